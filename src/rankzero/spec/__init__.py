@@ -1,0 +1,1 @@
+"""The run spec (what) and the cluster spec (where). Pydantic and stdlib only."""

@@ -1,0 +1,19 @@
+"""Run names: what is allowed, and the default made from a spec. Pure."""
+
+from __future__ import annotations
+
+import re
+
+RUN_NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?$"
+"""One path segment, no leading dot: a run name can never leave the output directory."""
+
+
+def slug(text: str, *, limit: int = 40) -> str:
+    """The last path segment of `text` in lower case, with runs of other characters as one dash, cut to `limit`."""
+    tail = text.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
+    return re.sub(r"[^a-z0-9]+", "-", tail.lower()).strip("-")[:limit].strip("-") or "model"
+
+
+def default_run_name(model_name: str, method: str, spec_hash: str) -> str:
+    """`qwen3-8b-lora-3f9a1c`: the same spec has the same name, so the same command continues the same run."""
+    return f"{slug(model_name)}-{method}-{spec_hash[:6]}"

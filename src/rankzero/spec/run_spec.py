@@ -1,0 +1,192 @@
+"""RunSpec: what to train, on what, how. Knows nothing about machines, processes or files on disk.
+
+Every section is frozen and refuses unknown keys. Field docstrings are the reference: the JSON schema and the
+comments of `rankzero init` are made from them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from rankzero.spec.names import RUN_NAME_PATTERN
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+RowFormat = Literal["auto", "messages", "prompt_completion", "text"]
+OverLength = Literal["truncate", "drop"]
+
+PositiveInt = Annotated[int, Field(ge=1)]
+Every = Literal["epoch"] | PositiveInt
+
+
+class Section(BaseModel):
+    """Base of all sections: immutable, no unknown keys, docstrings become descriptions."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, protected_namespaces=()
+    )
+
+
+class ModelSpec(Section):
+    """Which weights and tokenizer, and how they are loaded."""
+
+    name: Annotated[str, StringConstraints(min_length=1, strip_whitespace=True)]
+    """Hub id (`Qwen/Qwen3-8B`), a local directory in Hugging Face format, or a .gguf file."""
+    revision: str | None = None
+    """Hub branch, tag or commit; absent: the default branch."""
+    local_dir: str | None = None
+    """Take the weights from this directory instead of the Hub; `name` is then only a name."""
+    tokenizer_dir: str | None = None
+    """Take the tokenizer from this directory; absent: from where the weights are."""
+    local_files_only: bool = False
+    """Never use the network, as TRANSFORMERS_OFFLINE=1 does."""
+    dtype: Dtype = "auto"
+    """Compute precision. auto: bfloat16 where the device computes it natively, else float32."""
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3"] = "auto"
+    """Attention implementation. auto: sdpa."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model."""
+    trust_pickle: bool = False
+    """Load pytorch_model.bin; unpickling runs code of whoever made the file."""
+
+
+class SourceSpec(Section):
+    """One data file."""
+
+    path: Annotated[str, StringConstraints(min_length=1)]
+    """Path of a JSONL file."""
+    format: RowFormat = "auto"
+    """Row shape. auto: decided row by row from its keys."""
+
+
+class EvalFraction(Section):
+    """Hold out a share of the training rows for evaluation."""
+
+    fraction: Annotated[float, Field(gt=0, lt=1)]
+    """Share of the rows, at least one row; which rows follows from train.seed alone."""
+
+
+class DataSpec(Section):
+    """Which rows, and which of their tokens are trained."""
+
+    train: Annotated[str, StringConstraints(min_length=1)] | Annotated[tuple[SourceSpec, ...], Field(min_length=1)]
+    """A JSONL file, or a list of {path, format}."""
+    eval: (
+        Annotated[str, StringConstraints(min_length=1)]
+        | EvalFraction
+        | Annotated[tuple[SourceSpec, ...], Field(min_length=1)]
+        | None
+    ) = None
+    """A JSONL file, a list of {path, format}, or {fraction: 0.02} of the training rows; absent: no evaluation."""
+    max_length: Annotated[int, Field(ge=8)] = 2048
+    """Tokens per row at most."""
+    over_length: OverLength = "truncate"
+    """What happens to a longer row: truncate (keep its first max_length tokens) or drop. Both are counted."""
+    assistant_only_loss: bool = True
+    """Chat rows: train on the assistant's turns and their end token only. false: on every token."""
+    chat_template: str | None = None
+    """A Jinja file to use instead of the tokenizer's chat template; it is saved with the result."""
+
+
+class LoraSpec(Section):
+    """Low-rank adapters through peft. Leave the section out for a full fine-tune."""
+
+    r: PositiveInt = 8
+    """Rank."""
+    alpha: Annotated[float, Field(gt=0)] = 16
+    """The adapter's output is scaled by alpha / r (by alpha / sqrt(r) with use_rslora)."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    """Dropout on the adapter's input."""
+    target_modules: Literal["auto", "all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "auto"
+    """Module names. auto: the attention projections of the architecture; all-linear: every linear layer."""
+    use_dora: bool = False
+    """Weight-decomposed adapters (DoRA)."""
+    use_rslora: bool = False
+    """Rank-stabilised scaling (rsLoRA)."""
+
+
+class TrainSpec(Section):
+    """The optimisation. A step is an optimizer step."""
+
+    num_train_epochs: Annotated[float, Field(gt=0)] = 1
+    """Passes over the training rows; fractions are allowed. Ignored where max_steps is set."""
+    max_steps: PositiveInt | None = None
+    """Stop after this many steps instead."""
+    global_batch_size: PositiveInt = 16
+    """Sequences per step over all processes, whatever the hardware; accumulation follows from it."""
+    micro_batch_tokens: Literal["auto"] | PositiveInt = "auto"
+    """Most tokens (padding included) in one forward pass on one device. Changes speed and memory, never the maths."""
+    learning_rate: Literal["auto"] | Annotated[float, Field(gt=0)] = "auto"
+    """Peak learning rate. auto: 2e-4 with adapters, 2e-5 for a full fine-tune."""
+    lr_scheduler_type: Literal["linear", "cosine", "constant"] = "linear"
+    """Shape after warm-up; linear and cosine end at zero."""
+    warmup_steps: Annotated[float, Field(ge=0)] = 0.03
+    """Steps of linear warm-up; below 1: a share of all steps."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """AdamW's decoupled weight decay, on matrices only."""
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """AdamW beta1."""
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """AdamW beta2."""
+    adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    """AdamW epsilon."""
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    """Clip the global gradient norm to this; null: do not clip."""
+    gradient_checkpointing: Literal["auto"] | bool = "auto"
+    """Recompute activations in the backward pass to save memory. auto: only where they would not fit."""
+    sharding: Literal["auto", "ddp"] = "auto"
+    """How the model is spread over processes. auto: a replica on each (ddp)."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 42
+    """Decides row order, adapter initialisation and dropout."""
+    max_nonfinite_steps: Annotated[int, Field(ge=0)] = 0
+    """Skip up to this many steps whose loss or gradient is NaN or Inf; the next one ends the run."""
+
+
+class EvalSpec(Section):
+    """When to evaluate on data.eval."""
+
+    every: Every = "epoch"
+    """`epoch`, or a number of steps. The end of the run is always evaluated."""
+    on_start: bool = False
+    """Also evaluate before the first step."""
+    early_stopping_patience: PositiveInt | None = None
+    """End the run after this many evaluations in a row without a new best."""
+
+
+class CheckpointSpec(Section):
+    """When to save, what to keep, and which checkpoint becomes the result."""
+
+    every: Every = 500
+    """`epoch`, or a number of steps. The end of the run and every new best are always saved."""
+    keep: PositiveInt = 3
+    """Newest checkpoints to keep; the best one is kept besides."""
+    best_metric: Literal["eval_loss", "perplexity"] = "eval_loss"
+    """What `best` follows; lower is better."""
+    final: Literal["best", "last"] = "best"
+    """Which checkpoint final/ is made from; best falls back to last where nothing is evaluated."""
+
+
+class TrackingSpec(Section):
+    """Where metrics go besides metrics.jsonl, which is always written."""
+
+    tensorboard: bool = True
+    """Write TensorBoard event files to events/."""
+
+
+class RunSpec(Section):
+    """One run: the same file on a laptop, on every GPU of a machine, and on a cluster."""
+
+    name: Annotated[str, StringConstraints(pattern=RUN_NAME_PATTERN)] | None = None
+    """Name of the run and of its directory. Absent: made from model, method and a hash of the spec."""
+    task: Literal["sft"] = "sft"
+    """Supervised fine-tuning of a causal language model."""
+    model: ModelSpec
+    data: DataSpec
+    lora: LoraSpec | None = None
+    train: TrainSpec = TrainSpec()
+    eval: EvalSpec = EvalSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    tracking: TrackingSpec = TrackingSpec()
+    output_dir: Annotated[str, StringConstraints(min_length=1)] = "runs"
+    """The run directory is <output_dir>/<name>."""
