@@ -8,7 +8,7 @@ from typing import Literal
 Role = Literal["system", "developer", "user", "assistant", "tool", "prompt", "completion"]
 """Chat roles, and the two of raw text: `prompt` is read, `completion` is trained."""
 
-CHAT_ROLES: tuple[str, ...] = ("system", "developer", "user", "assistant", "tool")
+CHAT_ROLES: tuple[Role, ...] = ("system", "developer", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,11 @@ class Conversation:
 
     `templated` rows are rendered by a chat template; the others are raw text, their segments joined as they stand
     (`prompt`+`completion`, or a lone `completion` for plain text). `line` is the 1-based line in its source file.
+    `completion_only` rows train on their assistant turns alone, even where the spec trains on every token: their
+    format says which part is the prompt.
     """
 
     messages: tuple[Message, ...]
     templated: bool
     line: int
+    completion_only: bool = False

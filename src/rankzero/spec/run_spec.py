@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from rankzero.spec.names import RUN_NAME_PATTERN
 
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Dtype = Literal["auto", "float32", "bfloat16"]
 RowFormat = Literal["auto", "messages", "prompt_completion", "text"]
 OverLength = Literal["truncate", "drop"]
 

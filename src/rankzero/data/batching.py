@@ -1,0 +1,98 @@
+"""Which rows make a step, who computes them, and in which forward passes. Pure: arrays in, arrays out, no torch.
+
+The global batch is the unit. Its rows are a function of (seed, epoch, step) alone. It is then divided among ranks by
+length, and each rank's share into micro-batches; both only move work around and never change a step's loss.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Indices = npt.NDArray[np.int64]
+
+
+def _mix(value: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """SplitMix64's finaliser (Steele, Lea and Flood, 2014): the same on every platform and numpy version, for ever."""
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
+
+def permutation(n: int, *, seed: int, stream: int) -> Indices:
+    """A random order of 0…n-1 that depends on (n, seed, stream) only. `stream` is the epoch, or -1 for hold-outs."""
+    with np.errstate(over="ignore"):
+        gamma = np.uint64(0x9E3779B97F4A7C15)
+        key = _mix(np.array([seed % 2**64], dtype=np.uint64) + gamma)
+        key = _mix(key ^ _mix(np.array([stream % 2**64], dtype=np.uint64) + gamma))
+        keys = _mix(key + gamma * np.arange(1, n + 1, dtype=np.uint64))
+    return np.argsort(keys, kind="stable").astype(np.int64)
+
+
+def global_batch(n_rows: int, *, seed: int, epoch: int, step_in_epoch: int, size: int) -> Indices:
+    """Rows of one optimizer step. The last batch of an epoch holds what is left: each row once an epoch."""
+    return permutation(n_rows, seed=seed, stream=epoch)[step_in_epoch * size : (step_in_epoch + 1) * size]
+
+
+def held_out_split(n_rows: int, *, seed: int, fraction: float) -> tuple[Indices, Indices]:
+    """(train rows, eval rows), each in file order; at least one row on either side."""
+    n_eval = min(max(1, round(n_rows * fraction)), n_rows - 1)
+    order = permutation(n_rows, seed=seed, stream=-1)
+    return np.sort(order[n_eval:]), np.sort(order[:n_eval])
+
+
+def divide_among_ranks(rows: Indices, lengths: npt.NDArray[np.int32], world_size: int) -> list[Indices]:
+    """Give every rank about the same number of tokens: the longest row goes to the least loaded rank (Graham's LPT).
+
+    `lengths` is indexed by row. A rank may get nothing where there are fewer rows than ranks.
+    """
+    if world_size == 1:
+        return [rows]
+    order = rows[np.argsort(-lengths[rows], kind="stable")]
+    shares: list[list[int]] = [[] for _ in range(world_size)]
+    load = [(0, rank) for rank in range(world_size)]
+    for row in order:
+        tokens, rank = heapq.heappop(load)
+        shares[rank].append(int(row))
+        heapq.heappush(load, (tokens + int(lengths[row]), rank))
+    return [np.array(share, dtype=np.int64) for share in shares]
+
+
+def micro_batches(
+    rows: Indices, lengths: npt.NDArray[np.int32], *, max_tokens: int, pass_cost: int = 0
+) -> list[Indices]:
+    """Cut rows, longest first, into forward passes of at most `max_tokens` tokens, padding counted.
+
+    Among all cuts of the length-sorted rows the one with the least cost is taken, cost = tokens computed (padding
+    included) + `pass_cost` tokens a pass (what starting one costs, in tokens). A row longer than `max_tokens` makes a
+    pass alone. Dynamic programming over cut positions: O(rows · rows per pass).
+    """
+    if not len(rows):
+        return []
+    order = rows[np.argsort(-lengths[rows], kind="stable")]
+    sizes = lengths[order].astype(np.int64)
+    best = np.zeros(len(order) + 1, dtype=np.int64)  # best[i]: least cost of the first i rows
+    cut = np.zeros(len(order) + 1, dtype=np.int64)
+    first = 0  # earliest start whose pass still fits; it only moves right as `end` does
+    for end in range(1, len(order) + 1):
+        while first < end - 1 and sizes[first] * (end - first) > max_tokens:
+            first += 1
+        starts = np.arange(first, end)
+        cost = best[first:end] + sizes[first:end] * (end - starts) + pass_cost  # a pass's first row is its longest
+        choice = int(cost.argmin())
+        best[end], cut[end] = cost[choice], first + choice
+    passes = []
+    end = len(order)
+    while end:
+        passes.append(order[cut[end] : end])
+        end = int(cut[end])
+    return passes[::-1]
+
+
+def padding_fraction(passes: Sequence[Indices], lengths: npt.NDArray[np.int32]) -> float:
+    """Share of the computed tokens that is padding."""
+    computed = sum(int(lengths[rows].max()) * len(rows) for rows in passes)
+    return 1 - sum(int(lengths[rows].sum()) for rows in passes) / computed if computed else 0.0

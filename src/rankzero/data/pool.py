@@ -1,0 +1,92 @@
+"""Ordered work over processes with bounded memory. Knows nothing of what the work is."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rankzero.errors import RankzeroError
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+SMALL_BYTES = 8 << 20
+"""Below this, starting processes takes longer than the work."""
+
+_MOST_WORKERS = 16
+_work: Callable[[Any], Any] | None = None
+
+
+def worker_count(total_bytes: int, at_most: int | None = None) -> int:
+    """Processes for this much input; 1 means this process alone."""
+    if total_bytes < SMALL_BYTES:
+        return 1
+    return max(1, min(_MOST_WORKERS, _usable_cpus() if at_most is None else at_most))
+
+
+def ordered_map(make: Callable[[], Callable[[Task], Result]], tasks: Iterable[Task], workers: int) -> Iterator[Result]:
+    """The results of `make()(task)`, in the order of the tasks.
+
+    `make` runs once in every process, so that what is costly to build is built, not sent. Tasks are drawn only as
+    results are taken: a few more than there are workers are ever in memory.
+    """
+    if workers <= 1:
+        yield from map(make(), tasks)
+        return
+    # Not fork: a forked child inherits locks held by the threads of tokenizers, torch or a CUDA context.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(make,))
+    waiting: deque[Future[Result]] = deque()
+    try:
+        for task in tasks:
+            waiting.append(pool.submit(_run, task))
+            if len(waiting) > workers + 1:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool as error:
+        hint = "was the machine out of memory? fewer workers need less"
+        raise RankzeroError("a data worker process was killed", hint=hint) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _start(make: Callable[[], Callable[[Any], Any]]) -> None:
+    global _work
+    # Ctrl-C reaches the whole process group; the parent alone answers it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # One process a core already: threads inside each would only get in each other's way.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _work = make()
+
+
+def _run(task: Any) -> Any:
+    assert _work is not None
+    return _work(task)
+
+
+def _end_with_parent() -> None:
+    """A parent killed with SIGKILL cannot stop its workers, and they would wait for tasks for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _usable_cpus() -> int:
+    """Cores that this process may use: the affinity mask, and a container's CPU quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):  # no cgroup v2, or "max": no quota
+        return cores

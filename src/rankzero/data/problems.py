@@ -1,0 +1,84 @@
+"""What is wrong with rows, counted and kept within bounds. Knows nothing of formats, tokenizers or printing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rankzero.errors import DataError, Problem
+
+KEPT = 1000
+"""Problems kept whole; the rest are only counted. A file can have a million bad rows, nobody reads them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowProblem:
+    """One thing wrong with one row. `reason` is short and the same for every row with this fault: they are counted
+    by it. `line` 0 is the file as a whole."""
+
+    line: int
+    reason: str
+    what: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedProblem:
+    """A row problem with its file."""
+
+    path: str
+    problem: RowProblem
+
+    def public(self) -> Problem:
+        """As errors show it: `train.jsonl:812: what`."""
+        row = self.problem
+        return Problem(row.what, f"{self.path}:{row.line}" if row.line else self.path, row.hint)
+
+
+def kind(value: object) -> str:
+    """A JSON value in a sentence: `null`, `a list`, `3`."""
+    if value is None:
+        return "null"
+    if isinstance(value, (bool, int, float)):
+        return str(value).lower()
+    if isinstance(value, str):
+        return "a string"
+    return "a list" if isinstance(value, list) else "an object"
+
+
+class ProblemLog:
+    """Counts every problem by reason and keeps the first ones."""
+
+    def __init__(self, keep: int = KEPT) -> None:
+        self.keep = keep
+        self.reasons: Counter[str] = Counter()
+        self.kept: list[LocatedProblem] = []
+
+    @property
+    def total(self) -> int:
+        """All problems, kept or not."""
+        return self.reasons.total()
+
+    def add(self, path: str, problems: Iterable[RowProblem]) -> None:
+        """Count these, in file order, and keep them while there is room."""
+        for problem in problems:
+            self.reasons[problem.reason] += 1
+            if len(self.kept) < self.keep:
+                self.kept.append(LocatedProblem(path, problem))
+
+    def error(self, limit: int = KEPT) -> DataError:
+        """All problems as one error: the first `limit` whole, the rest as counts. A hint is given once per reason."""
+        shown: list[Problem] = []
+        hinted: set[str] = set()
+        for located in self.kept[:limit]:
+            problem = located.public()
+            if problem.hint in hinted:
+                problem = Problem(problem.what, problem.where)
+            hinted.add(problem.hint)
+            shown.append(problem)
+        if self.total > len(shown):
+            counts = ", ".join(f"{count} × {reason}" for reason, count in self.reasons.most_common())
+            what = f"{self.total - len(shown)} more problems; all {self.total} by reason: {counts}"
+            shown.append(Problem(what, hint="`rankzero data check FILE --json` lists them"))
+        return DataError(shown)

@@ -1,0 +1,219 @@
+"""Save and restore everything a run continues from. Knows the files, not when to write them.
+
+checkpoints/step-<n>/
+    model/                  adapter or weights in Hugging Face format
+    optimizer.safetensors   AdamW's moments by parameter name
+    trainer.json            schedule, learning rates, position, best so far
+    rng-rank-<r>.json       torch, CUDA, numpy and Python generators of each rank
+    manifest.json           sizes and hashes; what the run was: spec, data, tokenizer, world size
+Tensors are safetensors, the rest JSON: nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from rankzero.engine.distributed import World, broadcast_object, gather_objects
+from rankzero.errors import StorageError
+from rankzero.model.weights import load_weights, save_weights
+from rankzero.run_dir.atomic import commit_directory, stage_name, storage_errors, verify_directory, write_json
+from rankzero.run_dir.lease import Lease
+from rankzero.run_dir.paths import RunDir
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a run is. The data position is a function of `step`, so no sampler state is needed."""
+
+    step: int = 0
+    rows: int = 0
+    tokens: int = 0
+    supervised: int = 0
+    computed: int = 0
+    """Tokens that went through the model, padding included."""
+    seconds: float = 0.0
+    """Time spent in training steps, over all starts of the run."""
+    wall_seconds: float = 0.0
+    """The same with evaluations and checkpoints."""
+    train_loss_first: float | None = None
+    train_loss_last: float | None = None
+    eval_first: dict[str, float] | None = None
+    """The first evaluation: before training where eval.on_start is set."""
+    eval_last: dict[str, float] | None = None
+    best_value: float | None = None
+    best_step: int | None = None
+    evals_since_best: int = 0
+    nonfinite_steps: int = 0
+    ended_early: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Trainable:
+    """The live objects whose state makes a checkpoint."""
+
+    model: Any
+    optimizer: torch.optim.Optimizer
+    scheduler: Any
+    parameters: dict[str, torch.nn.Parameter]
+
+
+def save_checkpoint(
+    run_dir: RunDir, lease: Lease | None, live: Trainable, position: Position, meta: dict[str, Any], world: World
+) -> None:
+    """Write and commit a checkpoint of this step. A collective; raises StorageError on every rank where one fails.
+
+    `lease` is the main rank's; a run that lost its directory commits nothing.
+    """
+    name: str = broadcast_object(stage_name(f"step-{position.step}") if world.is_main else None)
+    staged = run_dir.checkpoints / name
+    failure: str | None = None
+    try:
+        with storage_errors(staged):
+            staged.mkdir(parents=True, exist_ok=True)
+            write_json(staged / f"rng-rank-{world.rank}.json", _rng_state())
+            if world.is_main:
+                save_weights(live.model, staged / "model")
+                save_file(_optimizer_tensors(live), staged / "optimizer.safetensors")
+                write_json(staged / "trainer.json", _trainer_state(live, position))
+    except (StorageError, OSError) as error:
+        failure = str(error)
+    _raise_together(failure, staged)
+    if world.is_main and lease is not None:
+        try:
+            lease.check()
+            commit_directory(staged, run_dir.checkpoint(position.step), {**meta, "step": position.step})
+            run_dir.set_link("last", position.step)
+        except StorageError as error:
+            failure = str(error)
+    _raise_together(failure, staged)
+
+
+def _raise_together(failure: str | None, staged: Path) -> None:
+    """Every rank learns of any rank's failure, so that none waits for one that has left."""
+    failures = [text for text in gather_objects(failure) if text]
+    if failures:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise StorageError(f"the checkpoint was not saved; older ones are intact\n{failures[0]}")
+
+
+def prune_checkpoints(run_dir: RunDir, *, keep: int, best_step: int | None) -> None:
+    """Remove all but the newest `keep` and the best. A directory loses its name before its files."""
+    for step in run_dir.committed_steps()[keep:]:
+        if step != best_step:
+            doomed = run_dir.checkpoints / stage_name(f"step-{step}")
+            with storage_errors(doomed):
+                run_dir.checkpoint(step).rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+
+def newest_intact(run_dir: RunDir, notice: Callable[[str], None]) -> dict[str, Any] | None:
+    """Manifest of the newest checkpoint whose every byte verifies; each one that does not is spoken of."""
+    for step in run_dir.committed_steps():
+        try:
+            return verify_directory(run_dir.checkpoint(step))
+        except StorageError as error:
+            notice(f"checkpoint step-{step} is damaged and is not used: {error}")
+    return None
+
+
+def load_checkpoint(directory: Path, live: Trainable, world: World) -> tuple[Position, bool]:
+    """Restore everything. Returns the position, and whether the continuation is bit-exact.
+
+    It is not where the number of processes changed: generators of ranks that did not exist cannot be restored.
+    """
+    load_weights(live.model, directory / "model")
+    state = json.loads((directory / "trainer.json").read_text(encoding="utf-8"))
+    _restore_optimizer(live, load_file(directory / "optimizer.safetensors"))
+    live.scheduler.load_state_dict(state["scheduler"])
+    for group, learning_rate in zip(live.optimizer.param_groups, state["learning_rates"], strict=True):
+        group["lr"] = learning_rate
+    saved_ranks = len(list(directory.glob("rng-rank-*.json")))
+    exact = saved_ranks == world.world_size
+    if exact:
+        _restore_rng(json.loads((directory / f"rng-rank-{world.rank}.json").read_text(encoding="utf-8")))
+    return Position(**state["position"]), exact
+
+
+def _trainer_state(live: Trainable, position: Position) -> dict[str, Any]:
+    scheduler = {key: value for key, value in live.scheduler.state_dict().items() if key != "lr_lambdas"}
+    scheduler["lr_lambdas"] = [None for _ in live.optimizer.param_groups]  # functions; rebuilt from the spec
+    return {
+        "position": asdict(position),
+        "scheduler": scheduler,
+        "learning_rates": [group["lr"] for group in live.optimizer.param_groups],
+    }
+
+
+def _optimizer_tensors(live: Trainable) -> dict[str, torch.Tensor]:
+    """`<parameter name>/<state name>` for every tensor of the optimizer's state."""
+    return {
+        f"{name}/{key}": value.detach().cpu().contiguous()
+        for name, parameter in live.parameters.items()
+        for key, value in live.optimizer.state.get(parameter, {}).items()
+    }
+
+
+def _restore_optimizer(live: Trainable, tensors: dict[str, torch.Tensor]) -> None:
+    for key, tensor in tensors.items():
+        name, _, part = key.rpartition("/")
+        parameter = live.parameters[name]
+        keep_on_cpu = part == "step" and not live.optimizer.defaults.get("fused")
+        device = torch.device("cpu") if keep_on_cpu else parameter.device
+        live.optimizer.state[parameter][part] = tensor.to(device)
+
+
+def _rng_state() -> dict[str, Any]:
+    numpy_state: Any = np.random.get_state(legacy=False)
+    version, internal, gauss = random.getstate()
+    return {
+        "torch": _encode(torch.get_rng_state()),
+        "cuda": _encode(torch.cuda.get_rng_state()) if torch.cuda.is_available() else None,
+        "numpy": {**numpy_state, "state": {**numpy_state["state"], "key": numpy_state["state"]["key"].tolist()}},
+        "python": [version, list(internal), gauss],
+    }
+
+
+def _restore_rng(state: dict[str, Any]) -> None:
+    torch.set_rng_state(_decode(state["torch"]))
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state(_decode(state["cuda"]))  # of this process's own device
+    inner = {**state["numpy"]["state"], "key": np.array(state["numpy"]["state"]["key"], dtype=np.uint32)}
+    np.random.set_state({**state["numpy"], "state": inner})
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+
+
+def _encode(tensor: torch.Tensor) -> str:
+    return base64.b64encode(tensor.numpy().tobytes()).decode("ascii")
+
+
+def _decode(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
+
+
+def with_eval(position: Position, metrics: dict[str, float], metric: str) -> tuple[Position, bool]:
+    """Position after an evaluation, and whether it is a new best. Lower is better; NaN is never best."""
+    value = metrics[metric]
+    improved = value == value and (position.best_value is None or value < position.best_value)
+    return (
+        replace(
+            position,
+            eval_first=position.eval_first or metrics,
+            eval_last=metrics,
+            best_value=value if improved else position.best_value,
+            best_step=position.step if improved else position.best_step,
+            evals_since_best=0 if improved else position.evals_since_best + 1,
+        ),
+        improved,
+    )

@@ -1,0 +1,136 @@
+"""What a person sees of a run: log lines, and a progress bar on a terminal. Knows nothing of what is being done.
+
+Everything goes to stderr; results are stdout's. Each rank also writes its lines to logs/rank-<n>.log; on the console
+only rank 0 speaks, except in errors.
+"""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rankzero.run_dir.atomic import storage_errors
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+logger = logging.getLogger("rankzero")
+PLAIN_INTERVAL_SECONDS = 10.0
+_FORMAT = logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S")
+
+
+class _ConsoleHandler(logging.Handler):
+    """Prints through rich's console, so that lines and a live progress bar do not overwrite each other."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        style = {"WARNING": "yellow", "ERROR": "red"}.get(record.levelname, "")
+        self._console.print(self.format(record), style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+class RunConsole:
+    """The console of one process. `speaks` is true for rank 0."""
+
+    def __init__(self, *, speaks: bool, level: str) -> None:
+        from rich.console import Console
+
+        self.console = Console(stderr=True)
+        self.speaks = speaks
+        self.live = speaks and self.console.is_terminal
+        logger.handlers.clear()
+        logger.propagate = False
+        logger.setLevel(level)
+        self._early = logging.handlers.MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL)
+        logger.addHandler(self._early)
+        if speaks:
+            self._add(_ConsoleHandler(self.console))
+
+    def log_to(self, path: Path) -> None:
+        """Also write every line to `path`, those from before it existed included. Raises StorageError."""
+        with storage_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handler = logging.FileHandler(path, encoding="utf-8")
+        self._add(handler)
+        self._early.setTarget(handler)
+        self._early.flush()
+        logger.removeHandler(self._early)
+
+    def _add(self, handler: logging.Handler) -> None:
+        handler.setFormatter(_FORMAT)
+        logger.addHandler(handler)
+
+    @contextmanager
+    def progress(self, label: str, total: int, done: int = 0) -> Iterator[Callable[[int, str], None]]:
+        """A bar on a terminal, a line every ten seconds elsewhere. Yields advance(count, facts)."""
+        if not self.speaks:
+            yield lambda _count, _facts: None
+        elif self.live:
+            with self._bar() as bar:
+                task = bar.add_task(label, total=total, completed=done, facts="")
+                yield _Advance(bar, task)
+        else:
+            yield _PlainAdvance(label, total, done)
+
+    def _bar(self) -> Progress:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        return Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None if self.console.width >= 80 else 8),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[facts]}"),
+            TextColumn("ETA"),
+            TimeRemainingColumn(compact=True),
+            console=self.console,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+
+
+class _Advance:
+    def __init__(self, bar: Progress, task: TaskID) -> None:
+        self._bar, self._task = bar, task
+
+    def __call__(self, count: int, facts: str) -> None:
+        self._bar.update(self._task, advance=count, facts=facts)
+
+
+class _PlainAdvance:
+    """Lines at the first step, then every ten seconds, and at the end."""
+
+    def __init__(self, label: str, total: int, done: int) -> None:
+        self._label, self._total, self._done = label, total, done
+        self._started, self._spoken, self._from = time.monotonic(), 0.0, done
+
+    def __call__(self, count: int, facts: str) -> None:
+        self._done += count
+        now = time.monotonic()
+        if self._done < self._total and self._spoken and now - self._spoken < PLAIN_INTERVAL_SECONDS:
+            return
+        self._spoken = now
+        left = (now - self._started) / max(1, self._done - self._from) * (self._total - self._done)
+        logger.info("[TRAIN] %s %d/%d %s ETA %s", self._label, self._done, self._total, facts, duration(left))
+
+
+def duration(seconds: float) -> str:
+    """`1:02:03` or `4:05`."""
+    whole = int(seconds + 0.5)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+def print_result(text: str) -> None:
+    """A result, to stdout."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,137 @@
+"""The processes of a run: who this one is, and the few collectives the loop needs. Knows nothing of models or data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rankzero.engine.device import Device
+from rankzero.errors import ConfigError
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+BUCKET_ELEMENTS = 16 * 2**20
+"""Gradients are reduced in flat buckets of at most this many elements (64 MiB of float32)."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """This process's place among all of them, as torchrun (or rankzero's own launcher) set it."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+
+    @property
+    def is_main(self) -> bool:
+        """Rank 0 saves and reports."""
+        return self.rank == 0
+
+
+def world_from_env(env: dict[str, str]) -> World:
+    """RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE; absent: a single process. Raises ConfigError."""
+    values = {}
+    for name, default in (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_WORLD_SIZE", 1)):
+        text = env.get(name, str(default))
+        if not text.isdigit():
+            raise ConfigError(f"{text!r} is not a number", where=f"environment {name}", hint="start with torchrun")
+        values[name.lower()] = int(text)
+    world = World(**values)
+    if world.rank >= world.world_size:
+        raise ConfigError(
+            f"rank {world.rank} does not exist among {world.world_size} processes",
+            where="environment RANK",
+            hint="ranks count from 0; WORLD_SIZE is the number of processes over all nodes, not of nodes",
+        )
+    return world
+
+
+@contextmanager
+def process_group(world: World, device: Device, env: dict[str, str]) -> Iterator[None]:
+    """Join the other processes for the duration; nothing to do for a single one."""
+    if world.world_size == 1:
+        yield
+        return
+    dist.init_process_group(
+        device.backend,
+        init_method=env.get("RANKZERO_RENDEZVOUS", "env://"),
+        rank=world.rank,
+        world_size=world.world_size,
+        timeout=COLLECTIVE_TIMEOUT,
+        device_id=device.torch_device if device.kind == "cuda" else None,
+    )
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
+    """Element-wise sum, in place, the same on every rank afterwards."""
+    if dist.is_initialized():
+        dist.all_reduce(values)
+    return values
+
+
+def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Add up the gradients of all ranks, once a step, in flat buckets.
+
+    A rank that had no rows in this step contributes zeros; parameters that no rank used keep no gradient only where
+    there is a single process.
+    """
+    if not dist.is_initialized():
+        return
+    bucket: list[torch.nn.Parameter] = []
+    elements = 0
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        if bucket and (elements + parameter.numel() > BUCKET_ELEMENTS or parameter.dtype != bucket[0].dtype):
+            _reduce_bucket(bucket)
+            bucket, elements = [], 0
+        bucket.append(parameter)
+        elements += parameter.numel()
+    if bucket:
+        _reduce_bucket(bucket)
+
+
+def _reduce_bucket(bucket: list[torch.nn.Parameter]) -> None:
+    gradients = [p.grad for p in bucket if p.grad is not None]
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    dist.all_reduce(flat)
+    offset = 0
+    for gradient in gradients:
+        gradient.copy_(flat[offset : offset + gradient.numel()].view_as(gradient))
+        offset += gradient.numel()
+
+
+def broadcast_parameters(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Give every rank rank 0's values: replicas start equal whatever their initialisation did."""
+    if dist.is_initialized():
+        for parameter in parameters:
+            dist.broadcast(parameter.data, src=0)
+
+
+def broadcast_object(value: Any) -> Any:
+    """Rank 0's `value`, on every rank. Small objects only: they are pickled between processes of one run."""
+    if not dist.is_initialized():
+        return value
+    holder = [value]
+    dist.broadcast_object_list(holder, src=0)
+    return holder[0]
+
+
+def gather_objects(value: Any) -> list[Any]:
+    """Every rank's `value`, in rank order, on every rank."""
+    if not dist.is_initialized():
+        return [value]
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, value)
+    return gathered

@@ -1,0 +1,226 @@
+"""Everything that happens before the first step: checks from cheap to expensive, then data, model, and a Session.
+
+The order is the promise: whatever can be refused is refused before a model is loaded, and a run directory appears only
+once the spec, the model's files and the data have passed.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rankzero.cache import cache_root
+from rankzero.data.batching import held_out_split
+from rankzero.data.dataset import TokenizedDataset
+from rankzero.data.loader import Batches
+from rankzero.data.tokenize import TokenRules, prepare, tokenizer_fingerprint
+from rankzero.engine.checkpoint import Trainable
+from rankzero.engine.console import RunConsole, logger
+from rankzero.engine.device import Device, available_cores, memory_limit
+from rankzero.engine.distributed import World, broadcast_parameters
+from rankzero.engine.goodput import Ledger
+from rankzero.engine.optim import make_optimizer, make_scheduler
+from rankzero.engine.step import Stepper, SupervisedHead
+from rankzero.model.load import (
+    check_vocabulary,
+    load_config,
+    load_model,
+    load_tokenizer,
+    meta_model,
+    stop_token_ids,
+)
+from rankzero.model.lora import apply_lora, parameter_counts, target_modules
+from rankzero.model.memory import MemoryPlan, plan_memory
+from rankzero.model.source import ModelSource, locate
+from rankzero.spec.batch import Schedule, make_schedule
+from rankzero.spec.run_spec import EvalFraction, RunSpec, SourceSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a run reads, checked: cheap to make, and all that a resume is compared by."""
+
+    source: ModelSource
+    tokenizer: Any
+    config: Any
+    train: TokenizedDataset
+    eval: TokenizedDataset | None
+    tokenizer_fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Everything the loop works with."""
+
+    live: Trainable
+    stepper: Stepper
+    train: Batches
+    eval: Batches | None
+    schedule: Schedule
+    stop_ids: list[int]
+    device: Device
+    dtype: torch.dtype
+    memory: MemoryPlan
+
+
+def read_inputs(spec: RunSpec, world: World, console: RunConsole, ledger: Ledger) -> Inputs:
+    """Find the model's files, load the tokenizer, check names and vocabulary, tokenise. Loads no weights.
+
+    Raises ConfigError, AccessError, ServiceError or DataError with every problem of its kind.
+    """
+    with ledger.phase("model files"):
+        logger.info("[STEP] find the model: %s", spec.model.local_dir or spec.model.name)
+        source = locate(spec.model)
+        tokenizer = load_tokenizer(source, spec.model, spec.data.chat_template)
+        config = load_config(source, spec.model)
+        check_vocabulary(tokenizer, config, source)
+        if spec.lora is not None and isinstance(spec.lora.target_modules, tuple):
+            target_modules(spec.lora, meta_model(config, trust_remote_code=spec.model.trust_remote_code))
+    with ledger.phase("data"):
+        logger.info("[STEP] read and tokenise the data")
+        train, held_out = _read_data(spec, tokenizer, world, console)
+    return Inputs(source, tokenizer, config, train, held_out, tokenizer_fingerprint(tokenizer))
+
+
+def _read_data(
+    spec: RunSpec, tokenizer: Any, world: World, console: RunConsole
+) -> tuple[TokenizedDataset, TokenizedDataset | None]:
+    rules = TokenRules(spec.data.max_length, spec.data.over_length, spec.data.assistant_only_loss)
+    workers = max(1, available_cores() // world.local_world_size)
+
+    def read(given: str | tuple[SourceSpec, ...], label: str) -> TokenizedDataset:
+        sources = (SourceSpec(path=given),) if isinstance(given, str) else given
+        with console.progress(f"tokenise {label}", sum(_size(s.path) for s in sources)) as advance:
+            dataset = prepare(
+                sources, tokenizer, rules, cache_root(), workers=workers, progress=lambda n: advance(n, "")
+            )
+        stats = dataset.stats
+        logger.info(
+            "[DATA] %s: %d rows, %d tokens, %d trained; %d truncated, %d dropped",
+            *(label, len(dataset), stats.tokens, stats.supervised_tokens, stats.truncated, sum(stats.dropped.values())),
+        )
+        return dataset
+
+    train = read(spec.data.train, "train")
+    if isinstance(spec.data.eval, EvalFraction):
+        if len(train) < 2:
+            from rankzero.errors import DataError
+
+            raise DataError("one row cannot be split into training and evaluation", where="data.eval")
+        kept, held_out = held_out_split(len(train), seed=spec.train.seed, fraction=spec.data.eval.fraction)
+        return train.select(kept), train.select(held_out)
+    return train, None if spec.data.eval is None else read(spec.data.eval, "eval")
+
+
+def _size(path: str) -> int:
+    try:
+        return Path(path).stat().st_size
+    except OSError:
+        return 0  # the reader says what is wrong with it
+
+
+def build_session(
+    spec: RunSpec, inputs: Inputs, world: World, device: Device, dtype: torch.dtype, ledger: Ledger
+) -> Session:
+    """Load the weights, add adapters, place them, and make everything that moves with them."""
+    with ledger.phase("model"):
+        logger.info("[STEP] load the model")
+        frozen_dtype = dtype if spec.lora is not None else torch.float32  # trained weights are float32 masters
+        model = load_model(inputs.source, spec.model, inputs.config, frozen_dtype)
+        stop_ids = stop_token_ids(model, inputs.tokenizer)
+        if spec.lora is not None:
+            model = apply_lora(model, spec.lora, seed=spec.train.seed, base_name=inputs.source.name)
+        memory = plan_memory(spec, inputs.config, dtype, memory_limit(device), device.kind, *parameter_counts(model))
+        if memory.gradient_checkpointing:
+            model.enable_input_require_grads()
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.to(device.torch_device)
+        model.train()
+        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        broadcast_parameters(named.values())
+    trainable, total = parameter_counts(model)
+    logger.info("[MODEL] %s: %.1fM parameters, %s", type(model).__name__, total / 1e6, str(dtype).removeprefix("torch."))
+    logger.debug("[MODEL] trainable parameters: %d of %d (%.3f%%)", trainable, total, 100 * trainable / total)
+    schedule = make_schedule(len(inputs.train), spec.train)
+    rate = spec.train.learning_rate
+    if isinstance(rate, str):
+        raise TypeError("train.learning_rate is not resolved")
+    optimizer = make_optimizer(named, spec.train, rate)
+    scheduler = make_scheduler(optimizer, spec.train, warmup=schedule.warmup_steps, total=schedule.total_steps)
+    logger.info(
+        "[MODEL] optimizer AdamW, learning rate %g, schedule %s with %d warm-up steps",
+        *(rate, spec.train.lr_scheduler_type, schedule.warmup_steps),
+    )
+
+    def batches(dataset: TokenizedDataset) -> Batches:
+        return Batches(
+            dataset,
+            rank=world.rank,
+            world_size=world.world_size,
+            max_tokens=memory.micro_batch_tokens,
+            pass_cost=memory.pass_cost_tokens,
+        )
+
+    seed_ranks(spec.train.seed, world.rank)
+    return Session(
+        live=Trainable(model, optimizer, scheduler, named),
+        stepper=Stepper(
+            SupervisedHead(model),
+            list(named.values()),
+            device=device.torch_device,
+            dtype=dtype,
+            max_grad_norm=spec.train.max_grad_norm,
+        ),
+        train=batches(inputs.train),
+        eval=None if inputs.eval is None else batches(inputs.eval),
+        schedule=schedule,
+        stop_ids=stop_ids,
+        device=device,
+        dtype=dtype,
+        memory=memory,
+    )
+
+
+def seed_ranks(seed: int, rank: int) -> None:
+    """Dropout differs between ranks; nothing else draws random numbers during training."""
+    torch.manual_seed((seed + 1_000_003 * rank) % 2**63)
+    np.random.seed((seed + rank) % 2**32)
+
+
+def collect_environment(device: Device, dtype: torch.dtype, world: World) -> dict[str, Any]:
+    """Versions and hardware, for environment.json and the report. Reads no environment variables: they hold secrets."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    versions = {"python": platform.python_version()}
+    for package in ("rankzero", "torch", "transformers", "peft", "tokenizers", "safetensors", "pyarrow", "numpy"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {
+        "versions": versions,
+        "device": device.describe(),
+        "dtype": str(dtype).removeprefix("torch."),
+        "world_size": world.world_size,
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "cuda": torch.version.cuda,
+        "git_revision": _git_revision(),
+    }
+
+
+def _git_revision() -> str | None:
+    """The commit of the working directory, where it is a git checkout."""
+    import subprocess
+
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

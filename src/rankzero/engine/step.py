@@ -1,0 +1,143 @@
+"""One optimizer step: forward and backward passes, the token-normalised loss, one gradient reduction, clipping.
+
+Loss of a step = sum of token losses / trained tokens, both over the whole global batch. Every pass divides by that
+same total, so how the batch was cut into ranks and passes cannot change the result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from rankzero.data.batching import Indices
+from rankzero.data.loader import Batches, MicroBatch, Work
+from rankzero.engine.distributed import gather_objects, sum_gradients, sum_over_ranks
+from rankzero.errors import NonFiniteError, Problem
+
+
+class SupervisedHead:
+    """Lets the output head see only the positions whose next token is trained.
+
+    Logits are the largest tensor of a pass (T x vocabulary) and most of them are never used. A forward pre-hook on the
+    head drops the others, so this works for any architecture, adapters included, without touching its code.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._predicts_BT: torch.Tensor | None = None
+        model.get_output_embeddings().register_forward_pre_hook(self._select)
+
+    def _select(self, _module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
+        if self._predicts_BT is None:
+            return None
+        return (inputs[0][self._predicts_BT], *inputs[1:])
+
+    def logits(self, batch: MicroBatch) -> torch.Tensor:
+        """Logits of the trained tokens only, shape (N, vocabulary)."""
+        self._predicts_BT = batch.predicts_BT
+        try:
+            logits_NV: torch.Tensor = self._model(input_ids=batch.input_ids_BT, use_cache=False).logits
+        finally:
+            self._predicts_BT = None
+        return logits_NV
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step did. `loss` and `grad_norm` are of the whole global batch; the norm is from before clipping."""
+
+    loss: float
+    grad_norm: float
+    stop: bool
+    finite: bool
+    computed_tokens: int
+    suspects: tuple[int, ...]
+    """This rank's rows of passes whose loss is not finite."""
+
+
+class Stepper:
+    """Runs steps of one model. Holds no position: what it computes follows from the work it is given."""
+
+    def __init__(
+        self,
+        head: SupervisedHead,
+        parameters: list[torch.nn.Parameter],
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        max_grad_norm: float | None,
+    ) -> None:
+        self._head = head
+        self._parameters = parameters
+        self._device = device
+        self._dtype = dtype
+        self._max_grad_norm = max_grad_norm
+
+    @contextmanager
+    def autocast(self) -> Iterator[None]:
+        """Matrix products in bfloat16 where that is the run's precision; weights that are trained stay float32."""
+        with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._dtype is torch.bfloat16):
+            yield
+
+    def loss_sum(self, batch: MicroBatch) -> torch.Tensor:
+        """Sum of token losses of a pass, in float32."""
+        with self.autocast():
+            logits_NV = self._head.logits(batch)
+        return F.cross_entropy(logits_NV.float(), batch.targets_N, reduction="sum")
+
+    def gradients(
+        self, batches: Batches, work: Work, *, stop_wanted: bool, on_pass: Callable[[MicroBatch, torch.Tensor], None]
+    ) -> StepResult:
+        """Compute and reduce the step's gradients, and clip them. The optimizer has not moved yet.
+
+        The wish to stop travels in the same reduction as the loss, so that all ranks agree on the step.
+        """
+        losses: list[torch.Tensor] = []
+        computed = 0
+        for rows in work.passes:
+            batch = batches.collate(rows, self._device)
+            loss = self.loss_sum(batch)
+            (loss / work.supervised).backward()
+            losses.append(loss.detach())
+            computed += batch.input_ids_BT.numel()
+            on_pass(batch, loss)
+        sums = torch.tensor([0.0, float(stop_wanted), float(computed)], device=self._device)
+        if losses:
+            sums[0] = torch.stack(losses).sum()
+        sum_over_ranks(sums)
+        sum_gradients(self._parameters)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        if self._max_grad_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._max_grad_norm, norm)
+        loss_sum, stop, computed_all, grad_norm = torch.cat([sums, norm.reshape(1).to(sums)]).tolist()
+        step_loss = loss_sum / work.supervised
+        finite = math.isfinite(step_loss) and math.isfinite(grad_norm)
+        suspects = () if finite else _suspect_rows(work.passes, losses)
+        return StepResult(step_loss, grad_norm, stop > 0, finite, int(computed_all), suspects)
+
+
+def non_finite_error(batches: Batches, work: Work, result: StepResult, step: int) -> NonFiniteError:
+    """Name the step and the rows it came from: those of the passes whose loss is not finite, else all of them.
+
+    A collective: every rank calls it, since every rank has seen the same sums.
+    """
+    suspects = sorted({row for rows in gather_objects(result.suspects) for row in rows}) or work.rows.tolist()
+    rows = ", ".join(batches.dataset.where(row) for row in suspects[:8])
+    more = f" and {len(suspects) - 8} more" if len(suspects) > 8 else ""
+    return NonFiniteError(
+        Problem(
+            f"step {step}: the loss is {result.loss}, the gradient norm {result.grad_norm}",
+            f"{rows}{more}",
+            "look at these rows, lower train.learning_rate, or skip such steps with train.max_nonfinite_steps",
+        )
+    )
+
+
+def _suspect_rows(passes: list[Indices], losses: list[torch.Tensor]) -> tuple[int, ...]:
+    return tuple(int(row) for rows, loss in zip(passes, losses, strict=True) if not loss.isfinite() for row in rows)

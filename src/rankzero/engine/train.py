@@ -1,0 +1,199 @@
+"""The training loop, top to bottom. One loop for adapters and full fine-tuning, one process or many.
+
+A step: plan the global batch -> gradients (engine/step.py) -> optimizer -> metrics -> evaluation where due ->
+checkpoint where due -> stop where all ranks agreed to. Position is the only state; everything else follows from it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from rankzero.data.loader import MicroBatch, Work
+from rankzero.engine.checkpoint import Position, prune_checkpoints, save_checkpoint, with_eval
+from rankzero.engine.console import RunConsole, logger
+from rankzero.engine.distributed import World
+from rankzero.engine.evaluate import evaluate
+from rankzero.engine.goodput import Ledger
+from rankzero.engine.metrics import MetricsLog
+from rankzero.engine.setup import Session
+from rankzero.engine.signals import StopRequest
+from rankzero.engine.step import StepResult, non_finite_error
+from rankzero.errors import StoppedError
+from rankzero.run_dir.lease import Lease
+from rankzero.run_dir.paths import RunDir
+from rankzero.spec.batch import is_due
+from rankzero.spec.run_options import RunOptions
+from rankzero.spec.run_spec import RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the loop reports to and saves into. `lease` and `metrics` are the main rank's only."""
+
+    spec: RunSpec
+    options: RunOptions
+    world: World
+    console: RunConsole
+    run_dir: RunDir
+    lease: Lease | None
+    metrics: MetricsLog | None
+    stop: StopRequest
+    ledger: Ledger
+    manifest_meta: dict[str, Any]
+
+
+def train(session: Session, around: Surroundings, position: Position) -> Position:
+    """Run from `position` to the end of the schedule. Raises StoppedError after saving where a stop was agreed."""
+    spec, schedule = around.spec, session.schedule
+    started, wall_before = time.monotonic(), position.wall_seconds
+    if spec.eval.on_start and position.step == 0 and session.eval is not None and position.eval_first is None:
+        position, _ = run_evaluation(session, around, position)
+    around.stop.defer(around.run_dir.stop_flag)
+    saved = position.step
+    with around.console.progress("step", schedule.total_steps, position.step) as advance:
+        while position.step < schedule.total_steps and not position.ended_early:
+            before = time.monotonic()
+            epoch, step_in_epoch = schedule.position(position.step)
+            work = session.train.step(
+                seed=spec.train.seed, epoch=epoch, step_in_epoch=step_in_epoch, size=spec.train.global_batch_size
+            )
+            learning_rate = session.live.scheduler.get_last_lr()[0]
+            on_pass = batch_logger(around.options, position.step, step_in_epoch, schedule.steps_per_epoch)
+            with around.ledger.phase("steps"):
+                result = session.stepper.gradients(session.train, work, stop_wanted=around.stop.wanted, on_pass=on_pass)
+                position = apply_step(session, spec, position, work, result)
+            around.ledger.first_step_done()
+            seconds = time.monotonic() - before
+            position = replace(
+                position, seconds=position.seconds + seconds, wall_seconds=wall_before + time.monotonic() - started
+            )
+            facts = step_facts(position, work, result, learning_rate, seconds, schedule.steps_per_epoch)
+
+            improved = False
+            if session.eval is not None and is_due(spec.eval.every, position.step, schedule):
+                position, improved = run_evaluation(session, around, position)
+                facts |= {key: value for key, value in (position.eval_last or {}).items() if key != "step"}
+                patience = spec.eval.early_stopping_patience
+                position = replace(position, ended_early=bool(patience and position.evals_since_best >= patience))
+            if around.metrics is not None:
+                around.metrics.log(position.step, facts)
+            advance(1, f"loss {result.loss:.4f} {facts['tokens_per_second']:,.0f} tok/s")
+            if step_in_epoch + 1 == schedule.steps_per_epoch:
+                logger.info("[EPOCH] %d done at step %d: loss %.4f", epoch + 1, position.step, result.loss)
+
+            over = position.ended_early or position.step >= schedule.total_steps
+            if improved or over or result.stop or is_due(spec.checkpoint.every, position.step, schedule):
+                save(session, around, position)
+                saved = position.step
+            if result.stop and not over:
+                raise stopped(around, position)
+    if saved != position.step or not around.run_dir.committed_steps():
+        save(session, around, position)
+    if position.ended_early:
+        logger.info("[TRAIN] ended early: %d evaluations without a new best", position.evals_since_best)
+    return position
+
+
+def apply_step(session: Session, spec: RunSpec, position: Position, work: Work, result: StepResult) -> Position:
+    """Move the optimizer, or skip a non-finite step where the spec allows it. Raises NonFiniteError."""
+    live = session.live
+    step = position.step + 1
+    if result.finite:
+        live.optimizer.step()
+    else:
+        error = non_finite_error(session.train, work, result, step)
+        if position.nonfinite_steps >= spec.train.max_nonfinite_steps:
+            raise error
+        logger.warning("[TRAIN] skipped %s", error)
+    live.scheduler.step()
+    live.optimizer.zero_grad(set_to_none=True)
+    return replace(
+        position,
+        step=step,
+        rows=position.rows + len(work.rows),
+        tokens=position.tokens + work.tokens,
+        supervised=position.supervised + work.supervised,
+        computed=position.computed + result.computed_tokens,
+        train_loss_first=result.loss if position.train_loss_first is None else position.train_loss_first,
+        train_loss_last=result.loss if result.finite else position.train_loss_last,
+        nonfinite_steps=position.nonfinite_steps + (not result.finite),
+    )
+
+
+def run_evaluation(session: Session, around: Surroundings, position: Position) -> tuple[Position, bool]:
+    """Evaluate, and judge whether this is the best so far."""
+    if session.eval is None:
+        return position, False
+    with around.ledger.phase("eval"):
+        result = evaluate(session.live.model, session.stepper, session.eval, session.device.torch_device)
+    values = {"eval_loss": result.eval_loss, "perplexity": result.perplexity}
+    position, improved = with_eval(position, values, around.spec.checkpoint.best_metric)
+    logger.info(
+        "[EVAL] step %d: eval_loss %.4f, perplexity %.3f%s",
+        *(position.step, result.eval_loss, result.perplexity, ", the best so far" if improved else ""),
+    )
+    return position, improved and position.step > 0
+
+
+def save(session: Session, around: Surroundings, position: Position) -> None:
+    """Commit a checkpoint, move `best`, and drop what is no longer kept."""
+    with around.ledger.phase("checkpoint"):
+        save_checkpoint(
+            around.run_dir, around.lease, session.live, position, around.manifest_meta, around.world
+        )
+        if around.world.is_main:
+            if position.best_step == position.step:
+                around.run_dir.set_link("best", position.step)
+            prune_checkpoints(around.run_dir, keep=around.spec.checkpoint.keep, best_step=position.best_step)
+    logger.info("[CHECKPOINT] saved step %d", position.step)
+
+
+def stopped(around: Surroundings, position: Position) -> StoppedError:
+    """The error that ends a run that was asked to stop, after everything is saved."""
+    if around.world.is_main:
+        around.run_dir.stop_flag.unlink(missing_ok=True)
+    why = around.stop.reason or "another process"
+    return StoppedError(
+        f"stopped by {why} and saved at step {position.step}",
+        where=str(around.run_dir.root),
+        hint="give the same command again to continue",
+    )
+
+
+def step_facts(
+    position: Position, work: Work, result: StepResult, learning_rate: float, seconds: float, steps_per_epoch: int
+) -> dict[str, Any]:
+    """The step's object in metrics.jsonl. `time` is Unix seconds; tokens are useful ones, padding not counted."""
+    return {
+        "epoch": position.step / steps_per_epoch,
+        "loss": result.loss,
+        "learning_rate": learning_rate,
+        "grad_norm": result.grad_norm,
+        "tokens": work.tokens,
+        "supervised_tokens": work.supervised,
+        "tokens_per_second": work.tokens / seconds,
+        "time": time.time(),
+    }
+
+
+def batch_logger(
+    options: RunOptions, step: int, step_in_epoch: int, steps_per_epoch: int
+) -> Callable[[MicroBatch, torch.Tensor], None]:
+    """[COLLATE] and [BATCH] lines at DEBUG: of all steps, or of the first and last of each epoch."""
+    edge = step_in_epoch in (0, steps_per_epoch - 1)
+    if options.log_level != "DEBUG" or options.log_batches == "none" or (options.log_batches == "first-last" and not edge):
+        return lambda _batch, _loss: None
+    started = time.monotonic()
+
+    def log(batch: MicroBatch, loss: torch.Tensor) -> None:
+        shape = tuple(batch.input_ids_BT.shape)
+        logger.debug("[COLLATE] input_ids %s, trained tokens %d", shape, len(batch.targets_N))
+        mean = loss.item() / len(batch.targets_N)
+        logger.debug("[BATCH] step %d rows %d loss %.4f, %.3f s", step + 1, shape[0], mean, time.monotonic() - started)
+
+    return log

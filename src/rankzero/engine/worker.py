@@ -1,0 +1,192 @@
+"""One process of a run, from its spec to its exit code. What a launcher, torchrun or the command line starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rankzero.engine.checkpoint import Position, load_checkpoint, newest_intact
+from rankzero.engine.console import RunConsole, logger, print_result
+from rankzero.engine.device import peak_memory, pick_device, pick_dtype, set_threads
+from rankzero.engine.distributed import World, broadcast_object, gather_objects, process_group, world_from_env
+from rankzero.engine.finish import copy_report, finish, finished_report
+from rankzero.engine.goodput import Ledger
+from rankzero.engine.metrics import MetricsLog, Tracker
+from rankzero.engine.resume import check_same_run, manifest_meta, refuse_foreign_directory
+from rankzero.engine.setup import Inputs, Session, build_session, collect_environment, read_inputs
+from rankzero.engine.signals import stop_on_signals
+from rankzero.engine.train import Surroundings, train
+from rankzero.errors import RankzeroError
+from rankzero.model.load import quiet_libraries
+from rankzero.run_dir.atomic import remove_stale, write_json, write_text
+from rankzero.run_dir.lease import Lease
+from rankzero.run_dir.paths import RunDir
+from rankzero.spec.batch import make_schedule
+from rankzero.spec.resolve import to_yaml
+from rankzero.spec.run_options import RunOptions
+from rankzero.spec.run_spec import RunSpec
+
+ERROR_FILE_VARIABLE = "RANKZERO_ERROR_FILE"
+
+
+def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
+    """Train, or continue, or find finished, one run as one of its processes. Returns the report.
+
+    Raises a RankzeroError; StoppedError where a signal ended it after saving.
+    """
+    ledger = Ledger()
+    world = world_from_env(dict(os.environ))
+    quiet_libraries()
+    with stop_on_signals() as stop, ExitStack() as stack:
+        console = RunConsole(speaks=world.is_main, level=options.log_level)
+        set_threads(world.local_world_size)
+        device = pick_device(world.local_rank)
+        dtype = pick_dtype(spec.model.dtype, device)
+        run_dir = RunDir(Path(spec.output_dir) / str(spec.name))
+        logger.info("[STEP] run %s in %s", spec.name, run_dir.root)
+        refuse_foreign_directory(run_dir, spec, options)
+        lease = Lease(run_dir.root) if world.is_main else None
+        if lease is not None and run_dir.root.exists():
+            stack.callback(lease.release)
+            lease.acquire()
+        inputs = read_inputs(spec, world, console, ledger)
+        environment = collect_environment(device, dtype, world)
+        if lease is not None and not run_dir.root.exists():
+            stack.callback(lease.release)
+            lease.acquire()
+        logger.info("[DDP] rank %d of %d on %s", world.rank, world.world_size, device.describe())
+        with ledger.phase("rendezvous"):
+            stack.enter_context(process_group(world, device, dict(os.environ)))
+        meta = manifest_meta(spec, inputs, environment)
+        with ledger.phase("resume"):
+            saved = find_checkpoint(run_dir, spec, meta, options, world)
+        finished = finished_report(run_dir, saved["step"], total_steps(inputs, spec)) if saved else None
+        if finished is not None:
+            logger.info("[DONE] this run is finished; give it another name to train again")
+            return finished
+        claim_directory(run_dir, spec, environment, world, console)
+        session = build_session(spec, inputs, world, device, dtype, ledger)
+        position = restore(run_dir, saved, session, world, ledger)
+        metrics = open_metrics(run_dir, spec, position) if world.is_main else None
+        if metrics is not None:
+            stack.callback(metrics.close)
+        around = Surroundings(
+            spec=spec,
+            options=options,
+            world=world,
+            console=console,
+            run_dir=run_dir,
+            lease=lease,
+            metrics=metrics,
+            stop=stop,
+            ledger=ledger,
+            manifest_meta=meta,
+        )
+        log_plan(session, inputs, world)
+        position = train(session, around, position)
+        measured = {
+            "time_to_first_step_seconds": ledger.time_to_first_step,
+            "peak_memory_bytes": max(gather_objects(peak_memory(device))),
+        }
+        report = finish(session, around, inputs, position, environment, measured)
+        if world.is_main:
+            copy_report(report, options.report_json)
+        return report
+
+
+def find_checkpoint(
+    run_dir: RunDir, spec: RunSpec, meta: dict[str, Any], options: RunOptions, world: World
+) -> dict[str, Any] | None:
+    """Manifest of the newest intact checkpoint, on every rank. Raises ConfigError where it is of another run."""
+    manifest: dict[str, Any] | None = broadcast_object(
+        newest_intact(run_dir, logger.warning) if world.is_main else None
+    )
+    if manifest is not None:
+        for notice in check_same_run(manifest, meta, spec, run_dir, options.allow_changes):
+            logger.warning("[STEP] %s", notice)
+    return manifest
+
+
+def claim_directory(
+    run_dir: RunDir, spec: RunSpec, environment: dict[str, Any], world: World, console: RunConsole
+) -> None:
+    """Make the run directory this run's: what it is, what it runs on, and a log for each rank."""
+    if world.is_main:
+        run_dir.checkpoints.mkdir(parents=True, exist_ok=True)
+        for parent in (run_dir.root, run_dir.checkpoints):
+            for name in remove_stale(parent):
+                logger.info("[STEP] removed %s, left unfinished by an earlier start", name)
+        run_dir.stop_flag.unlink(missing_ok=True)
+        write_text(run_dir.spec, to_yaml(spec))
+        write_json(run_dir.environment, environment)
+    console.log_to(run_dir.log(world.rank))
+
+
+def restore(
+    run_dir: RunDir, saved: dict[str, Any] | None, session: Session, world: World, ledger: Ledger
+) -> Position:
+    """Continue from `saved`, or start."""
+    if saved is None:
+        return Position()
+    with ledger.phase("resume"):
+        position, exact = load_checkpoint(run_dir.checkpoint(saved["step"]), session.live, world)
+    how = "bit-exactly" if exact else "with the same rows, not bit-exactly: the number of processes changed"
+    logger.info("[STEP] continuing from step %d %s", position.step, how)
+    return position
+
+
+def open_metrics(run_dir: RunDir, spec: RunSpec, position: Position) -> MetricsLog:
+    """metrics.jsonl, and the trackers of the spec."""
+
+    def trackers(step: int) -> list[Tracker]:
+        if not spec.tracking.tensorboard:
+            return []
+        from rankzero.track.tensorboard import TensorBoard
+
+        return [TensorBoard(run_dir.events, step)]
+
+    return MetricsLog(run_dir, resume_step=position.step, trackers=trackers)
+
+
+def total_steps(inputs: Inputs, spec: RunSpec) -> int:
+    """Steps of the whole run."""
+    return make_schedule(len(inputs.train), spec.train).total_steps
+
+
+def log_plan(session: Session, inputs: Inputs, world: World) -> None:
+    """Say what is about to happen."""
+    schedule = session.schedule
+    logger.info(
+        "[DATA] %d rows, %d steps an epoch, %d steps in all, %d process%s",
+        *(len(inputs.train), schedule.steps_per_epoch, schedule.total_steps, world.world_size),
+        "" if world.world_size == 1 else "es",
+    )
+    logger.debug(
+        "[DATA] rows of a step are a function of (seed, epoch, step); passes of up to %d tokens",
+        session.memory.micro_batch_tokens,
+    )
+    if session.memory.gradient_checkpointing:
+        logger.info("[MODEL] activations are recomputed in the backward pass to save memory")
+    logger.info("[STEP] train")
+
+
+def main() -> None:
+    """`python -m rankzero.engine.worker SPEC.json`: what rankzero's own launcher starts, one for each process."""
+    payload = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    options = RunOptions(**{**payload["options"], "allow_changes": tuple(payload["options"]["allow_changes"])})
+    try:
+        report = run(RunSpec.model_validate(payload["spec"]), options)
+    except RankzeroError as error:
+        problems = [{"what": p.what, "where": p.where, "hint": p.hint} for p in error.problems]
+        write_json(Path(os.environ[ERROR_FILE_VARIABLE]), {"type": type(error).__name__, "problems": problems})
+        sys.exit(error.exit_code)
+    if os.environ.get("RANK", "0") == "0":
+        print_result(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

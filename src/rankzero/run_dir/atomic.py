@@ -1,0 +1,160 @@
+"""Writes that are there whole or not at all: files, and directories with a manifest. Knows nothing of their meaning.
+
+A directory is committed in the order that survives a crash at any point: files, fsync, manifest (size and sha256 of
+each file), fsync, rename, fsync of the parent. Whatever still carries a temporary name was never finished.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rankzero.errors import StorageError
+
+MANIFEST = "manifest.json"
+TEMPORARY_PREFIX = ".tmp-"
+
+_HINTS = {
+    errno.ENOSPC: "free space on this volume or set output_dir to another one, then give the same command again",
+    errno.EDQUOT: "the quota of this volume is used up; free space or set output_dir to another one",
+    errno.EROFS: "this volume is read-only; set output_dir to one that can be written",
+    errno.EACCES: "this user may not write here; set output_dir to a directory that it may write",
+    errno.EPERM: "this user may not write here; set output_dir to a directory that it may write",
+    errno.ENOTDIR: "a file stands where a directory is needed; set output_dir to another place",
+    errno.EEXIST: "a file stands where a directory is needed; set output_dir to another place",
+}
+
+
+@contextmanager
+def storage_errors(where: Path | str) -> Iterator[None]:
+    """Turn an OSError into a StorageError that names the place and the way out."""
+    try:
+        yield
+    except OSError as error:
+        hint = _HINTS.get(error.errno or 0, "check the volume, then give the same command again")
+        raise StorageError(error.strerror or str(error), where=str(where), hint=hint) from error
+
+
+def fsync_path(path: Path) -> None:
+    """Flush a file's bytes, or a directory's entries, to the device."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:  # some network file systems cannot sync a directory; the rename is still atomic
+        if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP, errno.EBADF)):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file's content in one step. Raises StorageError."""
+    staged = path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{uuid.uuid4().hex}")
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with staged.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(staged, path)
+        finally:
+            staged.unlink(missing_ok=True)
+        fsync_path(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a JSON file in one step. Raises StorageError."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def file_sha256(path: Path) -> str:
+    """Hex digest of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def stage_name(final_name: str) -> str:
+    """A fresh temporary name for a directory that will be committed as `final_name`."""
+    return f"{TEMPORARY_PREFIX}{final_name}-{uuid.uuid4().hex}"
+
+
+def commit_directory(staged: Path, final: Path, meta: Mapping[str, Any]) -> None:
+    """Hash and sync everything under `staged`, write its manifest last, and rename it to `final`.
+
+    An older `final` is replaced: it is moved aside first, so that a crash leaves the old or the new one whole, and
+    never a mixture. Raises StorageError.
+    """
+    with storage_errors(final):
+        files: dict[str, dict[str, Any]] = {}
+        for path in sorted(staged.rglob("*")):
+            if path.is_file():
+                fsync_path(path)
+                name = path.relative_to(staged).as_posix()
+                files[name] = {"size": path.stat().st_size, "sha256": file_sha256(path)}
+        manifest = staged / MANIFEST
+        manifest.write_text(
+            json.dumps({"format": 1, "files": files, **meta}, indent=1) + "\n", encoding="utf-8"
+        )
+        for path in [manifest, *(entry for entry in staged.rglob("*") if entry.is_dir()), staged]:
+            fsync_path(path)
+        displaced = final.with_name(stage_name(final.name))
+        if final.exists():
+            os.rename(final, displaced)
+        os.rename(staged, final)
+        fsync_path(final.parent)
+        shutil.rmtree(displaced, ignore_errors=True)
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """A committed directory's manifest. Raises StorageError where it is missing or no JSON object."""
+    path = directory / MANIFEST
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise StorageError(
+            "the manifest is missing: the directory was never committed", where=str(path)
+        ) from error
+    except (OSError, ValueError) as error:
+        raise StorageError(f"the manifest cannot be read: {error}", where=str(path)) from error
+    if not isinstance(value, dict) or not isinstance(value.get("files"), dict):
+        raise StorageError("the manifest is not one of rankzero's", where=str(path))
+    return value
+
+
+def verify_directory(directory: Path) -> dict[str, Any]:
+    """Read the manifest and check every file's presence, size and hash. Raises StorageError naming the first fault."""
+    manifest = read_manifest(directory)
+    for name, entry in manifest["files"].items():
+        path = directory / name
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise StorageError("a file of the checkpoint is missing", where=str(path)) from error
+        if size != entry["size"]:
+            raise StorageError(f"{size} bytes where {entry['size']} were saved", where=str(path))
+        if file_sha256(path) != entry["sha256"]:
+            raise StorageError("the bytes changed since they were saved (sha256 differs)", where=str(path))
+    return manifest
+
+
+def remove_stale(parent: Path) -> list[str]:
+    """Delete what crashed writers left under temporary names; returns the names. Only the lease holder may call it."""
+    removed = []
+    if parent.is_dir():
+        for entry in parent.iterdir():
+            if entry.name.startswith(TEMPORARY_PREFIX):
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry, ignore_errors=True)
+                else:
+                    entry.unlink(missing_ok=True)
+                removed.append(entry.name)
+    return sorted(removed)

@@ -1,0 +1,150 @@
+"""The lease: one run directory belongs to one run at a time. Knows nothing of what the run does.
+
+`lease.json` holds a fencing token that grows with every owner, who the owner is, and a heartbeat counter. An owner on
+this host is judged by its process; one on another host by whether its counter moves while we watch, so clocks that
+disagree between hosts do not matter. The file is only changed under a short `flock`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from rankzero.errors import StorageError
+from rankzero.run_dir.atomic import storage_errors, write_text
+
+BEAT_SECONDS = 5.0
+WATCH_SECONDS = 30.0
+"""An owner on another host that has not beaten for this long has lost the directory."""
+
+
+def _process_identity(pid: int) -> str | None:
+    """Boot id and start time of a process: a recycled pid is another process. None where it does not run."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    except OSError:
+        if Path("/proc/self/stat").exists():
+            return None
+        try:  # no /proc (macOS): existence has to do
+            os.kill(pid, 0)
+        except OSError:
+            return None
+        return "running"
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] == "Z" else f"{boot}:{fields[19]}"
+
+
+class Lease:
+    """Ownership of one run directory, kept alive by a thread until released."""
+
+    def __init__(self, root: Path) -> None:
+        self.path = root / "lease.json"
+        self._guard = root / ".lease.lock"
+        self._token = 0
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def acquire(self, *, wait: Callable[[float], None] = time.sleep) -> None:
+        """Take the directory. Raises StorageError that names the holder where another run has it."""
+        with storage_errors(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._exclusive():
+            current = self._read()
+            if not self._is_held(current):
+                self._take(current)
+                return
+        self._refuse_unless_lapsed(current, wait)
+        with self._exclusive():
+            latest = self._read()
+            if (latest.get("token"), latest.get("beat")) != (current.get("token"), current.get("beat")):
+                raise self._held(latest)
+            self._take(latest)
+
+    def check(self) -> None:
+        """Raise StorageError where another run has taken the directory since: nothing may be committed any more."""
+        if self._read().get("token") != self._token:
+            raise self._held(self._read())
+
+    def release(self) -> None:
+        """Give the directory back; the token stays, so that it only ever grows."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        with self._exclusive():
+            if self._read().get("token") == self._token:
+                write_text(self.path, json.dumps({"token": self._token}))
+
+    def _take(self, current: dict[str, Any]) -> None:
+        self._token = int(current.get("token", 0)) + 1
+        self._write(0)
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
+        self._thread.start()
+
+    def _beat(self) -> None:
+        beat = 0
+        while not self._stop.wait(BEAT_SECONDS):
+            beat += 1
+            try:
+                with self._exclusive():
+                    if self._read().get("token") != self._token:
+                        return
+                    self._write(beat)
+            except StorageError:
+                continue  # a full or slow volume is reported by whoever writes results; check() guards commits
+
+    def _write(self, beat: int) -> None:
+        holder = {"host": socket.gethostname(), "pid": os.getpid(), "process": _process_identity(os.getpid())}
+        write_text(self.path, json.dumps({"token": self._token, "beat": beat, **holder}))
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            value = json.loads(self.path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):  # never partly written; an unreadable one is nobody's
+            return {}
+        except OSError as error:
+            raise StorageError(error.strerror or str(error), where=str(self.path)) from error
+        return value if isinstance(value, dict) else {}
+
+    def _is_held(self, current: dict[str, Any]) -> bool:
+        if "pid" not in current:
+            return False
+        if current.get("host") == socket.gethostname():
+            return _process_identity(int(current["pid"])) == current.get("process")
+        return True
+
+    def _refuse_unless_lapsed(self, current: dict[str, Any], wait: Callable[[float], None]) -> None:
+        if current.get("host") == socket.gethostname():
+            raise self._held(current)
+        waited = 0.0
+        while waited < WATCH_SECONDS:
+            wait(1.0)
+            waited += 1.0
+            latest = self._read()
+            if (latest.get("token"), latest.get("beat")) != (current.get("token"), current.get("beat")):
+                raise self._held(latest)
+
+    def _held(self, current: dict[str, Any]) -> StorageError:
+        who = f"process {current.get('pid')} on {current.get('host')}" if "pid" in current else "another run"
+        return StorageError(
+            f"this run directory is in use by {who}",
+            where=str(self.path.parent),
+            hint="wait for it, stop it, or give this run another name or output_dir",
+        )
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        with storage_errors(self._guard), self._guard.open("a") as file:
+            with suppress(OSError):  # a volume without locks: the token and the heartbeat still tell two runs apart
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield

@@ -1,0 +1,92 @@
+"""Names and places inside a run directory, and its two links. Knows no file's content."""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rankzero.run_dir.atomic import storage_errors, write_text
+
+LinkName = Literal["best", "last"]
+_STEP = re.compile(r"step-(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """`<output_dir>/<name>/`; every path of the contract, none of them created by naming it."""
+
+    root: Path
+
+    @property
+    def spec(self) -> Path:
+        return self.root / "run.yaml"
+
+    @property
+    def environment(self) -> Path:
+        return self.root / "environment.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        return self.root / "events"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def final(self) -> Path:
+        return self.root / "final"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.json"
+
+    @property
+    def stop_flag(self) -> Path:
+        """A file whose appearance asks the run to stop and save, as SIGTERM does (a preStop hook touches it)."""
+        return self.root / "stop"
+
+    def log(self, rank: int) -> Path:
+        return self.root / "logs" / f"rank-{rank}.log"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step}"
+
+    def committed_steps(self) -> list[int]:
+        """Steps that have a checkpoint directory under its final name, newest first. Says nothing of their content."""
+        if not self.checkpoints.is_dir():
+            return []
+        matches = (_STEP.fullmatch(entry.name) for entry in self.checkpoints.iterdir() if entry.is_dir())
+        return sorted((int(match.group(1)) for match in matches if match), reverse=True)
+
+    def set_link(self, name: LinkName, step: int) -> None:
+        """Point `best` or `last` at a checkpoint: a relative symlink, or a pointer file where there are none."""
+        link, target = self.root / name, os.path.relpath(self.checkpoint(step), self.root)
+        staged = self.root / f".tmp-{name}-{uuid.uuid4().hex}"
+        with storage_errors(link):
+            try:
+                staged.symlink_to(target)
+            except (OSError, NotImplementedError):
+                write_text(link, target + "\n")
+            else:
+                os.replace(staged, link)
+
+    def read_link(self, name: LinkName) -> int | None:
+        """The step that `best` or `last` points at; None where it points nowhere."""
+        link = self.root / name
+        if link.is_symlink():
+            target = os.readlink(link)
+        elif link.is_file():
+            target = link.read_text(encoding="utf-8").strip()
+        else:
+            return None
+        match = _STEP.fullmatch(Path(target).name)
+        return int(match.group(1)) if match and self.checkpoint(int(match.group(1))).is_dir() else None
