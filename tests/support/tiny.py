@@ -35,7 +35,7 @@ def tiny_tokenizer(
     added = list(
         dict.fromkeys(
             [
-                *(["<|im_start|>", "<|im_end|>"] if not specials else specials),
+                *(specials or ["<|im_start|>", "<|im_end|>"]),
                 eos,
                 *([pad] if pad else []),
                 *([bos] if bos else []),

@@ -36,7 +36,7 @@ _SPARE_TOKENS = 1024
 class Row:
     """One tokenised row. `ranges` are the trained tokens; the first token is never among them, nothing predicts it."""
 
-    ids: Sequence[int]
+    ids: list[int]
     ranges: list[TokenRange]
     truncated: bool = False
     dropped: str = ""
@@ -180,7 +180,7 @@ class Encoder:
             # Trained even where the tokenizer, or the text itself, brought it: it is where the model learns to stop.
             ranges = _joined([*ranges, (len(before) + len(encoding), len(ids))])
         ranges = _clipped(ranges, 1, len(ids))
-        if not ranges:
+        if whole and not ranges:
             return Row(ids, [], dropped="nothing_to_train")
         if whole and len(ids) <= self._max_length:
             return Row(ids, ranges, straddles=straddles)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankzero.data.problems import RowProblem
-from rankzero.errors import DataError, Problem
+from rankzero.errors import DataError, Problem, StorageError
 
 CHUNK_BYTES = 4 << 20
 """What one worker gets at a time: large enough to hide the hand-over, small enough to bound memory."""
@@ -45,16 +45,19 @@ def read_chunks(path: str, source: int = 0, size: int = CHUNK_BYTES) -> Iterator
     """Cut a file at newlines into chunks of about `size` bytes; a longer line makes a longer chunk."""
     line = 1
     pending: list[bytes] = []
-    with open(path, "rb", buffering=0) as file:
-        while block := file.read(size):
-            cut = block.rfind(b"\n") + 1
-            if not cut:
-                pending.append(block)  # the middle of a long line: joined once, when its end is seen
-                continue
-            data = b"".join([*pending, block[:cut]])
-            yield Chunk(source, line, data)
-            line += data.count(b"\n")
-            pending = [block[cut:]]
+    try:
+        with open(path, "rb", buffering=0) as file:
+            while block := file.read(size):
+                cut = block.rfind(b"\n") + 1
+                if not cut:
+                    pending.append(block)  # the middle of a long line: joined once, when its end is seen
+                    continue
+                data = b"".join([*pending, block[:cut]])
+                yield Chunk(source, line, data)
+                line += data.count(b"\n")
+                pending = [block[cut:]]
+    except OSError as error:  # the file could be opened before: what fails now is the volume
+        raise StorageError(f"reading failed: {error.strerror or error}", where=path) from error
     if rest := b"".join(pending):
         yield Chunk(source, line, rest)
 

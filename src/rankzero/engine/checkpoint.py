@@ -203,7 +203,12 @@ def _decode(text: str) -> torch.Tensor:
 
 
 def with_eval(position: Position, metrics: dict[str, float], metric: str) -> tuple[Position, bool]:
-    """Position after an evaluation, and whether it is a new best. Lower is better; NaN is never best."""
+    """Position after an evaluation, and whether it is a new best. Lower is better; NaN is never best.
+
+    An evaluation before the first step is a baseline to compare with: nothing trained could be saved as best there.
+    """
+    if position.step == 0:
+        return replace(position, eval_first=metrics, eval_last=metrics), False
     value = metrics[metric]
     improved = value == value and (position.best_value is None or value < position.best_value)
     return (

@@ -47,7 +47,7 @@ class RunConsole:
         self.console = Console(stderr=True)
         self.speaks = speaks
         self.live = speaks and self.console.is_terminal
-        logger.handlers.clear()
+        self.close()
         logger.propagate = False
         logger.setLevel(level)
         self._early = logging.handlers.MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL)
@@ -65,12 +65,18 @@ class RunConsole:
         self._early.flush()
         logger.removeHandler(self._early)
 
+    def close(self) -> None:
+        """Let go of the log file."""
+        for handler in list(logger.handlers):
+            logger.removeHandler(handler)
+            handler.close()
+
     def _add(self, handler: logging.Handler) -> None:
         handler.setFormatter(_FORMAT)
         logger.addHandler(handler)
 
     @contextmanager
-    def progress(self, label: str, total: int, done: int = 0) -> Iterator[Callable[[int, str], None]]:
+    def progress(self, label: str, total: int, done: int = 0, *, tag: str = "[TRAIN]") -> Iterator[Callable[[int, str], None]]:
         """A bar on a terminal, a line every ten seconds elsewhere. Yields advance(count, facts)."""
         if not self.speaks:
             yield lambda _count, _facts: None
@@ -79,7 +85,7 @@ class RunConsole:
                 task = bar.add_task(label, total=total, completed=done, facts="")
                 yield _Advance(bar, task)
         else:
-            yield _PlainAdvance(label, total, done)
+            yield _PlainAdvance(f"{tag} {label}", total, done)
 
     def _bar(self) -> Progress:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -116,11 +122,13 @@ class _PlainAdvance:
     def __call__(self, count: int, facts: str) -> None:
         self._done += count
         now = time.monotonic()
+        if not count:
+            return  # an evaluation inside; its result is a line of its own
         if self._done < self._total and self._spoken and now - self._spoken < PLAIN_INTERVAL_SECONDS:
             return
         self._spoken = now
         left = (now - self._started) / max(1, self._done - self._from) * (self._total - self._done)
-        logger.info("[TRAIN] %s %d/%d %s ETA %s", self._label, self._done, self._total, facts, duration(left))
+        logger.info("%s %d/%d %s ETA %s", self._label, self._done, self._total, facts, duration(left))
 
 
 def duration(seconds: float) -> str:

@@ -56,7 +56,7 @@ def pick_device(local_rank: int) -> Device:
 def computes_bfloat16(device: Device) -> bool:
     """Whether the device multiplies bfloat16 natively; emulation can be fifty times slower than float32."""
     if device.kind == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.kind == "mps":
         return True
     flags = _cpu_flags()

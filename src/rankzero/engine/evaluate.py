@@ -24,8 +24,10 @@ class EvalResult:
     tokens: int
 
 
-def evaluate(model: Any, stepper: Stepper, batches: Batches, device: torch.device, tick: Callable[[int], None]) -> EvalResult:
-    """Evaluate without gradients or dropout; `tick` is called with the rows done after each pass."""
+def evaluate(
+    model: Any, stepper: Stepper, batches: Batches, device: torch.device, tick: Callable[[int], None]
+) -> EvalResult:
+    """Evaluate without gradients or dropout; `tick` hears of the rows of each pass."""
     work = batches.everything()
     total = torch.zeros(2, dtype=torch.float64 if device.type != "mps" else torch.float32, device=device)
     model.eval()

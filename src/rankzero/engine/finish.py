@@ -33,7 +33,9 @@ def finish(
     if around.world.is_main:
         with around.ledger.phase("final"):
             step = export(session, around, inputs, position)
-        report = make_report(around.spec, position, environment, around.ledger.report(), {**measured, "final_step": step})
+        report = make_report(
+            around.spec, position, environment, around.ledger.report(), {**measured, "final_step": step}
+        )
         write_json(run_dir.root / "goodput.json", report["goodput"])
         write_json(run_dir.report, report)
         log_result(report, run_dir)

@@ -9,6 +9,7 @@ from typing import Any
 from rankzero import __version__
 from rankzero.engine.setup import Inputs
 from rankzero.errors import ConfigError, Problem, StorageError
+from rankzero.model.source import weights_fingerprint
 from rankzero.run_dir.atomic import read_manifest
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.diff import compare
@@ -16,6 +17,7 @@ from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 
 _IDENTITIES = {
+    "model": "the base model's weights",
     "tokenizer": "the tokenizer or its chat template",
     "data": "the training data (or max_length, over_length, assistant_only_loss)",
     "eval_data": "the evaluation data",
@@ -30,6 +32,7 @@ def manifest_meta(spec: RunSpec, inputs: Inputs, environment: dict[str, Any]) ->
         "rankzero": __version__,
         "spec": spec.model_dump(mode="json"),
         "world_size": environment["world_size"],
+        "model": weights_fingerprint(inputs.source.weights),
         "tokenizer": inputs.tokenizer_fingerprint,
         "data": inputs.train.fingerprint,
         "eval_data": None if inputs.eval is None else inputs.eval.fingerprint,

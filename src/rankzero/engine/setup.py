@@ -7,6 +7,7 @@ once the spec, the model's files and the data have passed.
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,16 @@ from rankzero.cache import cache_root
 from rankzero.data.batching import held_out_split
 from rankzero.data.dataset import TokenizedDataset
 from rankzero.data.loader import Batches
+from rankzero.data.progress import no_progress, show_progress
 from rankzero.data.tokenize import TokenRules, prepare, tokenizer_fingerprint
 from rankzero.engine.checkpoint import Trainable
-from rankzero.engine.console import RunConsole, logger
+from rankzero.engine.console import logger
 from rankzero.engine.device import Device, available_cores, memory_limit
 from rankzero.engine.distributed import World, broadcast_parameters
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.optim import make_optimizer, make_scheduler
 from rankzero.engine.step import Stepper, SupervisedHead
+from rankzero.errors import DataError
 from rankzero.model.load import (
     check_vocabulary,
     load_config,
@@ -37,8 +40,8 @@ from rankzero.model.load import (
 from rankzero.model.lora import apply_lora, parameter_counts, target_modules
 from rankzero.model.memory import MemoryPlan, plan_memory
 from rankzero.model.source import ModelSource, locate
-from rankzero.spec.batch import Schedule, make_schedule
 from rankzero.spec.run_spec import EvalFraction, RunSpec, SourceSpec
+from rankzero.spec.schedule import Schedule, make_schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ class Session:
     memory: MemoryPlan
 
 
-def read_inputs(spec: RunSpec, world: World, console: RunConsole, ledger: Ledger) -> Inputs:
+def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
     """Find the model's files, load the tokenizer, check names and vocabulary, tokenise. Loads no weights.
 
     Raises ConfigError, AccessError, ServiceError or DataError with every problem of its kind.
@@ -83,22 +86,21 @@ def read_inputs(spec: RunSpec, world: World, console: RunConsole, ledger: Ledger
             target_modules(spec.lora, meta_model(config, trust_remote_code=spec.model.trust_remote_code))
     with ledger.phase("data"):
         logger.info("[STEP] read and tokenise the data")
-        train, held_out = _read_data(spec, tokenizer, world, console)
+        train, held_out = _read_data(spec, tokenizer, world)
     return Inputs(source, tokenizer, config, train, held_out, tokenizer_fingerprint(tokenizer))
 
 
 def _read_data(
-    spec: RunSpec, tokenizer: Any, world: World, console: RunConsole
+    spec: RunSpec, tokenizer: Any, world: World
 ) -> tuple[TokenizedDataset, TokenizedDataset | None]:
     rules = TokenRules(spec.data.max_length, spec.data.over_length, spec.data.assistant_only_loss)
     workers = max(1, available_cores() // world.local_world_size)
 
     def read(given: str | tuple[SourceSpec, ...], label: str) -> TokenizedDataset:
         sources = (SourceSpec(path=given),) if isinstance(given, str) else given
-        with console.progress(f"tokenise {label}", sum(_size(s.path) for s in sources)) as advance:
-            dataset = prepare(
-                sources, tokenizer, rules, cache_root(), workers=workers, progress=lambda n: advance(n, "")
-            )
+        shown = show_progress(f"tokenise {label}", sum(_size(s.path) for s in sources))
+        with shown if world.is_main else nullcontext(no_progress) as advance:
+            dataset = prepare(sources, tokenizer, rules, cache_root(), workers=workers, progress=advance)
         stats = dataset.stats
         logger.info(
             "[DATA] %s: %d rows, %d tokens, %d trained; %d truncated, %d dropped",
@@ -109,8 +111,6 @@ def _read_data(
     train = read(spec.data.train, "train")
     if isinstance(spec.data.eval, EvalFraction):
         if len(train) < 2:
-            from rankzero.errors import DataError
-
             raise DataError("one row cannot be split into training and evaluation", where="data.eval")
         kept, held_out = held_out_split(len(train), seed=spec.train.seed, fraction=spec.data.eval.fraction)
         return train.select(kept), train.select(held_out)
@@ -144,7 +144,9 @@ def build_session(
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         broadcast_parameters(named.values())
     trainable, total = parameter_counts(model)
-    logger.info("[MODEL] %s: %.1fM parameters, %s", type(model).__name__, total / 1e6, str(dtype).removeprefix("torch."))
+    logger.info(
+        "[MODEL] %s: %.1fM parameters, %s", type(model).__name__, total / 1e6, str(dtype).removeprefix("torch.")
+    )
     logger.debug("[MODEL] trainable parameters: %d of %d (%.3f%%)", trainable, total, 100 * trainable / total)
     schedule = make_schedule(len(inputs.train), spec.train)
     rate = spec.train.learning_rate

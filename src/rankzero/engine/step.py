@@ -103,7 +103,7 @@ class Stepper:
         for rows in work.passes:
             batch = batches.collate(rows, self._device)
             loss = self.loss_sum(batch)
-            (loss / work.supervised).backward()
+            torch.autograd.backward(loss / work.supervised)
             losses.append(loss.detach())
             computed += batch.input_ids_BT.numel()
             on_pass(batch, loss)

@@ -26,9 +26,9 @@ from rankzero.engine.step import StepResult, non_finite_error
 from rankzero.errors import StoppedError
 from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
-from rankzero.spec.batch import is_due
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.schedule import is_due
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,13 @@ def train(session: Session, around: Surroundings, position: Position) -> Positio
     """Run from `position` to the end of the schedule. Raises StoppedError after saving where a stop was agreed."""
     spec, schedule = around.spec, session.schedule
     started, wall_before = time.monotonic(), position.wall_seconds
-    if spec.eval.on_start and position.step == 0 and session.eval is not None and position.eval_first is None:
-        position, _ = run_evaluation(session, around, position)
     around.stop.defer(around.run_dir.stop_flag)
     saved = position.step
     with around.console.progress("step", schedule.total_steps, position.step) as advance:
+        if spec.eval.on_start and position.step == 0 and position.eval_first is None:
+            position, _ = run_evaluation(session, around, position, advance)
+            if around.metrics is not None and position.eval_last is not None:
+                around.metrics.log(0, {"epoch": 0.0, **position.eval_last, "time": time.time()})
         while position.step < schedule.total_steps and not position.ended_early:
             before = time.monotonic()
             epoch, step_in_epoch = schedule.position(position.step)
@@ -76,8 +78,8 @@ def train(session: Session, around: Surroundings, position: Position) -> Positio
 
             improved = False
             if session.eval is not None and is_due(spec.eval.every, position.step, schedule):
-                position, improved = run_evaluation(session, around, position)
-                facts |= {key: value for key, value in (position.eval_last or {}).items() if key != "step"}
+                position, improved = run_evaluation(session, around, position, advance)
+                facts |= position.eval_last or {}
                 patience = spec.eval.early_stopping_patience
                 position = replace(position, ended_early=bool(patience and position.evals_since_best >= patience))
             if around.metrics is not None:
@@ -125,27 +127,34 @@ def apply_step(session: Session, spec: RunSpec, position: Position, work: Work, 
     )
 
 
-def run_evaluation(session: Session, around: Surroundings, position: Position) -> tuple[Position, bool]:
+def run_evaluation(
+    session: Session, around: Surroundings, position: Position, show: Callable[[int, str], None]
+) -> tuple[Position, bool]:
     """Evaluate, and judge whether this is the best so far."""
     if session.eval is None:
         return position, False
+    done = 0
+
+    def tick(rows: int) -> None:
+        nonlocal done
+        done += rows
+        show(0, f"evaluating {done}/{len(session.eval.dataset) if session.eval else 0} rows")
+
     with around.ledger.phase("eval"):
-        result = evaluate(session.live.model, session.stepper, session.eval, session.device.torch_device)
+        result = evaluate(session.live.model, session.stepper, session.eval, session.device.torch_device, tick)
     values = {"eval_loss": result.eval_loss, "perplexity": result.perplexity}
     position, improved = with_eval(position, values, around.spec.checkpoint.best_metric)
     logger.info(
         "[EVAL] step %d: eval_loss %.4f, perplexity %.3f%s",
         *(position.step, result.eval_loss, result.perplexity, ", the best so far" if improved else ""),
     )
-    return position, improved and position.step > 0
+    return position, improved
 
 
 def save(session: Session, around: Surroundings, position: Position) -> None:
     """Commit a checkpoint, move `best`, and drop what is no longer kept."""
     with around.ledger.phase("checkpoint"):
-        save_checkpoint(
-            around.run_dir, around.lease, session.live, position, around.manifest_meta, around.world
-        )
+        save_checkpoint(around.run_dir, around.lease, session.live, position, around.manifest_meta, around.world)
         if around.world.is_main:
             if position.best_step == position.step:
                 around.run_dir.set_link("best", position.step)
@@ -186,7 +195,11 @@ def batch_logger(
 ) -> Callable[[MicroBatch, torch.Tensor], None]:
     """[COLLATE] and [BATCH] lines at DEBUG: of all steps, or of the first and last of each epoch."""
     edge = step_in_epoch in (0, steps_per_epoch - 1)
-    if options.log_level != "DEBUG" or options.log_batches == "none" or (options.log_batches == "first-last" and not edge):
+    if (
+        options.log_level != "DEBUG"
+        or options.log_batches == "none"
+        or (options.log_batches == "first-last" and not edge)
+    ):
         return lambda _batch, _loss: None
     started = time.monotonic()
 

@@ -25,10 +25,10 @@ from rankzero.model.load import quiet_libraries
 from rankzero.run_dir.atomic import remove_stale, write_json, write_text
 from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
-from rankzero.spec.batch import make_schedule
 from rankzero.spec.resolve import to_yaml
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.schedule import make_schedule
 
 ERROR_FILE_VARIABLE = "RANKZERO_ERROR_FILE"
 
@@ -43,6 +43,7 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
     quiet_libraries()
     with stop_on_signals() as stop, ExitStack() as stack:
         console = RunConsole(speaks=world.is_main, level=options.log_level)
+        stack.callback(console.close)
         set_threads(world.local_world_size)
         device = pick_device(world.local_rank)
         dtype = pick_dtype(spec.model.dtype, device)
@@ -53,7 +54,7 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
         if lease is not None and run_dir.root.exists():
             stack.callback(lease.release)
             lease.acquire()
-        inputs = read_inputs(spec, world, console, ledger)
+        inputs = read_inputs(spec, world, ledger)
         environment = collect_environment(device, dtype, world)
         if lease is not None and not run_dir.root.exists():
             stack.callback(lease.release)
@@ -126,9 +127,7 @@ def claim_directory(
     console.log_to(run_dir.log(world.rank))
 
 
-def restore(
-    run_dir: RunDir, saved: dict[str, Any] | None, session: Session, world: World, ledger: Ledger
-) -> Position:
+def restore(run_dir: RunDir, saved: dict[str, Any] | None, session: Session, world: World, ledger: Ledger) -> Position:
     """Continue from `saved`, or start."""
     if saved is None:
         return Position()

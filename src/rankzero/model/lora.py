@@ -24,7 +24,9 @@ def linear_names(model: Any) -> list[str]:
     """Full names of all modules that an adapter can be put on, the output head left out."""
     head = model.get_output_embeddings()
     return [
-        name for name, module in model.named_modules() if isinstance(module, (torch.nn.Linear, Conv1D)) and module is not head
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, (torch.nn.Linear, Conv1D)) and module is not head
     ]
 
 

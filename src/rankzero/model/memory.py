@@ -1,4 +1,4 @@
-"""How many tokens go through the model at once, and whether activations are recomputed. An estimate from shapes alone."""
+"""How many tokens go through the model at once, and whether activations are recomputed: an estimate from shapes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def plan_memory(
     bytes_per_value = dtype.itemsize
     fixed = (total - trainable) * bytes_per_value + trainable * 16
     kept = layers * (10 * hidden + 4 * intermediate) * bytes_per_value + 12 * text.vocab_size
-    recomputed = layers * hidden * bytes_per_value + (10 * hidden + 4 * intermediate) * bytes_per_value + 12 * text.vocab_size
+    recomputed = (
+        layers * hidden * bytes_per_value + (10 * hidden + 4 * intermediate) * bytes_per_value + 12 * text.vocab_size
+    )
     room = limit * USABLE - fixed
     wanted = spec.train.micro_batch_tokens
     largest_row = spec.data.max_length

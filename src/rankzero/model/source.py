@@ -20,6 +20,7 @@ from rankzero.run_dir.atomic import file_sha256
 from rankzero.spec.run_spec import ModelSpec
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+_FINGERPRINT_BYTES = 4 << 20
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 _HUB_IGNORED = ["original/*", "consolidated*", "onnx/*", "openvino/*"]
 
@@ -31,6 +32,22 @@ class ModelSource:
     weights: Path
     tokenizer: Path
     name: str
+
+
+def weights_fingerprint(directory: Path) -> str:
+    """Tells two models apart without reading gigabytes: the config, and name, size and first bytes of each weights file.
+
+    A safetensors file starts with the names, shapes and offsets of its tensors; the tensors follow.
+    """
+    digest = hashlib.sha256()
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    config.pop("transformers_version", None)
+    digest.update(json.dumps(config, sort_keys=True).encode())
+    for path in sorted([*directory.glob("*.safetensors"), *directory.glob("pytorch_model*.bin")]):
+        digest.update(f"{path.name}:{path.stat().st_size}:".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(_FINGERPRINT_BYTES))
+    return digest.hexdigest()
 
 
 def offline() -> bool:
@@ -90,7 +107,9 @@ def _weight_problems(directory: Path, *, trust_pickle: bool) -> list[Problem]:
         return problems
     if pickled:
         hint = "convert it to safetensors, or set model.trust_pickle: true if you trust whoever made the file"
-        problems.append(Problem(f"{pickled[0]} is a pickle, which can run code when it is loaded", str(directory), hint))
+        problems.append(
+            Problem(f"{pickled[0]} is a pickle, which can run code when it is loaded", str(directory), hint)
+        )
     else:
         hint = "the directory needs model.safetensors, or model.safetensors.index.json with its shards"
         problems.append(Problem("no weights: model.safetensors is missing", str(directory), hint))
@@ -135,7 +154,9 @@ def _from_hub(spec: ModelSpec) -> Path:
                 "(--model-local-dir); it needs config.json, model.safetensors (or its shards) and tokenizer.json"
             )
             raise ConfigError(
-                f"{spec.name} is not in the local cache and the network is not to be used", where="model.name", hint=hint
+                f"{spec.name} is not in the local cache and the network is not to be used",
+                where="model.name",
+                hint=hint,
             ) from error
         raise _unreachable(spec.name) from error
     except (OSError, errors.HfHubHTTPError) as error:

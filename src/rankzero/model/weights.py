@@ -27,7 +27,11 @@ def load_weights(model: Any, directory: Path) -> None:
         result = set_peft_model_state_dict(model, load_file(str(directory / ADAPTER_FILE)))
         unexpected, missing = list(result.unexpected_keys), [key for key in result.missing_keys if "lora_" in key]
     else:
-        state = {name: tensor for shard in sorted(directory.glob("*.safetensors")) for name, tensor in load_file(shard).items()}
+        state = {
+            name: tensor
+            for shard in sorted(directory.glob("*.safetensors"))
+            for name, tensor in load_file(shard).items()
+        }
         result = model.load_state_dict(state, strict=False)
         tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - {
             name for name, _ in model.named_parameters()
@@ -36,7 +40,9 @@ def load_weights(model: Any, directory: Path) -> None:
         missing = [key for key in result.missing_keys if key not in tied]
     if unexpected or missing:
         names = ", ".join([*missing, *unexpected][:5])
-        raise StorageError("the saved weights do not fit this model", where=str(directory), hint=f"they differ in {names}")
+        raise StorageError(
+            "the saved weights do not fit this model", where=str(directory), hint=f"they differ in {names}"
+        )
 
 
 def export_final(model: Any, tokenizer: Any, directory: Path, *, dtype: torch.dtype, stop_ids: list[int]) -> None:

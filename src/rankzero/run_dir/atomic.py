@@ -101,9 +101,7 @@ def commit_directory(staged: Path, final: Path, meta: Mapping[str, Any]) -> None
                 name = path.relative_to(staged).as_posix()
                 files[name] = {"size": path.stat().st_size, "sha256": file_sha256(path)}
         manifest = staged / MANIFEST
-        manifest.write_text(
-            json.dumps({"format": 1, "files": files, **meta}, indent=1) + "\n", encoding="utf-8"
-        )
+        manifest.write_text(json.dumps({"format": 1, "files": files, **meta}, indent=1) + "\n", encoding="utf-8")
         for path in [manifest, *(entry for entry in staged.rglob("*") if entry.is_dir()), staged]:
             fsync_path(path)
         displaced = final.with_name(stage_name(final.name))
@@ -120,9 +118,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise StorageError(
-            "the manifest is missing: the directory was never committed", where=str(path)
-        ) from error
+        raise StorageError("the manifest is missing: the directory was never committed", where=str(path)) from error
     except (OSError, ValueError) as error:
         raise StorageError(f"the manifest cannot be read: {error}", where=str(path)) from error
     if not isinstance(value, dict) or not isinstance(value.get("files"), dict):

@@ -7,6 +7,9 @@ import re
 RUN_NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?$"
 """One path segment, no leading dot: a run name can never leave the output directory."""
 
+RUN_NAME_RULE = "a name of 1 to 100 letters, digits, '.', '_' and '-' that starts and ends with a letter or digit"
+"""The pattern in words."""
+
 
 def slug(text: str, *, limit: int = 40) -> str:
     """The last path segment of `text` in lower case, with runs of other characters as one dash, cut to `limit`."""

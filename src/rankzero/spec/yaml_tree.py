@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import yaml
@@ -209,7 +209,7 @@ def _syntax_hint(line: str, column: int, what: str) -> str:
     """The usual slips, told from the line that the parser stopped at."""
     if "\t" in line[: column + 1]:
         return "YAML is indented with spaces, not tabs"
-    if "${" in line[: column + 1] and "flow" in what + line[:column] or re.search(r"[{\[].*\$\{", line):
+    if re.search(r"[{\[,].*\$\{", line):
         return 'inside { } and [ ] a variable needs quotes: "${NAME}"'
     if "mapping values are not allowed" in what:
         return "check the indentation, and put quotes around a value that contains ': '"
@@ -219,7 +219,3 @@ def _syntax_hint(line: str, column: int, what: str) -> str:
         return f"put quotes around a value that begins with {line[column]}"
     return ""
 
-
-def relocated(problem: Problem, where: str) -> Problem:
-    """The same problem at another place."""
-    return replace(problem, where=where)

@@ -16,7 +16,9 @@ class TensorBoard:
     def log(self, step: int, values: dict[str, float]) -> None:
         for name, value in values.items():
             if name not in {"time", "epoch"}:
-                self._writer.add_scalar(f"{'eval' if name.startswith(('eval', 'perp')) else 'train'}/{name}", value, step)
+                self._writer.add_scalar(
+                    f"{'eval' if name.startswith(('eval', 'perp')) else 'train'}/{name}", value, step
+                )
 
     def close(self) -> None:
         self._writer.close()

@@ -1,0 +1,192 @@
+"""TokenizedDataset: tokenised rows in memory-mapped Arrow files. Knows how rows lie on disk; nothing of how they were
+made, or of batches.
+
+Processes that open the same directory share its pages. Besides the map only three small arrays are held in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rankzero.errors import StorageError
+from rankzero.run_dir.atomic import read_manifest
+
+Int32 = npt.NDArray[np.int32]
+Indices = npt.NDArray[np.int64]
+
+SCHEMA = pa.schema(
+    {
+        "input_ids": pa.list_(pa.int32()),
+        "trained": pa.list_(pa.int32()),  # start, end, start, end, …: a bit per token cannot be mapped, ranges can
+        "supervised": pa.int32(),
+        "line": pa.int64(),
+        "source": pa.int16(),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetStats:
+    """What became of the rows of the data files. `rows_in` counts all that are not blank; dropped: by reason."""
+
+    rows_in: int = 0
+    rows: int = 0
+    truncated: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    tokens: int = 0
+    supervised_tokens: int = 0
+    blank_lines: int = 0
+    boundary_rows: int = 0
+    """Rows in which one token joins the end of the prompt with the start of the completion; it is trained."""
+
+    def as_json(self) -> dict[str, Any]:
+        """For the manifest and for reports."""
+        return asdict(self)
+
+
+class TokenizedDataset:
+    """Rows of token ids with the mask of the trained ones. Pickles as its path: the other side maps it anew."""
+
+    def __init__(self, directory: Path, sources: Sequence[str], rows: Indices | None = None) -> None:
+        """Open a committed directory; `sources` are the data files under their names of today. Raises StorageError."""
+        self.directory = directory
+        self.sources = tuple(sources)
+        self._manifest = _verified_manifest(directory)
+        self._parts = [_Part(directory / name) for name in self._manifest["parts"]]
+        self._starts = np.cumsum([0, *(len(part) for part in self._parts)])
+        self._rows = rows
+
+    @classmethod
+    def open(cls, directory: Path, sources: Sequence[str]) -> TokenizedDataset:
+        """The data set in `directory`."""
+        return cls(directory, sources)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1]) if self._rows is None else len(self._rows)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.directory, self.sources, self._rows)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for equal rows in equal order, whatever the files are called."""
+        whole = str(self._manifest["fingerprint"])
+        return whole if self._rows is None else hashlib.sha256(whole.encode() + self._rows.tobytes()).hexdigest()
+
+    @cached_property
+    def lengths(self) -> Int32:
+        """Tokens of each row."""
+        return self._chosen(np.concatenate([part.lengths for part in self._parts]))
+
+    @cached_property
+    def supervised(self) -> Int32:
+        """Trained tokens of each row. The first token of a row is never one, so this is the number of its losses."""
+        return self._chosen(np.concatenate([part.column("supervised") for part in self._parts]))
+
+    @cached_property
+    def stats(self) -> DatasetStats:
+        """Of the files as a whole; of a selection: rows and tokens are the selection's, the rest the files'."""
+        stats = DatasetStats(**self._manifest["stats"])
+        if self._rows is None:
+            return stats
+        tokens, supervised = int(self.lengths.sum()), int(self.supervised.sum())
+        return replace(stats, rows=len(self), tokens=tokens, supervised_tokens=supervised)
+
+    def row(self, i: int) -> tuple[Int32, npt.NDArray[np.bool_]]:
+        """Token ids (read-only, straight from the map) and which of them are trained."""
+        part, local = self._locate(i)
+        return part.row(local)
+
+    def where(self, i: int) -> str:
+        """`train.jsonl:812`."""
+        part, local = self._locate(i)
+        source = int(part.value("source", local))
+        name = self.sources[source] if source < len(self.sources) else f"source {source}"
+        return f"{name}:{part.value('line', local)}"
+
+    def select(self, indices: Sequence[int] | Indices) -> TokenizedDataset:
+        """These rows in this order; nothing is copied."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        if len(chosen) and not (chosen.min() >= 0 and chosen.max() < len(self)):
+            raise IndexError(f"rows are numbered 0 to {len(self) - 1}")
+        rows = chosen if self._rows is None else self._rows[chosen]
+        return TokenizedDataset(self.directory, self.sources, rows)
+
+    def _chosen(self, values: Any) -> Int32:
+        return np.asarray(values if self._rows is None else values[self._rows], dtype=np.int32)
+
+    def _locate(self, i: int) -> tuple[_Part, int]:
+        if not 0 <= i < len(self):
+            raise IndexError(f"row {i} of {len(self)}")
+        row = i if self._rows is None else int(self._rows[i])
+        number = int(np.searchsorted(self._starts, row, side="right")) - 1
+        return self._parts[number], row - int(self._starts[number])
+
+
+class _Part:
+    """One Arrow file, mapped."""
+
+    def __init__(self, path: Path) -> None:
+        reader = pa.ipc.open_file(pa.memory_map(str(path), "r"))
+        if reader.schema != SCHEMA:
+            raise StorageError("the tokenised data has another layout", where=str(path), hint=f"delete {path.parent}")
+        batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        self._batches = [batch for batch in batches if batch.num_rows]
+        self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
+        # Views into the map, made once: going through Arrow for every row would cost microseconds each time.
+        self._ids = [_lists(batch.column("input_ids")) for batch in self._batches]
+        self._trained = [_lists(batch.column("trained")) for batch in self._batches]
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @property
+    def lengths(self) -> Int32:
+        return np.concatenate([np.diff(offsets) for offsets, _ in self._ids] or [np.empty(0, np.int32)])
+
+    def column(self, name: str) -> Int32:
+        return np.concatenate([b.column(name).to_numpy() for b in self._batches] or [np.empty(0, np.int32)])
+
+    def value(self, name: str, row: int) -> int:
+        batch, local = self._locate(row)
+        return int(self._batches[batch].column(name)[local].as_py())
+
+    def row(self, row: int) -> tuple[Int32, npt.NDArray[np.bool_]]:
+        batch, local = self._locate(row)
+        offsets, values = self._ids[batch]
+        ids = values[offsets[local] : offsets[local + 1]]
+        mask = np.zeros(len(ids), dtype=np.bool_)
+        offsets, values = self._trained[batch]
+        for start, end in values[offsets[local] : offsets[local + 1]].reshape(-1, 2):
+            mask[start:end] = True
+        return ids, mask
+
+    def _locate(self, row: int) -> tuple[int, int]:
+        batch = int(np.searchsorted(self._starts, row, side="right")) - 1
+        return batch, row - int(self._starts[batch])
+
+
+def _lists(column: Any) -> tuple[Int32, Int32]:
+    """Offsets and values of a list column, as arrays over the map."""
+    return column.offsets.to_numpy(), column.values.to_numpy()
+
+
+def _verified_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest, with every file in its full size. Hashing gigabytes at every start is not worth it: the directory
+    was synced before it got its name."""
+    manifest = read_manifest(directory)
+    for name, entry in manifest["files"].items():
+        path = directory / name
+        if not path.is_file() or path.stat().st_size != entry["size"]:
+            hint = f"delete {directory}; the data is then tokenised again"
+            raise StorageError("tokenised data is damaged", where=str(path), hint=hint)
+    return manifest

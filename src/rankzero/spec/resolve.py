@@ -1,0 +1,41 @@
+"""Fill in what a spec leaves open, so that a worker needs nothing but the result. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import yaml
+
+from rankzero.spec.names import default_run_name
+from rankzero.spec.run_spec import RunSpec
+
+ADAPTER_LEARNING_RATE = 2e-4
+FULL_LEARNING_RATE = 2e-5
+_NOT_THE_RUN = {"name", "output_dir", "tracking"}
+
+
+def resolve(spec: RunSpec) -> RunSpec:
+    """The spec with its learning rate and name decided. Resolving twice changes nothing."""
+    train = spec.train
+    if train.learning_rate == "auto":
+        rate = FULL_LEARNING_RATE if spec.lora is None else ADAPTER_LEARNING_RATE
+        train = train.model_copy(update={"learning_rate": rate})
+    spec = spec.model_copy(update={"train": train})
+    if spec.name is None:
+        method = "full" if spec.lora is None else "dora" if spec.lora.use_dora else "lora"
+        spec = spec.model_copy(update={"name": default_run_name(spec.model.name, method, spec_hash(spec))})
+    return spec
+
+
+def spec_hash(spec: RunSpec) -> str:
+    """sha256 of everything that says what is trained: not the name, the place, or the trackers."""
+    value = spec.model_dump(mode="json", exclude=_NOT_THE_RUN)
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def to_yaml(spec: RunSpec) -> str:
+    """The spec as a run.yaml that reads back to the same spec."""
+    value = spec.model_dump(mode="json")
+    escaped = json.loads(json.dumps(value).replace("${", "$${"))
+    return yaml.safe_dump(escaped, sort_keys=False, allow_unicode=True, width=1000)

@@ -1,0 +1,48 @@
+"""Every test: no network, its own cache, and no leftovers of one run's signal handlers or loggers in the next."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before any import of huggingface_hub
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+
+_LOOPBACK = ("127.", "::1", "localhost")
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse connections that would leave this machine."""
+    connect = socket.socket.connect
+
+    def guarded(self: socket.socket, address: Any) -> None:
+        if self.family in (socket.AF_INET, socket.AF_INET6) and not str(address[0]).startswith(_LOOPBACK):
+            raise AssertionError(f"a test tried to connect to {address}")
+        connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", guarded)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of this test's own, also for the processes that it starts."""
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("RANKZERO_CACHE", str(cache))
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    return cache
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A 2-layer Llama with random weights and a ChatML tokenizer."""
+    from tests.support.tiny import tiny_model
+
+    yield tiny_model(tmp_path_factory.mktemp("tiny-llama"))

@@ -1,0 +1,78 @@
+"""Small runs for tests: a spec over tiny files, started in this process or as several."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankzero.spec.run_options import RunOptions
+from rankzero.spec.run_spec import RunSpec
+from tests.support.tiny import chat_rows, write_jsonl
+
+
+def small_spec(tmp_path: Path, model: Path, *, rows: int = 30, eval_rows: int = 7, **changes: Any) -> RunSpec:
+    """A LoRA run of 12 steps: 30 rows in batches of 8 are 4 steps an epoch. `changes` are dotted with `__`."""
+    value: dict[str, Any] = {
+        "name": "small",
+        "model": {"name": str(model), "dtype": "float32"},
+        "data": {
+            "train": str(write_jsonl(tmp_path / "train.jsonl", chat_rows(rows))),
+            "eval": str(write_jsonl(tmp_path / "eval.jsonl", chat_rows(eval_rows))) if eval_rows else None,
+        },
+        "lora": {"r": 4, "dropout": 0.1, "target_modules": "all-linear"},
+        "train": {"num_train_epochs": 3, "global_batch_size": 8, "learning_rate": 0.01, "micro_batch_tokens": 128},
+        "checkpoint": {"every": 5},
+        "tracking": {"tensorboard": False},
+        "output_dir": str(tmp_path / "runs"),
+    }
+    for dotted, change in changes.items():
+        section, _, field = dotted.partition("__")
+        if field and value[section] is not None:
+            value[section] = {**value.get(section, {}), field: change}
+        else:
+            value[section] = change
+    return RunSpec.model_validate(value)
+
+
+def run_here(spec: RunSpec, **options: Any) -> dict[str, Any]:
+    """Train in this process."""
+    from rankzero.engine.worker import run
+
+    return run(spec, RunOptions(log_level="WARNING", **options))
+
+
+def run_processes_here(spec: RunSpec, nproc: int, **options: Any) -> dict[str, Any]:
+    """Train in `nproc` processes of this machine, through the product's own launcher."""
+    from rankzero.launch.local import run_processes
+
+    return json.loads(run_processes(spec, RunOptions(log_level="WARNING", **options), nproc, os.environ))
+
+
+def stop_during_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Send this process SIGTERM as the given step begins (1 is the first): the run stops after that step."""
+    from rankzero.engine import train
+
+    batch_logger = train.batch_logger
+
+    def interrupted(options: Any, done: int, *rest: Any) -> Any:
+        if done + 1 == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return batch_logger(options, done, *rest)
+
+    monkeypatch.setattr(train, "batch_logger", interrupted)
+
+
+def metrics(spec: RunSpec) -> list[dict[str, Any]]:
+    """The objects of metrics.jsonl."""
+    path = Path(spec.output_dir) / str(spec.name) / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def run_root(spec: RunSpec) -> Path:
+    """The run directory."""
+    return Path(spec.output_dir) / str(spec.name)

@@ -1,0 +1,186 @@
+"""A run that is stopped anywhere and continued by the same command ends as if nothing had happened, to the last bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rankzero.errors import ConfigError, ExitCode, StoppedError
+from rankzero.spec.run_spec import RunSpec
+from tests.support.runs import metrics, run_here, run_root, small_spec, stop_during_step
+
+CLOCK = ("seconds", "wall_seconds")
+
+
+def final_state(spec: RunSpec) -> dict[str, Any]:
+    """Everything in the last checkpoint that is not a clock."""
+    last = run_root(spec) / "last"
+    trainer = json.loads((last / "trainer.json").read_text())
+    trainer["position"] = {k: v for k, v in trainer["position"].items() if k not in CLOCK}
+    tensors = {f"{p.parent.name}/{p.name}:{k}": v for p in last.rglob("*.safetensors") for k, v in load_file(p).items()}
+    return {"trainer": trainer, "rng": (last / "rng-rank-0.json").read_text(), "tensors": tensors}
+
+
+def assert_same_state(a: dict[str, Any], b: dict[str, Any]) -> None:
+    assert a["trainer"] == b["trainer"]
+    assert a["rng"] == b["rng"]
+    assert a["tensors"].keys() == b["tensors"].keys()
+    for name, tensor in a["tensors"].items():
+        assert torch.equal(tensor, b["tensors"][name]), name
+
+
+def without_clock(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if k not in {"time", "tokens_per_second"}} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> RunSpec:
+    with pytest.MonkeyPatch.context() as patch:
+        root = tmp_path_factory.mktemp("whole")
+        patch.setenv("RANKZERO_CACHE", str(root / "cache"))
+        spec = small_spec(root, tiny)
+        run_here(spec)
+    return spec
+
+
+@pytest.mark.parametrize("step", range(1, 12))
+def test_stopped_at_every_step_and_resumed_is_bit_exact(
+    step: int, tmp_path: Path, tiny: Path, uninterrupted: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = small_spec(tmp_path, tiny)
+    with monkeypatch.context() as patch:
+        stop_during_step(patch, step)
+        with pytest.raises(StoppedError) as stopped:
+            run_here(spec)
+    assert stopped.value.exit_code == ExitCode.STOPPED
+    assert len(metrics(spec)) == step
+    report = run_here(spec)
+    assert report["steps"] == 12
+    assert_same_state(final_state(spec), final_state(uninterrupted))
+    assert without_clock(metrics(spec)) == without_clock(metrics(uninterrupted))
+    assert (run_root(spec) / "final/adapter_model.safetensors").read_bytes() == (
+        run_root(uninterrupted) / "final/adapter_model.safetensors"
+    ).read_bytes()
+
+
+def test_full_fine_tune_resumes_bit_exactly(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = small_spec(tmp_path / "a", tiny, lora=None, train__weight_decay=0.1)
+    run_here(whole)
+    spec = small_spec(tmp_path / "b", tiny, lora=None, train__weight_decay=0.1)
+    with monkeypatch.context() as patch:
+        stop_during_step(patch, 6)
+        with pytest.raises(StoppedError):
+            run_here(spec)
+    run_here(spec)
+    assert_same_state(final_state(spec), final_state(whole))
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = small_spec(tmp_path, tiny, train__num_train_epochs=1)
+    first = run_here(spec)
+    monkeypatch.setattr("rankzero.engine.worker.build_session", lambda *_: pytest.fail("loaded the model"))
+    assert run_here(spec) == first
+
+
+def test_a_finished_training_without_result_only_writes_the_result(tmp_path: Path, tiny: Path) -> None:
+    spec = small_spec(tmp_path, tiny, train__num_train_epochs=1)
+    run_here(spec)
+    (run_root(spec) / "report.json").unlink()
+    before = metrics(spec)
+    assert run_here(spec)["steps"] == 4
+    assert metrics(spec) == before
+
+
+def test_a_damaged_checkpoint_is_skipped_loudly(
+    tmp_path: Path, tiny: Path, uninterrupted: RunSpec, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    spec = small_spec(tmp_path, tiny)
+    with monkeypatch.context() as patch:
+        stop_during_step(patch, 8)
+        with pytest.raises(StoppedError):
+            run_here(spec)
+    steps = sorted(int(path.name.split("-")[1]) for path in (run_root(spec) / "checkpoints").iterdir())
+    newest = run_root(spec) / f"checkpoints/step-{steps[-1]}/model/adapter_model.safetensors"
+    damaged = bytearray(newest.read_bytes())
+    damaged[-1] ^= 1  # one bit
+    newest.write_bytes(damaged)
+    report = run_here(spec)
+    assert f"step-{steps[-1]} is damaged" in capfd.readouterr().err
+    assert report["steps"] == 12
+    assert_same_state(final_state(spec), final_state(uninterrupted))
+
+
+def test_leftovers_of_a_killed_save_are_removed(tmp_path: Path, tiny: Path) -> None:
+    spec = small_spec(tmp_path, tiny, train__num_train_epochs=1)
+    stale = run_root(spec) / "checkpoints/.tmp-step-2-0123"
+    stale.mkdir(parents=True)
+    (stale / "optimizer.safetensors").write_bytes(b"half")
+    run_here(spec)
+    assert not stale.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"train__learning_rate": 0.5}, "train.learning_rate"),
+        ({"lora__r": 8}, "lora.r"),
+        ({"data__max_length": 64}, "data.max_length"),
+        ({"train__seed": 1}, "train.seed"),
+    ],
+)
+def test_another_runs_directory_is_refused_with_the_override_named(
+    change: dict[str, Any], field: str, tmp_path: Path, tiny: Path
+) -> None:
+    run_here(small_spec(tmp_path, tiny, train__num_train_epochs=1))
+    before = {p: p.read_bytes() for p in run_root(small_spec(tmp_path, tiny)).rglob("*") if p.is_file()}
+    other = small_spec(tmp_path, tiny, train__num_train_epochs=1, **change)
+    with pytest.raises(ConfigError) as refused:
+        run_here(other)
+    assert field in str(refused.value)
+    assert f"--allow-change {field}" in str(refused.value)
+    kept = {p: p.read_bytes() for p in before}
+    assert all(kept[p] == before[p] for p in before if p.name != "lease.json")
+
+
+def test_changed_data_is_refused_unless_allowed(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = small_spec(tmp_path, tiny)
+    with monkeypatch.context() as patch:
+        stop_during_step(patch, 6)
+        with pytest.raises(StoppedError):
+            run_here(spec)
+    spec = small_spec(tmp_path, tiny, rows=29)
+    with pytest.raises(ConfigError, match="--allow-change data"):
+        run_here(spec)
+    assert run_here(spec, allow_changes=("data",))["steps"] == 12
+
+
+def test_harmless_changes_pass(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = small_spec(tmp_path, tiny)
+    with monkeypatch.context() as patch:
+        stop_during_step(patch, 6)
+        with pytest.raises(StoppedError):
+            run_here(spec)
+    changed = small_spec(tmp_path, tiny, checkpoint__every=3, checkpoint__keep=1, tracking__tensorboard=True)
+    assert run_here(changed)["steps"] == 12
+
+
+def test_a_flag_file_stops_the_run(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rankzero.engine import train
+
+    spec = small_spec(tmp_path, tiny)
+    step_facts = train.step_facts
+
+    def touch_flag(position: Any, *rest: Any) -> Any:
+        if position.step == 3:
+            (run_root(spec) / "stop").touch()
+        return step_facts(position, *rest)
+
+    monkeypatch.setattr(train, "step_facts", touch_flag)
+    with pytest.raises(StoppedError, match="saved at step 4"):
+        run_here(spec)
+    assert not (run_root(spec) / "stop").exists()
