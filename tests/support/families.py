@@ -90,11 +90,12 @@ def sentencepiece_tokenizer(
     *, chat_template: str | None, specials: tuple[str, ...], eos: str, bos: str | None
 ) -> Any:
     """BPE over whole text with ▁ for spaces and bytes for what is unknown, as Gemma's and Mistral's are."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, processors, trainers
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
     backend = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
     text = [*"".join(sorted({char for line in CORPUS for char in line} | set("\n"))), *CORPUS]
     bytes_ = [f"<0x{value:02X}>" for value in range(256)]
     backend.train_from_iterator(

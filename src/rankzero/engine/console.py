@@ -76,7 +76,7 @@ class RunConsole:
         logger.addHandler(handler)
 
     @contextmanager
-    def progress(self, label: str, total: int, done: int = 0, *, tag: str = "[TRAIN]") -> Iterator[Callable[[int, str], None]]:
+    def progress(self, label: str, total: int, done: int = 0) -> Iterator[Callable[[int, str], None]]:
         """A bar on a terminal, a line every ten seconds elsewhere. Yields advance(count, facts)."""
         if not self.speaks:
             yield lambda _count, _facts: None
@@ -85,7 +85,7 @@ class RunConsole:
                 task = bar.add_task(label, total=total, completed=done, facts="")
                 yield _Advance(bar, task)
         else:
-            yield _PlainAdvance(f"{tag} {label}", total, done)
+            yield _PlainAdvance(label, total, done)
 
     def _bar(self) -> Progress:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -117,18 +117,21 @@ class _PlainAdvance:
 
     def __init__(self, label: str, total: int, done: int) -> None:
         self._label, self._total, self._done = label, total, done
-        self._started, self._spoken, self._from = time.monotonic(), 0.0, done
+        self._started = self._last = time.monotonic()
+        self._spoken, self._from = 0.0, done
 
     def __call__(self, count: int, facts: str) -> None:
         self._done += count
         now = time.monotonic()
-        if not count:
-            return  # an evaluation inside; its result is a line of its own
+        since, self._last = now - self._last, now
+        if not count:  # part of an evaluation: it has a line of its own, and steps are what the ETA counts
+            self._started += since
+            return
         if self._done < self._total and self._spoken and now - self._spoken < PLAIN_INTERVAL_SECONDS:
             return
         self._spoken = now
         left = (now - self._started) / max(1, self._done - self._from) * (self._total - self._done)
-        logger.info("%s %d/%d %s ETA %s", self._label, self._done, self._total, facts, duration(left))
+        logger.info("[TRAIN] %s %d/%d %s ETA %s", self._label, self._done, self._total, facts, duration(left))
 
 
 def duration(seconds: float) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from rankzero.errors import ConfigError
+from rankzero.machine import usable_cores, usable_memory
 from rankzero.spec.run_spec import Dtype
 
 
@@ -92,19 +93,14 @@ def pick_dtype(wanted: Dtype, device: Device) -> torch.dtype:
 def set_threads(local_world_size: int) -> None:
     """Share the cores among the processes of this machine, unless the user has set OMP_NUM_THREADS."""
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, available_cores() // local_world_size))
+        torch.set_num_threads(max(1, usable_cores() // local_world_size))
 
 
-def available_cores() -> int:
-    """Cores that this process may use (affinity counts, the machine's total does not)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def memory_limit(device: Device) -> int:
-    """Bytes of memory that one process may hope for: the GPU's, or the machine's."""
+def memory_limit(device: Device, local_world_size: int) -> int:
+    """Bytes of memory that one process may plan with: its GPU's, or its share of the machine's."""
     if device.kind == "cuda":
-        return torch.cuda.get_device_properties(device.index).total_memory
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return int(torch.cuda.get_device_properties(device.index).total_memory)
+    return usable_memory() // local_world_size
 
 
 def peak_memory(device: Device) -> int:

@@ -23,12 +23,13 @@ from rankzero.data.progress import no_progress, show_progress
 from rankzero.data.tokenize import TokenRules, prepare, tokenizer_fingerprint
 from rankzero.engine.checkpoint import Trainable
 from rankzero.engine.console import logger
-from rankzero.engine.device import Device, available_cores, memory_limit
+from rankzero.engine.device import Device, memory_limit
 from rankzero.engine.distributed import World, broadcast_parameters
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.optim import make_optimizer, make_scheduler
 from rankzero.engine.step import Stepper, SupervisedHead
 from rankzero.errors import DataError
+from rankzero.machine import usable_cores
 from rankzero.model.load import (
     check_vocabulary,
     load_config,
@@ -90,11 +91,9 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
     return Inputs(source, tokenizer, config, train, held_out, tokenizer_fingerprint(tokenizer))
 
 
-def _read_data(
-    spec: RunSpec, tokenizer: Any, world: World
-) -> tuple[TokenizedDataset, TokenizedDataset | None]:
+def _read_data(spec: RunSpec, tokenizer: Any, world: World) -> tuple[TokenizedDataset, TokenizedDataset | None]:
     rules = TokenRules(spec.data.max_length, spec.data.over_length, spec.data.assistant_only_loss)
-    workers = max(1, available_cores() // world.local_world_size)
+    workers = max(1, usable_cores() // world.local_world_size)
 
     def read(given: str | tuple[SourceSpec, ...], label: str) -> TokenizedDataset:
         sources = (SourceSpec(path=given),) if isinstance(given, str) else given
@@ -135,7 +134,14 @@ def build_session(
         stop_ids = stop_token_ids(model, inputs.tokenizer)
         if spec.lora is not None:
             model = apply_lora(model, spec.lora, seed=spec.train.seed, base_name=inputs.source.name)
-        memory = plan_memory(spec, inputs.config, dtype, memory_limit(device), device.kind, *parameter_counts(model))
+        memory = plan_memory(
+            spec,
+            inputs.config,
+            dtype,
+            memory_limit(device, world.local_world_size),
+            device.kind,
+            *parameter_counts(model),
+        )
         if memory.gradient_checkpointing:
             model.enable_input_require_grads()
             model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -84,7 +84,7 @@ def train(session: Session, around: Surroundings, position: Position) -> Positio
                 position = replace(position, ended_early=bool(patience and position.evals_since_best >= patience))
             if around.metrics is not None:
                 around.metrics.log(position.step, facts)
-            advance(1, f"loss {result.loss:.4f} {facts['tokens_per_second']:,.0f} tok/s")
+            advance(1, f"loss {result.loss:.4f} {position.tokens / position.seconds:,.0f} tok/s")
             if step_in_epoch + 1 == schedule.steps_per_epoch:
                 logger.info("[EPOCH] %d done at step %d: loss %.4f", epoch + 1, position.step, result.loss)
 

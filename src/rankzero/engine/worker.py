@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
+import traceback
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rankzero.engine.checkpoint import Position, load_checkpoint, newest_intact
 from rankzero.engine.console import RunConsole, logger, print_result
-from rankzero.engine.device import peak_memory, pick_device, pick_dtype, set_threads
+from rankzero.engine.device import Device, peak_memory, pick_device, pick_dtype, set_threads
 from rankzero.engine.distributed import World, broadcast_object, gather_objects, process_group, world_from_env
 from rankzero.engine.finish import copy_report, finish, finished_report
 from rankzero.engine.goodput import Ledger
@@ -20,7 +25,7 @@ from rankzero.engine.resume import check_same_run, manifest_meta, refuse_foreign
 from rankzero.engine.setup import Inputs, Session, build_session, collect_environment, read_inputs
 from rankzero.engine.signals import stop_on_signals
 from rankzero.engine.train import Surroundings, train
-from rankzero.errors import RankzeroError
+from rankzero.errors import ExitCode, RankzeroError
 from rankzero.model.load import quiet_libraries
 from rankzero.run_dir.atomic import remove_stale, write_json, write_text
 from rankzero.run_dir.lease import Lease
@@ -31,6 +36,7 @@ from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.schedule import make_schedule
 
 ERROR_FILE_VARIABLE = "RANKZERO_ERROR_FILE"
+PARENT_VARIABLE = "RANKZERO_PARENT"
 
 
 def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
@@ -88,7 +94,10 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
             manifest_meta=meta,
         )
         log_plan(session, inputs, world)
-        position = train(session, around, position)
+        try:
+            position = train(session, around, position)
+        except torch.OutOfMemoryError as error:
+            raise out_of_memory(session, device) from error
         measured = {
             "time_to_first_step_seconds": ledger.time_to_first_step,
             "peak_memory_bytes": max(gather_objects(peak_memory(device))),
@@ -97,6 +106,16 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
         if world.is_main:
             copy_report(report, options.report_json)
         return report
+
+
+def out_of_memory(session: Session, device: Device) -> RankzeroError:
+    """What to turn, in the order of what it costs."""
+    ways = [f"train.micro_batch_tokens below {session.memory.micro_batch_tokens}"]
+    if not session.memory.gradient_checkpointing:
+        ways.append("train.gradient_checkpointing: true")
+    return RankzeroError(
+        "out of memory", where=device.describe(), hint=f"set {', then '.join([*ways, 'data.max_length lower'])}"
+    )
 
 
 def find_checkpoint(
@@ -174,17 +193,43 @@ def log_plan(session: Session, inputs: Inputs, world: World) -> None:
 
 
 def main() -> None:
-    """`python -m rankzero.engine.worker SPEC.json`: what rankzero's own launcher starts, one for each process."""
+    """`python -m rankzero.engine.worker RUN.json`: what rankzero's own launcher starts, one for each process.
+
+    Errors go to a file and are printed by the launcher, once and for the process that failed first: peers of a dead
+    process fail too, and theirs would only bury the cause.
+    """
+    die_with_parent()
     payload = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     options = RunOptions(**{**payload["options"], "allow_changes": tuple(payload["options"]["allow_changes"])})
     try:
         report = run(RunSpec.model_validate(payload["spec"]), options)
-    except RankzeroError as error:
-        problems = [{"what": p.what, "where": p.where, "hint": p.hint} for p in error.problems]
-        write_json(Path(os.environ[ERROR_FILE_VARIABLE]), {"type": type(error).__name__, "problems": problems})
-        sys.exit(error.exit_code)
+    except Exception as error:
+        sys.exit(hand_over(error))
     if os.environ.get("RANK", "0") == "0":
         print_result(json.dumps(report))
+
+
+def hand_over(error: Exception) -> int:
+    """Write the error where the launcher reads it. Returns the exit code."""
+    if isinstance(error, RankzeroError):
+        known, trace = error, ""
+    else:
+        known = RankzeroError(f"internal error: {type(error).__name__}: {error}")
+        trace = traceback.format_exc()
+    problems = [{"what": p.what, "where": p.where, "hint": p.hint} for p in known.problems]
+    value = {"type": type(known).__name__, "problems": problems, "traceback": trace}
+    write_json(Path(os.environ[ERROR_FILE_VARIABLE]), value)
+    return known.exit_code
+
+
+def die_with_parent() -> None:
+    """No orphans: ask Linux to kill this process when its launcher dies, however it dies."""
+    parent = os.environ.get(PARENT_VARIABLE)
+    if parent is None or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != int(parent):
+        sys.exit(ExitCode.STOPPED)
 
 
 if __name__ == "__main__":

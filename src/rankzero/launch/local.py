@@ -21,6 +21,7 @@ from types import FrameType
 
 from rankzero import errors
 from rankzero.errors import ExitCode, Problem, RankzeroError, StoppedError
+from rankzero.machine import usable_cores
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 
@@ -50,7 +51,6 @@ def _workers(
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Start all workers; whatever happens, none is left behind."""
     workers: list[subprocess.Popen[bytes]] = []
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         for rank in range(nproc):
             place = {
@@ -63,7 +63,7 @@ def _workers(
                 "RANKZERO_STARTED_AT": started,
                 "RANKZERO_PARENT": os.getpid(),
             }
-            defaults = {"OMP_NUM_THREADS": str(max(1, cores // nproc))}
+            defaults = {"OMP_NUM_THREADS": str(max(1, usable_cores() // nproc))}
             if "GLOO_SOCKET_IFNAME" not in env and Path("/sys/class/net/lo").exists():
                 defaults["GLOO_SOCKET_IFNAME"] = "lo"  # one machine: independent of its name being resolvable
             with (
@@ -144,6 +144,8 @@ def _error_of(rank: int, worker: subprocess.Popen[bytes], directory: Path) -> Ra
     if value is not None:
         kind = getattr(errors, value["type"], RankzeroError)
         error: RankzeroError = kind([Problem(**problem) for problem in value["problems"]])
+        if value["traceback"]:
+            error.add_note(value["traceback"])
         return error
     if worker.returncode == ExitCode.STOPPED:
         return StoppedError("stopped", hint="give the same command again")

@@ -35,7 +35,7 @@ class ModelSource:
 
 
 def weights_fingerprint(directory: Path) -> str:
-    """Tells two models apart without reading gigabytes: the config, and name, size and first bytes of each weights file.
+    """Tells two models apart without reading gigabytes: the config, and name, size and head of each weights file.
 
     A safetensors file starts with the names, shapes and offsets of its tensors; the tensors follow.
     """

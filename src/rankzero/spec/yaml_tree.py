@@ -36,7 +36,7 @@ _WORDS: dict[str, bool | float | None] = {
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Composes nodes only; without resolvers every plain scalar stays text, which `plain_value` then types."""
 
-    yaml_implicit_resolvers: dict[str, object] = {}  # noqa: RUF012
+    yaml_implicit_resolvers: dict[str, object] = {}
 
 
 @dataclass(frozen=True, slots=True)

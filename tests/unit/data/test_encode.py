@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from rankzero.data.formats import convert
 from rankzero.data.sources import Chunk
 from rankzero.data.tokenizer import take_apart
 from tests.support.families import FAMILIES, family_tokenizer
-from tests.support.tiny import CORPUS, tiny_tokenizer
+from tests.support.tiny import CHATML, CORPUS, tiny_tokenizer
 from tests.unit.data.support import chat, user_assistant
 
 
@@ -29,6 +30,18 @@ def encode(row: dict[str, Any], tokenizer: Any, **rules: Any) -> Row:
     assert isinstance(rendered, Rendered), rendered
     (encoded,) = Encoder(parts, token_rules).encode([rendered])
     return encoded
+
+
+def changed_tokenizer(change: Callable[[dict[str, Any]], None]) -> Any:
+    """The tiny ChatML tokenizer with its JSON changed."""
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    backend = json.loads(tiny_tokenizer().backend_tokenizer.to_str())
+    change(backend)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(backend)), eos_token="<|im_end|>")
+    tokenizer.chat_template = CHATML
+    return tokenizer
 
 
 def trained(row: Row, tokenizer: Any) -> list[str]:
@@ -76,37 +89,24 @@ def test_trained_tokens_decode_to_the_wanted_turns(
 
 def test_a_token_that_joins_head_and_content_is_not_trained() -> None:
     """The head's newline and the content's as one token: in use the model is given the head's alone."""
-    base = tiny_tokenizer(chat_template=None)
-    backend = json.loads(base.backend_tokenizer.to_str())
-    vocab = backend["model"]["vocab"]
-    vocab["ĊĊ"] = len(vocab)
-    backend["model"]["merges"].append(["Ċ", "Ċ"])
-    from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerFast
 
-    from tests.support.tiny import CHATML
+    def merge_newlines(backend: dict[str, Any]) -> None:
+        backend["pre_tokenizer"]["use_regex"] = False
+        backend["model"]["vocab"]["ĊĊ"] = len(backend["model"]["vocab"])
+        backend["model"]["merges"].append(["Ċ", "Ċ"])
 
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(backend)), eos_token="<|im_end|>"
-    )
-    tokenizer.chat_template = CHATML
+    tokenizer = changed_tokenizer(merge_newlines)
+    assert "ĊĊ" in tokenizer.convert_ids_to_tokens(encode(user_assistant("q", "\nword"), tokenizer).ids)
     assert trained(encode(user_assistant("q", "\nword"), tokenizer), tokenizer) == ["word<|im_end|>"]
 
 
 def test_an_end_token_that_swallows_the_space_behind_it_is_trained() -> None:
-    tokenizer = tiny_tokenizer()
-    backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    for token in backend["added_tokens"]:
-        token["rstrip"] = True  # as Phi's
-    from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerFast
 
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(backend)), eos_token="<|im_end|>"
-    )
-    from tests.support.tiny import CHATML
+    def swallow(backend: dict[str, Any]) -> None:
+        for token in backend["added_tokens"]:
+            token["rstrip"] = True  # as Phi's
 
-    tokenizer.chat_template = CHATML
+    tokenizer = changed_tokenizer(swallow)
     row = encode(user_assistant("q", "one", "r", "two"), tokenizer)
     assert trained(row, tokenizer) == ["one<|im_end|>", "two<|im_end|>"]
 
@@ -160,7 +160,7 @@ class TestRaw:
         ("prompt", "completion", "straddles", "expected"),
         [
             ("Say", " Hello", False, [" Hello<|im_end|>"]),
-            ("Say ", "Hello", True, [" Hello<|im_end|>"]),  # "␣Hello" is one token
+            ("Say ", "the end", True, [" the end<|im_end|>"]),  # "␣the" is one token
             ("Say 🙂", "🙂", False, ["🙂<|im_end|>"]),
         ],
     )
@@ -175,8 +175,8 @@ class TestRaw:
 
         tokenizer = tiny_tokenizer(vocab_size=600)
         tokenizer.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
-        row = encode({"prompt": "Say ", "completion": "Hello"}, tokenizer)
-        assert row.straddles and trained(row, tokenizer) == [" Hello<|im_end|>"]
+        row = encode({"prompt": "Say ", "completion": "the end"}, tokenizer)
+        assert row.straddles and trained(row, tokenizer) == [" the end<|im_end|>"]
 
 
 class TestLength:
@@ -224,9 +224,9 @@ class TestLength:
             assert encoded.dropped == ("" if where else "truncated_before_trained")
 
     def test_huge_rows_of_few_tokens_are_not_cut(self) -> None:
-        tokenizer = tiny_tokenizer(specials=("<|im_start|>", "<|im_end|>", "x" * 5000))
-        row = encode({"text": "x" * 5000 * 300}, tokenizer, max_length=512)
-        assert len(row.ids) == 301 and not row.truncated
+        tokenizer = tiny_tokenizer(specials=("<|im_start|>", "<|im_end|>", "x" * 100))
+        row = encode({"text": "x" * 100 * 14_000}, tokenizer, max_length=20_000)
+        assert len(row.ids) == 14_001 and not row.truncated
 
 
 def test_chunk_encoder_lays_rows_end_to_end() -> None:

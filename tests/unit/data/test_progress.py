@@ -1,0 +1,48 @@
+"""Progress: silent when quick, lines where there is no terminal, a bar where there is one."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+import rankzero.data.progress
+from rankzero.data.progress import show_progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(rankzero.data.progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_quick_jobs_say_nothing(clock: list[float]) -> None:
+    for stream in (io.StringIO(), Terminal()):
+        with show_progress("checking", 100, stream) as advance:
+            clock[0] += 1
+            advance(100)
+        assert stream.getvalue() == ""
+
+
+def test_lines_now_and_then(clock: list[float]) -> None:
+    stream = io.StringIO()
+    with show_progress("checking", 10_000_000, stream) as advance:
+        for _ in range(10):
+            clock[0] += 2
+            advance(1_000_000)
+    assert stream.getvalue() == "checking: 10% of 10 MB, 2 s\nchecking: 90% of 10 MB, 18 s\n"
+
+
+def test_a_bar_on_a_terminal(clock: list[float]) -> None:
+    stream = Terminal()
+    with show_progress("checking", 100, stream) as advance:
+        clock[0] += 5
+        advance(50)
+        advance(50)
+    assert "checking" in stream.getvalue()

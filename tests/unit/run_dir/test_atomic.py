@@ -1,0 +1,117 @@
+"""What is committed is whole; what is not committed is recognisable."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from rankzero.errors import ExitCode, StorageError
+from rankzero.run_dir import atomic
+from rankzero.run_dir.atomic import commit_directory, read_manifest, remove_stale, verify_directory, write_json, write_text
+
+
+def staged(parent: Path, content: bytes = b"weights") -> Path:
+    directory = parent / atomic.stage_name("step-1")
+    (directory / "model").mkdir(parents=True)
+    (directory / "model/a.safetensors").write_bytes(content)
+    (directory / "trainer.json").write_text("{}")
+    return directory
+
+
+def test_a_committed_directory_verifies(tmp_path: Path) -> None:
+    commit_directory(staged(tmp_path), tmp_path / "step-1", {"step": 1})
+    manifest = verify_directory(tmp_path / "step-1")
+    assert manifest["step"] == 1
+    assert set(manifest["files"]) == {"model/a.safetensors", "trainer.json"}
+    assert os.listdir(tmp_path) == ["step-1"]
+
+
+def test_committing_again_replaces_the_whole_directory(tmp_path: Path) -> None:
+    commit_directory(staged(tmp_path, b"old"), tmp_path / "step-1", {})
+    second = staged(tmp_path, b"new")
+    (second / "trainer.json").unlink()
+    commit_directory(second, tmp_path / "step-1", {})
+    assert (tmp_path / "step-1/model/a.safetensors").read_bytes() == b"new"
+    assert not (tmp_path / "step-1/trainer.json").exists()
+    assert os.listdir(tmp_path) == ["step-1"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda d: (d / "model/a.safetensors").write_bytes(b"weighty"), "bytes changed"),
+        (lambda d: (d / "model/a.safetensors").write_bytes(b"weigh"), "5 bytes where 7 were saved"),
+        (lambda d: (d / "trainer.json").unlink(), "missing"),
+        (lambda d: (d / "manifest.json").unlink(), "never committed"),
+        (lambda d: (d / "manifest.json").write_text("{"), "cannot be read"),
+        (lambda d: (d / "manifest.json").write_text("[]"), "not one of rankzero's"),
+    ],
+)
+def test_every_damage_is_named(damage: object, words: str, tmp_path: Path) -> None:
+    commit_directory(staged(tmp_path), tmp_path / "step-1", {})
+    damage(tmp_path / "step-1")  # type: ignore[operator]
+    with pytest.raises(StorageError, match=words):
+        verify_directory(tmp_path / "step-1")
+
+
+@pytest.mark.parametrize("call", ["fsync", "rename"])
+@pytest.mark.parametrize("nth", range(6))
+def test_a_crash_at_any_call_leaves_the_old_or_the_new(
+    call: str, nth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nth fsync or rename fails: what verifies afterwards is one of the two directories, whole."""
+    commit_directory(staged(tmp_path, b"old"), tmp_path / "step-1", {"step": "old"})
+    new = staged(tmp_path, b"new")
+    real, calls = getattr(os, call), 0
+
+    def failing(*args: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls > nth:
+            raise OSError(errno.EIO, "crash")
+        return real(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, failing)
+        try:
+            commit_directory(new, tmp_path / "step-1", {"step": "new"})
+        except StorageError as error:
+            assert "crash" in str(error)
+    whole = [d for d in tmp_path.iterdir() if (d / "manifest.json").is_file() and verify_directory(d)]
+    contents = {read_manifest(d)["step"]: (d / "model/a.safetensors").read_bytes() for d in whole}
+    assert contents.get("old", b"old") == b"old" and contents.get("new", b"new") == b"new"
+    assert contents, "neither survived"
+
+
+def test_text_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "report.json"
+    write_json(path, {"a": 1})
+
+    def no_space(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(StorageError) as full:
+        write_json(path, {"a": 2})
+    assert full.value.exit_code == ExitCode.STORAGE
+    assert "free space" in str(full.value)
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert os.listdir(tmp_path) == ["report.json"]
+
+
+def test_a_file_where_a_directory_is_needed(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(StorageError, match="output_dir"):
+        write_text(tmp_path / "runs/a/run.yaml", "x")
+
+
+def test_only_temporary_names_are_removed(tmp_path: Path) -> None:
+    staged(tmp_path)
+    (tmp_path / ".tmp-report.json-1").write_text("")
+    (tmp_path / "step-2").mkdir()
+    assert len(remove_stale(tmp_path)) == 2
+    assert os.listdir(tmp_path) == ["step-2"]

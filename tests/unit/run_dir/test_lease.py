@@ -1,0 +1,101 @@
+"""One run directory, one run at a time, whatever happens to the owner, the hosts or their clocks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rankzero.errors import ExitCode, StorageError
+from rankzero.run_dir.lease import Lease
+
+
+def hold_elsewhere(root: Path, **changes: object) -> None:
+    value = {"token": 3, "beat": 1, "host": "other-host", "pid": 7, "process": "x"} | changes
+    (root / "lease.json").write_text(json.dumps(value))
+
+
+def test_a_second_run_is_refused_at_once_and_told_who_holds_it(tmp_path: Path) -> None:
+    first = Lease(tmp_path)
+    first.acquire()
+    code = (
+        "import sys; from pathlib import Path; from rankzero.run_dir.lease import Lease\n"
+        "Lease(Path(sys.argv[1])).acquire()"
+    )
+    started = time.monotonic()
+    second = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert time.monotonic() - started < 5
+    assert f"in use by process {os.getpid()}" in second.stderr
+    first.release()
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+
+
+def test_the_directory_of_a_dead_process_is_free(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from rankzero.run_dir.lease import Lease\n"
+        "Lease(Path(sys.argv[1])).acquire(); os._exit(9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    assert json.loads((tmp_path / "lease.json").read_text())["token"] == 1
+    lease = Lease(tmp_path)
+    lease.acquire()
+    assert json.loads((tmp_path / "lease.json").read_text())["token"] == 2
+    lease.release()
+
+
+def test_a_beating_owner_on_another_host_keeps_it(tmp_path: Path) -> None:
+    hold_elsewhere(tmp_path)
+    waits = 0
+
+    def wait(_seconds: float) -> None:
+        nonlocal waits
+        waits += 1
+        if waits == 3:
+            hold_elsewhere(tmp_path, beat=2)
+
+    with pytest.raises(StorageError, match="in use by process 7 on other-host") as refused:
+        Lease(tmp_path).acquire(wait=wait)
+    assert refused.value.exit_code == ExitCode.STORAGE
+    assert waits == 3
+
+
+def test_a_silent_owner_on_another_host_loses_it(tmp_path: Path) -> None:
+    hold_elsewhere(tmp_path)
+    waited = 0.0
+
+    def wait(seconds: float) -> None:
+        nonlocal waited
+        waited += seconds
+
+    lease = Lease(tmp_path)
+    lease.acquire(wait=wait)
+    assert waited >= 30
+    assert json.loads((tmp_path / "lease.json").read_text())["token"] == 4
+    lease.check()
+    lease.release()
+
+
+def test_an_owner_that_lost_the_directory_may_not_commit(tmp_path: Path) -> None:
+    lease = Lease(tmp_path)
+    lease.acquire()
+    hold_elsewhere(tmp_path, token=99)
+    with pytest.raises(StorageError, match="other-host"):
+        lease.check()
+    lease.release()
+    assert json.loads((tmp_path / "lease.json").read_text())["token"] == 99
+
+
+def test_the_heartbeat_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankzero.run_dir.lease.BEAT_SECONDS", 0.01)
+    lease = Lease(tmp_path)
+    lease.acquire()
+    deadline = time.monotonic() + 10
+    while json.loads((tmp_path / "lease.json").read_text())["beat"] < 2 and time.monotonic() < deadline:
+        pass
+    lease.release()
+    assert json.loads((tmp_path / "lease.json").read_text()) == {"token": 1}
