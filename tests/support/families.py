@@ -81,14 +81,10 @@ def family_tokenizer(name: str) -> Any:
     """The family's tokenizer; treat as read-only."""
     family = FAMILIES[name]
     make = sentencepiece_tokenizer if family.sentencepiece else tiny_tokenizer
-    return make(
-        chat_template=template_text(family.template), specials=family.specials, eos=family.eos, bos=family.bos
-    )
+    return make(chat_template=template_text(family.template), specials=family.specials, eos=family.eos, bos=family.bos)
 
 
-def sentencepiece_tokenizer(
-    *, chat_template: str | None, specials: tuple[str, ...], eos: str, bos: str | None
-) -> Any:
+def sentencepiece_tokenizer(*, chat_template: str | None, specials: tuple[str, ...], eos: str, bos: str | None) -> Any:
     """BPE over whole text with ▁ for spaces and bytes for what is unknown, as Gemma's and Mistral's are."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast

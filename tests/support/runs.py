@@ -32,7 +32,7 @@ def small_spec(tmp_path: Path, model: Path, *, rows: int = 30, eval_rows: int = 
     }
     for dotted, change in changes.items():
         section, _, field = dotted.partition("__")
-        if field and value[section] is not None:
+        if field and value.get(section, {}) is not None:
             value[section] = {**value.get(section, {}), field: change}
         else:
             value[section] = change

@@ -7,6 +7,7 @@ once the spec, the model's files and the data have passed.
 from __future__ import annotations
 
 import os
+import random
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -197,6 +198,7 @@ def build_session(
 def seed_ranks(seed: int, rank: int) -> None:
     """Dropout differs between ranks; nothing else draws random numbers during training."""
     torch.manual_seed((seed + 1_000_003 * rank) % 2**63)
+    random.seed(seed + rank)
     np.random.seed((seed + rank) % 2**32)
 
 

@@ -67,11 +67,10 @@ def apply_lora(model: Any, spec: LoraSpec, *, seed: int, base_name: str) -> Any:
         use_dora=spec.use_dora,
         use_rslora=spec.use_rslora,
     )
+    model.name_or_path = base_name  # peft writes this name, not the config's, into the adapter
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        adapted = get_peft_model(model, config)
-    adapted.peft_config["default"].base_model_name_or_path = base_name
-    return adapted
+        return get_peft_model(model, config)
 
 
 def parameter_counts(model: Any) -> tuple[int, int]:

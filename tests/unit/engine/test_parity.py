@@ -29,7 +29,9 @@ class InOurOrder(torch.utils.data.Dataset):  # type: ignore[type-arg]
         rules = TokenRules(spec.data.max_length, spec.data.over_length, spec.data.assistant_only_loss)
         self.rows = prepare([SourceSpec(path=str(spec.data.train))], tokenizer, rules, cache_root())
         epochs = int(spec.train.num_train_epochs)
-        self.order = [int(i) for e in range(epochs) for i in permutation(len(self.rows), seed=spec.train.seed, stream=e)]
+        self.order = [
+            int(i) for e in range(epochs) for i in permutation(len(self.rows), seed=spec.train.seed, stream=e)
+        ]
 
     def __len__(self) -> int:
         return len(self.order)

@@ -97,7 +97,11 @@ def test_a_finished_training_without_result_only_writes_the_result(tmp_path: Pat
 
 
 def test_a_damaged_checkpoint_is_skipped_loudly(
-    tmp_path: Path, tiny: Path, uninterrupted: RunSpec, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    tiny: Path,
+    uninterrupted: RunSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     spec = small_spec(tmp_path, tiny)
     with monkeypatch.context() as patch:

@@ -11,7 +11,14 @@ import pytest
 
 from rankzero.errors import ExitCode, StorageError
 from rankzero.run_dir import atomic
-from rankzero.run_dir.atomic import commit_directory, read_manifest, remove_stale, verify_directory, write_json, write_text
+from rankzero.run_dir.atomic import (
+    commit_directory,
+    read_manifest,
+    remove_stale,
+    verify_directory,
+    write_json,
+    write_text,
+)
 
 
 def staged(parent: Path, content: bytes = b"weights") -> Path:

@@ -1,0 +1,191 @@
+"""What other trainers and the seeds call our fields, and what they have that is not here. A table; knows no spec."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_BATCH = "it is sequences per step over all processes: batch × accumulation × processes, so 2 × 8 × 4 is 64"
+_ADAPTER = "write a lora section for adapters, lora: {} for the defaults; leave it out for a full fine-tune"
+_SHARE = "as {fraction: 0.02}"
+_HARDWARE = "not part of a run spec: rankzero train RUN.yaml --nproc-per-node N, or cluster.yaml"
+_ADAMW = "the optimizer is AdamW: train.weight_decay, adam_beta1, adam_beta2 and adam_epsilon set it"
+_NO_PADDING = (
+    "not needed: rows of like length share a forward pass of up to train.micro_batch_tokens, so there is next to no "
+    "padding"
+)
+_SAME_COMMAND = "not needed: the same command continues the run from its newest intact checkpoint"
+_QUANTIZED = "4-bit and 8-bit loading are not available yet; weights are loaded in model.dtype"
+_INVERTED = "with the opposite value: false there is true here"
+_ROWS = "rows are read as {messages}, {prompt, completion} or {text}: see rankzero data check"
+_EVERY = "`epoch`, or a number of steps"
+_SHUFFLED = "not needed: rows are shuffled anew each epoch, from train.seed"
+
+_TABLE: tuple[tuple[str, str, str], ...] = (
+    # field here ("" where there is none), note, names elsewhere
+    ("name", "", "run_name run_id experiment_name job_name wandb_run_name"),
+    ("output_dir", "", "output out out_dir output_path save_dir checkpoint_output_dir"),
+    ("task", "", "stage train_stage task_type"),
+    (
+        "model.name",
+        "",
+        "model_name_or_path model_name base_model model_id model_uri model_id_or_path pretrained_model "
+        "pretrained_model_name_or_path hf_model checkpoint_dir",
+    ),
+    ("model.local_dir", "", "model_local_dir model_dir model_path local_model_dir"),
+    (
+        "model.tokenizer_dir",
+        "",
+        "tokenizer tokenizer_name tokenizer_name_or_path tokenizer_path tokenizer_local_dir tokenizer_config",
+    ),
+    ("model.revision", "", "model_revision revision_of_model hub_revision"),
+    ("model.local_files_only", "", "offline local_only"),
+    ("model.dtype", "", "torch_dtype precision mixed_precision model_dtype"),
+    ("model.dtype", "bf16: true is dtype: bfloat16", "bf16 bfloat16"),
+    ("model.dtype", "float16 is not available: take bfloat16, or auto", "fp16 float16"),
+    (
+        "model.attention",
+        "",
+        "attn_implementation attn_impl flash_attention flash_attn use_flash_attention use_flash_attention_2 sdp_attention "
+        "xformers_attention",
+    ),
+    (
+        "data.train",
+        "",
+        "dataset datasets dataset_path dataset_name dataset_id dataset_repo_id train_file train_data train_dataset "
+        "train_path data_path data_file data_files training_data",
+    ),
+    (
+        "data.eval",
+        "",
+        "eval_data eval_dataset eval_file eval_path val_data val_dataset val_file val_path validation validation_file "
+        "valid_file test_datasets",
+    ),
+    (
+        "data.eval",
+        _SHARE,
+        "val_set_size val_size eval_size test_size val_split val_split_fraction validation_split split_dataset_ratio",
+    ),
+    (
+        "data.max_length",
+        "",
+        "max_seq_length max_seq_len max_sequence_length sequence_len sequence_length seq_len seq_length cutoff_len max_len "
+        "model_max_length block_size context_length",
+    ),
+    ("data.over_length", "", "truncation truncation_strategy excess_length_strategy overflow"),
+    ("data.assistant_only_loss", "", "completion_only_loss mask_prompt train_on_responses_only"),
+    ("data.assistant_only_loss", _INVERTED, "train_on_inputs train_on_input train_on_prompt"),
+    ("data.chat_template", "", "chat_template_path chat_template_jinja template"),
+    ("lora", _ADAPTER, "adapter peft peft_config lora_config use_peft use_lora finetuning_type tuner_type train_type"),
+    ("lora.r", "", "lora_r lora_rank rank"),
+    ("lora.alpha", "", "lora_alpha"),
+    ("lora.dropout", "", "lora_dropout"),
+    (
+        "lora.target_modules",
+        "",
+        "lora_target lora_targets lora_modules lora_target_modules lora_attn_modules modules_to_adapt",
+    ),
+    ("lora.target_modules", "all-linear takes every linear layer", "lora_target_linear apply_lora_to_mlp"),
+    ("lora.use_dora", "", "peft_use_dora dora"),
+    ("lora.use_rslora", "", "peft_use_rslora rslora"),
+    ("train.num_train_epochs", "", "num_epochs epochs epoch n_epochs max_epochs"),
+    ("train.max_steps", "", "max_train_steps train_steps training_steps max_steps_per_epoch max_iters num_steps"),
+    (
+        "train.global_batch_size",
+        _BATCH,
+        "micro_batch_size per_device_train_batch_size batch_size train_batch_size batch total_batch_size "
+        "gradient_accumulation_steps gradient_accumulation gradient_accumulation_iters accumulate_grad_batches "
+        "grad_accum grad_acc per_device_batch_size per_gpu_train_batch_size device_batch_size",
+    ),
+    ("train.learning_rate", "", "lr max_lr peak_lr learning_rates"),
+    ("train.lr_scheduler_type", "", "scheduler lr_scheduler lr_schedule scheduler_type lr_decay_style"),
+    (
+        "train.warmup_steps",
+        "below 1 it is a share of all steps",
+        "warmup_ratio warmup lr_warmup_steps lr_warmup_ratio lr_warmup_fraction num_warmup_steps warmup_fraction",
+    ),
+    ("train.max_grad_norm", "", "grad_clip gradient_clip gradient_clipping clip_grad_norm clip_grad gradient_clip_val"),
+    (
+        "train.gradient_checkpointing",
+        "",
+        "activation_checkpointing enable_activation_checkpointing grad_checkpoint grad_checkpointing use_checkpoint",
+    ),
+    ("train.sharding", "", "deepspeed fsdp fsdp_config strategy parallelism_plugin zero_stage deepspeed_config"),
+    ("train.seed", "", "random_seed data_seed set_seed"),
+    (
+        "eval.every",
+        _EVERY,
+        "eval_steps eval_every eval_interval eval_freq evals_per_epoch evaluation_strategy eval_strategy val_check_interval",
+    ),
+    ("eval.on_start", "", "eval_on_start initial_validation"),
+    ("eval.early_stopping_patience", "", "early_stopping early_stopping_rounds patience"),
+    (
+        "checkpoint.every",
+        _EVERY,
+        "save_steps save_every save_interval save_strategy save_freq saves_per_epoch checkpoint_every "
+        "checkpointing_steps",
+    ),
+    ("checkpoint.keep", "", "save_total_limit keep_last_n max_checkpoints keep_checkpoints"),
+    ("checkpoint.best_metric", "", "metric_for_best_model"),
+    ("checkpoint.final", "best or last", "load_best_model_at_end"),
+    (
+        "tracking.tensorboard",
+        "",
+        "report_to logger use_tensorboard tensorboard_dir logging_dir tensorboard_log_dir tracker",
+    ),
+    (
+        "",
+        _QUANTIZED,
+        "load_in_4bit load_in_8bit quantization quantize quantization_bit quant_bits quant_method qlora bits "
+        "bnb_4bit_compute_dtype bnb_4bit_quant_type bnb_4bit_use_double_quant quantization_config",
+    ),
+    ("", _ADAMW, "optimizer optim optimizer_name optimizer_type adam adamw adamw_torch adafactor sgd"),
+    (
+        "",
+        _NO_PADDING,
+        "packing sample_packing packed neat_packing eval_sample_packing pad_to_sequence_len padding_free group_by_length",
+    ),
+    ("", "evaluation fills its passes under train.micro_batch_tokens", "per_device_eval_batch_size eval_batch_size"),
+    ("", _SAME_COMMAND, "resume_from_checkpoint auto_resume_from_checkpoints resume resume_from ckpt_path"),
+    ("", "not needed: a run never overwrites another; give it another name", "overwrite_output_dir"),
+    (
+        "",
+        _HARDWARE,
+        "num_nodes nnodes nproc nproc_per_node num_gpus gpus devices num_processes world_size local_rank node_rank",
+    ),
+    ("", "not needed: the model's own config says it", "model_type tokenizer_type is_llama_derived_model"),
+    ("", "not needed: every step is logged to metrics.jsonl", "logging_steps log_every_n_steps log_interval"),
+    (
+        "",
+        "not available yet; metrics.jsonl and TensorBoard events are written",
+        "wandb wandb_project wandb_entity use_wandb mlflow swanlab",
+    ),
+    ("", "not needed: rankzero train trains, and evaluates where data.eval is set", "do_train do_eval"),
+    ("", "not needed: rows are prepared once and kept", "num_workers dataloader_num_workers dataset_num_proc"),
+    ("", "not needed: rows are prepared once and kept", "preprocessing_num_workers streaming dataset_prepared_path"),
+    ("", _SHUFFLED, "shuffle shuffle_data dataset_shuffle"),
+    ("", _ROWS, "columns type field_messages prompt_template dataset_text_field split dataset_split"),
+    ("", "not available: cut the file instead", "max_samples max_train_samples sample limit weight"),
+    ("", "not available", "torch_compile compile neftune_noise_alpha use_liger_kernel loraplus_lr_ratio push_to_hub"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rename:
+    """Where another tool's setting is here (`field`, "" where it has no place), and what to know about it."""
+
+    field: str
+    note: str
+
+    @property
+    def hint(self) -> str:
+        """One line for the user."""
+        here = f"this is {self.field} here" if self.field else ""
+        return "; ".join(part for part in (here, self.note) if part)
+
+
+def normalised(key: str) -> str:
+    """Names are compared without regard to case and dashes: MAX_LEN and max-len are one."""
+    return key.lower().replace("-", "_")
+
+
+RENAMES: dict[str, Rename] = {name: Rename(field, note) for field, note, names in _TABLE for name in names.split()}

@@ -1,0 +1,152 @@
+"""The step: only trained positions reach the head, and nothing that is not finite is averaged away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import AutoModelForCausalLM
+
+from rankzero.data.loader import Batches
+from rankzero.engine.step import Stepper, SupervisedHead
+from rankzero.errors import ExitCode, NonFiniteError
+from tests.support.runs import metrics, run_here, small_spec
+
+
+class Rows:
+    """A data set in memory."""
+
+    def __init__(self, rows: list[tuple[list[int], list[int]]]) -> None:
+        self._rows = [(np.array(ids, np.int32), np.array(mask, bool)) for ids, mask in rows]
+        self.lengths = np.array([len(ids) for ids, _ in rows], np.int32)
+        self.supervised = np.array([sum(mask[1:]) for _, mask in rows], np.int32)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def row(self, i: int) -> tuple[Any, Any]:
+        return self._rows[i]
+
+    def where(self, i: int) -> str:
+        return f"rows.jsonl:{i + 1}"
+
+
+ROWS = Rows(
+    [([5, 6, 7, 8, 9], [0, 0, 1, 1, 0]), ([4, 3, 2], [0, 1, 1]), ([9, 8, 7, 6, 5, 4, 3], [0, 0, 0, 0, 0, 0, 1])]
+)
+
+
+def batches(rows: Any = ROWS, max_tokens: int = 1000) -> Batches:
+    return Batches(rows, rank=0, world_size=1, max_tokens=max_tokens, pass_cost=0)
+
+
+def reference_loss(model: Any, rows: Rows) -> float:
+    """Each row alone, all logits, the textbook shift."""
+    total = 0.0
+    for i in range(len(rows)):
+        ids, mask = rows.row(i)
+        logits = model(torch.tensor(ids[None].astype(np.int64))).logits[0, :-1].float()
+        losses = F.cross_entropy(logits, torch.tensor(ids[1:].astype(np.int64)), reduction="none")
+        total += float(losses[torch.tensor(mask[1:])].sum())
+    return total / int(rows.supervised.sum())
+
+
+@pytest.mark.parametrize("max_tokens", [1, 10, 1000])
+def test_padding_and_dropped_logits_change_nothing(max_tokens: int, tiny: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    reference = reference_loss(model, ROWS)
+    stepper = Stepper(
+        SupervisedHead(model),
+        [p for p in model.parameters() if p.requires_grad],
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        max_grad_norm=None,
+    )
+    plan = batches(max_tokens=max_tokens)
+    result = stepper.gradients(plan, plan.everything(), stop_wanted=False, on_pass=lambda *_: None)
+    assert result.loss == pytest.approx(reference, rel=1e-5)
+    assert result.finite and not result.stop
+
+
+def test_the_head_sees_only_trained_positions(tiny: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    head = SupervisedHead(model)
+    seen: list[int] = []
+    model.get_output_embeddings().register_forward_hook(lambda _m, inputs, _out: seen.append(inputs[0].shape[0]))
+    plan = batches()
+    logits_NV = head.logits(plan.collate(np.arange(3), torch.device("cpu")))
+    assert seen == [5] and logits_NV.shape == (5, model.config.vocab_size)
+    whole = model(torch.tensor([[1, 2, 3]])).logits
+    assert whole.shape == (1, 3, model.config.vocab_size), "outside a pass the head is as it was"
+
+
+def test_no_row_sees_another(tiny: Path) -> None:
+    """Changing one row of a padded batch changes no other row's logits."""
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    head = SupervisedHead(model)
+    other = Rows([([5, 6, 7, 8, 9], [0, 0, 1, 1, 0]), ([7, 7, 2], [0, 1, 1]), ([1, 1, 1, 1, 1, 1, 3], [0] * 6 + [1])])
+    a = head.logits(batches().collate(np.arange(3), torch.device("cpu")))
+    b = head.logits(batches(other).collate(np.arange(3), torch.device("cpu")))
+    assert torch.equal(a[:2], b[:2]) and not torch.equal(a[2:], b[2:])
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, bad_steps: set[int]) -> None:
+    """Make the loss of the first pass of some steps infinite."""
+    from rankzero.engine import train
+
+    batch_logger, loss_sum, now = train.batch_logger, Stepper.loss_sum, {"step": 0, "first": False}
+
+    def note_step(options: Any, done: int, *rest: Any) -> Any:
+        now.update(step=done + 1, first=True)
+        return batch_logger(options, done, *rest)
+
+    def poisoned(self: Stepper, batch: Any) -> torch.Tensor:
+        loss = loss_sum(self, batch)
+        if now["first"] and now["step"] in bad_steps and loss.requires_grad:
+            now["first"] = False
+            return loss * float("inf")
+        return loss
+
+    monkeypatch.setattr(train, "batch_logger", note_step)
+    monkeypatch.setattr(Stepper, "loss_sum", poisoned)
+
+
+def test_a_non_finite_loss_ends_the_run_and_names_step_and_rows(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch, {3})
+    spec = small_spec(tmp_path, tiny, train__micro_batch_tokens=64)
+    with pytest.raises(NonFiniteError) as stopped:
+        run_here(spec)
+    assert stopped.value.exit_code == ExitCode.INTERNAL == 70
+    assert "step 3" in str(stopped.value)
+    named = str(stopped.value).split(": step")[0].split(", ")
+    assert 1 <= len(named) < 8 and all("train.jsonl:" in name for name in named), "only the rows of the bad pass"
+    assert [row["step"] for row in metrics(spec)] == [1, 2]
+
+
+def test_some_non_finite_steps_may_be_skipped(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(monkeypatch, {3, 5})
+    spec = small_spec(tmp_path, tiny, train__max_nonfinite_steps=2)
+    report = run_here(spec)
+    assert report["steps"] == 12 and report["nonfinite_steps"] == 2
+    assert [row["loss"] is None for row in metrics(spec)] == [step in {3, 5} for step in range(1, 13)]
+
+
+def test_one_more_than_allowed_ends_the_run(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(monkeypatch, {3, 5})
+    with pytest.raises(NonFiniteError, match="step 5"):
+        run_here(small_spec(tmp_path, tiny, train__max_nonfinite_steps=1))
+
+
+def test_bfloat16_trains(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path of devices that compute bfloat16, whatever this one does: frozen base in bf16, adapters in float32."""
+    monkeypatch.setattr("rankzero.engine.device.computes_bfloat16", lambda _device: True)
+    spec = small_spec(tmp_path, tiny, model__dtype="bfloat16", train__num_train_epochs=1)
+    report = run_here(spec)
+    assert report["environment"]["dtype"] == "bfloat16"
+    assert report["train_loss_last"] < report["train_loss_first"]

@@ -1,0 +1,200 @@
+"""Finding a model's files: everything that is missing at once, and what to do about a Hub that says no."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from rankzero.errors import ConfigError, ExitCode
+from rankzero.model.load import check_vocabulary, load_config, load_model, load_tokenizer
+from rankzero.model.source import locate, weights_fingerprint
+from rankzero.spec.run_spec import ModelSpec
+
+
+def local(path: Path, **fields: object) -> ModelSpec:
+    return ModelSpec.model_validate({"name": "some/model", "local_dir": str(path), **fields})
+
+
+@pytest.fixture
+def copy(tiny: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny, tmp_path / "model"))
+
+
+def test_a_local_directory_needs_no_network(copy: Path) -> None:
+    found = locate(local(copy))
+    assert (found.weights, found.tokenizer, found.name) == (copy, copy, "some/model")
+    assert locate(ModelSpec(name=str(copy))).weights == copy
+
+
+def test_all_missing_files_are_listed_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as missing:
+        locate(local(tmp_path))
+    assert missing.value.exit_code == ExitCode.CONFIG
+    words = str(missing.value)
+    assert all(name in words for name in ("config.json", "model.safetensors", "tokenizer.json"))
+    assert len(missing.value.problems) == 3 and all(p.hint for p in missing.value.problems)
+
+
+def test_missing_shards_are_named(copy: Path) -> None:
+    (copy / "model.safetensors").rename(copy / "model-00001-of-00003.safetensors")
+    names = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
+    index = {"weight_map": {f"w{i}": name for i, name in enumerate(names)}}
+    (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ConfigError) as missing:
+        locate(local(copy))
+    assert [p.what for p in missing.value.problems] == [f"{name} is missing" for name in names[1:]]
+
+
+def test_pickled_weights_are_refused_unless_trusted(copy: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    state = AutoModelForCausalLM.from_pretrained(copy).state_dict()
+    (copy / "model.safetensors").unlink()
+    torch.save(state, copy / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match="trust_pickle"):
+        locate(local(copy))
+    spec = local(copy, trust_pickle=True)
+    source = locate(spec)
+    model = load_model(source, spec, load_config(source, spec), torch.float32)
+    assert torch.equal(model.state_dict()["model.norm.weight"], state["model.norm.weight"])
+
+
+def test_a_cut_off_weights_file_is_named(copy: Path) -> None:
+    import torch
+
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    spec = local(copy)
+    source = locate(spec)
+    with pytest.raises(ConfigError, match="cut off"):
+        load_model(source, spec, load_config(source, spec), torch.float32)
+
+
+def test_a_vocabulary_larger_than_the_embedding(copy: Path) -> None:
+    spec = local(copy)
+    source = locate(spec)
+    tokenizer = load_tokenizer(source, spec, None)
+    check_vocabulary(tokenizer, load_config(source, spec), source)
+    tokenizer.add_tokens(["<|one-too-many|>"])
+    with pytest.raises(ConfigError, match="embedding only 384 rows"):
+        check_vocabulary(tokenizer, load_config(source, spec), source)
+
+
+def test_an_unknown_architecture(copy: Path) -> None:
+    (copy / "config.json").write_text('{"model_type": "no-such-model"}')
+    spec = local(copy)
+    with pytest.raises(ConfigError, match="config.json cannot be used"):
+        load_config(locate(spec), spec)
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/no/such/dir", "a/b/c"])
+def test_a_path_that_is_no_directory(name: str) -> None:
+    with pytest.raises(ConfigError, match="is no directory"):
+        locate(ModelSpec(name=name))
+
+
+def test_a_name_that_is_no_hub_id() -> None:
+    with pytest.raises(ConfigError, match="neither a directory nor a Hub id"):
+        locate(ModelSpec(name="not a hub id!"))
+
+
+@pytest.mark.parametrize("how", ["local_files_only", "TRANSFORMERS_OFFLINE", "HF_HUB_OFFLINE"])
+def test_offline_and_not_cached(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    if how != "local_files_only":
+        monkeypatch.setenv(how, "1")
+    with pytest.raises(ConfigError, match="not in the local cache") as refused:
+        locate(ModelSpec(name="org/model", local_files_only=how == "local_files_only"))
+    assert "local_dir" in str(refused.value)
+
+
+def test_the_fingerprint_follows_the_weights(copy: Path) -> None:
+    before = weights_fingerprint(copy)
+    assert weights_fingerprint(copy) == before
+    weights = copy / "model.safetensors"
+    changed = bytearray(weights.read_bytes())
+    changed[-1] ^= 1
+    weights.write_bytes(changed)
+    assert weights_fingerprint(copy) != before
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers every request as the Hub does for one kind of refusal."""
+
+    status, code = 403, "GatedRepo"
+
+    def do_GET(self) -> None:
+        self.send_response(self.status)
+        self.send_header("X-Error-Code", self.code)
+        self.send_header("X-Error-Message", "no")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def log_message(self, *_arguments: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+LOCATE = """
+import sys
+from rankzero.errors import RankzeroError
+from rankzero.model.source import locate
+from rankzero.spec.run_spec import ModelSpec
+try:
+    locate(ModelSpec(name="org/model"))
+except RankzeroError as error:
+    print(error)
+    sys.exit(error.exit_code)
+"""
+
+
+def locate_at(endpoint: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    env = {
+        **os.environ,
+        "HF_ENDPOINT": endpoint,
+        "HF_HOME": str(tmp_path),
+        "HF_HUB_OFFLINE": "0",
+        "HF_TOKEN": "hf_canary",
+    }
+    return subprocess.run([sys.executable, "-c", LOCATE], env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(("status", "code"), [(403, "GatedRepo"), (401, "RepoNotFound"), (404, "RepoNotFound")])
+def test_a_gated_model_exits_77_with_three_ways_out(
+    status: int, code: str, hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Hub, "status", status)
+    monkeypatch.setattr(Hub, "code", code)
+    done = locate_at(hub, tmp_path)
+    assert done.returncode == ExitCode.ACCESS, done.stderr
+    assert all(way in done.stdout for way in ("(1)", "HF_TOKEN", "local_dir"))
+    assert "hf_canary" not in done.stdout + done.stderr
+
+
+def test_a_hub_that_does_not_answer_exits_69(tmp_path: Path) -> None:
+    done = locate_at("http://127.0.0.1:9", tmp_path)
+    assert done.returncode == ExitCode.SERVICE, done.stdout + done.stderr
+    assert "did not answer" in done.stdout
