@@ -47,20 +47,21 @@ class Contestant:
     read_steps: Callable[[Path, list[Line]], list[Step]]
 
 
-WORDS = """the of and to in a is that it for as with on by this be are from at or an have which one you were all we when
-there can more if about out up into time some could them other than then its only new my over such our most made also
-after did many before must through years where much your way well down should because each just those people how too
-little state good very make world still own see men work long get here between both life being under never day same
-another know while last might us great old year off come since against go came right used take three""".split()
+ROWS, ROWS_SEED = 1000, 1
+_WORDS = """the of and to in a is that it for as with on by this be are from at or an have which one you were all we
+when there can more if about out up into time some could them other than then its only new my over such our most made
+also after did many before must through years where much your way well down should because each just those people how
+too little state good very make world still own see men work long get here between both life being under never day same
+another know while last might us great old year off come since against go came right used take three"""
 
 
 def make_rows(count: int, seed: int) -> list[dict[str, list[dict[str, str]]]]:
     """Instruction rows of log-normal lengths. With SmolLM2's template: 48 to 484 tokens, median 131, mean 155."""
-    draw = random.Random(seed)
+    draw, vocabulary = random.Random(seed), _WORDS.split()
 
     def words(median: int, sigma: float, least: int, most: int) -> str:
         wanted = min(most, max(least, round(draw.lognormvariate(math.log(median), sigma))))
-        return " ".join(draw.choice(WORDS) for _ in range(wanted)).capitalize()
+        return " ".join(draw.choice(vocabulary) for _ in range(wanted)).capitalize()
 
     def row() -> dict[str, list[dict[str, str]]]:
         question, answer = words(14, 0.6, 4, 80) + "?", words(75, 0.85, 3, 380) + "."

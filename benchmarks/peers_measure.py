@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -57,13 +58,15 @@ def run_process(command: Sequence[str], env: dict[str, str], errors: Path) -> Pr
     started = time.time()
     with (
         errors.open("w", encoding="utf-8") as stderr,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, env=env, text=True) as process,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=stderr, env=env, text=True, start_new_session=True
+        ) as process,
     ):
         try:
             lines = [(time.time(), line) for line in process.stdout or ()]
             _, status, usage = os.wait4(process.pid, 0)
         except BaseException:
-            process.terminate()
+            os.killpg(process.pid, signal.SIGTERM)
             raise
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != 0:
@@ -90,6 +93,9 @@ def summarise(process: Process, steps: Sequence[Step], expected: int) -> Sample:
 
 
 def run_once(contestant: Contestant, settings: Settings, work: Path) -> Process:
-    """One run in a directory of its own, which holds what it wrote."""
+    """One run in a directory of its own, which keeps what was written and what was printed when."""
     work.mkdir(parents=True)
-    return run_process(contestant.command(settings, work), environment(work), work / "stderr.txt")
+    process = run_process(contestant.command(settings, work), environment(work), work / "stderr.txt")
+    stamped = "".join(f"{at - process.started:9.3f} {line}" for at, line in process.lines)
+    (work / "stdout.txt").write_text(stamped, encoding="utf-8")
+    return process

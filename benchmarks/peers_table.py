@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from peers_contestants import OURS, TRL_BEST, TRL_DEFAULTS, Contestant, Settings
+from peers_contestants import OURS, ROWS, TRL_BEST, TRL_DEFAULTS, Contestant, Settings
 from peers_measure import Sample
 
 START, END = "<!-- results: start -->", "<!-- results: end -->"
@@ -40,7 +40,7 @@ TARGETS = (
 
 
 def median(samples: Iterable[Sample], field: str) -> float:
-    return statistics.median(getattr(sample, field) for sample in samples)
+    return float(statistics.median(getattr(sample, field) for sample in samples))
 
 
 def ratios(samples: dict[str, list[Sample]], field: str, peer: str) -> list[float]:
@@ -49,10 +49,12 @@ def ratios(samples: dict[str, list[Sample]], field: str, peer: str) -> list[floa
     return [getattr(ours, field) / getattr(theirs, field) for ours, theirs in pairs]
 
 
-def figures_table(samples: dict[str, list[Sample]], steps: int) -> str:
+def figures_table(samples: dict[str, list[Sample]], settings: Settings) -> str:
     """Medians, one contestant a line."""
+    memory = "memory" if settings.on_cpu else "memory of the host"
     lines = [
-        f"| | useful tokens/s | peak memory | time to first step | whole run | useful tokens in steps 2…{steps} | loss |",
+        f"| | useful tokens/s | peak {memory} | time to first step | whole run "
+        f"| useful tokens in steps 2…{settings.steps} | loss |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for name, runs in samples.items():
@@ -64,10 +66,12 @@ def figures_table(samples: dict[str, list[Sample]], steps: int) -> str:
     return "\n".join(lines)
 
 
-def targets_table(samples: dict[str, list[Sample]]) -> str:
+def targets_table(samples: dict[str, list[Sample]], settings: Settings) -> str:
     """Every promise, what was measured, and whether it holds."""
     lines = ["| rankzero ÷ peer | peer | promised | measured | repeat by repeat | |", "|---|---|--:|--:|--:|---|"]
     for target in TARGETS:
+        if target.field == "peak_bytes" and not settings.on_cpu:
+            continue  # only the host's memory is seen from outside
         each = ratios(samples, target.field, target.peer)
         ratio = statistics.median(each)
         bound = f"{'≥' if target.at_least else '≤'} {target.wanted:g}"
@@ -104,10 +108,10 @@ def render(head: str, samples: dict[str, list[Sample]], settings: Settings, comm
     return "\n\n".join(
         [
             head,
-            f"{ROWS} rows, {settings.steps} steps of 16 rows, **{settings.precision} for every contestant**"
+            f"{ROWS:,} rows, {settings.steps} steps of 16 rows, **{settings.precision} for every contestant**"
             f"{why(settings)}; medians of {runs} run{'' if runs == 1 else 's'} each, in turns.",
-            figures_table(samples, settings.steps),
-            targets_table(samples),
+            figures_table(samples, settings),
+            targets_table(samples, settings),
             "Exact commands. MODEL is SmolLM2-135M-Instruct in Hugging Face format, ROWS holds `train.jsonl`, WORK is "
             "an empty directory of each run's own:",
             f"```\n{commands}\n```",
@@ -127,5 +131,5 @@ def write_between_markers(text: str, results: str) -> str:
     before, found, rest = text.partition(START)
     _, ended, after = rest.partition(END)
     if not found or not ended:
-        raise SystemExit(f"{README} lacks the lines {START} and {END}")
+        raise SystemExit(f"benchmarks/README.md lacks the lines {START} and {END}")
     return f"{before}{START}\n\n{results}\n\n{END}{after}"

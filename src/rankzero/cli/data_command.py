@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from rankzero.errors import ConfigError, DataError, UsageError
-from rankzero.spec.run_spec import SourceSpec
 
 if TYPE_CHECKING:
     from rankzero.data.validate import CheckReport
@@ -23,7 +22,6 @@ FormatOption = Annotated[
     typer.Option("--format", help="Row shape; auto decides row by row."),
 ]
 
-_SHOWN = 20
 _KEPT_FOR_JSON = 100_000
 
 
@@ -38,6 +36,7 @@ def check(
     from rankzero.data.problems import KEPT
     from rankzero.data.progress import show_progress
     from rankzero.data.validate import check as check_rows
+    from rankzero.spec.run_spec import SourceSpec
 
     sources = [SourceSpec(path=path, format=row_format) for path in files]
     size = sum(os.path.getsize(path) for path in files if os.path.isfile(path))
@@ -50,7 +49,7 @@ def check(
         return
     if report.counts.rows:
         typer.echo(_summary(report))
-    report.raise_if_bad(_SHOWN)
+    report.raise_if_bad()
 
 
 @app.command()
@@ -71,6 +70,8 @@ def show(
 
     tokenizer = _load_tokenizer(model, chat_template)
     rules = TokenRules(max_length=max_length, assistant_only_loss=not train_on_all)
+    from rankzero.spec.run_spec import SourceSpec
+
     source = SourceSpec(path=file, format=row_format)
     colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     for number, shown in enumerate(rows_to_show(source, tokenizer, rules, line=row, count=rows)):
@@ -89,14 +90,15 @@ def show(
 
 def _summary(report: CheckReport) -> str:
     counts = report.counts
-    good = counts.formats.total()
     lines = [
         f"{_count(counts.rows, 'row')} in {_count(len(report.files), 'file')}: "
         + (", ".join(f"{rows:,} {name}" for name, rows in counts.formats.most_common()) or "none can be read")
     ]
     if counts.roles:
         roles = ", ".join(f"{turns:,} {role}" for role, turns in counts.roles.most_common())
-        lines.append(f"turns: {roles}; {counts.roles.total() / good:.1f} a row, at most {max(counts.turns)}")
+        lines.append(
+            f"chat turns: {roles}; {counts.roles.total() / counts.turns.total():.1f} a row, at most {max(counts.turns)}"
+        )
     if counts.blank:
         lines.append(f"blank lines skipped: {counts.blank:,}")
     if counts.ignored_keys:

@@ -11,6 +11,9 @@ from rankzero.errors import DataError, Problem
 KEPT = 1000
 """Problems kept whole; the rest are only counted. A file can have a million bad rows, nobody reads them."""
 
+_SHOWN = 20
+_SHOWN_PER_REASON = 5
+
 
 @dataclass(frozen=True, slots=True)
 class RowProblem:
@@ -48,7 +51,7 @@ def kind(value: object) -> str:
 
 
 class ProblemLog:
-    """Counts every problem by reason and keeps the first ones."""
+    """Counts every problem by reason; keeps the first ones, and the first of every reason."""
 
     def __init__(self, keep: int = KEPT) -> None:
         self.keep = keep
@@ -64,21 +67,31 @@ class ProblemLog:
         """Count these, in file order, and keep them while there is room."""
         for problem in problems:
             self.reasons[problem.reason] += 1
-            if len(self.kept) < self.keep:
+            if len(self.kept) < self.keep or self.reasons[problem.reason] <= _SHOWN_PER_REASON:
                 self.kept.append(LocatedProblem(path, problem))
 
-    def error(self, limit: int = KEPT) -> DataError:
-        """All problems as one error: the first `limit` whole, the rest as counts. A hint is given once per reason."""
-        shown: list[Problem] = []
-        hinted: set[str] = set()
-        for located in self.kept[:limit]:
-            problem = located.public()
-            if problem.hint in hinted:
-                problem = Problem(problem.what, problem.where)
-            hinted.add(problem.hint)
-            shown.append(problem)
-        if self.total > len(shown):
+    def error(self) -> DataError:
+        """All problems as one error. Where they are too many to read: how many of which reason, and examples."""
+        shown = self.kept
+        lines: list[Problem] = []
+        if self.total > _SHOWN:
             counts = ", ".join(f"{count} × {reason}" for reason, count in self.reasons.most_common())
-            what = f"{self.total - len(shown)} more problems; all {self.total} by reason: {counts}"
-            shown.append(Problem(what, hint="`rankzero data check FILE --json` lists them"))
-        return DataError(shown)
+            hint = "`rankzero data check FILE --json` lists every row; the first ones of each reason follow"
+            lines.append(Problem(f"{self.total} problems: {counts}", hint=hint))
+            shown = self._examples()
+        hinted: set[str] = set()
+        for located in shown:
+            problem = located.public()
+            # The same hint under every line would hide what differs.
+            lines.append(Problem(problem.what, problem.where) if problem.hint in hinted else problem)
+            hinted.add(problem.hint)
+        return DataError(lines)
+
+    def _examples(self) -> list[LocatedProblem]:
+        seen: Counter[str] = Counter()
+        examples = []
+        for located in self.kept:
+            seen[located.problem.reason] += 1
+            if seen[located.problem.reason] <= _SHOWN_PER_REASON:
+                examples.append(located)
+        return examples[:_SHOWN]

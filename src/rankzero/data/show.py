@@ -57,25 +57,24 @@ class ShownRow:
     def plain(self) -> str:
         """The tokens between bars, the trained ones in ⟦brackets⟧."""
         out: list[str] = []
-        inside = False
+        inside, new_line = False, True
         for piece in self.pieces:
-            if piece.trained != inside and inside:
+            if inside and not piece.trained:
                 out.append("⟧")
-            if out:
-                out.append(_BAR)
-            if piece.trained != inside and not inside:
-                out.append("⟦")
-            inside = piece.trained
-            out.append(_visible(piece.text))
-        return "".join(out) + ("⟧" if inside else "")
+            out += ("" if new_line else _BAR, "⟦" if piece.trained and not inside else "", _visible(piece.text))
+            inside, new_line = piece.trained, piece.text.endswith("\n")
+        return ("".join(out) + ("⟧" if inside else "")).removesuffix("\n")
 
     def coloured(self) -> Text:
         """The tokens between bars, the trained ones green, special tokens bold."""
         text = Text()
+        new_line = True
         for piece in self.pieces:
             style = "green" if piece.trained else "default"
+            text.append("" if new_line else _BAR, style="dim")
             text.append(_visible(piece.text), style=f"bold {style}" if piece.special else style)
-            text.append(_BAR, style="dim")
+            new_line = piece.text.endswith("\n")
+        text.rstrip()
         return text
 
 

@@ -18,7 +18,7 @@ from rankzero.spec.run_spec import RowFormat, SourceSpec
 
 @dataclass(slots=True)
 class Counts:
-    """What a chunk, or all of them, hold. `roles` counts turns, `turns` counts rows by their number of turns."""
+    """What a chunk, or all of them, hold. Of chat rows, `roles` counts turns and `turns` rows by number of turns."""
 
     rows: int = 0
     blank: int = 0
@@ -53,10 +53,10 @@ class CheckReport:
         """The first problems, in the order of the files."""
         return self.log.kept
 
-    def raise_if_bad(self, limit: int = KEPT) -> None:
-        """One DataError with all problems."""
+    def raise_if_bad(self) -> None:
+        """One DataError with all problems, or with their counts and examples where they are too many to read."""
         if not self.ok:
-            raise self.log.error(limit)
+            raise self.log.error()
 
     def as_json(self) -> dict[str, Any]:
         """For `--json`."""
@@ -131,6 +131,7 @@ def _check_chunk(task: tuple[Chunk, RowFormat]) -> _Checked:
     parsed = parse(chunk, wanted)
     counts = Counts(parsed.rows, parsed.blank, parsed.formats, ignored_keys=parsed.ignored_keys)
     for conversation in parsed.conversations:
-        counts.roles.update(message.role for message in conversation.messages)
-        counts.turns[len(conversation.messages)] += 1
+        if conversation.templated:
+            counts.roles.update(message.role for message in conversation.messages)
+            counts.turns[len(conversation.messages)] += 1
     return _Checked(chunk.source, len(chunk.data), counts, parsed.problems)

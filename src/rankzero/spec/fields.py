@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from rankzero.spec.names import RUN_NAME_PATTERN, RUN_NAME_RULE
+from rankzero.spec.names import PATTERNS_IN_WORDS
 from rankzero.spec.yaml_tree import KeyPath
 
 _MOST_KEYS_SHOWN = 4
@@ -27,6 +27,11 @@ class Option:
     def section(self) -> type[BaseModel] | None:
         """The model, where this member is one."""
         return self.kind if isinstance(self.kind, type) and issubclass(self.kind, BaseModel) else None
+
+
+def keys_of(section: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The fields of a model by the names they are written with (`class` is not a Python name)."""
+    return {info.alias or name: info for name, info in section.model_fields.items()}
 
 
 def options_of(annotation: object, limits: tuple[Any, ...] = ()) -> list[Option]:
@@ -49,8 +54,8 @@ def step(options: list[Option], key: str | int) -> list[Option]:
     """What is accepted one key further down; empty where there is no such key."""
     found: list[Option] = []
     for option in options:
-        if option.section and isinstance(key, str) and key in option.section.model_fields:
-            found += field_options(option.section.model_fields[key])
+        if option.section and key in keys_of(option.section):
+            found += field_options(keys_of(option.section)[str(key)])
         elif get_origin(option.kind) is tuple and isinstance(key, int):
             found += options_of(get_args(option.kind)[0])
         elif get_origin(option.kind) is dict and isinstance(key, str):
@@ -74,14 +79,14 @@ def sections_at(model: type[BaseModel], path: KeyPath) -> list[type[BaseModel]]:
 def field_at(model: type[BaseModel], path: KeyPath) -> FieldInfo | None:
     """The field that a path ends in."""
     for section in sections_at(model, path[:-1]):
-        if path[-1] in section.model_fields:
-            return section.model_fields[str(path[-1])]
+        if path[-1] in keys_of(section):
+            return keys_of(section)[str(path[-1])]
     return None
 
 
 def all_fields(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Every field by its dotted name, sections before what is in them; list items as `data.train[].path`."""
-    for name, info in model.model_fields.items():
+    for name, info in keys_of(model).items():
         yield f"{prefix}{name}"
         for option in field_options(info):
             if option.section:
@@ -105,7 +110,7 @@ def in_words(options: list[Option]) -> str:
 
 def _kind_in_words(option: Option) -> str:
     if option.section:
-        keys = list(option.section.model_fields)
+        keys = list(keys_of(option.section))
         if len(keys) <= _MOST_KEYS_SHOWN:
             return "{" + ", ".join(keys) + "}"
         return f"a section with keys such as {keys[0]}"
@@ -124,7 +129,7 @@ def _limits_in_words(limits: tuple[Any, ...]) -> str:
     words = []
     for limit in _flat(limits):
         if getattr(limit, "pattern", None):
-            return RUN_NAME_RULE if limit.pattern == RUN_NAME_PATTERN else f"text like {limit.pattern}"
+            return PATTERNS_IN_WORDS.get(limit.pattern, f"text like {limit.pattern}")
         for name, text in (("ge", "of at least"), ("gt", "above"), ("le", "of at most"), ("lt", "below")):
             bound = getattr(limit, name, None)
             if bound is not None:

@@ -7,8 +7,13 @@ import re
 RUN_NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?$"
 """One path segment, no leading dot: a run name can never leave the output directory."""
 
-RUN_NAME_RULE = "a name of 1 to 100 letters, digits, '.', '_' and '-' that starts and ends with a letter or digit"
+RUN_NAME_RULE = "a name of up to 100 letters, digits, '.', '_' and '-' that starts and ends with a letter or digit"
 """The pattern in words."""
+
+ABSOLUTE_PATH_PATTERN = r"^/.+$"
+
+PATTERNS_IN_WORDS = {RUN_NAME_PATTERN: RUN_NAME_RULE, ABSOLUTE_PATH_PATTERN: "an absolute path"}
+"""What each pattern asks for, as an error says it."""
 
 
 def slug(text: str, *, limit: int = 40) -> str:

@@ -45,8 +45,8 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     (
         "model.attention",
         "",
-        "attn_implementation attn_impl flash_attention flash_attn use_flash_attention use_flash_attention_2 sdp_attention "
-        "xformers_attention",
+        "attn_implementation attn_impl flash_attention flash_attn use_flash_attention use_flash_attention_2 "
+        "sdp_attention xformers_attention",
     ),
     (
         "data.train",
@@ -68,8 +68,8 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     (
         "data.max_length",
         "",
-        "max_seq_length max_seq_len max_sequence_length sequence_len sequence_length seq_len seq_length cutoff_len max_len "
-        "model_max_length block_size context_length",
+        "max_seq_length max_seq_len max_sequence_length sequence_len sequence_length seq_len seq_length cutoff_len "
+        "max_len model_max_length block_size context_length",
     ),
     ("data.over_length", "", "truncation truncation_strategy excess_length_strategy overflow"),
     ("data.assistant_only_loss", "", "completion_only_loss mask_prompt train_on_responses_only"),
@@ -114,7 +114,8 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     (
         "eval.every",
         _EVERY,
-        "eval_steps eval_every eval_interval eval_freq evals_per_epoch evaluation_strategy eval_strategy val_check_interval",
+        "eval_steps eval_every eval_interval eval_freq evals_per_epoch evaluation_strategy eval_strategy "
+        "val_check_interval",
     ),
     ("eval.on_start", "", "eval_on_start initial_validation"),
     ("eval.early_stopping_patience", "", "early_stopping early_stopping_rounds patience"),
@@ -142,7 +143,8 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     (
         "",
         _NO_PADDING,
-        "packing sample_packing packed neat_packing eval_sample_packing pad_to_sequence_len padding_free group_by_length",
+        "packing sample_packing packed neat_packing eval_sample_packing pad_to_sequence_len "
+        "padding_free group_by_length",
     ),
     ("", "evaluation fills its passes under train.micro_batch_tokens", "per_device_eval_batch_size eval_batch_size"),
     ("", _SAME_COMMAND, "resume_from_checkpoint auto_resume_from_checkpoints resume resume_from ckpt_path"),

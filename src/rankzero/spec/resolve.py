@@ -17,20 +17,26 @@ _NOT_THE_RUN = {"name", "output_dir", "tracking"}
 
 def resolve(spec: RunSpec) -> RunSpec:
     """The spec with its learning rate and name decided. Resolving twice changes nothing."""
-    train = spec.train
-    if train.learning_rate == "auto":
-        rate = FULL_LEARNING_RATE if spec.lora is None else ADAPTER_LEARNING_RATE
-        train = train.model_copy(update={"learning_rate": rate})
-    spec = spec.model_copy(update={"train": train})
-    if spec.name is None:
-        method = "full" if spec.lora is None else "dora" if spec.lora.use_dora else "lora"
-        spec = spec.model_copy(update={"name": default_run_name(spec.model.name, method, spec_hash(spec))})
-    return spec
+    spec = _with_learning_rate(spec)
+    if spec.name is not None:
+        return spec
+    method = "full" if spec.lora is None else "dora" if spec.lora.use_dora else "lora"
+    return spec.model_copy(update={"name": default_run_name(spec.model.name, method, spec_hash(spec))})
+
+
+def _with_learning_rate(spec: RunSpec) -> RunSpec:
+    if spec.train.learning_rate != "auto":
+        return spec
+    rate = FULL_LEARNING_RATE if spec.lora is None else ADAPTER_LEARNING_RATE
+    return spec.model_copy(update={"train": spec.train.model_copy(update={"learning_rate": rate})})
 
 
 def spec_hash(spec: RunSpec) -> str:
-    """sha256 of everything that says what is trained: not the name, the place, or the trackers."""
-    value = spec.model_dump(mode="json", exclude=_NOT_THE_RUN)
+    """sha256 of everything that says what is trained: not the name, the place, or the trackers.
+
+    Fields at their defaults are left out, so that a field which a later version adds does not rename old runs.
+    """
+    value = _with_learning_rate(spec).model_dump(mode="json", exclude=_NOT_THE_RUN, exclude_defaults=True)
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 

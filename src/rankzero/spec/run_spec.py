@@ -24,7 +24,12 @@ class Section(BaseModel):
     """Base of all sections: immutable, no unknown keys, docstrings become descriptions."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, protected_namespaces=()
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        validate_default=True,  # a default of 16 for a float is 16.0, as it is when written
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 from rankzero.spec.run_spec import Every, TrainSpec
 
@@ -27,10 +28,15 @@ def make_schedule(n_rows: int, train: TrainSpec) -> Schedule:
     warmup_steps below 1 is a share of all steps, rounded up; never more than all steps.
     """
     steps_per_epoch = math.ceil(n_rows / train.global_batch_size)
-    total = train.max_steps or math.ceil(steps_per_epoch * train.num_train_epochs - 1e-9)
+    total = train.max_steps or _share(train.num_train_epochs, steps_per_epoch)
     warmup = train.warmup_steps
-    warmup = math.ceil(total * warmup) if warmup < 1 else math.floor(warmup)
-    return Schedule(steps_per_epoch, total, min(warmup, total))
+    warmup_steps = _share(warmup, total) if warmup < 1 else math.floor(warmup)
+    return Schedule(steps_per_epoch, total, min(warmup_steps, total))
+
+
+def _share(share: float, of: int) -> int:
+    """ceil(share × of) with the share as it is written: 0.1 of 30 is 3, where floating point makes 4 of it."""
+    return math.ceil(Fraction(repr(share)) * of)
 
 
 def is_due(every: Every, step: int, schedule: Schedule) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from rankzero.spec.fields import all_fields, sections_at
+from rankzero.spec.fields import all_fields, keys_of, sections_at
 from rankzero.spec.renames import Rename, normalised
 from rankzero.spec.yaml_tree import KeyPath, dotted
 
@@ -38,7 +38,7 @@ def guess(model: type[BaseModel], path: KeyPath, renames: Mapping[str, Rename]) 
         return Guess(renames[key].hint, renames[key].field)
     section = dotted(path[:-1])
     prefix = f"{section}." if section else ""
-    siblings = {name: f"{prefix}{name}" for model_here in sections_at(model, path[:-1]) for name in model_here.model_fields}
+    siblings = {name: f"{prefix}{name}" for model_here in sections_at(model, path[:-1]) for name in keys_of(model_here)}
     close = difflib.get_close_matches(key, siblings, n=1, cutoff=0.6)
     if close:
         return Guess(f"did you mean {siblings[close[0]]}?", siblings[close[0]])

@@ -69,9 +69,13 @@ class Origin:
 
 @dataclass(slots=True)
 class Document:
-    """A tree, the origin of each key in it, and what was wrong. Paths in `broken` have no meaningful value."""
+    """A tree, the origin of each key in it, and what was wrong.
+
+    `base` is the path of the tree's root. Paths in `broken` have no meaningful value.
+    """
 
     tree: Tree
+    base: KeyPath = ()
     origins: dict[KeyPath, Origin] = field(default_factory=dict)
     problems: list[tuple[KeyPath, Problem]] = field(default_factory=list)
     broken: set[KeyPath] = field(default_factory=set)
@@ -116,6 +120,7 @@ def parse(
     if node is None:
         return None
     reader = _Reader(env, lambda line: Origin(source, line + 1 if with_lines else 0))
+    reader.document.base = base
     reader.document.origins[base] = reader.origin(node.start_mark.line) if base else Origin(source)
     reader.document.tree = reader.read(node, base)
     return reader.document
@@ -144,7 +149,7 @@ class _Reader:
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
         self.open_nodes.add(id(node))
-        tree = self._mapping(node, path) if isinstance(node, yaml.MappingNode) else self._sequence(node, path)
+        tree: Tree = self._mapping(node, path) if isinstance(node, yaml.MappingNode) else self._sequence(node, path)
         self.open_nodes.discard(id(node))
         return tree
 
@@ -154,7 +159,7 @@ class _Reader:
             self._refuse(path, problem.what, problem.hint)
         return Scalar(text, text if node.style else plain_value(text))
 
-    def _sequence(self, node: yaml.SequenceNode, path: KeyPath) -> list[Tree]:
+    def _sequence(self, node: yaml.Node, path: KeyPath) -> list[Tree]:
         items: list[Tree] = []
         for index, item in enumerate(node.value):
             self.document.origins[*path, index] = self.origin(item.start_mark.line)
@@ -191,11 +196,13 @@ class _Reader:
 
 def _syntax_problem(error: yaml.YAMLError, text: str, source: str) -> Problem:
     if isinstance(error, yaml.reader.ReaderError):
-        line = text.count("\n", 0, error.position) + 1
-        return Problem(f"not YAML: {error.reason}", f"{source}:{line}")
+        number = text.count("\n", 0, error.position) + 1
+        return Problem(f"not YAML: {error.reason}", f"{source}:{number}")
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return Problem(f"not YAML: {error}", source)
+    if "another document" in str(error):
+        return Problem("a second YAML document starts here", f"{source}:{mark.line + 1}", "remove the line ---")
     what = f"not YAML: {getattr(error, 'problem', None) or error}"
     start = getattr(error, "context_mark", None)
     if start is not None and start.line != mark.line:
@@ -213,9 +220,6 @@ def _syntax_hint(line: str, column: int, what: str) -> str:
         return 'inside { } and [ ] a variable needs quotes: "${NAME}"'
     if "mapping values are not allowed" in what:
         return "check the indentation, and put quotes around a value that contains ': '"
-    if "another document" in what:
-        return "one run is one document: remove the second '---'"
     if line[column : column + 1] in ("@", "`", "%", "*", "&"):
         return f"put quotes around a value that begins with {line[column]}"
     return ""
-

@@ -39,7 +39,9 @@ def changed_tokenizer(change: Callable[[dict[str, Any]], None]) -> Any:
 
     backend = json.loads(tiny_tokenizer().backend_tokenizer.to_str())
     change(backend)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(backend)), eos_token="<|im_end|>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(backend)), eos_token="<|im_end|>"
+    )
     tokenizer.chat_template = CHATML
     return tokenizer
 

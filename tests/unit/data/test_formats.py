@@ -51,7 +51,8 @@ class TestMessages:
         assert f"content is {kind}" in bad_turn(role="user", content=content).what
 
     @pytest.mark.parametrize(
-        "parts", [[], [{"type": "image"}], [{"type": "text"}], ["x"], [{"type": "text", "text": "a"}, {"type": "image"}]]
+        "parts",
+        [[], [{"type": "image"}], [{"type": "text"}], ["x"], [{"type": "text", "text": "a"}, {"type": "image"}]],
     )
     def test_parts_that_are_not_text(self, parts: Any) -> None:
         assert bad_turn(role="user", content=parts).reason == "content part is not text"
@@ -168,7 +169,10 @@ class TestPromptCompletion:
             ({"prompt": "", "completion": "c"}, "empty prompt"),
             ({"prompt": " ", "completion": "c"}, "empty prompt"),
             ({"prompt": "p", "completion": ""}, "empty completion"),
-            ({"prompt": "p", "completion": [{"role": "assistant", "content": "a"}]}, "prompt and completion differ in kind"),
+            (
+                {"prompt": "p", "completion": [{"role": "assistant", "content": "a"}]},
+                "prompt and completion differ in kind",
+            ),
             ({"prompt": 1, "completion": 2}, "prompt and completion differ in kind"),
             ({"prompt": [], "completion": [{"role": "assistant", "content": "a"}]}, "empty `prompt`"),
             ({"prompt": [{"role": "user", "content": "q"}], "completion": []}, "empty `completion`"),
@@ -199,7 +203,9 @@ class TestText:
         conversation = good({"text": "t"})
         assert not conversation.templated and conversation.messages == (Message("completion", "t"),)
 
-    @pytest.mark.parametrize(("value", "reason"), [("", "empty text"), ("\n", "empty text"), (3, "text is not a string")])
+    @pytest.mark.parametrize(
+        ("value", "reason"), [("", "empty text"), ("\n", "empty text"), (3, "text is not a string")]
+    )
     def test_problems(self, value: Any, reason: str) -> None:
         assert bad({"text": value})[0].reason == reason
 

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
-import textwrap
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 import rankzero.data.encode
@@ -93,9 +87,7 @@ def test_every_row_is_accounted_for(tmp_path: Path, tokenizer: Any, own_cache: P
     assert dropping.dropped == {"over_length": 2, "nothing_to_train": 1} and dropping.truncated == 0
 
 
-def test_second_time_tokenises_nothing(
-    path: str, tokenizer: Any, own_cache: Path, encoded_chunks: list[int]
-) -> None:
+def test_second_time_tokenises_nothing(path: str, tokenizer: Any, own_cache: Path, encoded_chunks: list[int]) -> None:
     first = prepare(sources(path), tokenizer, TokenRules(), own_cache)
     done: list[int] = []
     second = prepare(sources(path), tokenizer, TokenRules(), own_cache, progress=done.append)
@@ -160,9 +152,7 @@ def test_several_sources_keep_their_order(tmp_path: Path, tokenizer: Any, own_ca
     assert [dataset.where(i) for i in range(3)] == [f"{one}:1", f"{one}:3", f"{two}:1"]
 
 
-def test_processes_make_the_same_bytes(
-    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_make_the_same_bytes(tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(write_jsonl(tmp_path / "f.jsonl", chat_rows(400)))
     alone = prepare(sources(path), tokenizer, TokenRules(), tmp_path / "alone")
     monkeypatch.setattr(rankzero.data.pool, "SMALL_BYTES", 0)
@@ -202,8 +192,8 @@ class TestBadData:
         path = write(tmp_path / "f", *[b'{"text":""}'] * 2500)
         with pytest.raises(DataError) as caught:
             prepare(sources(path), tokenizer, TokenRules(), own_cache)
-        assert len(caught.value.problems) == 1001
-        assert "1500 more problems; all 2500 by reason: 2500 × empty text" in caught.value.problems[-1].what
+        assert caught.value.problems[0].what == "2500 problems: 2500 × empty text"
+        assert [p.where for p in caught.value.problems[1:]] == [f"{path}:{line}" for line in range(1, 6)]
 
     def test_missing_files_come_before_anything_else(self, path: str, own_cache: Path) -> None:
         with pytest.raises(DataError, match="no such file"):
@@ -220,7 +210,11 @@ class TestBadData:
         [
             (chat(("user", "q"), ("assistant", "a", False)), {}, '"loss": false'),
             (user_assistant("word " * 90, "a"), {"max_length": 50}, "raise data.max_length"),
-            (user_assistant("q", "word " * 90), {"max_length": 50, "over_length": "drop"}, "data.over_length: truncate"),
+            (
+                user_assistant("q", "word " * 90),
+                {"max_length": 50, "over_length": "drop"},
+                "data.over_length: truncate",
+            ),
         ],
     )
     def test_nothing_left_to_train(
@@ -237,8 +231,7 @@ class TestBadData:
         original = rankzero.data.tokenize._record_batch
 
         def meddling(*args: Any) -> Any:
-            with open(path, "ab") as file:
-                file.write(GOOD + b"\n")
+            os.utime(path, ns=(1, 1))
             return original(*args)
 
         monkeypatch.setattr(rankzero.data.tokenize, "_record_batch", meddling)
@@ -305,9 +298,7 @@ class TestCache:
             prepare(sources(path), tokenizer, TokenRules(), in_the_way)
         assert caught.value.exit_code == ExitCode.STORAGE and "RANKZERO_CACHE" in caught.value.problems[0].hint
 
-    def test_a_full_disk(
-        self, path: str, tokenizer: Any, own_cache: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_full_disk(self, path: str, tokenizer: Any, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def full(*_args: Any) -> Any:
             raise OSError(28, "No space left on device")
 
@@ -323,9 +314,7 @@ class TestCache:
         assert manifest["fingerprint"] == dataset.fingerprint == dataset.directory.name
         assert manifest["stats"]["rows"] == 50 and manifest["rules"]["max_length"] == 2048
 
-    def test_large_files_are_hashed_once(
-        self, path: str, own_cache: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_large_files_are_hashed_once(self, path: str, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(rankzero.data.hashing, "REMEMBERED_BYTES", 0)
         reads: list[Path] = []
         original = rankzero.data.hashing.file_sha256
@@ -338,84 +327,6 @@ class TestCache:
         assert len(reads) == 3 and len({*fresh, *settled}) == 1
         Path(path).write_bytes(GOOD)
         assert content_hash(path, own_cache) not in settled and len(reads) == 4
-
-
-DRIVER = """
-import sys, time
-from pathlib import Path
-import rankzero.data.pool, rankzero.data.tokenize as tokenize
-from rankzero.spec.run_spec import SourceSpec
-from tests.support.tiny import tiny_tokenizer
-
-original = tokenize._record_batch
-
-def slow(*args):
-    print("writing", flush=True)
-    time.sleep(float(sys.argv[3]))
-    return original(*args)
-
-if __name__ == "__main__":
-    tokenize._record_batch = slow
-    workers = int(sys.argv[4])
-    rankzero.data.pool.SMALL_BYTES = 0
-    tokenizer = tiny_tokenizer()
-    print("ready", flush=True)
-    sys.stdin.readline()
-    dataset = tokenize.prepare(
-        [SourceSpec(path=sys.argv[1])], tokenizer, tokenize.TokenRules(), Path(sys.argv[2]), workers=workers
-    )
-    print("done", dataset.fingerprint, len(dataset), flush=True)
-"""
-
-
-def start(tmp_path: Path, path: str, cache: Path, *, pause: float, workers: int = 1) -> subprocess.Popen[str]:
-    """A process that has everything loaded and prepares once it is told to."""
-    script = tmp_path / "driver.py"
-    script.write_text(textwrap.dedent(DRIVER))
-    command = [sys.executable, str(script), path, str(cache), str(pause), str(workers)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    return process
-
-
-def go(process: subprocess.Popen[str]) -> None:
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-
-
-@pytest.mark.faults
-def test_two_processes_at_once_write_once(tmp_path: Path, path: str, own_cache: Path) -> None:
-    both = [start(tmp_path, path, own_cache, pause=0.5) for _ in range(2)]
-    for process in both:
-        go(process)
-    outputs = [process.communicate(timeout=60)[0].split("\n") for process in both]
-    assert sorted(output.count("writing") for output in outputs) == [0, 1]
-    assert outputs[0][-2] == outputs[1][-2] and outputs[0][-2].startswith("done")
-    assert len(left_behind(own_cache)) == 1
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("workers", [1, 2])
-def test_killed_while_preparing(
-    tmp_path: Path, path: str, tokenizer: Any, own_cache: Path, workers: int, encoded_chunks: list[int]
-) -> None:
-    process = start(tmp_path, path, own_cache, pause=60, workers=workers)
-    go(process)
-    assert process.stdout is not None and process.stdout.readline() == "writing\n"
-    children = psutil.Process(process.pid).children(recursive=True)
-    assert len(children) >= (2 if workers > 1 else 0)
-    process.send_signal(signal.SIGKILL)
-    process.wait(10)
-    (staged,) = left_behind(own_cache)
-    assert staged.startswith(".tmp-")
-    dataset = prepare(sources(path), tokenizer, TokenRules(), own_cache)
-    assert len(dataset) == 50 and encoded_chunks == [1]
-    assert left_behind(own_cache) == [dataset.fingerprint], "the next attempt clears up"
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and any(child.is_running() for child in children):
-        time.sleep(0.05)
-    assert not any(child.is_running() for child in children), "workers must not outlive their parent"
 
 
 def test_reopening_by_path(path: str, tokenizer: Any, own_cache: Path) -> None:

@@ -1,0 +1,74 @@
+"""The command line: commands by name, and one place where errors become text and exit codes.
+
+Command modules import only what parsing needs; torch and its like are imported inside the commands.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+
+from rankzero import __version__
+from rankzero.cli import data_command
+from rankzero.cli.argv import spread_values
+from rankzero.cli.generate_command import generate
+from rankzero.cli.init_command import init
+from rankzero.cli.output import print_error
+from rankzero.cli.quickstart_command import quickstart
+from rankzero.cli.train_command import train
+from rankzero.errors import ExitCode, RankzeroError
+
+app = typer.Typer(
+    name="rankzero",
+    help="Fine-tune language models from one run spec.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(quickstart)
+app.command()(init)
+app.command()(train)
+app.command()(generate)
+app.add_typer(data_command.app, name="data")
+
+DEBUG_VARIABLE = "RANKZERO_DEBUG"
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    """Fine-tune language models from one run spec."""
+    if version:
+        typer.echo(f"rankzero {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line and exit with the code that its outcome has."""
+    debug = os.environ.get(DEBUG_VARIABLE, "") not in {"", "0"}
+    try:
+        app(args=spread_values(sys.argv[1:]))
+    except RankzeroError as error:
+        if debug:
+            traceback.print_exc()
+        print_error(error)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # `rankzero … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(ExitCode.DONE)
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        words = f"internal error: {type(error).__name__}: {error}"
+        hint = f"this should not happen; {DEBUG_VARIABLE}=1 shows where. Please report it"
+        print_error(RankzeroError(words, hint=hint))
+        sys.exit(ExitCode.INTERNAL)

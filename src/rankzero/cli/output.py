@@ -1,0 +1,32 @@
+"""Results to stdout, everything else to stderr; colour only where a terminal shows it. No rich at import."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from rankzero.errors import Problem, RankzeroError, StoppedError
+
+MOST_PROBLEMS = 25
+"""A thousand bad lines are one bad file: the rest is counted."""
+
+
+def print_error(error: RankzeroError) -> None:
+    """Every problem as `error: where: what`, then its hint."""
+    word, colour = ("stopped", "33") if isinstance(error, StoppedError) else ("error", "31")
+    for problem in error.problems[:MOST_PROBLEMS]:
+        sys.stderr.write(_problem_text(problem, word, colour))
+    hidden = len(error.problems) - MOST_PROBLEMS
+    if hidden > 0:
+        sys.stderr.write(f"… and {hidden} more\n")
+
+
+def _problem_text(problem: Problem, word: str, colour: str) -> str:
+    where = f"{problem.where}: " if problem.where else ""
+    hint = f"\n  {_paint('hint:', '36')} {problem.hint}" if problem.hint else ""
+    return f"{_paint(f'{word}:', colour)} {where}{problem.what}{hint}\n"
+
+
+def _paint(text: str, colour: str) -> str:
+    shown = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return f"\x1b[1;{colour}m{text}\x1b[0m" if shown else text

@@ -1,0 +1,144 @@
+"""`rankzero train`: a spec file, overrides and flags into one resolved spec, and a run of it on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from rankzero.errors import ConfigError, UsageError
+from rankzero.spec.run_options import RunOptions
+
+if TYPE_CHECKING:
+    from rankzero.cli.seed_flags import SeedFlags
+    from rankzero.spec.run_spec import RunSpec
+
+
+def train(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN.yaml] [key=value …]", help="Spec file and dotted overrides.")
+    ] = None,
+    nproc_per_node: Annotated[str, typer.Option(metavar="N|auto", help="Processes; auto: one for each GPU.")] = "auto",
+    allow_change: Annotated[
+        list[str] | None, typer.Option(metavar="FIELD", help="Resume although this field changed; repeatable.")
+    ] = None,
+    report_json: Annotated[str | None, typer.Option(metavar="FILE", help="Also write report.json here.")] = None,
+    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], typer.Option(help="Console and log.")] = "INFO",
+    log_batches: Annotated[
+        Literal["all", "first-last", "none"], typer.Option(help="Batches to log at DEBUG, by step of the epoch.")
+    ] = "first-last",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON on stdout.")] = False,
+    model: Annotated[str | None, typer.Option(help="model.name")] = None,
+    data: Annotated[str | None, typer.Option(help="data.train")] = None,
+    output: Annotated[str | None, typer.Option(help="The run directory: output_dir and name.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="train.num_train_epochs")] = None,
+    seq_len: Annotated[int | None, typer.Option(help="data.max_length")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Rows per pass; × grad-accum × processes.")] = None,
+    grad_accum: Annotated[int | None, typer.Option(min=1, help="Passes per step; see --batch.")] = None,
+    bf16: Annotated[bool, typer.Option("--bf16", help="model.dtype=bfloat16")] = False,
+    lora: Annotated[bool, typer.Option("--lora", help="Train adapters.")] = False,
+    lora_r: Annotated[int | None, typer.Option(help="lora.r")] = None,
+    lora_alpha: Annotated[float | None, typer.Option(help="lora.alpha")] = None,
+    lora_dropout: Annotated[float | None, typer.Option(help="lora.dropout")] = None,
+    target_modules: Annotated[list[str] | None, typer.Option(help="lora.target_modules, one or more.")] = None,
+    model_local_dir: Annotated[str | None, typer.Option(help="model.local_dir")] = None,
+    tokenizer_local_dir: Annotated[str | None, typer.Option(help="model.tokenizer_dir")] = None,
+    local_files_only: Annotated[bool, typer.Option("--local-files-only", help="Never use the network.")] = False,
+) -> None:
+    """Train a run on this machine, or continue it: every local GPU, or the CPU."""
+    from rankzero.cli.seed_flags import SeedFlags
+
+    flags = SeedFlags(
+        model=model,
+        data=data,
+        output=output,
+        epochs=epochs,
+        seq_len=seq_len,
+        batch=batch,
+        grad_accum=grad_accum,
+        bf16=bf16,
+        lora=lora,
+        lora_r=lora_r,
+        lora_alpha=lora_alpha,
+        lora_dropout=lora_dropout,
+        target_modules=target_modules or (),
+        model_local_dir=model_local_dir,
+        tokenizer_local_dir=tokenizer_local_dir,
+        local_files_only=local_files_only,
+    )
+    nproc = process_count(nproc_per_node)
+    spec = read_spec(arguments or [], flags, world_size=int(os.environ.get("WORLD_SIZE", nproc)))
+    options = RunOptions(log_level, log_batches, report_json, tuple(allow_change or ()))
+    report = start(spec, options, nproc)
+    if os.environ.get("RANK", "0") == "0":
+        directory = os.path.join(spec.output_dir, str(spec.name))
+        typer.echo(json.dumps(report, indent=2) if as_json else summary(report, directory))
+
+
+def process_count(wanted: str) -> int:
+    """How many processes this command runs: one of several under torchrun, else as asked for. Raises UsageError."""
+    if "RANK" in os.environ:
+        return 1
+    if wanted == "auto":
+        from rankzero.launch.devices import local_gpu_count
+
+        return max(1, local_gpu_count(os.environ))
+    if not wanted.isdigit() or int(wanted) < 1:
+        raise UsageError(f"{wanted!r} is not a number of processes", where="--nproc-per-node", hint="auto, or 1, 2 …")
+    return int(wanted)
+
+
+def read_spec(arguments: list[str], flags: SeedFlags, *, world_size: int) -> RunSpec:
+    """The resolved spec of a command line. Raises ConfigError with all problems, or UsageError."""
+    from rankzero.cli.seed_flags import as_settings, require_lora
+    from rankzero.spec.load import load_run_spec
+    from rankzero.spec.resolve import resolve
+
+    files = [argument for argument in arguments if "=" not in argument]
+    if len(files) > 1:
+        raise UsageError(f"one spec file, not {len(files)}: {' '.join(files)}", hint="overrides look like key=value")
+    if not files and not any((flags.model, flags.data, *arguments)):
+        raise UsageError("nothing to train", hint="rankzero train RUN.yaml; `rankzero init` writes one to start from")
+    overrides = [argument for argument in arguments if "=" in argument]
+    settings = as_settings(flags, world_size=world_size)
+    loaded = load_run_spec(Path(files[0]) if files else None, [*overrides, *settings], env=os.environ)
+    require_lora(flags, loaded.source("lora"))
+    return resolve(loaded.spec)
+
+
+def start(spec: RunSpec, options: RunOptions, nproc: int) -> dict[str, Any]:
+    """Run in this process, or as several. Returns the report."""
+    require_engine()
+    if nproc == 1:
+        from rankzero.engine.worker import run
+
+        return run(spec, options)
+    from rankzero.launch.local import run_processes
+
+    report: dict[str, Any] = json.loads(run_processes(spec, options, nproc, os.environ))
+    return report
+
+
+def require_engine() -> None:
+    """Raise ConfigError where only the launcher is installed."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("torch", "transformers", "peft", "pyarrow", "orjson") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"training needs {', '.join(missing)}", hint="pip install 'rankzero[train]'")
+
+
+def summary(report: dict[str, Any], run_dir: str) -> str:
+    """What a person wants to know first, and what to type next."""
+    lines = [
+        f"run directory  {run_dir}",
+        f"train loss     {report['train_loss_first']:.4f} -> {report['train_loss_last']:.4f}",
+    ]
+    if report["eval_loss"] is not None:
+        before = f"{report['eval_loss_first']:.4f} -> " if report["eval_loss_first"] is not None else ""
+        lines.append(f"eval loss      {before}{report['eval_loss']:.4f} (perplexity {report['perplexity']:.2f})")
+    lines.append(f'next           rankzero generate {run_dir} "a question"')
+    return "\n".join(lines)

@@ -1,0 +1,212 @@
+"""run.yaml + settings from the command line → a RunSpec and where each value came from, or every problem at once.
+
+Reads the spec file and nothing else; the environment is handed in.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from pydantic import BaseModel
+
+from rankzero.errors import ConfigError, Problem, UsageError
+from rankzero.spec.checks import check
+from rankzero.spec.renames import RENAMES, Rename
+from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.validate import validate
+from rankzero.spec.yaml_tree import Document, KeyPath, Origin, Scalar, Tree, as_tree, dotted, parse
+
+COMMAND_LINE = "command line"
+OVERRIDE = re.compile(r"(?P<field>[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*)=(?P<value>.*)", re.DOTALL)
+"""What tells `train.max_steps=10` from a path."""
+
+M = TypeVar("M", bound=BaseModel)
+Check = Callable[[M, Collection[str]], list[Problem]]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value from outside the file. `source` names it in errors: `--seq-len`."""
+
+    field: str
+    value: object
+    source: str
+    keep_existing: bool = False
+    """Only where the file says nothing, or null."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[M]):
+    """A spec, and the origin of every key that was written."""
+
+    spec: M
+    origins: Mapping[KeyPath, Origin] = field(repr=False)
+
+    def where(self, name: str) -> str:
+        """`run.yaml:14 data.max_length`; the section's line where the field itself was not written."""
+        return _where(self.origins, tuple(name.split(".")))
+
+    def source(self, name: str) -> str | None:
+        """The file or flag that wrote this very field or section; None where it is a default."""
+        origin = self.origins.get(tuple(name.split(".")))
+        return None if origin is None else origin.source
+
+
+def load_run_spec(
+    path: Path | None, overrides: Sequence[str | Setting] = (), *, env: Mapping[str, str]
+) -> Loaded[RunSpec]:
+    """The run spec in `path` (None: an empty one) with `overrides` on top, the last one winning.
+
+    An override is `train.max_steps=10` (its value is YAML) or a Setting. Raises UsageError for an override that
+    cannot be read, and ConfigError with every problem of file and values.
+    """
+    return load_spec(RunSpec, path, overrides, env=env, renames=RENAMES, check=check)
+
+
+def load_spec(
+    model: type[M],
+    path: Path | None,
+    overrides: Sequence[str | Setting] = (),
+    *,
+    env: Mapping[str, str],
+    renames: Mapping[str, Rename],
+    check: Check[M] | None = None,
+) -> Loaded[M]:
+    """As load_run_spec, for any model with its own table of names and rules."""
+    draft = _Draft()
+    if path is not None:
+        draft = _read_file(path, env)
+    for override in overrides:
+        if isinstance(override, Setting):
+            draft.put(override)
+        else:
+            draft.merge(_parse_override(override, env))
+    verdict = validate(model, draft.tree, draft.broken, renames)
+    problems = list(draft.problems)
+    problems += [
+        (finding.path, Problem(finding.what, _where(draft.origins, finding.path), finding.hint))
+        for finding in verdict.findings
+    ]
+    if check is not None and verdict.value is not None:
+        for problem in check(verdict.value, verdict.doubtful):
+            at = tuple(problem.where.split("."))
+            problems.append((at, Problem(problem.what, _where(draft.origins, at), problem.hint)))
+    if problems or verdict.value is None:
+        raise ConfigError(_in_reading_order([problem for _, problem in problems]))
+    return Loaded(verdict.value, draft.origins)
+
+
+@dataclass(slots=True)
+class _Draft:
+    """What has been written so far, from whatever source."""
+
+    tree: dict[str, Tree] = field(default_factory=dict)
+    origins: dict[KeyPath, Origin] = field(default_factory=dict)
+    problems: list[tuple[KeyPath, Problem]] = field(default_factory=list)
+    broken: set[KeyPath] = field(default_factory=set)
+
+    def put(self, setting: Setting) -> None:
+        """Put a value of the program's in its place."""
+        path = tuple(setting.field.split("."))
+        if not setting.keep_existing or _is_null(self._get(path)):
+            self.merge(Document(as_tree(setting.value), path, {path: Origin(setting.source)}))
+
+    def merge(self, document: Document) -> None:
+        """Put a value in its place, making the sections above it where they are missing."""
+        holder, path = self.tree, document.base
+        for depth, key in enumerate(path[:-1], start=1):
+            inner = holder.get(str(key))
+            if not isinstance(inner, dict):
+                self._forget(path[:depth])
+                self.origins[path[:depth]] = document.origins[path]
+                holder[str(key)] = inner = {}
+            holder = inner
+        self._forget(path)
+        holder[str(path[-1])] = document.tree
+        self.origins |= document.origins
+        self.problems += document.problems
+        self.broken |= document.broken
+
+    def _get(self, path: KeyPath) -> Tree | None:
+        value: Tree | None = self.tree
+        for key in path:
+            value = value.get(str(key)) if isinstance(value, dict) else None
+        return value
+
+    def _forget(self, path: KeyPath) -> None:
+        """Drop what was known of a value that is being replaced."""
+        self.origins = {at: origin for at, origin in self.origins.items() if at[: len(path)] != path}
+        self.problems = [(at, problem) for at, problem in self.problems if at[: len(path)] != path]
+        self.broken = {at for at in self.broken if at[: len(path)] != path}
+
+
+def _is_null(value: Tree | None) -> bool:
+    return value is None or (isinstance(value, Scalar) and value.value is None)
+
+
+def _parse_override(text: str, env: Mapping[str, str]) -> Document:
+    match = OVERRIDE.fullmatch(text)
+    if match is None:
+        raise UsageError(f"cannot read {text!r}", where=COMMAND_LINE, hint="write key=value: train.max_steps=100")
+    path = tuple(match["field"].split("."))
+    try:
+        document = parse(match["value"], source=COMMAND_LINE, env=env, base=path, with_lines=False)
+    except ConfigError as error:
+        hint = f"put quotes around it: '{match['field']}=\"{match['value']}\"'"
+        what = f"the value is {error.problems[0].what}"
+        raise UsageError(what, where=f"{COMMAND_LINE} {match['field']}", hint=hint) from error
+    return document or Document(Scalar("", None), path, {path: Origin(COMMAND_LINE)})
+
+
+def _read_file(path: Path, env: Mapping[str, str]) -> _Draft:
+    name = str(path)
+    document = parse(_read_text(path), source=name, env=env)
+    if document is None:
+        raise ConfigError("the file is empty", where=name, hint="rankzero init writes one to start from")
+    if not isinstance(document.tree, dict):
+        hint = "the smallest run spec is\n    model: {name: Qwen/Qwen3-0.6B}\n    data: {train: train.jsonl}"
+        raise ConfigError("the file must hold sections such as model: and data:", where=name, hint=hint)
+    return _Draft(document.tree, document.origins, document.problems, document.broken)
+
+
+def _read_text(path: Path) -> str:
+    """The file's text. Raises ConfigError that says why it cannot be had."""
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError as error:
+        beside = sorted(entry.name for entry in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
+        close = difflib.get_close_matches(path.name, beside, n=1) or beside[:1]
+        hint = f"did you mean {path.parent / close[0]}?" if close else "rankzero init writes one to start from"
+        raise ConfigError("no such file", where=str(path), hint=hint) from error
+    except IsADirectoryError as error:
+        raise ConfigError("this is a directory", where=str(path), hint="name the run spec in it") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read it: {error.strerror or error}", where=str(path)) from error
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise ConfigError("not UTF-8", where=f"{path}:{line}", hint="save the file as UTF-8") from error
+
+
+def _where(origins: Mapping[KeyPath, Origin], path: KeyPath) -> str:
+    for length in range(len(path), -1, -1):
+        if path[:length] in origins:
+            return origins[path[:length]].at(path)
+    return dotted(path)
+
+
+def _in_reading_order(problems: list[Problem]) -> list[Problem]:
+    """By line of the file; what has no line comes last."""
+
+    def line(problem: Problem) -> float:
+        match = re.match(r".*?:(\d+) ", problem.where)
+        return int(match[1]) if match else math.inf
+
+    return sorted(problems, key=line)

@@ -1,0 +1,125 @@
+"""`rankzero data check` and `rankzero data show`, as typed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rankzero.cache import cache_root
+from rankzero.cli.data_command import app
+from rankzero.errors import ConfigError, DataError, RankzeroError, UsageError
+from tests.support.tiny import tiny_tokenizer
+from tests.unit.data.support import GOOD, GOOD_TEXT, user_assistant, write
+
+
+def run(*arguments: str) -> tuple[str, RankzeroError | None]:
+    """What is printed to stdout, and the error raised if any."""
+    result = CliRunner().invoke(app, list(arguments))
+    if result.exception is None:
+        return result.stdout, None
+    assert isinstance(result.exception, RankzeroError), result.output
+    return result.stdout, result.exception
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    directory = tmp_path_factory.mktemp("model")
+    tiny_tokenizer().save_pretrained(directory)
+    return str(directory)
+
+
+class TestCheck:
+    def test_good_files(self, tmp_path: Path) -> None:
+        one = write(tmp_path / "1.jsonl", GOOD, b"", GOOD[:-1] + b',"id":1}')
+        two = write(tmp_path / "2.jsonl", GOOD_TEXT)
+        out, error = run("check", one, two)
+        assert error is None
+        assert out.splitlines() == [
+            "3 rows in 2 files: 2 messages, 1 text",
+            "chat turns: 2 user, 2 assistant; 2.0 a row, at most 2",
+            "blank lines skipped: 1",
+            "keys that are not read: id (1)",
+            "no problems",
+        ]
+
+    def test_bad_files(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "1.jsonl", GOOD, b"{oops")
+        out, error = run("check", path, str(tmp_path / "none"))
+        assert isinstance(error, DataError) and "no problems" not in out
+        assert {p.where for p in error.problems} == {f"{path}:2", str(tmp_path / "none")}
+
+    def test_stated_format(self, tmp_path: Path) -> None:
+        _, error = run("check", write(tmp_path / "1.jsonl", GOOD_TEXT), "--format", "messages")
+        assert isinstance(error, DataError) and "not in format messages" in str(error)
+
+    def test_json(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "1.jsonl", GOOD, *[b"{oops"] * 1500)
+        out, error = run("check", path, "--json")
+        report = json.loads(out)
+        assert report["problem_count"] == len(report["problems"]) == 1500
+        assert isinstance(error, DataError) and str(error) == "1,500 problems; the JSON lists them"
+        out, error = run("check", write(tmp_path / "2.jsonl", GOOD), "--json")
+        assert json.loads(out)["ok"] is True and error is None
+
+    def test_without_the_engine_s_packages(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "orjson", None)
+        _, error = run("check", write(tmp_path / "1.jsonl", GOOD))
+        assert isinstance(error, ConfigError) and "rankzero[train]" in error.problems[0].hint
+
+
+class TestShow:
+    def test_rows(self, tmp_path: Path, model: str) -> None:
+        rows = [json.dumps(user_assistant("Ping", f"Pong {i}")).encode() for i in range(5)]
+        path = write(tmp_path / "f.jsonl", *rows)
+        out, error = run("show", path, "--model", model)
+        assert error is None
+        assert [line for line in out.splitlines() if line.startswith(path)] == [
+            f"{path}:{n}: {tokens} tokens, {trained} trained"
+            for n, tokens, trained in [(1, *_counts(out, 0)), (2, *_counts(out, 1)), (3, *_counts(out, 2))]
+        ]
+        assert "⟦Pong│ │2│<|im_end|>⟧" in out.replace("P│ong", "Pong")
+        only, _ = run("show", path, "--model", model, "--row", "5")
+        assert only.startswith(f"{path}:5: ") and only.count(path) == 1
+        two, _ = run("show", path, "--model", model, "--rows", "2")
+        assert two.count(path) == 2
+
+    def test_rules(self, tmp_path: Path, model: str) -> None:
+        path = write(tmp_path / "f.jsonl", json.dumps(user_assistant("Ping", "Pong " * 30)).encode())
+        assert "truncated" in run("show", path, "--model", model, "--max-length", "20")[0]
+        assert run("show", path, "--model", model, "--all-tokens")[0].splitlines()[1].count("⟦") == 1
+        template = tmp_path / "t.jinja"
+        template.write_text("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}")
+        out, _ = run("show", path, "--model", model, "--chat-template", str(template))
+        assert "[│user│]│Ping" in out
+
+    def test_errors(self, tmp_path: Path, model: str) -> None:
+        path = write(tmp_path / "f.jsonl", GOOD)
+        _, error = run("show", path, "--model", str(tmp_path / "none"))
+        assert isinstance(error, ConfigError) and error.problems[0].where == str(tmp_path / "none")
+        _, error = run("show", path, "--model", model, "--chat-template", str(tmp_path / "none"))
+        assert isinstance(error, UsageError)
+        _, error = run("show", str(tmp_path / "none"), "--model", model)
+        assert isinstance(error, DataError)
+
+
+def _counts(out: str, number: int) -> tuple[int, int]:
+    """Tokens and trained tokens of the n-th row, counted in what is printed."""
+    body = out.split("\n\n")[number].split("\n", 1)[1]
+    trained = body[body.index("⟦") : body.index("⟧")]
+    lines = body.replace("⟦", "").replace("⟧", "").split("⏎\n")
+    tokens = sum(line.rstrip("⏎\n").count("│") + 1 for line in lines if line) + body.count("│⏎") - body.count("│⏎")
+    return tokens, trained.count("│") + 1
+
+
+def test_cache_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKZERO_CACHE", "~/here")
+    assert cache_root() == Path.home() / "here"
+    monkeypatch.delenv("RANKZERO_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert cache_root() == Path("/xdg/rankzero")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_root() == Path.home() / ".cache" / "rankzero"
