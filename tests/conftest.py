@@ -46,3 +46,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     from tests.support.tiny import tiny_model
 
     yield tiny_model(tmp_path_factory.mktemp("tiny-llama"))
+
+
+@pytest.fixture
+def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Type a command; returns its exit code and output."""
+    from tests.support.cli import Cli
+
+    return Cli(capfd, monkeypatch)

@@ -103,3 +103,16 @@ def chat_rows(n: int) -> list[dict[str, Any]]:
         }
         for i in range(n)
     ]
+
+
+def tiny_gpt2(directory: Path) -> Path:
+    """A random GPT-2 whose tokenizer has neither a chat template nor a pad token, like distilgpt2's."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    tokenizer = tiny_tokenizer(chat_template=None, specials=("<|endoftext|>",), eos="<|endoftext|>")
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=2, n_head=2, n_positions=2048)
+    GPT2LMHeadModel(config).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory

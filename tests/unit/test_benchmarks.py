@@ -18,8 +18,8 @@ import peers_table as table
 
 TRL_OUTPUT = """\
 Tokenizing train dataset: 100%
-{'loss': '6.142', 'grad_norm': '0.5012', 'learning_rate': '0.0002', 'entropy': '5.43', 'num_tokens': '5048', 'epoch': '0.5'}
-{'loss': '5.948', 'grad_norm': '0.211', 'learning_rate': '0.0001', 'entropy': '5.943', 'num_tokens': '1.048e+04', 'epoch': '1'}
+{'loss': '6.142', 'grad_norm': '0.5012', 'learning_rate': '0.0002', 'num_tokens': '5048', 'epoch': '0.5'}
+{'loss': '5.948', 'grad_norm': '0.211', 'learning_rate': '0.0001', 'num_tokens': '1.048e+04', 'epoch': '1'}
 {'train_runtime': '4.396', 'train_samples_per_second': '7.28', 'train_loss': '5.95', 'epoch': '1'}
 ✅ Training completed.
 """

@@ -67,10 +67,10 @@ def show(
     _require_engine()
     from rankzero.data.chat import TokenRules
     from rankzero.data.show import rows_to_show
+    from rankzero.spec.run_spec import SourceSpec
 
     tokenizer = _load_tokenizer(model, chat_template)
     rules = TokenRules(max_length=max_length, assistant_only_loss=not train_on_all)
-    from rankzero.spec.run_spec import SourceSpec
 
     source = SourceSpec(path=file, format=row_format)
     colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ

@@ -20,6 +20,7 @@ from rankzero.cli.init_command import init
 from rankzero.cli.output import print_error
 from rankzero.cli.quickstart_command import quickstart
 from rankzero.cli.train_command import train
+from rankzero.cli.usage import as_usage_error, help_asked_for, is_parser_error
 from rankzero.errors import ExitCode, RankzeroError
 
 app = typer.Typer(
@@ -38,37 +39,57 @@ app.command()(generate)
 app.add_typer(data_command.app, name="data")
 
 DEBUG_VARIABLE = "RANKZERO_DEBUG"
+INTERRUPTED = 130
+
+
+def print_version(wanted: bool) -> None:
+    """Print the version and end, before a command is looked for."""
+    if wanted:
+        typer.echo(f"rankzero {__version__}")
+        raise typer.Exit
 
 
 @app.callback()
 def root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=print_version)
+    ] = False,
 ) -> None:
     """Fine-tune language models from one run spec."""
-    if version:
-        typer.echo(f"rankzero {__version__}")
-        raise typer.Exit
 
 
 def main() -> None:
     """Run the command line and exit with the code that its outcome has."""
     debug = os.environ.get(DEBUG_VARIABLE, "") not in {"", "0"}
     try:
-        app(args=spread_values(sys.argv[1:]))
+        code = app(args=spread_values(sys.argv[1:]), prog_name="rankzero", standalone_mode=False)
     except RankzeroError as error:
         if debug:
             traceback.print_exc()
         print_error(error)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(INTERRUPTED)
     except BrokenPipeError:  # `rankzero … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitCode.DONE)
     except Exception as error:
+        if is_parser_error(error):
+            _print_usage_error(error)
+            sys.exit(ExitCode.USAGE)
         if debug:
             traceback.print_exc()
         words = f"internal error: {type(error).__name__}: {error}"
         hint = f"this should not happen; {DEBUG_VARIABLE}=1 shows where. Please report it"
         print_error(RankzeroError(words, hint=hint))
         sys.exit(ExitCode.INTERNAL)
+    if isinstance(code, int) and code:  # a command that ended by typer.Exit
+        sys.exit(code)
+
+
+def _print_usage_error(error: Exception) -> None:
+    help_text = help_asked_for(error)
+    if help_text is None:
+        print_error(as_usage_error(error))
+    else:
+        typer.echo(help_text, err=True)

@@ -70,7 +70,7 @@ def train(
         local_files_only=local_files_only,
     )
     nproc = process_count(nproc_per_node)
-    spec = read_spec(arguments or [], flags, world_size=int(os.environ.get("WORLD_SIZE", nproc)))
+    spec = read_spec(arguments or [], flags, world_size=world_size(nproc))
     options = RunOptions(log_level, log_batches, report_json, tuple(allow_change or ()))
     report = start(spec, options, nproc)
     if os.environ.get("RANK", "0") == "0":
@@ -81,6 +81,11 @@ def train(
 def process_count(wanted: str) -> int:
     """How many processes this command runs: one of several under torchrun, else as asked for. Raises UsageError."""
     if "RANK" in os.environ:
+        if wanted != "auto":
+            hint = "leave it out here: whoever set RANK (torchrun, a cluster) decides how many processes there are"
+            raise UsageError(
+                "RANK is set, so this is already one process of several", where="--nproc-per-node", hint=hint
+            )
         return 1
     if wanted == "auto":
         from rankzero.launch.devices import local_gpu_count
@@ -89,6 +94,16 @@ def process_count(wanted: str) -> int:
     if not wanted.isdigit() or int(wanted) < 1:
         raise UsageError(f"{wanted!r} is not a number of processes", where="--nproc-per-node", hint="auto, or 1, 2 …")
     return int(wanted)
+
+
+def world_size(nproc: int) -> int:
+    """Processes of the whole run. Raises UsageError."""
+    if "RANK" not in os.environ:
+        return nproc
+    text = os.environ.get("WORLD_SIZE", "1")
+    if not text.isdigit() or int(text) < 1:
+        raise UsageError(f"{text!r} is not a number of processes", where="environment WORLD_SIZE")
+    return int(text)
 
 
 def read_spec(arguments: list[str], flags: SeedFlags, *, world_size: int) -> RunSpec:

@@ -14,6 +14,7 @@ A turn's last trained token is its end token (`<|im_end|>`, `<|eot_id|>`, `</s>`
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from rankzero.data.conversation import Conversation
 from rankzero.data.problems import RowProblem
@@ -54,23 +55,26 @@ class Renderer:
     """Conversations to text with spans, for one tokenizer and one set of rules."""
 
     def __init__(self, parts: TokenizerParts, rules: TokenRules) -> None:
-        self._rules = rules
-        self._specials = parts.specials
-        self._template = None if parts.chat_template is None else ChatTemplate(parts.chat_template, parts.variables)
+        self._parts, self._rules = parts, rules
 
-    def render(self, conversation: Conversation) -> Rendered | RowProblem:
-        """The row as text, or why the template cannot render it. Raises ConfigError where there is no template."""
-        if not conversation.templated:
-            return _render_raw(conversation)
-        if self._template is None:
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        """Compiled when the first chat row asks for it: raw text needs none, not even one that is valid."""
+        if self._parts.chat_template is None:
             raise ConfigError(
                 "the data has chat rows, but the tokenizer has no chat template",
                 where="data.chat_template",
                 hint="set data.chat_template to a Jinja file, take the tokenizer of the model's instruct version, or "
                 "write rows as prompt and completion",
             )
+        return ChatTemplate(self._parts.chat_template, self._parts.variables)
+
+    def render(self, conversation: Conversation) -> Rendered | RowProblem:
+        """The row as text, or why the template cannot. Raises ConfigError where a chat row finds no valid template."""
+        if not conversation.templated:
+            return _render_raw(conversation)
         try:
-            return _Chat(conversation, self._template, self._specials).render(self._rules)
+            return _Chat(conversation, self._template, self._parts.specials).render(self._rules)
         except TemplateRefusedError as error:
             return RowProblem(
                 conversation.line, "refused by the chat template", f"the chat template says: {error}", _hint(str(error))

@@ -20,8 +20,9 @@ def no_progress(_bytes: int) -> None:
 
 
 @contextmanager
-def show_progress(label: str, total: int, stream: TextIO = sys.stderr) -> Iterator[Progress]:
-    """Progress of `total` bytes on `stream`, in the way that suits it."""
+def show_progress(label: str, total: int, stream: TextIO | None = None) -> Iterator[Progress]:
+    """Progress of `total` bytes on `stream` (absent: stderr), in the way that suits it."""
+    stream = stream or sys.stderr
     if not stream.isatty():
         yield _Lines(label, total, stream)
         return

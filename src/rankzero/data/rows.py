@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from rankzero.data.conversation import Conversation
-from rankzero.data.formats import ALL_KEYS, convert
+from rankzero.data.formats import FORMATS, convert
 from rankzero.data.problems import RowProblem
 from rankzero.data.sources import Chunk, lines
 
@@ -50,8 +50,8 @@ def parse(chunk: Chunk, wanted: str) -> Parsed:
             continue
         parsed.conversations.append(result)
         parsed.formats[name] += 1
-        if len(row) > 1:
-            parsed.ignored_keys.update(key for key in row if key not in ALL_KEYS)
+        if len(row) > len(FORMATS[name].keys):
+            parsed.ignored_keys.update(row.keys() - FORMATS[name].keys)
     return parsed
 
 

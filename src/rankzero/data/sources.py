@@ -15,7 +15,7 @@ CHUNK_BYTES = 4 << 20
 
 UTF8_BOM = b"\xef\xbb\xbf"
 
-NO_ROWS = RowProblem(0, "no rows", "there are no rows: every line is blank")
+NO_ROWS = RowProblem(0, "no rows", "there are no rows: every line is blank", "is this the right file?")
 
 _NOT_JSONL = {
     b"\x1f\x8b": ("gzip", "unpack it first: gunzip -k FILE"),

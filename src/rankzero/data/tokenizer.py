@@ -61,8 +61,11 @@ def take_apart(tokenizer: Tokenizer) -> TokenizerParts:
             hint="use a tokenizer directory with tokenizer.json (AutoTokenizer.from_pretrained(…).save_pretrained(…))",
         )
     # Asked through the map: reading an unset token itself makes transformers log an error.
-    variables = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
-    if "eos_token" not in variables:
+    variables = {
+        name: str(token) for name, token in tokenizer.special_tokens_map.items() if not isinstance(token, (list, dict))
+    }
+    eos_id = tokenizer.eos_token_id if "eos_token" in variables else None
+    if eos_id is None:
         raise ConfigError(
             "the tokenizer has no end-of-sequence token, so a model could not learn where to stop",
             where="model.tokenizer_dir",
@@ -79,7 +82,7 @@ def take_apart(tokenizer: Tokenizer) -> TokenizerParts:
         chat_template=_single_template(tokenizer.chat_template),
         variables=variables,
         eos_token=eos_token,
-        eos_id=int(tokenizer.eos_token_id),
+        eos_id=int(eos_id),
         specials=tuple(sorted(specials, key=lambda token: (-len(token), token))),
     )
 

@@ -58,13 +58,13 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
         refuse_foreign_directory(run_dir, spec, options)
         lease = Lease(run_dir.root) if world.is_main else None
         if lease is not None and run_dir.root.exists():
-            stack.callback(lease.release)
             lease.acquire()
+            stack.callback(lease.release)
         inputs = read_inputs(spec, world, ledger)
         environment = collect_environment(device, dtype, world)
         if lease is not None and not run_dir.root.exists():
-            stack.callback(lease.release)
             lease.acquire()
+            stack.callback(lease.release)
         logger.info("[DDP] rank %d of %d on %s", world.rank, world.world_size, device.describe())
         with ledger.phase("rendezvous"):
             stack.enter_context(process_group(world, device, dict(os.environ)))

@@ -16,9 +16,12 @@ ADAPTER_FILE = "adapter_model.safetensors"
 
 def save_weights(model: Any, directory: Path) -> None:
     """Write the adapter (peft layout) or the whole model (safetensors shards) to `directory`."""
-    model.save_pretrained(str(directory), safe_serialization=True) if isinstance(
-        model, PeftModel
-    ) else model.save_pretrained(str(directory))
+    if isinstance(model, PeftModel):
+        # "auto" would ask the Hub whether the base model's vocabulary was changed; adapters never hold embeddings here.
+        model.save_pretrained(str(directory), save_embedding_layers=False)
+        (directory / "README.md").unlink(missing_ok=True)  # an empty form; what the run was is in the manifest
+    else:
+        model.save_pretrained(str(directory))
 
 
 def load_weights(model: Any, directory: Path) -> None:

@@ -28,6 +28,7 @@ _HINTS = {
     errno.EROFS: "this volume is read-only; set output_dir to one that can be written",
     errno.EACCES: "this user may not write here; set output_dir to a directory that it may write",
     errno.EPERM: "this user may not write here; set output_dir to a directory that it may write",
+    errno.ENOENT: "no directory can be made here; set output_dir to another place",
     errno.ENOTDIR: "a file stands where a directory is needed; set output_dir to another place",
     errno.EEXIST: "a file stands where a directory is needed; set output_dir to another place",
 }

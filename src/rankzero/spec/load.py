@@ -9,7 +9,7 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from rankzero.errors import ConfigError, Problem, UsageError
 from rankzero.spec.checks import check
+from rankzero.spec.fields import options_at
 from rankzero.spec.renames import RENAMES, Rename
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.validate import validate
@@ -84,9 +85,9 @@ def load_spec(
         draft = _read_file(path, env)
     for override in overrides:
         if isinstance(override, Setting):
-            draft.put(override)
+            draft.put(override, model)
         else:
-            draft.merge(_parse_override(override, env))
+            draft.merge(_parse_override(override, env), model)
     verdict = validate(model, draft.tree, draft.broken, renames)
     problems = list(draft.problems)
     problems += [
@@ -111,20 +112,26 @@ class _Draft:
     problems: list[tuple[KeyPath, Problem]] = field(default_factory=list)
     broken: set[KeyPath] = field(default_factory=set)
 
-    def put(self, setting: Setting) -> None:
+    def put(self, setting: Setting, model: type[BaseModel]) -> None:
         """Put a value of the program's in its place."""
         path = tuple(setting.field.split("."))
         if not setting.keep_existing or _is_null(self._get(path)):
-            self.merge(Document(as_tree(setting.value), path, {path: Origin(setting.source)}))
+            self.merge(Document(as_tree(setting.value), path, {path: Origin(setting.source)}), model)
 
-    def merge(self, document: Document) -> None:
-        """Put a value in its place, making the sections above it where they are missing."""
+    def merge(self, document: Document, model: type[BaseModel]) -> None:
+        """Put a value in its place, making the sections above it where they are missing.
+
+        `data.eval.fraction=0.1` replaces a path that the file gives for data.eval. Where the file has something else
+        in place of a section that must be one, that stays, to be complained of.
+        """
         holder, path = self.tree, document.base
         for depth, key in enumerate(path[:-1], start=1):
             inner = holder.get(str(key))
             if not isinstance(inner, dict):
+                if not _is_null(inner) and all(option.section for option in options_at(model, path[:depth])):
+                    return
                 self._forget(path[:depth])
-                self.origins[path[:depth]] = document.origins[path]
+                self.origins[path[:depth]] = replace(document.origins[path], implied=True)
                 holder[str(key)] = inner = {}
             holder = inner
         self._forget(path)
@@ -168,7 +175,7 @@ def _read_file(path: Path, env: Mapping[str, str]) -> _Draft:
     name = str(path)
     document = parse(_read_text(path), source=name, env=env)
     if document is None:
-        raise ConfigError("the file is empty", where=name, hint="rankzero init writes one to start from")
+        raise ConfigError("the file is empty", where=name, hint="`rankzero init` writes one to start from")
     if not isinstance(document.tree, dict):
         hint = "the smallest run spec is\n    model: {name: Qwen/Qwen3-0.6B}\n    data: {train: train.jsonl}"
         raise ConfigError("the file must hold sections such as model: and data:", where=name, hint=hint)
@@ -180,10 +187,7 @@ def _read_text(path: Path) -> str:
     try:
         raw = path.read_bytes()
     except FileNotFoundError as error:
-        beside = sorted(entry.name for entry in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
-        close = difflib.get_close_matches(path.name, beside, n=1) or beside[:1]
-        hint = f"did you mean {path.parent / close[0]}?" if close else "rankzero init writes one to start from"
-        raise ConfigError("no such file", where=str(path), hint=hint) from error
+        raise ConfigError("no such file", where=str(path), hint=_files_like(path)) from error
     except IsADirectoryError as error:
         raise ConfigError("this is a directory", where=str(path), hint="name the run spec in it") from error
     except OSError as error:
@@ -195,10 +199,17 @@ def _read_text(path: Path) -> str:
         raise ConfigError("not UTF-8", where=f"{path}:{line}", hint="save the file as UTF-8") from error
 
 
+def _files_like(path: Path) -> str:
+    beside = sorted(entry.name for entry in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
+    close = difflib.get_close_matches(path.name, beside, n=1)
+    return f"did you mean {path.parent / close[0]}?" if close else "`rankzero init` writes one to start from"
+
+
 def _where(origins: Mapping[KeyPath, Origin], path: KeyPath) -> str:
     for length in range(len(path), -1, -1):
-        if path[:length] in origins:
-            return origins[path[:length]].at(path)
+        origin = origins.get(path[:length])
+        if origin is not None and not origin.implied:
+            return origin.at(path)
     return dotted(path)
 
 

@@ -54,10 +54,14 @@ class Scalar:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value was written: a file and its line, or a source without lines (line 0)."""
+    """Where a value was written: a file and its line, or a source without lines (line 0).
+
+    A section that nobody wrote, made to hold a value from the command line, is `implied`.
+    """
 
     source: str
     line: int = 0
+    implied: bool = False
 
     def __str__(self) -> str:
         return f"{self.source}:{self.line}" if self.line else self.source

@@ -190,7 +190,14 @@ class TestProblems:
             render(user_assistant("q", "a"), tiny_tokenizer(chat_template=None))
         assert caught.value.exit_code == ExitCode.CONFIG
         assert "prompt and completion" in caught.value.problems[0].hint
-        assert trained({"text": "t"}, tiny_tokenizer(chat_template=None)) == ["t"]
+
+    def test_an_invalid_template_is_a_configuration_error(self) -> None:
+        with pytest.raises(ConfigError, match="not valid Jinja"):
+            render(user_assistant("q", "a"), tiny_tokenizer(chat_template="{% trans %}"))
+
+    @pytest.mark.parametrize("template", [None, "{% trans %}"])
+    def test_raw_text_needs_no_template(self, template: str | None) -> None:
+        assert trained({"text": "t"}, tiny_tokenizer(chat_template=template)) == ["t"]
 
 
 def test_no_more_renderings_than_needed(monkeypatch: pytest.MonkeyPatch) -> None:

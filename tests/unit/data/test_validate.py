@@ -22,6 +22,11 @@ def test_counts(tmp_path: Path) -> None:
     assert counts.ignored_keys == {"id": 1}
 
 
+def test_every_key_that_is_not_read_is_counted(tmp_path: Path) -> None:
+    repeated = write(tmp_path / "f.jsonl", GOOD[:-1] + b',"prompt":"q","text":null}')
+    assert check_file(repeated).counts.ignored_keys == {"prompt": 1, "text": 1}
+
+
 def test_json_report_holds_everything(tmp_path: Path) -> None:
     path = write(tmp_path / "f.jsonl", GOOD, b"{")
     report = json.loads(json.dumps(check_file(path).as_json()))

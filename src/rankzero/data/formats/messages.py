@@ -37,7 +37,8 @@ def to_conversation(row: Mapping[str, Any], line: int) -> Conversation | list[Ro
     if any(turn.role == "assistant" for turn in turns):
         return Conversation(turns, templated=True, line=line)
     roles = ", ".join(dict.fromkeys(turn.role for turn in turns))
-    return [RowProblem(line, "no assistant turn", f"nothing to train on: there are only {roles} turns")]
+    hint = "a row needs an assistant turn to learn; remove the row"
+    return [RowProblem(line, "no assistant turn", f"nothing to train on: there are only {roles} turns", hint)]
 
 
 def read_messages(value: object, line: int, key: str) -> tuple[tuple[Message, ...], list[RowProblem]]:

@@ -1,0 +1,78 @@
+"""Names of other tools: each leads to a field that exists, or says plainly that there is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankzero.spec import cluster_spec
+from rankzero.spec.cluster_spec import ClusterSpec
+from rankzero.spec.fields import all_fields
+from rankzero.spec.renames import _TABLE, RENAMES, normalised
+from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.unknown_keys import guess
+
+FIELDS = set(all_fields(RunSpec))
+
+
+@pytest.mark.parametrize(("name", "rename"), RENAMES.items())
+def test_targets_exist(name: str, rename: object) -> None:
+    meant = RENAMES[name]
+    assert rename is meant
+    assert not meant.field or meant.field in FIELDS
+    assert meant.hint
+    assert name == normalised(name)
+    assert name not in {field.rpartition(".")[2] for field in FIELDS}, "a field's own name needs no rename"
+
+
+def test_no_name_is_in_the_table_twice() -> None:
+    names = [name for _, _, names in _TABLE for name in names.split()]
+    assert len(names) == len(set(names))
+
+
+def test_targets_of_the_cluster_spec_exist() -> None:
+    assert {rename.field for rename in cluster_spec.RENAMES.values()} <= set(all_fields(ClusterSpec))
+
+
+@pytest.mark.parametrize(
+    ("key", "hint", "field"),
+    [
+        # the seeds
+        ("MAX_LEN", "this is data.max_length here", "data.max_length"),
+        ("BATCH", "batch × accumulation × processes", "train.global_batch_size"),
+        ("GRAD_ACC", "batch × accumulation × processes", "train.global_batch_size"),
+        ("LORA_RANK", "this is lora.r here", "lora.r"),
+        ("MODEL_ID", "this is model.name here", "model.name"),
+        ("MODEL_URI", "this is model.name here", "model.name"),
+        ("DATASET_REPO_ID", "this is data.train here", "data.train"),
+        ("DTYPE", "did you mean model.dtype?", "model.dtype"),
+        ("NPROC", "--nproc-per-node", ""),
+        ("save_total_limit", "this is checkpoint.keep here", "checkpoint.keep"),
+        # TRL, Axolotl, LLaMA-Factory, torchtune, litgpt
+        ("per_device_train_batch_size", "this is train.global_batch_size here", "train.global_batch_size"),
+        ("sequence_len", "this is data.max_length here", "data.max_length"),
+        ("cutoff_len", "this is data.max_length here", "data.max_length"),
+        ("max-seq-len", "this is data.max_length here", "data.max_length"),
+        ("train.train_on_inputs", "opposite", "data.assistant_only_loss"),
+        ("load_in_4bit", "not available yet", ""),
+        ("sample_packing", "next to no padding", ""),
+        ("val_set_size", "{fraction: 0.02}", "data.eval"),
+        ("lora.lora_alpha", "this is lora.alpha here", "lora.alpha"),
+        ("bf16", "bfloat16", "model.dtype"),
+        ("warmup_ratio", "below 1", "train.warmup_steps"),
+        # a known name in the wrong place
+        ("learning_rate", "did you mean train.learning_rate?", "train.learning_rate"),
+        ("train.max_length", "did you mean data.max_length?", "data.max_length"),
+        ("train.output_dir", "did you mean output_dir (at the top level)?", "output_dir"),
+        ("every", "did you mean eval.every or checkpoint.every?", ""),
+        # slips
+        ("trian", "did you mean train?", "train"),
+        ("data.max_lenght", "did you mean data.max_length?", "data.max_length"),
+        ("learning_rte", "did you mean train.learning_rate?", "train.learning_rate"),
+        ("eval.zzz", "eval has every, on_start, early_stopping_patience", ""),
+        ("zzz", "the top level has name, task, model", ""),
+    ],
+)
+def test_guesses(key: str, hint: str, field: str) -> None:
+    found = guess(RunSpec, tuple(key.split(".")), RENAMES)
+    assert hint in found.hint
+    assert found.field == field
