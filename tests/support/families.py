@@ -67,6 +67,18 @@ FAMILIES = {
     ),
     "generation": Family("chatml_generation", CHATML_TOKENS, eos="<|im_end|>", end="<|im_end|>"),
     "generation_bare": Family("chatml_generation_bare", CHATML_TOKENS, eos="<|im_end|>", end="<|im_end|>"),
+    "phi": Family(
+        "phi", ("<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"), eos="<|endoftext|>", end="<|end|>"
+    ),
+    "glm": Family(
+        "glm",
+        ("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>"),
+        eos="<|endoftext|>",
+        end="",
+        opening="\n<think></think>\n",
+        strips=True,
+    ),
+    "empty_thought": Family("empty_thought", CHATML_TOKENS, eos="<|im_end|>", end="<|im_end|>", strips=True),
     "headings": Family("plain_headings", ("<|endoftext|>",), eos="<|endoftext|>", end=""),
 }
 

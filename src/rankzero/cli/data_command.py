@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -32,7 +33,7 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with every problem.")] = False,
 ) -> None:
     """Look at every row and list the bad ones with file and line. Needs no model. Exit status 65 when any is bad."""
-    _require_engine()
+    _require("orjson")
     from rankzero.data.problems import KEPT
     from rankzero.data.progress import show_progress
     from rankzero.data.validate import check as check_rows
@@ -64,7 +65,7 @@ def show(
     train_on_all: Annotated[bool, typer.Option("--all-tokens", help="As data.assistant_only_loss: false.")] = False,
 ) -> None:
     """Print rows token by token as the model gets them; trained tokens are green, or in ⟦brackets⟧."""
-    _require_engine()
+    _require("orjson", "numpy", "tokenizers", "transformers")
     from rankzero.data.chat import TokenRules
     from rankzero.data.show import rows_to_show
     from rankzero.spec.run_spec import SourceSpec
@@ -113,14 +114,16 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
-def _require_engine() -> None:
+def _require(*modules: str) -> None:
     """The launcher alone can be installed without what reads data."""
-    try:
-        import numpy  # noqa: F401
-        import orjson  # noqa: F401
-    except ImportError as error:
-        hint = 'pip install "rankzero[train]"'
-        raise ConfigError(f"this command needs {error.name}, which is not installed", hint=hint) from error
+    for name in modules:
+        try:
+            found = importlib.util.find_spec(name)
+        except ValueError:
+            found = None
+        if found is None:
+            hint = 'pip install "rankzero[train]"'
+            raise ConfigError(f"this command needs {name}, which is not installed", hint=hint)
 
 
 def _load_tokenizer(model: str, chat_template: Path | None) -> Any:

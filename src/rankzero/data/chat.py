@@ -8,20 +8,23 @@ Which characters an assistant turn is made of follows from the template alone:
 3. where a template writes a turn differently once others follow (Qwen 3 drops its thinking), the turn's end is found
    by putting other content in its place and looking at what stays the same behind it.
 
-A turn's last trained token is its end token (`<|im_end|>`, `<|eot_id|>`, `</s>` …), not the newline behind it.
+A turn's last trained token is its end token (`<|im_end|>`, `<|eot_id|>`, `</s>` …), not what stands behind that.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from rankzero.data.conversation import Conversation
 from rankzero.data.problems import RowProblem
 from rankzero.data.template import ChatTemplate, Span, TemplateRefusedError
 from rankzero.data.tokenizer import TokenizerParts
 from rankzero.errors import ConfigError
-from rankzero.spec.run_spec import OverLength
+
+if TYPE_CHECKING:  # workers need not load pydantic
+    from rankzero.spec.run_spec import OverLength
 
 # Stands in for a turn's content to see where it comes to stand. A noncharacter at either end, so that what the text
 # and its stand-in have in common ends exactly where the content does.
@@ -42,13 +45,15 @@ class Rendered:
     """A row as text. `spans` are the trained characters, ascending and apart.
 
     `raw` rows get the tokenizer's own special tokens around them (a BOS, mostly), as the model saw in pre-training;
-    rows from a template bring theirs. `add_eos`: nothing in the text says where the model is to stop.
+    rows from a template bring theirs. `add_eos`: nothing in the text says where the model is to stop. `unopened`: what
+    the template opens an answer with in use, but leaves out of the row (an empty thought, mostly).
     """
 
     text: str
     spans: list[Span]
     raw: bool
     add_eos: bool
+    unopened: str = ""
 
 
 class Renderer:
@@ -124,15 +129,15 @@ class _Chat:
         self.specials = specials
         self.turns = [{"role": message.role, "content": message.content} for message in self.messages]
         self.text, self.blocks = template.render_marked(self.turns)
-        self.tail = self._tail()
+        self.unopened = ""
 
     def render(self, rules: TokenRules) -> Rendered:
         final = self.messages[-1]
-        add_eos = final.role == "assistant" and final.train is not False and not self._end_token(self.text)
+        add_eos = final.role == "assistant" and final.train is not False and not self._ends_with_token()
         # Without what the template puts behind the turn (a newline, say): the end token is to come right after it.
         text = self.text.rstrip() if add_eos else self.text
         if rules.assistant_only_loss or self.completion_only:
-            return Rendered(text, self._wanted_turns(), raw=False, add_eos=add_eos)
+            return Rendered(text, self._wanted_turns(), raw=False, add_eos=add_eos, unopened=self.unopened)
         excluded = [
             self._turn(i) if message.role == "assistant" else self._content(i)
             for i, message in enumerate(self.messages)
@@ -152,41 +157,46 @@ class _Chat:
         if len(self.blocks) != expected:
             counts = f"{len(self.blocks)} {{% generation %}} blocks for {expected} assistant turns"
             raise TemplateRefusedError(f"it has {counts}")
-        end_token = self.tail.strip() or self.text[self.blocks[-1][1] :].strip()
+        _, closing = self._last_end
         spans = []
         for start, end in self.blocks:
-            if end_token in self.specials and self.text.startswith(end_token, end):
-                end += len(end_token)
+            end += len(closing) if closing and self.text.startswith(closing, end) else 0
             spans.append((start, self._trimmed(start, end)))
         return spans
 
     def _turn(self, i: int) -> Span:
         """What the assistant is to produce as turn `i`."""
-        if i == 0:  # nothing before it, and templates fail on an empty conversation
-            start = self._content(0)[0]
-        else:
-            head = self.template.render(self.turns[:i], opening=True)
-            if not self.text.startswith(head):
-                raise _RewrittenError(i, head, self.text)
-            start = len(head)
+        start = self._turn_start(i)
         return start, self._trimmed(start, self._turn_end(i, start))
 
+    def _turn_start(self, i: int) -> int:
+        if i == 0:  # nothing before it, and templates fail on an empty conversation
+            return self._content(0)[0]
+        head = self.template.render(self.turns[:i], opening=True)
+        if self.text.startswith(head):
+            return len(head)
+        before = self.template.render(self.turns[:i])
+        shared = min(_common_prefix(head, self.text), self._content(i)[0])
+        if self.text.startswith(before) and shared > len(before):
+            self.unopened = head[shared:]
+            return shared
+        raise _RewrittenError(i, head, self.text)
+
     def _turn_end(self, i: int, start: int) -> int:
-        if i == len(self.turns) - 1:
-            return len(self.text)
-        # Nearly always the content stands right there, behind a space at most, and behind it what stands behind the
-        # last turn too.
+        last_end, closing = self._last_end
+        # Nearly always the content stands right there, behind a space at most, and behind it what ends the last turn.
         at = start + 1 if self.text.startswith(" ", start) else start
         for content in (self.turns[i]["content"], self.turns[i]["content"].strip()):
             for end in (start + len(content), at + len(content)):
-                if self.tail and self.text.endswith(content, 0, end) and self.text.startswith(self.tail, end):
-                    return end + len(self.tail)
+                if closing and self.text.endswith(content, 0, end) and self.text.startswith(closing, end):
+                    return end + len(closing)
+        if i == len(self.turns) - 1:
+            return last_end + len(closing) if closing else len(self.text)
         part = self.template.render(self.turns[: i + 1])
         if self.text.startswith(part) and len(part) >= start:
             return len(part)
         end = self._content(i)[1]
-        end_token = self._end_token(part)
-        return end + len(end_token) if end_token and self.text.startswith(end_token, end) else end
+        return end + len(closing) if closing and self.text.startswith(closing, end) else end
 
     def _content(self, i: int) -> Span:
         """Where the content of turn `i` stands in the text."""
@@ -197,23 +207,34 @@ class _Chat:
         behind = _common_prefix(self.text[start:][::-1], other[start:][::-1])
         return start, len(self.text) - behind
 
-    def _tail(self) -> str:
-        """What the template puts behind the last turn, if that is an end token (and space)."""
+    @cached_property
+    def _last_end(self) -> tuple[int, str]:
+        """Where the content of the last turn ends, and what closes it: an end token, "" where there is none.
+
+        In most templates every turn closes like the last one, which is the cheapest to look at.
+        """
         content = self.turns[-1]["content"].strip()
-        at = self.text.rfind(content)
-        tail = self.text[at + len(content) :] if at >= 0 else ""
-        return tail if tail.strip() in self.specials else ""
+        found = self.text.rfind(content)
+        if found >= 0 and (closing := self._token_at(found + len(content))):
+            return found + len(content), closing
+        end = self._content(len(self.turns) - 1)[1]
+        return end, self._token_at(end)
+
+    def _token_at(self, at: int) -> str:
+        """The special token that stands there, with the space before it; "" where something else does."""
+        rest = self.text[at:]
+        after_space = rest.lstrip()
+        if not after_space.startswith(self.specials):
+            return ""
+        token = next(token for token in self.specials if after_space.startswith(token))
+        return rest[: len(rest) - len(after_space) + len(token)]
 
     def _trimmed(self, start: int, end: int) -> int:
         """`end` without the space behind the last thing that is written."""
         return start + len(self.text[start:end].rstrip())
 
-    def _end_token(self, text: str) -> str:
-        """The special token that the text ends with, space aside; "" where there is none."""
-        text = text.rstrip()
-        if not text.endswith(self.specials):
-            return ""
-        return next(token for token in self.specials if text.endswith(token))
+    def _ends_with_token(self) -> bool:
+        return self.text.rstrip().endswith(self.specials)
 
 
 def _complement(spans: list[Span], length: int) -> list[Span]:

@@ -47,6 +47,8 @@ class DatasetStats:
     blank_lines: int = 0
     boundary_rows: int = 0
     """Rows in which one token joins the end of the prompt with the start of the completion; it is trained."""
+    unopened: Mapping[str, int] = field(default_factory=dict)
+    """Rows whose answers lack what the chat template opens an answer with in use, by that text."""
 
     def as_json(self) -> dict[str, Any]:
         """For the manifest and for reports."""

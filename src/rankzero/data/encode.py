@@ -41,6 +41,7 @@ class Row:
     truncated: bool = False
     dropped: str = ""
     straddles: bool = False
+    unopened: str = ""
 
 
 @dataclass(slots=True)
@@ -69,6 +70,7 @@ class EncodedChunk:
     truncated: int = 0
     straddling: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
+    unopened: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,8 @@ def _fill(result: EncodedChunk, rows: Iterator[Row], numbers: Sequence[int]) -> 
             continue
         result.truncated += row.truncated
         result.straddling += row.straddles
+        if row.unopened:
+            result.unopened[row.unopened] += 1
         ids.append(np.array(row.ids, dtype=np.int32))
         ranges += [end for pair in row.ranges for end in pair]
         range_counts.append(2 * len(row.ranges))
@@ -183,12 +187,12 @@ class Encoder:
         if whole and not ranges:
             return Row(ids, [], dropped="nothing_to_train")
         if whole and len(ids) <= self._max_length:
-            return Row(ids, ranges, straddles=straddles)
+            return Row(ids, ranges, straddles=straddles, unopened=row.unopened)
         if self._drop_long:
             return Row(ids, [], dropped="over_length")
         ranges = _clipped(ranges, 1, self._max_length)
         dropped = "" if ranges else "truncated_before_trained"
-        return Row(ids[: self._max_length], ranges, truncated=True, dropped=dropped, straddles=straddles)
+        return Row(ids[: self._max_length], ranges, True, dropped, straddles, row.unopened)
 
 
 def _token_ranges(row: Rendered, encoding: Encoding, shift: int) -> tuple[list[TokenRange], bool]:

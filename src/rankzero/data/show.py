@@ -41,6 +41,7 @@ class ShownRow:
     truncated: bool
     dropped: str
     straddles: bool
+    unopened: str
 
     @property
     def headline(self) -> str:
@@ -50,6 +51,8 @@ class ShownRow:
             notes.append("truncated")
         if self.straddles:
             notes.append("one token joins prompt and completion; it is trained")
+        if self.unopened:
+            notes.append(f"in use the template opens the answer with {self.unopened!r}")
         if self.dropped:
             notes.append(f"dropped: {self.dropped}")
         return ", ".join(notes)
@@ -127,6 +130,7 @@ def _shown(where: str, row: Row, rules: TokenRules, parts: TokenizerParts, backe
         truncated=row.truncated,
         dropped=row.dropped,
         straddles=row.straddles,
+        unopened=row.unopened,
     )
 
 

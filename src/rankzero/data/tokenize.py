@@ -175,12 +175,14 @@ def _tokenise(job: _Job, writer: Any, workers: int, progress: Progress) -> Datas
     log = ProblemLog()
     totals: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
+    unopened: Counter[str] = Counter()
     rows_of: Counter[int] = Counter()
     # A task is drawn shortly before it runs: from the first bad row on, the rest is only checked.
     tasks = (Task(chunk, job.sources[chunk.source].format, log.total == 0) for chunk in read_all(job.paths))
     for chunk in ordered_map(partial(chunk_encoder, job.parts, job.rules), tasks, workers):
         log.add(job.paths[chunk.source], chunk.problems)
         dropped.update(chunk.dropped)
+        unopened.update(chunk.unopened)
         rows_of[chunk.source] += chunk.rows_in
         totals.update(blank_lines=chunk.blank, truncated=chunk.truncated, boundary_rows=chunk.straddling)
         if chunk.block is not None and log.total == 0:
@@ -196,9 +198,15 @@ def _tokenise(job: _Job, writer: Any, workers: int, progress: Progress) -> Datas
             log.add(path, [NO_ROWS])
     if log.total:
         raise log.error()
-    stats = DatasetStats(rows_in=rows_of.total(), dropped=dict(dropped), **totals)
+    stats = DatasetStats(rows_in=rows_of.total(), dropped=dict(dropped), unopened=dict(unopened), **totals)
     if not stats.rows:
         raise _nothing_left(stats, job.paths, job.rules)
+    for opening, rows in unopened.items():
+        _logger.warning(
+            "in use the chat template opens an answer with %r, which the same template leaves out of %d rows",
+            opening,
+            rows,
+        )
     return stats
 
 

@@ -6,14 +6,16 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankzero.data.pool import ordered_map, worker_count
 from rankzero.data.problems import KEPT, LocatedProblem, ProblemLog, RowProblem
 from rankzero.data.progress import Progress, no_progress
 from rankzero.data.rows import parse
 from rankzero.data.sources import NO_ROWS, Chunk, probe, read_all
-from rankzero.spec.run_spec import RowFormat, SourceSpec
+
+if TYPE_CHECKING:  # workers need not load pydantic
+    from rankzero.spec.run_spec import RowFormat, SourceSpec
 
 
 @dataclass(slots=True)

@@ -105,7 +105,9 @@ def in_words(options: list[Option]) -> str:
             words += [f"`{value}`" for value in get_args(option.kind)]
         elif option.kind is not type(None):
             words.append(_kind_in_words(option))
-    return " or ".join(", ".join(words).rsplit(", ", 1)) if len(words) > 1 else "".join(words) or "null"
+    if len(words) < 2:
+        return "".join(words) or "null"
+    return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def _kind_in_words(option: Option) -> str:

@@ -200,9 +200,9 @@ def _read_text(path: Path) -> str:
 
 
 def _files_like(path: Path) -> str:
-    beside = sorted(entry.name for entry in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
-    close = difflib.get_close_matches(path.name, beside, n=1)
-    return f"did you mean {path.parent / close[0]}?" if close else "`rankzero init` writes one to start from"
+    beside = {entry.stem: entry for entry in path.parent.glob("*.y*ml")}
+    close = difflib.get_close_matches(path.stem, beside, n=1, cutoff=0.7)
+    return f"did you mean {beside[close[0]]}?" if close else "`rankzero init` writes one to start from"
 
 
 def _where(origins: Mapping[KeyPath, Origin], path: KeyPath) -> str:

@@ -12,6 +12,7 @@ from rankzero.spec.run_spec import RunSpec
 
 ADAPTER_LEARNING_RATE = 2e-4
 FULL_LEARNING_RATE = 2e-5
+_LINE_ENDS = ("\x85", "\u2028", "\u2029")  # YAML folds these where they stand unescaped
 _NOT_THE_RUN = {"name", "output_dir", "tracking"}
 
 
@@ -42,6 +43,6 @@ def spec_hash(spec: RunSpec) -> str:
 
 def to_yaml(spec: RunSpec) -> str:
     """The spec as a run.yaml that reads back to the same spec."""
-    value = spec.model_dump(mode="json")
-    escaped = json.loads(json.dumps(value).replace("${", "$${"))
-    return yaml.safe_dump(escaped, sort_keys=False, allow_unicode=True, width=1000)
+    text = json.dumps(spec.model_dump(mode="json"), ensure_ascii=False).replace("${", "$${")
+    readable = not any(line_end in text for line_end in _LINE_ENDS)
+    return yaml.safe_dump(json.loads(text), sort_keys=False, allow_unicode=readable, width=1000)

@@ -102,9 +102,9 @@ def _scalar_as_python(scalar: Scalar, kinds: set[Any]) -> Any:
     value = scalar.value
     if value is None or isinstance(value, str) or not kinds:
         return value
-    if not kinds & {bool, int, float} or (isinstance(value, bool) and bool not in kinds):
-        return scalar.text
-    return value
+    text_only = str in kinds and not kinds & {bool, int, float}
+    no_number = isinstance(value, bool) and bool not in kinds and kinds & {int, float}
+    return scalar.text if text_only or no_number else value
 
 
 def _sorted_out(errors: list[ErrorDetails], data: Any) -> tuple[list[KeyPath], list[KeyPath], list[KeyPath]]:

@@ -13,7 +13,7 @@ from rankzero.data.problems import RowProblem
 from rankzero.data.tokenizer import take_apart
 from rankzero.errors import ConfigError, ExitCode
 from tests.support.families import FAMILIES, family_tokenizer, template_text
-from tests.support.tiny import CHATML, tiny_tokenizer
+from tests.support.tiny import tiny_tokenizer
 from tests.unit.data.support import chat, user_assistant
 
 
@@ -124,6 +124,21 @@ def test_without_an_end_token_eos_is_added_right_behind_the_last_turn() -> None:
     assert [rendered.text[start:end] for start, end in rendered.spans] == ["a", "b"]
 
 
+def test_phi_s_second_end_token_is_not_the_turn_s() -> None:
+    rendered = render(user_assistant("q", "end", "r", "b"), family_tokenizer("phi"))
+    assert rendered.text.endswith("b<|end|>\n<|endoftext|>") and not rendered.add_eos
+    assert [rendered.text[start:end] for start, end in rendered.spans] == ["end<|end|>", "b<|end|>"]
+
+
+def test_an_answer_that_is_opened_otherwise_in_use() -> None:
+    row = chat(("user", "q"), ("assistant", "<think>x"), ("user", "r"), ("assistant", "<think>\n\ny", False))
+    rendered = render(row, family_tokenizer("empty_thought"))
+    assert [rendered.text[start:end] for start, end in rendered.spans] == ["<think>x<|im_end|>"]
+    assert rendered.unopened == "<think>\n\n</think>\n\n"
+    rendered = render(user_assistant("q", "a"), family_tokenizer("smollm2"))
+    assert rendered.unopened == ""
+
+
 class TestEveryToken:
     def test_everything_is_trained(self) -> None:
         rendered = render(user_assistant("q", "a"), family_tokenizer("smollm2"), assistant_only_loss=False)
@@ -161,12 +176,6 @@ class TestProblems:
         assert "before turn 3" in found.what
         assert "'[INST] S\\n\\nq[/INST]' becomes '[INST] q[/INST] a</s>'" in found.what
         assert "data.chat_template" in found.hint
-
-    def test_generation_prompt_that_is_not_in_the_row(self) -> None:
-        opened = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
-        tokenizer = tiny_tokenizer(chat_template=CHATML.replace(opened, opened[:-4] + "<think>\n' }}"))
-        found = problem(user_assistant("q", "Paris"), tokenizer)
-        assert "<think>" in found.what and "Paris" in found.what and '"loss": false' in found.hint
 
     def test_system_role(self) -> None:
         found = problem(chat(("system", "S"), ("user", "q"), ("assistant", "a")), family_tokenizer("gemma"))
@@ -209,7 +218,7 @@ def test_no_more_renderings_than_needed(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(
         ChatTemplate, "render_marked", lambda *args, **kwargs: calls.append(1) or original(*args, **kwargs)
     )
-    for name in ("smollm2", "llama3", "gemma", "mistral", "qwen3"):
+    for name in ("smollm2", "llama3", "gemma", "mistral", "qwen3", "phi"):
         calls.clear()
         render(user_assistant("q", "one ", "r", "two", "s", "three"), family_tokenizer(name))
         assert len(calls) == 4, name

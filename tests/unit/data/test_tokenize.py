@@ -163,6 +163,14 @@ def test_processes_make_the_same_bytes(tmp_path: Path, tokenizer: Any, monkeypat
     assert files[0] == files[1] and alone.fingerprint == together.fingerprint
 
 
+def test_answers_opened_otherwise_in_use_are_said_so(
+    path: str, own_cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = prepare(sources(path), family_tokenizer("empty_thought"), TokenRules(), own_cache)
+    assert dataset.stats.unopened == {"<think>\n\n</think>\n\n": 50}
+    assert "'<think>\\n\\n</think>\\n\\n', which the same template leaves out of 50 rows" in caplog.text
+
+
 class TestBadData:
     def test_all_problems_and_nothing_in_the_cache(self, tmp_path: Path, own_cache: Path) -> None:
         system = json.dumps(chat(("system", "s"), ("user", "q"), ("assistant", "a"))).encode()

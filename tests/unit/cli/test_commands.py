@@ -1,0 +1,239 @@
+"""The commands as a user types them: exit codes, messages, and what is handed on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankzero.cli import train_command
+from rankzero.errors import DataError, NonFiniteError, ServiceError, StoppedError
+from rankzero.spec.load import load_run_spec
+from rankzero.spec.run_options import RunOptions
+from rankzero.spec.run_spec import RunSpec
+from tests.support.cli import Cli
+
+SMALL = "model: {name: m}\ndata: {train: t.jsonl}\n"
+REPORT = {
+    "train_loss_first": 2.0,
+    "train_loss_last": 1.0,
+    "eval_loss": 1.5,
+    "eval_loss_first": None,
+    "perplexity": 4.48,
+}
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text(SMALL, encoding="utf-8")
+    return Cli(capfd, monkeypatch)
+
+
+class Started:
+    """Stands for the start of a run, and remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[RunSpec, RunOptions, int]] = []
+        self.error: BaseException | None = None
+
+    def __call__(self, spec: RunSpec, options: RunOptions, nproc: int) -> dict[str, Any]:
+        self.calls.append((spec, options, nproc))
+        if self.error is not None:
+            raise self.error
+        return REPORT
+
+    @property
+    def last(self) -> tuple[RunSpec, RunOptions, int]:
+        return self.calls[-1]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    started = Started()
+    monkeypatch.setattr(train_command, "start", started)
+    return started
+
+
+class TestTrain:
+    def test_a_spec_file(self, cli: Cli, started: Started) -> None:
+        done = cli("train run.yaml train.seed=3 lora.r=4")
+        spec, options, nproc = started.last
+        assert done.code == 0
+        assert done.err == ""
+        assert "train loss     2.0000 -> 1.0000" in done.out
+        assert (spec.train.seed, spec.train.learning_rate) == (3, 2e-4)
+        assert spec.name is not None
+        assert spec.name.startswith("m-lora-")
+        assert options == RunOptions()
+        assert nproc >= 1
+
+    def test_overrides_may_come_first(self, cli: Cli, started: Started) -> None:
+        assert cli("train train.seed=3 run.yaml --seq-len 64").code == 0
+        assert (started.last[0].train.seed, started.last[0].data.max_length) == (3, 64)
+
+    def test_the_seeds_flags_without_a_file(self, cli: Cli, started: Started) -> None:
+        done = cli(
+            "train --model Qwen/Qwen2.5-3B-Instruct --data /tmp/ds.jsonl --output /tmp/out --epochs 2 --seq-len 512 "
+            "--batch 2 --grad-accum 4 --bf16 --lora --lora-r 16 --lora-alpha 32 --lora-dropout 0.1 "
+            "--target-modules q_proj v_proj --log-level DEBUG --log-batches all --model-local-dir /m "
+            "--tokenizer-local-dir /t --local-files-only --report-json r.json --nproc-per-node 3 "
+            "--allow-change train.seed --allow-change data"
+        )
+        assert done.code == 0, done.err
+        spec, options, nproc = started.last
+        assert (spec.output_dir, spec.name, nproc) == ("/tmp", "out", 3)
+        assert spec.train.global_batch_size == 2 * 4 * 3
+        assert spec.lora is not None
+        assert (spec.lora.r, spec.lora.target_modules) == (16, ("q_proj", "v_proj"))
+        assert options == RunOptions("DEBUG", "all", "r.json", ("train.seed", "data"))
+
+    def test_the_world_of_a_torchrun(self, cli: Cli, started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in (("RANK", "1"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "6")):
+            monkeypatch.setenv(name, value)
+        done = cli("train run.yaml --batch 2")
+        assert started.last[0].train.global_batch_size == 12
+        assert started.last[2] == 1
+        assert done.out == "", "only rank 0 reports"
+
+    def test_processes_cannot_be_asked_for_inside_a_torchrun(
+        self, cli: Cli, started: Started, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("RANK", "0")
+        done = cli("train run.yaml --nproc-per-node 8")
+        assert done.code == 2
+        assert "already one process of several" in done.err
+        monkeypatch.setenv("WORLD_SIZE", "two")
+        assert cli("train run.yaml").code == 2
+        assert not started.calls
+
+    def test_json(self, cli: Cli, started: Started) -> None:
+        assert cli("train run.yaml --json").out.startswith('{\n  "train_loss_first": 2.0')
+        assert started.calls
+
+    @pytest.mark.parametrize(
+        ("line", "code", "words"),
+        [
+            ("train", 2, ["nothing to train", "hint: rankzero train RUN.yaml"]),
+            ("train a.yaml b.yaml", 2, ["one spec file, not 2"]),
+            ("train nope.yaml", 78, ["nope.yaml: no such file"]),
+            ("train run.yaml =4", 2, ["cannot read '=4'"]),
+            ("train run.yaml data.max_length=4", 78, ["command line data.max_length: must be a whole number"]),
+            ("train run.yaml --lora-r 4", 2, ["--lora-r needs --lora"]),
+            ("train run.yaml --output .", 2, ["--output: ", "cannot be a run's name"]),
+            ("train --model m", 78, ["data.train: required, but not set"]),
+            ("train run.yaml --nproc-per-node 0", 2, ["--nproc-per-node"]),
+            ("train run.yaml --nproc-per-node two", 2, ["'two' is not a number of processes"]),
+            ("train run.yaml --batch 0", 2, ["--batch", "hint: rankzero train --help"]),
+            ("train run.yaml --log-level LOUD", 2, ["LOUD"]),
+            ("train run.yaml --target-modules", 2, ["--target-modules", "requires an argument"]),
+            ("train run.yaml --modle x", 2, ["--modle: no such option", "did you mean", "--model"]),
+            ("train run.yaml --learning_rate 1", 2, ["write train.learning_rate=VALUE, without dashes"]),
+            ("train run.yaml --per_device_train_batch_size 1", 2, ["this is train.global_batch_size here"]),
+            ("train run.yaml --load-in-4bit", 2, ["not available yet"]),
+            ("train run.yaml --zzzzz", 2, ["--zzzzz: no such option", "hint: rankzero train --help"]),
+            ("trian", 2, ["No such command 'trian'", "train"]),
+        ],
+    )
+    def test_what_is_refused(self, cli: Cli, started: Started, line: str, code: int, words: list[str]) -> None:
+        done = cli(line)
+        assert done.code == code
+        assert done.out == ""
+        assert done.err.startswith("error: ")
+        assert all(word in done.err for word in words), done.err
+        assert not started.calls
+
+    @pytest.mark.parametrize(
+        ("error", "code", "first"),
+        [
+            (DataError("bad row", where="t.jsonl:3", hint="mend it"), 65, "error: t.jsonl:3: bad row\n  hint: mend it"),
+            (ServiceError("no hub"), 69, "error: no hub"),
+            (NonFiniteError("loss is nan"), 70, "error: loss is nan"),
+            (StoppedError("saved at step 7"), 75, "stopped: saved at step 7"),
+            (ZeroDivisionError("oops"), 70, "error: internal error: ZeroDivisionError: oops"),
+            (KeyboardInterrupt(), 130, ""),
+        ],
+    )
+    def test_how_a_run_ends(self, cli: Cli, started: Started, error: BaseException, code: int, first: str) -> None:
+        started.error = error
+        done = cli("train run.yaml")
+        assert done.code == code
+        assert done.err.startswith(first)
+        assert "Traceback" not in done.err
+
+    def test_debug_shows_where(self, cli: Cli, started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+        started.error = ZeroDivisionError("oops")
+        monkeypatch.setenv("RANKZERO_DEBUG", "1")
+        assert "Traceback" in cli("train run.yaml").err
+
+    def test_many_problems_are_counted(self, cli: Cli, started: Started) -> None:
+        Path("run.yaml").write_text(SMALL + "".join(f"key{i}: 1\n" for i in range(40)), encoding="utf-8")
+        done = cli("train run.yaml")
+        assert done.err.count("error: ") == 25
+        assert done.err.endswith("… and 15 more\n")
+        assert not started.calls
+
+    def test_no_colours_in_a_file(self, cli: Cli, started: Started) -> None:
+        assert "\x1b" not in cli("train nope.yaml").err
+        assert not started.calls
+
+
+class TestInit:
+    def test_it_loads(self, cli: Cli) -> None:
+        done = cli("init -o new.yaml")
+        assert done.code == 0
+        assert "wrote new.yaml" in done.out
+        spec = load_run_spec(Path("new.yaml"), env={}).spec
+        assert spec.lora is not None
+        assert len(Path("new.yaml").read_text(encoding="utf-8").splitlines()) < 60
+
+    def test_it_says_nothing_but_the_defaults(self, cli: Cli) -> None:
+        cli("init -o new.yaml")
+        written = load_run_spec(Path("new.yaml"), env={}).spec
+        settings = [
+            "model.name=Qwen/Qwen2.5-3B-Instruct",
+            "data.train=train.jsonl",
+            "data.eval.fraction=0.02",
+            "lora={}",
+        ]
+        assert written == load_run_spec(None, settings, env={}).spec
+
+    def test_it_overwrites_only_when_told(self, cli: Cli) -> None:
+        done = cli("init")
+        assert done.code == 2
+        assert "--force" in done.err
+        assert Path("run.yaml").read_text(encoding="utf-8") == SMALL
+        assert cli("init --force").code == 0
+        assert Path("run.yaml").read_text(encoding="utf-8") != SMALL
+
+    def test_a_directory(self, cli: Cli) -> None:
+        Path("d").mkdir()
+        assert cli("init -o d").code == 0
+        assert Path("d/run.yaml").is_file()
+
+    def test_where_nothing_can_be_written(self, cli: Cli) -> None:
+        assert cli("init -o run.yaml/x.yaml").code == 74
+
+
+class TestRoot:
+    def test_version(self, cli: Cli) -> None:
+        assert cli("--version").out == "rankzero 0.1.0\n"
+
+    def test_help(self, cli: Cli) -> None:
+        done = cli("--help")
+        assert done.code == 0
+        assert "train" in done.out
+
+    @pytest.mark.parametrize("line", ["", "data"])
+    def test_help_where_a_command_is_missing(self, cli: Cli, line: str) -> None:
+        done = cli(line)
+        assert done.code == 2
+        assert done.err.startswith("Usage: rankzero")
+        assert "Commands:" in done.err
+
+    @pytest.mark.parametrize("command", ["train", "init", "generate", "quickstart", "data check", "data show"])
+    def test_every_command_has_help(self, cli: Cli, command: str) -> None:
+        done = cli(f"{command} --help")
+        assert done.code == 0
+        assert done.out.startswith(f"Usage: rankzero {command}")

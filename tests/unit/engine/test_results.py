@@ -1,0 +1,168 @@
+"""What a run leaves behind: a result other tools load, a true report, the best checkpoint, and no more."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from rankzero.engine import train as loop
+from rankzero.engine.evaluate import EvalResult
+from rankzero.spec.run_spec import RunSpec
+from tests.support.runs import metrics, run_here, run_root, small_spec
+from tests.support.tiny import chat_rows
+
+
+def plain_eval_loss(model: Any, tokenizer: Any, rows: list[dict[str, Any]]) -> float:
+    """Loss over assistant turns with nothing of rankzero: render, tokenise, mask after the last assistant header."""
+    total, count = 0.0, 0
+    for row in rows:
+        text = tokenizer.apply_chat_template(row["messages"], tokenize=False)
+        head = tokenizer.apply_chat_template(row["messages"][:-1], tokenize=False, add_generation_prompt=True)
+        ids = tokenizer(text.rstrip("\n"), add_special_tokens=False)["input_ids"]
+        start = len(tokenizer(head, add_special_tokens=False)["input_ids"])
+        with torch.no_grad():
+            logits = model(torch.tensor([ids])).logits[0, start - 1 : -1].float()
+        total += float(F.cross_entropy(logits, torch.tensor(ids[start:]), reduction="sum"))
+        count += len(ids) - start
+    return total / count
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_the_result_loads_in_plain_transformers_and_scores_what_was_reported(
+    method: str, tmp_path: Path, tiny: Path
+) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    changes: dict[str, Any] = {"lora": None} if method == "full" else {}
+    spec = small_spec(tmp_path, tiny, **changes)
+    report = run_here(spec)
+    final = run_root(spec) / "final"
+    tokenizer = AutoTokenizer.from_pretrained(final)
+    model = AutoModelForCausalLM.from_pretrained(tiny if method == "lora" else final, dtype=torch.float32)
+    if method == "lora":
+        model = PeftModel.from_pretrained(model, final)
+        config = json.loads((final / "adapter_config.json").read_text())
+        assert config["base_model_name_or_path"] == str(tiny) and config["peft_type"] == "LORA"
+    assert tokenizer.chat_template
+    assert json.loads((final / "generation_config.json").read_text())["eos_token_id"] == tokenizer.eos_token_id
+    assert plain_eval_loss(model.eval(), tokenizer, chat_rows(7)) == pytest.approx(report["eval_loss"], rel=1e-5)
+
+
+def test_the_report_adds_up(tmp_path: Path, tiny: Path) -> None:
+    spec = small_spec(tmp_path, tiny, eval__on_start=True)
+    report = run_here(spec, report_json=str(tmp_path / "copy.json"))
+    assert (
+        json.loads((tmp_path / "copy.json").read_text())
+        == report
+        == json.loads((run_root(spec) / "report.json").read_text())
+    )
+    rows = [row for row in metrics(spec) if row["step"] > 0]
+    assert report["steps"] == len(rows) == 12 and report["world_size"] == 1
+    assert report["total_tokens"] == sum(row["tokens"] for row in rows)
+    assert report["supervised_tokens"] == sum(row["supervised_tokens"] for row in rows)
+    assert (report["train_loss_first"], report["train_loss_last"]) == (rows[0]["loss"], rows[-1]["loss"])
+    assert report["eval_loss"] == rows[-1]["eval_loss"]
+    assert report["eval_loss_first"] == metrics(spec)[0]["eval_loss"] > report["eval_loss"]
+    assert report["perplexity"] == pytest.approx(math.exp(report["eval_loss"]))
+    assert 0 <= report["padding_fraction"] < 0.5
+    assert 0 < report["training_seconds"] <= report["elapsed_seconds"]
+    assert report["tokens_per_second"] == pytest.approx(report["total_tokens"] / report["training_seconds"])
+    assert report["time_to_first_step_seconds"] > 0 and report["peak_memory_bytes"] > 50e6
+    assert {"python", "torch", "transformers", "peft", "rankzero"} <= report["versions"].keys()
+    assert RunSpec.model_validate(report["spec"]) == spec
+    goodput = json.loads((run_root(spec) / "goodput.json").read_text())
+    assert sum(v for k, v in goodput.items() if k != "wall") == pytest.approx(goodput["wall"], rel=0.01)
+
+
+def test_metrics_hold_what_the_contract_names(tmp_path: Path, tiny: Path) -> None:
+    spec = small_spec(tmp_path, tiny)
+    run_here(spec)
+    named = {"step", "epoch", "loss", "learning_rate", "grad_norm", "tokens", "tokens_per_second", "time"}
+    assert all(named <= row.keys() for row in metrics(spec))
+    assert [row["step"] for row in metrics(spec) if "eval_loss" in row] == [4, 8, 12]
+    assert metrics(spec)[-1]["epoch"] == 3
+
+
+def scripted_evaluations(monkeypatch: pytest.MonkeyPatch, losses: list[float]) -> None:
+    """Evaluations that give these losses one after the other."""
+    left = iter(losses)
+    monkeypatch.setattr(loop, "evaluate", lambda *_: EvalResult(loss := next(left), math.exp(loss), 7, 70))
+
+
+def steps_kept(spec: RunSpec) -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in (run_root(spec) / "checkpoints").iterdir())
+
+
+def test_best_follows_the_metric_and_survives_pruning(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted_evaluations(monkeypatch, [3.0, 1.0, 2.0, 2.5, 2.2, 2.1])
+    spec = small_spec(tmp_path, tiny, eval__every=2, checkpoint__every=1, checkpoint__keep=2)
+    report = run_here(spec)
+    assert (report["best_step"], report["best_value"], report["final_step"]) == (4, 1.0, 4)
+    assert os.readlink(run_root(spec) / "best") == "checkpoints/step-4"
+    assert os.readlink(run_root(spec) / "last") == "checkpoints/step-12"
+    assert steps_kept(spec) == [4, 11, 12]
+    saved = (run_root(spec) / "checkpoints/step-4/model/adapter_model.safetensors").read_bytes()
+    assert (run_root(spec) / "final/adapter_model.safetensors").read_bytes() == saved
+
+
+def test_final_may_be_the_last_instead(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted_evaluations(monkeypatch, [1.0, 2.0, 3.0])
+    assert run_here(small_spec(tmp_path, tiny, checkpoint__final="last"))["final_step"] == 12
+
+
+def test_early_stopping(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted_evaluations(monkeypatch, [3.0, 2.0, 2.1, 2.2, 0.0])
+    spec = small_spec(tmp_path, tiny, eval__every=2, eval__early_stopping_patience=2)
+    report = run_here(spec)
+    assert report["ended_early"] and report["steps"] == 8 and report["best_step"] == 4
+    assert run_here(spec) == report, "an early end is an end: the same command does not go on"
+
+
+def test_without_evaluation_the_last_is_the_result(tmp_path: Path, tiny: Path) -> None:
+    spec = small_spec(tmp_path, tiny, eval_rows=0)
+    report = run_here(spec)
+    assert report["best_step"] is None and report["eval_loss"] is None and report["final_step"] == 12
+    assert not (run_root(spec) / "best").exists()
+
+
+def test_a_held_out_fraction_is_not_trained_on(tmp_path: Path, tiny: Path) -> None:
+    spec = small_spec(tmp_path, tiny, data__eval={"fraction": 0.2}, train__num_train_epochs=1)
+    report = run_here(spec)
+    rows = [row for row in metrics(spec)]
+    assert report["steps"] == 3, "24 of 30 rows in batches of 8"
+    assert rows[-1]["eval_loss"] > 0
+
+
+def test_tensorboard_gets_the_same_numbers(tmp_path: Path, tiny: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    spec = small_spec(tmp_path, tiny, tracking__tensorboard=True)
+    run_here(spec)
+    events = EventAccumulator(str(run_root(spec) / "events"))
+    events.Reload()
+    logged = [(event.step, event.value) for event in events.Scalars("train/loss")]
+    assert logged == [(row["step"], pytest.approx(row["loss"], rel=1e-6)) for row in metrics(spec)]
+    assert [event.step for event in events.Scalars("eval/eval_loss")] == [4, 8, 12]
+
+
+def test_links_become_pointer_files_where_there_are_no_symlinks(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no symlinks here")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    spec = small_spec(tmp_path, tiny, train__num_train_epochs=1)
+    run_here(spec)
+    assert (run_root(spec) / "last").read_text() == "checkpoints/step-4\n"
+    assert run_here(spec)["steps"] == 4

@@ -1,0 +1,62 @@
+"""Rules between fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rankzero.spec.checks import check
+from rankzero.spec.fields import all_fields
+from rankzero.spec.run_spec import RunSpec
+
+
+def spec(**sections: Any) -> RunSpec:
+    data = {"train": "t", **sections.pop("data", {})}
+    return RunSpec.model_validate({"model": {"name": "m"}, "data": data, **sections})
+
+
+@pytest.mark.parametrize(
+    ("sections", "field", "what"),
+    [
+        ({"train": {"warmup_steps": 1.5}}, "train.warmup_steps", "neither a share nor a whole number"),
+        ({"train": {"warmup_steps": 10, "max_steps": 10}}, "train.warmup_steps", "never ends in a run of 10"),
+        ({"eval": {"early_stopping_patience": 2}}, "eval.early_stopping_patience", "needs data.eval"),
+        ({"eval": {"on_start": True}}, "eval.on_start", "nothing to evaluate"),
+        ({"lora": {"target_modules": ["all-linear"]}}, "lora.target_modules", "not the name of a module"),
+    ],
+)
+def test_contradictions(sections: dict[str, Any], field: str, what: str) -> None:
+    (problem,) = check(spec(**sections))
+    assert problem.where == field
+    assert what in problem.what
+    assert problem.hint
+    assert field in set(all_fields(RunSpec))
+    assert check(spec(**sections), {field}) == []
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"train": {"warmup_steps": 0}},
+        {"train": {"warmup_steps": 0.999, "max_steps": 1}},
+        {"train": {"warmup_steps": 9, "max_steps": 10}},
+        {"train": {"warmup_steps": 100}},
+        {"data": {"eval": "e"}, "eval": {"early_stopping_patience": 2, "on_start": True}},
+        {"checkpoint": {"final": "best"}},
+        {"lora": {"target_modules": ["q_proj"]}},
+        {"lora": {"target_modules": "all-linear", "use_dora": True, "dropout": 0.1}},
+    ],
+)
+def test_no_contradictions(sections: dict[str, Any]) -> None:
+    assert check(spec(**sections)) == []
+
+
+@pytest.mark.parametrize("doubtful", ["data.eval", "data.eval.fraction", "data", "data.eval[0].path", "eval"])
+def test_a_rule_that_looks_at_a_doubtful_field_is_left_out(doubtful: str) -> None:
+    assert check(spec(eval={"on_start": True}), {doubtful}) == []
+
+
+def test_names_that_only_begin_alike_are_different_fields() -> None:
+    assert len(check(spec(eval={"on_start": True}), {"data.evaluation", "evals"})) == 1
