@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def train(
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN.yaml] [key=value …]", help="Spec file and dotted overrides.")
+        list[str] | None, typer.Argument(metavar="RUN.yaml|key=value", help="Spec file, dotted overrides.")
     ] = None,
     nproc_per_node: Annotated[str, typer.Option(metavar="N|auto", help="Processes; auto: one for each GPU.")] = "auto",
     allow_change: Annotated[

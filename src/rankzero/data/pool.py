@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -66,7 +67,14 @@ def _start(make: Callable[[], Callable[[Any], Any]]) -> None:
     # One process a core already: threads inside each would only get in each other's way.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _work = make()
+    try:
+        _work = make()
+    except Exception as error:  # raised here it would only break the pool; as an answer to a task it is told
+        _work = partial(_raise, error)
+
+
+def _raise(error: Exception, _task: Any) -> Any:
+    raise error
 
 
 def _run(task: Any) -> Any:

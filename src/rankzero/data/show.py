@@ -52,7 +52,7 @@ class ShownRow:
         if self.straddles:
             notes.append("one token joins prompt and completion; it is trained")
         if self.unopened:
-            notes.append(f"in use the template opens the answer with {self.unopened!r}")
+            notes.append(f"in use the template opens the answer with {self.unopened!r}, which is not in the row")
         if self.dropped:
             notes.append(f"dropped: {self.dropped}")
         return ", ".join(notes)

@@ -36,6 +36,10 @@ def make_dying() -> Callable[[int], int]:
     return lambda number: os.kill(os.getpid(), signal.SIGKILL) or number
 
 
+def make_nothing() -> Callable[[int], int]:
+    raise DataError("no worker can be made")
+
+
 def make_environment() -> Callable[[str], str | None]:
     return os.environ.get
 
@@ -68,6 +72,12 @@ def test_errors_come_back_whole(workers: int) -> None:
     with pytest.raises(DataError) as caught:
         list(ordered_map(make_failing, range(9), workers))
     assert caught.value.problems[0].where == "f:3"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_that_cannot_be_made_says_why(workers: int) -> None:
+    with pytest.raises(DataError, match="no worker can be made"):
+        list(ordered_map(make_nothing, range(9), workers))
 
 
 def test_a_killed_worker_is_said_to_be_one() -> None:
