@@ -45,12 +45,19 @@ def run_all(contestants: Sequence[Contestant], settings: Settings, repeats: int,
             process = run_once(contestant, settings, directory)
             sample = summarise(process, contestant.read_steps(directory, process.lines), settings.steps)
             samples[contestant.name].append(sample)
+            save(samples, work / "results.json")
             say(
                 f"[{repeat + 1}/{repeats}] {contestant.name}: {sample.tokens_per_second:.1f} useful tokens/s, "
                 f"{sample.peak_bytes / 2**30:.2f} GiB, first step after {sample.first_step_seconds:.1f} s, "
                 f"{sample.seconds:.0f} s in all"
             )
     return samples
+
+
+def save(samples: dict[str, list[Sample]], path: Path) -> None:
+    """All figures so far: a run that fails later loses none of them."""
+    kept = {name: [asdict(sample) for sample in runs] for name, runs in samples.items()}
+    path.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 
 def say(text: str) -> None:
@@ -104,7 +111,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 
 def benchmark(given: argparse.Namespace, work: Path) -> str:
-    """Run everything. Returns the results in markdown; samples go to results.json in `work`."""
+    """Run everything. Returns the results in markdown; `work` keeps rows, outputs and results.json."""
     ours, theirs = probe(sys.executable, given.model), probe(given.trl_python)
     head = headline(ours, theirs)
     auto = "bfloat16" if ours["bfloat16"] else "float32"
@@ -120,8 +127,6 @@ def benchmark(given: argparse.Namespace, work: Path) -> str:
     (settings.rows / "train.jsonl").write_text(rows, encoding="utf-8")
     contestants = make_contestants(given.trl_python)
     samples = run_all(contestants, settings, given.repeats, work)
-    kept = {name: [asdict(sample) for sample in runs] for name, runs in samples.items()}
-    (work / "results.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     return render(head, samples, settings, commands_text(contestants, settings, work / "0-0"))
 
 

@@ -48,6 +48,7 @@ def environment(directory: Path) -> dict[str, str]:
         "HF_HOME": str(directory / "hf"),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": str(usable_cores()),  # accelerate, under TRL, would take one thread
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),  # rankzero's default; disturbed least
         "PYTHONUNBUFFERED": "1",
         "RANKZERO_CACHE": str(directory / "cache"),
     }
