@@ -12,7 +12,7 @@ import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before any import of huggingface_hub
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported; see rankzero.engine
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch is imported; see rankzero.engine
 os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
 
 _LOOPBACK = ("127.", "::1", "localhost")

@@ -2,6 +2,8 @@
 
 import os
 
-# Before torch loads OpenMP. Threads that spin while they wait for each other are slightly faster on an idle machine and
-# several times slower on a shared one (another process, a container's CPU quota); a user's own setting wins.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Before torch loads OpenMP. How long a thread spins before it sleeps while it waits for the others: by default so long
+# that a shared machine (another process, a container's CPU quota) computes several times slower than with this, which
+# costs an idle one two per cent. A user's own setting wins.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
