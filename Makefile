@@ -33,6 +33,7 @@ faults: $(VENV)/.dev
 
 schema: $(VENV)/.train
 	$(VENV)/bin/python -m rankzero.spec.schema
+	$(VENV)/bin/python -m rankzero.spec.reference docs/reference.md
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -1,4 +1,4 @@
-"""A large JSONL file checked and tokenised: seconds on the clock and on the cores, rows and tokens per second, peak memory of the process tree.
+"""A large JSONL file checked and tokenised: time, rows and tokens per second, peak memory of the process tree.
 
     python benchmarks/data_1gb.py MODEL_DIRECTORY [--megabytes 1000] [--workers N]
 
@@ -119,7 +119,7 @@ def main() -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(given.model)
-    with tempfile.TemporaryDirectory(prefix="rankzero-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="rankzero-data-bench-") as folder:
         path = Path(folder) / "train.jsonl"
         rows = write_rows(path, given.megabytes * 1_000_000)
         size = os.path.getsize(path)
