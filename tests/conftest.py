@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before any import of huggingface_hub
@@ -55,3 +56,9 @@ def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> A
     from tests.support.cli import Cli
 
     return Cli(capfd, monkeypatch)
+
+
+# CI looks at the same examples every time, so that a red run means a change; elsewhere each run looks at new ones.
+hypothesis.settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    hypothesis.settings.load_profile("ci")

@@ -213,9 +213,11 @@ class _Chat:
 
         In most templates every turn closes like the last one, which is the cheapest to look at.
         """
-        content = self.turns[-1]["content"].strip()
+        written = self.turns[-1]["content"]
+        content = written.strip()
         found = self.text.rfind(content)
-        if found >= 0 and (closing := self._token_at(found + len(content))):
+        # Space at the content's end must not pass for space that the template puts before every end token.
+        if written == written.rstrip() and found >= 0 and (closing := self._token_at(found + len(content))):
             return found + len(content), closing
         end = self._content(len(self.turns) - 1)[1]
         return end, self._token_at(end)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rankzero.data.chat import Rendered, Renderer, TokenRules
@@ -66,6 +66,8 @@ CONTENT = st.text(st.characters(codec="utf-8", exclude_characters="\ufdd0\ufdd1\
 
 @pytest.mark.parametrize("name", [*FAMILIES])
 @given(turns=st.lists(st.tuples(CONTENT, CONTENT, st.booleans()), min_size=1, max_size=4), system=st.none() | CONTENT)
+@example(turns=[("0", "0", True), ("0", "0\r", False)], system=None)  # space at the end of the last turn
+@example(turns=[("q", "a ", True), ("q", "b\n", True)], system=None)
 @settings(max_examples=40, deadline=None)
 def test_trained_tokens_decode_to_the_wanted_turns(
     name: str, turns: list[tuple[str, str, bool]], system: str | None
