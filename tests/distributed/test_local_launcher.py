@@ -17,7 +17,7 @@ from rankzero.errors import DataError, RankzeroError, StoppedError
 from rankzero.spec.run_spec import RunSpec
 from tests.support.runs import metrics, run_processes_here, run_root, small_spec
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.faults]
 
 LAUNCH = """
 import os, sys

@@ -14,6 +14,8 @@ from rankzero.errors import ConfigError, ExitCode, StoppedError
 from rankzero.spec.run_spec import RunSpec
 from tests.support.runs import metrics, run_here, run_root, small_spec, stop_during_step
 
+pytestmark = pytest.mark.faults
+
 CLOCK = ("seconds", "wall_seconds")
 
 
