@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from rankzero.errors import RankzeroError
+from rankzero.machine import usable_cores
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -30,7 +30,7 @@ def worker_count(total_bytes: int, at_most: int | None = None) -> int:
     """Processes for this much input; 1 means this process alone."""
     if total_bytes < SMALL_BYTES:
         return 1
-    return max(1, min(_MOST_WORKERS, _usable_cpus() if at_most is None else at_most))
+    return max(1, min(_MOST_WORKERS, usable_cores() if at_most is None else at_most))
 
 
 def ordered_map(make: Callable[[], Callable[[Task], Result]], tasks: Iterable[Task], workers: int) -> Iterator[Result]:
@@ -88,13 +88,3 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
-
-
-def _usable_cpus() -> int:
-    """Cores that this process may use: the affinity mask, and a container's CPU quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        return max(1, min(cores, int(quota) // int(period)))
-    except (OSError, ValueError):  # no cgroup v2, or "max": no quota
-        return cores

@@ -91,7 +91,7 @@ def test_workers_do_not_start_threads_of_their_own() -> None:
 
 
 def test_small_inputs_take_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rankzero.data.pool, "_usable_cpus", lambda: 64)
+    monkeypatch.setattr(rankzero.data.pool, "usable_cores", lambda: 64)
     assert worker_count(SMALL_BYTES - 1, 8) == 1
     assert worker_count(SMALL_BYTES, 8) == 8
     assert worker_count(SMALL_BYTES, 0) == 1
