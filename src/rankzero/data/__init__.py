@@ -1,0 +1,1 @@
+"""Files to rows to tokens to batches. No torch before loader.py; nothing of models."""

@@ -7,7 +7,6 @@ length, and each rank's share into micro-batches; both only move work around and
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -30,11 +29,6 @@ def permutation(n: int, *, seed: int, stream: int) -> Indices:
         key = _mix(key ^ _mix(np.array([stream % 2**64], dtype=np.uint64) + gamma))
         keys = _mix(key + gamma * np.arange(1, n + 1, dtype=np.uint64))
     return np.argsort(keys, kind="stable").astype(np.int64)
-
-
-def global_batch(n_rows: int, *, seed: int, epoch: int, step_in_epoch: int, size: int) -> Indices:
-    """Rows of one optimizer step. The last batch of an epoch holds what is left: each row once an epoch."""
-    return permutation(n_rows, seed=seed, stream=epoch)[step_in_epoch * size : (step_in_epoch + 1) * size]
 
 
 def held_out_split(n_rows: int, *, seed: int, fraction: float) -> tuple[Indices, Indices]:
@@ -90,9 +84,3 @@ def micro_batches(
         passes.append(order[cut[end] : end])
         end = int(cut[end])
     return passes[::-1]
-
-
-def padding_fraction(passes: Sequence[Indices], lengths: npt.NDArray[np.int32]) -> float:
-    """Share of the computed tokens that is padding."""
-    computed = sum(int(lengths[rows].max()) * len(rows) for rows in passes)
-    return 1 - sum(int(lengths[rows].sum()) for rows in passes) / computed if computed else 0.0

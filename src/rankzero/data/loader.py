@@ -3,7 +3,6 @@ torch file; knows nothing of models."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,8 +93,3 @@ def _to(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
     """Copy to the device without waiting for it, where the device allows that."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
-
-
-def computed_tokens(passes: Sequence[Indices], lengths: npt.NDArray[np.int32]) -> int:
-    """Tokens that go through the model in these passes, padding included."""
-    return sum(int(lengths[rows].max()) * len(rows) for rows in passes)

@@ -1,0 +1,1 @@
+"""Finding, loading, adapting and exporting models. Nothing of data, steps or processes."""

@@ -1,0 +1,1 @@
+"""One small adapter for each tracker. Nothing of the run."""
