@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 PIP      := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST   := $(VENV)/bin/python -m pytest
 
-.PHONY: quickstart test lint format bench faults schema clean
+.PHONY: quickstart test lint format bench faults golden schema clean
 
 quickstart: $(VENV)/.train
 	$(VENV)/bin/rankzero quickstart
@@ -31,9 +31,12 @@ bench: $(VENV)/.train .venv-bench/.peers
 faults: $(VENV)/.dev
 	$(PYTEST) -m faults tests
 
+golden: $(VENV)/.dev
+	RANKZERO_UPDATE_GOLDEN=1 $(PYTEST) tests/unit/launch/test_render_golden.py
+
 schema: $(VENV)/.train
 	$(VENV)/bin/python -m rankzero.spec.schema
-	$(VENV)/bin/python -m rankzero.spec.reference docs/reference.md
+	$(VENV)/bin/python -m rankzero.spec.reference docs
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -19,6 +19,7 @@ from rankzero.cli.generate_command import generate
 from rankzero.cli.init_command import init
 from rankzero.cli.output import print_error
 from rankzero.cli.quickstart_command import quickstart
+from rankzero.cli.render_command import render
 from rankzero.cli.train_command import train
 from rankzero.cli.usage import as_usage_error, help_asked_for, is_parser_error
 from rankzero.errors import ExitCode, RankzeroError
@@ -36,6 +37,7 @@ app.command()(quickstart)
 app.command()(init)
 app.command()(train)
 app.command()(generate)
+app.command()(render)
 app.add_typer(data_command.app, name="data")
 
 DEBUG_VARIABLE = "RANKZERO_DEBUG"

@@ -5,112 +5,196 @@ One cluster.yaml serves every run spec, and one run spec every cluster.yaml.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
-from rankzero.spec.load import Loaded, Setting, load_spec
-from rankzero.spec.names import ABSOLUTE_PATH_PATTERN
-from rankzero.spec.renames import Rename, normalised
+from rankzero.spec.names import (
+    ABSOLUTE_PATH_PATTERN,
+    DNS_LABEL_PATTERN,
+    DNS_NAME_PATTERN,
+    ENV_NAME_PATTERN,
+    QUANTITY_PATTERN,
+    RESOURCE_NAME_PATTERN,
+    URL_PATTERN,
+)
 from rankzero.spec.run_spec import PositiveInt, Section
 
 Text = Annotated[str, StringConstraints(min_length=1)]
 MountPath = Annotated[str, StringConstraints(pattern=ABSOLUTE_PATH_PATTERN)]
+DnsLabel = Annotated[str, StringConstraints(pattern=DNS_LABEL_PATTERN)]
+DnsName = Annotated[str, StringConstraints(pattern=DNS_NAME_PATTERN)]
+EnvName = Annotated[str, StringConstraints(pattern=ENV_NAME_PATTERN)]
+Quantity = Annotated[str, StringConstraints(pattern=QUANTITY_PATTERN)]
+Cores = Annotated[float, Field(gt=0)]
+
+Kind = Literal["auto", "job", "jobset", "trainjob", "pytorchjob", "statefulset", "docker"]
+
+
+class LimitsSpec(Section):
+    """What a pod may use at most, where that is more than it asks for."""
+
+    cpu: Cores | None = None
+    """CPU cores."""
+    memory: Quantity | None = None
+    """Memory, such as 64Gi."""
 
 
 class ResourcesSpec(Section):
-    """What one pod asks for besides its GPUs; requests and limits are the same."""
+    """What one pod asks for besides its GPUs."""
 
-    cpu: Annotated[float, Field(gt=0)] | None = None
+    cpu: Cores | None = None
     """CPU cores."""
-    memory: Text | None = None
+    memory: Quantity | None = None
     """Memory, such as 512Gi; shared memory counts against it."""
-    shm: Text | None = None
-    """Size of /dev/shm, such as 32Gi; the processes of a node exchange data through it."""
-    rdma: Text | None = None
-    """Name of the site's RDMA device resource, such as rdma/ib; one is asked for."""
+    limits: LimitsSpec = LimitsSpec()
+    """Absent: memory is limited to what is asked for, and CPU is not limited."""
+    shm: Quantity | None = None
+    """Size of /dev/shm, such as 32Gi; the processes of a node exchange data through it. Absent: as memory allows."""
+    rdma: Annotated[str, StringConstraints(pattern=RESOURCE_NAME_PATTERN)] | None = None
+    """Name of the site's RDMA device resource, such as rdma/ib. Adds the IPC_LOCK capability."""
+    rdma_devices: PositiveInt = 1
+    """How many of them a pod asks for."""
 
 
 class VolumeSpec(Section):
-    """A persistent volume claim, and where it is mounted."""
+    """A directory of the pods, and what keeps it: a claim, a directory of the node, or nothing."""
 
     mount: MountPath
     """Absolute path in the pods."""
-    claim: Text
-    """Name of the claim."""
-    size: Text | None = None
-    """Size of the claim where it has to be made, such as 500Gi."""
-    storage_class: Annotated[Text | None, Field(alias="class")] = None
+    claim: DnsName | None = None
+    """Name of a persistent volume claim; made where it does not exist and `size` is given."""
+    host_path: MountPath | None = None
+    """Directory of the node instead: a file system that every node has mounted (not under restricted Pod Security)."""
+    size: Quantity | None = None
+    """Size of the claim where it has to be made, such as 500Gi; without claim or host_path, the limit of a scratch
+    directory that ends with its pod."""
+    storage_class: Annotated[DnsName | None, Field(alias="class")] = None
     """Storage class of the claim where it has to be made; absent: the cluster's default."""
-    access: Literal["ReadWriteOnce", "ReadWriteMany"] = "ReadWriteMany"
+    access: Literal["ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany"] = "ReadWriteMany"
     """ReadWriteMany where several nodes mount it."""
+    read_only: bool = False
+    """Mount it so that nothing can be written."""
+    sub_path: Text | None = None
+    """Mount this directory of the volume instead of its root."""
+    url: Annotated[str, StringConstraints(pattern=URL_PATTERN)] | None = None
+    """Object store that the directory is filled from before training; `outputs` is copied to it as checkpoints are
+    committed, and filled from it when a run continues. Any fsspec URL: s3://bucket/prefix."""
 
 
 class SecretRef(Section):
     """One key of a Kubernetes secret. The value itself is never in a spec."""
 
-    name: Text
+    name: DnsName
     """Name of the secret."""
     key: Text = "token"
     """Key in the secret."""
+    optional: bool = False
+    """Go on without it where it does not exist."""
 
 
-class StorageSpec(Section):
-    """The two volumes of a run."""
+class TolerationSpec(Section):
+    """A taint that pods put up with."""
 
-    cache: VolumeSpec | None = None
-    """Downloaded models and prepared data; many small files."""
-    outputs: VolumeSpec | None = None
-    """Run directories; few large files."""
+    key: Text | None = None
+    """Key of the taint; absent: any."""
+    value: str | None = None
+    """Value of the taint; absent: any."""
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """Effect of the taint; absent: any."""
 
 
-class SecretsSpec(Section):
-    """Secrets that pods get as environment variables."""
+class SpreadSpec(Section):
+    """How the pods of a run are spread over the cluster."""
 
-    hf_token: SecretRef | None = None
-    """Token for gated models on the Hugging Face Hub."""
+    mode: Literal["auto", "required", "preferred", "none"] = "auto"
+    """One pod to a node: required, preferred, or of no interest. auto: preferred where there are several."""
+    topology_key: Text = "kubernetes.io/hostname"
+    """Node label whose values are the places to spread over."""
+    together: Text | None = None
+    """Node label, such as a rack or an InfiniBand block, of which all pods prefer the same value."""
+
+
+class QueueSpec(Section):
+    """Kueue."""
+
+    name: DnsName
+    """LocalQueue in the namespace."""
+    priority: DnsName | None = None
+    """WorkloadPriorityClass."""
+
+
+class ServiceAccountSpec(Section):
+    """Who the pods are to the cluster's API. By default nobody: they get no token."""
+
+    name: DnsName | None = None
+    """An existing service account; absent: the namespace's default, or one of the run's own where the kind needs it."""
+    token: bool = False
+    """Mount its token."""
 
 
 class ClusterSpec(Section):
     """One place that runs are sent to."""
 
-    namespace: Text = "default"
+    context: Text | None = None
+    """Context of the kubeconfig; absent: its current one."""
+    namespace: DnsLabel = "default"
     """Kubernetes namespace."""
     image: Text
     """Image of the workers; it holds rankzero[train]."""
-    kind: Literal["auto", "job", "jobset", "trainjob", "pytorchjob", "statefulset", "docker"] = "auto"
-    """Kind of object that a run becomes. auto: what the cluster has."""
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+    """When nodes ask the registry for the image."""
+    image_pull_secrets: tuple[DnsName, ...] = ()
+    """Secrets with the registry's credentials."""
+    kind: Kind = "auto"
+    """Kind of object that a run becomes. auto: an Indexed Job, which every cluster has."""
     num_nodes: PositiveInt = 1
     """Pods of a run."""
+    min_nodes: PositiveInt | None = None
+    """Elastic: train with as few pods as this while the others are missing (kind pytorchjob)."""
     nproc_per_node: PositiveInt = 1
     """Processes per pod; each has one GPU, or none with `gpu: false`."""
     gpu: bool = True
     """false: the processes compute on CPUs."""
+    gpu_resource: Annotated[str, StringConstraints(pattern=RESOURCE_NAME_PATTERN)] = "nvidia.com/gpu"
+    """Name of the GPU device resource."""
     resources: ResourcesSpec = ResourcesSpec()
-    storage: StorageSpec = StorageSpec()
-    secrets: SecretsSpec = SecretsSpec()
-    grace_period_seconds: PositiveInt = 180
+    storage: dict[DnsLabel, VolumeSpec] = {}
+    """Volumes by name. `outputs` keeps run directories (few large files), `cache` models and prepared data (many small
+    files); any number more."""
+    prepare: Literal["auto", "always", "never"] = "auto"
+    """Fetch the model and tokenise in a Job without GPUs first. auto: where a cache volume keeps the result."""
+    secrets: dict[EnvName, SecretRef] = {}
+    """Secrets that pods get as variables, by the variable's name: {HF_TOKEN: {name: hf-token, key: token}}."""
+    env: dict[EnvName, str] = {}
+    """Environment variables of the pods, such as NCCL_SOCKET_IFNAME. No secrets."""
+    node_selector: dict[Text, str] = {}
+    """Labels that a node must have."""
+    tolerations: tuple[TolerationSpec, ...] = ()
+    """Taints that pods put up with, besides the one of GPU nodes."""
+    spread: SpreadSpec = SpreadSpec()
+    queue: QueueSpec | None = None
+    """Kueue queue that admits the run."""
+    priority_class: DnsName | None = None
+    """PriorityClass of the pods."""
+    scheduler: DnsName | None = None
+    """Scheduler of the pods; absent: the cluster's default."""
+    service_account: ServiceAccountSpec = ServiceAccountSpec()
+    user: PositiveInt = 1000
+    """User and group that the processes run as."""
+    grace_period_seconds: Annotated[int, Field(ge=15)] = 180
     """Time a pod has for saving when it is asked to stop."""
     max_restarts: Annotated[int, Field(ge=0)] = 3
-    """Restarts after failures that trying again may cure."""
-
-
-_TABLE = {
-    "num_nodes": "nodes nnodes replicas node_count numnodes",
-    "nproc_per_node": "nproc num_proc_per_node gpus gpus_per_node num_gpus processes slots_per_node",
-    "grace_period_seconds": "grace_period terminationgraceperiodseconds termination_grace_period_seconds",
-    "max_restarts": "backofflimit backoff_limit restarts retries max_retries",
-    "image": "container_image docker_image container",
-    "secrets.hf_token": "hf_token huggingface_token hf_secret",
-    "storage": "volumes pvc pvcs persistent_volume_claims",
-}
-RENAMES = {normalised(name): Rename(field, "") for field, names in _TABLE.items() for name in names.split()}
-
-
-def load_cluster_spec(
-    path: Path | None, overrides: Sequence[str | Setting] = (), *, env: Mapping[str, str]
-) -> Loaded[ClusterSpec]:
-    """As load_run_spec, for cluster.yaml."""
-    return load_spec(ClusterSpec, path, overrides, env=env, renames=RENAMES)
+    """Restarts after failures that trying again may cure. Stopped, evicted and preempted pods do not count."""
+    timeout_seconds: PositiveInt | None = None
+    """End the run after this time, whatever it is doing."""
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0)] | None = None
+    """Remove the finished run's object, and its pods and logs with it, after this time; absent: keep it."""
+    rendezvous_timeout_seconds: PositiveInt = 1800
+    """Longest wait of a pod for the run's other pods."""
+    labels: dict[Text, str] = {}
+    """Labels of every object and pod."""
+    annotations: dict[Text, str] = {}
+    """Annotations of every object and pod."""
+    pod_patch: dict[str, Any] = {}
+    """Merged into the pods' spec: what has no field here. Maps merge, lists of named things by name, others replace."""

@@ -95,6 +95,10 @@ def all_fields(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
                 for item in options_of(get_args(option.kind)[0]):
                     if item.section:
                         yield from all_fields(item.section, f"{prefix}{name}[].")
+            elif get_origin(option.kind) is dict:
+                for item in options_of(get_args(option.kind)[1]):
+                    if item.section:
+                        yield from all_fields(item.section, f"{prefix}{name}.*.")
 
 
 def in_words(options: list[Option]) -> str:

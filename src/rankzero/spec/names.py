@@ -12,7 +12,25 @@ RUN_NAME_RULE = "a name of up to 100 letters, digits, '.', '_' and '-' that star
 
 ABSOLUTE_PATH_PATTERN = r"^/.+$"
 
-PATTERNS_IN_WORDS = {RUN_NAME_PATTERN: RUN_NAME_RULE, ABSOLUTE_PATH_PATTERN: "an absolute path"}
+DNS_LABEL_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+"""RFC 1123 label: namespaces, containers, volumes."""
+DNS_NAME_PATTERN = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
+"""RFC 1123 subdomain: most names of objects."""
+ENV_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
+QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|k|[MGTPE]|[KMGTPE]i)?$"
+RESOURCE_NAME_PATTERN = r"^([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
+URL_PATTERN = r"^[a-z][a-z0-9+.-]*://\S+$"
+
+PATTERNS_IN_WORDS = {
+    RUN_NAME_PATTERN: RUN_NAME_RULE,
+    ABSOLUTE_PATH_PATTERN: "an absolute path",
+    DNS_LABEL_PATTERN: "a name of up to 63 small letters, digits and '-' that starts and ends with a letter or digit",
+    DNS_NAME_PATTERN: "a name of small letters, digits, '-' and '.' that starts and ends with a letter or digit",
+    ENV_NAME_PATTERN: "the name of a variable: letters, digits and '_'",
+    QUANTITY_PATTERN: "a quantity such as 500m, 16 or 512Gi",
+    RESOURCE_NAME_PATTERN: "the name of a device resource, such as nvidia.com/gpu",
+    URL_PATTERN: "a URL such as s3://bucket/prefix",
+}
 """What each pattern asks for, as an error says it."""
 
 

@@ -1,43 +1,74 @@
-"""docs/reference.md: every field of the run spec, from the models. Pure; `make schema` writes it beside the schema."""
+"""docs/reference.md and docs/cluster.md: every field of the two specs, from the models. `make schema` writes them."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from rankzero.spec.fields import field_options, in_words
+from rankzero.spec.cluster_spec import ClusterSpec
+from rankzero.spec.fields import Option, field_options, in_words, keys_of, options_of
 from rankzero.spec.run_spec import RunSpec
 
-_HEAD = """# Reference: the fields of run.yaml
+_HEADS = {
+    "reference.md": """# Reference: the fields of run.yaml
 
 Made from the models by `make schema`. A field that is left out has its default; an unknown one is an error. Values may
 come from the environment (`${NAME}`, `${NAME:-default}`), and any field can be set on the command line
 (`rankzero train run.yaml train.learning_rate=1e-4`).
-"""
+""",
+    "cluster.md": """# Reference: the fields of cluster.yaml
+
+Made from the models by `make schema`. Where a run goes, and nothing of what it is. Values may come from the environment
+(`${NAME}`, `${NAME:-default}`), and any field can be set on the command line of `rankzero render` and `rankzero submit`
+(`cluster.num_nodes=4`). `*` stands for a name that you choose.
+""",
+}
+PAGES: dict[str, type[BaseModel]] = {"reference.md": RunSpec, "cluster.md": ClusterSpec}
 
 
-def reference_text() -> str:
-    """The page."""
-    parts = [_HEAD, "\n## Top level\n\n", *_table(RunSpec, "")]
-    for name, info in RunSpec.model_fields.items():
-        for option in field_options(info):
-            if option.section is not None:
-                parts += [
-                    f"\n## {name}\n\n{_one_line(option.section.__doc__ or '')}\n\n",
-                    *_table(option.section, f"{name}."),
-                ]
+def reference_text(page: str = "reference.md") -> str:
+    """A page by its file name."""
+    model = PAGES[page]
+    parts = [_HEADS[page], "\n## Top level\n\n", *_table(model, "")]
+    for prefix, section in _sections(model, ""):
+        parts += [f"\n## {prefix}\n\n{_one_line(section.__doc__ or '')}\n\n", *_table(section, f"{prefix}.")]
     return "".join(parts)
+
+
+def _sections(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, type[BaseModel]]]:
+    """Sections by their dotted names, outer ones first; alternatives of a list or a path have no table of their own."""
+    for name, info in keys_of(model).items():
+        for option in field_options(info):
+            inner, path = _inner(option), f"{prefix}{name}"
+            if inner is None or (option.section is not None and len(_kinds(field_options(info))) > 1):
+                continue
+            path = path if option.section is not None else f"{path}.*"
+            yield path, inner
+            yield from _sections(inner, f"{path}.")
+
+
+def _inner(option: Option) -> type[BaseModel] | None:
+    """The section that a field is, or holds by name."""
+    if option.section is not None or get_origin(option.kind) is not dict:
+        return option.section
+    return next((item.section for item in options_of(get_args(option.kind)[1]) if item.section), None)
+
+
+def _kinds(options: list[Option]) -> list[Option]:
+    return [option for option in options if option.kind is not type(None)]
 
 
 def _table(section: type[BaseModel], prefix: str) -> list[str]:
     lines = ["| field | takes | default | meaning |\n|---|---|---|---|\n"]
-    for name, info in section.model_fields.items():
+    for name, info in keys_of(section).items():
         options = field_options(info)
-        if not prefix and any(option.section for option in options):
+        if len(_kinds(options)) == 1 and any(option.section for option in options):
             continue  # a section of its own
         default = "required" if info.default is PydanticUndefined else f"`{json.dumps(info.default)}`"
         cells = [f"`{prefix}{name}`", in_words(options), default, _one_line(info.description or "")]
@@ -50,8 +81,9 @@ def _one_line(text: str) -> str:
 
 
 def main() -> None:
-    """`python -m rankzero.spec.reference docs/reference.md`."""
-    Path(sys.argv[1]).write_text(reference_text(), encoding="utf-8")
+    """`python -m rankzero.spec.reference docs`."""
+    for page in PAGES:
+        (Path(sys.argv[1]) / page).write_text(reference_text(page), encoding="utf-8")
 
 
 if __name__ == "__main__":

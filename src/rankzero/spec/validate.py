@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from rankzero.spec.fields import Option, field_at, field_options, in_words, keys_of, options_at, step
 from rankzero.spec.renames import Rename
+from rankzero.spec.secret_names import looks_secret
 from rankzero.spec.unknown_keys import guess
 from rankzero.spec.yaml_tree import KeyPath, Scalar, Tree, dotted
 
@@ -136,6 +137,8 @@ def _path_in(data: Any, error: ErrorDetails) -> KeyPath:
 def _wrong_value(model: type[BaseModel], path: KeyPath, value: Any) -> Finding:
     options = options_at(model, path)
     words = in_words(options)
+    if any(looks_secret(str(key)) for key in path):  # someone may have written the secret itself here
+        return Finding(path, f"must be {words}; what stands there is not shown", _about(model, path))
     choices = [str(c) for option in options if get_origin(option.kind) is Literal for c in get_args(option.kind)]
     close = difflib.get_close_matches(str(value).lower(), choices, n=1) if isinstance(value, str) else []
     if close:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from rankzero.errors import Problem
+from rankzero.spec.secret_names import looks_secret
 
 _REFERENCE = re.compile(r"\$\$\{|\$\{(?P<body>[^{}]*)\}|\$\{")
 _BODY = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<default>:-.*)?", re.DOTALL)
@@ -27,6 +28,10 @@ def expand(text: str, env: Mapping[str, str]) -> tuple[str, list[Problem]]:
             problems.append(Problem("cannot read what follows ${", hint=hint))
             return ""
         name, default = body.group("name"), body.group("default")
+        if looks_secret(name):
+            hint = f"leave it out: a process finds {name} in its environment; pods get it by cluster.yaml's secrets"
+            problems.append(Problem(f"{name} holds a secret, and a spec is written to disk and shown", hint=hint))
+            return ""
         if default is not None:
             return env.get(name) or default.removeprefix(":-")
         if name not in env:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rankzero.errors import ConfigError
-from rankzero.spec.cluster_spec import load_cluster_spec
+from rankzero.spec.cluster_load import load_cluster, load_cluster_spec, profiles
 
 EXAMPLE = """\
 namespace: train
@@ -35,10 +35,8 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_example_of_the_design(example: Path) -> None:
     spec = load_cluster_spec(example, env={}).spec
     assert (spec.num_nodes, spec.nproc_per_node, spec.resources.cpu) == (2, 8, 32)
-    assert spec.storage.cache is not None
-    assert spec.storage.cache.storage_class == "rook-ceph-block"
-    assert spec.secrets.hf_token is not None
-    assert spec.secrets.hf_token.name == "hf-token"
+    assert spec.storage["cache"].storage_class == "rook-ceph-block"
+    assert spec.secrets["hf_token"].name == "hf-token"
 
 
 def test_the_smallest() -> None:
@@ -55,7 +53,7 @@ def test_the_smallest() -> None:
         ("terminationGracePeriodSeconds=3", "command line terminationGracePeriodSeconds", "grace_period_seconds"),
         ("image=", "command line image", "must be text"),
         ("kind=jobs", "command line kind", "did you mean job?"),
-        ("storage.outputs={mount: /o}", "cluster.yaml:7 storage.outputs.claim", "required"),
+        ("storage.outputs={mount: /o}", "command line storage.outputs", "checkpoints would end with the pod"),
     ],
 )
 def test_problems(example: Path, override: str, where: str, text: str) -> None:
@@ -66,4 +64,44 @@ def test_problems(example: Path, override: str, where: str, text: str) -> None:
         load_cluster_spec(example, [override], env={})
     (problem,) = caught.value.problems
     assert text in str(problem)
-    assert problem.where == where or override.startswith("storage.outputs")
+    assert problem.where == where
+
+
+@pytest.mark.parametrize(
+    ("overrides", "where", "text"),
+    [
+        (["min_nodes=3", "kind=pytorchjob"], "min_nodes", "more than num_nodes"),
+        (["min_nodes=1"], "min_nodes", "always has all its pods"),
+        (["storage.cache.host_path=/x"], "storage.cache.host_path", "not both"),
+        (["storage.cache.mount=/outputs/"], "storage", "mounted there too"),
+        (["storage.cache.mount=/etc/rankzero"], "storage.cache.mount", "not free"),
+        (["storage.cache.size="], "storage.cache.size", "needs a size"),
+        (["storage.outputs.read_only=true"], "storage.outputs.read_only", "written here"),
+        (["env.WANDB_API_KEY=canary"], "env.WANDB_API_KEY", "looks like a secret"),
+        (["env.WORLD_SIZE=4"], "env.WORLD_SIZE", "rankzero or the platform sets it"),
+        (["resources.shm=1Ti"], "resources.shm", "larger than all memory"),
+        (["resources.limits={memory: 256Gi}"], "resources.limits.memory", "below what is asked for"),
+        (["resources.limits={cpu: 1}"], "resources.limits.cpu", "below what is asked for"),
+        (["ttl_seconds_after_finished=1", "kind=trainjob"], "ttl_seconds_after_finished", "no such time"),
+        (["tolerations=[{value: x}]"], "tolerations.0", "needs a key"),
+        (["resources.memory=12 GB"], "resources.memory", "a quantity such as"),
+        (["gpu_resource=gpu"], "gpu_resource", "device resource"),
+        (["secrets.HF_TOKEN=canary"], "secrets.HF_TOKEN", "not shown"),
+        (["storage.outputs.url=bucket"], "storage.outputs.url", "a URL"),
+    ],
+)
+def test_contradictions(example: Path, overrides: list[str], where: str, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_cluster_spec(example, overrides, env={})
+    (problem,) = caught.value.problems
+    assert where in problem.where
+    assert text in str(problem)
+    assert "canary" not in str(caught.value)
+
+
+def test_every_profile_loads_and_a_wrong_name_lists_them() -> None:
+    for name in profiles():
+        assert load_cluster(name, env={}).spec.image == "rankzero:latest"
+    with pytest.raises(ConfigError, match="did you mean nebius-2x1") as caught:
+        load_cluster("nebius", env={})
+    assert all(name in str(caught.value) for name in profiles())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankzero.spec import cluster_spec
+from rankzero.spec import cluster_load
 from rankzero.spec.cluster_spec import ClusterSpec
 from rankzero.spec.fields import all_fields
 from rankzero.spec.renames import _TABLE, RENAMES, normalised
@@ -30,7 +30,7 @@ def test_no_name_is_in_the_table_twice() -> None:
 
 
 def test_targets_of_the_cluster_spec_exist() -> None:
-    assert {rename.field for rename in cluster_spec.RENAMES.values()} <= set(all_fields(ClusterSpec))
+    assert {rename.field for rename in cluster_load.RENAMES.values()} <= set(all_fields(ClusterSpec))
 
 
 @pytest.mark.parametrize(

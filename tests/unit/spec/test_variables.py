@@ -52,3 +52,17 @@ def test_says_what_is_wrong(text: str, what: str, hint: str) -> None:
 @given(st.text(alphabet="${}:-aA_1 "))
 def test_escape_is_the_inverse(text: str) -> None:
     assert expand(escape(text), {}) == (text, [])
+
+
+@pytest.mark.parametrize(
+    "name", ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "DB_PASSWORD", "LANGFUSE_SECRET_KEY"]
+)
+def test_a_secret_never_becomes_part_of_a_spec(name: str) -> None:
+    text, (problem,) = expand(f"a${{{name}:-x}}b", {name: "canary"})
+    assert "canary" not in text + str(problem)
+    assert "secrets" in problem.hint
+
+
+@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "HF_TOKEN_PATH", "MAX_TOKENS", "MODEL_ID", "KEYBOARD"])
+def test_other_names_do(name: str) -> None:
+    assert expand(f"${{{name}}}", {name: "x"}) == ("x", [])

@@ -1,0 +1,53 @@
+"""Command line → Plan: the run spec, the cluster spec, overrides of both, and the local files that travel along."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rankzero.errors import UsageError
+
+if TYPE_CHECKING:
+    from rankzero.launch.plan import Plan
+    from rankzero.spec.cluster_spec import ClusterSpec
+
+CLUSTER_VARIABLE = "RANKZERO_CLUSTER"
+CLUSTER_FILE = "cluster.yaml"
+CLUSTER_PREFIX = "cluster."
+
+
+def cluster_from(name_or_path: str | None, overrides: Sequence[str] = (), kind: str | None = None) -> ClusterSpec:
+    """The cluster spec that --cluster names; without it $RANKZERO_CLUSTER, else ./cluster.yaml.
+
+    `overrides` are `num_nodes=4`, without the prefix. Raises UsageError or ConfigError.
+    """
+    from rankzero.spec.cluster_load import load_cluster, profiles
+
+    chosen = name_or_path or os.environ.get(CLUSTER_VARIABLE) or (CLUSTER_FILE if Path(CLUSTER_FILE).exists() else None)
+    if chosen is None:
+        hint = f"a path, or one of {', '.join(profiles())}; {CLUSTER_VARIABLE} or ./{CLUSTER_FILE} would do as well"
+        raise UsageError("which cluster?", where="--cluster", hint=hint)
+    settings = [*overrides, *([f"kind={kind}"] if kind is not None else [])]
+    return load_cluster(chosen, settings, env=os.environ).spec
+
+
+def plan_from(arguments: Sequence[str], cluster: str | None, kind: str | None) -> Plan:
+    """The plan of `RUN.yaml key=value … cluster.key=value`. Raises ConfigError with all problems, or UsageError."""
+    from rankzero.launch.plan import make_plan
+    from rankzero.launch.ship import local_files
+    from rankzero.spec.load import load_run_spec
+    from rankzero.spec.resolve import resolve
+
+    files = [argument for argument in arguments if "=" not in argument]
+    if len(files) != 1:
+        hint = "rankzero render RUN.yaml --cluster CLUSTER.yaml; `rankzero init` writes a run spec to start from"
+        raise UsageError("one run spec is needed" if not files else f"one run spec, not {len(files)}", hint=hint)
+    overrides = [argument for argument in arguments if "=" in argument]
+    for_cluster = [text.removeprefix(CLUSTER_PREFIX) for text in overrides if text.startswith(CLUSTER_PREFIX)]
+    for_run = [text for text in overrides if not text.startswith(CLUSTER_PREFIX)]
+    loaded = load_run_spec(Path(files[0]), for_run, env=os.environ)
+    run = resolve(loaded.spec)
+    place = cluster_from(cluster, for_cluster, kind)
+    return make_plan(run, place, files=local_files(run), where=loaded.where)

@@ -1,0 +1,60 @@
+"""`rankzero render`: exactly what submit would apply, as YAML. Needs no cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankzero.cli.planning import plan_from
+from rankzero.errors import StorageError
+
+if TYPE_CHECKING:
+    from rankzero.launch.labels import Manifest
+
+ClusterOption = Annotated[
+    str | None,
+    typer.Option("--cluster", metavar="FILE|PROFILE", help="Where; default $RANKZERO_CLUSTER, cluster.yaml."),
+]
+KindOption = Annotated[
+    str | None,
+    typer.Option("--kind", help="job, jobset, trainjob, pytorchjob, statefulset or docker, whatever the cluster says."),
+]
+
+
+def render(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RUN.yaml [key=value …]", help="Run spec, overrides; cluster.KEY=VALUE for the cluster."
+        ),
+    ] = None,
+    cluster: ClusterOption = None,
+    kind: KindOption = None,
+    output: Annotated[str | None, typer.Option("-o", "--output", metavar="DIR", help="One file per object.")] = None,
+) -> None:
+    """Print the objects that a run becomes on a cluster, as one multi-document YAML text."""
+    from rankzero.launch.render import render as render_plan
+    from rankzero.launch.render.content import to_yaml
+
+    objects = render_plan(plan_from(arguments or [], cluster, kind))
+    if output is None:
+        typer.echo(to_yaml(objects), nl=False)
+    else:
+        write_files(objects, Path(output))
+
+
+def write_files(objects: list[Manifest], directory: Path) -> None:
+    """One file an object, numbered in the order of application. Raises StorageError."""
+    from rankzero.launch.render.content import file_name, to_document
+    from rankzero.run_dir.atomic import write_text
+
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"cannot make it: {error.strerror or error}", where=str(directory)) from error
+    for index, manifest in enumerate(objects, start=1):
+        path = directory / file_name(index, manifest)
+        write_text(path, to_document(manifest))
+        typer.echo(path)

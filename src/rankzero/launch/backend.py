@@ -1,0 +1,79 @@
+"""Backend: what a place that runs pods can do for us. Implemented by Kubernetes and by the local docker daemon.
+
+Backends move objects and bytes; they render nothing and judge nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from rankzero.launch.evidence import Evidence
+from rankzero.launch.labels import Manifest
+
+Say = Callable[[str], None]
+"""One line for the person who waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the place can run."""
+
+    kinds: frozenset[str] = frozenset()
+    """Of ClusterSpec.kind: job, jobset, trainjob, pytorchjob, statefulset, docker."""
+    trainer_version: str | None = None
+    """Served flavour of the TrainJob API: 2.0, 2.1, 2.2 or 2.3."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogQuery:
+    """Which lines are wanted."""
+
+    follow: bool = False
+    since_seconds: int | None = None
+    node: int | None = None
+    rank: int | None = None
+    """Global rank; only lines of that process (its node's lines that carry no rank belong to local rank 0)."""
+    tail: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line of one node."""
+
+    node: int
+    pod: str
+    role: str
+    """node or prepare."""
+    text: str
+    time: datetime | None = None
+
+
+class Backend(Protocol):
+    """One place. Every method raises ServiceError where it does not answer, AccessError where it refuses us."""
+
+    def served(self) -> Served:
+        """Ask what the place can run."""
+
+    def submit(self, objects: Sequence[Manifest], say: Say) -> None:
+        """Check all objects, then apply them in order; existing ones are brought up to date or replaced.
+
+        Raises before anything is applied where one would be refused; an error after that names what was applied.
+        """
+
+    def runs(self) -> list[Evidence]:
+        """All runs, cheaply: their objects and pods, no events, nodes or logs."""
+
+    def collect(self, run: str, *, log_lines: int = 50) -> Evidence:
+        """Everything about one run in one pass. A run that does not exist has no objects and no pods."""
+
+    def logs(self, run: str, query: LogQuery) -> Iterator[LogLine]:
+        """Lines of all pods as they come; with `follow` until the run has ended."""
+
+    def cancel(self, run: str, say: Say) -> None:
+        """Stop the pods with their grace period; objects and volumes stay, so that submitting again resumes."""
+
+    def delete(self, run: str, *, claims: bool, say: Say) -> list[str]:
+        """Remove what submit created, and claims only where asked. Returns what was removed."""

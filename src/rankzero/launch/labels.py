@@ -1,0 +1,67 @@
+"""Labels and annotations that a run's objects carry, and how a pod says which node it is. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Manifest = dict[str, Any]
+"""One Kubernetes object as plain JSON, in or out."""
+
+RUN = "rankzero.dev/run"
+"""Label: the run's object name. Everything of a run is found by it."""
+ROLE = "rankzero.dev/role"
+"""Label of pods and their templates: `node` trains, `prepare` fetches models and tokenises."""
+KIND = "rankzero.dev/kind"
+"""Label of the object that holds the pods, and of all else of the run: job, jobset, trainjob, …"""
+RUN_NAME = "rankzero.dev/run-name"
+"""Annotation: the run's name as the spec has it."""
+RUN_DIR = "rankzero.dev/run-dir"
+"""Annotation: the run directory as the pods see it."""
+NODES = "rankzero.dev/num-nodes"
+"""Annotation: how many pods train."""
+NPROC = "rankzero.dev/nproc-per-node"
+"""Annotation: processes in each of them."""
+OUTCOME = "rankzero.dev/outcome"
+"""Annotation that a parked StatefulSet gets: the termination message of its run."""
+SPEC_HASH = "rankzero.dev/spec-hash"
+"""Annotation of the object that trains: hash of all that was rendered with it."""
+MANAGED_BY = "app.kubernetes.io/managed-by"
+
+NODE_ROLE = "node"
+PREPARE_ROLE = "prepare"
+NODE_CONTAINERS = ("node", "pytorch")
+"""Name of the container that trains; PyTorchJob insists on its own."""
+
+_INDEX_LABELS = (
+    "batch.kubernetes.io/job-completion-index",
+    "apps.kubernetes.io/pod-index",
+    "rankzero.dev/node",
+)
+
+
+def selector(run: str) -> str:
+    """Label selector of everything that belongs to a run."""
+    return f"{RUN}={run}"
+
+
+def role_of(pod: Mapping[str, Any]) -> str:
+    """`node` or `prepare`."""
+    return str((pod["metadata"].get("labels") or {}).get(ROLE, NODE_ROLE))
+
+
+def node_index(pod: Mapping[str, Any]) -> int:
+    """Which node of the run a pod is, from what its platform writes on it; 0 where nothing says so."""
+    metadata = pod["metadata"]
+    labels: Mapping[str, str] = metadata.get("labels") or {}
+    for name in _INDEX_LABELS:
+        text = labels.get(name) or (metadata.get("annotations") or {}).get(name, "")
+        if text.isdigit():
+            return int(text)
+    replica = labels.get("training.kubeflow.org/replica-index", "")
+    if replica.isdigit():
+        has_master = labels.get("rankzero.dev/first-worker", "1") == "1"
+        worker = labels.get("training.kubeflow.org/replica-type", "").lower() == "worker"
+        return int(replica) + int(worker and has_master)
+    tail = str(metadata.get("name", "")).rsplit("-", 1)[-1]
+    return int(tail) if tail.isdigit() and labels.get(KIND) == "statefulset" else 0

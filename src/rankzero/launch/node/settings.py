@@ -1,0 +1,66 @@
+"""NodeSettings: what a pod is told besides the run spec, as node.json in its ConfigMap. Plain data."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from rankzero.spec.run_options import RunOptions
+
+CONFIG_DIR = "/etc/rankzero"
+"""Where pods find run.yaml, node.json and files/."""
+CONTROL_PORT = 29400
+"""Node 0's command listens here for the other nodes' commands."""
+MASTER_PORT = 29500
+"""Rank 0's process listens here for the other ranks, unless the platform says another."""
+TERMINATION_LOG = "/dev/termination-log"
+
+
+@dataclass(frozen=True, slots=True)
+class Mirror:
+    """A directory of the pods that is filled from, or copied to, an object store."""
+
+    url: str
+    """fsspec URL: s3://bucket/prefix, gs://…, file:///…"""
+    path: str
+    """Directory in the pods."""
+    direction: Literal["download", "upload"]
+    """download: before training starts. upload: checkpoints as they are committed, and back when a run continues."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """One object for all nodes of a run; which of them a pod is, its environment says."""
+
+    run: str
+    """Object name of the run; nodes of another run are turned away by it."""
+    num_nodes: int = 1
+    min_nodes: int | None = None
+    """Elastic: train with as few as this many. None: all of them, always."""
+    nproc_per_node: int = 1
+    grace_seconds: float = 170.0
+    """From SIGTERM until processes that have not saved are killed; below the pod's own grace period."""
+    rendezvous_seconds: float = 1800.0
+    """Longest wait for the other nodes, at the start and after one was lost."""
+    retry_exit_offset: int = 0
+    """Added to exit codes that may be retried, where the platform takes codes below 128 as final (PyTorchJob)."""
+    park: bool = False
+    """Stay when finished instead of leaving (StatefulSet: a container that leaves is started again)."""
+    prepared_marker: str | None = None
+    """File that the preparation Job writes; None: there is no such Job."""
+    mirrors: tuple[Mirror, ...] = ()
+    options: RunOptions = field(default_factory=RunOptions)
+
+    def to_json(self) -> str:
+        """The text of node.json; keys in a fixed order."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> NodeSettings:
+        """Read node.json. Raises KeyError, TypeError or ValueError where it is not one."""
+        value: dict[str, Any] = json.loads(text)
+        options = value.pop("options")
+        options["allow_changes"] = tuple(options["allow_changes"])
+        mirrors = tuple(Mirror(**mirror) for mirror in value.pop("mirrors"))
+        return cls(**value, mirrors=mirrors, options=RunOptions(**options))

@@ -1,0 +1,246 @@
+"""Plan: a run spec and a cluster spec as one decision, with every path as the pods see it. Pure.
+
+A run spec says nothing of places, so a relative path is a file here, which is shipped with the run where it is small,
+and a relative output directory lies on the `outputs` volume. An absolute path must be on a volume that pods have.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rankzero.errors import ConfigError, Problem
+from rankzero.launch.names import object_name
+from rankzero.launch.node.settings import CONFIG_DIR, Mirror, NodeSettings
+from rankzero.spec.cluster_spec import ClusterSpec, VolumeSpec
+from rankzero.spec.run_options import RunOptions
+from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec, SourceSpec
+
+RenderedKind = Literal["job", "jobset", "trainjob", "pytorchjob", "statefulset", "docker"]
+MOST_SHIPPED_BYTES = 720 * 1024
+"""A ConfigMap holds 1 MiB, and files in it are base64: a third larger."""
+GRACE_MARGIN_SECONDS = 10
+"""Of the pod's grace period, kept for leaving after the processes are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that rendering needs."""
+
+    run: RunSpec
+    """Resolved; paths are those of the pods."""
+    cluster: ClusterSpec
+    kind: RenderedKind
+    name: str
+    """Name of the run's objects."""
+    settings: NodeSettings
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """Shipped files by their path below files/."""
+    prepare: bool = False
+    """Whether a preparation Job goes first."""
+
+    @property
+    def run_dir(self) -> str:
+        """The run directory as pods see it."""
+        return posixpath.join(self.run.output_dir, str(self.run.name))
+
+
+def make_plan(
+    run: RunSpec,
+    cluster: ClusterSpec,
+    *,
+    files: Mapping[str, bytes] | None = None,
+    options: RunOptions | None = None,
+    where: Callable[[str], str] = str,
+) -> Plan:
+    """Decide everything, or raise ConfigError with every problem.
+
+    `run` is resolved. `files` are the contents of what it names by relative paths (`ship.local_files`); `where` turns a
+    field of the run spec into its place in run.yaml.
+    """
+    paths = _Paths(cluster, dict(files or {}), where)
+    seen = run.model_copy(
+        update={
+            "model": _model_in_pods(run.model, paths),
+            "data": _data_in_pods(run.data, paths),
+            "output_dir": paths.output_dir(run.output_dir),
+        }
+    )
+    problems = [*paths.problems, *_access_problems(cluster), *_size_problems(paths.files, where)]
+    if problems:
+        raise ConfigError(problems)
+    name = object_name(str(run.name))
+    kind: RenderedKind = "job" if cluster.kind == "auto" else cluster.kind
+    cache = cluster.storage.get("cache")
+    prepare = cluster.prepare == "always" or (cluster.prepare == "auto" and cache is not None and _is_kept(cache))
+    if prepare and (cache is None or not _is_kept(cache)):
+        hint = "add storage.cache with a claim, or leave prepare: auto"
+        raise ConfigError("there is no volume to prepare into", where="prepare", hint=hint)
+    return Plan(
+        run=seen,
+        cluster=cluster,
+        kind=kind,
+        name=name,
+        settings=NodeSettings(
+            run=name,
+            num_nodes=cluster.num_nodes,
+            min_nodes=cluster.min_nodes,
+            nproc_per_node=cluster.nproc_per_node,
+            grace_seconds=cluster.grace_period_seconds - GRACE_MARGIN_SECONDS,
+            rendezvous_seconds=cluster.rendezvous_timeout_seconds,
+            retry_exit_offset=128 if kind == "pytorchjob" else 0,
+            park=kind == "statefulset",
+            prepared_marker=f"{cache.mount}/rankzero/prepared/{name}.json" if prepare and cache is not None else None,
+            mirrors=_mirrors(cluster),
+            options=options or RunOptions(),
+        ),
+        files=paths.files,
+        prepare=prepare,
+    )
+
+
+class _Paths:
+    """What each path of a run spec is in the pods. Collects problems and the files to ship."""
+
+    def __init__(self, cluster: ClusterSpec, files: dict[str, bytes], where: Callable[[str], str]) -> None:
+        self._volumes = cluster.storage
+        self._available = files
+        self._where = where
+        self.files: dict[str, bytes] = {}
+        self.problems: list[Problem] = []
+
+    def file(self, path: str, field_name: str) -> str:
+        """A file, or a directory of files, that pods read."""
+        if "://" in path:
+            return path
+        if posixpath.isabs(path):
+            self._must_be_mounted(path, field_name)
+            return path
+        return self.shipped(path) or self._missing(path, field_name)
+
+    def shipped(self, path: str) -> str | None:
+        """Where the pods find a local file or directory; None where there is none."""
+        inside = [name for name in self._available if name == path or name.startswith(path.rstrip("/") + "/")]
+        for name in inside:
+            self.files[inside_name(name)] = self._available[name]
+        return posixpath.join(CONFIG_DIR, "files", inside_name(path)) if inside else None
+
+    def output_dir(self, path: str) -> str:
+        """Where run directories are; on a volume that outlives the pods."""
+        outputs = self._volumes.get("outputs")
+        if not posixpath.isabs(path) and "://" not in path:
+            if outputs is not None:
+                inside = posixpath.normpath(posixpath.join(outputs.mount, path))
+                if _volume_of(inside, {"outputs": outputs}) is None:
+                    hint = "it is relative to the outputs volume, and must stay on it"
+                    self.problems.append(Problem(f"{path} leaves the volume", self._where("output_dir"), hint))
+                return inside
+            hint = "add storage.outputs: {mount: /outputs, claim: NAME}"
+            self.problems.append(Problem("no volume keeps the results", "cluster.yaml storage.outputs", hint))
+            return path
+        volume = _volume_of(path, self._volumes)
+        if "://" in path:
+            hint = "set storage.outputs.url in cluster.yaml to copy checkpoints to an object store"
+            self.problems.append(Problem("run directories are on a file system", self._where("output_dir"), hint))
+        elif volume is None or volume.read_only or not _is_kept(volume):
+            hint = f"volumes are mounted at {self._mounts()}; a relative path is on the outputs volume"
+            what = f"{path} is not on a volume that keeps what is written"
+            self.problems.append(Problem(what, self._where("output_dir"), hint))
+        return path
+
+    def _must_be_mounted(self, path: str, field_name: str) -> None:
+        if _volume_of(path, self._volumes) is None:
+            hint = f"volumes are mounted at {self._mounts()}; a small local file is shipped when its path is relative"
+            self.problems.append(Problem(f"pods have nothing at {path}", self._where(field_name), hint))
+
+    def _missing(self, path: str, field_name: str) -> str:
+        hint = f"a relative path is a file here that is shipped; pods have volumes at {self._mounts()}"
+        self.problems.append(Problem(f"no such file: {path}", self._where(field_name), hint))
+        return path
+
+    def _mounts(self) -> str:
+        return ", ".join(sorted(volume.mount for volume in self._volumes.values())) or "no place yet (storage is empty)"
+
+
+def inside_name(path: str) -> str:
+    """A local relative path as one below files/: it cannot climb out."""
+    parts = [("up" if part == ".." else part) for part in posixpath.normpath(path).split("/")]
+    return "/".join(part for part in parts if part not in ("", "."))
+
+
+def _model_in_pods(model: ModelSpec, paths: _Paths) -> ModelSpec:
+    changes: dict[str, str | None] = {}
+    if model.local_dir is not None:
+        changes["local_dir"] = paths.file(model.local_dir, "model.local_dir")
+    elif posixpath.isabs(model.name):
+        paths.file(model.name, "model.name")
+    else:
+        changes["name"] = paths.shipped(model.name) or model.name  # else a Hub id
+    if model.tokenizer_dir is not None:
+        changes["tokenizer_dir"] = paths.file(model.tokenizer_dir, "model.tokenizer_dir")
+    return model.model_copy(update=changes)
+
+
+def _data_in_pods(data: DataSpec, paths: _Paths) -> DataSpec:
+    def sources(value: object, field_name: str) -> object:
+        if isinstance(value, str):
+            return paths.file(value, field_name)
+        if isinstance(value, tuple):
+            return tuple(
+                source.model_copy(update={"path": paths.file(source.path, f"{field_name}.{index}.path")})
+                for index, source in enumerate(value)
+                if isinstance(source, SourceSpec)
+            )
+        return value
+
+    changes = {"train": sources(data.train, "data.train"), "eval": sources(data.eval, "data.eval")}
+    if data.chat_template is not None:
+        changes["chat_template"] = paths.file(data.chat_template, "data.chat_template")
+    return data.model_copy(update=changes)
+
+
+def _volume_of(path: str, volumes: Mapping[str, VolumeSpec]) -> VolumeSpec | None:
+    """The volume that a path of the pods is on: the one with the longest mount."""
+    holding = [
+        volume
+        for volume in volumes.values()
+        if f"{posixpath.normpath(path)}/".startswith(f"{posixpath.normpath(volume.mount)}/")
+    ]
+    return max(holding, key=lambda volume: len(volume.mount), default=None)
+
+
+def _is_kept(volume: VolumeSpec) -> bool:
+    """Whether what is written outlives the pod."""
+    return volume.claim is not None or volume.host_path is not None or volume.url is not None
+
+
+def _access_problems(cluster: ClusterSpec) -> list[Problem]:
+    if cluster.num_nodes == 1 or cluster.kind == "docker":
+        return []
+    what = f"ReadWriteOnce can be mounted on one node at a time, and num_nodes is {cluster.num_nodes}"
+    hint = "use a storage class with ReadWriteMany, or leave the claim out: each pod then has a scratch directory"
+    return [
+        Problem(what, f"cluster.yaml storage.{name}.access", hint)
+        for name, volume in cluster.storage.items()
+        if volume.claim is not None and volume.access == "ReadWriteOnce"
+    ]
+
+
+def _size_problems(files: Mapping[str, bytes], where: Callable[[str], str]) -> list[Problem]:
+    total = sum(len(content) for content in files.values())
+    if total <= MOST_SHIPPED_BYTES:
+        return []
+    largest = max(files, key=lambda name: len(files[name]))
+    what = f"{total:,} bytes of local files cannot be shipped with the run: {MOST_SHIPPED_BYTES:,} can"
+    hint = f"put the largest, {largest}, on a volume of the pods, and give its absolute path there"
+    return [Problem(what, where("data.train"), hint)]
+
+
+def _mirrors(cluster: ClusterSpec) -> tuple[Mirror, ...]:
+    return tuple(
+        Mirror(url=volume.url, path=volume.mount, direction="upload" if name == "outputs" else "download")
+        for name, volume in sorted(cluster.storage.items())
+        if volume.url is not None
+    )

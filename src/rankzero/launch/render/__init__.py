@@ -1,0 +1,44 @@
+"""Plan → the objects that a run is, as plain dicts in the order in which they are applied. Pure; one file per kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rankzero.launch.labels import SPEC_HASH, Manifest
+from rankzero.launch.plan import Plan, RenderedKind
+from rankzero.launch.render import docker, job, jobset, pytorchjob, statefulset, trainjob
+from rankzero.launch.render.content import content_hash
+from rankzero.launch.render.patch import merge
+from rankzero.launch.render.prepare import preparation_job
+from rankzero.launch.render.shared import claims, config_map
+
+_KINDS: dict[RenderedKind, Callable[[Plan], list[Manifest]]] = {
+    "job": job.objects,
+    "jobset": jobset.objects,
+    "trainjob": trainjob.objects,
+    "pytorchjob": pytorchjob.objects,
+    "statefulset": statefulset.objects,
+    "docker": docker.objects,
+}
+
+
+def render(plan: Plan) -> list[Manifest]:
+    """Every object of the run; the one that trains comes last.
+
+    That one carries a hash of all the others and itself, by which a later submit sees whether anything changed.
+    """
+    own = _KINDS[plan.kind](plan)
+    first = [config_map(plan), *claims(plan)]
+    accounts = [manifest for manifest in own if manifest["kind"] in _ACCOUNTS]
+    rest = [manifest for manifest in own if manifest["kind"] not in _ACCOUNTS]
+    services = [manifest for manifest in rest if manifest["kind"] == "Service"]
+    training = [manifest for manifest in rest if manifest["kind"] != "Service"]
+    preparation = [preparation_job(plan)] if plan.prepare else []
+    objects = [*accounts, *first, *services, *preparation, *training]
+    digest = content_hash(objects)
+    for manifest in training[-1:]:
+        merge(manifest, {"metadata": {"annotations": {SPEC_HASH: digest}}})
+    return objects
+
+
+_ACCOUNTS = ("ServiceAccount", "Role", "RoleBinding")

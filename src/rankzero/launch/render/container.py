@@ -1,0 +1,119 @@
+"""The container of a pod: command, environment, resources, mounts. Pure."""
+
+from __future__ import annotations
+
+import posixpath
+from typing import Any
+
+from rankzero.launch import labels
+from rankzero.launch.node.settings import CONFIG_DIR
+from rankzero.launch.plan import Plan
+from rankzero.launch.render.volumes import CONFIG_VOLUME, SHM_VOLUME, TMP_VOLUME, volume_name
+from rankzero.spec.cluster_checks import env_name_of
+from rankzero.spec.quantity import as_number, cores
+
+NODE_COMMAND = ["python", "-m", "rankzero.launch.node", CONFIG_DIR]
+PREPARE_COMMAND = ["python", "-m", "rankzero.launch.node.prepare", CONFIG_DIR]
+PREPARE_CPU, PREPARE_MEMORY = 2.0, "8Gi"
+"""Enough to download weights and to tokenise; a preparation Job never asks for more than the training pods."""
+
+
+def container(plan: Plan, name: str, *, role: str = labels.NODE_ROLE, master: str | None = None) -> dict[str, Any]:
+    """A container of the run. `master` is the address of node 0 where the platform does not say it."""
+    return {
+        "name": name,
+        "image": plan.cluster.image,
+        "imagePullPolicy": plan.cluster.image_pull_policy,
+        "command": NODE_COMMAND if role == labels.NODE_ROLE else PREPARE_COMMAND,
+        "env": environment(plan, role, master),
+        "resources": resources(plan, role),
+        "securityContext": security(plan, role),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": mounts(plan),
+    }
+
+
+def environment(plan: Plan, role: str, master: str | None) -> list[dict[str, Any]]:
+    """The variables; ours first, then the site's, which win, then secrets by reference.
+
+    What was prepared is read from the cache: the pods of a large run do not each ask the Hub, and all see one revision.
+    """
+    cluster = plan.cluster
+    values = {"PYTHONUNBUFFERED": "1", "HOME": "/tmp"}
+    if master is not None:
+        values["RANKZERO_MASTER"] = master
+    cache = cluster.storage.get("cache")
+    if cache is not None:
+        values["HF_HOME"] = posixpath.join(cache.mount, "hf")
+        values["RANKZERO_CACHE"] = posixpath.join(cache.mount, "rankzero")
+    if plan.prepare and role == labels.NODE_ROLE:
+        values["HF_HUB_OFFLINE"] = "1"
+    if cluster.gpu and cluster.nproc_per_node * cluster.num_nodes > 1:
+        values["NCCL_DEBUG"] = "WARN"
+    values |= cluster.env
+    fields = {"POD_NAME": "metadata.name", "NODE_NAME": "spec.nodeName"}
+    return [
+        *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
+        *({"name": name, "value": value} for name, value in values.items()),
+        *(_secret(env_name_of(name), ref.name, ref.key, ref.optional) for name, ref in cluster.secrets.items()),
+    ]
+
+
+def _secret(variable: str, name: str, key: str, optional: bool) -> dict[str, Any]:
+    reference: dict[str, Any] = {"name": name, "key": key}
+    if optional:
+        reference["optional"] = True
+    return {"name": variable, "valueFrom": {"secretKeyRef": reference}}
+
+
+def resources(plan: Plan, role: str) -> dict[str, Any]:
+    """Requests and limits. Memory is limited wherever it is known, so that a pod cannot take its neighbours along."""
+    asked = plan.cluster.resources
+    if role == labels.PREPARE_ROLE:
+        cpu = min(asked.cpu or PREPARE_CPU, PREPARE_CPU)
+        memory = min(asked.memory or PREPARE_MEMORY, PREPARE_MEMORY, key=as_number)
+        return {"requests": {"cpu": cores(cpu), "memory": memory}, "limits": {"memory": memory}}
+    requests: dict[str, str] = {}
+    limits: dict[str, str] = {}
+    if asked.cpu is not None:
+        requests["cpu"] = cores(asked.cpu)
+    if asked.limits.cpu is not None:
+        limits["cpu"] = cores(asked.limits.cpu)
+    if asked.memory is not None:
+        requests["memory"] = asked.memory
+    limit = asked.limits.memory or asked.memory
+    if limit is not None:
+        limits["memory"] = limit
+    devices: dict[str, str] = {}
+    if plan.cluster.gpu:
+        devices[plan.cluster.gpu_resource] = str(plan.cluster.nproc_per_node)
+    if asked.rdma is not None:
+        devices[asked.rdma] = str(asked.rdma_devices)
+    # devices cannot be overcommitted: both are written, as the API would default it
+    value = {"requests": {**requests, **devices}, "limits": {**limits, **devices}}
+    return {key: inner for key, inner in value.items() if inner}
+
+
+def security(plan: Plan, role: str) -> dict[str, Any]:
+    """What restricted Pod Security asks for; RDMA needs memory that stays in place."""
+    capabilities: dict[str, list[str]] = {"drop": ["ALL"]}
+    if plan.cluster.resources.rdma is not None and role == labels.NODE_ROLE:
+        capabilities["add"] = ["IPC_LOCK"]
+    return {"allowPrivilegeEscalation": False, "capabilities": capabilities}
+
+
+def mounts(plan: Plan) -> list[dict[str, Any]]:
+    """The run's files, memory for processes to share, scratch space, and the site's volumes."""
+    found: list[dict[str, Any]] = [
+        {"name": CONFIG_VOLUME, "mountPath": CONFIG_DIR, "readOnly": True},
+        {"name": SHM_VOLUME, "mountPath": "/dev/shm"},
+        {"name": TMP_VOLUME, "mountPath": "/tmp"},
+    ]
+    for name, volume in plan.cluster.storage.items():
+        mount: dict[str, Any] = {"name": volume_name(plan, name), "mountPath": volume.mount}
+        if volume.read_only or volume.access == "ReadOnlyMany":
+            mount["readOnly"] = True
+        if volume.sub_path is not None:
+            mount["subPath"] = volume.sub_path
+        found.append(mount)
+    return found

@@ -1,0 +1,50 @@
+"""Objects as text, and what they contain as a hash. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+
+import yaml
+
+from rankzero.launch.labels import Manifest
+
+_NOT_THE_RUN = ("PersistentVolumeClaim",)
+
+
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """Block style, no anchors, text of several lines as it reads."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+    style = "|" if "\n" in value and not any(line.endswith((" ", "\t")) for line in value.split("\n")) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def to_yaml(objects: Sequence[Manifest]) -> str:
+    """One multi-document text."""
+    return "---\n".join(to_document(manifest) for manifest in objects)
+
+
+def to_document(manifest: Manifest) -> str:
+    """One object's text."""
+    text: str = yaml.dump(manifest, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
+    return text
+
+
+def content_hash(objects: Sequence[Manifest]) -> str:
+    """Tells one rendering of a run from another; claims outlive runs and do not count."""
+    counted = [manifest for manifest in objects if manifest["kind"] not in _NOT_THE_RUN]
+    return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def file_name(index: int, manifest: Manifest) -> str:
+    """`03-service-my-run.yaml`: in the order of application."""
+    return f"{index:02}-{manifest['kind'].lower()}-{manifest['metadata']['name']}.yaml"

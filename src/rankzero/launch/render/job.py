@@ -1,0 +1,63 @@
+"""Indexed Job: what every cluster has. A replaced pod's peers wait for it in place (launch/node), so one is enough."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rankzero.errors import NEVER_RETRIED, ExitCode
+from rankzero.launch.labels import Manifest
+from rankzero.launch.plan import Plan
+from rankzero.launch.render.pod import pod_template
+from rankzero.launch.render.shared import headless_service, top_metadata
+
+NEVER_RETRIED_CODES = sorted(int(code) for code in NEVER_RETRIED)
+DISRUPTED = [{"type": "DisruptionTarget", "status": "True"}]
+
+
+def objects(plan: Plan) -> list[Manifest]:
+    """A headless Service and the Job."""
+    return [
+        headless_service(plan, {"batch.kubernetes.io/job-name": plan.name}),
+        {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": top_metadata(plan),
+            "spec": _spec(plan),
+        },
+    ]
+
+
+def _spec(plan: Plan) -> dict[str, Any]:
+    cluster = plan.cluster
+    template = pod_template(plan, master=f"{plan.name}-0.{plan.name}")
+    template["spec"]["subdomain"] = plan.name
+    spec: dict[str, Any] = {
+        "completionMode": "Indexed",
+        "completions": cluster.num_nodes,
+        "parallelism": cluster.num_nodes,
+        "backoffLimit": cluster.max_restarts,
+        "podReplacementPolicy": "Failed",
+        "podFailurePolicy": {"rules": failure_rules("node", stopped="Ignore")},
+    }
+    if cluster.timeout_seconds is not None:
+        spec["activeDeadlineSeconds"] = cluster.timeout_seconds
+    if cluster.ttl_seconds_after_finished is not None:
+        spec["ttlSecondsAfterFinished"] = cluster.ttl_seconds_after_finished
+    return {**spec, "template": template}
+
+
+def failure_rules(container: str, *, stopped: str) -> list[dict[str, Any]]:
+    """The exit codes as rules, in this order: never right by trying again; saved, so no restart is charged; disrupted.
+
+    `stopped` is the action of the last two. Every rule has `onPodConditions`, which API servers before 1.29 insist on.
+    """
+
+    def codes(action: str, values: list[int]) -> dict[str, Any]:
+        rule = {"containerName": container, "operator": "In", "values": values}
+        return {"action": action, "onExitCodes": rule}
+
+    return [
+        codes("FailJob", NEVER_RETRIED_CODES),
+        codes(stopped, [int(ExitCode.STOPPED)]),
+        {"action": stopped, "onPodConditions": DISRUPTED},
+    ]

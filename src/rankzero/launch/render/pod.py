@@ -1,0 +1,123 @@
+"""The pod of a node, the same for every kind. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rankzero.launch import labels
+from rankzero.launch.plan import Plan
+from rankzero.launch.render.container import container
+from rankzero.launch.render.patch import merge
+from rankzero.launch.render.shared import run_annotations, run_labels
+from rankzero.launch.render.volumes import volumes
+
+NO_SIDECAR = {"sidecar.istio.io/inject": "false"}
+"""A mesh proxy denies the ports that ranks talk over, and keeps a finished pod from ending."""
+
+
+def pod_template(
+    plan: Plan, *, name: str = "node", master: str | None = None, restart_policy: str | None = "Never"
+) -> dict[str, Any]:
+    """Template of the pods that train. `restart_policy` None leaves it to the controller."""
+    spec = pod_spec(plan, container(plan, name, master=master))
+    if restart_policy is not None:
+        spec = {"restartPolicy": restart_policy, **spec}
+    return {"metadata": pod_metadata(plan, labels.NODE_ROLE), "spec": spec}
+
+
+def pod_metadata(plan: Plan, role: str) -> dict[str, Any]:
+    """Labels and annotations of a pod."""
+    return {"labels": run_labels(plan, role), "annotations": {**NO_SIDECAR, **run_annotations(plan)}}
+
+
+def pod_spec(plan: Plan, only: dict[str, Any], *, role: str = labels.NODE_ROLE) -> dict[str, Any]:
+    """The pod around its only container."""
+    cluster = plan.cluster
+    spec: dict[str, Any] = {
+        "terminationGracePeriodSeconds": cluster.grace_period_seconds,
+        "enableServiceLinks": False,
+        "automountServiceAccountToken": cluster.service_account.token,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": cluster.user,
+            "runAsGroup": cluster.user,
+            "fsGroup": cluster.user,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+    if cluster.service_account.name is not None:
+        spec["serviceAccountName"] = cluster.service_account.name
+    if cluster.image_pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in cluster.image_pull_secrets]
+    spec |= _placement(plan, role)
+    spec["containers"] = [only]
+    spec["volumes"] = volumes(plan)
+    if role == labels.NODE_ROLE:
+        merge(spec, cluster.pod_patch)
+    return spec
+
+
+def _placement(plan: Plan, role: str) -> dict[str, Any]:
+    """Where the scheduler may put it. Preparation goes to any node, and tolerates GPU nodes: there may be no others."""
+    cluster = plan.cluster
+    spec: dict[str, Any] = {}
+    if cluster.priority_class is not None:
+        spec["priorityClassName"] = cluster.priority_class
+    if cluster.scheduler is not None:
+        spec["schedulerName"] = cluster.scheduler
+    if cluster.node_selector and role == labels.NODE_ROLE:
+        spec["nodeSelector"] = dict(cluster.node_selector)
+    tolerations = _tolerations(plan)
+    if tolerations:
+        spec["tolerations"] = tolerations
+    if role == labels.NODE_ROLE and cluster.num_nodes > 1:
+        spec |= _spread(plan)
+    return spec
+
+
+def _tolerations(plan: Plan) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    if plan.cluster.gpu:
+        found.append({"key": plan.cluster.gpu_resource, "operator": "Exists", "effect": "NoSchedule"})
+    for toleration in plan.cluster.tolerations:
+        entry: dict[str, Any] = {} if toleration.key is None else {"key": toleration.key}
+        entry["operator"] = "Exists" if toleration.value is None else "Equal"
+        if toleration.value is not None:
+            entry["value"] = toleration.value
+        if toleration.effect is not None:
+            entry["effect"] = toleration.effect
+        if entry not in found:
+            found.append(entry)
+    return found
+
+
+def _spread(plan: Plan) -> dict[str, Any]:
+    spread = plan.cluster.spread
+    peers = {"matchLabels": {labels.RUN: plan.name, labels.ROLE: labels.NODE_ROLE}}
+    affinity: dict[str, Any] = {}
+    spec: dict[str, Any] = {}
+    if spread.mode == "required":
+        affinity["podAntiAffinity"] = {
+            "requiredDuringSchedulingIgnoredDuringExecution": [
+                {"labelSelector": peers, "topologyKey": spread.topology_key}
+            ]
+        }
+    elif spread.mode in ("auto", "preferred"):
+        spec["topologySpreadConstraints"] = [
+            {
+                "maxSkew": 1,
+                "topologyKey": spread.topology_key,
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": peers,
+            }
+        ]
+    if spread.together is not None:
+        affinity["podAffinity"] = {
+            "preferredDuringSchedulingIgnoredDuringExecution": [
+                {"weight": 100, "podAffinityTerm": {"labelSelector": peers, "topologyKey": spread.together}}
+            ]
+        }
+    if affinity:
+        spec["affinity"] = affinity
+    return spec

@@ -1,0 +1,44 @@
+"""The preparation Job: model and data into the cache, tokenised, before any GPU is asked for. Pure."""
+
+from __future__ import annotations
+
+from rankzero.launch import labels
+from rankzero.launch.labels import Manifest
+from rankzero.launch.names import prepare_name
+from rankzero.launch.plan import Plan
+from rankzero.launch.render.container import container
+from rankzero.launch.render.job import DISRUPTED, NEVER_RETRIED_CODES
+from rankzero.launch.render.pod import pod_metadata, pod_spec
+from rankzero.launch.render.shared import metadata
+
+ATTEMPTS = 3
+CONTAINER = "prepare"
+
+
+def preparation_job(plan: Plan) -> Manifest:
+    """A Job of one pod that has the run's volumes and secrets, and no GPU."""
+    only = container(plan, CONTAINER, role=labels.PREPARE_ROLE)
+    rules = [
+        {
+            "action": "FailJob",
+            "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": NEVER_RETRIED_CODES},
+        },
+        {"action": "Ignore", "onPodConditions": DISRUPTED},
+    ]
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            **metadata(plan, prepare_name(plan.name)),
+            "labels": {**metadata(plan)["labels"], labels.ROLE: labels.PREPARE_ROLE},
+        },
+        "spec": {
+            "backoffLimit": ATTEMPTS,
+            "podReplacementPolicy": "Failed",
+            "podFailurePolicy": {"rules": rules},
+            "template": {
+                "metadata": pod_metadata(plan, labels.PREPARE_ROLE),
+                "spec": {"restartPolicy": "Never", **pod_spec(plan, only, role=labels.PREPARE_ROLE)},
+            },
+        },
+    }

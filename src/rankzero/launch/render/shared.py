@@ -1,0 +1,129 @@
+"""What every kind has: metadata, the ConfigMap, claims, and the Service by which pods find each other. Pure."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from rankzero.launch import labels
+from rankzero.launch.labels import Manifest
+from rankzero.launch.plan import Plan
+from rankzero.spec.resolve import to_yaml as spec_to_yaml
+
+QUEUE = "kueue.x-k8s.io/queue-name"
+QUEUE_PRIORITY = "kueue.x-k8s.io/priority-class"
+
+
+def run_labels(plan: Plan, role: str | None = None) -> dict[str, str]:
+    """Labels of an object; with `role`, of pods."""
+    own = {
+        "app.kubernetes.io/name": "rankzero",
+        "app.kubernetes.io/instance": plan.name,
+        labels.MANAGED_BY: "rankzero",
+        labels.RUN: plan.name,
+        labels.KIND: plan.kind,
+    }
+    return {**plan.cluster.labels, **own, **({labels.ROLE: role} if role else {})}
+
+
+def run_annotations(plan: Plan) -> dict[str, str]:
+    """Annotations of every object."""
+    own = {
+        labels.RUN_NAME: str(plan.run.name),
+        labels.RUN_DIR: plan.run_dir,
+        labels.NODES: str(plan.cluster.num_nodes),
+        labels.NPROC: str(plan.cluster.nproc_per_node),
+    }
+    return {**plan.cluster.annotations, **own}
+
+
+def metadata(plan: Plan, name: str | None = None) -> dict[str, Any]:
+    """Name, namespace, labels and annotations of an object."""
+    return {
+        "name": name or plan.name,
+        "namespace": plan.cluster.namespace,
+        "labels": run_labels(plan),
+        "annotations": run_annotations(plan),
+    }
+
+
+def top_metadata(plan: Plan, name: str | None = None) -> dict[str, Any]:
+    """Metadata of an object that Kueue admits."""
+    value = metadata(plan, name)
+    queue = plan.cluster.queue
+    if queue is not None:
+        value["labels"][QUEUE] = queue.name
+        if queue.priority is not None:
+            value["labels"][QUEUE_PRIORITY] = queue.priority
+    return value
+
+
+def config_map(plan: Plan) -> Manifest:
+    """What the pods read at /etc/rankzero."""
+    manifest: Manifest = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(plan),
+        "data": {"run.yaml": spec_to_yaml(plan.run), "node.json": plan.settings.to_json()},
+    }
+    if plan.files:
+        manifest["binaryData"] = {
+            file_key(index): base64.b64encode(plan.files[name]).decode()
+            for index, name in enumerate(sorted(plan.files))
+        }
+    return manifest
+
+
+def file_key(index: int) -> str:
+    """Key of a shipped file; a ConfigMap's keys have no slashes, so the volume's items say the path."""
+    return f"file-{index:04}"
+
+
+def config_items(plan: Plan) -> list[dict[str, str]]:
+    """Which key of the ConfigMap becomes which path below /etc/rankzero."""
+    texts = [{"key": key, "path": key} for key in ("run.yaml", "node.json")]
+    files = [{"key": file_key(index), "path": f"files/{name}"} for index, name in enumerate(sorted(plan.files))]
+    return [*texts, *files]
+
+
+def claims(plan: Plan) -> list[Manifest]:
+    """Claims that are to be made where they do not exist. They carry no run's label: they outlive runs."""
+    made: dict[str, Manifest] = {}
+    for volume in plan.cluster.storage.values():
+        if volume.claim is None or volume.size is None or volume.claim in made:
+            continue
+        spec: dict[str, Any] = {
+            "accessModes": [volume.access],
+            "resources": {"requests": {"storage": volume.size}},
+        }
+        if volume.storage_class is not None:
+            spec["storageClassName"] = volume.storage_class
+        made[volume.claim] = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {
+                "name": volume.claim,
+                "namespace": plan.cluster.namespace,
+                "labels": {**plan.cluster.labels, "app.kubernetes.io/name": "rankzero", labels.MANAGED_BY: "rankzero"},
+            },
+            "spec": spec,
+        }
+    return list(made.values())
+
+
+def headless_service(plan: Plan, selector: dict[str, str]) -> Manifest:
+    """Gives each pod a name in DNS, also while it is not ready: pods meet before they are."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(plan),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": selector,
+            "ports": [
+                {"name": "control", "port": 29400, "targetPort": 29400},
+                {"name": "master", "port": 29500, "targetPort": 29500},
+            ],
+        },
+    }

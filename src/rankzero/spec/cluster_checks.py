@@ -1,0 +1,125 @@
+"""Rules between fields of a ClusterSpec: places whose values are each fine but contradict each other. Pure."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Collection
+
+from rankzero.errors import Problem
+from rankzero.spec.cluster_spec import ClusterSpec, VolumeSpec
+from rankzero.spec.quantity import as_bytes
+from rankzero.spec.secret_names import looks_secret
+
+RESERVED_MOUNTS = ("/etc/rankzero", "/dev/shm", "/dev", "/tmp", "/proc", "/sys", "/")
+_OURS = {"POD_NAME", "NODE_NAME", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"}
+_OUR_PREFIXES = ("RANKZERO_", "PET_", "MASTER_", "JOB_COMPLETION_")
+
+
+def check_cluster(spec: ClusterSpec, doubtful: Collection[str] = ()) -> list[Problem]:
+    """All contradictions, each at the field to change. Rules about a section in `doubtful` are left out."""
+    sections = {field.split(".")[0] for field in doubtful}
+    return [problem for fields, rule in _RULES if not sections.intersection(fields) for problem in rule(spec)]
+
+
+def _elastic(spec: ClusterSpec) -> list[Problem]:
+    if spec.min_nodes is None:
+        return []
+    problems = []
+    if spec.min_nodes > spec.num_nodes:
+        hint = "num_nodes is the most, min_nodes the least"
+        problems.append(Problem(f"{spec.min_nodes} is more than num_nodes ({spec.num_nodes})", "min_nodes", hint))
+    if spec.kind != "pytorchjob":
+        hint = "set kind: pytorchjob, or leave min_nodes out: pods that are lost are replaced and waited for anyway"
+        problems.append(Problem(f"kind {spec.kind} always has all its pods", "min_nodes", hint))
+    return problems
+
+
+def _volumes(spec: ClusterSpec) -> list[Problem]:
+    problems = []
+    for name, volume in spec.storage.items():
+        field = f"storage.{name}"
+        problems += [Problem(p.what, f"{field}.{p.where}".rstrip("."), p.hint) for p in _volume(name, volume)]
+        mount = posixpath.normpath(volume.mount)
+        if mount in RESERVED_MOUNTS:
+            problems.append(Problem(f"{mount} is not free", f"{field}.mount", f"such as /{name}"))
+        for other, theirs in spec.storage.items():
+            if other < name and posixpath.normpath(theirs.mount) == mount:
+                problems.append(Problem(f"storage.{other} is mounted there too", f"{field}.mount"))
+    return problems
+
+
+def _volume(name: str, volume: VolumeSpec) -> list[Problem]:
+    problems = []
+    if volume.claim is not None and volume.host_path is not None:
+        problems.append(Problem("a volume is a claim or a directory of the node, not both", "host_path"))
+    if volume.claim is None and volume.storage_class is not None:
+        problems.append(Problem("only a claim has a storage class", "class", "name the claim"))
+    if volume.claim is not None and volume.size is None and volume.storage_class is not None:
+        hint = "give the size too, or leave out both where the claim exists already"
+        problems.append(Problem("a claim that is to be made needs a size", "size", hint))
+    if name == "outputs" and volume.claim is None and volume.host_path is None and volume.url is None:
+        hint = "give it a claim, a host_path, or a url to copy checkpoints to"
+        problems.append(Problem("checkpoints would end with the pod", "", hint))
+    if name == "outputs" and (volume.read_only or volume.access == "ReadOnlyMany"):
+        problems.append(Problem("run directories are written here", "read_only", "make it writable"))
+    return problems
+
+
+def _environment(spec: ClusterSpec) -> list[Problem]:
+    problems = []
+    for name in spec.env:
+        if looks_secret(name):
+            hint = f"secrets: {{{name}: {{name: NAME-OF-SECRET, key: KEY}}}}; `rankzero secret set` creates it"
+            problems.append(Problem("this looks like a secret, and env is written into manifests", f"env.{name}", hint))
+        if name in _OURS or name.startswith(_OUR_PREFIXES):
+            hint = "leave it out: ranks and addresses follow from num_nodes and nproc_per_node"
+            problems.append(Problem("rankzero or the platform sets it", f"env.{name}", hint))
+        if env_name_of(name) in {env_name_of(secret) for secret in spec.secrets}:
+            problems.append(Problem("set twice: it is also a secret", f"env.{name}", "leave one out"))
+    return problems
+
+
+def env_name_of(name: str) -> str:
+    """Variables are in capitals; `hf_token` is the usual way to name HF_TOKEN in a spec."""
+    return name.upper() if name.islower() else name
+
+
+def _memory(spec: ClusterSpec) -> list[Problem]:
+    problems = []
+    resources = spec.resources
+    limit = resources.limits.memory or resources.memory
+    if resources.shm and limit and as_bytes(resources.shm) > as_bytes(limit):
+        hint = f"shared memory counts as memory; raise it above {resources.shm}, or lower resources.shm"
+        problems.append(
+            Problem(f"/dev/shm ({resources.shm}) is larger than all memory ({limit})", "resources.shm", hint)
+        )
+    if resources.memory and resources.limits.memory and as_bytes(resources.memory) > as_bytes(resources.limits.memory):
+        problems.append(Problem("the limit is below what is asked for", "resources.limits.memory"))
+    if resources.cpu and resources.limits.cpu and resources.cpu > resources.limits.cpu:
+        problems.append(Problem("the limit is below what is asked for", "resources.limits.cpu"))
+    return problems
+
+
+def _ttl(spec: ClusterSpec) -> list[Problem]:
+    if spec.ttl_seconds_after_finished is None or spec.kind not in ("trainjob", "statefulset"):
+        return []
+    hint = "leave it out; `rankzero delete` removes the run"
+    return [Problem(f"a {spec.kind} has no such time", "ttl_seconds_after_finished", hint)]
+
+
+def _taints(spec: ClusterSpec) -> list[Problem]:
+    return [
+        Problem("a toleration needs a key, a value or an effect", f"tolerations.{index}")
+        for index, toleration in enumerate(spec.tolerations)
+        if toleration.key is None and toleration.value is not None
+    ]
+
+
+_RULES: tuple[tuple[tuple[str, ...], Callable[[ClusterSpec], list[Problem]]], ...] = (
+    (("min_nodes", "num_nodes", "kind"), _elastic),
+    (("storage", "num_nodes"), _volumes),
+    (("env", "secrets"), _environment),
+    (("resources",), _memory),
+    (("ttl_seconds_after_finished", "kind"), _ttl),
+    (("tolerations",), _taints),
+)

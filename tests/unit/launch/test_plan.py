@@ -1,0 +1,131 @@
+"""What pods see of a run spec, and what cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankzero.errors import ConfigError
+from rankzero.launch.node.settings import NodeSettings
+from rankzero.launch.plan import MOST_SHIPPED_BYTES, Plan, make_plan
+from rankzero.launch.render import render
+from rankzero.launch.ship import local_files
+from rankzero.spec.cluster_spec import ClusterSpec
+from rankzero.spec.resolve import resolve
+from rankzero.spec.run_spec import RunSpec
+
+CLAIM = {"mount": "/outputs", "claim": "outputs"}
+
+
+def run_spec(**changes: Any) -> RunSpec:
+    value = {"name": "r", "model": {"name": "org/model"}, "data": {"train": "/outputs/t.jsonl"}, **changes}
+    return resolve(RunSpec.model_validate(value))
+
+
+def cluster_spec(**changes: Any) -> ClusterSpec:
+    return ClusterSpec.model_validate({"image": "i", "storage": {"outputs": CLAIM}, **changes})
+
+
+def plan(run: RunSpec | None = None, cluster: ClusterSpec | None = None, **files: bytes) -> Plan:
+    return make_plan(run or run_spec(), cluster or cluster_spec(), files=files)
+
+
+def test_relative_outputs_are_on_the_outputs_volume() -> None:
+    assert plan().run.output_dir == "/outputs/runs"
+    assert plan(run_spec(output_dir="/outputs/mine")).run_dir == "/outputs/mine/r"
+
+
+@pytest.mark.parametrize("path", ["/elsewhere", "/outputsx", "s3://b/p", "../x", "runs/../../outputsx"])
+def test_outputs_elsewhere_are_refused(path: str) -> None:
+    with pytest.raises(ConfigError):
+        plan(run_spec(output_dir=path))
+
+
+def test_scratch_keeps_nothing() -> None:
+    storage = {"outputs": CLAIM, "scratch": {"mount": "/scratch"}}
+    with pytest.raises(ConfigError, match="not on a volume that keeps"):
+        plan(run_spec(output_dir="/scratch/runs"), cluster_spec(storage=storage))
+
+
+def test_local_files_travel_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "train.jsonl").write_bytes(b"\x00\xff")
+    run = run_spec(
+        model={"name": "model"}, data={"train": [{"path": "train.jsonl"}, {"path": "/outputs/b.jsonl"}], "eval": None}
+    )
+    files = local_files(run)
+    assert files == {"model/config.json": b"{}", "train.jsonl": b"\x00\xff"}
+    made = make_plan(run, cluster_spec(), files=files)
+    assert made.run.model.name == "/etc/rankzero/files/model"
+    sources = made.run.data.train
+    assert [source.path for source in sources] == ["/etc/rankzero/files/train.jsonl", "/outputs/b.jsonl"]  # type: ignore[union-attr]
+    config = next(manifest for manifest in render(made) if manifest["kind"] == "ConfigMap")
+    assert len(config["binaryData"]) == 2
+
+
+def test_the_name_does_not_depend_on_the_place() -> None:
+    unnamed = resolve(RunSpec.model_validate({"model": {"name": "org/model"}, "data": {"train": "t.jsonl"}}))
+    assert plan(unnamed, **{"t.jsonl": b"{}"}).run.name == unnamed.name
+
+
+def test_every_problem_at_once() -> None:
+    run = run_spec(
+        model={"name": "m", "local_dir": "/models/m", "tokenizer_dir": "tok"},
+        data={"train": "nope.jsonl", "eval": "/data/eval.jsonl", "chat_template": "c.jinja"},
+        output_dir="/o",
+    )
+    storage = {"cache": {"mount": "/cache", "claim": "c", "access": "ReadWriteOnce"}}
+    with pytest.raises(ConfigError) as caught:
+        plan(run, cluster_spec(storage=storage, num_nodes=2))
+    text = str(caught.value)
+    for word in ("/models/m", "tok", "nope.jsonl", "/data/eval.jsonl", "c.jinja", "output_dir", "ReadWriteOnce"):
+        assert word in text
+    assert len(caught.value.problems) == 7
+
+
+def test_too_much_to_ship(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "big.jsonl").write_bytes(b"x" * (3 * MOST_SHIPPED_BYTES))
+    run = run_spec(data={"train": "big.jsonl"})
+    with pytest.raises(ConfigError, match="big.jsonl, on a volume"):
+        make_plan(run, cluster_spec(), files=local_files(run))
+
+
+def test_paths_cannot_climb_out_of_the_pods_folder() -> None:
+    made = plan(run_spec(data={"train": "../../etc/passwd.jsonl"}), **{"../../etc/passwd.jsonl": b"{}"})
+    assert list(made.files) == ["up/up/etc/passwd.jsonl"]
+
+
+def test_settings_survive_their_file() -> None:
+    storage = {"outputs": {**CLAIM, "url": "s3://b/p"}, "cache": {"mount": "/cache", "claim": "c"}}
+    made = plan(cluster=cluster_spec(storage=storage, kind="pytorchjob", num_nodes=3, min_nodes=2))
+    assert NodeSettings.from_json(made.settings.to_json()) == made.settings
+    assert made.settings.retry_exit_offset == 128
+    assert made.settings.min_nodes == 2
+    assert made.settings.mirrors[0].direction == "upload"
+    assert made.prepare
+    assert made.settings.prepared_marker == "/cache/rankzero/prepared/r.json"
+
+
+def test_auto_is_what_every_cluster_has() -> None:
+    assert plan().kind == "job"
+
+
+def test_preparing_needs_a_place() -> None:
+    with pytest.raises(ConfigError, match="no volume to prepare into"):
+        plan(cluster=cluster_spec(prepare="always"))
+    assert not plan(cluster=cluster_spec(storage={"outputs": CLAIM, "cache": {"mount": "/cache"}})).prepare
+
+
+def test_changes_change_the_hash_and_claims_do_not() -> None:
+    def digest(cluster: ClusterSpec) -> str:
+        return str(render(plan(cluster=cluster))[-1]["metadata"]["annotations"]["rankzero.dev/spec-hash"])
+
+    same = digest(cluster_spec())
+    assert same == digest(cluster_spec())
+    assert same == digest(cluster_spec(storage={"outputs": {**CLAIM, "size": "1Gi"}}))
+    assert same != digest(cluster_spec(image="j"))
