@@ -16,14 +16,14 @@ test: $(VENV)/.dev lint
 	$(PYTEST)
 
 lint: $(VENV)/.dev
-	$(VENV)/bin/ruff check src tests benchmarks
-	$(VENV)/bin/ruff format --check src tests benchmarks
+	$(VENV)/bin/ruff check src tests benchmarks examples
+	$(VENV)/bin/ruff format --check src tests benchmarks examples
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
 format: $(VENV)/.dev
-	$(VENV)/bin/ruff check --fix src tests benchmarks
-	$(VENV)/bin/ruff format src tests benchmarks
+	$(VENV)/bin/ruff check --fix src tests benchmarks examples
+	$(VENV)/bin/ruff format src tests benchmarks examples
 
 bench: $(VENV)/.train .venv-bench/.peers
 	$(VENV)/bin/python benchmarks/peers.py --trl-python .venv-bench/bin/python --write
@@ -33,6 +33,7 @@ faults: $(VENV)/.dev
 
 golden: $(VENV)/.dev
 	RANKZERO_UPDATE_GOLDEN=1 $(PYTEST) tests/unit/launch/test_render_golden.py
+	$(VENV)/bin/python examples/kubernetes/render.py
 
 schema: $(VENV)/.train
 	$(VENV)/bin/python -m rankzero.spec.schema

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "prompt", "completion"]
 """Chat roles, and the two of raw text: `prompt` is read, `completion` is trained."""
@@ -21,7 +22,16 @@ class Message:
 
     role: Role
     content: str
+    """The text, without any placeholder for images. Empty where an assistant turn only calls tools."""
     train: bool | None = None
+    image_offsets: tuple[int, ...] = ()
+    """Character offsets in `content` before which an image stands, ascending; the row's images in their order."""
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    """Calls as OpenAI writes them: {"type": "function", "function": {"name": …, "arguments": {…}}}, arguments decoded."""
+    tool_call_id: str | None = None
+    """Of a tool turn: which call it answers."""
+    name: str | None = None
+    """Of a tool turn: the function's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +39,23 @@ class Conversation:
     """One training row.
 
     `templated` rows are rendered by a chat template; the others are raw text, their segments joined as they stand
-    (`prompt`+`completion`, or a lone `completion` for plain text). `line` is the 1-based line in its source file.
-    `completion_only` rows train on their assistant turns alone, even where the spec trains on every token: their
-    format says which part is the prompt.
+    (`prompt`+`completion`, or a lone `completion` for plain text). `line` is the 1-based line in its source file, or
+    the number of the row where the file has no lines. `completion_only` rows train on their assistant turns alone, even
+    where the spec trains on every token: their format says which part is the prompt.
     """
 
     messages: tuple[Message, ...]
     templated: bool
     line: int
     completion_only: bool = False
+    images: tuple[str, ...] = ()
+    """Paths or URLs, as the row has them; as many as its messages have image offsets."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """JSON schemas of the functions that the model may call."""
+    id: str | None = None
+    group: str | None = None
+    """Rows of one group (a tree, an image) are never split between train and eval. None: the row is its own group."""
+    rejected: tuple[Message, ...] = ()
+    """Preference rows: the worse answer; `messages` ends with the better one."""
+    label: str | int | None = None
+    """Classification rows: the class of the text, which is the only message."""

@@ -13,7 +13,19 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from rankzero.spec.names import RUN_NAME_PATTERN
 
 Dtype = Literal["auto", "float32", "bfloat16"]
-RowFormat = Literal["auto", "messages", "prompt_completion", "text"]
+RowFormat = Literal[
+    "auto",
+    "messages",
+    "prompt_completion",
+    "text",
+    "alpaca",
+    "sharegpt",
+    "query_response",
+    "openorca",
+    "oasst",
+    "preference",
+    "classification",
+]
 OverLength = Literal["truncate", "drop"]
 
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -57,12 +69,21 @@ class ModelSpec(Section):
 
 
 class SourceSpec(Section):
-    """One data file."""
+    """Rows from one place."""
 
     path: Annotated[str, StringConstraints(min_length=1)]
-    """Path of a JSONL file."""
+    """A file (JSONL, JSON, CSV, TSV, Parquet; also .gz and .zst), a directory or a pattern of them, a URL (hf://, s3://,
+    https://), or a Hub data set `org/name:subset[split]`. `#500` at the end samples 500 rows."""
     format: RowFormat = "auto"
     """Row shape. auto: decided row by row from its keys."""
+    columns: dict[str, str] = {}
+    """Names in the data by the names of the row shape, where they differ: {prompt: question, completion: reply}."""
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """How often an epoch has these rows: 0.5 is a random half of them, 2 is each of them twice."""
+    sample: PositiveInt | None = None
+    """Only this many rows, drawn without repetition by train.seed."""
+    image_root: str | None = None
+    """Directory that image paths are relative to; absent: the directory of the file."""
 
 
 class EvalFraction(Section):
@@ -76,20 +97,22 @@ class DataSpec(Section):
     """Which rows, and which of their tokens are trained."""
 
     train: Annotated[str, StringConstraints(min_length=1)] | Annotated[tuple[SourceSpec, ...], Field(min_length=1)]
-    """A JSONL file, or a list of {path, format}."""
+    """Rows to train on: a path as in `data.train[].path`, or a list of {path, format, columns, weight, sample}."""
     eval: (
         Annotated[str, StringConstraints(min_length=1)]
         | EvalFraction
         | Annotated[tuple[SourceSpec, ...], Field(min_length=1)]
         | None
     ) = None
-    """A JSONL file, a list of {path, format}, or {fraction: 0.02} of the training rows; absent: no evaluation."""
+    """The same, or {fraction: 0.02} of the training rows, split by group; absent: no evaluation."""
     max_length: Annotated[int, Field(ge=8)] = 2048
     """Tokens per row at most."""
     over_length: OverLength = "truncate"
     """What happens to a longer row: truncate (keep its first max_length tokens) or drop. Both are counted."""
     assistant_only_loss: bool = True
     """Chat rows: train on the assistant's turns and their end token only. false: on every token."""
+    deduplicate: bool = False
+    """Drop rows that are token for token the same as an earlier one."""
     chat_template: str | None = None
     """A Jinja file to use instead of the tokenizer's chat template; it is saved with the result."""
 

@@ -1,0 +1,89 @@
+"""`rankzero render` as typed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+RUN = "name: demo\nmodel: {name: org/m}\ndata: {train: /outputs/t.jsonl}\n"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("RANKZERO_CLUSTER", "RANKZERO_IMAGE", "RANKZERO_NAMESPACE"):
+        monkeypatch.delenv(name, raising=False)
+    Path("run.yaml").write_text(RUN)
+    return tmp_path
+
+
+def test_stdout_is_yaml_and_nothing_else(cli: Any) -> None:
+    done = cli("render run.yaml --cluster rook-ceph-1x2")
+    objects = list(yaml.safe_load_all(done.out))
+    assert (done.code, done.err) == (0, "")
+    assert [manifest["kind"] for manifest in objects][-1] == "Job"
+
+
+def test_kind_and_overrides(cli: Any) -> None:
+    done = cli("render run.yaml --cluster nebius-2x1 --kind jobset cluster.num_nodes=7 train.max_steps=3")
+    *_, jobset = yaml.safe_load_all(done.out)
+    assert jobset["kind"] == "JobSet"
+    assert jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["completions"] == 7
+    assert "max_steps: 3" in done.out
+
+
+def test_one_file_an_object(cli: Any, here: Path) -> None:
+    done = cli("render run.yaml --cluster nebius-2x1 -o out")
+    files = sorted(path.name for path in (here / "out").iterdir())
+    assert done.out.split() == [f"out/{name}" for name in files]
+    assert files[-1].endswith("job-demo.yaml")
+
+
+def test_the_cluster_of_the_environment_or_the_folder(cli: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cli("render run.yaml").code == 2
+    (here / "cluster.yaml").write_text("image: mine\nstorage: {outputs: {mount: /outputs, claim: c}}\n")
+    assert "image: mine" in cli("render run.yaml").out
+    monkeypatch.setenv("RANKZERO_CLUSTER", "docker")
+    assert "kind: Pod" in cli("render run.yaml").out
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "text"),
+    [
+        ("render", 2, "one run spec is needed"),
+        ("render run.yaml other.yaml --cluster docker", 2, "one run spec, not 2"),
+        ("render run.yaml --cluster nowhere", 78, "no such profile"),
+        ("render run.yaml --cluster docker cluster.nodes=2", 78, "this is num_nodes here"),
+        ("render run.yaml --cluster docker --kind deployment", 78, "kind"),
+        ("render run.yaml --cluster docker data.train=/data/x.jsonl", 78, "pods have nothing at /data/x.jsonl"),
+        ("render run.yaml --cluster docker data.train=x.jsonl", 78, "no such file"),
+    ],
+)
+def test_problems(cli: Any, line: str, code: int, text: str) -> None:
+    done = cli(line)
+    assert done.code == code
+    assert text in done.err
+    assert done.out == ""
+
+
+@pytest.mark.parametrize(
+    "arguments", [["render", "--help"], ["render", "run.yaml", "--cluster", "nebius-2x1", "cluster.num_nodes=1000"]]
+)
+def test_it_answers_at_once_and_without_torch(arguments: list[str]) -> None:
+    code = (
+        "import sys; from rankzero.cli.main import main; sys.argv[1:] = " + repr(arguments) + "\n"
+        "try: main()\nexcept SystemExit as end: assert not end.code, end.code\n"
+        "assert not {'torch', 'transformers', 'lightkube'} & set(sys.modules), 'heavy'"
+    )
+    seconds = []
+    for _ in range(3):
+        started = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+        seconds.append(time.perf_counter() - started)
+    assert min(seconds) < 2.0  # 0.35 s on an idle machine; a machine that runs other tests is slower
