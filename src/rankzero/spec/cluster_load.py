@@ -44,7 +44,7 @@ def load_cluster(
 ) -> Loaded[ClusterSpec]:
     """The cluster.yaml at a path, or the shipped profile of that name. Raises ConfigError."""
     path = Path(name_or_path)
-    if path.exists() or path.suffix or "/" in name_or_path:
+    if path.is_file() or path.suffix or "/" in name_or_path:
         return load_cluster_spec(path, overrides, env=env)
     if name_or_path not in profiles():
         close = difflib.get_close_matches(name_or_path, profiles(), n=1, cutoff=0.5)
