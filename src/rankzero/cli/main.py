@@ -18,6 +18,7 @@ from rankzero.cli.argv import spread_values
 from rankzero.cli.generate_command import generate
 from rankzero.cli.init_command import init
 from rankzero.cli.output import print_error
+from rankzero.cli.prepare_command import prepare
 from rankzero.cli.quickstart_command import quickstart
 from rankzero.cli.render_command import render
 from rankzero.cli.train_command import train
@@ -38,6 +39,7 @@ app.command()(init)
 app.command()(train)
 app.command()(generate)
 app.command()(render)
+data_command.app.command()(prepare)
 app.add_typer(data_command.app, name="data")
 
 DEBUG_VARIABLE = "RANKZERO_DEBUG"

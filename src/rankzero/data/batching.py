@@ -31,13 +31,6 @@ def permutation(n: int, *, seed: int, stream: int) -> Indices:
     return np.argsort(keys, kind="stable").astype(np.int64)
 
 
-def held_out_split(n_rows: int, *, seed: int, fraction: float) -> tuple[Indices, Indices]:
-    """(train rows, eval rows), each in file order; at least one row on either side."""
-    n_eval = min(max(1, round(n_rows * fraction)), n_rows - 1)
-    order = permutation(n_rows, seed=seed, stream=-1)
-    return np.sort(order[n_eval:]), np.sort(order[:n_eval])
-
-
 def divide_among_ranks(rows: Indices, lengths: npt.NDArray[np.int32], world_size: int) -> list[Indices]:
     """Give every rank about the same number of tokens: the longest row goes to the least loaded rank (Graham's LPT).
 

@@ -30,6 +30,8 @@ SCHEMA = pa.schema(
         "supervised": pa.int32(),
         "line": pa.int64(),
         "source": pa.int16(),
+        "group": pa.int64(),  # equal for rows that must not be split between train and eval
+        "digest": pa.int64(),  # equal for equal rows
     }
 )
 
@@ -95,6 +97,21 @@ class TokenizedDataset:
         return self._chosen(np.concatenate([part.column("supervised") for part in self._parts]))
 
     @cached_property
+    def groups(self) -> Indices:
+        """Equal for rows that must not be split between train and eval."""
+        return self._wide("group")
+
+    @cached_property
+    def digests(self) -> Indices:
+        """Equal for rows of equal tokens, of which the same are trained."""
+        return self._wide("digest")
+
+    @cached_property
+    def source_of(self) -> Indices:
+        """Index in `sources` of each row's file."""
+        return self._wide("source")
+
+    @cached_property
     def stats(self) -> DatasetStats:
         """Of the files as a whole; of a selection: rows and tokens are the selection's, the rest the files'."""
         stats = DatasetStats(**self._manifest["stats"])
@@ -126,6 +143,10 @@ class TokenizedDataset:
     def _chosen(self, values: Any) -> Int32:
         return np.asarray(values if self._rows is None else values[self._rows], dtype=np.int32)
 
+    def _wide(self, name: str) -> Indices:
+        values = np.concatenate([part.column(name) for part in self._parts]).astype(np.int64)
+        return values if self._rows is None else values[self._rows]
+
     def _locate(self, i: int) -> tuple[_Part, int]:
         if not 0 <= i < len(self):
             raise IndexError(f"row {i} of {len(self)}")
@@ -155,7 +176,7 @@ class _Part:
     def lengths(self) -> Int32:
         return np.concatenate([np.diff(offsets) for offsets, _ in self._ids] or [np.empty(0, np.int32)])
 
-    def column(self, name: str) -> Int32:
+    def column(self, name: str) -> npt.NDArray[Any]:
         return np.concatenate([b.column(name).to_numpy() for b in self._batches] or [np.empty(0, np.int32)])
 
     def value(self, name: str, row: int) -> int:

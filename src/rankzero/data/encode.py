@@ -9,6 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
 from rankzero.data.chat import Rendered, Renderer, TokenRules
+from rankzero.data.conversation import Conversation
 from rankzero.data.problems import RowProblem
 from rankzero.data.rows import parse
 from rankzero.data.sources import Chunk
@@ -55,6 +57,10 @@ class Block:
     range_offsets: Int32
     supervised: Int32
     lines: npt.NDArray[np.int64]
+    groups: npt.NDArray[np.int64]
+    """Equal for rows that must not be split between train and eval."""
+    digests: npt.NDArray[np.int64]
+    """Equal for rows of equal tokens, of which the same are trained."""
 
 
 @dataclass(slots=True)
@@ -92,31 +98,33 @@ def chunk_encoder(parts: TokenizerParts, rules: TokenRules) -> Callable[[Task], 
             task.chunk.source, len(task.chunk.data), problems=parsed.problems, rows_in=parsed.rows, blank=parsed.blank
         )
         rendered: list[Rendered] = []
-        numbers: list[int] = []
+        kept: list[Conversation] = []
         for conversation in parsed.conversations:
             row = renderer.render(conversation)
             if isinstance(row, RowProblem):
                 result.problems.append(row)
             else:
                 rendered.append(row)
-                numbers.append(conversation.line)
+                kept.append(conversation)
         if result.problems:
             result.problems.sort(key=lambda problem: problem.line)
         elif task.encode:
-            _fill(result, encoder.encode(rendered), numbers)
+            _fill(result, encoder.encode(rendered), kept)
         return result
 
     return encode_chunk
 
 
-def _fill(result: EncodedChunk, rows: Iterator[Row], numbers: Sequence[int]) -> None:
+def _fill(result: EncodedChunk, rows: Iterator[Row], conversations: Sequence[Conversation]) -> None:
     """Count, and lay the rows that stay out end to end."""
     ids: list[Int32] = []
     ranges: list[int] = []
     range_counts: list[int] = []
     supervised: list[int] = []
     lines: list[int] = []
-    for row, line in zip(rows, numbers, strict=True):
+    groups: list[int] = []
+    digests: list[int] = []
+    for row, conversation in zip(rows, conversations, strict=True):
         if row.dropped:
             result.dropped[row.dropped] += 1
             continue
@@ -124,11 +132,16 @@ def _fill(result: EncodedChunk, rows: Iterator[Row], numbers: Sequence[int]) -> 
         result.straddling += row.straddles
         if row.unopened:
             result.unopened[row.unopened] += 1
-        ids.append(np.array(row.ids, dtype=np.int32))
-        ranges += [end for pair in row.ranges for end in pair]
-        range_counts.append(2 * len(row.ranges))
+        row_ids = np.array(row.ids, dtype=np.int32)
+        row_ranges = [end for pair in row.ranges for end in pair]
+        ids.append(row_ids)
+        ranges += row_ranges
+        range_counts.append(len(row_ranges))
         supervised.append(sum(end - start for start, end in row.ranges))
-        lines.append(line)
+        lines.append(conversation.line)
+        group = conversation.group
+        groups.append(digest64(f"{result.source}:{conversation.line}" if group is None else f"group {group}"))
+        digests.append(digest64(f"{row_ranges}", row_ids.tobytes()))
     result.block = Block(
         input_ids=np.concatenate(ids) if ids else np.empty(0, np.int32),
         offsets=_offsets([len(row_ids) for row_ids in ids]),
@@ -136,7 +149,14 @@ def _fill(result: EncodedChunk, rows: Iterator[Row], numbers: Sequence[int]) -> 
         range_offsets=_offsets(range_counts),
         supervised=np.array(supervised, dtype=np.int32),
         lines=np.array(lines, dtype=np.int64),
+        groups=np.array(groups, dtype=np.int64),
+        digests=np.array(digests, dtype=np.int64),
     )
+
+
+def digest64(text: str, more: bytes = b"") -> int:
+    """A signed 64-bit hash that is the same in every process and for ever."""
+    return int.from_bytes(blake2b(text.encode() + more, digest_size=8).digest(), "little", signed=True)
 
 
 def _offsets(lengths: list[int]) -> Int32:

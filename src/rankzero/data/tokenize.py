@@ -9,39 +9,47 @@ import hashlib
 import json
 import logging
 import os
-import shutil
-from collections import Counter
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 from filelock import FileLock, Timeout
 
 from rankzero.data.chat import TokenRules
-from rankzero.data.dataset import SCHEMA, DatasetStats, TokenizedDataset
-from rankzero.data.encode import Block, Task, chunk_encoder
+from rankzero.data.dataset import DatasetStats, TokenizedDataset
+from rankzero.data.encode import Task, chunk_encoder
 from rankzero.data.hashing import content_hash, file_state
 from rankzero.data.pool import ordered_map, worker_count
 from rankzero.data.problems import ProblemLog
 from rankzero.data.progress import Progress, no_progress
+from rankzero.data.segments import SEGMENT_CHUNKS, Segments, Tally
 from rankzero.data.sources import NO_ROWS, read_all, require_readable
 from rankzero.data.tokenizer import Tokenizer, TokenizerParts, take_apart
 from rankzero.errors import DataError, Problem, StorageError
-from rankzero.run_dir.atomic import TEMPORARY_PREFIX, commit_directory, stage_name
 from rankzero.spec.run_spec import SourceSpec
 
-__all__ = ["TokenRules", "prepare", "tokenizer_fingerprint"]
+__all__ = ["Shard", "TokenRules", "prepare", "prepare_shard", "tokenizer_fingerprint"]
 
-CODE_VERSION = 1
+CODE_VERSION = 2
 """Part of the content hash: raise it when the same rows and rules come to give other tokens or another layout."""
 
-PART = "part-00000.arrow"
+PARTIAL_SUFFIX = ".partial"
+"""Of the directory beside a data set in which its segments come together."""
 
 _logger = logging.getLogger("rankzero.data")
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Which of `of` equal parts of the work; 0 is the first."""
+
+    index: int = 0
+    of: int = 1
 
 
 def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
@@ -55,36 +63,70 @@ def prepare(
     rules: TokenRules,
     cache_dir: Path,
     *,
+    seed: int = 0,
     workers: int | None = None,
     progress: Progress = no_progress,
 ) -> TokenizedDataset:
     """The tokenised rows of these files, from the cache where they were made before.
 
     Several processes may call this at once: one does the work, the others wait and map the same files. `workers`
-    bounds the processes that work; small inputs take none besides this one.
+    bounds the processes that work; small inputs take none besides this one. `seed` decides samples.
 
     Raises DataError with every bad row of every file, ConfigError where the tokenizer does not serve, StorageError
     where the cache cannot be written. Nothing of a failed attempt is ever taken for a whole one.
     """
     require_readable([source.path for source in sources])
-    job = _Job(tuple(sources), take_apart(tokenizer), rules)
+    job = _Job(tuple(sources), take_apart(tokenizer), rules, seed)
     directory = cache_dir / "tokenized" / job.fingerprint(cache_dir)
     dataset = _existing(directory, job.paths)
     if dataset is None:
-        with _cache_errors(directory), _exclusive(directory):
+        with _cache_errors(directory), _exclusive(directory.with_name(f"{directory.name}.lock")):
             dataset = _existing(directory, job.paths)  # made by another process while this one waited
             if dataset is None:
-                _make(directory, job, worker_count(job.size, workers), progress)
+                try:
+                    _make(directory, job, Shard(), worker_count(job.size, workers), progress)
+                except DataError:
+                    _segments(directory).forget()  # mended data is other data
+                    raise
                 return TokenizedDataset.open(directory, job.paths)
     progress(job.size)
+    return dataset
+
+
+def prepare_shard(
+    sources: Sequence[SourceSpec],
+    tokenizer: Tokenizer,
+    rules: TokenRules,
+    cache_dir: Path,
+    shard: Shard,
+    *,
+    seed: int = 0,
+    workers: int | None = None,
+    progress: Progress = no_progress,
+) -> TokenizedDataset | None:
+    """This shard's part of the work of `prepare`, while others do theirs on the same volume. Raises as `prepare` does.
+
+    Whoever finishes last makes the data set of it; the others return None. What an earlier, killed call finished is
+    not done again.
+    """
+    require_readable([source.path for source in sources])
+    job = _Job(tuple(sources), take_apart(tokenizer), rules, seed)
+    directory = cache_dir / "tokenized" / job.fingerprint(cache_dir)
+    dataset = _existing(directory, job.paths)
+    if dataset is None:
+        with _cache_errors(directory):
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            if not _make(directory, job, shard, worker_count(job.size, workers), progress):
+                return None
+            dataset = TokenizedDataset.open(directory, job.paths)
     return dataset
 
 
 class _Job:
     """What is to be tokenised and how; remembers the files' state, to see whether they change meanwhile."""
 
-    def __init__(self, sources: tuple[SourceSpec, ...], parts: TokenizerParts, rules: TokenRules) -> None:
-        self.sources, self.parts, self.rules = sources, parts, rules
+    def __init__(self, sources: tuple[SourceSpec, ...], parts: TokenizerParts, rules: TokenRules, seed: int) -> None:
+        self.sources, self.parts, self.rules, self._seed = sources, parts, rules, seed
         self.paths = [source.path for source in sources]
         self._states = [file_state(path) for path in self.paths]
         self.size = sum(os.path.getsize(path) for path in self.paths)
@@ -115,10 +157,10 @@ def _existing(directory: Path, paths: Sequence[str]) -> TokenizedDataset | None:
 
 
 @contextmanager
-def _exclusive(directory: Path) -> Iterator[None]:
-    """Hold the lock of this content. The kernel frees it when its holder dies, however it dies."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(directory.with_suffix(".lock"))
+def _exclusive(file: Path) -> Iterator[None]:
+    """Hold a lock. The kernel frees it when its holder dies, however it dies."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(file)
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -143,19 +185,23 @@ def _cache_errors(directory: Path) -> Iterator[None]:
         raise StorageError(what, where=str(directory), hint=_CACHE_HINT) from error
 
 
-def _make(directory: Path, job: _Job, workers: int, progress: Progress) -> None:
-    """Tokenise into a temporary sibling and give it its name when it is whole. The lock is held."""
-    for stale in directory.parent.glob(f"{TEMPORARY_PREFIX}{directory.name}-*"):
-        shutil.rmtree(stale, ignore_errors=True)  # of a process that was killed
-    staged = directory.with_name(stage_name(directory.name))
-    staged.mkdir()
-    try:
-        with pa.OSFile(str(staged / PART), "wb") as file, pa.ipc.new_file(file, SCHEMA) as writer:
-            stats = _tokenise(job, writer, workers, progress)
-        job.require_unchanged()
+def _make(directory: Path, job: _Job, shard: Shard, workers: int, progress: Progress) -> bool:
+    """Tokenise this shard's segments and, where they are the last, commit the data set. Returns whether it is whole.
+
+    Raises DataError with every bad row of the shard once all of it has been looked at.
+    """
+    segments = _segments(directory)
+    count = _tokenise(job, segments, shard, workers, progress)
+    if segments.missing(count):
+        return False
+    with _exclusive(directory.with_name(f"{directory.name}.commit.lock")):
+        if segments.missing(count):
+            return directory.exists()  # another shard was as late, and faster
+        tally = segments.tally(count)
+        _require_rows(job, tally)
+        stats = tally.stats()
         meta = {
             "fingerprint": directory.name,
-            "parts": [PART],
             "stats": stats.as_json(),
             "rules": asdict(job.rules),
             "sources": job.paths,
@@ -163,64 +209,65 @@ def _make(directory: Path, job: _Job, workers: int, progress: Progress) -> None:
             "code_version": CODE_VERSION,
         }
         try:
-            commit_directory(staged, directory, meta)
+            segments.commit(count, directory, meta)
         except StorageError as error:
             raise StorageError(Problem(p.what, p.where, _CACHE_HINT) for p in error.problems) from error
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
-
-
-def _tokenise(job: _Job, writer: Any, workers: int, progress: Progress) -> DatasetStats:
-    """Write every row that stays; count the others. Raises DataError once all files have been looked at."""
-    log = ProblemLog()
-    totals: Counter[str] = Counter()
-    dropped: Counter[str] = Counter()
-    unopened: Counter[str] = Counter()
-    rows_of: Counter[int] = Counter()
-    # A task is drawn shortly before it runs: from the first bad row on, the rest is only checked.
-    tasks = (Task(chunk, job.sources[chunk.source].format, log.total == 0) for chunk in read_all(job.paths))
-    for chunk in ordered_map(partial(chunk_encoder, job.parts, job.rules), tasks, workers):
-        log.add(job.paths[chunk.source], chunk.problems)
-        dropped.update(chunk.dropped)
-        unopened.update(chunk.unopened)
-        rows_of[chunk.source] += chunk.rows_in
-        totals.update(blank_lines=chunk.blank, truncated=chunk.truncated, boundary_rows=chunk.straddling)
-        if chunk.block is not None and log.total == 0:
-            writer.write_batch(_record_batch(chunk.block, chunk.source))
-            totals.update(
-                rows=len(chunk.block.lines),
-                tokens=len(chunk.block.input_ids),
-                supervised_tokens=int(chunk.block.supervised.sum()),
-            )
-        progress(chunk.length)
-    for index, path in enumerate(job.paths):
-        if not rows_of[index]:
-            log.add(path, [NO_ROWS])
-    if log.total:
-        raise log.error()
-    stats = DatasetStats(rows_in=rows_of.total(), dropped=dict(dropped), unopened=dict(unopened), **totals)
-    if not stats.rows:
-        raise _nothing_left(stats, job.paths, job.rules)
-    for opening, rows in unopened.items():
+    for opening, rows in stats.unopened.items():
         _logger.warning(
             "in use the chat template opens an answer with %r, which the same template leaves out of %d rows",
             opening,
             rows,
         )
-    return stats
+    return True
 
 
-def _record_batch(block: Block, source: int) -> Any:
-    return pa.record_batch(
-        [
-            pa.ListArray.from_arrays(block.offsets, block.input_ids),
-            pa.ListArray.from_arrays(block.range_offsets, block.ranges),
-            block.supervised,
-            block.lines,
-            pa.repeat(pa.scalar(source, pa.int16()), len(block.lines)),
-        ],
-        schema=SCHEMA,
-    )
+def _segments(directory: Path) -> Segments:
+    return Segments(directory.with_name(directory.name + PARTIAL_SUFFIX))
+
+
+def _tokenise(job: _Job, segments: Segments, shard: Shard, workers: int, progress: Progress) -> int:
+    """Make the shard's segments that are missing. Returns how many segments the whole input has."""
+    log = ProblemLog()
+    count = 0
+    at_work: deque[int] = deque()
+
+    def tasks() -> Iterator[Task]:
+        """A task is drawn shortly before it runs: from the first bad row on, the rest is only checked."""
+        nonlocal count
+        for index, chunk in enumerate(read_all(job.paths)):
+            number = index // SEGMENT_CHUNKS
+            count = number + 1
+            if number % shard.of != shard.index or segments.has(number):
+                progress(len(chunk.data))
+                continue
+            at_work.append(number)
+            yield Task(chunk, job.sources[chunk.source].format, log.total == 0)
+
+    results = ordered_map(partial(chunk_encoder, job.parts, job.rules), tasks(), workers)
+    for number, chunks in groupby(results, key=lambda _chunk: at_work.popleft()):
+        with segments.write(number) as writer:
+            for chunk in chunks:
+                log.add(job.paths[chunk.source], chunk.problems)
+                writer.add(chunk)
+                progress(chunk.length)
+            if not log.total:
+                job.require_unchanged()
+                writer.finish()
+    if log.total:
+        raise log.error()
+    return count
+
+
+def _require_rows(job: _Job, tally: Tally) -> None:
+    """Raise DataError where a file has no rows, or none of all rows is left."""
+    log = ProblemLog()
+    for index, path in enumerate(job.paths):
+        if not tally.rows_of[index]:
+            log.add(path, [NO_ROWS])
+    if log.total:
+        raise log.error()
+    if not tally.totals["rows"]:
+        raise _nothing_left(tally.stats(), job.paths, job.rules)
 
 
 def _nothing_left(stats: DatasetStats, paths: Sequence[str], rules: TokenRules) -> DataError:

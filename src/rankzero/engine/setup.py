@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import random
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,11 @@ import numpy as np
 import torch
 
 from rankzero.cache import cache_root
-from rankzero.data.batching import held_out_split
 from rankzero.data.dataset import TokenizedDataset
 from rankzero.data.loader import Batches
-from rankzero.data.progress import no_progress, show_progress
-from rankzero.data.tokenize import TokenRules, prepare, tokenizer_fingerprint
+from rankzero.data.progress import Progress, no_progress, show_progress
+from rankzero.data.tokenize import tokenizer_fingerprint
+from rankzero.data.training_data import TrainingData, training_data
 from rankzero.engine.checkpoint import Trainable
 from rankzero.engine.console import logger
 from rankzero.engine.device import Device, memory_limit
@@ -29,7 +30,6 @@ from rankzero.engine.distributed import World, broadcast_parameters
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.optim import make_optimizer, make_scheduler
 from rankzero.engine.step import Stepper, SupervisedHead
-from rankzero.errors import DataError
 from rankzero.machine import usable_cores
 from rankzero.model.load import (
     check_vocabulary,
@@ -42,7 +42,7 @@ from rankzero.model.load import (
 from rankzero.model.lora import apply_lora, parameter_counts, target_modules
 from rankzero.model.memory import MemoryPlan, plan_memory
 from rankzero.model.source import ModelSource, locate
-from rankzero.spec.run_spec import EvalFraction, RunSpec, SourceSpec
+from rankzero.spec.run_spec import RunSpec, SourceSpec
 from rankzero.spec.schedule import Schedule, make_schedule
 
 
@@ -88,33 +88,19 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
             target_modules(spec.lora, meta_model(config, trust_remote_code=spec.model.trust_remote_code))
     with ledger.phase("data"):
         logger.info("[STEP] read and tokenise the data")
-        train, held_out = _read_data(spec, tokenizer, world)
-    return Inputs(source, tokenizer, config, train, held_out, tokenizer_fingerprint(tokenizer))
+        data = _read_data(spec, tokenizer, world)
+    return Inputs(source, tokenizer, config, data.train, data.eval, tokenizer_fingerprint(tokenizer))
 
 
-def _read_data(spec: RunSpec, tokenizer: Any, world: World) -> tuple[TokenizedDataset, TokenizedDataset | None]:
-    rules = TokenRules(spec.data.max_length, spec.data.over_length, spec.data.assistant_only_loss)
+def _read_data(spec: RunSpec, tokenizer: Any, world: World) -> TrainingData:
+    def show(label: str, sources: list[SourceSpec]) -> AbstractContextManager[Progress]:
+        if not world.is_main:
+            return nullcontext(no_progress)
+        return show_progress(label, sum(_size(source.path) for source in sources))
+
     workers = max(1, usable_cores() // world.local_world_size)
-
-    def read(given: str | tuple[SourceSpec, ...], label: str) -> TokenizedDataset:
-        sources = (SourceSpec(path=given),) if isinstance(given, str) else given
-        shown = show_progress(f"tokenise {label}", sum(_size(s.path) for s in sources))
-        with shown if world.is_main else nullcontext(no_progress) as advance:
-            dataset = prepare(sources, tokenizer, rules, cache_root(), workers=workers, progress=advance)
-        stats = dataset.stats
-        logger.info(
-            "[DATA] %s: %d rows, %d tokens, %d trained; %d truncated, %d dropped",
-            *(label, len(dataset), stats.tokens, stats.supervised_tokens, stats.truncated, sum(stats.dropped.values())),
-        )
-        return dataset
-
-    train = read(spec.data.train, "train")
-    if isinstance(spec.data.eval, EvalFraction):
-        if len(train) < 2:
-            raise DataError("one row cannot be split into training and evaluation", where="data.eval")
-        kept, held_out = held_out_split(len(train), seed=spec.train.seed, fraction=spec.data.eval.fraction)
-        return train.select(kept), train.select(held_out)
-    return train, None if spec.data.eval is None else read(spec.data.eval, "eval")
+    say = partial(logger.info, "[DATA] %s")
+    return training_data(spec, tokenizer, cache_root(), workers=workers, show=show, say=say)
 
 
 def _size(path: str) -> int:

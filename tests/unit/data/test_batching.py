@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankzero.data.batching import (
     divide_among_ranks,
-    held_out_split,
     micro_batches,
     permutation,
 )
@@ -107,14 +105,6 @@ def test_sorting_by_length_leaves_next_to_no_padding() -> None:
     assert padding_fraction(passes, values) < 0.05
     unsorted = [np.arange(i, i + 8) for i in range(0, 256, 8)]
     assert padding_fraction(unsorted, values) > 0.3
-
-
-@pytest.mark.parametrize(("n", "fraction", "expected"), [(100, 0.1, 10), (10, 0.01, 1), (2, 0.99, 1), (1000, 0.02, 20)])
-def test_a_held_out_fraction(n: int, fraction: float, expected: int) -> None:
-    train, held = held_out_split(n, seed=3, fraction=fraction)
-    assert len(held) == expected
-    assert sorted([*train.tolist(), *held.tolist()]) == list(range(n))
-    assert np.array_equal(held, held_out_split(n, seed=3, fraction=fraction)[1])
 
 
 PINNED_42 = [4, 6, 2, 1, 0, 9, 3, 7, 8, 5]

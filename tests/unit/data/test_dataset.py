@@ -36,6 +36,8 @@ def directory(tmp_path: Path) -> Path:
                     "supervised": [1 for _ in rows],
                     "line": lines,
                     "source": [number for _ in rows],
+                    "group": [line for _ in rows],
+                    "digest": [len(row) for row in rows],
                 }
                 writer.write_batch(pa.record_batch(columns, schema=SCHEMA))
     meta = {

@@ -13,6 +13,7 @@ import pytest
 import rankzero.data.encode
 import rankzero.data.hashing
 import rankzero.data.pool
+import rankzero.data.segments
 import rankzero.data.tokenize
 from rankzero.data.dataset import TokenizedDataset
 from rankzero.data.tokenize import TokenRules, prepare, tokenizer_fingerprint
@@ -52,7 +53,8 @@ def sources(*paths: str) -> list[SourceSpec]:
 
 
 def left_behind(cache: Path) -> list[str]:
-    return [entry.name for entry in (cache / "tokenized").glob("*") if not entry.name.endswith(".lock")]
+    """Files that somebody might take for tokenised rows."""
+    return [path.name for path in (cache / "tokenized").rglob("*") if path.is_file() and path.suffix != ".lock"]
 
 
 def test_rows_and_stats(path: str, tokenizer: Any, own_cache: Path) -> None:
@@ -236,13 +238,13 @@ class TestBadData:
     def test_file_that_changes_meanwhile(
         self, path: str, tokenizer: Any, own_cache: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        original = rankzero.data.tokenize._record_batch
+        original = rankzero.data.segments._record_batch
 
         def meddling(*args: Any) -> Any:
             os.utime(path, ns=(1, 1))
             return original(*args)
 
-        monkeypatch.setattr(rankzero.data.tokenize, "_record_batch", meddling)
+        monkeypatch.setattr(rankzero.data.segments, "_record_batch", meddling)
         with pytest.raises(DataError, match="changed while it was read"):
             prepare(sources(path), tokenizer, TokenRules(), own_cache)
         assert left_behind(own_cache) == []
@@ -310,7 +312,7 @@ class TestCache:
         def full(*_args: Any) -> Any:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(rankzero.data.tokenize, "_record_batch", full)
+        monkeypatch.setattr(rankzero.data.segments, "_record_batch", full)
         with pytest.raises(StorageError, match="No space left") as caught:
             prepare(sources(path), tokenizer, TokenRules(), own_cache)
         assert "RANKZERO_CACHE" in caught.value.problems[0].hint and left_behind(own_cache) == []

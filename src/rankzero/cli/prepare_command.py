@@ -1,0 +1,76 @@
+"""`rankzero data prepare`: tokenise a run's data ahead of time, alone or together with others."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankzero.errors import UsageError
+
+if TYPE_CHECKING:
+    from rankzero.data.progress import Progress
+    from rankzero.data.tokenize import Shard
+    from rankzero.spec.run_spec import SourceSpec
+
+
+def prepare(
+    arguments: Annotated[list[str], typer.Argument(metavar="RUN.yaml [key=value …]", help="Run spec, overrides.")],
+    shard: Annotated[
+        str, typer.Option(metavar="I/N", help="Do part I (from 0) of N; whoever is last puts all together.")
+    ] = "0/1",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Tokenise the data of a run into the cache, where training finds it. Goes on where a killed one stopped."""
+    from rankzero.cache import cache_root
+    from rankzero.cli.seed_flags import SeedFlags
+    from rankzero.cli.train_command import read_spec, require_engine
+    from rankzero.data.training_data import prepare_part
+    from rankzero.model.load import load_tokenizer, quiet_libraries
+    from rankzero.model.source import locate
+
+    part = parse_shard(shard)
+    require_engine()
+    spec = read_spec(arguments, SeedFlags(), world_size=1)
+    quiet_libraries()
+    tokenizer = load_tokenizer(locate(spec.model), spec.model, spec.data.chat_template)
+    made = prepare_part(spec, tokenizer, cache_root(), part, workers=None, show=show)
+    done = {
+        label: None
+        if dataset is None
+        else {"directory": str(dataset.directory), "fingerprint": dataset.fingerprint, **dataset.stats.as_json()}
+        for label, dataset in made.items()
+    }
+    if as_json:
+        typer.echo(json.dumps(done, indent=2))
+        return
+    for label, facts in done.items():
+        if facts is None:
+            typer.echo(f"{label}: part {shard} is done; others are still at work")
+        else:
+            typer.echo(
+                f"{label}: {facts['rows']:,} of {facts['rows_in']:,} rows, {facts['tokens']:,} tokens, "
+                f"{facts['supervised_tokens']:,} trained\n  {facts['directory']}"
+            )
+
+
+def show(label: str, sources: list[SourceSpec]) -> AbstractContextManager[Progress]:
+    """A progress bar over the bytes of local files."""
+    from rankzero.data.progress import show_progress
+
+    return show_progress(label, sum(os.path.getsize(source.path) for source in sources if os.path.isfile(source.path)))
+
+
+def parse_shard(text: str) -> Shard:
+    """`3/8`, with the first part 0. Raises UsageError."""
+    from rankzero.data.tokenize import Shard
+
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or int(match[1]) >= int(match[2]):
+        hint = "0/8 is the first of eight parts, 7/8 the last"
+        raise UsageError(f"{text!r} is no part of a whole", where="--shard", hint=hint)
+    return Shard(int(match[1]), int(match[2]))

@@ -1,0 +1,117 @@
+"""The data of a run: tokenised rows of all its sources, what takes part of them, and the hold-out.
+
+Knows the spec's data section and the cache; nothing of models, devices or batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankzero.data.dataset import TokenizedDataset
+from rankzero.data.progress import Progress
+from rankzero.data.selection import first_occurrences, held_out_by_group, mix
+from rankzero.data.tokenize import Shard, TokenRules, prepare, prepare_shard
+from rankzero.data.tokenizer import Tokenizer
+from rankzero.errors import DataError
+from rankzero.spec.run_spec import DataSpec, EvalFraction, RunSpec, SourceSpec
+
+ShowProgress = Callable[[str, list[SourceSpec]], AbstractContextManager[Progress]]
+"""Opens a progress bar for what is read next; advanced by bytes."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingData:
+    """The rows to train on, and those to evaluate on."""
+
+    train: TokenizedDataset
+    eval: TokenizedDataset | None
+
+
+def token_rules(data: DataSpec) -> TokenRules:
+    """What decides the tokens of a row."""
+    return TokenRules(data.max_length, data.over_length, data.assistant_only_loss)
+
+
+def parts_of(data: DataSpec) -> dict[str, list[SourceSpec]]:
+    """The sources of `train` and, where it has its own, of `eval`."""
+    given = {"train": data.train, "eval": data.eval}
+    return {
+        label: [SourceSpec(path=value)] if isinstance(value, str) else list(value)
+        for label, value in given.items()
+        if value is not None and not isinstance(value, EvalFraction)
+    }
+
+
+def training_data(
+    spec: RunSpec, tokenizer: Tokenizer, cache_dir: Path, *, workers: int, show: ShowProgress, say: Say
+) -> TrainingData:
+    """Everything a run reads, tokenised or found in the cache. Raises as `prepare` does, and DataError for a hold-out
+    that cannot be."""
+    read: dict[str, TokenizedDataset] = {}
+    rules, seed = token_rules(spec.data), spec.train.seed
+    parts = parts_of(spec.data)
+    for label, sources in parts.items():
+        with show(f"tokenise {label}", sources) as advance:
+            dataset = prepare(sources, tokenizer, rules, cache_dir, workers=workers, seed=seed, progress=advance)
+        stats = dataset.stats
+        say(
+            f"{label}: {len(dataset)} rows, {stats.tokens} tokens, {stats.supervised_tokens} trained; "
+            f"{stats.truncated} truncated, {sum(stats.dropped.values())} dropped"
+        )
+        read[label] = _deduplicated(dataset, label, say) if spec.data.deduplicate else dataset
+    train, held_out = read["train"], read.get("eval")
+    if isinstance(spec.data.eval, EvalFraction):
+        train, held_out = _held_out(train, seed, spec.data.eval.fraction)
+    return TrainingData(_weighted(train, parts["train"], seed, say), held_out)
+
+
+def prepare_part(
+    spec: RunSpec, tokenizer: Tokenizer, cache_dir: Path, shard: Shard, *, workers: int | None, show: ShowProgress
+) -> dict[str, TokenizedDataset | None]:
+    """This shard's part of the tokenising of a run's data; None where other shards are still at work."""
+    made: dict[str, TokenizedDataset | None] = {}
+    for label, sources in parts_of(spec.data).items():
+        with show(f"tokenise {label}", sources) as advance:
+            made[label] = prepare_shard(
+                sources,
+                tokenizer,
+                token_rules(spec.data),
+                cache_dir,
+                shard,
+                workers=workers,
+                seed=spec.train.seed,
+                progress=advance,
+            )
+    return made
+
+
+def _deduplicated(dataset: TokenizedDataset, label: str, say: Say) -> TokenizedDataset:
+    kept = first_occurrences(dataset.digests)
+    say(f"{label}: {len(dataset) - len(kept)} rows dropped as duplicates")
+    return dataset if len(kept) == len(dataset) else dataset.select(kept)
+
+
+def _held_out(train: TokenizedDataset, seed: int, fraction: float) -> tuple[TokenizedDataset, TokenizedDataset]:
+    if len(train) < 2:
+        raise DataError("one row cannot be split into training and evaluation", where="data.eval")
+    try:
+        kept, held_out = held_out_by_group(train.groups, seed=seed, fraction=fraction)
+    except ValueError as error:
+        hint = "give data.eval a file of its own"
+        raise DataError("all rows are of one group, which cannot be split", where="data.eval", hint=hint) from error
+    return train.select(kept), train.select(held_out)
+
+
+def _weighted(train: TokenizedDataset, sources: list[SourceSpec], seed: int, say: Say) -> TokenizedDataset:
+    """Each source as often as its weight says; after the hold-out, which has every row once."""
+    if all(source.weight == 1 for source in sources):
+        return train
+    rows = mix(train.source_of, [source.weight for source in sources], seed=seed)
+    if not len(rows):
+        raise DataError("the weights leave no row", where="data.train", hint="raise a weight")
+    say(f"train: {len(rows)} rows an epoch by weight")
+    return train.select(rows)

@@ -1,0 +1,81 @@
+"""All sources of a run, what takes part of them, and the hold-out."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rankzero.data.progress import no_progress
+from rankzero.data.training_data import TrainingData, training_data
+from rankzero.errors import DataError
+from rankzero.spec.run_spec import RunSpec
+from tests.support.tiny import chat_rows, tiny_tokenizer, write_jsonl
+from tests.unit.data.support import user_assistant
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return tiny_tokenizer()
+
+
+def read(tokenizer: Any, cache: Path, said: list[str] | None = None, **data: Any) -> TrainingData:
+    spec = RunSpec.model_validate({"model": {"name": "m"}, "data": data})
+    say = (said if said is not None else []).append
+    return training_data(spec, tokenizer, cache, workers=1, show=lambda _l, _s: nullcontext(no_progress), say=say)
+
+
+def texts(dataset: Any, tokenizer: Any) -> list[str]:
+    return [tokenizer.decode(dataset.row(i)[0]) for i in range(len(dataset))]
+
+
+def test_weights_count_per_source_and_the_hold_out_has_every_row_once(
+    tokenizer: Any, own_cache: Path, tmp_path: Path
+) -> None:
+    a = write_jsonl(tmp_path / "a.jsonl", [user_assistant(f"a{i}", "x") for i in range(100)])
+    b = write_jsonl(tmp_path / "b.jsonl", [user_assistant(f"b{i}", "x") for i in range(40)])
+    sources = [{"path": str(a), "weight": 0.5}, {"path": str(b), "weight": 3}]
+    data = read(tokenizer, own_cache, train=sources, eval={"fraction": 0.2})
+    assert data.eval is not None
+    held = texts(data.eval, tokenizer)
+    trained = texts(data.train, tokenizer)
+    assert len(held) == len(set(held)) == 28
+    assert not set(held) & set(trained)
+    of_b = [text for text in trained if "b" in text.split("assistant")[0].replace("user", "")]
+    assert len(of_b) == 3 * len(set(of_b))
+    rest = len(trained) - len(of_b)
+    assert abs(rest - 0.5 * (112 - len(set(of_b)))) <= 1
+
+
+def test_duplicates_are_dropped_by_name(tokenizer: Any, own_cache: Path, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [*chat_rows(10), *chat_rows(10)])
+    said: list[str] = []
+    assert len(read(tokenizer, own_cache, train=str(path)).train) == 20
+    data = read(tokenizer, own_cache, said, train=str(path), deduplicate=True)
+    assert len(data.train) == 10
+    assert "train: 10 rows dropped as duplicates" in said
+    assert [data.train.where(i) for i in range(10)] == [f"{path}:{i + 1}" for i in range(10)]
+
+
+def test_weights_that_leave_nothing(tokenizer: Any, own_cache: Path, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", chat_rows(3))
+    with pytest.raises(DataError, match="leave no row"):
+        read(tokenizer, own_cache, train=[{"path": str(path), "weight": 0.1}])
+
+
+def test_one_row_is_not_split(tokenizer: Any, own_cache: Path, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", chat_rows(1))
+    with pytest.raises(DataError, match="one row cannot be split"):
+        read(tokenizer, own_cache, train=str(path), eval={"fraction": 0.5})
+
+
+def test_the_same_seed_selects_the_same(tokenizer: Any, own_cache: Path, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", chat_rows(50))
+    one, other = (
+        read(tokenizer, own_cache, train=[{"path": str(path), "weight": 0.5}], eval={"fraction": 0.1}) for _ in "ab"
+    )
+    assert one.train.fingerprint == other.train.fingerprint
+    assert np.array_equal(one.train.lengths, other.train.lengths)
