@@ -1,0 +1,256 @@
+"""A real cluster: KUBECONFIG says which, RANKZERO_TEST_IMAGE which image its nodes can run. No GPU is needed.
+
+Everything happens in a namespace of its own, deleted at the end. Results need a volume that two pods can mount:
+RANKZERO_TEST_STORAGE_CLASS names a class (with RANKZERO_TEST_ACCESS, default ReadWriteMany); without it a directory of
+the node is used, which is right for a cluster of one node only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.tiny import chat_rows, tiny_model, write_jsonl
+
+IMAGE = os.environ.get("RANKZERO_TEST_IMAGE", "")
+STORAGE_CLASS = os.environ.get("RANKZERO_TEST_STORAGE_CLASS", "")
+ACCESS = os.environ.get("RANKZERO_TEST_ACCESS", "ReadWriteMany")
+CLAIM = "outputs"
+PATIENCE_SECONDS = 600.0
+"""The longest that anything here may take on a small cluster; what was seen last is in the failure."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything in this folder needs the cluster."""
+    missing = [name for name in ("KUBECONFIG", "RANKZERO_TEST_IMAGE") if not os.environ.get(name)]
+    for item in items:
+        if "tests/cluster" in str(item.path):
+            item.add_marker(pytest.mark.cluster)
+            item.add_marker(pytest.mark.timeout(1800))
+            if missing:
+                item.add_marker(pytest.mark.skip(reason=f"needs a cluster: set {' and '.join(missing)}"))
+
+
+@pytest.fixture(autouse=True)
+def no_network() -> None:
+    """The cluster's API server is not on this machine's loopback device."""
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+class Cluster:
+    """The command line and the API, against one namespace."""
+
+    def __init__(self, namespace: str, folder: Path) -> None:
+        from lightkube import Client
+
+        self.namespace, self.folder = namespace, folder
+        self.api = Client(namespace=namespace)
+
+    def rankzero(self, *arguments: str, timeout: float = PATIENCE_SECONDS) -> Done:
+        """Type a command in the folder of the specs."""
+        done = subprocess.run(
+            [sys.executable, "-m", "rankzero", *arguments],
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    def cluster_yaml(self, kind: str, **changes: Any) -> str:
+        """Write a cluster.yaml; returns its name."""
+        value = {
+            "namespace": self.namespace,
+            "image": IMAGE,
+            "kind": kind,
+            "num_nodes": 2,
+            "nproc_per_node": 1,
+            "gpu": False,
+            "resources": {"cpu": 0.25, "memory": "1500Mi", "shm": "64Mi"},
+            "storage": {"outputs": {"mount": "/outputs", "claim": CLAIM}},
+            "spread": {"mode": "none"},
+            "grace_period_seconds": 45,
+            "rendezvous_timeout_seconds": 300,
+            "env": {"OMP_NUM_THREADS": "1"},
+            **changes,
+        }
+        name = f"cluster-{uuid.uuid4().hex[:6]}.yaml"
+        (self.folder / name).write_text(yaml.safe_dump(value))
+        return name
+
+    def run_yaml(self, run: str, **train: Any) -> str:
+        """Write a run spec of a tiny model; returns its name."""
+        value = {
+            "name": run,
+            "model": {"name": "model", "dtype": "float32"},
+            "data": {"train": "train.jsonl", "eval": "eval.jsonl"},
+            "lora": {"r": 4, "dropout": 0.1, "target_modules": "all-linear"},
+            "train": {"num_train_epochs": 3, "global_batch_size": 8, "learning_rate": 0.01, **train},
+            "checkpoint": {"every": 5},
+            "tracking": {"tensorboard": False},
+        }
+        (self.folder / f"{run}.yaml").write_text(yaml.safe_dump(value))
+        return f"{run}.yaml"
+
+    def status(self, run: str, cluster: str) -> dict[str, Any]:
+        """`rankzero status --json`."""
+        done = self.rankzero("status", run, "--cluster", cluster, "--json")
+        try:
+            value: dict[str, Any] = json.loads(done.out)
+        except ValueError:
+            pytest.fail(f"status printed no JSON (exit {done.code}): {done.out[-2000:]} {done.err[-2000:]}")
+        return value
+
+    def until(self, run: str, cluster: str, true: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
+        """Ask for the status until it is so. Fails with what was seen last, and with everything `describe` knows."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            seen = self.status(run, cluster)
+            if true(seen):
+                return seen
+            if time.monotonic() > deadline:
+                known = self.rankzero("describe", run, "--cluster", cluster)
+                pytest.fail(
+                    f"{run}: not {what} after {PATIENCE_SECONDS:.0f} s\n{json.dumps(seen, indent=1)}\n{known.out}"
+                )
+            time.sleep(1)
+
+    def read(self, path: str) -> str:
+        """A file on the results' volume, through a pod that prints it."""
+        return self.in_pod(["python", "-c", f"print(open({path!r}).read(), end='')"])
+
+    def in_pod(self, command: list[str], *, user: int = 1000) -> str:
+        """Run a command in a pod that has the volume at /outputs; returns its log."""
+        from lightkube.resources.core_v1 import Pod
+
+        name = f"look-{uuid.uuid4().hex[:8]}"
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name},
+            "spec": {
+                "restartPolicy": "Never",
+                "securityContext": {"runAsUser": user, "fsGroup": 1000},
+                "containers": [
+                    {
+                        "name": "look",
+                        "image": IMAGE,
+                        "imagePullPolicy": "IfNotPresent",
+                        "command": command,
+                        "volumeMounts": [{"name": "outputs", "mountPath": "/outputs"}],
+                    }
+                ],
+                "volumes": [{"name": "outputs", "persistentVolumeClaim": {"claimName": CLAIM}}],
+            },
+        }
+        self.api.create(Pod.from_dict(pod))
+        deadline = time.monotonic() + 180
+        while True:
+            found = self.api.get(Pod, name)
+            phase = found.status.phase if found.status else None
+            if phase in ("Succeeded", "Failed"):
+                break
+            if time.monotonic() > deadline:
+                pytest.fail(f"pod {name} is {phase} after 180 s: {found.status}")
+            time.sleep(0.5)
+        text = "".join(line + "\n" for line in self.api.log(name))
+        self.api.delete(Pod, name, grace_period=0)
+        assert phase == "Succeeded", f"pod {name} failed: {text}"
+        return text
+
+    def metrics(self, run: str) -> list[dict[str, Any]]:
+        """metrics.jsonl of a run."""
+        return [json.loads(line) for line in self.read(f"/outputs/runs/{run}/metrics.jsonl").splitlines()]
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A namespace with a volume, and a folder with a tiny model and data."""
+    from lightkube import Client
+    from lightkube.models.meta_v1 import ObjectMeta
+    from lightkube.resources.core_v1 import Namespace, PersistentVolume
+
+    folder = tmp_path_factory.mktemp("cluster")
+    tiny_model(folder / "model")
+    write_jsonl(folder / "train.jsonl", chat_rows(30))
+    write_jsonl(folder / "eval.jsonl", chat_rows(7))
+    namespace = f"rankzero-test-{uuid.uuid4().hex[:8]}"
+    Client().create(Namespace(metadata=ObjectMeta(name=namespace)))
+    made = Cluster(namespace, folder)
+    try:
+        _make_volume(made)
+        yield made
+    finally:
+        Client().delete(Namespace, namespace)
+        if not STORAGE_CLASS:
+            Client().delete(PersistentVolume, namespace)
+
+
+def _make_volume(cluster: Cluster) -> None:
+    from lightkube.resources.core_v1 import PersistentVolume, PersistentVolumeClaim
+
+    size = {"storage": "1Gi"}
+    claim: dict[str, Any] = {"accessModes": [ACCESS], "resources": {"requests": size}}
+    if STORAGE_CLASS:
+        claim["storageClassName"] = STORAGE_CLASS
+    else:
+        volume = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": cluster.namespace},
+            "spec": {
+                "capacity": size,
+                "accessModes": [ACCESS],
+                "persistentVolumeReclaimPolicy": "Retain",
+                "storageClassName": "",
+                "hostPath": {"path": f"/var/tmp/{cluster.namespace}", "type": "DirectoryOrCreate"},
+                "claimRef": {"namespace": cluster.namespace, "name": CLAIM},
+            },
+        }
+        cluster.api.create(PersistentVolume.from_dict(volume))
+        claim |= {"storageClassName": "", "volumeName": cluster.namespace}
+    cluster.api.create(
+        PersistentVolumeClaim.from_dict(
+            {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": CLAIM}, "spec": claim}
+        )
+    )
+    if not STORAGE_CLASS:  # the directory belongs to root; runs do not
+        cluster.in_pod(["python", "-c", "import os; os.chmod('/outputs', 0o777)"], user=0)
+
+
+@pytest.fixture(scope="session")
+def local_losses(cluster: Cluster) -> list[float]:
+    """Losses of the same run on this machine, step by step."""
+    cluster.run_yaml("local")
+    done = cluster.rankzero("train", "local.yaml", "--nproc-per-node", "1")
+    assert done.code == 0, done.err
+    lines = (cluster.folder / "runs" / "local" / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["loss"] for line in lines if "loss" in json.loads(line)]
+
+
+@pytest.fixture
+def served_kinds(cluster: Cluster) -> set[str]:
+    """What the API serves."""
+    from rankzero.launch.backends.kubernetes import KubernetesBackend
+    from rankzero.spec.cluster_load import load_cluster
+
+    spec = load_cluster(str(cluster.folder / cluster.cluster_yaml("job")), env={}).spec
+    return set(KubernetesBackend(spec).served().kinds)

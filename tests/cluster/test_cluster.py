@@ -1,0 +1,169 @@
+"""Runs on a real cluster, for every kind that it serves: to the end, interrupted, refused, removed."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from tests.cluster.conftest import CLAIM, Cluster
+
+KINDS = ["job", "jobset", "statefulset", "trainjob", "pytorchjob"]
+LONG = 400
+"""Steps of a run that is to be interrupted."""
+
+
+def need(kind: str, served: set[str]) -> None:
+    if kind not in served:
+        pytest.skip(f"the cluster serves no {kind}")
+
+
+def losses(metrics: list[dict[str, Any]]) -> list[float]:
+    return [line["loss"] for line in metrics if "loss" in line]
+
+
+def steps(metrics: list[dict[str, Any]]) -> list[int]:
+    return [line["step"] for line in metrics if "loss" in line]
+
+
+def running(seen: dict[str, Any]) -> bool:
+    return (seen["step"] or 0) >= 6
+
+
+def ended(seen: dict[str, Any]) -> bool:
+    return seen["phase"] in ("Succeeded", "Failed")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_to_the_end(kind: str, cluster: Cluster, served_kinds: set[str], local_losses: list[float]) -> None:
+    need(kind, served_kinds)
+    run, place = f"end-{kind}", cluster.cluster_yaml(kind)
+    done = cluster.rankzero("submit", cluster.run_yaml(run), "--cluster", place, timeout=1200)
+    assert done.code == 0, f"{done.out[-3000:]}\n{done.err[-3000:]}"
+    seen = cluster.until(run, place, ended, "ended")
+    assert seen["phase"] == "Succeeded", seen
+    assert losses(cluster.metrics(run)) == pytest.approx(local_losses, abs=1e-4)
+
+    logs = cluster.rankzero("logs", run, "--cluster", place)
+    if kind != "statefulset":  # its pods are gone when it has ended
+        assert logs.code == 0, logs.err
+        for node in ("0", "1"):
+            assert any(node in line.split()[0] for line in logs.out.splitlines() if line.strip()), logs.out[:2000]
+
+    removed = cluster.rankzero("delete", run, "--cluster", place, "--yes")
+    assert removed.code == 0, removed.err
+    assert_nothing_is_left(cluster, run)
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset", "statefulset"])
+def test_an_evicted_pod_does_not_cost_the_run(kind: str, cluster: Cluster, served_kinds: set[str]) -> None:
+    need(kind, served_kinds)
+    place = cluster.cluster_yaml(kind)
+    run = f"evict-{kind}"
+    spec = cluster.run_yaml(run, max_steps=LONG)
+    done = cluster.rankzero("submit", spec, "--cluster", place, "--detach")
+    assert done.code == 0, done.err
+    cluster.until(run, place, running, "at step 6")
+    evict(cluster, run, node=1)
+    seen = cluster.until(run, place, ended, "ended")
+    assert seen["phase"] == "Succeeded", seen
+    metrics = cluster.metrics(run)
+    assert steps(metrics) == list(range(1, LONG + 1))
+    cluster.run_yaml("whole", max_steps=LONG)
+    local = cluster.rankzero("train", "whole.yaml", "--nproc-per-node", "1")
+    assert local.code == 0, local.err
+    import json
+
+    lines = (cluster.folder / "runs" / "whole" / "metrics.jsonl").read_text().splitlines()
+    assert losses(metrics) == pytest.approx(losses([json.loads(line) for line in lines]), abs=1e-3)
+    assert cluster.rankzero("delete", run, "--cluster", place, "--yes").code == 0
+
+
+def test_cancelled_and_submitted_again(cluster: Cluster, served_kinds: set[str]) -> None:
+    place, run = cluster.cluster_yaml("job"), "cancelled"
+    spec = cluster.run_yaml(run, max_steps=LONG)
+    assert cluster.rankzero("submit", spec, "--cluster", place, "--detach").code == 0
+    cluster.until(run, place, running, "at step 6")
+    assert cluster.rankzero("cancel", run, "--cluster", place).code == 0
+    seen = cluster.until(run, place, lambda seen: seen["phase"] == "Stopped", "stopped")
+    assert seen["phase"] == "Stopped"
+    done = cluster.rankzero("submit", spec, "--cluster", place, timeout=1200)
+    assert done.code == 0, done.err
+    assert steps(cluster.metrics(run)) == list(range(1, LONG + 1))
+    assert cluster.rankzero("delete", run, "--cluster", place, "--yes").code == 0
+
+
+IMPOSSIBLE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "gpus": ({"gpu": True, "nproc_per_node": 64}, ("nvidia.com/gpu",)),
+    "image": ({"image": "registry.invalid/nothing:0"}, ("registry.invalid/nothing:0",)),
+    "secret": ({"secrets": {"HF_TOKEN": {"name": "no-such-secret", "key": "token"}}}, ("no-such-secret",)),
+    "storage": (
+        {
+            "storage": {
+                "outputs": {"mount": "/outputs", "claim": "wrong-class", "size": "1Gi", "class": "no-such-class"}
+            }
+        },
+        ("no-such-class",),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", IMPOSSIBLE)
+def test_the_verdict_names_cause_and_fix(what: str, cluster: Cluster) -> None:
+    changes, words = IMPOSSIBLE[what]
+    place, run = cluster.cluster_yaml("job", **changes), f"bad-{what}"
+    cluster.rankzero("submit", cluster.run_yaml(run), "--cluster", place, "--detach")
+    seen = cluster.until(
+        run,
+        place,
+        lambda seen: any(all(word in str(finding) for word in words) for finding in seen["findings"]),
+        f"explained with {words}",
+    )
+    assert all(finding["cause"] and finding["fix"] for finding in seen["findings"])
+    assert cluster.rankzero("delete", run, "--cluster", place, "--claims", "--yes").code == 0
+    assert_nothing_is_left(cluster, run)
+
+
+def test_a_refused_object_leaves_nothing(cluster: Cluster) -> None:
+    place, run = cluster.cluster_yaml("job", pod_patch={"containers": [{"name": "node", "image": ""}]}), "refused"
+    done = cluster.rankzero("submit", cluster.run_yaml(run), "--cluster", place, "--detach")
+    assert done.code != 0
+    assert_nothing_is_left(cluster, run)
+
+
+def evict(cluster: Cluster, run: str, node: int) -> None:
+    """As a node that is drained does it."""
+    from lightkube.models.meta_v1 import ObjectMeta
+    from lightkube.resources.core_v1 import Pod, PodEviction
+
+    from rankzero.launch.labels import node_index
+
+    pods = [pod for pod in cluster.api.list(Pod, labels={"rankzero.dev/run": run}) if pod.status.phase == "Running"]
+    (chosen,) = [pod for pod in pods if node_index(pod.to_dict()) == node]
+    name = chosen.metadata.name
+    cluster.api.create(PodEviction(metadata=ObjectMeta(name=name)), name)
+
+
+def assert_nothing_is_left(cluster: Cluster, run: str) -> None:
+    """No object with the run's label but claims."""
+    from lightkube.resources.apps_v1 import StatefulSet
+    from lightkube.resources.batch_v1 import Job
+    from lightkube.resources.core_v1 import ConfigMap, PersistentVolumeClaim, Pod, Service, ServiceAccount
+    from lightkube.resources.rbac_authorization_v1 import Role, RoleBinding
+
+    deadline = time.monotonic() + 120
+    kinds = (StatefulSet, Job, ConfigMap, Pod, Service, ServiceAccount, Role, RoleBinding)
+    while True:
+        left = [
+            f"{kind.__name__} {item.metadata.name}"
+            for kind in kinds
+            for item in cluster.api.list(kind, labels={"rankzero.dev/run": run})
+        ]
+        if not left:
+            break
+        if time.monotonic() > deadline:
+            pytest.fail(f"left behind: {', '.join(left)}")
+        time.sleep(1)
+    claims = [claim.metadata.name for claim in cluster.api.list(PersistentVolumeClaim)]
+    assert CLAIM in claims
