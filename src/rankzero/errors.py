@@ -4,6 +4,7 @@
     ├── UsageError             2  the command line is wrong
     ├── DataError             65  data missing, unreadable or untrainable
     ├── ServiceError          69  a service (hub, tracker, store) is unavailable
+    │   └── PeerLostError     69  another process of the run is gone
     ├── NonFiniteError        70  NaN or Inf in a loss or gradient
     ├── StorageError          74  cannot write, disk full, directory held by another run
     ├── StoppedError          75  stopped and saved; the same command continues the run
@@ -86,6 +87,10 @@ class ServiceError(RankzeroError):
     """A service that the run needs does not answer."""
 
     exit_code = ExitCode.SERVICE
+
+
+class PeerLostError(ServiceError):
+    """Another process of the run is gone, so this one cannot go on; the cause is the other's."""
 
 
 class NonFiniteError(RankzeroError):

@@ -72,6 +72,21 @@ def process_group(world: World, device: Device, env: dict[str, str]) -> Iterator
         dist.destroy_process_group()
 
 
+def lost_a_peer(error: BaseException) -> bool:
+    """Whether a collective failed because another process is gone. gloo says so in words only."""
+    if isinstance(error, dist.DistError):
+        return True
+    text = str(error)
+    return (
+        isinstance(error, RuntimeError)
+        and ("gloo" in text or "NCCL" in text)
+        and any(
+            word in text
+            for word in ("Connection", "connection", "Broken pipe", "remote", "timed out", "Timeout", "Socket")
+        )
+    )
+
+
 def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
     """Element-wise sum, in place, the same on every rank afterwards."""
     if dist.is_initialized():

@@ -17,7 +17,14 @@ import torch
 from rankzero.engine.checkpoint import Position, load_checkpoint, newest_intact
 from rankzero.engine.console import RunConsole, logger, print_result
 from rankzero.engine.device import Device, peak_memory, pick_device, pick_dtype, set_threads
-from rankzero.engine.distributed import World, broadcast_object, gather_objects, process_group, world_from_env
+from rankzero.engine.distributed import (
+    World,
+    broadcast_object,
+    gather_objects,
+    lost_a_peer,
+    process_group,
+    world_from_env,
+)
 from rankzero.engine.finish import copy_report, finish, finished_report
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.metrics import MetricsLog, Tracker
@@ -25,7 +32,7 @@ from rankzero.engine.resume import check_same_run, manifest_meta, refuse_foreign
 from rankzero.engine.setup import Inputs, Session, build_session, collect_environment, read_inputs
 from rankzero.engine.signals import stop_on_signals
 from rankzero.engine.train import Surroundings, train
-from rankzero.errors import ExitCode, RankzeroError
+from rankzero.errors import ExitCode, PeerLostError, RankzeroError
 from rankzero.model.load import quiet_libraries
 from rankzero.run_dir.atomic import remove_stale, write_json, write_text
 from rankzero.run_dir.lease import Lease
@@ -213,6 +220,8 @@ def hand_over(error: Exception) -> int:
     """Write the error where the launcher reads it. Returns the exit code."""
     if isinstance(error, RankzeroError):
         known, trace = error, ""
+    elif lost_a_peer(error):
+        known, trace = PeerLostError(f"another process is gone: {error}"), ""
     else:
         known = RankzeroError(f"internal error: {type(error).__name__}: {error}")
         trace = traceback.format_exc()

@@ -219,9 +219,15 @@ def _is_kept(volume: VolumeSpec) -> bool:
 def _access_problems(cluster: ClusterSpec) -> list[Problem]:
     if cluster.num_nodes == 1 or cluster.kind == "docker":
         return []
+    outputs = cluster.storage.get("outputs")
+    alone = outputs is not None and outputs.claim is None and outputs.host_path is None
+    problems = []
+    if alone:
+        hint = "give storage.outputs a claim or host_path that all nodes mount; its url then keeps a copy"
+        problems.append(Problem("several nodes need one volume for results", "cluster.yaml storage.outputs", hint))
     what = f"ReadWriteOnce can be mounted on one node at a time, and num_nodes is {cluster.num_nodes}"
     hint = "use a storage class with ReadWriteMany, or leave the claim out: each pod then has a scratch directory"
-    return [
+    return problems + [
         Problem(what, f"cluster.yaml storage.{name}.access", hint)
         for name, volume in cluster.storage.items()
         if volume.claim is not None and volume.access == "ReadWriteOnce"

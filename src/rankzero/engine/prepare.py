@@ -1,0 +1,39 @@
+"""`python -m rankzero.engine.prepare RUN.json`: everything of a run that can be made ready without a GPU.
+
+The model's files are found or fetched, the tokenizer and the names are checked, and the data is tokenised into the
+cache, where every process of the run finds it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from rankzero.engine.console import RunConsole, logger
+from rankzero.engine.distributed import World
+from rankzero.engine.goodput import Ledger
+from rankzero.engine.setup import read_inputs
+from rankzero.engine.worker import die_with_parent, hand_over
+from rankzero.model.load import quiet_libraries
+from rankzero.spec.run_spec import RunSpec
+
+
+def main() -> None:
+    """Read the payload of a worker, prepare, and hand an error over as a worker does."""
+    die_with_parent()
+    payload = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    quiet_libraries()
+    console = RunConsole(speaks=True, level=payload["options"]["log_level"])
+    try:
+        inputs = read_inputs(RunSpec.model_validate(payload["spec"]), World(), Ledger())
+        rows = len(inputs.train)
+        logger.info("[DONE] prepared: %s, %d rows to train on", inputs.source.name, rows)
+    except Exception as error:
+        sys.exit(hand_over(error))
+    finally:
+        console.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""A node's side of the control channel: finds node 0, waits with words and an end, and hands messages over in order."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import time
+from collections.abc import Callable
+
+from rankzero.errors import ConfigError, ServiceError
+from rankzero.launch.node.channel import Channel, Message
+from rankzero.launch.node.platform import Place
+
+Say = Callable[[str], None]
+RETRY_SECONDS = 0.5
+
+
+class Wait:
+    """A wait that speaks at growing intervals and ends."""
+
+    def __init__(self, limit_seconds: float, say: Say) -> None:
+        self._limit, self._say = limit_seconds, say
+        self._since = time.monotonic()
+        self._next = 5.0
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self._since
+
+    @property
+    def over(self) -> bool:
+        """Whether it has lasted long enough."""
+        return self.seconds > self._limit
+
+    def speak(self, what: str) -> None:
+        """Say what is waited for, if it is time to."""
+        if self.seconds >= self._next:
+            self._next *= 2 if self._next < 60 else 1.5
+            self._say(f"waiting for {what}: {self.seconds:.0f} s; gives up after {self._limit:.0f} s")
+
+
+class Client:
+    """The connection to node 0, made again where it was lost."""
+
+    def __init__(self, place: Place, identity: Message, limit_seconds: float, say: Say) -> None:
+        self._place, self._identity, self._limit, self._say = place, identity, limit_seconds, say
+        self._messages: queue.SimpleQueue[tuple[Channel, Message | None]] = queue.SimpleQueue()
+        self._channel: Channel | None = None
+
+    def connect(self, stopped: Callable[[], bool]) -> bool:
+        """Reach node 0 and be let in. Returns False where `stopped` became true first.
+
+        Raises ServiceError after the limit, saying what failed last, and ConfigError where node 0 refuses us.
+        """
+        self.close()
+        wait = Wait(self._limit, self._say)
+        while not stopped():
+            try:
+                connection = socket.create_connection((self._place.master_address, self._place.control_port), timeout=5)
+            except OSError as error:
+                trouble = _in_words(error, self._place)
+                if wait.over:
+                    raise ServiceError(
+                        f"node 0 was not reached in {wait.seconds:.0f} s: {trouble}",
+                        where=f"node {self._place.node}",
+                        hint="see what its pod waits for; rendezvous_timeout_seconds sets how long the others wait",
+                    ) from error
+                wait.speak(f"node 0 ({trouble})")
+                time.sleep(RETRY_SECONDS)
+                continue
+            channel = Channel(connection, lambda from_, message: self._messages.put((from_, message)))
+            channel.open()
+            channel.send({"hello": self._identity, "node": self._place.node})
+            self._channel = channel
+            reply = self.next(5.0)
+            if reply is not None and "welcome" in reply:
+                return True
+            if reply is not None and "refused" in reply:
+                raise ConfigError(str(reply["refused"]), where=f"node {self._place.node}", hint="delete the older run")
+            channel.close()
+            time.sleep(RETRY_SECONDS)
+        return False
+
+    def send(self, message: Message) -> None:
+        """Tell node 0."""
+        if self._channel is not None:
+            self._channel.send(message)
+
+    def next(self, timeout: float) -> Message | None:
+        """The next message, {"lost": True} where the connection is gone, or None where nothing came in time."""
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                channel, message = self._messages.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                return None
+            if channel is self._channel:  # else the last words of a connection that was given up
+                return {"lost": True} if message is None else message
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+
+def _in_words(error: OSError, place: Place) -> str:
+    target = f"{place.master_address}:{place.control_port}"
+    if isinstance(error, socket.gaierror):
+        return f"the name {place.master_address} does not resolve: is its pod there?"
+    if isinstance(error, ConnectionRefusedError):
+        return f"{target} refuses connections: its command is not up yet"
+    if isinstance(error, TimeoutError):
+        return f"{target} does not answer: a network policy, or a node that is gone"
+    return f"{target}: {error.strerror or error}"

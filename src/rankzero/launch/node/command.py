@@ -1,0 +1,279 @@
+"""The life of a node: meet the others, run the workers, gather again where one was lost, and end as the run does."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from rankzero.errors import (
+    NEVER_RETRIED,
+    ExitCode,
+    PeerLostError,
+    RankzeroError,
+    ServiceError,
+    StoppedError,
+)
+from rankzero.launch.node.channel import Message
+from rankzero.launch.node.client import Client, Wait
+from rankzero.launch.node.output import Output
+from rankzero.launch.node.platform import Place
+from rankzero.launch.node.reaper import reap_orphans
+from rankzero.launch.node.settings import NodeSettings
+from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, started, write_payload
+from rankzero.spec.run_spec import RunSpec
+
+PEER_NEWS_SECONDS = 90.0
+"""How long a node whose processes lost a peer waits for node 0 to say which; longer than a silent node is borne."""
+LAST_WORDS_SECONDS = 600.0
+"""How long a node that is done waits for the others: they may still be writing."""
+
+
+@dataclass(slots=True)
+class StopWish:
+    """SIGTERM or SIGINT to this node."""
+
+    at: float | None = None
+    number: int = signal.SIGTERM
+    on_first: Callable[[int], None] | None = field(default=None, repr=False)
+
+    def __call__(self, number: int) -> None:
+        """The signal handler."""
+        if self.at is None:
+            self.at, self.number = time.monotonic(), number
+            if self.on_first is not None:
+                self.on_first(number)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it came."""
+        return self.at is not None
+
+
+class GatherAgainError(Exception):
+    """The nodes gather again."""
+
+
+class Node:
+    """One node of a run."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        settings: NodeSettings,
+        place: Place,
+        env: Mapping[str, str],
+        output: Output,
+        stop: StopWish,
+        client: Client | None,
+    ) -> None:
+        self._spec, self._settings, self._place, self._env = spec, settings, place, env
+        self._output, self._stop, self._client = output, stop, client
+        self._at = time.monotonic()
+        self._connected = False
+
+    def run(self) -> None:
+        """To the end of the run. Raises a RankzeroError that says why it ended otherwise."""
+        while True:
+            try:
+                generation, nodes = self._gather()
+                self._train(generation, nodes)
+                return
+            except GatherAgainError as news:
+                self._output.say(str(news))
+                if self._client is not None:
+                    self._client.send({"ready": True})
+
+    # ---- meeting ----
+
+    def _gather(self) -> tuple[int, list[int]]:
+        """Wait for a start. Returns its number and the nodes that take part."""
+        if self._client is None:
+            self._leave_if_stopped()
+            return 1, [0]
+        wait = Wait(self._settings.rendezvous_seconds, self._output.say)
+        missing: list[int] = []
+        while True:
+            self._leave_if_stopped()
+            if not self._connected:
+                self._connected = self._client.connect(lambda: self._stop.wanted)
+                continue
+            message = self._client.next(0.2)
+            if message is None:
+                if wait.over:
+                    who = _listed(missing)
+                    hint = "see what its pod waits for; rendezvous_timeout_seconds sets how long the others wait"
+                    raise ServiceError(f"{who} did not come in {wait.seconds:.0f} s", where=self._name, hint=hint)
+                wait.speak(f"{_listed(missing)} of {self._place.num_nodes}")
+            elif "lost" in message:
+                self._connected = False
+            elif "waiting" in message:
+                missing = list(message["waiting"])
+            elif "end" in message:
+                raise self._told_to_end(message)
+            elif "start" in message:
+                return int(message["start"]), list(message["nodes"])
+
+    # ---- training ----
+
+    def _train(self, generation: int, nodes: list[int]) -> None:
+        """One start of the workers. Raises GatherAgainError where the nodes are to gather."""
+        ranks = Ranks(
+            first=nodes.index(self._place.node) * self._place.nproc,
+            count=self._place.nproc,
+            world_size=len(nodes) * self._place.nproc,
+        )
+        if len(nodes) > 1 or generation > 1:
+            self._output.say(
+                f"start {generation}: node {self._place.node} of {len(nodes)}, "
+                f"ranks {ranks.first} to {ranks.first + ranks.count - 1} of {ranks.world_size}"
+            )
+        with tempfile.TemporaryDirectory(prefix="rankzero-") as name:
+            directory = Path(name)
+            payload = write_payload(directory, self._spec, self._settings.options)
+
+            def stderr(local: int) -> IO[bytes]:
+                rank = ranks.first + local
+                return self._output.pipe("" if rank == 0 else f"[rank {rank}] ")
+
+            env = {**self._env, **self._meeting(directory, ranks)}
+            with started(directory, ranks, payload, env, self._at, stderr) as workers:
+                self._stop.on_first = workers.signal
+                if self._stop.wanted:
+                    workers.signal(self._stop.number)
+                try:
+                    self._watch(workers)
+                finally:
+                    self._stop.on_first = None
+                    workers.kill()
+                    self._output.flush()
+            self._finish(workers)
+
+    def _meeting(self, directory: Path, ranks: Ranks) -> dict[str, str]:
+        """How the processes find each other."""
+        if ranks.world_size == ranks.count:
+            meeting = {"RANKZERO_RENDEZVOUS": (directory / "rendezvous").as_uri()}
+            if "GLOO_SOCKET_IFNAME" not in self._env and Path("/sys/class/net/lo").exists():
+                meeting["GLOO_SOCKET_IFNAME"] = "lo"
+            return meeting
+        return {"MASTER_ADDR": self._place.master_address, "MASTER_PORT": str(self._place.master_port)}
+
+    def _watch(self, workers: Workers) -> None:
+        """Until all workers have ended. Raises GatherAgainError, or the error that node 0 says all leave with."""
+        grace = self._settings.grace_seconds
+        gentle_since: float | None = None
+        because = ""
+        while workers.running():
+            now = time.monotonic()
+            if self._stop.at is not None and now - self._stop.at > grace:
+                self._output.say(f"processes have not saved in {grace:.0f} s; they are ended")
+                workers.kill()
+            elif workers.peers_are_late(grace) or (gentle_since is not None and now - gentle_since > grace):
+                workers.kill()
+            message = self._news(POLL_SECONDS)
+            reap_orphans({process.pid for process in workers.processes})
+            if message is None:
+                continue
+            if "end" in message:
+                raise self._told_to_end(message)
+            if "again" in message or "lost" in message:
+                because = str(message.get("again", "node 0 is gone"))
+                if not message.get("gentle"):
+                    raise GatherAgainError(because)
+                if gentle_since is None:
+                    gentle_since = now
+                    workers.signal(signal.SIGTERM)
+        if gentle_since is not None and not self._stop.wanted:
+            raise GatherAgainError(because)
+
+    def _finish(self, workers: Workers) -> None:
+        """Make of the workers' end the node's. Returns when the run is done everywhere."""
+        failure = workers.failure()
+        if self._client is None:
+            if failure is not None:
+                raise failure
+            return
+        code = int(ExitCode.DONE if failure is None else failure.exit_code)
+        if self._stop.wanted:
+            self._client.send({"ended": code})
+            raise failure if failure is not None else StoppedError("stopped after the last step")
+        if isinstance(failure, PeerLostError):
+            self._client.send({"ended": code, "peer_lost": True})
+            self._await_news(failure, PEER_NEWS_SECONDS)
+        elif isinstance(failure, StoppedError):
+            self._client.send({"ended": code})
+            self._await_news(failure, PEER_NEWS_SECONDS)
+        elif failure is not None:
+            self._client.send({"ended": code})
+            raise failure
+        else:
+            self._client.send({"ended": code})
+            self._await_news(None, LAST_WORDS_SECONDS)
+
+    def _await_news(self, failure: RankzeroError | None, limit: float) -> None:
+        """The processes are over; node 0 says what follows. Without news the node leaves with what it has."""
+        deadline = time.monotonic() + limit
+        while time.monotonic() < deadline:
+            if self._stop.wanted and failure is not None:
+                raise failure
+            message = self._news(0.2)
+            if message is None:
+                continue
+            if message.get("end") == ExitCode.DONE:
+                return
+            if "end" in message:
+                raise failure if failure is not None else self._told_to_end(message)
+            if "again" in message:
+                raise GatherAgainError(str(message["again"]))
+            if "lost" in message:
+                if failure is None:
+                    return  # the work is done; node 0 left first
+                raise GatherAgainError("node 0 is gone")
+        if failure is not None:
+            raise failure
+
+    # ---- small things ----
+
+    @property
+    def _name(self) -> str:
+        return f"node {self._place.node}"
+
+    def _news(self, timeout: float) -> Message | None:
+        if self._client is None:
+            time.sleep(timeout)
+            return None
+        message = self._client.next(timeout)
+        if message is not None and "lost" in message:
+            self._connected = False
+        return message
+
+    def _leave_if_stopped(self) -> None:
+        if self._stop.wanted:
+            name = signal.Signals(self._stop.number).name
+            raise StoppedError(f"stopped by {name} while no process was running", hint="give the same command again")
+
+    def _told_to_end(self, message: Message) -> RankzeroError:
+        code = int(message["end"])
+        because = str(message.get("because") or "the run was stopped")
+        if code in NEVER_RETRIED:
+            hint = "see that node's message; the same command would fail again"
+        else:
+            hint = "give the same command again"
+        error = (
+            StoppedError(because, where=self._name, hint=hint)
+            if code == ExitCode.STOPPED
+            else RankzeroError(because, where=self._name, hint=hint)
+        )
+        error.exit_code = ExitCode(code)
+        return error
+
+
+def _listed(nodes: list[int]) -> str:
+    if not nodes:
+        return "the other nodes"
+    shown = ", ".join(str(node) for node in nodes[:8]) + (" …" if len(nodes) > 8 else "")
+    return f"node{'s' if len(nodes) > 1 else ''} {shown}"

@@ -1,0 +1,65 @@
+"""What a pod's log shows of its processes: their lines, told apart by rank, with the values of secrets taken out."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from typing import IO
+
+from rankzero.spec.secret_names import looks_secret
+
+SHORTEST_SECRET = 6
+"""Shorter values are words that may stand anywhere."""
+HIDDEN = "[hidden]"
+
+
+class Redactor:
+    """Replaces the values of secret-looking variables."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        values = {value for name, value in env.items() if looks_secret(name) and len(value) >= SHORTEST_SECRET}
+        self._values = sorted(values, key=len, reverse=True)
+
+    def __call__(self, text: str) -> str:
+        for value in self._values:
+            text = text.replace(value, HIDDEN)
+        return text
+
+
+class Output:
+    """Copies the lines of processes to this one's standard error, each whole."""
+
+    def __init__(self, redact: Redactor) -> None:
+        self._redact = redact
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+
+    def pipe(self, prefix: str) -> IO[bytes]:
+        """The end of a pipe for a process to write to."""
+        reading, writing = os.pipe()
+        thread = threading.Thread(target=self._copy, args=(reading, prefix), daemon=True)
+        thread.start()
+        self._threads.append(thread)
+        return os.fdopen(writing, "wb")
+
+    def say(self, text: str) -> None:
+        """A line of the node command itself."""
+        self._write(f"[NODE] {text}\n")
+
+    def flush(self) -> None:
+        """Wait until what ended processes wrote has been copied."""
+        for thread in self._threads:
+            thread.join(timeout=5.0)
+        self._threads.clear()
+
+    def _copy(self, reading: int, prefix: str) -> None:
+        with os.fdopen(reading, encoding="utf-8", errors="replace", newline="\n") as lines:
+            for line in lines:
+                self._write(f"{prefix}{line}" if line.endswith("\n") else f"{prefix}{line}\n")
+
+    def _write(self, text: str) -> None:
+        with self._lock:
+            sys.stderr.write(self._redact(text))
+            sys.stderr.flush()

@@ -1,0 +1,75 @@
+"""`python -m rankzero.launch.node.prepare DIRECTORY`: the preparation Job's pod, from the same files as a node's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from rankzero.errors import ExitCode, RankzeroError, StoppedError
+from rankzero.launch.node.command import StopWish
+from rankzero.launch.node.inputs import read_inputs
+from rankzero.launch.node.mirror import downloaded
+from rankzero.launch.node.output import Output, Redactor
+from rankzero.launch.node.prepared import write_marker
+from rankzero.launch.node.reaper import reap_orphans
+from rankzero.launch.node.settings import CONFIG_DIR, NodeSettings
+from rankzero.launch.node.termination import message, write
+from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, signals_to, write_payload
+from rankzero.run_dir.paths import RunDir
+from rankzero.spec.run_spec import RunSpec
+
+MODULE = "rankzero.engine.prepare"
+
+
+def main() -> None:
+    """Fetch and tokenise; leave the marker that training pods wait for."""
+    redact = Redactor(os.environ)
+    output = Output(redact)
+    stop = StopWish()
+    root = Path()
+    error: RankzeroError | None = None
+    with signals_to(stop, (signal.SIGTERM, signal.SIGINT)):
+        try:
+            spec, settings = read_inputs(Path(sys.argv[1] if len(sys.argv) > 1 else CONFIG_DIR))
+            root = Path(spec.output_dir) / str(spec.name)
+            downloaded(settings, output.say)
+            error = run(spec, settings, output, stop)
+            if settings.prepared_marker is not None and not isinstance(error, StoppedError):
+                write_marker(Path(settings.prepared_marker), spec, error)
+        except RankzeroError as known:
+            error = known
+        write(message(0, RunDir(root), error, redact), os.environ)
+        if error is not None:
+            for line in str(error).splitlines():
+                output.say(line)
+    sys.exit(int(ExitCode.DONE if error is None else error.exit_code))
+
+
+def run(spec: RunSpec, settings: NodeSettings, output: Output, stop: StopWish) -> RankzeroError | None:
+    """Prepare in a process of its own, which can be ended at any time. Returns what it failed with."""
+    with tempfile.TemporaryDirectory(prefix="rankzero-") as name:
+        directory = Path(name)
+        payload = write_payload(directory, spec, settings.options)
+        workers = Workers(directory, Ranks(first=0, count=1, world_size=1), module=MODULE)
+        try:
+            workers.start(payload, os.environ, time.monotonic(), lambda _local: output.pipe(""))
+            stop.on_first = workers.signal
+            while workers.running():
+                reap_orphans({process.pid for process in workers.processes})
+                time.sleep(POLL_SECONDS)
+        finally:
+            stop.on_first = None
+            workers.kill()
+            output.flush()
+        failure = workers.failure()
+    if failure is not None and stop.wanted:
+        return StoppedError("stopped while preparing", hint="what is done is kept; it goes on from there")
+    return failure
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""The processes of a run on one machine: started, watched, signalled, and none left behind. Knows nothing of nodes.
+
+A worker is `python -m rankzero.engine.worker RUN.json`. Rank 0's standard output is its report; errors come as files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from rankzero import errors
+from rankzero.errors import ExitCode, Problem, RankzeroError, StoppedError
+from rankzero.machine import usable_cores
+from rankzero.spec.run_options import RunOptions
+from rankzero.spec.run_spec import RunSpec
+
+PEER_SECONDS = 10.0
+"""How long peers of a dead worker may take to notice and leave by themselves."""
+POLL_SECONDS = 0.05
+
+OpenStderr = Callable[[int], IO[bytes] | int | None]
+"""Where the standard error of a rank goes, as subprocess takes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Which ranks run here, of how many."""
+
+    first: int
+    count: int
+    world_size: int
+
+
+def write_payload(directory: Path, spec: RunSpec, options: RunOptions) -> Path:
+    """The file that workers read."""
+    payload = directory / "run.json"
+    payload.write_text(json.dumps({"spec": spec.model_dump(mode="json"), "options": asdict(options)}))
+    return payload
+
+
+class Workers:
+    """The workers of one start, in the order of their local ranks."""
+
+    def __init__(self, directory: Path, ranks: Ranks, *, module: str = "rankzero.engine.worker") -> None:
+        self._directory, self._ranks, self._module = directory, ranks, module
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._first_failed: int | None = None
+        self._failed_at = 0.0
+
+    def start(self, payload: Path, env: Mapping[str, str], started: float, open_stderr: OpenStderr) -> None:
+        """Start all of them; `env` has the rendezvous."""
+        ranks = self._ranks
+        for local in range(ranks.count):
+            place = {
+                "RANK": ranks.first + local,
+                "LOCAL_RANK": local,
+                "WORLD_SIZE": ranks.world_size,
+                "LOCAL_WORLD_SIZE": ranks.count,
+                "RANKZERO_ERROR_FILE": self._directory / f"error-{local}.json",
+                "RANKZERO_STARTED_AT": started,
+                "RANKZERO_PARENT": os.getpid(),
+            }
+            defaults = {"OMP_NUM_THREADS": str(max(1, usable_cores() // ranks.count))}
+            with (self._directory / f"stdout-{local}").open("wb") as stdout:
+                stderr = open_stderr(local)
+                self.processes.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", self._module, str(payload)],
+                        env={**defaults, **env, **{key: str(value) for key, value in place.items()}},
+                        stdin=subprocess.DEVNULL,
+                        stdout=stdout,
+                        stderr=stderr,
+                        process_group=0,  # Ctrl-C reaches this process only, which passes it on once
+                    )
+                )
+                if stderr is not None and not isinstance(stderr, int):
+                    stderr.close()
+
+    def running(self) -> bool:
+        """Whether any is alive. Notes which one failed first."""
+        if self._first_failed is None:
+            codes = [process.poll() for process in self.processes]
+            self._first_failed = next((local for local, code in enumerate(codes) if code not in (None, 0)), None)
+            self._failed_at = time.monotonic()
+        return any(process.poll() is None for process in self.processes)
+
+    def peers_are_late(self, grace_seconds: float) -> bool:
+        """Whether one failed and the others had their time to notice. A stopped one's peers are still saving."""
+        if self._first_failed is None:
+            return False
+        stopping = self.processes[self._first_failed].returncode == ExitCode.STOPPED
+        return time.monotonic() - self._failed_at > (grace_seconds if stopping else PEER_SECONDS)
+
+    def signal(self, number: int) -> None:
+        """Pass a signal on."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    def kill(self) -> None:
+        """End whatever is left."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+        for process in self.processes:
+            process.wait()
+
+    def failure(self) -> RankzeroError | None:
+        """What the first one that failed said; None where all succeeded. Of several the one that did not lose a peer:
+        processes of a dead one fail too, and theirs would only bury the cause."""
+        failed = [local for local, process in enumerate(self.processes) if process.returncode != 0]
+        if not failed:
+            return None
+        first = failed[0] if self._first_failed is None else self._first_failed
+        found = {local: self._error_of(local) for local in [first, *failed]}
+        return next((error for error in found.values() if not isinstance(error, errors.PeerLostError)), found[first])
+
+    def report(self) -> str:
+        """Rank 0's report as JSON."""
+        return (self._directory / "stdout-0").read_text(encoding="utf-8")
+
+    def _error_of(self, local: int) -> RankzeroError:
+        """A worker's own error, or what its death says."""
+        rank, code = self._ranks.first + local, self.processes[local].returncode
+        value = _read_error(self._directory / f"error-{local}.json")
+        if value is not None:
+            kind = getattr(errors, value["type"], RankzeroError)
+            error: RankzeroError = kind([Problem(**problem) for problem in value["problems"]])
+            if value["traceback"]:
+                error.add_note(value["traceback"])
+            return error
+        if code == ExitCode.STOPPED:
+            return StoppedError("stopped", hint="give the same command again")
+        stderr = self._directory / f"stderr-{local}"
+        tail = stderr.read_text(encoding="utf-8", errors="replace")[-2000:] if stderr.is_file() else ""
+        if code < 0:
+            name = signal.Signals(-code).name
+            hint = "the machine may be out of memory: lower train.micro_batch_tokens" if name == "SIGKILL" else ""
+            return RankzeroError(f"process {rank} was killed by {name}\n{tail}".rstrip(), hint=hint)
+        return RankzeroError(f"process {rank} failed with exit code {code}\n{tail}".rstrip())
+
+
+def _read_error(file: Path) -> dict[str, Any] | None:
+    try:
+        value: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # it died before it could say why, or while it did
+        return None
+    return value
+
+
+@contextmanager
+def started(
+    directory: Path, ranks: Ranks, payload: Path, env: Mapping[str, str], at: float, open_stderr: OpenStderr
+) -> Iterator[Workers]:
+    """Workers for the duration; whatever happens, none is left behind."""
+    workers = Workers(directory, ranks)
+    try:
+        workers.start(payload, env, at, open_stderr)
+        yield workers
+    finally:
+        workers.kill()
+
+
+@contextmanager
+def signals_to(handler: Callable[[int], None], numbers: Iterable[int]) -> Iterator[None]:
+    """Call `handler` on these signals for the duration."""
+    previous = {number: signal.signal(number, lambda received, _frame: handler(received)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, before in previous.items():
+            signal.signal(number, before)
