@@ -13,14 +13,16 @@ from typing import Annotated
 import typer
 
 from rankzero import __version__
-from rankzero.cli import data_command
+from rankzero.cli import data_command, runs_command, secret_command
 from rankzero.cli.argv import spread_values
 from rankzero.cli.generate_command import generate
 from rankzero.cli.init_command import init
+from rankzero.cli.logs_command import logs
 from rankzero.cli.output import print_error
 from rankzero.cli.prepare_command import prepare
 from rankzero.cli.quickstart_command import quickstart
 from rankzero.cli.render_command import render
+from rankzero.cli.submit_command import submit
 from rankzero.cli.train_command import train
 from rankzero.cli.usage import as_usage_error, help_asked_for, is_parser_error
 from rankzero.errors import ExitCode, RankzeroError
@@ -39,6 +41,14 @@ app.command()(init)
 app.command()(train)
 app.command()(generate)
 app.command()(render)
+app.command()(submit)
+app.command("list")(runs_command.list_runs)
+app.command()(runs_command.status)
+app.command()(runs_command.describe)
+app.command()(logs)
+app.command()(runs_command.cancel)
+app.command()(runs_command.delete)
+app.add_typer(secret_command.app, name="secret")
 data_command.app.command()(prepare)
 app.add_typer(data_command.app, name="data")
 

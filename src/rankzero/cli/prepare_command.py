@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,9 +13,9 @@ import typer
 from rankzero.errors import UsageError
 
 if TYPE_CHECKING:
+    from rankzero.data.locate_data import LocatedSource
     from rankzero.data.progress import Progress
     from rankzero.data.tokenize import Shard
-    from rankzero.spec.run_spec import SourceSpec
 
 
 def prepare(
@@ -58,11 +58,12 @@ def prepare(
             )
 
 
-def show(label: str, sources: list[SourceSpec]) -> AbstractContextManager[Progress]:
-    """A progress bar over the bytes of local files."""
+def show(label: str, sources: Sequence[LocatedSource]) -> AbstractContextManager[Progress]:
+    """A progress bar over the bytes of all files."""
     from rankzero.data.progress import show_progress
+    from rankzero.data.training_data import input_bytes
 
-    return show_progress(label, sum(os.path.getsize(source.path) for source in sources if os.path.isfile(source.path)))
+    return show_progress(label, input_bytes(sources))
 
 
 def parse_shard(text: str) -> Shard:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -18,10 +18,10 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
 from rankzero.data.chat import Rendered, Renderer, TokenRules
+from rankzero.data.chunks import Chunk
 from rankzero.data.conversation import Conversation
 from rankzero.data.problems import RowProblem
 from rankzero.data.rows import parse
-from rankzero.data.sources import Chunk
 from rankzero.data.tokenizer import TokenizerParts
 
 Int32 = npt.NDArray[np.int32]
@@ -86,6 +86,7 @@ class Task:
     chunk: Chunk
     format: str
     encode: bool
+    columns: Mapping[str, str] | None = None
 
 
 def chunk_encoder(parts: TokenizerParts, rules: TokenRules) -> Callable[[Task], EncodedChunk]:
@@ -93,10 +94,11 @@ def chunk_encoder(parts: TokenizerParts, rules: TokenRules) -> Callable[[Task], 
     renderer, encoder = Renderer(parts, rules), Encoder(parts, rules)
 
     def encode_chunk(task: Task) -> EncodedChunk:
-        parsed = parse(task.chunk, task.format)
+        parsed = parse(task.chunk, task.format, task.columns)
         result = EncodedChunk(
             task.chunk.source, len(task.chunk.data), problems=parsed.problems, rows_in=parsed.rows, blank=parsed.blank
         )
+        result.dropped.update(parsed.dropped)
         rendered: list[Rendered] = []
         kept: list[Conversation] = []
         for conversation in parsed.conversations:

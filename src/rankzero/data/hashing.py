@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from rankzero.data.containers.layout import named_kind
 from rankzero.errors import StorageError
 from rankzero.run_dir.atomic import file_sha256, write_text
 
@@ -26,7 +27,15 @@ def file_state(path: str) -> list[int]:
 
 
 def content_hash(path: str, cache_dir: Path) -> str:
-    """sha256 of the file. A large file that has not been touched since is not read again."""
+    """Tells apart what files hold: sha256 and, where the name decides how the bytes are read, the kind.
+
+    A large file that has not been touched since is not read again.
+    """
+    kind = named_kind(path)
+    return _sha256(path, cache_dir) + (f":{kind}" if kind else "")
+
+
+def _sha256(path: str, cache_dir: Path) -> str:
     before = file_state(path)
     if before[2] < REMEMBERED_BYTES:
         return file_sha256(Path(path))

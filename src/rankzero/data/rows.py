@@ -6,32 +6,46 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import orjson
 
+from rankzero.data.chunks import Chunk, lines
 from rankzero.data.conversation import Conversation
-from rankzero.data.formats import FORMATS, convert
+from rankzero.data.formats import FORMATS, Noted, Result, Row, convert, reason
+from rankzero.data.formats.columns import rename
 from rankzero.data.problems import RowProblem
-from rankzero.data.sources import Chunk, lines
 
 
 @dataclass(slots=True)
 class Parsed:
-    """What a chunk holds. `rows` counts every line that is not blank, good or bad."""
+    """What a chunk holds. Every row is counted in one place: in `formats` where it gave conversations, in `dropped`
+    where a named rule leaves it out, or by the line of its problems."""
 
     conversations: list[Conversation] = field(default_factory=list)
     problems: list[RowProblem] = field(default_factory=list)
     rows: int = 0
+    """Lines that are not blank, good or bad."""
     blank: int = 0
     formats: Counter[str] = field(default_factory=Counter)
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Of each format that was detected: which keys its first row was detected by."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    rules: Counter[str] = field(default_factory=Counter)
+    """What was done to rows that are kept: images placed, empty system prompts left out …"""
     ignored_keys: Counter[str] = field(default_factory=Counter)
 
 
-def parse(chunk: Chunk, wanted: str) -> Parsed:
-    """Every row of the chunk in the `wanted` format ("auto": each row's own)."""
+def parse(chunk: Chunk, wanted: str, columns: Mapping[str, str] | None = None) -> Parsed:
+    """Every row of the chunk in the `wanted` format ("auto": each row's own); `columns` are the data's names for keys,
+    by ours."""
     parsed = Parsed()
-    for number, line in lines(chunk):
+    for index, (number, line) in enumerate(lines(chunk)):
+        if chunk.problems and index in chunk.problems:
+            parsed.rows += 1
+            parsed.problems.append(chunk.problems[index])
+            continue
         if not line or line.isspace():
             parsed.blank += 1
             continue
@@ -40,19 +54,51 @@ def parse(chunk: Chunk, wanted: str) -> Parsed:
         if isinstance(row, RowProblem):
             parsed.problems.append(row)
             continue
+        original = row
+        if columns and isinstance(row, dict):
+            row = rename(row, columns)
         name, result = convert(row, number, wanted)
         if isinstance(result, list):
             parsed.problems += result
-            continue
-        if twice := _duplicate_key(line, row):
-            what = f"key `{twice}` is there twice in one object"
-            parsed.problems.append(RowProblem(number, "duplicate key", what, "which of the two is meant?"))
-            continue
-        parsed.conversations.append(result)
-        parsed.formats[name] += 1
-        if len(row) > len(FORMATS[name].keys):
-            parsed.ignored_keys.update(row.keys() - FORMATS[name].keys)
+        elif twice := _duplicate_key(line, original, number, name, columns):
+            parsed.problems.append(twice)
+        else:
+            _count(parsed, original, row, name, result)
+            if wanted == "auto" and name not in parsed.reasons:
+                parsed.reasons[name] = reason(row, name)
     return parsed
+
+
+def _count(parsed: Parsed, original: Row, row: Row, name: str, result: Result) -> None:
+    """Note a row that could be read."""
+    if isinstance(result, Conversation):
+        parsed.conversations.append(result)
+    elif isinstance(result, Noted):
+        parsed.rules.update(result.rules)
+        if not result.conversations:
+            parsed.dropped[result.dropped] += 1
+            return
+        parsed.conversations += result.conversations
+    elif isinstance(result, tuple):
+        parsed.conversations += result
+    parsed.formats[name] += 1
+    if len(original) > 1:
+        reads = FORMATS[name].reads
+        if row is original:
+            parsed.ignored_keys.update(row.keys() - reads)
+        else:  # the values that are read are still the file's own; those that no key leads to any more are not
+            read = {id(value) for key, value in row.items() if key in reads}
+            parsed.ignored_keys.update(key for key, value in original.items() if id(value) not in read)
+
+
+def seen_keys(chunk: Chunk, rows: int = 200) -> set[str]:
+    """The keys of the chunk's first rows: the columns that the data has."""
+    seen: set[str] = set()
+    for number, line in islice(lines(chunk), rows):
+        row = read_json(line, number) if line else None
+        if isinstance(row, dict):
+            seen.update(row)
+    return seen
 
 
 def read_json(line: bytes, number: int) -> Any:
@@ -103,20 +149,49 @@ def _json_hint(line: bytes, error: orjson.JSONDecodeError) -> str:
     return "a JSONL file has one JSON object a line"
 
 
-def _duplicate_key(line: bytes, row: Mapping[str, Any]) -> str | None:
+def _duplicate_key(
+    line: bytes, row: Row, number: int, name: str, columns: Mapping[str, str] | None
+) -> RowProblem | None:
     """A key that is there twice, of which parsers keep the last in silence.
 
-    A quote inside a JSON string is escaped, so these byte patterns only ever match keys, and counting them is cheap.
+    A quote inside a JSON string is escaped, so a quoted name is a key or, rarely, a whole value; counting is cheap.
     Only when there are more than the row's shape explains is the line parsed again to be sure.
     """
-    turns = sum(len(row[key]) for key in ("messages", "prompt", "completion") if isinstance(row.get(key), list))
-    expected = {b'"messages":': 1, b'"prompt":': 1, b'"completion":': 1, b'"role":': turns, b'"content":': turns}
-    if all(line.count(key) <= count for key, count in expected.items()):
+    if name != "oasst" and not _more_keys_than_expected(line, row, name, columns):
         return None
     found: list[str] = []
 
     def note(pairs: list[tuple[str, Any]]) -> None:
         found.extend(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
 
-    json.loads(line, object_pairs_hook=note)
-    return found[0] if found else None
+    try:
+        json.loads(line, object_pairs_hook=note, parse_int=float)
+    except RecursionError:
+        what = "the row is nested too deeply to be looked at twice"
+        return RowProblem(number, "nested too deeply", what, "is the row one that a program wrote by mistake?")
+    if not found:
+        return None
+    what = f"key `{found[0][:40]}` is there twice in one object"
+    return RowProblem(number, "duplicate key", what, "which of the two is meant?")
+
+
+def _more_keys_than_expected(line: bytes, row: Row, name: str, columns: Mapping[str, str] | None) -> bool:
+    reads = FORMATS[name].reads
+    turns: list[dict[str, Any]] = []
+    for key, value in row.items():
+        if key in reads or columns:
+            if line.count(_QUOTED.get(key) or b'"' + key.encode() + b'"') > 1:
+                return True
+            if key in _TURN_LISTS and isinstance(value, list):
+                turns += value
+    if not turns:
+        return False
+    if sum(map(len, turns)) == 2 * len(turns):  # who speaks and what, in every turn
+        keys = turns[0]
+        return any(line.count(_QUOTED[key]) > len(turns) for key in keys if key in _QUOTED)
+    return any(line.count(_QUOTED[key]) > sum(key in turn for turn in turns) for key in _TURN_KEYS)
+
+
+_TURN_LISTS = frozenset({"messages", "prompt", "completion", "conversations", "conversation", "chosen", "rejected"})
+_TURN_KEYS = ("role", "content", "from", "value", "human", "assistant")
+_QUOTED = {key: f'"{key}"'.encode() for key in {key for of in FORMATS.values() for key in of.reads}.union(_TURN_KEYS)}

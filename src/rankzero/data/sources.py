@@ -1,80 +1,129 @@
-"""Data files as chunks of whole lines. Knows bytes, newlines and encodings; nothing of JSON or of rows."""
+"""Data files as chunks of JSON lines, whatever kind of file they are. Knows kinds of file; nothing of rows' shapes."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
+from rankzero.data.chunks import CHUNK_BYTES, UTF8_BOM, Chunk, count_in, lines, pack, select
+from rankzero.data.containers.json_lines import read_lines
+from rankzero.data.containers.layout import Layout, find_layout
+from rankzero.data.containers.stream import DamagedError, blocks
 from rankzero.data.problems import RowProblem
 from rankzero.errors import DataError, Problem, StorageError
 
-CHUNK_BYTES = 4 << 20
-"""What one worker gets at a time: large enough to hide the hand-over, small enough to bound memory."""
+__all__ = [
+    "CHUNK_BYTES",
+    "NO_ROWS",
+    "UTF8_BOM",
+    "Chunk",
+    "count_rows",
+    "lines",
+    "numbering",
+    "probe",
+    "read_all",
+    "read_chunks",
+    "require_readable",
+    "unread_columns",
+]
 
-UTF8_BOM = b"\xef\xbb\xbf"
+NO_ROWS = RowProblem(0, "no rows", "there are no rows in it", "is this the right file?")
 
-NO_ROWS = RowProblem(0, "no rows", "there are no rows: every line is blank", "is this the right file?")
-
-_NOT_JSONL = {
-    b"\x1f\x8b": ("gzip", "unpack it first: gunzip -k FILE"),
-    b"\x28\xb5\x2f\xfd": ("zstd", "unpack it first: zstd -d FILE"),
-    b"PK\x03\x04": ("zip", "unpack it first: unzip FILE"),
-    b"PAR1": ("Parquet", 'pandas.read_parquet(FILE).to_json(OUT, orient="records", lines=True) makes JSON lines'),
-    b"ARROW1": ("Arrow", "write it as JSON lines first"),
-}
-_WIDE_BOMS = {
-    b"\xff\xfe\x00\x00": "UTF-32LE",
-    b"\x00\x00\xfe\xff": "UTF-32BE",
-    b"\xff\xfe": "UTF-16LE",
-    b"\xfe\xff": "UTF-16BE",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Whole lines of one source, from `first_line` on."""
-
-    source: int
-    first_line: int
-    data: bytes
+_BLOCK_BYTES = 1 << 20
+"""Of containers that are not cut at lines: what is looked at in one go."""
 
 
 def read_chunks(path: str, source: int = 0, size: int = CHUNK_BYTES) -> Iterator[Chunk]:
-    """Cut a file at newlines into chunks of about `size` bytes; a longer line makes a longer chunk."""
-    line = 1
-    pending: list[bytes] = []
-    try:
-        with open(path, "rb", buffering=0) as file:
-            while block := file.read(size):
-                cut = block.rfind(b"\n") + 1
-                if not cut:
-                    pending.append(block)  # the middle of a long line: joined once, when its end is seen
-                    continue
-                data = b"".join([*pending, block[:cut]])
-                yield Chunk(source, line, data)
-                line += data.count(b"\n")
-                pending = [block[cut:]]
-    except OSError as error:  # the file could be opened before: what fails now is the volume
-        raise StorageError(f"reading failed: {error.strerror or error}", where=path) from error
-    if rest := b"".join(pending):
-        yield Chunk(source, line, rest)
+    """The rows of a file as JSON lines, in chunks of about `size` bytes; a longer row makes a longer chunk.
+
+    Raises DataError where the file as a whole cannot be read (`probe` says so before), StorageError where the volume
+    fails. What is wrong with one row is in the chunk.
+    """
+    layout = _layout(path)
+    if layout is None:
+        return
+    if layout.kind == "json lines":
+        yield from read_lines(blocks(path, layout.packing, size), source)
+        return
+    # Imported where they are needed: JSON lines are read without pyarrow.
+    if layout.kind == "parquet":
+        from rankzero.data.containers.parquet import read_parquet
+
+        rows = read_parquet(path, layout.packing)
+    elif layout.kind in ("csv", "tsv"):
+        from rankzero.data.containers.delimited import read_delimited
+
+        rows = read_delimited(blocks(path, layout.packing, min(size, _BLOCK_BYTES)), _SEPARATORS[layout.kind])
+    else:
+        from rankzero.data.containers.json_values import read_values
+
+        rows = read_values(blocks(path, layout.packing, min(size, _BLOCK_BYTES)), layout)
+    yield from pack(rows, source, size)
 
 
-def read_all(paths: Sequence[str]) -> Iterator[Chunk]:
-    """The chunks of all files, one file after the other; `source` is the index in `paths`."""
+_SEPARATORS = {"csv": ",", "tsv": "\t"}
+
+
+def read_all(paths: Sequence[str], keep: Sequence[npt.NDArray[np.int64] | None] | None = None) -> Iterator[Chunk]:
+    """The chunks of all files, one file after the other; `source` is the index in `paths`.
+
+    `keep` has, of each file, the ordinals (from 0, sorted, blank lines not counted) of the rows that are wanted; None:
+    all of them.
+    """
     for index, path in enumerate(paths):
-        yield from read_chunks(path, index)
+        chunks = read_chunks(path, index)
+        wanted = None if keep is None else keep[index]
+        yield from chunks if wanted is None else select(chunks, wanted)
 
 
-def lines(chunk: Chunk) -> Iterator[tuple[int, bytes]]:
-    """Every line with its number, without its end. Only b"\\n" ends a line: U+2028 inside a string does not."""
-    data = chunk.data
-    if chunk.first_line == 1 and data.startswith(UTF8_BOM):
-        data = data[len(UTF8_BOM) :]
-    for number, line in enumerate(data.removesuffix(b"\n").split(b"\n"), chunk.first_line):
-        yield number, line.removesuffix(b"\r")
+def count_rows(path: str) -> int:
+    """Rows of the file, good and bad, without blank lines. Raises as `read_chunks` does."""
+    layout = _layout(path)
+    if layout is not None and layout.kind == "parquet":
+        from rankzero.data.containers.parquet import count_parquet
+
+        try:
+            return count_parquet(path, layout.packing)
+        except DamagedError as damage:
+            raise DataError(damage.what, where=path, hint=damage.hint) from damage
+    return sum(count_in(chunk) for chunk in read_chunks(path))
+
+
+def numbering(path: str) -> Literal["line", "row"]:
+    """What the numbers of the file's rows are: its lines or, where it has none, the rows' places from 1."""
+    layout = _layout(path)
+    return "row" if layout is not None and layout.by_row else "line"
+
+
+def unread_columns(path: str) -> tuple[str, ...]:
+    """Columns of which the bytes (of images and the like) are left out of the rows."""
+    layout = _layout(path)
+    if layout is None or layout.kind != "parquet":
+        return ()
+    from rankzero.data.containers.parquet import unread_columns as of_parquet
+
+    try:
+        return of_parquet(path, layout.packing)
+    except DamagedError:
+        return ()  # what is wrong is said where the rows are read
+
+
+def _layout(path: str) -> Layout | None:
+    """How the file holds its rows; None where it is empty."""
+    try:
+        layout = find_layout(path)
+    except OSError as error:
+        raise StorageError(f"reading failed: {error.strerror or error}", where=path) from error
+    if isinstance(layout, Layout):
+        return layout
+    if layout.reason == "empty file":
+        return None
+    raise DataError(layout.what, where=path, hint=layout.hint)
 
 
 def require_readable(paths: Sequence[str]) -> None:
@@ -85,7 +134,7 @@ def require_readable(paths: Sequence[str]) -> None:
 
 
 def probe(path: str) -> RowProblem | None:
-    """What is wrong with the file as a whole, seen from its name and its first bytes."""
+    """What is wrong with the file as a whole, seen from its name and its first bytes (and Parquet's last)."""
     file = Path(path)
     try:
         if file.is_dir():
@@ -95,12 +144,15 @@ def probe(path: str) -> RowProblem | None:
         if not file.is_file():
             hint = "data is read more than once: write it to a file first"
             return RowProblem(0, "not a regular file", "is not a regular file", hint)
-        with file.open("rb") as stream:
-            head = stream.read(4096)
+        layout = find_layout(path)
     except OSError as error:
         reason = error.strerror or str(error)
         return RowProblem(0, "unreadable file", f"cannot be read: {reason}", f"try: ls -l {path}")
-    return _bad_head(head, path)
+    if isinstance(layout, Layout) and layout.kind == "parquet":
+        from rankzero.data.containers.parquet import parquet_problem
+
+        return parquet_problem(path, layout.packing)
+    return None if isinstance(layout, Layout) else layout
 
 
 def _missing(file: Path) -> RowProblem:
@@ -116,34 +168,7 @@ def _missing(file: Path) -> RowProblem:
 
 
 def _directory(folder: Path) -> RowProblem:
+    """`expand` gives the files of directories; this one was not asked."""
     names = sorted(entry.name for entry in folder.iterdir() if entry.suffix in (".jsonl", ".json"))
-    hint = f"name the files in it: {', '.join(names[:5])}" if names else "give the path of a JSONL file"
+    hint = f"name the files in it: {', '.join(names[:5])}" if names else "give the path of a data file"
     return RowProblem(0, "directory", "is a directory, not a file", hint)
-
-
-def _bad_head(head: bytes, path: str) -> RowProblem | None:
-    if not head:
-        return RowProblem(0, "empty file", "the file is empty", "was the download or the export cut off?")
-    for magic, (kind, hint) in _NOT_JSONL.items():
-        if head.startswith(magic):
-            return RowProblem(0, "not JSON lines", f"is a {kind} file, not JSON lines", hint.replace("FILE", path))
-    if encoding := _wide_encoding(head):
-        hint = f"convert it: iconv -f {encoding} -t UTF-8 {path} > utf8.jsonl"
-        return RowProblem(0, "not UTF-8", f"is {encoding} text, not UTF-8", hint)
-    first = head.removeprefix(UTF8_BOM).lstrip()
-    if first.startswith(b"["):
-        what = "is one JSON array, not JSON lines (one object a line)"
-        return RowProblem(0, "not JSON lines", what, f"convert it: jq -c '.[]' {path} > rows.jsonl")
-    if first.split(b"\n", 1)[0].rstrip() == b"{":
-        what = "holds objects spread over several lines, not JSON lines (one object a line)"
-        return RowProblem(0, "not JSON lines", what, f"convert it: jq -c . {path} > rows.jsonl")
-    return None
-
-
-def _wide_encoding(head: bytes) -> str | None:
-    """UTF-16 or UTF-32, by byte-order mark or because every second (or three in four) bytes of ASCII are NUL."""
-    for mark, name in _WIDE_BOMS.items():
-        if head.startswith(mark):
-            return name
-    mostly_zero = "".join("0" if 5 * head[k::4].count(0) > 3 * len(head[k::4]) else "x" for k in range(4))
-    return {"x000": "UTF-32LE", "000x": "UTF-32BE", "x0x0": "UTF-16LE", "0x0x": "UTF-16BE"}.get(mostly_zero)

@@ -21,7 +21,8 @@ from jinja2.utils import Namespace
 
 from rankzero.errors import ConfigError
 
-Turns = Sequence[Mapping[str, str]]
+Turns = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
 Span = tuple[int, int]
 """Characters from, to (exclusive)."""
 
@@ -50,16 +51,16 @@ class ChatTemplate:
             what = f"the chat template is not valid Jinja: {error.message} (line {error.lineno} of the template)"
             raise ConfigError(what, where="data.chat_template") from error
 
-    def render(self, turns: Turns, *, opening: bool = False) -> str:
+    def render(self, turns: Turns, *, tools: Tools = (), opening: bool = False) -> str:
         """The text of these turns; `opening` adds the head of the assistant turn that is to follow."""
-        text, _ = self.render_marked(turns, opening=opening)
+        text, _ = self.render_marked(turns, tools=tools, opening=opening)
         return text
 
-    def render_marked(self, turns: Turns, *, opening: bool = False) -> tuple[str, list[Span]]:
+    def render_marked(self, turns: Turns, *, tools: Tools = (), opening: bool = False) -> tuple[str, list[Span]]:
         """The text, and where its `{% generation %}` blocks are."""
         try:
             text = self._template.render(
-                messages=turns, tools=None, documents=None, add_generation_prompt=opening, **self._variables
+                messages=turns, tools=tools or None, documents=None, add_generation_prompt=opening, **self._variables
             )
         except Exception as error:  # a template is foreign code: it may fail in any way
             reason = str(error) or type(error).__name__

@@ -5,10 +5,7 @@ Knows files, the cache and its lock. What happens to a row is encode's and chat'
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,20 +20,18 @@ from filelock import FileLock, Timeout
 from rankzero.data.chat import TokenRules
 from rankzero.data.dataset import DatasetStats, TokenizedDataset
 from rankzero.data.encode import Task, chunk_encoder
-from rankzero.data.hashing import content_hash, file_state
+from rankzero.data.job import CODE_VERSION, Job
+from rankzero.data.locate_data import LocatedSource, expand
 from rankzero.data.pool import ordered_map, worker_count
 from rankzero.data.problems import ProblemLog
 from rankzero.data.progress import Progress, no_progress
 from rankzero.data.segments import SEGMENT_CHUNKS, Segments, Tally
-from rankzero.data.sources import NO_ROWS, read_all, require_readable
-from rankzero.data.tokenizer import Tokenizer, TokenizerParts, take_apart
+from rankzero.data.sources import NO_ROWS, require_readable
+from rankzero.data.tokenizer import Tokenizer, take_apart
 from rankzero.errors import DataError, Problem, StorageError
 from rankzero.spec.run_spec import SourceSpec
 
 __all__ = ["Shard", "TokenRules", "prepare", "prepare_shard", "tokenizer_fingerprint"]
-
-CODE_VERSION = 2
-"""Part of the content hash: raise it when the same rows and rules come to give other tokens or another layout."""
 
 PARTIAL_SUFFIX = ".partial"
 """Of the directory beside a data set in which its segments come together."""
@@ -58,7 +53,7 @@ def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
 
 
 def prepare(
-    sources: Sequence[SourceSpec],
+    sources: Sequence[SourceSpec] | Sequence[LocatedSource],
     tokenizer: Tokenizer,
     rules: TokenRules,
     cache_dir: Path,
@@ -75,8 +70,7 @@ def prepare(
     Raises DataError with every bad row of every file, ConfigError where the tokenizer does not serve, StorageError
     where the cache cannot be written. Nothing of a failed attempt is ever taken for a whole one.
     """
-    require_readable([source.path for source in sources])
-    job = _Job(tuple(sources), take_apart(tokenizer), rules, seed)
+    job = _job(sources, tokenizer, rules, seed)
     directory = cache_dir / "tokenized" / job.fingerprint(cache_dir)
     dataset = _existing(directory, job.paths)
     if dataset is None:
@@ -94,7 +88,7 @@ def prepare(
 
 
 def prepare_shard(
-    sources: Sequence[SourceSpec],
+    sources: Sequence[SourceSpec] | Sequence[LocatedSource],
     tokenizer: Tokenizer,
     rules: TokenRules,
     cache_dir: Path,
@@ -109,8 +103,7 @@ def prepare_shard(
     Whoever finishes last makes the data set of it; the others return None. What an earlier, killed call finished is
     not done again.
     """
-    require_readable([source.path for source in sources])
-    job = _Job(tuple(sources), take_apart(tokenizer), rules, seed)
+    job = _job(sources, tokenizer, rules, seed)
     directory = cache_dir / "tokenized" / job.fingerprint(cache_dir)
     dataset = _existing(directory, job.paths)
     if dataset is None:
@@ -122,27 +115,13 @@ def prepare_shard(
     return dataset
 
 
-class _Job:
-    """What is to be tokenised and how; remembers the files' state, to see whether they change meanwhile."""
-
-    def __init__(self, sources: tuple[SourceSpec, ...], parts: TokenizerParts, rules: TokenRules, seed: int) -> None:
-        self.sources, self.parts, self.rules, self._seed = sources, parts, rules, seed
-        self.paths = [source.path for source in sources]
-        self._states = [file_state(path) for path in self.paths]
-        self.size = sum(os.path.getsize(path) for path in self.paths)
-
-    def fingerprint(self, cache_dir: Path) -> str:
-        """The name of the result: a hash of all that decides it."""
-        files = [[content_hash(source.path, cache_dir), source.format] for source in self.sources]
-        whole = json.dumps([CODE_VERSION, files, self.parts.fingerprint, asdict(self.rules)])
-        return hashlib.sha256(whole.encode()).hexdigest()
-
-    def require_unchanged(self) -> None:
-        """Raise DataError where a file is no longer what was hashed."""
-        for path, state in zip(self.paths, self._states, strict=True):
-            if file_state(path) != state:
-                hint = "give the same command again once nothing writes to it"
-                raise DataError("the file changed while it was read", where=path, hint=hint)
+def _job(
+    sources: Sequence[SourceSpec] | Sequence[LocatedSource], tokenizer: Tokenizer, rules: TokenRules, seed: int
+) -> Job:
+    located = expand([source for source in sources if isinstance(source, SourceSpec)])
+    located = (*located, *(source for source in sources if isinstance(source, LocatedSource)))
+    require_readable([path for source in located for path in source.files])
+    return Job(located, take_apart(tokenizer), rules, seed)
 
 
 def _existing(directory: Path, paths: Sequence[str]) -> TokenizedDataset | None:
@@ -185,7 +164,7 @@ def _cache_errors(directory: Path) -> Iterator[None]:
         raise StorageError(what, where=str(directory), hint=_CACHE_HINT) from error
 
 
-def _make(directory: Path, job: _Job, shard: Shard, workers: int, progress: Progress) -> bool:
+def _make(directory: Path, job: Job, shard: Shard, workers: int, progress: Progress) -> bool:
     """Tokenise this shard's segments and, where they are the last, commit the data set. Returns whether it is whole.
 
     Raises DataError with every bad row of the shard once all of it has been looked at.
@@ -225,7 +204,7 @@ def _segments(directory: Path) -> Segments:
     return Segments(directory.with_name(directory.name + PARTIAL_SUFFIX))
 
 
-def _tokenise(job: _Job, segments: Segments, shard: Shard, workers: int, progress: Progress) -> int:
+def _tokenise(job: Job, segments: Segments, shard: Shard, workers: int, progress: Progress) -> int:
     """Make the shard's segments that are missing. Returns how many segments the whole input has."""
     log = ProblemLog()
     count = 0
@@ -234,14 +213,15 @@ def _tokenise(job: _Job, segments: Segments, shard: Shard, workers: int, progres
     def tasks() -> Iterator[Task]:
         """A task is drawn shortly before it runs: from the first bad row on, the rest is only checked."""
         nonlocal count
-        for index, chunk in enumerate(read_all(job.paths)):
+        for index, chunk in enumerate(job.chunks(log.add)):
             number = index // SEGMENT_CHUNKS
             count = number + 1
             if number % shard.of != shard.index or segments.has(number):
                 progress(len(chunk.data))
                 continue
             at_work.append(number)
-            yield Task(chunk, job.sources[chunk.source].format, log.total == 0)
+            spec = job.spec_of(chunk.source)
+            yield Task(chunk, spec.format, log.total == 0, spec.columns or None)
 
     results = ordered_map(partial(chunk_encoder, job.parts, job.rules), tasks(), workers)
     for number, chunks in groupby(results, key=lambda _chunk: at_work.popleft()):
@@ -258,7 +238,7 @@ def _tokenise(job: _Job, segments: Segments, shard: Shard, workers: int, progres
     return count
 
 
-def _require_rows(job: _Job, tally: Tally) -> None:
+def _require_rows(job: Job, tally: Tally) -> None:
     """Raise DataError where a file has no rows, or none of all rows is left."""
     log = ProblemLog()
     for index, path in enumerate(job.paths):
@@ -279,4 +259,4 @@ def _nothing_left(stats: DatasetStats, paths: Sequence[str], rules: TokenRules) 
     reasons = ", ".join(f"{count} × {reason}" for reason, count in stats.dropped.items())
     most = max(stats.dropped, key=lambda reason: stats.dropped[reason])
     what = f"no row has a trained token: all {stats.rows_in} are dropped ({reasons})"
-    return DataError(what, where=", ".join(paths), hint=hints[most])
+    return DataError(what, where=", ".join(paths), hint=hints.get(most, "`rankzero data check` lists what is left out and why"))

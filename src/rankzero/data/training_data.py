@@ -5,12 +5,16 @@ Knows the spec's data section and the cache; nothing of models, devices or batch
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from rankzero.data.dataset import TokenizedDataset
+from rankzero.data.locate_data import LocatedSource, expand
 from rankzero.data.progress import Progress
 from rankzero.data.selection import first_occurrences, held_out_by_group, mix
 from rankzero.data.tokenize import Shard, TokenRules, prepare, prepare_shard
@@ -18,7 +22,7 @@ from rankzero.data.tokenizer import Tokenizer
 from rankzero.errors import DataError
 from rankzero.spec.run_spec import DataSpec, EvalFraction, RunSpec, SourceSpec
 
-ShowProgress = Callable[[str, list[SourceSpec]], AbstractContextManager[Progress]]
+ShowProgress = Callable[[str, Sequence[LocatedSource]], AbstractContextManager[Progress]]
 """Opens a progress bar for what is read next; advanced by bytes."""
 Say = Callable[[str], None]
 
@@ -29,6 +33,11 @@ class TrainingData:
 
     train: TokenizedDataset
     eval: TokenizedDataset | None
+
+
+def input_bytes(sources: Sequence[LocatedSource]) -> int:
+    """What a progress bar over the files of these sources counts to."""
+    return sum(os.path.getsize(path) for source in sources for path in source.files if os.path.isfile(path))
 
 
 def token_rules(data: DataSpec) -> TokenRules:
@@ -54,7 +63,8 @@ def training_data(
     read: dict[str, TokenizedDataset] = {}
     rules, seed = token_rules(spec.data), spec.train.seed
     parts = parts_of(spec.data)
-    for label, sources in parts.items():
+    located = {label: expand(sources) for label, sources in parts.items()}
+    for label, sources in located.items():
         with show(f"tokenise {label}", sources) as advance:
             dataset = prepare(sources, tokenizer, rules, cache_dir, workers=workers, seed=seed, progress=advance)
         stats = dataset.stats
@@ -66,7 +76,7 @@ def training_data(
     train, held_out = read["train"], read.get("eval")
     if isinstance(spec.data.eval, EvalFraction):
         train, held_out = _held_out(train, seed, spec.data.eval.fraction)
-    return TrainingData(_weighted(train, parts["train"], seed, say), held_out)
+    return TrainingData(_weighted(train, located["train"], seed, say), held_out)
 
 
 def prepare_part(
@@ -74,7 +84,8 @@ def prepare_part(
 ) -> dict[str, TokenizedDataset | None]:
     """This shard's part of the tokenising of a run's data; None where other shards are still at work."""
     made: dict[str, TokenizedDataset | None] = {}
-    for label, sources in parts_of(spec.data).items():
+    for label, given in parts_of(spec.data).items():
+        sources = expand(given)
         with show(f"tokenise {label}", sources) as advance:
             made[label] = prepare_shard(
                 sources,
@@ -106,11 +117,13 @@ def _held_out(train: TokenizedDataset, seed: int, fraction: float) -> tuple[Toke
     return train.select(kept), train.select(held_out)
 
 
-def _weighted(train: TokenizedDataset, sources: list[SourceSpec], seed: int, say: Say) -> TokenizedDataset:
+def _weighted(train: TokenizedDataset, sources: Sequence[LocatedSource], seed: int, say: Say) -> TokenizedDataset:
     """Each source as often as its weight says; after the hold-out, which has every row once."""
-    if all(source.weight == 1 for source in sources):
+    weights = [located.source.weight for located in sources]
+    if all(weight == 1 for weight in weights):
         return train
-    rows = mix(train.source_of, [source.weight for source in sources], seed=seed)
+    source_of_file = np.array([index for index, located in enumerate(sources) for _ in located.files], dtype=np.int64)
+    rows = mix(source_of_file[train.source_of], weights, seed=seed)
     if not len(rows):
         raise DataError("the weights leave no row", where="data.train", hint="raise a weight")
     say(f"train: {len(rows)} rows an epoch by weight")

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,10 @@ import torch
 from rankzero.cache import cache_root
 from rankzero.data.dataset import TokenizedDataset
 from rankzero.data.loader import Batches
+from rankzero.data.locate_data import LocatedSource
 from rankzero.data.progress import Progress, no_progress, show_progress
 from rankzero.data.tokenize import tokenizer_fingerprint
-from rankzero.data.training_data import TrainingData, training_data
+from rankzero.data.training_data import TrainingData, input_bytes, training_data
 from rankzero.engine.checkpoint import Trainable
 from rankzero.engine.console import logger
 from rankzero.engine.device import Device, memory_limit
@@ -42,7 +43,7 @@ from rankzero.model.load import (
 from rankzero.model.lora import apply_lora, parameter_counts, target_modules
 from rankzero.model.memory import MemoryPlan, plan_memory
 from rankzero.model.source import ModelSource, locate
-from rankzero.spec.run_spec import RunSpec, SourceSpec
+from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.schedule import Schedule, make_schedule
 
 
@@ -93,21 +94,12 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
 
 
 def _read_data(spec: RunSpec, tokenizer: Any, world: World) -> TrainingData:
-    def show(label: str, sources: list[SourceSpec]) -> AbstractContextManager[Progress]:
-        if not world.is_main:
-            return nullcontext(no_progress)
-        return show_progress(label, sum(_size(source.path) for source in sources))
+    def show(label: str, sources: Sequence[LocatedSource]) -> AbstractContextManager[Progress]:
+        return show_progress(label, input_bytes(sources)) if world.is_main else nullcontext(no_progress)
 
     workers = max(1, usable_cores() // world.local_world_size)
     say = partial(logger.info, "[DATA] %s")
     return training_data(spec, tokenizer, cache_root(), workers=workers, show=show, say=say)
-
-
-def _size(path: str) -> int:
-    try:
-        return Path(path).stat().st_size
-    except OSError:
-        return 0  # the reader says what is wrong with it
 
 
 def build_session(

@@ -9,12 +9,14 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Literal
 
 from rankzero.errors import ConfigError, Problem
 from rankzero.launch.names import object_name
 from rankzero.launch.node.settings import CONFIG_DIR, Mirror, NodeSettings
 from rankzero.spec.cluster_spec import ClusterSpec, VolumeSpec
+from rankzero.spec.data_paths import parse_data_path
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec, SourceSpec
 
@@ -111,10 +113,16 @@ class _Paths:
         self.files: dict[str, bytes] = {}
         self.problems: list[Problem] = []
 
+    def data(self, text: str, field_name: str) -> str:
+        """A data path: files, a pattern of them, a URL or a Hub data set, maybe a sample of it."""
+        meant = parse_data_path(text, lambda path: bool(self._matching(path)))
+        if meant.place != "local":
+            return text
+        sampled = "" if meant.sample is None else f"#{meant.sample}"
+        return self.file(meant.path, field_name) + sampled
+
     def file(self, path: str, field_name: str) -> str:
         """A file, or a directory of files, that pods read."""
-        if "://" in path:
-            return path
         if posixpath.isabs(path):
             self._must_be_mounted(path, field_name)
             return path
@@ -122,10 +130,16 @@ class _Paths:
 
     def shipped(self, path: str) -> str | None:
         """Where the pods find a local file or directory; None where there is none."""
-        inside = [name for name in self._available if name == path or name.startswith(path.rstrip("/") + "/")]
-        for name in inside:
+        found = self._matching(path)
+        for name in found:
             self.files[inside_name(name)] = self._available[name]
-        return posixpath.join(CONFIG_DIR, "files", inside_name(path)) if inside else None
+        return posixpath.join(CONFIG_DIR, "files", inside_name(path)) if found else None
+
+    def _matching(self, path: str) -> list[str]:
+        """Local files that are this path, lie in it, or match it as a pattern."""
+        inside = path.rstrip("/") + "/"
+        found = [name for name in self._available if name == path or name.startswith(inside)]
+        return found or [name for name in self._available if fnmatchcase(name, path)]
 
     def output_dir(self, path: str) -> str:
         """Where run directories are; on a volume that outlives the pods."""
@@ -186,10 +200,10 @@ def _model_in_pods(model: ModelSpec, paths: _Paths) -> ModelSpec:
 def _data_in_pods(data: DataSpec, paths: _Paths) -> DataSpec:
     def sources(value: object, field_name: str) -> object:
         if isinstance(value, str):
-            return paths.file(value, field_name)
+            return paths.data(value, field_name)
         if isinstance(value, tuple):
             return tuple(
-                source.model_copy(update={"path": paths.file(source.path, f"{field_name}.{index}.path")})
+                source.model_copy(update={"path": paths.data(source.path, f"{field_name}.{index}.path")})
                 for index, source in enumerate(value)
                 if isinstance(source, SourceSpec)
             )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import glob
 from pathlib import Path
 
 from rankzero.errors import DataError
 from rankzero.launch.plan import MOST_SHIPPED_BYTES
+from rankzero.spec.data_paths import parse_data_path
 from rankzero.spec.run_spec import RunSpec
 
 
@@ -17,25 +18,31 @@ def local_files(run: RunSpec) -> dict[str, bytes]:
     Raises DataError where a file cannot be read.
     """
     contents: dict[str, bytes] = {}
-    for name in _paths(run):
-        root = Path(name)
-        if root.is_absolute() or "://" in name or not root.exists():
+    for path in [*_model_paths(run), *_data_paths(run)]:
+        if Path(path).is_absolute():
             continue
-        for file in sorted(root.rglob("*")) if root.is_dir() else [root]:
-            if file.is_file():
-                contents[file.as_posix() if root.is_dir() else name] = _read(file)
+        for name in [path] if Path(path).exists() else sorted(glob.glob(path, recursive=True)):
+            root = Path(name)
+            for file in sorted(root.rglob("*")) if root.is_dir() else [root]:
+                if file.is_file():
+                    contents[file.as_posix() if root.is_dir() else name] = _read(file)
     return contents
 
 
-def _paths(run: RunSpec) -> Iterator[str]:
-    yield from (path for path in (run.model.local_dir or run.model.name, run.model.tokenizer_dir) if path)
+def _model_paths(run: RunSpec) -> list[str]:
+    given = [run.model.local_dir or run.model.name, run.model.tokenizer_dir, run.data.chat_template]
+    return [path for path in given if path]
+
+
+def _data_paths(run: RunSpec) -> list[str]:
+    given: list[str] = []
     for sources in (run.data.train, run.data.eval):
         if isinstance(sources, str):
-            yield sources
+            given.append(sources)
         elif isinstance(sources, tuple):
-            yield from (source.path for source in sources)
-    if run.data.chat_template is not None:
-        yield run.data.chat_template
+            given += [source.path for source in sources]
+    meant = [parse_data_path(path, lambda name: Path(name).exists()) for path in given]
+    return [path.path for path in meant if path.place == "local"]
 
 
 def _read(file: Path) -> bytes:

@@ -35,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 class TestCheck:
     def test_good_files(self, tmp_path: Path) -> None:
-        one = write(tmp_path / "1.jsonl", GOOD, b"", GOOD[:-1] + b',"id":1}')
+        one = write(tmp_path / "1.jsonl", GOOD, b"", GOOD[:-1] + b',"origin":1}')
         two = write(tmp_path / "2.jsonl", GOOD_TEXT)
         out, error = run("check", one, two)
         assert error is None
@@ -43,7 +43,7 @@ class TestCheck:
             "3 rows in 2 files: 2 messages, 1 text",
             "chat turns: 2 user, 2 assistant; 2.0 a row, at most 2",
             "blank lines skipped: 1",
-            "keys that are not read: id (1)",
+            "keys that are not read: origin (1)",
             "no problems",
         ]
 

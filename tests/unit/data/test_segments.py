@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import rankzero.data.job
 import rankzero.data.tokenize
 from rankzero.data.dataset import TokenizedDataset
 from rankzero.data.sources import Chunk, read_chunks
@@ -28,11 +29,10 @@ def tokenizer() -> Any:
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some twenty chunks of a few rows, two in a segment."""
 
-    def read_all(paths: Any) -> Iterator[Chunk]:
-        for index, path in enumerate(paths):
-            yield from read_chunks(path, index, 700)
+    def small_chunks(path: str, source: int = 0) -> Iterator[Chunk]:
+        return read_chunks(path, source, 700)
 
-    monkeypatch.setattr(rankzero.data.tokenize, "read_all", read_all)
+    monkeypatch.setattr(rankzero.data.job, "read_chunks", small_chunks)
     monkeypatch.setattr(rankzero.data.tokenize, "SEGMENT_CHUNKS", 2)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from rankzero.data.progress import no_progress
 from rankzero.data.training_data import TrainingData, training_data
-from rankzero.errors import DataError
+from rankzero.errors import ConfigError, DataError
 from rankzero.spec.run_spec import RunSpec
 from tests.support.tiny import chat_rows, tiny_tokenizer, write_jsonl
 from tests.unit.data.support import user_assistant
@@ -79,3 +79,44 @@ def test_the_same_seed_selects_the_same(tokenizer: Any, own_cache: Path, tmp_pat
     )
     assert one.train.fingerprint == other.train.fingerprint
     assert np.array_equal(one.train.lengths, other.train.lengths)
+
+
+def test_a_sample_is_drawn_from_all_files_of_a_source(tokenizer: Any, own_cache: Path, tmp_path: Path) -> None:
+    for name in "ab":
+        write_jsonl(tmp_path / f"{name}.jsonl", [user_assistant(f"{name}{i}", "x") for i in range(50)])
+    data = read(tokenizer, own_cache, train=f"{tmp_path}/*.jsonl#30")
+    where = [data.train.where(i) for i in range(len(data.train))]
+    assert len(where) == len(set(where)) == 30
+    assert {place.rpartition("/")[2][0] for place in where} == {"a", "b"}
+    again = read(tokenizer, own_cache, train=[{"path": f"{tmp_path}/*.jsonl", "sample": 30}])
+    assert again.train.fingerprint == data.train.fingerprint
+
+
+def test_a_sample_larger_than_the_source(tokenizer: Any, own_cache: Path, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", chat_rows(5))
+    with pytest.raises(DataError, match="a sample of 6 rows of only 5"):
+        read(tokenizer, own_cache, train=f"{path}#6")
+
+
+def test_columns_of_another_name(tokenizer: Any, own_cache: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("frage,antwort\nHallo,Welt\nPing,Pong\n")
+    columns = {"prompt": "frage", "completion": "antwort"}
+    data = read(tokenizer, own_cache, train=[{"path": str(path), "columns": columns}])
+    assert [text.replace("<|im_end|>", "") for text in texts(data.train, tokenizer)] == ["HalloWelt", "PingPong"]
+    with pytest.raises(ConfigError, match="no column `antwor`"):
+        read(tokenizer, own_cache, train=[{"path": str(path), "columns": {**columns, "completion": "antwor"}}])
+
+
+def test_trees_stay_together(tokenizer: Any, own_cache: Path, tmp_path: Path) -> None:
+    rows = []
+    for tree in range(20):
+        shared = {"message_tree_id": f"t{tree}", "lang": "en", "deleted": False, "review_result": True}
+        rows.append({**shared, "message_id": f"t{tree}", "parent_id": None, "role": "prompter", "text": f"q{tree}"})
+        rows.append(
+            {**shared, "message_id": f"a{tree}", "parent_id": f"t{tree}", "role": "assistant", "text": "x", "rank": 0}
+        )
+    path = write_jsonl(tmp_path / "oasst.jsonl", rows[::2] + rows[1::2])
+    data = read(tokenizer, own_cache, train=str(path), eval={"fraction": 0.25})
+    assert data.eval is not None
+    assert (len(data.train), len(data.eval)) == (15, 5)

@@ -14,12 +14,12 @@ from tests.unit.data.support import GOOD, GOOD_TEXT, check_file, write
 
 
 def test_counts(tmp_path: Path) -> None:
-    path = write(tmp_path / "f.jsonl", GOOD, b"", GOOD_TEXT, b'{"prompt":"p","completion":"c","id":1}', GOOD_TEXT)
+    path = write(tmp_path / "f.jsonl", GOOD, b"", GOOD_TEXT, b'{"prompt":"p","completion":"c","origin":1}', GOOD_TEXT)
     counts = check_file(path).counts
     assert (counts.rows, counts.blank) == (4, 1)
     assert counts.formats == {"messages": 1, "text": 2, "prompt_completion": 1}
     assert counts.roles == {"user": 1, "assistant": 1} and counts.turns == {2: 1}
-    assert counts.ignored_keys == {"id": 1}
+    assert counts.ignored_keys == {"origin": 1}
 
 
 def test_every_key_that_is_not_read_is_counted(tmp_path: Path) -> None:

@@ -129,3 +129,26 @@ def test_changes_change_the_hash_and_claims_do_not() -> None:
     assert same == digest(cluster_spec())
     assert same == digest(cluster_spec(storage={"outputs": {**CLAIM, "size": "1Gi"}}))
     assert same != digest(cluster_spec(image="j"))
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("org/data:sub[train]#500", "org/data:sub[train]#500"),
+        ("hf://datasets/org/data/x.jsonl", "hf://datasets/org/data/x.jsonl"),
+        ("/outputs/t/*.jsonl#5", "/outputs/t/*.jsonl#5"),
+        ("d/*.jsonl", "/etc/rankzero/files/d/*.jsonl"),
+        ("d", "/etc/rankzero/files/d"),
+        ("d/a.jsonl#1", "/etc/rankzero/files/d/a.jsonl#1"),
+    ],
+)
+def test_data_paths(path: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "d").mkdir()
+    for name in "ab":
+        (tmp_path / "d" / f"{name}.jsonl").write_text("{}")
+    run = run_spec(data={"train": path})
+    made = make_plan(run, cluster_spec(), files=local_files(run))
+    assert made.run.data.train == expected
+    assert set(made.files) <= {"d/a.jsonl", "d/b.jsonl"}
+    assert bool(made.files) == expected.startswith("/etc")

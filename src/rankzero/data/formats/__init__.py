@@ -2,61 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
-from rankzero.data.conversation import Conversation
-from rankzero.data.formats import messages, prompt_completion, text
+from rankzero.data.formats import (
+    alpaca,
+    classification,
+    columns,
+    detection,
+    messages,
+    oasst,
+    openorca,
+    preference,
+    prompt_completion,
+    query_response,
+    sharegpt,
+    text,
+)
+from rankzero.data.formats.outcome import Noted, Result, Row
 from rankzero.data.problems import RowProblem, kind
+from rankzero.errors import Problem
 
-Row = Mapping[str, Any]
+__all__ = ["FORMATS", "Format", "Noted", "Result", "Row", "check_columns", "convert", "detect", "reason"]
+
+# The model would have to see these, so leaving them out in silence would train something else.
+_SEEN = frozenset(
+    {"tools", "functions", "documents", "system", "image", "images", "video", "videos", "audio", "audios"}
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One row shape: the keys that make it, how it looks, and how its values are read."""
+    """One row shape: the keys that make it (any of these sets), how it looks, the keys that it reads and those that
+    it must not leave out in silence, and how its values are read."""
 
-    keys: frozenset[str]
+    needs: tuple[frozenset[str], ...]
+    reads: frozenset[str]
     shape: str
-    to_conversation: Callable[[Row, int], Conversation | list[RowProblem]]
+    to_conversation: Callable[[Row, int], Result]
+    unread: frozenset[str] = field(default=_SEEN)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "unread", self.unread - self.reads)
+
+
+_ASKING = _SEEN | {"context", "passage", "choices", "options", "history"}
 
 FORMATS: dict[str, Format] = {
-    "messages": Format(messages.KEYS, messages.SHAPE, messages.to_conversation),
-    "prompt_completion": Format(prompt_completion.KEYS, prompt_completion.SHAPE, prompt_completion.to_conversation),
-    "text": Format(text.KEYS, text.SHAPE, text.to_conversation),
+    "messages": Format((messages.KEYS,), messages.READS, messages.SHAPE, messages.to_conversation),
+    "prompt_completion": Format(
+        (prompt_completion.KEYS,), prompt_completion.READS, prompt_completion.SHAPE, prompt_completion.to_conversation
+    ),
+    "text": Format((text.KEYS,), text.READS, text.SHAPE, text.to_conversation),
+    "alpaca": Format((alpaca.KEYS,), alpaca.READS, alpaca.SHAPE, alpaca.to_conversation, _ASKING),
+    "sharegpt": Format(sharegpt.KEYS, sharegpt.READS, sharegpt.SHAPE, sharegpt.to_conversation),
+    # Which of its many names a row has, the adapter finds out itself.
+    "query_response": Format(
+        (frozenset(),), query_response.READS, query_response.SHAPE, query_response.to_conversation, _ASKING
+    ),
+    "openorca": Format((openorca.KEYS,), openorca.READS, openorca.SHAPE, openorca.to_conversation, _ASKING),
+    "oasst": Format(
+        (frozenset({"prompt"}), frozenset({"message_id", "text"})), oasst.READS, oasst.SHAPE, oasst.to_conversation
+    ),
+    "preference": Format((preference.KEYS,), preference.READS, preference.SHAPE, preference.to_conversation),
+    "classification": Format(
+        (frozenset({"text"}), frozenset({"sentence"})),
+        classification.READS,
+        classification.SHAPE,
+        classification.to_conversation,
+    ),
 }
 
-ALL_KEYS = ("messages", "prompt", "completion", "text")
-
 _SHAPES = "; ".join(format_.shape for format_ in FORMATS.values())
-
-# Other tools' shapes: the keys that give them away, and what to do until there is an adapter.
-_FOREIGN: tuple[tuple[frozenset[str], str, str], ...] = (
-    (
-        frozenset({"conversations"}),
-        "ShareGPT rows (`conversations`) are not read yet",
-        "rename conversations to messages, from to role (human: user, gpt: assistant) and value to content",
-    ),
-    (
-        frozenset({"instruction", "output"}),
-        "Alpaca rows (`instruction`, `output`) are not read yet",
-        'write them as {"prompt": instruction + "\\n" + input, "completion": output} or as messages',
-    ),
-    (
-        frozenset({"chosen", "rejected"}),
-        "preference rows (`chosen`, `rejected`) are not read yet",
-        "to fine-tune on the chosen answers, write them as messages",
-    ),
-)
-_ANSWERS = ("completion", "response", "output", "answer", "target", "label")
-
-# The model would have to see these, so leaving them out in silence would train something else.
-_UNREAD = ("tools", "functions", "documents", "system", "image", "images", "video", "videos", "audio", "audios")
+_ALL_READS = frozenset[str]().union(*(format_.reads for format_ in FORMATS.values()))
 
 
-def convert(row: object, line: int, wanted: str = "auto") -> tuple[str, Conversation | list[RowProblem]]:
+def convert(row: object, line: int, wanted: str = "auto") -> tuple[str, Result]:
     """The name of the row's format and the row as a conversation, or all that is wrong with it."""
     if not isinstance(row, dict):
         what = f"the line is {kind(row)}, not an object"
@@ -64,72 +85,39 @@ def convert(row: object, line: int, wanted: str = "auto") -> tuple[str, Conversa
     name = detect(row, line) if wanted == "auto" else _asserted(row, line, wanted)
     if isinstance(name, RowProblem):
         return wanted, [name]
-    result = FORMATS[name].to_conversation(row, line)
-    unread = [key for key in _UNREAD if row.get(key)]
-    if unread:
-        problem = RowProblem(
-            line,
-            f"`{unread[0]}` is not read",
-            f"the row has {_listed(unread)}, which is not read yet",
-            "put a system prompt first in messages" if "system" in unread else "remove the key to train without it",
-        )
-        result = [*(result if isinstance(result, list) else ()), problem]
+    format_ = FORMATS[name]
+    result = format_.to_conversation(row, line)
+    if len(row) > 1 and not row.keys().isdisjoint(format_.unread):
+        unread = [key for key in row if key in format_.unread and row[key]]
+        if unread:
+            result = [*(result if isinstance(result, list) else ()), _unread(unread, line)]
     return name, result
 
 
 def detect(row: Row, line: int) -> str | RowProblem:
     """The format that the row's keys call for. A key whose value is null counts as absent."""
-    present = [key for key in ALL_KEYS if row.get(key) is not None]
-    keys = frozenset(present)
-    for name, format_ in FORMATS.items():
-        if keys == format_.keys:
-            return name
-    if present == ["messages", "prompt"] and _repeats(row["prompt"], row["messages"]):
-        return "messages"
-    possible = next((name for name, format_ in FORMATS.items() if format_.keys <= keys), None)
-    if possible is None:
-        return _no_match(row, line)
-    return RowProblem(
-        line,
-        "ambiguous row",
-        f"the row has {_listed(present)}: which is to be trained?",
-        f"say so for the file: data.train: [{{path: …, format: {possible}}}]",
-    )
+    return detection.detect(row, line, _SHAPES)
 
 
-def _repeats(prompt: object, turns: object) -> bool:
-    """Whether `prompt` only says again how the messages begin, as in UltraChat: the first turn, or the second after
-    a system turn."""
-    if not isinstance(turns, list):
-        return False
-    if isinstance(prompt, list):
-        return prompt == turns[: len(prompt)]
-    return prompt in [turn.get("content") for turn in turns[:2] if isinstance(turn, dict)]
+def reason(row: Row, name: str) -> str:
+    """Why the row is read as `name`: `alpaca: keys instruction, input, output`."""
+    return detection.reason(row, name, FORMATS[name].reads)
+
+
+def check_columns(name: str, names: Mapping[str, str], seen: Collection[str] | None = None) -> tuple[Problem, ...]:
+    """Everything that is wrong with a column map of format `name` ("auto": of any); `seen` are the data's columns."""
+    known = _ALL_READS if name == "auto" else FORMATS[name].reads
+    return columns.check_columns(name, names, known, seen)
+
+
+def _unread(keys: list[str], line: int) -> RowProblem:
+    what = f"the row has {detection.listed(keys)}, which is not read yet"
+    return RowProblem(line, f"`{keys[0]}` is not read", what, "remove the key to train without it")
 
 
 def _asserted(row: Row, line: int, wanted: str) -> str | RowProblem:
-    if all(row.get(key) is not None for key in FORMATS[wanted].keys):
+    format_ = FORMATS[wanted]
+    if any(all(row.get(key) is not None for key in need) for need in format_.needs):
         return wanted
-    what = f"the row is not in format {wanted}: its keys are {_listed(row)}"
-    return RowProblem(line, "not in the stated format", what, f"expected: {FORMATS[wanted].shape}")
-
-
-def _no_match(row: Row, line: int) -> RowProblem:
-    for keys, what, hint in _FOREIGN:
-        if keys <= row.keys():
-            return RowProblem(line, what, what, hint)
-    if row.get("prompt") is not None:
-        near = next((key for key in _ANSWERS if row.get(key) is not None), None)
-        hint = f"rename {near} to completion" if near else f"accepted: {_SHAPES}"
-        return RowProblem(line, "prompt without completion", "the row has `prompt` and no `completion`", hint)
-    if row.get("completion") is not None:
-        what = "the row has `completion` and no `prompt`"
-        return RowProblem(line, "completion without prompt", what, 'plain text is {"text": "…"}')
-    nulls = [key for key in ALL_KEYS if key in row]
-    what = f"the row's keys are {_listed(row)}" + (f"; {_listed(sorted(nulls))} is null" if nulls else "")
-    return RowProblem(line, "unknown row shape", what, f"accepted: {_SHAPES}")
-
-
-def _listed(keys: Mapping[str, Any] | list[str]) -> str:
-    names = [f"`{key[:40]}`" for key in list(keys)[:12]]
-    return (", ".join(names) + (", …" if len(keys) > 12 else "")) or "none"
+    what = f"the row is not in format {wanted}: its keys are {detection.listed(row)}"
+    return RowProblem(line, "not in the stated format", what, f"expected: {format_.shape}")

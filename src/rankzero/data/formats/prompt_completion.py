@@ -2,49 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from rankzero.data.conversation import Conversation, Message
-from rankzero.data.formats.messages import read_messages
+from rankzero.data.formats.fields import CHAT_FIELDS, chat, read_id, untrained
+from rankzero.data.formats.images import Slots
+from rankzero.data.formats.outcome import Result, Row
+from rankzero.data.formats.turns import read_messages
 from rankzero.data.problems import RowProblem, kind
 
 KEYS = frozenset({"prompt", "completion"})
+READS = KEYS | CHAT_FIELDS
 SHAPE = '{"prompt": "…", "completion": "…"}'
 
-_MOVE = "turns to be trained belong in completion"
+_CHAT_ONLY = ("system", "tools", "functions", "images", "image")
 
 
-def to_conversation(row: Mapping[str, Any], line: int) -> Conversation | list[RowProblem]:
+def to_conversation(row: Row, line: int) -> Result:
     """Raw text whose second part is trained, or a chat whose later turns are."""
     prompt, completion = row["prompt"], row["completion"]
     if isinstance(prompt, str) and isinstance(completion, str):
-        return _raw(prompt, completion, line)
+        return _raw(row, prompt, completion, line)
     if isinstance(prompt, list) and isinstance(completion, list):
-        return _chat(prompt, completion, line)
+        return _chat(row, prompt, completion, line)
     what = f"prompt is {kind(prompt)} and completion is {kind(completion)}"
     return [RowProblem(line, "prompt and completion differ in kind", what, "both strings, or both lists of messages")]
 
 
-def _raw(prompt: str, completion: str, line: int) -> Conversation | list[RowProblem]:
+def _raw(row: Row, prompt: str, completion: str, line: int) -> Result:
     problems = []
     if not prompt.strip():
         hint = 'text that needs no prompt is {"text": "…"}'
         problems.append(RowProblem(line, "empty prompt", "`prompt` has no text", hint))
     if not completion.strip():
         problems.append(RowProblem(line, "empty completion", "`completion` has no text to train on", "remove the row"))
+    name = None
+    if len(row) > 2:
+        problems += chat_only(row, line)
+        name = read_id(row)
     segments = (Message("prompt", prompt), Message("completion", completion))
-    return problems or Conversation(segments, templated=False, line=line, completion_only=True)
+    return problems or Conversation(segments, templated=False, line=line, completion_only=True, id=name)
 
 
-def _chat(prompt: list[Any], completion: list[Any], line: int) -> Conversation | list[RowProblem]:
-    before, problems = read_messages(prompt, line, "prompt")
-    after, more = read_messages(completion, line, "completion")
-    problems += more
+def chat_only(row: Row, line: int) -> list[RowProblem]:
+    """What raw text has no place for."""
+    key = next((key for key in _CHAT_ONLY if row.get(key)), None)
+    if key is None:
+        return []
+    hint = 'a chat template puts it in its place: write {"prompt": [{"role": "user", …}], "completion": […]}'
+    return [RowProblem(line, f"`{key}` is not read", f"the row is raw text and has `{key}`, which needs turns", hint)]
+
+
+def _chat(row: Row, prompt: list[Any], completion: list[Any], line: int) -> Result:
+    slots = Slots(row, line)
+    before, problems = read_messages(prompt, line, "prompt", slots)
+    after, more = read_messages(completion, line, "completion", slots)
+    problems = problems + more
     if any(turn.train for turn in before):
-        problems.append(RowProblem(line, "trained prompt", "a turn of `prompt` asks to be trained", _MOVE))
+        hint = "turns to be trained belong in completion"
+        problems.append(RowProblem(line, "trained prompt", "a turn of `prompt` asks to be trained", hint))
     if not problems and not any(turn.role == "assistant" for turn in after):
         problems.append(RowProblem(line, "no assistant turn", "`completion` has no assistant turn"))
-    turns = (*(replace(turn, train=False) for turn in before), *after)
-    return problems or Conversation(turns, templated=True, line=line, completion_only=True)
+    return chat(row, line, (*untrained(before), *after), problems, slots, completion_only=True)

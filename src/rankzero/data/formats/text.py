@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from rankzero.data.conversation import Conversation, Message
+from rankzero.data.formats.fields import read_id
+from rankzero.data.formats.outcome import Result, Row
 from rankzero.data.problems import RowProblem, kind
 
 KEYS = frozenset({"text"})
+READS = KEYS | {"id"}
 SHAPE = '{"text": "…"}'
 
 
-def to_conversation(row: Mapping[str, Any], line: int) -> Conversation | list[RowProblem]:
+def to_conversation(row: Row, line: int) -> Result:
     """The text as one segment."""
     value = row["text"]
     if not isinstance(value, str):
         return [RowProblem(line, "text is not a string", f"`text` is {kind(value)}, not a string")]
     if not value.strip():
         return [RowProblem(line, "empty text", "`text` is empty", "remove the row")]
-    return Conversation((Message("completion", value),), templated=False, line=line)
+    return Conversation((Message("completion", value),), templated=False, line=line, id=read_id(row))

@@ -1,0 +1,70 @@
+"""A file's bytes in blocks, unpacked on the way. Knows gzip and zstd; nothing of what the bytes mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import BinaryIO, Literal
+
+from rankzero.errors import ConfigError, StorageError
+
+Packing = Literal["gzip", "zstd"]
+
+PACKINGS: dict[bytes, Packing] = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+"""By the first bytes of a file."""
+
+
+class DamagedError(Exception):
+    """The bytes cannot be read on from here. Caught by every reader of a container, which knows the row."""
+
+    def __init__(self, reason: str, what: str, hint: str = "") -> None:
+        super().__init__(what)
+        self.reason, self.what, self.hint = reason, what, hint
+
+
+def blocks(path: str, packing: Packing | None, size: int) -> Iterator[bytes]:
+    """The unpacked bytes, at most `size` at a time.
+
+    Raises DamagedError where packed data is cut off or damaged, StorageError where the volume fails.
+    """
+    try:
+        with open(path, "rb", buffering=0) as file:
+            if packing is not None:
+                yield from _unpacked(file, path, packing, size)
+                return
+            while block := file.read(size):
+                yield block
+    except OSError as error:  # the file could be opened before: what fails now is the volume
+        raise StorageError(f"reading failed: {error.strerror or error}", where=path) from error
+
+
+def _unpacked(file: BinaryIO, path: str, packing: Packing, size: int) -> Iterator[bytes]:
+    import pyarrow as pa  # here, so that plain JSON lines are read without loading it
+
+    if not pa.Codec.is_available(packing):
+        hint = f"pip install --force-reinstall pyarrow, or unpack it first: {unpack_command(packing, path)}"
+        raise ConfigError(f"this build of pyarrow cannot read {packing} files", where=path, hint=hint)
+    stream = pa.CompressedInputStream(file, packing)
+    while True:
+        try:
+            block = stream.read(size)
+        except (OSError, pa.ArrowException) as error:
+            if getattr(error, "errno", None):
+                raise
+            raise _damage(file, packing, str(error)) from error
+        if not block:
+            return
+        yield block
+
+
+def _damage(file: BinaryIO, packing: Packing, message: str) -> DamagedError:
+    at = file.tell()
+    if "runcated" in message:
+        hint = "was the download or the copy cut off? compare its size with the original's"
+        return DamagedError("cut-off file", f"the {packing} data is cut off at byte {at} of the file", hint)
+    what = f"the {packing} data is damaged, at or before byte {at} of the file: {message}"
+    return DamagedError("damaged file", what, "copy or download the file again")
+
+
+def unpack_command(packing: Packing, path: str) -> str:
+    """What unpacks the file in a shell."""
+    return f"gunzip -k {path}" if packing == "gzip" else f"zstd -d {path}"

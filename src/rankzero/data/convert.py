@@ -1,0 +1,256 @@
+"""Data files of any format as one file of another. Knows counts and files; what rows mean is formats' and targets'.
+
+Every row is accounted for: what came in is what went out, was set aside, was left out by a named rule, or became part
+of another row. A sum that does not come out is an internal error, and nothing is written.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import chain, groupby
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from rankzero.data.chunks import Chunk, lines
+from rankzero.data.conversation import Conversation
+from rankzero.data.formats import check_columns
+from rankzero.data.problems import ProblemLog, RowProblem
+from rankzero.data.progress import Progress, no_progress
+from rankzero.data.row_writers import NESTED, SUFFIXES, Container, RowWriter, opener, whole_file
+from rankzero.data.rows import parse, seen_keys
+from rankzero.data.sources import NO_ROWS, read_chunks, require_readable
+from rankzero.data.targets import NAMES_LEFT_OUT, TARGETS, CannotSayError, Target, to_prompt_completion_text
+from rankzero.data.trees import is_spread, join_trees
+from rankzero.errors import DataError, Problem, RankzeroError, UsageError
+
+if TYPE_CHECKING:
+    from rankzero.spec.run_spec import SourceSpec
+
+ReadSource = Callable[["SourceSpec", int], Iterator[Chunk]]
+
+_NAMES = ("id", "conversation_id")
+
+
+@dataclass(slots=True)
+class Conversion:
+    """What became of the rows. `rows_in` = `converted` + `quarantined` + `merged` + all `dropped`, and `rows_out` =
+    `converted` + `added`."""
+
+    rows_in: int = 0
+    rows_out: int = 0
+    converted: int = 0
+    added: int = 0
+    """Rows beyond the first that one row became, as a tree with several conversations."""
+    merged: int = 0
+    """Rows that became part of another: messages of one tree."""
+    quarantined: int = 0
+    blank: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    rules: Counter[str] = field(default_factory=Counter)
+    formats: Counter[str] = field(default_factory=Counter)
+    reasons: dict[str, str] = field(default_factory=dict)
+    ignored_keys: Counter[str] = field(default_factory=Counter)
+    log: ProblemLog = field(default_factory=ProblemLog)
+
+    def require_balance(self) -> None:
+        """Raise an internal error where a row is not accounted for."""
+        accounted = self.converted + self.quarantined + self.merged + self.dropped.total()
+        if self.rows_in != accounted or self.rows_out != self.converted + self.added:
+            raise RankzeroError(f"rows do not add up: {self.as_json()}", hint="nothing was written; please report this")
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        numbers = ("rows_in", "rows_out", "converted", "added", "merged", "quarantined", "blank")
+        counters = ("dropped", "rules", "formats", "ignored_keys")
+        return {
+            **{name: getattr(self, name) for name in numbers},
+            **{name: dict(getattr(self, name)) for name in counters},
+            "problems_by_reason": dict(self.log.reasons.most_common()),
+        }
+
+
+def read_file(source: SourceSpec, index: int) -> Iterator[Chunk]:
+    """A file, whatever its container."""
+    require_readable([source.path])
+    return read_chunks(source.path, index)
+
+
+def convert(
+    sources: Sequence[SourceSpec],
+    out: Path,
+    to: str,
+    *,
+    container: Container | None = None,
+    quarantine: Path | None = None,
+    overwrite: bool = False,
+    read: ReadSource = read_file,
+    progress: Progress = no_progress,
+) -> Conversion:
+    """Write all rows of the sources to one file of format `to`; what kind of file follows from its name.
+
+    With `quarantine`, rows that cannot be read, or that the format cannot say, go to that file as they stand. Without,
+    they are an error, and nothing is written. Raises DataError, UsageError or StorageError.
+    """
+    chosen = container or _container(out)
+    target = _target(to, chosen)
+    _require_free(sources, [out, *([quarantine] if quarantine else [])], overwrite)
+    result = Conversion()
+    with ExitStack() as files:
+        writer = opener(chosen, to, target.columns)(files.enter_context(whole_file(out)))
+        aside: IO[bytes] | None = None
+        for index, source in enumerate(sources):
+            rows_before = result.rows_in
+            for chunk, done in _chunks(source, index, read, result):
+                bad = _convert_chunk(chunk, done, source, target, chosen, writer, result)
+                if bad and quarantine:
+                    aside = aside or files.enter_context(whole_file(quarantine))
+                    _set_aside(chunk, bad, aside)
+                progress(len(chunk.data))
+            if result.rows_in == rows_before:
+                result.log.add(source.path, [NO_ROWS])
+                raise result.log.error()
+        writer.close()
+        if result.log.total and not quarantine:
+            raise result.log.error()
+        if not result.rows_out:
+            counts = ", ".join(
+                f"{count} × {name}" for name, count in (result.dropped + result.log.reasons).most_common()
+            )
+            raise DataError(f"no row is left: {counts}", where=", ".join(source.path for source in sources))
+        result.require_balance()
+    return result
+
+
+def _chunks(
+    source: SourceSpec, index: int, read: ReadSource, result: Conversion
+) -> Iterator[tuple[Chunk, dict[int, list[RowProblem]]]]:
+    """The source's chunks with the problems that are known already; messages of trees as trees."""
+    chunks = read(source, index)
+    first = next(chunks, None)
+    if first is None:
+        return
+    if source.columns:
+        seen = seen_keys(first)
+        if problems := check_columns(source.format, source.columns, seen or None):
+            raise DataError(Problem(p.what, f"{source.path} {p.where}", p.hint) for p in problems)
+    whole: Iterable[Chunk] = chain([first], chunks)
+    if source.format in ("auto", "oasst") and not source.columns and is_spread(first):
+        kept = list(whole)
+        joined = join_trees(kept)
+        result.merged += joined.merged
+        result.rows_in += joined.merged
+        result.blank += joined.blank
+        bad = {problem.line: [problem] for problem in joined.problems}
+        for chunk in kept if bad else []:
+            yield from _bad_lines(chunk, bad)
+        whole = joined.chunks
+    for chunk in whole:
+        yield chunk, {}
+
+
+def _bad_lines(chunk: Chunk, bad: dict[int, list[RowProblem]]) -> Iterator[tuple[Chunk, dict[int, list[RowProblem]]]]:
+    for number, line in lines(chunk):
+        if number in bad:
+            yield Chunk(chunk.source, number, line + b"\n"), {number: bad[number]}
+
+
+def _convert_chunk(
+    chunk: Chunk,
+    known: dict[int, list[RowProblem]],
+    source: SourceSpec,
+    target: Target,
+    container: Container,
+    writer: RowWriter,
+    result: Conversion,
+) -> set[int]:
+    """Write the chunk's rows and count them. Returns the lines of those that are bad."""
+    if known:
+        result.rows_in += len(known)
+        result.quarantined += len(known)
+        result.log.add(source.path, chain.from_iterable(known.values()))
+        return set(known)
+    parsed = parse(chunk, source.format, source.columns or None)
+    result.rows_in += parsed.rows
+    result.blank += parsed.blank
+    for name in ("dropped", "rules", "formats", "ignored_keys"):
+        getattr(result, name).update(getattr(parsed, name))
+    result.reasons = {**parsed.reasons, **result.reasons}
+    problems = list(parsed.problems)
+    for line, group in groupby(parsed.conversations, key=lambda conversation: conversation.line):
+        rows: list[dict[str, Any]] = []
+        rules: Counter[str] = Counter()
+        try:
+            for conversation in group:
+                row, applied = _row(conversation, target, container)
+                rows.append(row)
+                rules.update(applied)
+        except CannotSayError as error:
+            problems.append(RowProblem(line, error.reason, str(error), error.hint))
+            continue
+        for row in rows:
+            writer.write(row)
+        result.rules.update(rules)
+        result.converted += 1
+        result.added += len(rows) - 1
+        result.rows_out += len(rows)
+    problems.sort(key=lambda problem: problem.line)
+    bad = {problem.line for problem in problems}
+    result.quarantined += len(bad)
+    result.log.add(source.path, problems)
+    return bad
+
+
+def _row(conversation: Conversation, target: Target, container: Container) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The row as the target has it, in a shape that the container can hold."""
+    row, rules = target.to_row(conversation)
+    if container == "jsonl":
+        return row, rules
+    if container == "parquet" and not target.columns:
+        for turn in row.get("messages", ()):
+            if not isinstance(turn["content"], str):
+                raise CannotSayError("image tag as text", "a Parquet file of turns has texts, not content parts")
+        return row, rules
+    beyond = [key for key, value in row.items() if key not in target.columns and key not in _NAMES]
+    if beyond:  # pragma: no cover - the table form of a target has its columns and names alone
+        raise CannotSayError("more than a table's columns", f"a table has no column for `{beyond[0]}`")
+    if any(name in row for name in _NAMES):
+        rules = (*rules, NAMES_LEFT_OUT)
+    return {key: str(value) for key, value in row.items() if key in target.columns}, rules
+
+
+def _set_aside(chunk: Chunk, bad: set[int], file: IO[bytes]) -> None:
+    file.writelines(line + b"\n" for number, line in lines(chunk) if number in bad)
+
+
+def _container(out: Path) -> Container:
+    if out.suffix in SUFFIXES:
+        return SUFFIXES[out.suffix]
+    what = f"what kind of file `{out.name}` is to be cannot be told from its name"
+    raise UsageError(what, hint=f"end it with one of {', '.join(SUFFIXES)}")
+
+
+def _target(to: str, container: Container) -> Target:
+    if to not in TARGETS:
+        raise UsageError(f"rows cannot be written as {to!r}", hint=f"one of: {', '.join(TARGETS)}")
+    target = TARGETS[to]
+    if container == "jsonl" or target.columns or (container == "parquet" and to in NESTED):
+        table = container != "jsonl" and to == "prompt_completion"
+        return Target(to_prompt_completion_text, target.columns) if table else target
+    tables = ", ".join(name for name, other in TARGETS.items() if other.columns)
+    nested = f", {', '.join(NESTED)}" if container == "parquet" else ""
+    raise UsageError(f"a {container} file cannot hold {to} rows", hint=f"it can hold {tables}{nested}; or write .jsonl")
+
+
+def _require_free(sources: Sequence[SourceSpec], outs: Sequence[Path], overwrite: bool) -> None:
+    """Raise where writing would destroy what is read, or what was there."""
+    read = {Path(source.path).resolve() for source in sources}
+    for out in outs:
+        if out.resolve() in read:
+            raise UsageError(f"{out} is read and would be written", hint="give the result another name")
+        if out.exists() and not overwrite:
+            raise UsageError(f"{out} is there already", hint="give another name, or --overwrite")
+    if len({out.resolve() for out in outs}) < len(outs):
+        raise UsageError("the result and the quarantine are the same file", hint="give two names")

@@ -1,0 +1,104 @@
+"""Rows with `conversations` of from and value, or of human and assistant in pairs. Knows nothing of templates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rankzero.data.conversation import Message, Role
+from rankzero.data.formats.fields import CHAT_FIELDS, chat
+from rankzero.data.formats.images import Slots
+from rankzero.data.formats.messages import require_reply
+from rankzero.data.formats.outcome import Result, Row
+from rankzero.data.formats.tools import read_calls
+from rankzero.data.formats.turns import empty_reply, read_messages, read_train_flag
+from rankzero.data.problems import RowProblem, kind
+
+KEYS = (frozenset({"conversations"}), frozenset({"conversation"}))
+READS = CHAT_FIELDS | {"conversations", "conversation"}
+SHAPE = '{"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}]}'
+
+ASSISTANT_FIRST = "the assistant speaks first"
+
+_CALLS = ("function_call", "tool_call")
+_ROLES: dict[str, Role] = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "function_call": "assistant",
+    "tool_call": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "observation": "tool",
+    "tool_response": "tool",
+}
+
+
+def to_conversation(row: Row, line: int) -> Result:
+    """The turns under the roles that they mean. A row that the assistant begins is kept as it is, and counted."""
+    slots = Slots(row, line)
+    key = "conversation" if row.get("conversations") is None else "conversations"
+    items = row[key]
+    first = items[0] if isinstance(items, list) and items else None
+    if not isinstance(items, list) or not items or (isinstance(first, dict) and "role" in first):
+        turns, problems = read_messages(items, line, key, slots)
+    else:
+        turns, problems = _read(items, line, key, slots)
+    if not problems:
+        problems = require_reply(turns, line)
+    spoken = (turn.role for turn in turns if turn.role != "system")
+    rules = (ASSISTANT_FIRST,) if not problems and next(spoken) == "assistant" else ()
+    return chat(row, line, turns, problems, slots, rules)
+
+
+def _read(items: list[Any], line: int, key: str, slots: Slots) -> tuple[tuple[Message, ...], list[RowProblem]]:
+    turns: list[Message] = []
+    problems: list[RowProblem] = []
+    for index, item in enumerate(items):
+        where = f"{key}[{index}]"
+        if not isinstance(item, dict):
+            problems.append(RowProblem(line, "turn is not an object", f"{where} is {kind(item)}, not an object"))
+        elif "human" in item or "assistant" in item:
+            _read_pair(item, line, where, slots, turns, problems)
+        else:
+            turn = _read_turn(item, line, where, slots)
+            (turns if isinstance(turn, Message) else problems).append(turn)  # type: ignore[arg-type]
+    return tuple(turns), problems
+
+
+def _read_pair(
+    item: dict[str, Any], line: int, where: str, slots: Slots, turns: list[Message], problems: list[RowProblem]
+) -> None:
+    for name, role in (("human", "user"), ("assistant", "assistant")):
+        text = item.get(name)
+        if not isinstance(text, str):
+            problems.append(RowProblem(line, f"{name} is not a string", f"{where}.{name} is {kind(text)}"))
+        elif role == "assistant" and not text.strip():
+            problems.append(empty_reply(line, where))
+        else:
+            turns.append(slots.message("assistant" if role == "assistant" else "user", text))
+
+
+def _read_turn(item: dict[str, Any], line: int, where: str, slots: Slots) -> Message | RowProblem:
+    name, value = item.get("from"), item.get("value")
+    if not isinstance(name, str) or name not in _ROLES:
+        shown = repr(name[:40]) if isinstance(name, str) else kind(name)
+        if "from" not in item:
+            return RowProblem(line, "turn without role", f"{where} has no `from`", f"expected: {SHAPE}")
+        return RowProblem(line, "unknown role", f"{where}.from is {shown}", f"roles are {', '.join(_ROLES)}")
+    if value is None and "value" not in item:
+        return RowProblem(line, "turn without content", f"{where} has no `value`", f"expected: {SHAPE}")
+    role = _ROLES[name]
+    train = read_train_flag(item, role, line, where)
+    if isinstance(train, RowProblem):
+        return train
+    if name in _CALLS:
+        calls, bad = read_calls(value, line, f"{where}.value")
+        return bad[0] if bad else Message(role, "", train, tool_calls=calls)
+    if not isinstance(value, str):
+        reason = "content is null" if value is None else "content is not a string"
+        return RowProblem(line, reason, f"{where}.value is {kind(value)}, not a string")
+    if role == "assistant" and not value.strip() and train is not False:
+        return empty_reply(line, where)
+    return slots.message(role, value, train)

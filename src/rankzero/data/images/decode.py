@@ -1,0 +1,178 @@
+"""One image file as RGB pixels, or what is wrong with it. Knows Pillow's faults; nothing of rows.
+
+Decisions, the same for checking and for training:
+- The file is decoded whole: a cut-off JPEG opens and passes Pillow's `verify()`, and fails only here.
+- What the bytes are decides, not the suffix. Formats that run other programs (EPS) or hold no picture are not read,
+  nor is AVIF, whose decoder raises RuntimeError for damage that is told from faults of our own by no means.
+- EXIF orientation is applied, so that "left" in a question is left in the pixels.
+- Of animations and multi-page files, the first frame.
+- Transparency is dropped; 16-bit grey is scaled down, where Pillow alone would clip it to white.
+- The pixel limit is asked of the header, before anything is decoded. Pillow's own limit stays as it is: no global
+  state is touched.
+"""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from rankzero.data.images.paths import Refused, inside
+from rankzero.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MAX_PIXELS = 64_000_000
+
+NOT_THERE = "no such image"
+"""The reason of an image that is missing; every other reason is of one that is there."""
+
+_FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
+_ORIENTATION = 0x0112
+_BEGINNINGS = ((b"\x89PNG", "PNG"), (b"\xff\xd8\xff", "JPEG"), (b"GIF8", "GIF"), (b"RIFF", "WebP"), (b"BM", "BMP"))
+_IMPOSTORS = (
+    (b"<!doctype", "an HTML page, as a server sends instead of an image"),
+    (b"<html", "an HTML page, as a server sends instead of an image"),
+    (b"<?xml", "XML"),
+    (b"<svg", "an SVG drawing, which has no pixels"),
+    (b"{", "JSON text"),
+    (b"version https://git-lfs", "a Git LFS pointer: the image was never fetched (git lfs pull)"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLimits:
+    """What an image may have at most."""
+
+    pixels: int = MAX_PIXELS
+    """Width times height: a file of a few kilobytes can claim to be gigabytes of pixels."""
+
+
+class ImageError(Exception):
+    """An image that cannot be used; carries the reason, which is the same for all images with this fault."""
+
+    def __init__(self, reason: str, what: str, hint: str = "") -> None:
+        super().__init__(reason, what, hint)
+        self.reason, self.what, self.hint = reason, what, hint
+
+
+def require_pillow() -> None:
+    """Raise ConfigError where Pillow is not installed."""
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError as error:
+        hint = 'pip install "rankzero[vision]"'
+        raise ConfigError("images need Pillow, which is not installed", hint=hint) from error
+
+
+def load_rgb(path: str, root: Path, limits: ImageLimits | None = None) -> Image:
+    """The image at `path` below `root`, as RGB. Raises DataError with the path and the reason."""
+    require_pillow()
+    try:
+        return decode(locate(path, root), limits or ImageLimits())
+    except ImageError as fault:
+        raise DataError(fault.what, where=str(root / path.replace("\0", "")), hint=fault.hint) from fault
+
+
+def locate(path: str, root: Path) -> Path:
+    """The regular file at `path` below `root`. Raises ImageError."""
+    found = inside(path, root)
+    if isinstance(found, Refused):
+        raise ImageError(found.reason, found.what, found.hint)
+    try:
+        mode = found.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ImageError(NOT_THERE, "no such image") from error
+    except OSError as error:
+        raise ImageError("unreadable file", f"cannot be read: {error.strerror or error}") from error
+    if not stat.S_ISREG(mode):  # a pipe would block for ever
+        raise ImageError("not a regular file", "is not a regular file")
+    return found
+
+
+def decode(file: Path, limits: ImageLimits) -> Image:
+    """The file's first frame as RGB. Raises ImageError."""
+    try:
+        with file.open("rb") as stream:
+            return _decoded(stream, limits)
+    except OSError as error:
+        raise ImageError("unreadable file", f"cannot be read: {error.strerror or error}") from error
+
+
+def _decoded(stream: BinaryIO, limits: ImageLimits) -> Image:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        image = Image.open(stream, formats=_readable_formats())
+        _require_pixels(image.size, limits)
+        image.load()
+        return _rgb(_upright(image))
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise ImageError("too many pixels", str(error)) from error
+    except UnidentifiedImageError as error:
+        raise _unidentified(stream) from error
+    except (OSError, SyntaxError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # Pillow's own have none: the volume failed
+            raise
+        raise ImageError("damaged image", f"the image is cut off or damaged: {_first_line(error)}") from error
+
+
+def _require_pixels(size: tuple[int, int], limits: ImageLimits) -> None:
+    pixels = size[0] * size[1]
+    if pixels > limits.pixels:
+        what = f"{size[0]} x {size[1]} = {pixels:,} pixels, more than the {limits.pixels:,} that are allowed"
+        raise ImageError("too many pixels", what, "make it smaller, or raise the limit")
+    if pixels < 1:
+        raise ImageError("damaged image", f"the image is {size[0]} x {size[1]} pixels")
+
+
+def _upright(image: Image) -> Image:
+    from PIL import ImageOps
+
+    try:
+        turned = image.getexif().get(_ORIENTATION, 1) != 1
+    except (OSError, SyntaxError, ValueError):  # a damaged note about the picture; the picture itself is whole
+        return image
+    return ImageOps.exif_transpose(image) if turned else image
+
+
+def _rgb(image: Image) -> Image:
+    if image.mode.startswith("I;16"):
+        image = image.point(lambda value: value * (1 / 256)).convert("L")
+    elif image.mode in ("I", "F"):
+        what = f"pixels are of type {image.mode} (32 bits, no stated range), which has no RGB form"
+        raise ImageError("no RGB form", what, "save the image with 8 bits a channel")
+    elif image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")  # the same colours; straight to RGB, Pillow warns
+    return image.convert("RGB")
+
+
+def _unidentified(stream: BinaryIO) -> ImageError:
+    stream.seek(0)
+    head = stream.read(64)
+    if not head:
+        return ImageError("empty file", "the file is empty", "was the download cut off?")
+    begins = next((name for start, name in _BEGINNINGS if head.startswith(start)), None)
+    if begins is not None:
+        return ImageError("damaged image", f"begins like a {begins} and cannot be read as one: cut off or damaged")
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    kind = next((kind for start, kind in _IMPOSTORS if text.startswith(start)), None)
+    if head[4:12] == b"ftypavif":
+        return ImageError("not an image", "is an AVIF file, which is not read", "convert it to PNG, JPEG or WebP")
+    return ImageError("not an image", f"is {kind}" if kind else f"is no image that can be read ({head[:8]!r}…)")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+@lru_cache
+def _readable_formats() -> tuple[str, ...]:
+    """Those that this Pillow was built with."""
+    from PIL import Image
+
+    Image.init()
+    return tuple(name for name in _FORMATS if name in Image.OPEN)

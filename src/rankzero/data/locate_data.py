@@ -1,0 +1,155 @@
+"""Data paths of a spec as files that can be read: patterns, directories, URLs and Hub data sets.
+
+Knows what paths mean and where downloads go; the network is asked only for what the spec names by URL or id.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rankzero.data.download import download, remember, remembered
+from rankzero.data.file_names import files_of_directory
+from rankzero.data.hub_layout import CONVERTED, UnsureError, choose, choose_converted
+from rankzero.data.network import Network, RealNetwork, RemoteFile
+from rankzero.data.sources import probe
+from rankzero.errors import DataError, Problem, ServiceError
+from rankzero.spec.data_paths import DataPath, parse_data_path
+from rankzero.spec.run_spec import SourceSpec
+
+_LOCAL_PROTOCOLS = ("file://", "local://")
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedSource:
+    """A source with its files."""
+
+    source: SourceSpec
+    files: tuple[str, ...]
+    sample: int | None
+    """Rows to draw from all of its files together; None: all rows."""
+
+
+def expand(
+    sources: Sequence[SourceSpec], *, network: Network | None = None, offline: bool = False
+) -> tuple[LocatedSource, ...]:
+    """The files of each source, in an order that does not depend on the machine.
+
+    Raises one DataError with all that is wrong with local paths, before anything is downloaded; then ServiceError,
+    AccessError, ConfigError or DataError for remote ones.
+    """
+    problems: list[Problem] = []
+    located: dict[int, LocatedSource] = {}
+    remote: dict[int, DataPath] = {}
+    for index, source in enumerate(sources):
+        path = parse_data_path(source.path, os.path.exists)
+        if path.place == "url" and path.path.startswith(_LOCAL_PROTOCOLS):
+            path = DataPath("local", path.path.partition("://")[2], sample=path.sample)
+        if None not in (path.sample, source.sample) and path.sample != source.sample:
+            what = f"the path samples {path.sample} rows and `sample` {source.sample}"
+            problems.append(Problem(what, source.path, "give one of the two"))
+        elif path.sample == 0:
+            problems.append(Problem("a sample of no rows", source.path, "#500 samples 500 rows"))
+        elif path.place == "local":
+            files = _local(path.path)
+            if isinstance(files, Problem):
+                problems.append(files)
+            else:
+                located[index] = LocatedSource(source, files, path.sample or source.sample)
+        else:
+            remote[index] = path
+    if problems:
+        raise DataError(problems)
+    for index, path in remote.items():
+        source = sources[index]
+        files = _remote(path, source.path, network or RealNetwork(), offline or _offline())
+        located[index] = LocatedSource(source, files, path.sample or source.sample)
+    return tuple(located[index] for index in range(len(sources)))
+
+
+def _local(path: str) -> tuple[str, ...] | Problem:
+    if os.path.isdir(path):
+        try:
+            names = [entry.name for entry in os.scandir(path) if entry.is_file()]
+        except OSError as error:
+            return Problem(f"cannot be read: {error.strerror}", path, f"try: ls -l {path}")
+        files = files_of_directory(names, path)
+        return files if isinstance(files, Problem) else tuple(os.path.join(path, name) for name in files)
+    if os.path.exists(path) or not glob.has_magic(path):
+        problem = probe(path)
+        return Problem(problem.what, path, problem.hint) if problem and problem.reason == "no such file" else (path,)
+    found = sorted(name for name in glob.glob(path, recursive=True) if os.path.isfile(name))
+    if not found:
+        hint = f"it is relative to {os.getcwd()}; ** stands for any folders"
+        return Problem("no file matches the pattern", path, hint)
+    return tuple(found)
+
+
+def _remote(path: DataPath, text: str, network: Network, offline: bool) -> tuple[str, ...]:
+    key = repr((path.place, path.path, path.subset, path.split, path.revision))
+    if offline:
+        if files := remembered(key):
+            return files
+        what = "it is not in the cache, and the network is not to be used"
+        if path.place == "hub":
+            what = f"no such file; as a Hub data set {what}"
+        raise ServiceError(what, where=text, hint="once with the network, without HF_HUB_OFFLINE, fetches it")
+    try:
+        wanted = _in_data_set(path, network) if path.place == "hub" else _at_url(path.path, network)
+        files = tuple(download(file, network) for file in wanted)
+    except DataError as error:
+        raise DataError(Problem(p.what, p.where or text, p.hint) for p in error.problems) from error
+    except ServiceError as error:
+        more = "; what was fetched before is used with HF_HUB_OFFLINE=1" if remembered(key) else ""
+        raise ServiceError(Problem(p.what, p.where or text, p.hint + more) for p in error.problems) from error
+    remember(key, files)
+    return files
+
+
+def _at_url(url: str, network: Network) -> tuple[RemoteFile, ...]:
+    found = network.find(url)
+    if found.is_directory:
+        names = files_of_directory([file.name for file in found.files], url)
+        if isinstance(names, Problem):
+            raise DataError(names)
+        by_name = {file.name: file for file in found.files}
+        return tuple(by_name[name] for name in names)
+    if not found.files:
+        raise DataError("no file matches the pattern", where=url)
+    return found.files
+
+
+def _in_data_set(path: DataPath, network: Network) -> tuple[RemoteFile, ...]:
+    files = {file.name: file for file in network.data_set(path.path, path.revision)}
+    try:
+        names = choose(list(files), _card(files, network), path.subset, path.split)
+    except UnsureError as unsure:
+        if path.revision is not None:
+            hint = "name its files: hf://datasets/ORG/NAME@REVISION/FILE"
+            raise DataError(f"which files are meant is not clear: {unsure}", hint=hint) from unsure
+        files = {file.name: file for file in _converted(path, network, unsure)}
+        names = choose_converted(list(files), path.subset, path.split)
+    return tuple(files[name] for name in names)
+
+
+def _card(files: dict[str, RemoteFile], network: Network) -> str:
+    if "README.md" not in files:
+        return ""
+    return b"".join(network.read(files["README.md"], 0)).decode(errors="replace")
+
+
+def _converted(path: DataPath, network: Network, unsure: UnsureError) -> tuple[RemoteFile, ...]:
+    try:
+        return network.data_set(path.path, CONVERTED)
+    except DataError as error:
+        what = f"which of its files are meant is not clear ({unsure}), and the Hub has no conversion of it"
+        hint = "name its files by URL: hf://datasets/ORG/NAME/FILE"
+        raise DataError(what, where=path.path, hint=hint) from error
+
+
+def _offline() -> bool:
+    """Whether the environment forbids the network, in any of the ways that users know."""
+    names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
+    return any(os.environ.get(name, "").strip().lower() in {"1", "true", "yes", "on"} for name in names)

@@ -1,0 +1,159 @@
+"""The network as data sees it: find files, list a Hub data set, read bytes. Knows fsspec and the Hub's client.
+
+Nothing else here imports them. Whatever they raise becomes a RankzeroError with a hint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rankzero.errors import AccessError, ConfigError, DataError, RankzeroError, ServiceError
+
+_BLOCK_BYTES = 4 << 20
+_VERSION_KEYS = ("ETag", "etag", "blob_id", "md5Hash", "checksum", "Last-Modified", "LastModified", "mtime", "created")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file that can be downloaded."""
+
+    name: str
+    """Its path in the data set or, of other places, its last part."""
+    url: str
+    size: int | None = None
+    version: str = ""
+    """Changes with the content; empty where the place does not say."""
+    sha256: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is at a URL."""
+
+    files: tuple[RemoteFile, ...]
+    is_directory: bool = False
+
+
+class Network(Protocol):
+    """What is asked of the network. Methods raise RankzeroErrors; ServiceError where another try may help."""
+
+    def find(self, url: str) -> Found:
+        """The file at the URL, the files that match its pattern, or those of its directory."""
+        ...
+
+    def data_set(self, name: str, revision: str | None) -> tuple[RemoteFile, ...]:
+        """All files of a Hub data set at a revision, which may be a branch."""
+        ...
+
+    def read(self, file: RemoteFile, start: int) -> Iterator[bytes]:
+        """Its bytes from `start` on."""
+        ...
+
+
+class RealNetwork:
+    """The network."""
+
+    def find(self, url: str) -> Found:
+        """See Network."""
+        with _errors(url):
+            from fsspec.core import url_to_fs
+
+            fs, path = url_to_fs(url)
+            if url.startswith(("http://", "https://")):
+                return Found((_file(fs, path),))
+            if any(character in path for character in "*?["):
+                names = [name for name in sorted(fs.glob(path)) if fs.isfile(name)]
+                return Found(tuple(_file(fs, name) for name in names))
+            if fs.isdir(path):
+                names = sorted(entry["name"] for entry in fs.ls(path, detail=True) if entry["type"] == "file")
+                return Found(tuple(_file(fs, name) for name in names), is_directory=True)
+            return Found((_file(fs, path),))
+
+    def data_set(self, name: str, revision: str | None) -> tuple[RemoteFile, ...]:
+        """See Network."""
+        where = f"{name}@{revision}" if revision else name
+        with _errors(where):
+            from huggingface_hub import HfApi
+
+            info = HfApi().dataset_info(name, revision=revision, files_metadata=True)
+            return tuple(
+                RemoteFile(
+                    sibling.rfilename,
+                    f"hf://datasets/{name}@{info.sha}/{sibling.rfilename}",
+                    sibling.size,
+                    sibling.blob_id or str(info.sha),
+                    sibling.lfs.sha256 if sibling.lfs else "",
+                )
+                for sibling in info.siblings or ()
+            )
+
+    def read(self, file: RemoteFile, start: int) -> Iterator[bytes]:
+        """See Network."""
+        with _errors(file.url):
+            from fsspec.core import url_to_fs
+
+            fs, path = url_to_fs(file.url)
+            with fs.open(path, "rb", block_size=_BLOCK_BYTES) as stream:
+                if start:
+                    stream.seek(start)
+                while block := stream.read(_BLOCK_BYTES):
+                    yield block
+
+
+def _file(fs: Any, path: str) -> RemoteFile:
+    info = fs.info(path)
+    if info.get("type") == "directory":
+        raise DataError("is a directory", where=path, hint="put /*.jsonl after it")
+    version = next((str(info[key]) for key in _VERSION_KEYS if info.get(key)), "")
+    lfs = info.get("lfs")
+    sha256 = str(getattr(lfs, "sha256", "") or (lfs.get("sha256", "") if isinstance(lfs, dict) else ""))
+    size = info.get("size")
+    name = path.split("?")[0].rstrip("/").rpartition("/")[2]
+    return RemoteFile(name, fs.unstrip_protocol(path), int(size) if size is not None else None, version, sha256)
+
+
+@contextmanager
+def _errors(where: str) -> Iterator[None]:
+    try:
+        yield
+    except RankzeroError:
+        raise
+    except Exception as error:  # half a dozen clients, each with exceptions of its own
+        raise _as_ours(error, where) from error
+
+
+_LOGIN = "log in with `hf auth login`, or set HF_TOKEN; on a cluster the token comes from a secret"
+
+
+def _as_ours(error: Exception, where: str) -> RankzeroError:
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
+    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if "GatedRepoError" in kinds:
+        name = where.split("@")[0].removeprefix("hf://datasets/")
+        hint = f"accept the terms at https://huggingface.co/datasets/{name}, then {_LOGIN}"
+        return AccessError("the data set is gated", where=where, hint=hint)
+    if "RepositoryNotFoundError" in kinds:
+        hint = f"neither a file here nor a Hub data set of this name. If it is private: {_LOGIN}"
+        return DataError("there is no such data set", where=where, hint=hint)
+    if "RevisionNotFoundError" in kinds:
+        return DataError("the data set has no such revision", where=where, hint="a branch, a tag or a commit")
+    if "ImportError" in kinds or (isinstance(error, ValueError) and "Protocol not known" in said):
+        return ConfigError(f"URLs of this kind need another package: {said}", where=where, hint=_package(where))
+    if isinstance(error, FileNotFoundError) or status == 404:
+        return DataError("no such file", where=where, hint="see that the URL is spelled as the place spells it")
+    if isinstance(error, PermissionError) or status in (401, 403) or "NoCredentialsError" in kinds:
+        hint = _LOGIN if where.startswith("hf://") or "://" not in where else "see that credentials for it are set"
+        return AccessError(f"access is refused: {said}", where=where, hint=hint)
+    hint = "is the network reachable from here? what was downloaded is kept: the same command goes on from there"
+    return ServiceError(f"it cannot be read: {type(error).__name__}: {said}", where=where, hint=hint)
+
+
+def _package(url: str) -> str:
+    protocol = url.partition("://")[0]
+    names = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "http": "aiohttp", "https": "aiohttp"}
+    names |= {"az": "adlfs", "abfs": "adlfs", "abfss": "adlfs", "hf": "huggingface_hub"}
+    return f"pip install {names[protocol]}" if protocol in names else "known are hf, https, s3, gs and az"

@@ -1,0 +1,158 @@
+"""The docker command line: runs it and turns its refusals into errors. Knows nothing of pods or runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+from rankzero.errors import AccessError, ConfigError, RankzeroError, ServiceError
+
+PROGRAM = "docker"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+Execute = Callable[[Sequence[str], Mapping[str, str]], Answer]
+"""Runs a whole argument list, with variables added to its environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What the daemon says of its machine."""
+
+    name: str
+    cpus: int
+    memory: int
+    """Bytes."""
+    limits_memory: bool = True
+    limits_swap: bool = True
+    limits_cpu: bool = True
+
+
+class Docker:
+    """One daemon: the one that `docker` itself would talk to."""
+
+    def __init__(self, execute: Execute | None = None) -> None:
+        self._execute = execute or _execute
+
+    def call(self, *arguments: str, env: Mapping[str, str] | None = None) -> str:
+        """What the command printed. Raises ServiceError, AccessError or ConfigError."""
+        answer = self._execute([PROGRAM, *arguments], env or {})
+        if answer.code != 0:
+            raise refusal(arguments, answer.err)
+        return answer.out
+
+    def try_call(self, *arguments: str) -> Answer:
+        """The same, for questions to which no is an answer. Raises only where there is no daemon to ask."""
+        answer = self._execute([PROGRAM, *arguments], {})
+        if answer.code != 0 and _unreachable(answer.err):
+            raise refusal(arguments, answer.err)
+        return answer
+
+    def host(self) -> Host:
+        """Ask the daemon what it runs on."""
+        info: dict[str, Any] = json.loads(self.call("info", "--format", "{{json .}}"))
+        if info.get("ServerErrors"):  # some versions leave with 0 although nobody answered
+            raise refusal(("info",), "\n".join(info["ServerErrors"]))
+        return Host(
+            name=info["Name"],
+            cpus=info["NCPU"],
+            memory=info["MemTotal"],
+            limits_memory=bool(info.get("MemoryLimit")),
+            limits_swap=bool(info.get("SwapLimit")),
+            limits_cpu=bool(info.get("CpuCfsQuota")),
+        )
+
+    def containers(self, label: str) -> list[dict[str, Any]]:
+        """All containers with a label, as `docker inspect` describes them, running or not."""
+        names = self.call("ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={label}").split()
+        if not names:
+            return []
+        return self.inspect(*names)
+
+    def inspect(self, *names: str) -> list[dict[str, Any]]:
+        """Containers as docker describes them; without those that have been removed meanwhile."""
+        answer = self.try_call("inspect", "--type", "container", *names)
+        found: list[dict[str, Any]] = json.loads(answer.out)
+        return found
+
+    def has_image(self, image: str) -> bool:
+        """Whether the daemon has it already."""
+        return self.try_call("image", "inspect", "--format", "{{.Id}}", image).code == 0
+
+
+def follow(arguments: Sequence[str]) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+    """Start a command and read its output, both channels, as it comes. The caller ends it."""
+    try:
+        process = subprocess.Popen(
+            [PROGRAM, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+    except FileNotFoundError as error:
+        raise _absent() from error
+    assert process.stdout is not None  # asked for above
+    return process, process.stdout
+
+
+def refusal(arguments: Sequence[str], err: str) -> RankzeroError:
+    """The error for what a failed command said."""
+    text = err.strip() or "it gave no reason"
+    what = f"docker {arguments[0]}: {text.splitlines()[-1]}"
+    lower = text.lower()
+    if "permission denied while trying to connect" in lower:
+        hint = "add yourself to the docker group (`sudo usermod -aG docker $USER`), and log in again"
+        return AccessError("this user may not talk to the docker daemon", where="docker", hint=hint)
+    if _unreachable(err):
+        hint = "start it (`sudo systemctl start docker`, or Docker Desktop); DOCKER_HOST says where it is looked for"
+        return ServiceError("the docker daemon does not answer", where="docker", hint=hint)
+    if "bind source path does not exist" in lower or "invalid mount config" in lower:
+        return ConfigError(what, where="storage", hint="make the directory on this machine, or correct host_path")
+    if "could not select device driver" in lower or "nvidia-container-cli" in lower:
+        hint = "install the NVIDIA container toolkit on this machine, or set `gpu: false`"
+        return ConfigError(what, where="gpu", hint=hint)
+    if "is already in use by container" in lower:
+        return ConfigError(what, hint="remove that container, or give the run another name")
+    return ServiceError(what, hint="the daemon's own log says more: `journalctl -u docker`")
+
+
+def _unreachable(err: str) -> bool:
+    lower = err.lower()
+    return any(
+        phrase in lower
+        for phrase in (
+            "cannot connect to the docker daemon",
+            "is the docker daemon running",
+            "permission denied while trying to connect",
+            "failed to connect to the docker api",
+        )
+    )
+
+
+def _absent() -> ServiceError:
+    hint = "install docker (https://docs.docker.com/engine/install/), or choose another cluster"
+    return ServiceError("there is no docker command on this machine", where="docker", hint=hint)
+
+
+def _execute(arguments: Sequence[str], env: Mapping[str, str]) -> Answer:
+    try:
+        done = subprocess.run(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            env={**os.environ, **env},
+        )
+    except FileNotFoundError as error:
+        raise _absent() from error
+    # Not text=True: it would take the carriage returns of progress bars for ends of lines.
+    return Answer(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))

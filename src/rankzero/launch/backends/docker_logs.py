@@ -1,0 +1,176 @@
+"""Lines of several containers as one stream. Knows nothing of runs or pods beyond their names."""
+
+from __future__ import annotations
+
+import heapq
+import queue
+import re
+import subprocess
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import IO
+
+from rankzero.launch.backend import LogLine, LogQuery
+from rankzero.launch.backends.docker_command import Docker, follow
+from rankzero.launch.labels import NODE_ROLE
+
+_STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d) ?")
+
+_RANK = re.compile(r"\[(local )?rank (\d+)\]")
+"""How the node command marks the lines of its processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Whose lines a container's are."""
+
+    pod: str
+    node: int
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which lines are asked for."""
+
+    node: int | None
+    rank: int | None = None
+    local_rank: int | None = None
+
+    @classmethod
+    def of(cls, query: LogQuery, nproc_per_node: int) -> Wanted:
+        """A rank is a process of the node that it counts to."""
+        if query.rank is None:
+            return cls(query.node)
+        node, local_rank = divmod(query.rank, nproc_per_node)
+        # another node than the rank's has none of its lines
+        return cls(node if query.node in (None, node) else -1, query.rank, local_rank)
+
+    def source(self, source: Source) -> bool:
+        """Whether any of a container's lines are; the preparation speaks for no node."""
+        if self.node is None:
+            return True
+        return source.role == NODE_ROLE and source.node == self.node
+
+    def line(self, line: LogLine) -> bool:
+        """Whether this one is; a line that names no rank is that of local rank 0."""
+        match = _RANK.search(line.text) if self.rank is not None else None
+        if match is None:
+            return not self.local_rank
+        return int(match[2]) == (self.local_rank if match[1] else self.rank)
+
+
+def recent(
+    docker: Docker, container: str, source: Source, *, since: int | None = None, tail: int | None = None
+) -> list[LogLine]:
+    """What a container has said up to now."""
+    answer = docker.try_call(*_arguments(container, since, tail))
+    if answer.code != 0:  # removed in between, or never started
+        return []
+    # Both channels come apart here; their stamps put them in order again.
+    lines = [_line(source, text) for channel in (answer.out, answer.err) for text in _split(channel)]
+    return sorted(lines, key=_time_of)
+
+
+def merged(parts: Iterable[Sequence[LogLine]]) -> Iterator[LogLine]:
+    """Lines of several containers by time."""
+    return heapq.merge(*parts, key=_time_of)
+
+
+Look = Callable[[], tuple[Mapping[str, Source], bool]]
+"""The containers that have started, by id, and whether others will."""
+
+
+def followed(
+    look: Look, poll_seconds: float, *, since: int | None = None, tail: int | None = None
+) -> Iterator[LogLine]:
+    """Lines as they come, until no container runs and none is about to.
+
+    A container that takes the place of one that ended has another id. Those that come later are read from their start.
+    """
+    lines: queue.SimpleQueue[LogLine | str] = queue.SimpleQueue()
+    streams: dict[str, tuple[subprocess.Popen[bytes], threading.Thread]] = {}
+    known, pending = look()
+    try:
+        for identity, source in known.items():
+            streams[identity] = _open(identity, source, lines, since, tail)
+        seen = set(known)
+        while streams or pending:
+            try:
+                item = lines.get(timeout=poll_seconds)
+            except queue.Empty:
+                item = ""
+            if isinstance(item, LogLine):
+                yield item
+                continue
+            if item:
+                _close(*streams.pop(item))
+            found, pending = look()
+            for identity, source in found.items():
+                if identity not in seen:
+                    seen.add(identity)
+                    streams[identity] = _open(identity, source, lines)
+    finally:
+        for process, thread in streams.values():
+            process.kill()
+            _close(process, thread)
+
+
+def _open(
+    identity: str,
+    source: Source,
+    lines: queue.SimpleQueue[LogLine | str],
+    since: int | None = None,
+    tail: int | None = None,
+) -> tuple[subprocess.Popen[bytes], threading.Thread]:
+    process, output = follow([*_arguments(identity, since, tail), "--follow"])
+    thread = threading.Thread(target=_read, args=(identity, source, output, lines), daemon=True)
+    thread.start()
+    return process, thread
+
+
+def _close(process: subprocess.Popen[bytes], thread: threading.Thread) -> None:
+    process.wait()
+    thread.join()
+
+
+def _read(identity: str, source: Source, output: IO[bytes], lines: queue.SimpleQueue[LogLine | str]) -> None:
+    """Lines without a stamp are docker's own: that the container has been removed meanwhile."""
+    with closing(output):
+        for raw in output:
+            line = _line(source, raw.decode(errors="replace").rstrip("\n"))
+            if line.time is not None:
+                lines.put(line)
+    lines.put(identity)
+
+
+def _arguments(container: str, since: int | None, tail: int | None) -> list[str]:
+    return [
+        *("logs", container, "--timestamps"),
+        *(("--since", f"{since}s") if since is not None else ()),
+        *(("--tail", str(tail)) if tail is not None else ()),
+    ]
+
+
+def _split(text: str) -> list[str]:
+    """Lines as their writer ended them: progress bars return without a new line."""
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def _line(source: Source, text: str) -> LogLine:
+    stamp = _STAMP.match(text)
+    if stamp is None:
+        return LogLine(source.node, source.pod, source.role, text)
+    fraction = (stamp[2] or "")[:7]  # microseconds; docker writes nanoseconds
+    time = datetime.fromisoformat(f"{stamp[1]}{fraction}{stamp[3].replace('Z', '+00:00')}")
+    return LogLine(source.node, source.pod, source.role, text[stamp.end() :], time)
+
+
+_FIRST = datetime.min.replace(tzinfo=UTC)
+
+
+def _time_of(line: LogLine) -> datetime:
+    return line.time or _FIRST

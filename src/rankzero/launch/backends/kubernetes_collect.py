@@ -1,0 +1,184 @@
+"""Looking at runs: one pass over the API, in paged lists, into Evidence. Judges nothing and changes nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from rankzero.launch import labels
+from rankzero.launch.backends.kubernetes_api import Api
+from rankzero.launch.backends.kubernetes_discover import Discovery
+from rankzero.launch.backends.kubernetes_errors import ApiError
+from rankzero.launch.backends.kubernetes_pods import (
+    container_name,
+    has_log,
+    is_running,
+    is_unhealthy,
+    restarts,
+)
+from rankzero.launch.backends.kubernetes_resources import (
+    CLAIM,
+    CONFIG_MAP,
+    EVENT,
+    NODE,
+    POD,
+    SERVICE,
+    STORAGE_CLASS,
+    TRAINING,
+    TRAINING_RUNTIME,
+    Resource,
+    claims_of,
+    label,
+)
+from rankzero.launch.evidence import Evidence, Refusal
+from rankzero.launch.labels import Manifest
+
+MOST_LOGS = 24
+"""Pods whose last lines are fetched: a thousand failed pods fail for one reason."""
+MOST_LOG_BYTES = 64 * 1024
+AT_ONCE = 8
+T = TypeVar("T")
+
+
+def collect(api: Api, discovery: Discovery, run: str, *, log_lines: int) -> Evidence:
+    """Everything about one run. What may not be read is noted in `refused`. Raises ApiError."""
+    ours = {"labelSelector": labels.selector(run)}
+    kinds = [one for one in (*TRAINING.values(), TRAINING_RUNTIME) if discovery.serves(one)]
+    workloads = discovery.workloads()
+    look = _Look(api)
+    with ThreadPoolExecutor(AT_ONCE) as pool:  # one after the other, a distant cluster takes seconds
+        objects = [pool.submit(look.list, one, ours) for one in (*kinds, SERVICE, CONFIG_MAP)]
+        pods = pool.submit(look.list, POD, ours)
+        claims = pool.submit(look.list, CLAIM)
+        events = pool.submit(look.list, EVENT)
+        nodes = pool.submit(look.list, NODE)
+        classes = pool.submit(look.list, STORAGE_CLASS)
+        queued = pool.submit(look.list, workloads) if workloads is not None else None
+        found = [_without_data(one) for each in objects for one in each.result() or ()]
+        found_pods = pods.result() or []
+        logs = pool.map(lambda pod: look.tail(pod, log_lines), _worth_reading(found_pods) if log_lines else ())
+        mounted = claims_of([found, found_pods])
+        found += [one for one in claims.result() or () if one["metadata"]["name"] in mounted]
+        everything = [*found, *found_pods]
+        return Evidence(
+            run=run,
+            now=api.clock.now(),
+            objects=tuple(found),
+            pods=tuple(found_pods),
+            events=tuple(_about(run, everything, events.result() or ())),
+            nodes=_or_none(nodes.result(), tuple),
+            workloads=tuple(_owned_by(everything, (queued.result() if queued is not None else None) or ())),
+            storage_classes=_or_none(classes.result(), _names),
+            logs={name: text for name, text in logs if text},
+            refused=tuple(look.refused),
+        )
+
+
+def all_runs(api: Api, discovery: Discovery) -> list[Evidence]:
+    """Every run of the namespace by its objects and pods, in one list call for each kind."""
+    any_run = {"labelSelector": labels.RUN}
+    kinds = [one for one in (*TRAINING.values(), POD) if discovery.serves(one)]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = [one for each in pool.map(lambda kind: api.list(kind, any_run)[0], kinds) for one in each]
+    by_run: dict[str, list[Manifest]] = {}
+    for one in found:
+        by_run.setdefault(str(label(one, labels.RUN)), []).append(one)
+    now = api.clock.now()
+    return [
+        Evidence(
+            run=run,
+            now=now,
+            objects=tuple(one for one in members if one["kind"] != POD.kind),
+            pods=tuple(one for one in members if one["kind"] == POD.kind),
+        )
+        for run, members in sorted(by_run.items())
+    ]
+
+
+@dataclass(slots=True)
+class _Look:
+    """Reads, and notes what may not be read instead of failing for it."""
+
+    api: Api
+    refused: list[Refusal] = field(default_factory=list)
+
+    def list(self, resource: Resource, params: Mapping[str, str] | None = None) -> list[Manifest] | None:
+        """All objects of a kind; None where that is not permitted, or the kind has gone."""
+        try:
+            return self.api.list(resource, params)[0]
+        except ApiError as error:
+            if error.status not in (403, 404):
+                raise
+            self.refused.append(error.refusal)
+            return None
+
+    def tail(self, pod: Manifest, count: int) -> tuple[str, str]:
+        """A pod's name and its last lines: those of the instance before this one first, where it was restarted."""
+        name = str(pod["metadata"]["name"])
+        texts = [self._log(pod, count, previous=True)] if restarts(pod) else []
+        if is_running(pod) or not restarts(pod):
+            texts.append(self._log(pod, count, previous=False))
+        return name, "\n".join(text for text in texts if text)
+
+    def _log(self, pod: Manifest, count: int, *, previous: bool) -> str:
+        path = POD.path(self.api.place.namespace, str(pod["metadata"]["name"]), "log")
+        params = {"container": container_name(pod), "tailLines": str(count), "limitBytes": str(MOST_LOG_BYTES)}
+        try:
+            return self.api.text(path, {**params, "previous": "true"} if previous else params)
+        except ApiError as error:
+            # 400: the container has no log (yet, or any more); the pod's status says more about that
+            if error.status not in (400, 404):
+                self.refused.append(error.refusal)
+            return ""
+
+
+def _worth_reading(pods: Sequence[Manifest]) -> list[Manifest]:
+    """Node 0, which speaks of progress, then the preparation and what is unhealthy, up to a limit."""
+    candidates = [pod for pod in pods if has_log(pod)]
+
+    def rank(pod: Manifest) -> tuple[bool, bool, int]:
+        trains = labels.role_of(pod) == labels.NODE_ROLE
+        return not (trains and labels.node_index(pod) == 0), not is_unhealthy(pod), labels.node_index(pod)
+
+    wanted = [pod for pod in candidates if not rank(pod)[0] or is_unhealthy(pod)]
+    return sorted(wanted, key=rank)[:MOST_LOGS]
+
+
+def _about(run: str, objects: Iterable[Manifest], events: Iterable[Manifest]) -> list[Manifest]:
+    """Events about these objects, and about pods of the run that are gone by now."""
+    uids = {one["metadata"].get("uid") for one in objects}
+    names = {(one["kind"], one["metadata"]["name"]) for one in objects}
+    derived = re.compile(rf"{re.escape(run)}(-(\d+|node|master|worker|prepare)(-.*)?)?")
+    found = []
+    for event in events:
+        about = event.get("involvedObject") or event.get("regarding") or {}
+        name = str(about.get("name", ""))
+        if about.get("uid") in uids or (about.get("kind"), name) in names or derived.fullmatch(name):
+            found.append(event)
+    return found
+
+
+def _owned_by(objects: Iterable[Manifest], workloads: Iterable[Manifest]) -> list[Manifest]:
+    uids = {one["metadata"].get("uid") for one in objects}
+    return [
+        one
+        for one in workloads
+        if any(owner.get("uid") in uids for owner in one["metadata"].get("ownerReferences") or ())
+    ]
+
+
+def _without_data(manifest: Manifest) -> Manifest:
+    if manifest["kind"] != CONFIG_MAP.kind:
+        return manifest
+    return {key: value for key, value in manifest.items() if key not in ("data", "binaryData")}
+
+
+def _names(items: Iterable[Manifest]) -> tuple[str, ...]:
+    return tuple(sorted(str(item["metadata"]["name"]) for item in items))
+
+
+def _or_none(items: list[Manifest] | None, make: Callable[[list[Manifest]], T]) -> T | None:
+    return None if items is None else make(items)

@@ -1,0 +1,75 @@
+"""diagnose: from what was seen of a run to what is wrong and what to do. Pure: no clock, no I/O; one module per family.
+
+A rule reads the case and yields findings; which of several comes first is decided here alone, by what causes what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from rankzero.launch.case import Case
+from rankzero.launch.diagnose import (
+    api,
+    config,
+    disruption,
+    exits,
+    images,
+    limits,
+    memory,
+    network,
+    progress,
+    queue,
+    scheduling,
+    storage,
+)
+from rankzero.launch.diagnose.finding import Finding, clean, redact
+from rankzero.launch.evidence import Evidence
+
+__all__ = ["Finding", "diagnose", "diagnose_case", "redact"]
+
+Rule = Callable[[Case], Iterator[Finding]]
+
+RULES: tuple[Rule, ...] = (
+    api.find,
+    queue.find,
+    config.find,
+    storage.find,
+    images.find,
+    scheduling.find,
+    memory.find,
+    disruption.find,
+    exits.find,
+    network.find,
+    progress.find,
+    limits.find,
+)
+
+_LATE = ("nccl-timeout", "nccl-error", "connection-lost", "rendezvous-timeout", "crash", "crash-loop", "peer-lost")
+"""What happens to the peers of a pod that something else happened to."""
+_LAST = ("pod-pending", "no-pods", "node-silent", "stalled", "stopped")
+"""What follows from nearly anything, or says little; reached limits too."""
+_ECHOES = ("peer-lost", "pod-pending", "no-pods", "crash-loop", "limit-policy", "limit-failed", "queue-waiting")
+"""Left out beside anything that says more."""
+
+
+def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
+    """What is wrong, the most certain and most causal first. Nothing for a run that does as it should."""
+    return diagnose_case(Case(evidence))
+
+
+def diagnose_case(case: Case) -> tuple[Finding, ...]:
+    """The same, from evidence that is joined already."""
+    if case.finished == "succeeded":
+        return ()
+    found: dict[tuple[str, str], Finding] = {}
+    for rule in RULES:
+        for finding in rule(case):
+            found.setdefault((finding.code, finding.cause), clean(finding))
+    ordered = sorted(found.values(), key=_order)  # stable: within a place, the order of RULES stays
+    telling = any(finding.severity != "info" and finding.code not in _ECHOES for finding in ordered)
+    return tuple(finding for finding in ordered if not (telling and finding.code in _ECHOES))
+
+
+def _order(finding: Finding) -> tuple[bool, int]:
+    last = finding.code in _LAST or finding.code.startswith("limit-")
+    return finding.severity == "info", 2 if last else 1 if finding.code in _LATE else 0

@@ -1,0 +1,280 @@
+"""What the API refused: to us while submitting or looking, or to a controller that makes the pods. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from rankzero.launch.case import Case
+from rankzero.launch.diagnose.finding import Finding, Severity, listed
+from rankzero.launch.evidence import Refusal
+from rankzero.launch.loose import text
+
+_CONTROLLERS = ("Job", "JobSet", "TrainJob", "PyTorchJob", "StatefulSet", "Workload")
+_RBAC = re.compile(
+    r'User "(?P<user>[^"]+)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)" in API group "(?P<group>[^"]*)"'
+    r'(?: in the namespace "(?P<namespace>[^"]+)")?'
+)
+_QUOTA = re.compile(
+    r"exceeded quota: (?P<name>[^,]+), requested: (?P<asked>.+?), used: (?P<used>.+?), limited: (?P<limit>.+?)$"
+)
+_SECURITY = re.compile(r'violates PodSecurity "(?P<level>[^"]+)": (?P<why>.+)$', re.DOTALL)
+_DENIED = re.compile(r'admission webhook "(?P<name>[^"]+)" denied the request:? ?(?P<why>.*)$', re.DOTALL)
+_CALLING = re.compile(r'failed calling webhook "(?P<name>[^"]+)":? ?(?P<why>.*)$', re.DOTALL)
+_UNSERVED = re.compile(
+    r"the server could not find the requested resource"
+    r'|no matches for kind "(?P<kind>\w+)" in version "(?P<version>[^"]+)"'
+)
+_FIELD = re.compile(r'unknown field "(?P<field>[^"]+)"')
+_ACCOUNT = re.compile(
+    r'serviceaccounts? "(?P<name>[^"]+)" not found|error looking up service account \S+/(?P<other>[^:]+):'
+)
+_PRIORITY = re.compile(r"no PriorityClass with name (?P<name>\S+) was found")
+_NAMESPACE = re.compile(r'namespaces "(?P<name>[^"]+)" not found')
+_LIMIT_RANGE = re.compile(r"(?P<why>(?:maximum|minimum) \S+ usage per \w+ is .+?)(?:\.|$)")
+_CHANGING = ("create", "patch", "update", "apply", "delete")
+_OPTIONAL = ("nodes", "storageclasses", "workloads", "localqueues", "clusterqueues")
+"""Kinds that many users may not read; the rest is judged without them."""
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """Refused calls of ours, then refused pods."""
+    for refusal in case.evidence.refused:
+        yield from _from_refusal(refusal, case)
+    if case.finished is not None or len(case.current) >= case.num_nodes:
+        return
+    for (kind, name), events in case.events.items():
+        last = next((e for e in reversed(events) if e.reason in ("FailedCreate", "FailedCreatePod")), None)
+        if kind in _CONTROLLERS and last is not None:
+            found = classify(last.message, f"{kind} {name} cannot make its pods", case, "broken")
+            yield found or Finding(
+                "pods-refused",
+                "broken",
+                f"{kind} {name} cannot make its pods: {last.message}",
+                "change in cluster.yaml what the message names, then submit again",
+                (f"{last.reason}: {last.message}",),
+            )
+
+
+def _from_refusal(refusal: Refusal, case: Case) -> Iterator[Finding]:
+    verb, _, what = refusal.verb.partition(" ")
+    changing = verb in _CHANGING
+    if refusal.status == 404 and not changing and _UNSERVED.search(refusal.message) is None:
+        return
+    if not changing and what.split(".")[0] in _OPTIONAL:
+        return
+    severity: Severity = "broken" if changing else "info"
+    found = classify(refusal.message, f"the cluster refused to {refusal.verb}", case, severity)
+    if found is None and (refusal.status == 401 or refusal.reason == "Unauthorized"):
+        found = Finding(
+            "not-logged-in",
+            "broken",
+            f"the cluster does not know who asks: {refusal.verb} was answered with {refusal.status} {refusal.reason}",
+            "log in again: the token or certificate of the kubeconfig's current context has ended",
+        )
+    if found is None and refusal.status == 403:
+        found = Finding(
+            "rbac-denied",
+            severity,
+            f"not permitted to {refusal.verb}: {refusal.message}",
+            f"ask the cluster's administrator for a Role that allows {verb} on {what or 'it'}",
+        )
+    if found is None and refusal.status == 413:
+        found = _too_large(refusal.message, case)
+    if found is None and changing and refusal.status != 409:
+        found = Finding(
+            "refused",
+            severity,
+            f"the cluster refused to {refusal.verb} ({refusal.status} {refusal.reason}): {refusal.message}",
+            "give the command again"
+            if refusal.status in (429, 500, 502, 503, 504)
+            else "change what the message names",
+        )
+    if found is not None:
+        line = f"{refusal.verb}: {refusal.status} {refusal.reason}: {refusal.message}"
+        yield Finding(found.code, found.severity, found.cause, found.fix, (line,))
+
+
+def classify(message: str, subject: str, case: Case, severity: Severity) -> Finding | None:
+    """The finding that a message of the API server stands for."""
+    for rule in (_rbac, _quota, _admission, _version, _missing):
+        found = rule(message, subject, case, severity)
+        if found is not None:
+            return Finding(found.code, found.severity, found.cause, found.fix, (message,))
+    if (
+        "Too long: " in message
+        or "Request entity too large" in message
+        or "etcdserver: request is too large" in message
+    ):
+        return _too_large(message, case)
+    return None
+
+
+def _rbac(message: str, subject: str, case: Case, severity: Severity) -> Finding | None:
+    match = _RBAC.search(message)
+    if match is None:
+        return None
+    resource = f"{match['resource']}.{match['group']}" if match["group"] else match["resource"]
+    place = f" in namespace {match['namespace']}" if match["namespace"] else ""
+    rule = (
+        f"{{apiGroups: [{match['group'] or chr(34) * 2}], resources: [{match['resource']}], verbs: [{match['verb']}]}}"
+    )
+    return Finding(
+        "rbac-denied",
+        severity,
+        f"{match['user']} may not {match['verb']} {resource}{place}",
+        f"ask the cluster's administrator for a Role{place} with the rule {rule}",
+    )
+
+
+def _quota(message: str, subject: str, case: Case, severity: Severity) -> Finding | None:
+    match = _QUOTA.search(message)
+    if match is None:
+        why = _LIMIT_RANGE.search(message)
+        if why is None:
+            return None
+        return Finding(
+            "limit-range",
+            "broken",
+            f"{subject}: the namespace's LimitRange says {why['why']}",
+            "change resources in cluster.yaml to what it allows, or ask for another LimitRange",
+        )
+    return Finding(
+        "resource-quota",
+        "broken",
+        f"{subject}: ResourceQuota {match['name']} allows {match['limit']}, {match['used']} is used"
+        f" and a pod asks for {match['asked']}",
+        f"lower {_fields_of(match['asked'])} in cluster.yaml, end another run of this namespace, or ask for more quota",
+    )
+
+
+def _fields_of(asked: str) -> str:
+    """Fields of ours that a quota's resources come from."""
+    fields = []
+    for part in asked.split(","):
+        resource = part.split("=")[0].removeprefix("requests.").removeprefix("limits.")
+        fields.append(field_of(resource))
+    return listed(fields)
+
+
+def field_of(resource: str) -> str:
+    """The field of cluster.yaml that a resource of a pod comes from."""
+    known = {"cpu": "resources.cpu", "memory": "resources.memory", "pods": "num_nodes"}
+    if resource in known:
+        return known[resource]
+    if resource.startswith("rdma/") or "rdma" in resource or resource.endswith("/efa"):
+        return "resources.rdma_devices"
+    if "storage" in resource:
+        return "storage.<name>.size"
+    return "nproc_per_node" if "/" in resource else f"resources ({resource})"
+
+
+def _admission(message: str, subject: str, case: Case, severity: Severity) -> Finding | None:
+    security = _SECURITY.search(message)
+    if security is not None:
+        ways = [words for sign, words in _SECURITY_FIELDS if sign in security["why"]]
+        fix = (
+            f"{'; '.join(ways)}, or use a namespace"
+            if ways
+            else "take what it names out of pod_patch, or use a namespace"
+        )
+        return Finding(
+            "pod-security",
+            "broken",
+            f"{subject}: Pod Security {security['level']} forbids {security['why']}",
+            f"{fix} whose label pod-security.kubernetes.io/enforce allows it",
+        )
+    denied = _DENIED.search(message)
+    if denied is not None:
+        return Finding(
+            "admission-denied",
+            "broken",
+            f"{subject}: the site's rule {denied['name']} says: {denied['why'] or message}",
+            "change in cluster.yaml what the rule names (labels, annotations and pod_patch reach everything)",
+        )
+    calling = _CALLING.search(message)
+    if calling is not None:
+        service = re.search(r"https://([\w-]+)\.([\w-]+)\.svc", calling["why"])
+        whose = f"{service[1]} in namespace {service[2]}" if service else "its controller"
+        return Finding(
+            "webhook-down",
+            "waiting",
+            f"{subject}: the webhook {calling['name']} does not answer",
+            f"have the cluster's administrator look at {whose}, then submit again",
+        )
+    return None
+
+
+_SECURITY_FIELDS = (
+    ("IPC_LOCK", "leave out resources.rdma, which needs IPC_LOCK"),
+    ("hostPath", "give storage.<name>.claim in place of storage.<name>.host_path"),
+    ("runAsNonRoot", "remove runAsUser: 0 or runAsNonRoot: false from pod_patch"),
+    ("hostNetwork", "remove hostNetwork from pod_patch"),
+    ("privileged", "remove privileged from pod_patch"),
+)
+
+
+def _version(message: str, subject: str, case: Case, severity: Severity) -> Finding | None:
+    served = _UNSERVED.search(message)
+    if served is not None:
+        kind = f"{served['kind']} ({served['version']})" if served["kind"] else _kind_title(case, subject)
+        return Finding(
+            "kind-not-served",
+            "broken",
+            f"this cluster does not serve {kind}: its controller is not installed, or in another version",
+            "set kind: job in cluster.yaml (every cluster has it), or install the controller",
+        )
+    fields = _FIELD.findall(message)
+    if fields:
+        return Finding(
+            "api-version",
+            "broken",
+            f"{subject}: this cluster serves another version of the kind, without {listed(fields)}",
+            "set another kind in cluster.yaml (kind: job is the same everywhere), or bring its controller up to date",
+        )
+    return None
+
+
+def _kind_title(case: Case, subject: str) -> str:
+    return text(case.trainer, "kind") or subject.rsplit(" ", 1)[-1]
+
+
+def _missing(message: str, subject: str, case: Case, severity: Severity) -> Finding | None:
+    account = _ACCOUNT.search(message)
+    if account is not None:
+        name = account["name"] or account["other"]
+        return Finding(
+            "service-account-missing",
+            "broken",
+            f"{subject}: there is no service account {name}",
+            f"`kubectl create serviceaccount {name}`, or set service_account.name in cluster.yaml to one that exists",
+        )
+    priority = _PRIORITY.search(message)
+    if priority is not None:
+        return Finding(
+            "priority-class-missing",
+            "broken",
+            f"{subject}: there is no PriorityClass {priority['name']}",
+            "set priority_class in cluster.yaml to one that `kubectl get priorityclass` lists, or leave it out",
+        )
+    namespace = _NAMESPACE.search(message)
+    if namespace is not None:
+        return Finding(
+            "namespace-missing",
+            "broken",
+            f"there is no namespace {namespace['name']}",
+            f"`kubectl create namespace {namespace['name']}`, or set namespace in cluster.yaml to one that exists",
+        )
+    return None
+
+
+def _too_large(message: str, case: Case) -> Finding:
+    return Finding(
+        "config-too-large",
+        "broken",
+        f"the ConfigMap of run {case.run} is larger than a cluster keeps (1 MiB): the local files shipped with it"
+        " are too big",
+        "put the files on a volume (storage in cluster.yaml) and name them by their absolute path there in run.yaml"
+        " (data.train, data.eval)",
+        (message,),
+    )

@@ -1,0 +1,201 @@
+"""Pods that were taken away: preempted, evicted, drained, or their node lost. None of it is the run's fault. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from rankzero.launch.case import Case
+from rankzero.launch.diagnose.finding import Finding, Severity, counted, span
+from rankzero.launch.diagnose.hosts import Host, hosts_of
+from rankzero.launch.loose import seconds_between
+from rankzero.launch.pods import Condition, Pod
+
+_LOW = re.compile(r"node was low on resource: (?P<what>[\w-]+)")
+_OWN_DISK = re.compile(r"(?:ephemeral local storage usage exceeds|local ephemeral storage).*?(?P<limit>\d+\w*)?\.?\s*$")
+_VOLUME = re.compile(r'Usage of EmptyDir volume "(?P<name>[^"]+)" exceeds the limit "(?P<limit>[^"]+)"')
+_DEVICES = re.compile(
+    r"requested number of devices unavailable for (?P<resource>\S+?)\.?"
+    r" Requested: (?P<asked>\d+), Available: (?P<left>\d+)"
+)
+_OUT_OF = re.compile(r"^OutOf(?P<resource>\S+)$")
+_RESUMES = "it continues from its newest checkpoint when a new pod has started"
+STUCK_SECONDS = 120
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """Lost nodes first, then what happened to single pods; the same to several pods is one finding."""
+    hosts = {host.name: host for host in hosts_of(case.evidence.nodes or ())}
+    found: dict[tuple[str, str], tuple[Finding, int]] = {}
+    for pod in reversed(case.all_pods):
+        finding = _of_pod(case, pod, hosts.get(pod.host))
+        if finding is not None:
+            key = (finding.code, finding.severity)
+            found[key] = (finding, found[key][1] + 1 if key in found else 1)
+    for finding, count in found.values():
+        more = f" (and {counted(count - 1, 'other pod')})" if count > 1 else ""
+        yield Finding(finding.code, finding.severity, finding.cause + more, finding.fix, finding.evidence, finding.node)
+
+
+def _of_pod(case: Case, pod: Pod, host: Host | None) -> Finding | None:
+    if pod.phase == "Succeeded" or case.finished is not None and not pod.is_over:
+        return None
+    gone = _lost(case, pod, host)
+    if gone is not None:
+        return gone
+    severity: Severity = "info" if case.is_past(pod) else "failed" if case.finished else "waiting"
+    disrupted = pod.conditions.get("DisruptionTarget")
+    if disrupted is not None and disrupted.status == "True":
+        return _disrupted(case, pod, disrupted, severity)
+    if pod.reason == "Evicted":
+        return _evicted(pod, severity)
+    if pod.reason in ("NodeShutdown", "Shutdown") or "node shutdown" in pod.message:
+        return _finding("node-shutdown", severity, pod, "was stopped because node {host} shuts down", pod.message)
+    if pod.reason == "Preempting":
+        return _preempted(pod, severity, pod.message)
+    return _refused_by_node(pod, severity) or _stuck(case, pod)
+
+
+def _lost(case: Case, pod: Pod, host: Host | None) -> Finding | None:
+    """The node does not answer, or is gone."""
+    if case.is_past(pod) or pod.is_over and pod.reason != "NodeLost":
+        return None
+    unready = host is not None and not host.ready
+    absent = bool(pod.host) and case.evidence.nodes is not None and host is None and len(case.evidence.nodes) > 0
+    told = pod.reason == "NodeLost" or pod.phase == "Unknown"
+    event = next((e for e in reversed(case.events_of(pod)) if e.reason == "NodeNotReady"), None)
+    if not (unready or absent or told or (event is not None and not pod.is_running)):
+        return None
+    state = "no longer exists" if absent else "does not answer (NotReady)"
+    line = event.message if event is not None else pod.message or f"node {pod.host}: {state}"
+    return Finding(
+        "node-lost",
+        "waiting" if case.finished is None else "failed",
+        f"node {pod.host or '?'} {state}, and {pod.title} (pod {pod.name}) was on it",
+        f"wait about 6 min until the cluster gives the pod up; {_RESUMES}. If the node is gone for good:"
+        f" `kubectl delete pod {pod.name} --force`",
+        (line,),
+        pod.node,
+    )
+
+
+def _disrupted(case: Case, pod: Pod, condition: Condition, severity: Severity) -> Finding | None:
+    line = f"{pod.name}: DisruptionTarget ({condition.reason}): {condition.message}"
+    if condition.reason in ("PreemptionByScheduler", "PreemptionByKubeScheduler"):
+        return _preempted(pod, severity, line)
+    if condition.reason == "DeletionByTaintManager":
+        return _finding(
+            "node-tainted",
+            severity,
+            pod,
+            "was removed from node {host}, which got a NoExecute taint (often: it was lost)",
+            line,
+        )
+    if condition.reason == "EvictionByEvictionAPI":
+        return _finding(
+            "evicted-drain",
+            severity,
+            pod,
+            "was evicted from node {host}: it is drained, or the autoscaler removes it",
+            line,
+        )
+    if condition.reason == "DeletionByPodGC":
+        return _finding("node-lost", severity, pod, "was given up because node {host} no longer exists", line)
+    if pod.reason == "Evicted":
+        return _evicted(pod, severity)
+    if "shutdown" in condition.message:
+        return _finding("node-shutdown", severity, pod, "was stopped because node {host} shuts down", line)
+    return _finding("disrupted", severity, pod, f"was taken off node {{host}} ({condition.reason})", line)
+
+
+def _preempted(pod: Pod, severity: Severity, line: str) -> Finding:
+    return Finding(
+        "preempted",
+        severity,
+        f"{pod.title} (pod {pod.name}) made room on node {pod.host or '?'} for a pod of higher priority",
+        f"nothing: {_RESUMES}. Set priority_class in cluster.yaml to be preempted less",
+        (line,),
+        pod.node,
+    )
+
+
+def _finding(code: str, severity: Severity, pod: Pod, what: str, line: str) -> Finding:
+    return Finding(
+        code,
+        severity,
+        f"{pod.title} (pod {pod.name}) {what.format(host=pod.host or '?')}",
+        f"nothing: {_RESUMES}; keep away from such nodes with node_selector in cluster.yaml where it happens often",
+        (line,),
+        pod.node,
+    )
+
+
+def _evicted(pod: Pod, severity: Severity) -> Finding | None:
+    volume = _VOLUME.search(pod.message)
+    if volume is not None:
+        if "shm" in volume["name"]:
+            return None  # memory.py has it
+        own = volume["name"].removeprefix("rankzero-")
+        cause = f"{pod.title} (pod {pod.name}) wrote more than {volume['limit']} to scratch volume {own}"
+        fix = f"raise storage.{own}.size in cluster.yaml, or give storage.{own}.claim"
+        return Finding("scratch-full", severity, cause, fix, (pod.message,), pod.node)
+    low = _LOW.search(pod.message)
+    if low is not None and low["what"] == "memory":
+        return None  # memory.py has it
+    if low is None and _OWN_DISK.search(pod.message) is None:
+        return _finding("evicted", severity, pod, f"was evicted from node {{host}}: {pod.message}", pod.message)
+    what = low["what"] if low is not None else "its own ephemeral storage"
+    return Finding(
+        "evicted-disk",
+        severity,
+        f"{pod.title} (pod {pod.name}) was evicted from node {pod.host or '?'}, which ran low on {what}",
+        "keep caches and results on claims: give storage.cache.claim and storage.outputs.claim in cluster.yaml",
+        (pod.message,),
+        pod.node,
+    )
+
+
+def _refused_by_node(pod: Pod, severity: Severity) -> Finding | None:
+    """The scheduler placed it, and the node's kubelet would not have it."""
+    devices = _DEVICES.search(pod.message)
+    if pod.reason == "UnexpectedAdmissionError" or devices is not None:
+        what = (
+            f"has {devices['left']} healthy {devices['resource']} left and {devices['asked']} are asked for"
+            if devices
+            else f"would not start it: {pod.message}"
+        )
+        return Finding(
+            "device-unhealthy",
+            severity,
+            f"node {pod.host or '?'} {what}, so {pod.title} (pod {pod.name}) was turned away",
+            f"`kubectl cordon {pod.host or 'NODE'}` until its devices are repaired; a new pod then goes elsewhere",
+            (f"{pod.reason}: {pod.message}",),
+            pod.node,
+        )
+    out_of = _OUT_OF.match(pod.reason)
+    if out_of is None:
+        return None
+    return Finding(
+        "node-full",
+        severity,
+        f"node {pod.host or '?'} had no {out_of['resource']} left for {pod.title} (pod {pod.name})",
+        f"nothing: another pod took it in the same moment; {_RESUMES}, or lower resources in cluster.yaml",
+        (f"{pod.reason}: {pod.message}",),
+        pod.node,
+    )
+
+
+def _stuck(case: Case, pod: Pod) -> Finding | None:
+    """Asked to stop, and still there long after its grace period."""
+    waited = seconds_between(pod.deleting_since, case.now)
+    if waited is None or waited < STUCK_SECONDS or pod.is_over:  # the time of deletion includes the grace period
+        return None
+    return Finding(
+        "stuck-terminating",
+        "broken",
+        f"pod {pod.name} should have ended {span(waited)} ago and is still there: node {pod.host or '?'} may not"
+        " answer",
+        f"`kubectl get node {pod.host or 'NODE'}`; if it is gone, `kubectl delete pod {pod.name} --force`",
+        (f"deletionTimestamp is {span(waited)} ago",),
+        pod.node,
+    )

@@ -1,0 +1,103 @@
+"""The cluster's nodes, and what of a pod's wishes each of them meets, whoever else is on them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rankzero.launch.loose import amount, at, maps, text, words
+from rankzero.launch.pods import Pod, conditions_of
+
+_OWN_TAINTS = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One node of the cluster."""
+
+    name: str
+    labels: Mapping[str, str]
+    allocatable: Mapping[str, str]
+    taints: tuple[Mapping[str, Any], ...]
+    cordoned: bool
+    ready: bool
+
+    @property
+    def is_control_plane(self) -> bool:
+        """Not meant for anybody's pods."""
+        return any(text(taint, "key") in _OWN_TAINTS for taint in self.taints)
+
+
+def hosts_of(manifests: Sequence[Mapping[str, Any]]) -> list[Host]:
+    """All nodes."""
+    found = []
+    for manifest in manifests:
+        ready = conditions_of(manifest).get("Ready")
+        found.append(
+            Host(
+                name=text(manifest, "metadata", "name"),
+                labels=words(at(manifest, "metadata", "labels")),
+                allocatable=words(at(manifest, "status", "allocatable")),
+                taints=tuple(maps(manifest, "spec", "taints")),
+                cordoned=at(manifest, "spec").get("unschedulable") is True,
+                ready=ready is None or ready.status == "True",
+            )
+        )
+    return found
+
+
+def misses(host: Host, selector: Mapping[str, str]) -> bool:
+    """Whether it lacks a label of the selector."""
+    return any(host.labels.get(key) != value for key, value in selector.items())
+
+
+def untolerated(host: Host, pod: Pod) -> list[str]:
+    """Taints that keep the pod off, as `key=value:effect`."""
+    found = []
+    for taint in host.taints:
+        if text(taint, "effect") in ("NoSchedule", "NoExecute") and not any(
+            _tolerates(t, taint) for t in pod.tolerations
+        ):
+            found.append(taint_text(taint))
+    return found
+
+
+def taint_text(taint: Mapping[str, Any]) -> str:
+    """`key=value:effect`."""
+    value = text(taint, "value")
+    return f"{text(taint, 'key')}{'=' + value if value else ''}:{text(taint, 'effect')}"
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+    key, effect = text(toleration, "key"), text(toleration, "effect")
+    if effect and effect != text(taint, "effect"):
+        return False
+    if not key:
+        return text(toleration, "operator") == "Exists"
+    if key != text(taint, "key"):
+        return False
+    return text(toleration, "operator") == "Exists" or text(toleration, "value") == text(taint, "value")
+
+
+def largest(hosts: Sequence[Host], resource: str) -> tuple[str, str]:
+    """Quantity and name of the node that has most of a resource; ("0", "") where none has it."""
+    best = max(hosts, key=lambda host: amount(host.allocatable.get(resource)) or 0.0, default=None)
+    if best is None or not amount(best.allocatable.get(resource)):
+        return "0", ""
+    return best.allocatable[resource], best.name
+
+
+def similar(hosts: Sequence[Host], resource: str) -> list[str]:
+    """Device resources that nodes do offer."""
+    offered = {name for host in hosts for name, value in host.allocatable.items() if "/" in name and amount(value)}
+    return sorted(offered - {resource})
+
+
+def readable(resource: str, quantity: str) -> str:
+    """A quantity for people: memory in Gi, all else as it is."""
+    number = amount(quantity)
+    if number is None or not (resource == "memory" or "storage" in resource):
+        return quantity
+    gibibytes = number / 2**30
+    return f"{gibibytes:.0f}Gi" if gibibytes >= 10 else f"{gibibytes:.1f}Gi"

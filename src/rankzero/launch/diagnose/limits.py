@@ -1,0 +1,108 @@
+"""Limits that ended a run: restarts, time, a policy. They say that it ended, and seldom why. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from rankzero.errors import ExitCode
+from rankzero.launch.case import Case
+from rankzero.launch.diagnose.finding import Finding, span
+from rankzero.launch.loose import at, text, whole
+
+_MATCHED = re.compile(
+    r"Container (?P<container>\S+) for pod (?:\S+/)?(?P<pod>\S+) failed with exit code (?P<code>\d+) matching"
+)
+_BACKOFF = re.compile(r"(?i)backoff ?limit|max number of restarts|maxRestarts")
+_DEADLINE = re.compile(r"(?i)deadline|active longer")
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """The condition that the run failed with; and a run of which nothing is left."""
+    if not case.trainer and not case.pods and not case.prepare_pods:
+        yield from _gone(case)
+        return
+    failure = case.failure
+    if failure is None:
+        return
+    line = f"{text(case.trainer, 'kind')} Failed ({failure.reason}): {failure.message}"
+    said = f"{failure.reason} {failure.message}"
+    if _DEADLINE.search(said):
+        yield _deadline(case, line)
+    elif _BACKOFF.search(said):
+        allowed = _allowed(case)
+        yield Finding(
+            "limit-restarts",
+            "failed",
+            f"all {'' if allowed is None else f'{allowed} '}restarts that max_restarts allows are used up",
+            "cure the cause, then submit again to continue; raise max_restarts in cluster.yaml where failures"
+            " come from outside",
+            (line,),
+        )
+    elif "PodFailurePolicy" in said or _MATCHED.search(said):
+        match = _MATCHED.search(said)
+        code = int(match["code"][:6]) if match else None
+        if code == ExitCode.STOPPED:
+            return
+        what = f"pod {match['pod']} left with exit code {code}" if match else failure.message
+        yield Finding(
+            "limit-policy",
+            "failed",
+            f"the run was ended at once, since trying again cannot cure it: {what}",
+            f"{_MEANING.get(code or 0, 'see `rankzero logs`')}, then submit again",
+            (line,),
+        )
+    else:
+        yield Finding(
+            "limit-failed",
+            "failed",
+            f"{text(case.trainer, 'kind') or 'the run'} has failed ({failure.reason}): {failure.message}",
+            "`rankzero logs` shows the last lines of every node; submit again to continue from the last checkpoint",
+            (line,),
+        )
+
+
+_MEANING = {
+    2: "correct the command line",
+    65: "correct the data (`rankzero data check`)",
+    77: "give the pods a token that may read the model (secrets.HF_TOKEN in cluster.yaml)",
+    78: "correct run.yaml",
+}
+
+
+def _deadline(case: Case, line: str) -> Finding:
+    spec = at(case.trainer, "spec")
+    seconds = whole(spec, "activeDeadlineSeconds") or whole(spec, "runPolicy", "activeDeadlineSeconds")
+    limit = f" of {span(seconds)}" if seconds else ""
+    return Finding(
+        "limit-deadline",
+        "failed",
+        f"the run was ended after its time limit{limit} (timeout_seconds)",
+        f"raise timeout_seconds in cluster.yaml{f' above {seconds}' if seconds else ''}, or leave it out, and"
+        " submit again to"
+        " continue",
+        (line,),
+    )
+
+
+def _allowed(case: Case) -> int | None:
+    spec = at(case.trainer, "spec")
+    for path in (("backoffLimit",), ("failurePolicy", "maxRestarts"), ("runPolicy", "backoffLimit")):
+        found = whole(spec, *path)
+        if found is not None:
+            return found
+    return None
+
+
+def _gone(case: Case) -> Iterator[Finding]:
+    """Nothing of it is in the cluster, though events may be."""
+    ended = next((e for (_, name), events in case.events.items() if name == case.run for e in events), None)
+    if ended is None:
+        return
+    yield Finding(
+        "removed",
+        "info",
+        f"run {case.run} is no longer in the cluster: it was deleted, or removed after ttl_seconds_after_finished",
+        "its results are in its run directory; submit again to continue or to see that it is finished",
+        (f"{ended.reason}: {ended.message}",),
+    )

@@ -1,0 +1,193 @@
+"""Ranks that do not find each other, or stop hearing from each other: DNS, rendezvous, NCCL, gloo. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rankzero.errors import ExitCode
+from rankzero.launch.case import Case
+from rankzero.launch.diagnose.finding import Finding, Severity, counted, listed
+from rankzero.launch.log_lines import find_line
+from rankzero.launch.pods import Ended, Pod
+
+_TIMEOUT = re.compile(
+    r"Watchdog caught collective operation timeout: \w+\((?P<facts>[^\n]*?)\)"
+    r"(?: ran for (?P<ms>\d+) milliseconds|\s*$)",
+    re.MULTILINE,
+)
+_NCCL = re.compile(
+    r"NCCL error|ncclSystemError|ncclRemoteError|ncclInternalError|ncclUnhandledCudaError|ncclInvalidUsage"
+    r"|NCCL WARN (?!.*(?:NET/Plugin|MNNVL))|NCCL communicator was aborted|Some NCCL operations have failed or timed out"
+)
+_DNS = re.compile(
+    r"(?i)(?:name or service not known|temporary failure in name resolution|could not resolve|nodename nor servname"
+    r"|getaddrinfo failed|name does not resolve|cannot be resolved|no such host)"
+)
+_JOIN = re.compile(
+    r"(?i)(?:timed? ?out.{0,80}(?:waiting for clients|rendezvous|joined|the store|other nodes|other pods|master)"
+    r"|(?P<joined>\d+)/(?P<all>\d+) (?:clients|nodes|workers) joined|rendezvous\w*(?:timeout|closed)"
+    r"|(?:nodes?|pods?) (?:has|have|did) not (?:join|come|arrive|appear|show)|client socket has timed out"
+    r"|waited .{0,60}for (?:the )?(?:other )?(?:node|pod|master))"
+)
+_LOST = re.compile(
+    r"(?i)connection (?:reset|closed) by peer|broken pipe|connection refused|socket timeout"
+    r"|gloo.{0,80}(?:timed out|connection)"
+    r"|Connect(?:ion)? (?:timeout|timed out)"
+)
+_HOST = re.compile(
+    r"(?:host=|hostname |resolve (?:host(?:name)?:? )?|lookup )['\"]?(?P<named>[a-z0-9][a-z0-9-]*(?:\.[a-z0-9-]+)*)"
+    r"|(?P<pod>\b[a-z0-9][a-z0-9-]*-\d+\.[a-z0-9][\w.-]*)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sign:
+    code: str
+    line: str
+    match: re.Match[str]
+
+
+def explains(case: Case, pod: Pod, end: Ended) -> bool:
+    """Whether an ending is a matter of this module."""
+    return _sign(case, pod, end) is not None
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """One finding of each kind: all ranks of a run see the same trouble."""
+    found: dict[tuple[str, bool], list[tuple[Pod, _Sign]]] = {}
+    for pod in reversed(case.all_pods):
+        if pod.phase == "Succeeded":
+            continue
+        for end in pod.endings:
+            sign = _sign(case, pod, end)
+            if sign is not None:
+                past = case.is_past(pod) or (end is pod.before and pod.is_running)
+                found.setdefault((sign.code, past), []).append((pod, sign))
+                break
+    for (code, past), several in found.items():
+        several.sort(key=lambda one: one[0].node)
+        yield _MAKERS[code](case, several, "info" if past else "failed")
+
+
+def _sign(case: Case, pod: Pod, end: Ended) -> _Sign | None:
+    """Our own words are believed first; a log's line only where the ending itself says nothing better."""
+    if end.code in (0, 2, 65, 75, 77, 78) or end.reason == "OOMKilled":
+        return None
+    said = f"{end.words.where} {end.words.what}" if end.words is not None else end.message
+    texts = [said]
+    if end.words is None or end.code in (69, 70):
+        texts.append(case.trouble_of(pod) if end is pod.endings[0] else "")
+    for text in texts:
+        for code, pattern in _PATTERNS:
+            if code == "connection-lost" and end.code == ExitCode.SERVICE:
+                continue  # a service, not a peer
+            match = pattern.search(text)
+            if match is not None:
+                return _Sign(code, find_line(text, pattern) or match[0], match)
+    return None
+
+
+_PATTERNS = (
+    ("nccl-timeout", _TIMEOUT),
+    ("dns", _DNS),
+    ("rendezvous-timeout", _JOIN),
+    ("nccl-error", _NCCL),
+    ("connection-lost", _LOST),
+)
+
+
+def _timeout(case: Case, several: list[tuple[Pod, _Sign]], severity: Severity) -> Finding:
+    pod, sign = several[0]
+    facts = dict(part.strip().partition("=")[::2] for part in sign.match["facts"].split(",") if "=" in part)
+    operation = facts.get("OpType", "a collective operation")
+    after = f" after {int(sign.match['ms'][:12]) // 1000} s" if sign.match["ms"] else ""
+    reported = {one.node for one, _ in several}
+    absent = [node for node, one in case.current.items() if node not in reported and not one.is_over]
+    missing = (
+        f"; node {listed(map(str, absent))} did not report it, so look there" if absent and len(several) > 0 else ""
+    )
+    return Finding(
+        "nccl-timeout",
+        severity,
+        f"{operation} (sequence number {facts.get('SeqNum', '?')}) of {_who(several)} got no answer{after}{missing}",
+        f"`rankzero logs{f' --node {absent[0]}' if absent else ''}` shows the silent rank; if all wait, set env:"
+        " {NCCL_DEBUG: INFO} and env.NCCL_SOCKET_IFNAME in cluster.yaml",
+        (sign.line,),
+        absent[0] if absent else pod.node,
+    )
+
+
+def _nccl(case: Case, several: list[tuple[Pod, _Sign]], severity: Severity) -> Finding:
+    pod, sign = several[0]
+    remote = "ncclRemoteError" in sign.line
+    fix = "set env: {NCCL_DEBUG: INFO, NCCL_SOCKET_IFNAME: eth0} in cluster.yaml to see and choose the network"
+    if re.search(r"(?i)\bib\b|ibv_|mlx5|NET/IB|infiniband|rdma", sign.line):
+        fix = (
+            "set resources.rdma in cluster.yaml to the site's device (rdma/ib …), or env: {NCCL_IB_DISABLE: '1'}"
+            " to do without"
+        )
+    elif remote:
+        fix = "look for the first error of another node (`rankzero logs`); this one is only told that a peer has gone"
+    return Finding("nccl-error", severity, f"NCCL failed on {_who(several)}: {sign.line}", fix, (sign.line,), pod.node)
+
+
+def _dns(case: Case, several: list[tuple[Pod, _Sign]], severity: Severity) -> Finding:
+    pod, sign = several[0]
+    host = _HOST.search(sign.line)
+    name = (host["named"] or host["pod"]) if host else "a name"
+    own = name.startswith(case.run)
+    fix = (
+        f"`kubectl get endpoints {case.run}`: the headless Service must list the pods; if it does, the cluster's"
+        " DNS is at fault"
+        if own
+        else "see that pods may reach the network (proxy in env of cluster.yaml), or set HF_HUB_OFFLINE and local paths"
+    )
+    return Finding("dns", severity, f"{_who(several)} cannot resolve {name}", fix, (sign.line,), pod.node)
+
+
+def _join(case: Case, several: list[tuple[Pod, _Sign]], severity: Severity) -> Finding:
+    pod, sign = several[0]
+    groups = sign.match.groupdict()
+    joined = f" ({groups['joined']} of {groups['all']} came)" if groups.get("joined") else ""
+    absent = [p for p in case.current.values() if not p.is_running and not p.is_over]
+    missing = f"; not running: {listed(p.name for p in absent)}" if absent else ""
+    return Finding(
+        "rendezvous-timeout",
+        severity,
+        f"{_who(several)} waited for the other nodes in vain{joined}{missing}: {sign.line}",
+        "see why they started late (`rankzero status`), set rendezvous_timeout_seconds higher, and let network policies"
+        " and meshes pass ports 29400 and 29500 between the pods",
+        (sign.line,),
+        pod.node,
+    )
+
+
+def _lost(case: Case, several: list[tuple[Pod, _Sign]], severity: Severity) -> Finding:
+    pod, sign = several[0]
+    return Finding(
+        "connection-lost",
+        severity,
+        f"{_who(several)} lost the connection to another node: {sign.line}",
+        "look for the first error of the other nodes (`rankzero logs`); if there is none, see that network policies and"
+        " meshes pass traffic between the pods",
+        (sign.line,),
+        pod.node,
+    )
+
+
+_MAKERS = {
+    "nccl-timeout": _timeout,
+    "nccl-error": _nccl,
+    "dns": _dns,
+    "rendezvous-timeout": _join,
+    "connection-lost": _lost,
+}
+
+
+def _who(several: list[tuple[Pod, _Sign]]) -> str:
+    nodes = sorted({pod.node for pod, _ in several})
+    if several[0][0].role == "prepare":
+        return "the preparation pod"
+    return f"node {nodes[0]}" if len(nodes) == 1 else f"{counted(len(nodes), 'node')} ({listed(map(str, nodes), 4)})"

@@ -1,0 +1,188 @@
+"""Waiting for Kueue: quota, a queue that is not there, evictions, admission checks. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import datetime
+
+from rankzero.launch.case import Case
+from rankzero.launch.diagnose.api import field_of
+from rankzero.launch.diagnose.finding import Finding, span
+from rankzero.launch.loose import at, maps, moment, seconds_between, text
+from rankzero.launch.pods import Condition, conditions_of
+
+_MISSING = re.compile(r"(?P<kind>LocalQueue|ClusterQueue) (?P<name>\S+) doesn't exist")
+_INACTIVE = re.compile(r"(?P<kind>LocalQueue|ClusterQueue) (?P<name>\S+) is (?P<why>inactive|stopped)")
+_UNUSED = re.compile(
+    r"insufficient unused quota(?: in cohort)? for (?P<resource>\S+) in flavor (?P<flavor>[^,\s]+)"
+    r", (?P<more>\S+) more needed"
+)
+_NEVER = re.compile(
+    r"insufficient quota for (?P<resource>\S+) in flavor (?P<flavor>[^,\s]+)[^()]*\((?P<asked>\S+) > (?P<most>\S+?)\)"
+)
+_TOPOLOGY = re.compile(
+    r"topology \"?(?P<name>[\w.-]+)\"? (?:doesn't allow to fit any of (?P<all>\d+)"
+    r"|allows to fit only (?P<fit>\d+) out of (?P<of>\d+))"
+)
+_PATIENCE_SECONDS = 120
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """One finding at most: a run that is admitted has none."""
+    if case.finished is not None or any(pod.is_running for pod in case.current.values()):
+        return
+    if case.workload:
+        yield from _from_workload(case)
+    elif (
+        case.queue and case.is_suspended and not any(r.verb.startswith("list workloads") for r in case.evidence.refused)
+    ):
+        waited = seconds_between(case.created, case.now) or 0
+        if waited > _PATIENCE_SECONDS:
+            yield Finding(
+                "queue-ignored",
+                "broken",
+                f"the run has waited {span(waited)} for queue {case.queue}, and Kueue has not taken note of it",
+                "see that Kueue runs and handles this kind (`kubectl get pods -n kueue-system`), or set kind: job",
+            )
+
+
+def _from_workload(case: Case) -> Iterator[Finding]:
+    conditions = conditions_of(case.workload)
+    finished, admitted = conditions.get("Finished"), conditions.get("Admitted")
+    if finished is not None and finished.status == "True":
+        return
+    if at(case.workload, "spec").get("active") is False:
+        evicted = conditions.get("Evicted")
+        yield Finding(
+            "queue-deactivated",
+            "broken",
+            f"Kueue has put the run aside: {evicted.message if evicted else 'its Workload is not active'}",
+            "submit it again; raise the queue's requeuing limit where it was put aside for starting too slowly",
+            _lines(evicted),
+        )
+        return
+    if admitted is not None and admitted.status == "True":
+        return
+    queue = text(case.workload, "spec", "queueName") or case.queue
+    yield from _by_check(case, queue)
+    reserved = conditions.get("QuotaReserved")
+    if reserved is not None and reserved.status == "True":
+        return
+    evicted = conditions.get("Evicted")
+    if evicted is not None and evicted.status == "True":
+        yield _evicted(evicted, queue)
+    waited = seconds_between(_created(case), case.now) or 0
+    yield _waiting(reserved, queue, waited)
+
+
+def _by_check(case: Case, queue: str) -> Iterator[Finding]:
+    for check in maps(case.workload, "status", "admissionChecks"):
+        state, name = text(check, "state"), text(check, "name")
+        if state in ("Pending", "Retry", "Rejected"):
+            message = text(check, "message")
+            yield Finding(
+                "queue-check",
+                "broken" if state == "Rejected" else "waiting",
+                f"queue {queue} waits for admission check {name} ({state}){': ' + message if message else ''}",
+                f"`kubectl get provisioningrequests` shows what {name} waits for"
+                if state != "Rejected"
+                else f"change what {name} refuses in cluster.yaml, or use another queue (queue.name)",
+                (f"admissionCheck {name}: {state}: {message}",),
+            )
+
+
+def _waiting(reserved: Condition | None, queue: str, waited: float) -> Finding:
+    message = reserved.message if reserved else ""
+    reason = reserved.reason if reserved else ""
+    lines = _lines(reserved)
+    missing, inactive = _MISSING.search(message), _INACTIVE.search(message)
+    if missing is not None:
+        fix = "set queue.name in cluster.yaml to one that `kubectl get localqueues` lists"
+        if missing["kind"] == "ClusterQueue":
+            fix = (
+                f"ask the cluster's administrator for ClusterQueue {missing['name']}, or set queue.name to another"
+                " queue"
+            )
+        cause = f"{missing['kind']} {missing['name']} does not exist, so nothing will ever admit the run"
+        return Finding("queue-missing", "broken", cause, fix, lines)
+    if inactive is not None:
+        fix = (
+            f"ask the cluster's administrator why {inactive['name']} is {inactive['why']}, or set queue.name to"
+            " another queue"
+        )
+        cause = f"{inactive['kind']} {inactive['name']} is {inactive['why']}, so it admits nothing"
+        return Finding("queue-inactive", "broken", cause, fix, lines)
+    never = _NEVER.search(message)
+    if never is not None or reason == "ExceedsMaxQuota":
+        return _too_much(never, message, queue, lines)
+    topology = _TOPOLOGY.search(message)
+    if topology is not None or reason == "TopologyPlacementFailed":
+        fit = f"{topology['fit'] or 0} of {topology['of'] or topology['all']} pods fit" if topology else message
+        cause = f"queue {queue} finds no place close enough together: {fit}"
+        fix = "wait, lower num_nodes, or take the topology annotation out of annotations in cluster.yaml"
+        return Finding("queue-topology", "waiting", cause, fix, lines)
+    unused = _UNUSED.search(message)
+    if unused is not None:
+        cause = (
+            f"queue {queue} has no free quota: {unused['more']} more {unused['resource']} needed"
+            f" in flavor {unused['flavor']}; waiting {span(waited)}"
+        )
+        fix = (
+            f"wait until other runs of the queue end (`kubectl get workloads`), lower {field_of(unused['resource'])}"
+            " or num_nodes, or set queue.priority"
+        )
+        return Finding("quota-waiting", "waiting", cause, fix, lines)
+    cause = f"queue {queue} has not admitted the run after {span(waited)}{': ' + message if message else ''}"
+    fix = "wait until other runs of the queue end (`kubectl get workloads` shows them), or set queue.priority"
+    return Finding("queue-waiting", "waiting", cause, fix, lines)
+
+
+def _too_much(never: re.Match[str] | None, message: str, queue: str, lines: tuple[str, ...]) -> Finding:
+    if never is None:
+        cause = f"the run asks for more than queue {queue} may ever use: {message}"
+        fix = "lower num_nodes or nproc_per_node in cluster.yaml, or set queue.name to a larger queue"
+        return Finding("quota-too-small", "broken", cause, fix, lines)
+    cause = (
+        f"the run asks for {never['asked']} {never['resource']} and queue {queue} never has more than {never['most']}"
+        f" in flavor {never['flavor']}"
+    )
+    fix = f"lower num_nodes or {field_of(never['resource'])} in cluster.yaml, or set queue.name to a larger queue"
+    return Finding("quota-too-small", "broken", cause, fix, lines)
+
+
+def _evicted(evicted: Condition, queue: str) -> Finding:
+    lines = _lines(evicted)
+    if evicted.reason == "PodsReadyTimeout":
+        return Finding(
+            "queue-pods-ready",
+            "waiting",
+            f"Kueue took the run's quota back because its pods were not ready in time: {evicted.message}",
+            "look at why pods start slowly (image, volumes), or ask for a longer waitForPodsReady timeout in Kueue",
+            lines,
+        )
+    if evicted.reason == "Preempted":
+        return Finding(
+            "queue-preempted",
+            "waiting",
+            f"Kueue gave the run's quota in queue {queue} to another workload: {evicted.message}",
+            "wait: it continues from its checkpoint once admitted again; set queue.priority to be preempted less",
+            lines,
+        )
+    return Finding(
+        "queue-evicted",
+        "waiting",
+        f"Kueue took the run out of queue {queue} ({evicted.reason}): {evicted.message}",
+        "wait: it continues from its checkpoint once admitted again",
+        lines,
+    )
+
+
+def _created(case: Case) -> datetime | None:
+    return moment(at(case.workload, "metadata").get("creationTimestamp"))
+
+
+def _lines(condition: Condition | None) -> tuple[str, ...]:
+    if condition is None:
+        return ()
+    return (f"Workload {condition.type}={condition.status} ({condition.reason}): {condition.message}",)

@@ -1,0 +1,264 @@
+"""Pods that no node takes: too large, no such device, labels, taints, spreading, or all taken. Pure.
+
+The scheduler's message says how many nodes fail on what; where the nodes could be read, what they have is held against
+what the pod asks for, which also tells what can never fit from what is only taken at the moment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from rankzero.launch.case import Case
+from rankzero.launch.diagnose.api import field_of
+from rankzero.launch.diagnose.finding import Finding, counted, listed, span
+from rankzero.launch.diagnose.hosts import (
+    Host,
+    hosts_of,
+    largest,
+    misses,
+    readable,
+    similar,
+    untolerated,
+)
+from rankzero.launch.loose import amount, seconds_between
+from rankzero.launch.pods import Pod
+
+_PART = re.compile(r"(?P<count>\d+) (?P<why>(?:[^,{.]|\{[^}]*\}|\.(?=\S))+)")
+_LACKS = re.compile(r"Insufficient (?P<resource>\S+)")
+_TAINT = re.compile(r"had (?:untolerated )?taint \{(?P<taint>[^}]*)\}")
+_ELSEWHERE = ("PersistentVolumeClaim", "persistentvolumeclaim", "storageclass", "volume node affinity")
+"""Reported with the claims."""
+_OWN_TAINTS = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
+_PATIENCE_SECONDS = 180
+
+
+def find(case: Case) -> Iterator[Finding]:
+    """One finding for all pods that wait for the same."""
+    waiting: dict[str, list[Pod]] = {}
+    silent: list[Pod] = []
+    for pod in case.newest:
+        if pod.host or pod.is_over or pod.deleting_since is not None:
+            continue
+        line = _said(case, pod)
+        if line:
+            waiting.setdefault(f"{pod.role} {line}", []).append(pod)
+        elif not pod.waiting:
+            silent.append(pod)
+    for pods in waiting.values():
+        yield from _unplaced(case, _said(case, pods[0]), pods)
+    yield from _unseen(case, silent)
+
+
+def _said(case: Case, pod: Pod) -> str:
+    """Why the scheduler does not place it, in its newest words."""
+    condition = pod.conditions.get("PodScheduled")
+    if condition is not None and condition.status == "False" and condition.message:
+        return condition.message
+    events = case.events_of(pod)
+    return next((event.message for event in reversed(events) if event.reason == "FailedScheduling"), "")
+
+
+def _unplaced(case: Case, line: str, pods: list[Pod]) -> Iterator[Finding]:
+    pod = pods[0]
+    who = pod.title if len(pods) == 1 else f"each of {len(pods)} pods (first {pod.name})"
+    lines = [line]
+    for event in reversed(case.events_of(pod)):
+        if event.reason == "TriggeredScaleUp":
+            cause = f"{who} waits for a new node: the autoscaler is adding one"
+            fix = "wait; `kubectl get nodes` shows it when it has joined"
+            yield Finding("scale-up", "waiting", cause, fix, (event.message, line), pod.node)
+            return
+        if event.reason == "NotTriggerScaleUp":
+            lines.append(event.message)
+            break
+    gated = pod.conditions.get("PodScheduled")
+    if gated is not None and gated.reason == "SchedulingGated":
+        cause = f"{who} is held back by a scheduling gate until its queue lets it go"
+        yield Finding(
+            "scheduling-gated", "waiting", cause, "wait; `kubectl get workloads` shows the queue", (line,), pod.node
+        )
+        return
+    if any(sign in line for sign in _ELSEWHERE) and _LACKS.search(line) is None:
+        return
+    hosts = hosts_of(case.evidence.nodes) if case.evidence.nodes is not None else None
+    found = (_by_nodes(pod, who, hosts, case) if hosts else None) or _by_words(line, pod, who, hosts, case)
+    yield Finding(found.code, found.severity, found.cause, found.fix, tuple(lines), pod.node)
+
+
+def _by_nodes(pod: Pod, who: str, hosts: list[Host], case: Case) -> Finding | None:
+    """What can never fit on the nodes that there are."""
+    usable = [host for host in hosts if not host.is_control_plane] or hosts
+    for resource, quantity in pod.requests.items():
+        most, name = largest(usable, resource)
+        if (amount(quantity) or 0) > (amount(most) or 0):
+            return _too_large(pod, who, resource, quantity, most, name, usable)
+    matching = [host for host in usable if not misses(host, pod.selector)]
+    if not matching:
+        wanted = listed(f"{key}={value}" for key, value in pod.selector.items())
+        near = {host.labels[key] for host in usable for key in pod.selector if key in host.labels}
+        others = f" ({listed(sorted(near))} there is)" if near else ""
+        cause = f"{who} wants nodes with {wanted}, and no node has that{others}"
+        fix = f"correct node_selector in cluster.yaml, or `kubectl label node NAME {wanted.replace(', ', ' ')}`"
+        return Finding("unschedulable-selector", "broken", cause, fix)
+    free = [host for host in matching if not untolerated(host, pod)]
+    if not free:
+        return _tainted(who, listed(taint for host in matching for taint in untolerated(host, pod)), len(matching))
+    for resource, quantity in pod.requests.items():
+        most, name = largest(free, resource)
+        if (amount(quantity) or 0) > (amount(most) or 0):
+            return _too_large(pod, who, resource, quantity, most, name, free)
+    if all(host.cordoned or not host.ready for host in free):
+        names = listed(host.name for host in free)
+        fix = f"`kubectl uncordon {free[0].name}` once it may be used again, or wait"
+        return Finding("unschedulable-cordoned", "waiting", f"{who} fits only on {names}, which take no pods now", fix)
+    return None
+
+
+def _too_large(pod: Pod, who: str, resource: str, quantity: str, most: str, name: str, hosts: list[Host]) -> Finding:
+    if not name:
+        others = similar(hosts, resource)
+        offers = f"; they offer {listed(others)}" if others else ""
+        field = (
+            "gpu_resource"
+            if "gpu" in resource
+            else "resources.rdma"
+            if field_of(resource).startswith("res")
+            else "kind"
+        )
+        return Finding(
+            "no-such-resource",
+            "broken",
+            f"{who} asks for {resource}: {quantity}, and no node has any{offers}",
+            f"set {field} in cluster.yaml to what nodes offer ({listed(others)})"
+            if others
+            else f"install the device plugin that offers {resource}, add nodes that have it, or set gpu: false in"
+            " cluster.yaml",
+        )
+    field = field_of(resource)
+    has = readable(resource, most)
+    spread = " and num_nodes higher" if field == "nproc_per_node" else ""
+    return Finding(
+        "unschedulable-too-large",
+        "broken",
+        f"{who} asks for {resource}: {readable(resource, quantity)}, and the largest node ({name}) has {has}",
+        f"set {field} in cluster.yaml to at most {has}{spread}, or add larger nodes",
+    )
+
+
+def _tainted(who: str, taints: str, count: int) -> Finding:
+    key, _, rest = taints.split(", ")[0].partition("=")
+    value, _, effect = rest.partition(":")
+    if not rest:
+        key, _, effect = key.partition(":")
+    parts = [f"key: {key}", *([f"value: {value}"] if value else []), *([f"effect: {effect}"] if effect else [])]
+    return Finding(
+        "unschedulable-taint",
+        "broken",
+        f"{who} is kept off {counted(count, 'node')} by {'taint' if ',' not in taints else 'taints'} {taints}",
+        f"add tolerations: [{{{', '.join(parts)}}}] to cluster.yaml if the run may use these nodes",
+    )
+
+
+def _by_words(line: str, pod: Pod, who: str, hosts: list[Host] | None, case: Case) -> Finding:
+    """What the scheduler's message says, where the nodes say nothing or are only taken."""
+    parts = [(int(match["count"]), match["why"].strip()) for match in _PART.finditer(_reasons(line))]
+    lacks = {m["resource"].rstrip("."): count for count, why in parts if (m := _LACKS.search(why))}
+    if lacks:
+        return _taken(pod, who, lacks, hosts, case)
+    for count, why in parts:
+        if "anti-affinity" in why:
+            return Finding(
+                "unschedulable-spread",
+                "waiting",
+                f"{who} wants a node of its own, and {counted(count, 'node')} already"
+                f" {'has' if count == 1 else 'have'} one"
+                f" of the run's {case.num_nodes} pods or another it must keep away from",
+                f"add nodes, lower num_nodes from {case.num_nodes}, or set spread: {{mode: preferred}} in cluster.yaml",
+            )
+        if "topology spread" in why:
+            return Finding(
+                "unschedulable-spread",
+                "broken",
+                f"{who} would break the spreading rule on {counted(count, 'node')}",
+                "set spread: {mode: preferred} in cluster.yaml, or another spread.topology_key",
+            )
+    for _, why in parts:
+        if "affinity" in why or "selector" in why:
+            wanted = listed(f"{key}={value}" for key, value in pod.selector.items()) or "another label"
+            return Finding(
+                "unschedulable-selector",
+                "broken",
+                f"{who} wants nodes with {wanted}, and those that could take it have not",
+                "correct node_selector in cluster.yaml; `kubectl get nodes --show-labels` shows what there is",
+            )
+    taints = [
+        (count, m["taint"])
+        for count, why in parts
+        if (m := _TAINT.search(why)) and not m["taint"].startswith(_OWN_TAINTS)
+    ]
+    if taints:
+        names = listed(taint.replace(": ", "=").rstrip("= ") for _, taint in taints)
+        return _tainted(who, names, sum(count for count, _ in taints))
+    for count, why in parts:
+        if "unschedulable" in why:
+            cause = f"{who} finds {counted(count, 'node')} closed for new pods (cordoned)"
+            return Finding(
+                "unschedulable-cordoned", "waiting", cause, "`kubectl uncordon NODE` once it may be used again"
+            )
+        if "Too many pods" in why:
+            cause = f"{counted(count, 'node')} have as many pods as they may, so {who} waits"
+            return Finding("unschedulable-taken", "waiting", cause, "wait, or choose other nodes with node_selector")
+    return Finding(
+        "unschedulable",
+        "broken",
+        f"no node takes {who}: {line}",
+        "change in cluster.yaml what the scheduler names (resources, node_selector, tolerations, spread)",
+    )
+
+
+def _reasons(line: str) -> str:
+    """The part of the message about the pod itself; what follows is about preemption."""
+    body = line.partition("nodes are available: ")[2] or line
+    return re.split(r"\.? (?:preemption: |no new claims)", body)[0]
+
+
+def _taken(pod: Pod, who: str, lacks: dict[str, int], hosts: list[Host] | None, case: Case) -> Finding:
+    """Enough in principle, or nothing known of the nodes. Devices are scarcer than cores and memory."""
+    resource = max(lacks, key=lambda name: ("/" in name, lacks[name]))
+    quantity = readable(resource, pod.requests.get(resource, "?"))
+    short = f"{counted(lacks[resource], 'node')} {'has' if lacks[resource] == 1 else 'have'} less free"
+    field = field_of(resource)
+    if hosts:
+        most, name = largest([host for host in hosts if not host.is_control_plane] or hosts, resource)
+        if name:
+            return Finding(
+                "unschedulable-taken",
+                "waiting",
+                f"{who} asks for {resource}: {quantity}; the largest node ({name}) has {readable(resource, most)}, but"
+                f" {short}: others use it",
+                f"wait until others end, lower {field} or num_nodes in cluster.yaml, or set priority_class",
+            )
+    fields = listed(field_of(name) for name in lacks)
+    return Finding(
+        "unschedulable-resource",
+        "broken" if case.evidence.nodes is not None else "waiting",
+        f"{who} asks for {resource}: {quantity}, and {short}",
+        f"lower {fields} in cluster.yaml to what one node has free, or wait until others end",
+    )
+
+
+def _unseen(case: Case, pods: list[Pod]) -> Iterator[Finding]:
+    """Pods that the scheduler has not said a word about."""
+    waits = [(pod, seconds_between(pod.created, case.now) or 0) for pod in pods]
+    waits = [(pod, seconds) for pod, seconds in waits if seconds > _PATIENCE_SECONDS]
+    if waits:
+        pod, seconds = max(waits, key=lambda one: one[1])
+        yield Finding(
+            "pod-pending",
+            "waiting",
+            f"{counted(len(waits), 'pod')} Pending for {span(seconds)} without a word of the scheduler ({pod.name})",
+            "set scheduler in cluster.yaml to one that runs, or leave it out; `kubectl describe pod` says more",
+            (),
+            pod.node,
+        )

@@ -1,0 +1,144 @@
+"""What the lines of a run's logs say: how far it is, when it last spoke, which error it ended with. Pure.
+
+Lines are those of engine/console.py, perhaps with a prefix of the node command's and a timestamp of the kubelet's.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+_PROGRESS = re.compile(
+    r"\[TRAIN\] step (?P<step>\d{1,15})/(?P<total>\d{1,15}) loss (?P<loss>-?\d+(?:\.\d+)?|nan|-?inf)"
+    r" (?P<rate>\d[\d,]{0,20}) tok/s ETA (?P<eta>\d[\d:]{0,15})"
+)
+_AWAITED = re.compile(r"(?i)\bwait\w*(?: \d+ s)? for (?:the )?nodes? (?P<nodes>\d{1,6}(?:(?:, | and )\d{1,6}){0,99})")
+_STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)) ?")
+_CLOCK = re.compile(r"(?:^|\s|\])([012]\d):([0-5]\d):([0-5]\d)(?=[\s,.])")
+_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_ERROR = re.compile(r"(?:^|\s)error: (?P<text>.+)")
+_HINT = re.compile(r"^\s*(?:\S+\s+)?hint: (?P<text>.+)")
+_EXCEPTION = re.compile(
+    r"^(?:\[rank ?\d+\]:? ?)?(?P<text>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?::.*)?)$"
+)
+_SLACK = timedelta(minutes=5)
+LONGEST_LINE = 300
+_SIGNS = tuple(
+    ["error", "warn", "nccl", "memory", "shm", "bus", "timed", "timeout", "joined", "resol", "refused", "reset", "closed", "pipe", "known", "host", "kill", "wait", "not", "module"]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One progress line."""
+
+    step: int
+    total_steps: int
+    loss: float
+    tokens_per_second: int
+    eta_seconds: int
+    at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class SaidError:
+    """The last error in a log."""
+
+    text: str
+    hint: str = ""
+
+
+def last_progress(log: str, now: datetime) -> Progress | None:
+    """The newest progress line."""
+    lines = log.splitlines()
+    for line in reversed(lines):
+        match = _PROGRESS.search(line)
+        if match is not None:
+            return Progress(
+                step=int(match["step"]),
+                total_steps=int(match["total"]),
+                loss=float(match["loss"]),
+                tokens_per_second=int(match["rate"].replace(",", "")),
+                eta_seconds=_seconds(match["eta"]),
+                at=time_of(line, now),
+            )
+    return None
+
+
+def awaited_nodes(log: str) -> tuple[int, ...]:
+    """Nodes that the node command waits for; none where steps were made after it said so."""
+    for line in reversed(log.splitlines()):
+        if _PROGRESS.search(line):
+            return ()
+        match = _AWAITED.search(line)
+        if match is not None:
+            return tuple(int(number) for number in re.findall(r"\d{1,6}", match["nodes"]))
+    return ()
+
+
+def progress_gap(log: str, now: datetime) -> timedelta | None:
+    """The longest time between two progress lines that follow each other: how long silence is usual."""
+    times = [time_of(line, now) for line in log.splitlines() if _PROGRESS.search(line)]
+    known = [one for one in times if one is not None]
+    return max((later - earlier for earlier, later in zip(known, known[1:], strict=False)), default=None)
+
+
+def last_spoken(log: str, now: datetime) -> datetime | None:
+    """When the last line with a time was written."""
+    return next((found for line in reversed(log.splitlines()) if (found := time_of(line, now)) is not None), None)
+
+
+def time_of(line: str, now: datetime) -> datetime | None:
+    """When a line was written. A clock without a date is of the last 24 hours, in UTC as containers have it."""
+    stamp = _STAMP.match(line)
+    if stamp is not None:
+        try:
+            return datetime.fromisoformat(stamp[1])
+        except ValueError:
+            return None
+    clock = _CLOCK.search(_ANSI.sub("", line[:80]))
+    if clock is None or int(clock[1]) > 23:
+        return None
+    today = now.astimezone(UTC)
+    found = today.replace(hour=int(clock[1]), minute=int(clock[2]), second=int(clock[3]), microsecond=0)
+    return found - timedelta(days=1) if found > today + _SLACK else found
+
+
+def last_error(log: str) -> SaidError | None:
+    """The last `error: …` with its hint, or the last exception of a traceback."""
+    lines = [_STAMP.sub("", _ANSI.sub("", line)).rstrip() for line in log.splitlines()]
+    for index in range(len(lines) - 1, -1, -1):
+        match = _ERROR.search(lines[index])
+        if match is not None:
+            hint = _HINT.match(lines[index + 1]) if index + 1 < len(lines) else None
+            return SaidError(match["text"][:LONGEST_LINE], hint["text"][:LONGEST_LINE] if hint else "")
+    for line in reversed(lines):
+        match = _EXCEPTION.match(line)
+        if match is not None:
+            return SaidError(match["text"][:LONGEST_LINE])
+    return None
+
+
+def troubled(log: str) -> str:
+    """The lines that may tell of trouble, each once: patterns are dear, and logs of a thousand pods are long."""
+    lines = dict.fromkeys(log.splitlines())
+    return "\n".join(line for line in lines if any(sign in line.lower() for sign in _SIGNS))
+
+
+def find_line(log: str, pattern: re.Pattern[str]) -> str | None:
+    """The first line that matches, without its stamp and colours."""
+    match = pattern.search(log)
+    if match is None:
+        return None
+    start = log.rfind("\n", 0, match.start()) + 1
+    end = log.find("\n", match.end())
+    line = log[start : end if end >= 0 else len(log)]
+    return _STAMP.sub("", _ANSI.sub("", line)).strip()[:LONGEST_LINE]
+
+
+def _seconds(clock: str) -> int:
+    total = 0
+    for part in clock.split(":"):
+        total = total * 60 + (int(part) if part else 0)
+    return total

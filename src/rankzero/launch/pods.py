@@ -1,0 +1,261 @@
+"""Pods as the API shows them, made plain: which node, in what state, how they ended, what they said. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from rankzero.errors import NEVER_RETRIED, ExitCode
+from rankzero.launch import labels
+from rankzero.launch.labels import Manifest
+from rankzero.launch.loose import at, maps, moment, text, whole, words
+
+RETRY_OFFSET = 128
+"""What a PyTorchJob's pods add to exit codes that may be retried."""
+SHM_MOUNT = "/dev/shm"
+
+
+@dataclass(frozen=True, slots=True)
+class LastWords:
+    """The message that the node command leaves when it ends."""
+
+    outcome: str
+    """done, stopped, failed or peer_lost."""
+    exit_code: int | None = None
+    what: str = ""
+    where: str = ""
+    hint: str = ""
+    step: int | None = None
+    total_steps: int | None = None
+    checkpoint: int | None = None
+    run_dir: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a container ended."""
+
+    code: int | None
+    """Ours without the offset, where it is one of ours."""
+    reason: str
+    signal: int | None
+    started: datetime | None
+    finished: datetime | None
+    message: str
+    words: LastWords | None
+    """None where the message is not ours: then `message` is the tail of the log, or the runtime's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One condition of a pod or of any other object."""
+
+    type: str
+    status: str
+    reason: str
+    message: str
+    since: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """One pod."""
+
+    name: str
+    namespace: str
+    node: int
+    """Which node of the run it is."""
+    role: str
+    phase: str
+    reason: str
+    message: str
+    host: str
+    """The cluster's node that it is on; empty where it has none yet."""
+    created: datetime | None
+    deleting_since: datetime | None
+    grace: int
+    waiting: str
+    """Reason for which the container is not running: ContainerCreating, ImagePullBackOff …"""
+    waiting_message: str
+    running_since: datetime | None
+    ended: Ended | None
+    """How the container ended, where it is not running."""
+    before: Ended | None
+    """How its last instance ended, where it was started again."""
+    restarts: int
+    image: str
+    conditions: Mapping[str, Condition] = field(default_factory=dict)
+    requests: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, str] = field(default_factory=dict)
+    shm: str = ""
+    """Size of /dev/shm; empty: not limited."""
+    claims: Mapping[str, str] = field(default_factory=dict)
+    """Names of the volumes of the spec, by claim."""
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    """Names of environment variables, by `secret` and by `secret/key`."""
+    selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its container runs."""
+        return self.phase == "Running" and self.running_since is not None and self.deleting_since is None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it will never run again."""
+        return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def title(self) -> str:
+        """How findings speak of it."""
+        return f"node {self.node}" if self.role == labels.NODE_ROLE else "the preparation pod"
+
+    @property
+    def endings(self) -> tuple[Ended, ...]:
+        """How its container ended, the newest first."""
+        return tuple(end for end in (self.ended, self.before) if end is not None)
+
+
+def parse_pod(manifest: Manifest) -> Pod:
+    """Make a pod plain. Nothing is required of it."""
+    metadata, spec, status = at(manifest, "metadata"), at(manifest, "spec"), at(manifest, "status")
+    own_labels = words(at(metadata, "labels"))
+    name = text(metadata, "name")
+    node = labels.node_index(
+        {
+            "metadata": {
+                "name": name if name.isascii() else "",
+                "labels": own_labels,
+                "annotations": words(at(metadata, "annotations")),
+            }
+        }
+    )
+    container, state = _container(spec, status)
+    offset = RETRY_OFFSET if own_labels.get(labels.KIND) == "pytorchjob" else 0
+    resources = at(container, "resources")
+    own, before = at(state, "state"), at(state, "lastState")
+    return Pod(
+        name=name,
+        namespace=text(metadata, "namespace"),
+        node=node,
+        role=own_labels.get(labels.ROLE, labels.NODE_ROLE),
+        phase=text(status, "phase") or "Pending",
+        reason=text(status, "reason"),
+        message=text(status, "message"),
+        host=text(spec, "nodeName"),
+        created=moment(metadata.get("creationTimestamp")),
+        deleting_since=moment(metadata.get("deletionTimestamp")),
+        grace=whole(spec, "terminationGracePeriodSeconds") or 30,
+        waiting=text(own, "waiting", "reason"),
+        waiting_message=text(own, "waiting", "message"),
+        running_since=moment(at(own, "running").get("startedAt")),
+        ended=_ended(at(own, "terminated"), offset),
+        before=_ended(at(before, "terminated"), offset),
+        restarts=whole(state, "restartCount") or 0,
+        image=text(container, "image"),
+        conditions=conditions_of(manifest),
+        requests={**words(at(resources, "limits")), **words(at(resources, "requests"))},
+        limits=words(at(resources, "limits")),
+        shm=_shm(spec, container),
+        claims={
+            text(volume, "persistentVolumeClaim", "claimName"): text(volume, "name")
+            for volume in maps(spec, "volumes")
+            if text(volume, "persistentVolumeClaim", "claimName")
+        },
+        secrets=_secrets(container),
+        selector=words(at(spec, "nodeSelector")),
+        tolerations=tuple(maps(spec, "tolerations")),
+    )
+
+
+def conditions_of(manifest: object) -> dict[str, Condition]:
+    """Conditions of any object, by type."""
+    return {
+        text(condition, "type"): Condition(
+            text(condition, "type"),
+            text(condition, "status"),
+            text(condition, "reason"),
+            text(condition, "message"),
+            moment(condition.get("lastTransitionTime")),
+        )
+        for condition in maps(manifest, "status", "conditions")
+    }
+
+
+def parse_last_words(message: str) -> LastWords | None:
+    """A termination message or outcome annotation; None where it is not one of ours."""
+    try:
+        value = json.loads(message)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict) or "rankzero" not in value:
+        return None
+    return LastWords(
+        outcome=text(value, "outcome"),
+        exit_code=whole(value, "exit_code"),
+        what=text(value, "what"),
+        where=text(value, "where"),
+        hint=text(value, "hint"),
+        step=whole(value, "step"),
+        total_steps=whole(value, "total_steps"),
+        checkpoint=whole(value, "checkpoint"),
+        run_dir=text(value, "run_dir"),
+    )
+
+
+def _container(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The container that trains or prepares, and its state; an init container's while that has not let it start."""
+    wanted = (*labels.NODE_CONTAINERS, "prepare")
+    containers = list(maps(spec, "containers"))
+    own = next((one for one in containers if text(one, "name") in wanted), containers[0] if containers else {})
+    states = {text(state, "name"): state for state in maps(status, "containerStatuses")}
+    state = states.get(text(own, "name")) or next((states[name] for name in wanted if name in states), {})
+    if text(state, "state", "waiting", "reason") in ("", "PodInitializing") and not at(state, "state", "running"):
+        for first in maps(status, "initContainerStatuses"):
+            stuck = text(first, "state", "waiting", "reason")
+            if stuck and stuck != "PodInitializing":
+                return own, {**first, "restartCount": state.get("restartCount")}
+    return own, state
+
+
+def _ended(state: Mapping[str, Any], offset: int) -> Ended | None:
+    if not state:
+        return None
+    message = text(state, "message")
+    last_words = parse_last_words(message)
+    code = whole(state, "exitCode")
+    if offset and code is not None and code - offset in {*ExitCode} - NEVER_RETRIED - {ExitCode.DONE}:
+        code -= offset
+    if last_words is not None and last_words.exit_code is not None:
+        code = last_words.exit_code
+    return Ended(
+        code=code,
+        reason=text(state, "reason"),
+        signal=whole(state, "signal"),
+        started=moment(state.get("startedAt")),
+        finished=moment(state.get("finishedAt")),
+        message="" if last_words is not None else message,
+        words=last_words,
+    )
+
+
+def _shm(spec: Mapping[str, Any], container: Mapping[str, Any]) -> str:
+    name = next((text(m, "name") for m in maps(container, "volumeMounts") if text(m, "mountPath") == SHM_MOUNT), "")
+    return next(
+        (text(v, "emptyDir", "sizeLimit") for v in maps(spec, "volumes") if name and text(v, "name") == name), ""
+    )
+
+
+def _secrets(container: Mapping[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for variable in maps(container, "env"):
+        reference = at(variable, "valueFrom", "secretKeyRef")
+        if reference:
+            name, key = text(reference, "name"), text(reference, "key")
+            found.setdefault(name, text(variable, "name"))
+            found[f"{name}/{key}"] = text(variable, "name")
+    return found

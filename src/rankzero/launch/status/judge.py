@@ -1,0 +1,269 @@
+"""From evidence to RunStatus: the phase, how far it is, each node's state, and the sentence that says it all. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+from rankzero.errors import ExitCode
+from rankzero.launch import labels
+from rankzero.launch.case import Case, Finished
+from rankzero.launch.diagnose import diagnose_case
+from rankzero.launch.diagnose.finding import Finding, counted, span
+from rankzero.launch.evidence import Evidence
+from rankzero.launch.log_lines import Progress, awaited_nodes, last_progress
+from rankzero.launch.loose import at, seconds_between, whole
+from rankzero.launch.pods import Ended, LastWords, Pod, conditions_of
+from rankzero.launch.status.model import NodeState, Phase, RunRow, RunStatus
+
+_STARTED = "[STEP] train"
+CLOCK_SLACK = timedelta(minutes=2)
+LONGEST_SILENCE = 300
+"""Seconds after which the last progress line says nothing of the present."""
+_ENDED: dict[Finished, Phase] = {"succeeded": "Succeeded", "stopped": "Stopped", "failed": "Failed"}
+
+
+def run_status(evidence: Evidence) -> RunStatus:
+    """Judge one run."""
+    return _status(Case(evidence))
+
+
+def summarise(several: Sequence[Evidence]) -> tuple[RunRow, ...]:
+    """One row for each run, the newest first."""
+    cases = [Case(evidence) for evidence in several]
+    cases.sort(key=lambda case: case.run)
+    cases.sort(key=lambda case: case.created or case.now, reverse=True)
+    return tuple(_row(_status(case)) for case in cases)
+
+
+def _row(status: RunStatus) -> RunRow:
+    return RunRow(
+        run=status.run,
+        kind=status.kind,
+        phase=status.phase,
+        running=status.running,
+        num_nodes=status.num_nodes,
+        restarts=status.restarts,
+        age_seconds=status.age_seconds,
+        verdict=status.verdict,
+    )
+
+
+def _status(case: Case) -> RunStatus:
+    findings = diagnose_case(case)
+    progress = _progress(case)
+    phase = _phase(case, progress)
+    step, total = _steps(case, phase, progress)
+    exit_code = _exit_code(case, phase, findings)
+    since = seconds_between(progress.at, case.now) if progress is not None else None
+    moving = phase == "Running" and (since is None or since < LONGEST_SILENCE)
+    eta = max(0.0, progress.eta_seconds - (since or 0)) if progress is not None and moving else None
+    status = RunStatus(
+        run=case.run,
+        name=case.annotation(labels.RUN_NAME) or case.run,
+        kind=case.kind,
+        phase=phase,
+        verdict="",
+        num_nodes=case.num_nodes,
+        nodes=_nodes(case, phase),
+        step=step,
+        total_steps=total,
+        loss=progress.loss if progress is not None else None,
+        tokens_per_second=progress.tokens_per_second if progress is not None and moving else None,
+        eta_seconds=eta,
+        restarts=_restarts(case),
+        age_seconds=seconds_between(case.created, case.now),
+        findings=findings,
+        run_dir=_run_dir(case),
+        exit_code=exit_code,
+    )
+    return _with_verdict(status)
+
+
+def _phase(case: Case, progress: Progress | None) -> Phase:
+    """In the order of certainty: how it ended, what it was told, then what its pods do."""
+    if case.finished is not None:
+        return _ENDED[case.finished]
+    if not case.trainer and not case.pods and not case.prepare_pods:
+        return "Unknown"
+    alive = [pod for pod in case.current.values() if not pod.is_over]
+    put_aside = at(case.workload, "spec").get("active") is False
+    if case.is_suspended or put_aside:
+        if alive:
+            return "Stopping"
+        return "Queued" if case.queue and not put_aside else "Stopped"
+    if alive and all(pod.deleting_since is not None for pod in alive):
+        return "Stopping"
+    if case.is_preparing:
+        return "Preparing"
+    if not case.current:
+        return "Queued" if case.workload and not _admitted(case) else "Pending"
+    return _phase_of_pods(case, progress)
+
+
+def _phase_of_pods(case: Case, progress: Progress | None) -> Phase:
+    running = [pod for pod in case.current.values() if pod.is_running]
+    done = [pod for pod in case.current.values() if pod.phase == "Succeeded"]
+    if len(running) + len(done) >= case.min_nodes:
+        return "Running" if _trains(case, running, progress) else "Starting"
+    if running or any(pod.host for pod in case.current.values()):
+        return "Starting"
+    return "Pending"
+
+
+def _trains(case: Case, running: Sequence[Pod], progress: Progress | None) -> bool:
+    """Whether steps are made. Logs hold the lines of an earlier start too; without any log, pods that run must do."""
+    logs = [log for pod in running if (log := case.log_of(pod))]
+    if any(map(awaited_nodes, logs)):
+        return False
+    since = min((pod.running_since for pod in running if pod.running_since is not None), default=None)
+    if progress is not None:
+        return progress.at is None or since is None or progress.at >= since - CLOCK_SLACK
+    return not logs or any(_STARTED in log for log in logs)
+
+
+def _admitted(case: Case) -> bool:
+    admitted = conditions_of(case.workload).get("Admitted")
+    return admitted is not None and admitted.status == "True"
+
+
+def _progress(case: Case) -> Progress | None:
+    """The farthest of the pods that count; rank 0 alone speaks, and which node it is on is the launcher's affair."""
+    found = [line for pod in case.current.values() if (line := last_progress(case.log_of(pod), case.now)) is not None]
+    return max(found, key=lambda line: line.step, default=None)
+
+
+def _steps(case: Case, phase: Phase, progress: Progress | None) -> tuple[int | None, int | None]:
+    step, total = (progress.step, progress.total_steps) if progress is not None else (None, None)
+    for words in _last_words(case):
+        if words.step is not None and (step is None or words.step > step):
+            step = words.step
+        total = total or words.total_steps
+    if phase == "Succeeded" and total is not None and (step is None or step < total) and not _ended_early(case):
+        step = total
+    return step, total
+
+
+def _ended_early(case: Case) -> bool:
+    """Early stopping, or a node's word that it made fewer steps."""
+    return any(words.outcome == "done" and words.step is not None for words in _last_words(case))
+
+
+def _last_words(case: Case) -> list[LastWords]:
+    """Everything that pods of the run left behind, the newest first."""
+    ends: list[Ended] = [end for pod in reversed(case.pods) for end in pod.endings]
+    words = [end.words for end in ends if end.words is not None]
+    return [case.outcome, *words] if case.outcome is not None else words
+
+
+def _run_dir(case: Case) -> str:
+    told = next((words.run_dir for words in _last_words(case) if words.run_dir), "")
+    return case.annotation(labels.RUN_DIR) or told
+
+
+def _restarts(case: Case) -> int:
+    """Pods that were followed by others, and containers that were started again; a JobSet counts for itself."""
+    seen = len(case.replaced) + sum(pod.restarts for pod in case.current.values())
+    counts = [whole(one, "status", "restarts") or 0 for one in case.objects.get("JobSet", ())]
+    return max([seen, *counts])
+
+
+def _nodes(case: Case, phase: Phase) -> tuple[NodeState, ...]:
+    if not case.current:
+        return ()
+    before: dict[int, int] = {}
+    for pod in case.replaced:
+        before[pod.node] = before.get(pod.node, 0) + 1
+    wanted = range(case.num_nodes) if case.finished is None and phase not in ("Stopped", "Stopping") else ()
+    states = [
+        NodeState(
+            node=pod.node,
+            pod=pod.name,
+            state=_state(pod),
+            restarts=pod.restarts + before.get(pod.node, 0),
+            host=pod.host,
+            age_seconds=seconds_between(pod.created, case.now),
+        )
+        for pod in case.current.values()
+    ]
+    states += [NodeState(node, "", "No pod", 0, "", None) for node in wanted if node not in case.current]
+    return tuple(sorted(states, key=lambda state: state.node))
+
+
+def _state(pod: Pod) -> str:
+    """The word that says best what a pod is in."""
+    if pod.phase == "Succeeded":
+        return "Completed"
+    if pod.phase == "Failed":
+        return _how_it_failed(pod)
+    if pod.deleting_since is not None:
+        return "Terminating"
+    if pod.phase == "Unknown":
+        return "Unknown"
+    if pod.is_running:
+        return "Running"
+    if pod.waiting:
+        return pod.waiting
+    if pod.ended is not None:
+        return _how_it_failed(pod) if pod.ended.code else "Completed"
+    return "Pending" if not pod.host else "Starting" if pod.phase == "Pending" else pod.phase
+
+
+def _how_it_failed(pod: Pod) -> str:
+    if pod.reason:
+        return pod.reason
+    if pod.ended is None:
+        return "Failed"
+    if pod.ended.reason and pod.ended.reason not in ("Error", "Completed"):
+        return pod.ended.reason
+    return "Failed" if pod.ended.code is None else f"Exit {pod.ended.code}"
+
+
+def _exit_code(case: Case, phase: Phase, findings: Sequence[Finding]) -> int | None:
+    """Of the pod at fault: the first finding's; peers leave with codes that only say that they had to."""
+    if phase == "Succeeded":
+        return int(ExitCode.DONE)
+    if phase not in ("Failed", "Stopped"):
+        return None
+    if case.outcome is not None and case.outcome.exit_code is not None:
+        return case.outcome.exit_code
+    codes = {pod.node: pod.ended.code for pod in case.pods if pod.ended is not None and pod.ended.code}
+    rest = {node: code for node, code in codes.items() if code != ExitCode.STOPPED}
+    blamed = [rest[finding.node] for finding in findings if finding.node in rest]
+    own = next(iter([*blamed, *rest.values(), *codes.values()]), None)
+    return int(ExitCode.STOPPED) if own is None and phase == "Stopped" else own
+
+
+def _with_verdict(status: RunStatus) -> RunStatus:
+    trouble = next((finding for finding in status.findings if finding.severity != "info"), None)
+    if trouble is not None and status.phase not in ("Stopped", "Succeeded"):
+        return replace(status, verdict=_sentence(trouble.cause))
+    return replace(status, verdict=_sentence(_healthy(status)))
+
+
+def _healthy(status: RunStatus) -> str:
+    """What there is to say where nothing is wrong."""
+    at_step = f"step {status.step:,}" if status.step is not None else ""
+    of = f"{at_step} of {status.total_steps:,}" if at_step and status.total_steps else at_step
+    if status.phase == "Running":
+        loss = f", loss {status.loss:.4f}" if status.loss is not None else ""
+        left = f", {span(status.eta_seconds)} left" if status.eta_seconds is not None else ""
+        return f"{of}{loss}{left}" if of else f"{counted(status.running, 'node')} running"
+    if status.phase == "Succeeded":
+        place = f"; the results are in {status.run_dir}" if status.run_dir else ""
+        return f"finished{f' after {of}' if of else ''}{place}"
+    nodes = f"{status.running} of {counted(status.num_nodes, 'node')} running"
+    return {
+        "Stopped": f"stopped{f' at {of}' if of else ''}; submit it again to continue",
+        "Failed": f"failed{f' at {of}' if of else ''}; submit it again to continue from the last checkpoint",
+        "Queued": "waiting for its queue to admit it",
+        "Preparing": "the model and the data are being prepared; training waits for that",
+        "Pending": "waiting for its pods to be placed",
+        "Starting": f"{nodes}; pods start, meet and load the model",
+        "Stopping": "stopping: pods save and leave",
+    }.get(status.phase, f"nothing in the cluster belongs to a run {status.run}")
+
+
+def _sentence(words: str) -> str:
+    return words.rstrip(".")

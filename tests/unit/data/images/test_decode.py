@@ -1,0 +1,223 @@
+"""Every trap of image files, made here: what passes, what fails, and with which words."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+from PIL import Image, ImageFile
+
+from rankzero.data.images import decode as decoding
+from rankzero.data.images.check import check_images
+from rankzero.data.images.decode import ImageError, ImageLimits, decode, load_rgb
+from rankzero.errors import ConfigError, DataError
+
+
+def encoded(image: Image.Image, format: str, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format=format, **options)
+    return buffer.getvalue()
+
+
+def noise(size: tuple[int, int] = (48, 32)) -> Image.Image:
+    return Image.effect_noise(size, 90).convert("RGB")
+
+
+def fault(tmp_path: Path, data: bytes, name: str = "x.jpg", limits: ImageLimits | None = None) -> ImageError:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ImageError) as caught:
+        decode(tmp_path / name, limits or ImageLimits())
+    return caught.value
+
+
+def pixels(tmp_path: Path, data: bytes, name: str = "x.jpg") -> Image.Image:
+    (tmp_path / name).write_bytes(data)
+    image = load_rgb(name, tmp_path)
+    assert image.mode == "RGB"
+    return image
+
+
+def test_half_a_jpeg_passes_verify_and_fails_here(tmp_path: Path) -> None:
+    data = encoded(noise((200, 200)), "JPEG")
+    half = data[: len(data) // 2]
+    Image.open(io.BytesIO(half)).verify()
+    found = fault(tmp_path, half)
+    assert found.reason == "damaged image" and "truncated" in found.what
+
+
+def test_a_flipped_bit_in_a_png_raises_what_is_no_oserror_and_is_caught(tmp_path: Path) -> None:
+    data = bytearray(encoded(noise(), "PNG"))
+    data[data.index(b"IDAT") + 40] ^= 0x10
+    with pytest.raises(SyntaxError):
+        Image.open(io.BytesIO(data)).verify()
+    assert fault(tmp_path, bytes(data), "x.png").reason == "damaged image"
+
+
+def test_a_damaged_chunk_name_of_a_png(tmp_path: Path) -> None:
+    data = encoded(noise(), "PNG")
+    at = data.index(b"IDAT")
+    assert fault(tmp_path, data[:at] + b"\x01\x02\x03\x04" + data[at + 4 :], "x.png").reason == "damaged image"
+
+
+@pytest.mark.parametrize(
+    ("data", "reason", "words"),
+    [
+        (b"", "empty file", "empty"),
+        (b"<!DOCTYPE html><html>404</html>", "not an image", "HTML page"),
+        (b"\n<html><body>Sign in</body></html>", "not an image", "HTML page"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not an image", "SVG"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "not an image", "git lfs pull"),
+        (b'{"error": "not found"}', "not an image", "JSON"),
+        (b"\0\0\0 ftypavif" + b"\0" * 40, "not an image", "AVIF"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image", "no image"),
+        (b"\x00\x01\x02\x03", "not an image", "no image"),
+    ],
+)
+def test_impostors_are_named(tmp_path: Path, data: bytes, reason: str, words: str) -> None:
+    found = fault(tmp_path, data)
+    assert found.reason == reason and words in found.what
+
+
+def test_the_suffix_does_not_decide(tmp_path: Path) -> None:
+    assert pixels(tmp_path, encoded(noise(), "PNG"), "x.jpg").size == (48, 32)
+    assert pixels(tmp_path, encoded(noise(), "WEBP"), "no_suffix").size == (48, 32)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "PA", "RGBA", "CMYK", "YCbCr", "LAB"])
+def test_every_mode_becomes_rgb_and_one_pixel_is_enough(tmp_path: Path, mode: str) -> None:
+    format = {"CMYK": "TIFF", "YCbCr": "TIFF", "LAB": "TIFF", "PA": "TIFF"}.get(mode, "PNG")
+    image = Image.new("RGB", (1, 1), (200, 10, 10))
+    try:
+        data = encoded(image.convert("P").convert("PA") if mode == "PA" else _as(image, mode), format)
+    except OSError:
+        pytest.skip(f"Pillow writes no {mode} file")
+    assert pixels(tmp_path, data).size == (1, 1)
+
+
+def _as(image: Image.Image, mode: str) -> Image.Image:
+    if mode != "LAB":
+        return image.convert(mode)
+    return Image.new("LAB", (1, 1), (50, 0, 0))
+
+
+def test_16_bit_grey_is_scaled_and_not_clipped_to_white(tmp_path: Path) -> None:
+    image = Image.new("I;16", (2, 1))
+    image.putpixel((0, 0), 0x8000)
+    image.putpixel((1, 0), 0x1000)
+    grey = pixels(tmp_path, encoded(image, "PNG"), "x.png")
+    assert [grey.getpixel((x, 0)) for x in (0, 1)] == [(128, 128, 128), (16, 16, 16)]
+
+
+def test_float_pixels_are_refused_because_their_range_is_unknown(tmp_path: Path) -> None:
+    assert fault(tmp_path, encoded(Image.new("F", (2, 2), 0.5), "TIFF")).reason == "no RGB form"
+
+
+def test_palette_transparency_gives_the_same_colours_and_no_warning(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    image = Image.new("P", (1, 1), 0)
+    image.putpalette([9, 8, 7] * 256)
+    assert pixels(tmp_path, encoded(image, "PNG", transparency=b"\x40")).getpixel((0, 0)) == (9, 8, 7)
+    assert not recwarn.list
+
+
+def test_of_an_animation_the_first_frame(tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
+    data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert pixels(tmp_path, data, "x.gif").getpixel((0, 0)) == (255, 0, 0)
+
+
+def test_exif_orientation_is_applied(tmp_path: Path) -> None:
+    image = Image.new("RGB", (40, 20), "white")
+    image.paste("black", (0, 0, 20, 20))  # the left half
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by a quarter to the right
+    turned = pixels(tmp_path, encoded(image, "JPEG", exif=exif, quality=95))
+    assert turned.size == (20, 40)
+    assert turned.getpixel((10, 5))[0] < 60 < 200 < turned.getpixel((10, 35))[0]
+
+
+def test_a_damaged_exif_note_does_not_lose_the_picture(tmp_path: Path) -> None:
+    data = encoded(noise(), "JPEG", exif=b"Exif\0\0nonsense")
+    assert pixels(tmp_path, data).size == (48, 32)
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A PNG of a few bytes that says that it is huge."""
+
+    def chunk(name: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"\0" * 64)) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("side", [9_000, 12_000, 60_000])
+def test_bombs_are_refused_from_their_header(tmp_path: Path, side: int) -> None:
+    """9,000² is over our limit only, 12,000² over Pillow's warning, 60,000² over its error."""
+    assert fault(tmp_path, bomb(side, side), "x.png").reason == "too many pixels"
+
+
+def test_the_limit_is_the_callers_and_pillows_state_stays(tmp_path: Path) -> None:
+    before = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
+    data = encoded(noise((100, 100)), "PNG")
+    assert fault(tmp_path, data, limits=ImageLimits(9_999)).reason == "too many pixels"
+    assert decode(tmp_path / "x.jpg", ImageLimits(10_000)).size == (100, 100)
+    assert (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES) == before
+
+
+def test_what_is_no_regular_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")  # opening it would wait for ever
+    (tmp_path / "folder.jpg").mkdir()
+    report = check_images(["pipe.jpg", "folder.jpg", "none.jpg", "a" * 300 + ".jpg"], tmp_path)
+    reasons = [problem.reason for problem in report.problems.values()]
+    assert reasons == ["not a regular file", "not a regular file", "no such image", "unreadable file"]
+
+
+def test_load_rgb_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        load_rgb("coco/none.jpg", tmp_path)
+    assert caught.value.problems[0].where == str(tmp_path / "coco/none.jpg")
+    with pytest.raises(DataError, match="goes up"):
+        load_rgb("../x.jpg", tmp_path)
+
+
+def test_without_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    with pytest.raises(ConfigError) as caught:
+        check_images(["x.jpg"], tmp_path)
+    assert "rankzero[vision]" in caught.value.problems[0].hint
+
+
+def test_pillow_is_not_loaded_by_import() -> None:
+    code = "import sys, rankzero.data.images.resolve, rankzero.data.recipes.frame; print('PIL' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_mutated_files_give_pixels_or_a_reason_and_nothing_else(tmp_path: Path) -> None:
+    """800 mutations of six formats: no other exception, no hang."""
+    chance = random.Random(11)
+    base = [encoded(noise((24, 16)), name) for name in ("JPEG", "PNG", "GIF", "WEBP", "BMP", "PPM")]
+    file = tmp_path / "x"
+    outcomes = set()
+    for _ in range(800):
+        data = bytearray(chance.choice(base))
+        for _ in range(chance.randint(1, 5)):
+            data[chance.randrange(min(len(data), 150))] = chance.randrange(256)
+        if chance.random() < 0.3:
+            del data[chance.randrange(1, len(data)) :]
+        file.write_bytes(data)
+        try:
+            outcomes.add(decoding.decode(file, ImageLimits(1_000_000)).mode)
+        except ImageError as error:
+            outcomes.add(error.reason)
+    assert {"RGB", "damaged image", "not an image"} <= outcomes

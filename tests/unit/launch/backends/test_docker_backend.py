@@ -1,0 +1,399 @@
+"""DockerBackend against a docker command that only records: what is made, in which order, and what is left standing."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankzero.errors import AccessError, ConfigError, ExitCode, ServiceError
+from rankzero.launch import labels
+from rankzero.launch.backend import LogLine, LogQuery
+from rankzero.launch.backends.docker import DockerBackend
+from rankzero.launch.backends.docker_command import Answer, Docker
+from rankzero.launch.backends.preparation import PreparationError
+from tests.unit.launch.backends import fake_docker
+from tests.unit.launch.backends.docker_objects import objects, pod
+from tests.unit.launch.backends.fake_docker import Daemon
+
+NODES = ["rankzero-tiny-0", "rankzero-tiny-1"]
+SECRET = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Daemon:
+    """`docker` is a script here; what it was asked to do is in a file."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    script = directory / "docker"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E {fake_docker.__file__} "$@"\n', encoding="utf-8")
+    script.chmod(0o755)
+    state = tmp_path / "docker.json"
+    monkeypatch.setenv(fake_docker.VARIABLE, str(state))
+    monkeypatch.setenv("PATH", f"{directory}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return Daemon(state)
+
+
+@pytest.fixture
+def backend(daemon: Daemon) -> DockerBackend:
+    def execute(arguments: Sequence[str], env: Mapping[str, str]) -> Answer:
+        return Answer(*daemon.execute(arguments, env))
+
+    return DockerBackend(Docker(execute), gpu_count=lambda env: 2)
+
+
+Submit = Callable[..., list[str]]
+
+
+@pytest.fixture
+def submit(backend: DockerBackend) -> Submit:
+    def call(*pods: Any, prepare: bool = False) -> list[str]:
+        said: list[str] = []
+        backend.submit(objects(*pods, prepare=prepare), said.append)
+        return said
+
+    return call
+
+
+def states(daemon: Daemon) -> dict[str, str]:
+    return {one["Name"].lstrip("/"): one["State"]["Status"] for one in daemon.state["containers"].values()}
+
+
+def test_submit_makes_volumes_network_and_containers_and_starts_them(daemon: Daemon, submit: Submit) -> None:
+    assert submit() == ["2 containers started: rankzero-tiny-0, rankzero-tiny-1"]
+    assert states(daemon) == dict.fromkeys(NODES, "running")
+    assert set(daemon.state["volumes"]) == {"rankzero-results", "rankzero-tiny-0.tmp", "rankzero-tiny-1.tmp"}
+    assert list(daemon.state["networks"]) == ["rankzero-tiny"]
+    created = daemon.container(NODES[1])["fake"]
+    assert created["options"]["--network"] == ["rankzero-tiny"]
+    assert created["rest"] == ["rankzero:test", "-m", "rankzero.launch.node", "/etc/rankzero"]
+    environment = daemon.container(NODES[1])["Config"]["Env"]
+    assert environment == ["POD_NAME=tiny-1", "NODE_NAME=box", "HOME=/tmp", "RANKZERO_NODE=1"]
+    verbs = [call[0] for call in daemon.state["calls"]]
+    assert verbs.index("start") > max(index for index, verb in enumerate(verbs) if verb == "create")
+
+
+def test_the_config_map_is_laid_out_as_its_volume_says(daemon: Daemon, submit: Submit) -> None:
+    submit()
+    (mount,) = [one for one in daemon.container(NODES[0])["fake"]["options"]["--mount"] if "/etc/rankzero" in one]
+    fields = dict(part.partition("=")[::2] for part in mount.split(","))
+    root = Path(fields["source"])
+    assert "readonly" in fields
+    assert (root / "run.yaml").read_text() == "name: tiny\n"
+    assert (root / "files/data/train.jsonl").read_bytes() == b"{}\n"
+    assert all(path.stat().st_mode & 0o004 for path in root.rglob("*")), "the pod's user can read it"
+
+
+def test_volumes_are_given_to_the_pods_user(daemon: Daemon, submit: Submit) -> None:
+    submit()
+    (call,) = daemon.calls("run")
+    assert call[call.index("--user") + 1] == "0:0"
+    assert call[-3:] == ["1000:1000"] * 3
+
+
+@pytest.mark.parametrize("value", ["canary-5d1f", "canary-first\nsecond"])
+def test_a_secret_reaches_the_container_and_nothing_else(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str
+) -> None:
+    backend = DockerBackend()  # through processes, whose arguments and environment are recorded
+    monkeypatch.setenv("HF_TOKEN", value)
+    said: list[str] = []
+    backend.submit(objects(pod(0, [SECRET])), said.append)
+    container = daemon.container(NODES[0])
+    assert f"HF_TOKEN={value}" in container["Config"]["Env"] or container["fake"]["passed"] == {"HF_TOKEN": value}
+    assert container["fake"]["mode"] == 0o600
+    left = [path.read_text(errors="replace") for path in (tmp_path / "state").rglob("*") if path.is_file()]
+    elsewhere = [repr(daemon.state["calls"]), repr(said), repr(backend.collect("tiny")), *left]
+    assert all("canary" not in text for text in elsewhere)
+    assert all("canary" not in text for text in container["Config"]["Labels"].values())
+
+
+def test_a_secret_that_is_not_set_is_named_before_anything_is_made(daemon: Daemon, submit: Submit) -> None:
+    with pytest.raises(ConfigError, match=r"HF_TOKEN is not set[\s\S]*export HF_TOKEN"):
+        submit(pod(0, [SECRET]))
+    assert not daemon.names() and not daemon.state["volumes"]
+
+
+def test_an_optional_secret_may_be_missing(daemon: Daemon, submit: Submit) -> None:
+    reference = {"secretKeyRef": {"name": "hf", "key": "token", "optional": True}}
+    submit(pod(0, [{"name": "HF_TOKEN", "valueFrom": reference}]))
+    assert not any(line.startswith("HF_TOKEN") for line in daemon.container(NODES[0])["Config"]["Env"])
+
+
+def test_an_image_that_is_not_here_is_named_with_the_way_to_get_it(daemon: Daemon, submit: Submit) -> None:
+    daemon.change(images=[])
+    with pytest.raises(ConfigError, match=r"no image rankzero:test[\s\S]*docker pull rankzero:test"):
+        submit()
+    assert not daemon.names()
+
+
+def test_a_claim_that_nobody_makes_is_named(daemon: Daemon, backend: DockerBackend) -> None:
+    without = [one for one in objects() if one["kind"] != "PersistentVolumeClaim"]
+    with pytest.raises(ConfigError, match=r"rankzero-results[\s\S]*docker volume create rankzero-results"):
+        backend.submit(without, lambda line: None)
+    daemon.change(volumes={"rankzero-results": {}})
+    backend.submit(without, lambda line: None)
+    assert daemon.names() == set(NODES)
+
+
+def test_other_kinds_are_refused(daemon: Daemon, backend: DockerBackend) -> None:
+    training = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "tiny", "labels": {}}, "spec": {}}
+    with pytest.raises(ConfigError, match=r"Job/tiny[\s\S]*--kind docker"):
+        backend.submit([*objects()[:2], training], lambda line: None)
+
+
+def test_gpus_are_shared_out(daemon: Daemon, submit: Submit) -> None:
+    pods = [pod(0), pod(1)]
+    for one in pods:
+        one["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = "1"
+    submit(*pods)
+    options = [daemon.container(name)["fake"]["options"]["--gpus"] for name in NODES]
+    assert options == [['"device=0"'], ['"device=1"']]
+
+
+def test_what_fails_half_way_is_named(daemon: Daemon, submit: Submit) -> None:
+    daemon.behave(refuses={"create --name rankzero-tiny-1": "no space left on device"})
+    with pytest.raises(ServiceError) as raised:
+        submit()
+    text = str(raised.value)
+    assert "no space left" in text and "container rankzero-tiny-0" in text and "rankzero delete tiny" in text
+    assert states(daemon) == {NODES[0]: "created"}, "nothing runs"
+
+
+def test_a_container_that_cannot_start_takes_the_others_down(daemon: Daemon, submit: Submit) -> None:
+    daemon.behave(refuses={"start": 'exec: "python": executable file not found in $PATH'})
+    with pytest.raises(ServiceError, match="executable file not found"):
+        submit()
+    assert daemon.calls("stop") == [["stop", *NODES]]
+
+
+def test_the_same_run_again_is_left_alone(daemon: Daemon, submit: Submit) -> None:
+    submit()
+    before = daemon.state["containers"]
+    assert "already" in submit()[0]
+    assert daemon.state["containers"] == before
+
+
+def test_only_what_ended_is_replaced_while_the_others_wait(daemon: Daemon, submit: Submit) -> None:
+    submit()
+    kept = daemon.container(NODES[0])["Id"]
+    daemon.finish(NODES[1], 137)
+    submit()
+    assert states(daemon) == dict.fromkeys(NODES, "running")
+    assert daemon.container(NODES[0])["Id"] == kept
+    assert not daemon.calls("stop")
+
+
+def test_a_replacement_counts_as_a_restart(daemon: Daemon, submit: Submit, backend: DockerBackend) -> None:
+    submit()
+    for code in (137, 75):
+        daemon.finish(NODES[1], code)
+        submit()
+    restarts = [one["status"]["containerStatuses"][0]["restartCount"] for one in backend.collect("tiny").pods]
+    assert restarts == [0, 2]
+
+
+def test_a_finished_run_starts_anew(daemon: Daemon, submit: Submit) -> None:
+    submit()
+    before = {daemon.container(name)["Id"] for name in NODES}
+    for name in NODES:
+        daemon.finish(name, 0)
+    submit()
+    assert states(daemon) == dict.fromkeys(NODES, "running")
+    assert before.isdisjoint(daemon.container(name)["Id"] for name in NODES)
+
+
+def test_a_changed_run_is_stopped_with_its_grace_and_made_anew(daemon: Daemon, submit: Submit) -> None:
+    submit()
+    said = submit(pod(0))  # one node instead of two
+    assert "stopping 2 containers" in said[0]
+    assert daemon.names() == {NODES[0]}
+    assert daemon.container(NODES[0])["Id"] == "id3"
+
+
+def test_the_preparation_goes_first(daemon: Daemon, submit: Submit) -> None:
+    daemon.behave(
+        ends={"rankzero-tiny-prepare": [[0]]}, says={"rankzero-tiny-prepare": ["2026-01-01T00:00:00.1Z fetched"]}
+    )
+    said = submit(prepare=True)
+    assert "tiny-prepare: fetched" in said
+    assert daemon.calls("start") == [["start", "rankzero-tiny-prepare"], ["start", *NODES]]
+
+
+def test_a_preparation_that_may_succeed_is_tried_again(daemon: Daemon, submit: Submit) -> None:
+    daemon.behave(ends={"rankzero-tiny-prepare": [[69], [0]]})
+    said = submit(prepare=True)
+    assert any("attempt 2 of 2" in line for line in said)
+    assert daemon.calls("start")[-1] == ["start", *NODES]
+
+
+def test_a_preparation_that_fails_leaves_with_its_code_and_message(daemon: Daemon, submit: Submit) -> None:
+    message = {"rankzero": 1, "outcome": "failed", "exit_code": 77, "what": "gated", "where": "", "hint": "ask for it"}
+    daemon.behave(ends={"rankzero-tiny-prepare": [[77, json.dumps(message)]]})
+    with pytest.raises(PreparationError, match=r"gated[\s\S]*ask for it") as raised:
+        submit(prepare=True)
+    assert raised.value.exit_code == ExitCode.ACCESS
+    assert daemon.names() == {"rankzero-tiny-prepare"}, "its log stays, and nothing waits for it"
+    assert len(daemon.calls("start")) == 1, "77 is never right by trying again"
+
+
+def test_a_stopped_preparation_is_not_started_again(daemon: Daemon, submit: Submit) -> None:
+    daemon.behave(ends={"rankzero-tiny-prepare": [[143], [0]]})
+    with pytest.raises(PreparationError):
+        submit(prepare=True)
+    assert len(daemon.calls("start")) == 1
+
+
+def test_replacing_one_node_does_not_prepare_again(daemon: Daemon, submit: Submit) -> None:
+    daemon.behave(ends={"rankzero-tiny-prepare": [[0]]})
+    submit(prepare=True)
+    daemon.finish(NODES[0], 137)
+    submit(prepare=True)
+    assert [call for call in daemon.calls("start") if "rankzero-tiny-prepare" in call] == [daemon.calls("start")[0]]
+    assert "rankzero-tiny-prepare" in daemon.names()
+
+
+def test_evidence_is_in_the_api_s_shapes(daemon: Daemon, submit: Submit, backend: DockerBackend) -> None:
+    daemon.behave(says={NODES[1]: [f"2026-01-01T00:00:{second:02}.5Z line {second}" for second in range(9)]})
+    submit()
+    message = '{"rankzero": 1, "outcome": "stopped", "exit_code": 75}'
+    daemon.finish(NODES[0], 75, message)
+    daemon.finish(NODES[1], 1)
+    evidence = backend.collect("tiny", log_lines=2)
+    first, second = evidence.pods
+    assert [labels.node_index(one) for one in evidence.pods] == [0, 1]
+    assert first["status"]["phase"] == "Failed"
+    ended = first["status"]["containerStatuses"][0]["state"]["terminated"]
+    assert ended == {
+        **{"exitCode": 75, "reason": "Error", "message": message},
+        **{"startedAt": "2026-01-01T00:01:00Z", "finishedAt": "2026-01-01T00:02:00Z"},
+    }
+    assert second["status"]["containerStatuses"][0]["state"]["terminated"]["message"].endswith("line 7\nline 8")
+    assert evidence.logs["tiny-1"].splitlines()[-1] == "2026-01-01T00:00:08.500000Z line 8"
+    assert len(evidence.logs["tiny-1"].splitlines()) == 2
+    (config,) = evidence.objects
+    assert config["metadata"]["labels"][labels.RUN] == "tiny" and "data" not in config
+    assert evidence.nodes is None and evidence.events == ()
+
+
+def test_runs_lists_every_run_once(daemon: Daemon, submit: Submit, backend: DockerBackend) -> None:
+    submit()
+    (evidence,) = backend.runs()
+    assert evidence.run == "tiny" and len(evidence.pods) == 2
+    assert not daemon.calls("logs"), "no logs for a list"
+
+
+def test_what_does_not_exist_has_no_evidence(daemon: Daemon, backend: DockerBackend) -> None:
+    evidence = backend.collect("nothing")
+    assert evidence.objects == () and evidence.pods == ()
+    assert backend.delete("nothing", claims=True, say=lambda line: None) == []
+
+
+def test_logs_are_merged_by_time(daemon: Daemon, submit: Submit, backend: DockerBackend) -> None:
+    says = {name: [f"2026-01-01T00:00:0{2 * k + n}Z {n}:{k}" for k in range(3)] for n, name in enumerate(NODES)}
+    daemon.behave(says=says)
+    submit()
+    texts = [line.text for line in backend.logs("tiny", LogQuery())]
+    assert texts == ["0:0", "1:0", "0:1", "1:1", "0:2", "1:2"]
+    assert [line.text for line in backend.logs("tiny", LogQuery(node=1))] == ["1:0", "1:1", "1:2"]
+    assert [line.text for line in backend.logs("tiny", LogQuery(tail=1))] == ["0:2", "1:2"]
+    assert [line.text for line in backend.logs("tiny", LogQuery(rank=2, tail=2))] == ["1:1", "1:2"]
+    assert [line.text for line in backend.logs("tiny", LogQuery(rank=3))] == []
+    first = next(iter(backend.logs("tiny", LogQuery())))
+    assert (first.node, first.pod, first.role) == (0, "tiny-0", "node") and first.time is not None
+
+
+def test_following_waits_for_containers_that_are_about_to_start(
+    daemon: Daemon, submit: Submit, backend: DockerBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon.behave(refuses={"start": "not now"}, says={NODES[0]: ["2026-01-01T00:00:00Z at last"]})
+    with pytest.raises(ServiceError):
+        submit(pod(0))
+    monkeypatch.setattr("rankzero.launch.backends.docker.POLL_SECONDS", 0.01)
+    lines: list[LogLine] = []
+    waited = threading.Event()
+    look = backend._containers
+
+    def watched(run: str) -> list[dict[str, Any]]:
+        found = look(run)
+        waited.set()
+        return found
+
+    monkeypatch.setattr(backend, "_containers", watched)
+    thread = threading.Thread(target=lambda: lines.extend(backend.logs("tiny", LogQuery(follow=True))), daemon=True)
+    thread.start()
+    assert waited.wait(60)
+    state = daemon.state["behaviour"]
+    daemon.behave(ends={NODES[0]: [[0]]}, says=state["says"])
+    os.spawnvp(os.P_WAIT, "docker", ["docker", "start", NODES[0]])
+    thread.join(60)
+    assert [line.text for line in lines] == ["at last"]
+
+
+def test_cancel_stops_and_keeps_everything(daemon: Daemon, submit: Submit, backend: DockerBackend) -> None:
+    submit()
+    said: list[str] = []
+    backend.cancel("tiny", said.append)
+    assert said == ["2 containers are told to stop; they save and leave within 42 s"]
+    assert states(daemon) == dict.fromkeys(NODES, "exited")
+    assert daemon.state["volumes"] and daemon.state["networks"]
+    submit()
+    assert states(daemon) == dict.fromkeys(NODES, "running")
+
+
+def test_delete_removes_all_but_claims(daemon: Daemon, submit: Submit, backend: DockerBackend, tmp_path: Path) -> None:
+    submit()
+    removed = backend.delete("tiny", claims=False, say=lambda line: None)
+    assert daemon.calls("stop"), "with the grace period"
+    assert not daemon.names() and not daemon.state["networks"]
+    assert list(daemon.state["volumes"]) == ["rankzero-results"]
+    assert not list((tmp_path / "state" / "rankzero" / "docker").iterdir())
+    assert {"container rankzero-tiny-0", "network rankzero-tiny", "volume rankzero-tiny-0.tmp"} <= set(removed)
+
+
+def test_delete_removes_claims_where_asked_and_names_those_in_use(
+    daemon: Daemon, submit: Submit, backend: DockerBackend
+) -> None:
+    submit()
+    daemon.behave(refuses={"volume rm rankzero-results": "volume is in use - [abc]"})
+    with pytest.raises(ServiceError, match="in use"):
+        backend.delete("tiny", claims=True, say=lambda line: None)
+    assert not daemon.names(), "the rest is gone"
+    daemon.behave()
+    submit()
+    assert "volume rankzero-results" in backend.delete("tiny", claims=True, say=lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "hint"),
+    [
+        ("Cannot connect to the Docker daemon at unix:///var/run/docker.sock.", ServiceError, "systemctl start docker"),
+        ("permission denied while trying to connect to the Docker daemon socket", AccessError, "usermod"),
+    ],
+)
+def test_a_daemon_that_does_not_answer(daemon: Daemon, message: str, kind: type[Exception], hint: str) -> None:
+    backend = DockerBackend()
+    daemon.behave(refuses={"": message})
+    for call in (backend.served, backend.runs, lambda: backend.submit(objects(), print)):
+        with pytest.raises(kind, match=hint):
+            call()
+
+
+def test_no_docker_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    backend = DockerBackend()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ServiceError, match=r"no docker command[\s\S]*install"):
+        backend.served()
+    with pytest.raises(ServiceError, match="no docker command"):
+        list(backend.logs("tiny", LogQuery(follow=True)))
+
+
+def test_served(daemon: Daemon, backend: DockerBackend) -> None:
+    assert backend.served().kinds == {"docker"}

@@ -1,0 +1,73 @@
+"""Every prepared evidence set: the right cause first, with names and numbers, and a fix that says what to change."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankzero.launch.diagnose import Finding, diagnose
+from rankzero.launch.status import run_status
+from tests.support.evidence import Prepared, prepared
+
+SICK = [one for one in prepared() if one.expect["code"] is not None]
+WELL = [one for one in prepared() if one.expect["code"] is None]
+
+
+def _ids(one: Prepared) -> str:
+    return one.name
+
+
+def _names(words: str, wanted: list[str]) -> bool:
+    return all(part in words for part in wanted)
+
+
+@pytest.mark.parametrize("one", SICK, ids=_ids)
+def test_first_finding(one: Prepared) -> None:
+    findings = diagnose(one.evidence)
+    assert findings, f"nothing was found: {one.about}"
+    first, expect = findings[0], one.expect
+    assert first.code == expect["code"], [f"{finding.code}: {finding.cause}" for finding in findings]
+    assert _names(first.cause, expect["cause"]), first.cause
+    assert _names(first.fix, expect["fix"]), first.fix
+    assert first.severity == expect["severity"]
+
+
+@pytest.mark.parametrize("one", prepared(), ids=_ids)
+def test_status(one: Prepared) -> None:
+    status, expect = run_status(one.evidence), one.expect
+    assert status.phase == expect["phase"]
+    for name in ("step", "total_steps", "restarts", "exit_code"):
+        if name in expect:
+            assert getattr(status, name) == expect[name]
+    if "eta" in expect:
+        assert status.eta_seconds is not None
+        assert expect["eta"][0] <= status.eta_seconds <= expect["eta"][1]
+    if expect["code"] is not None:
+        assert status.verdict == status.findings[0].cause.rstrip(".")
+
+
+@pytest.mark.parametrize("one", WELL, ids=_ids)
+def test_healthy_runs_have_no_finding(one: Prepared) -> None:
+    findings = diagnose(one.evidence)
+    assert [finding.code for finding in findings if finding.severity != "info"] == []
+    assert [finding.code for finding in findings] == ([one.expect["info"]] if "info" in one.expect else [])
+
+
+def test_cause_and_fix_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """The number is printed: it is what this part is judged by."""
+    complete = [one for one in SICK if _complete(diagnose(one.evidence)[0], one)]
+    codes = {one.expect["code"] for one in SICK}
+    with capsys.disabled():
+        print(f"\n{len(complete)} of {len(SICK)} prepared evidence sets get cause and fix ({len(codes)} kinds)")
+    assert len(complete) == len(SICK) >= 24
+
+
+def _complete(finding: Finding, one: Prepared) -> bool:
+    return _names(finding.cause, one.expect["cause"]) and _names(finding.fix, one.expect["fix"])
+
+
+@pytest.mark.parametrize("one", prepared(), ids=_ids)
+def test_findings_rest_on_evidence(one: Prepared) -> None:
+    for finding in diagnose(one.evidence):
+        assert len(finding.cause) <= 400
+        assert "\n" not in finding.cause + finding.fix
+        assert all(len(line) <= 300 for line in finding.evidence)
