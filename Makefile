@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 PIP      := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST   := $(VENV)/bin/python -m pytest
 
-.PHONY: quickstart test lint format bench faults golden schema clean
+.PHONY: quickstart test lint format bench faults golden schema image clean
 
 quickstart: $(VENV)/.train
 	$(VENV)/bin/rankzero quickstart
@@ -38,6 +38,15 @@ golden: $(VENV)/.dev
 schema: $(VENV)/.train
 	$(VENV)/bin/python -m rankzero.spec.schema
 	$(VENV)/bin/python -m rankzero.spec.reference docs
+
+# The workers' image. docker/README.md says which bases there are, and how to build without a registry.
+IMAGE      ?= rankzero:latest
+BASE_IMAGE ?=
+BUILD_FLAGS ?=
+image:
+	docker build -f docker/Dockerfile -t $(IMAGE) $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
+		--build-arg VERSION=$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' src/rankzero/__init__.py) \
+		--build-arg REVISION=$$(git rev-parse HEAD) $(BUILD_FLAGS) .
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

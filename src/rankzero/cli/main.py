@@ -15,6 +15,7 @@ import typer
 from rankzero import __version__
 from rankzero.cli import data_command, runs_command, secret_command
 from rankzero.cli.argv import spread_values
+from rankzero.cli.data_recipes_command import fire, volcano
 from rankzero.cli.generate_command import generate
 from rankzero.cli.init_command import init
 from rankzero.cli.logs_command import logs
@@ -50,6 +51,8 @@ app.command()(runs_command.cancel)
 app.command()(runs_command.delete)
 app.add_typer(secret_command.app, name="secret")
 data_command.app.command()(prepare)
+data_command.app.command()(fire)
+data_command.app.command()(volcano)
 app.add_typer(data_command.app, name="data")
 
 DEBUG_VARIABLE = "RANKZERO_DEBUG"

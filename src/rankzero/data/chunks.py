@@ -19,8 +19,8 @@ DAMAGE = frozenset({"cut-off file", "damaged file", "row without an end", "text 
 """Reasons of problems that concern the file from there on, not one row."""
 
 NumberedLine = tuple[int, bytes, RowProblem | None]
-"""A row as a container gives it: its number, its JSON and, where it could not be read, what is wrong with it. Instead of
-JSON there are then the row's own bytes."""
+"""A row as a container gives it: its number, its JSON, and what is wrong with it. Where something is, there are the
+row's own bytes instead of JSON."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ import hashlib
 import json
 import os
 import re
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,10 +23,8 @@ from rankzero.run_dir.atomic import file_sha256, fsync_path, storage_errors, wri
 TRIES = 4
 """In a row without a byte."""
 
-Pause = Callable[[float], None]
 
-
-def download(file: RemoteFile, network: Network, pause: Pause = time.sleep) -> str:
+def download(file: RemoteFile, network: Network) -> str:
     """The file's path in the cache. One that is there already and whose version is known is not read again."""
     with storage_errors(cache_root()):
         folder = _downloads() / hashlib.sha256(f"{file.url}\n{file.version}".encode()).hexdigest()[:32]
@@ -35,11 +32,11 @@ def download(file: RemoteFile, network: Network, pause: Pause = time.sleep) -> s
         target = folder / (re.sub(r"[^\w.-]", "_", file.name.rpartition("/")[2]) or "data")
         with FileLock(folder / "lock"):
             if not (file.version and target.exists()):
-                _fetch(file, target, network, pause)
+                _fetch(file, target, network)
     return str(target)
 
 
-def _fetch(file: RemoteFile, target: Path, network: Network, pause: Pause) -> None:
+def _fetch(file: RemoteFile, target: Path, network: Network) -> None:
     partial = target.with_name(target.name + ".partial")
     if not file.version:
         partial.unlink(missing_ok=True)  # it may be of another content
@@ -54,7 +51,7 @@ def _fetch(file: RemoteFile, target: Path, network: Network, pause: Pause) -> No
             failures = failures + 1 if partial.stat().st_size == have else 0
             if failures == TRIES:
                 raise
-            pause(2.0**failures)
+            network.pause(2.0**failures)
             continue
         break
     _verify(file, partial)

@@ -80,7 +80,8 @@ def by_split(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
         if match := _SHARD.fullmatch(name):
             shards.setdefault(match["split"], []).append(name)
     found: Mapping[str, list[str]] = shards or _by_word(names, in_folders=False) or _by_word(names, in_folders=True)
-    return {split: tuple(sorted(files)) for split, files in found.items()} or {"train": tuple(sorted(names))}
+    order = sorted(found, key=lambda split: (not split.startswith("train"), split))
+    return {split: tuple(sorted(found[split])) for split in order} or {"train": tuple(sorted(names))}
 
 
 def _by_word(names: Sequence[str], in_folders: bool) -> dict[str, list[str]]:

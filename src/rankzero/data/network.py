@@ -5,6 +5,7 @@ Nothing else here imports them. Whatever they raise becomes a RankzeroError with
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,6 +51,10 @@ class Network(Protocol):
 
     def read(self, file: RemoteFile, start: int) -> Iterator[bytes]:
         """Its bytes from `start` on."""
+        ...
+
+    def pause(self, seconds: float) -> None:
+        """Give a service that failed some time."""
         ...
 
 
@@ -101,6 +106,10 @@ class RealNetwork:
                     stream.seek(start)
                 while block := stream.read(_BLOCK_BYTES):
                     yield block
+
+    def pause(self, seconds: float) -> None:
+        """See Network."""
+        time.sleep(seconds)
 
 
 def _file(fs: Any, path: str) -> RemoteFile:

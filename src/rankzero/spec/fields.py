@@ -121,7 +121,12 @@ def _kind_in_words(option: Option) -> str:
             return "{" + ", ".join(keys) + "}"
         return f"a section with keys such as {keys[0]}"
     if get_origin(option.kind) is tuple:
-        return f"a list of {in_words(options_of(get_args(option.kind)[0]))}"
+        items = options_of(get_args(option.kind)[0])
+        if len(items) == 1 and items[0].section is not None:
+            keys = list(keys_of(items[0].section))
+            more = ["…"] if len(keys) > _MOST_KEYS_SHOWN else []
+            return "a list of {" + ", ".join([*keys[:_MOST_KEYS_SHOWN], *more]) + "}"
+        return f"a list of {in_words(items)}"
     if get_origin(option.kind) is dict:
         return "a mapping"
     limits = _limits_in_words(option.limits)

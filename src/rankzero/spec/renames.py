@@ -165,8 +165,8 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("", "not needed: rows are prepared once and kept", "num_workers dataloader_num_workers dataset_num_proc"),
     ("", "not needed: rows are prepared once and kept", "preprocessing_num_workers streaming dataset_prepared_path"),
     ("", _SHUFFLED, "shuffle shuffle_data dataset_shuffle"),
-    ("", _ROWS, "columns type field_messages prompt_template dataset_text_field split dataset_split"),
-    ("", "not available: cut the file instead", "max_samples max_train_samples sample limit weight"),
+    ("", _ROWS, "type field_messages prompt_template dataset_text_field split dataset_split"),
+    ("", "not available: cut the file instead", "limit"),
     ("", "not available", "torch_compile compile neftune_noise_alpha use_liger_kernel loraplus_lr_ratio push_to_hub"),
 )
 

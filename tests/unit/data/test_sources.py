@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankzero.data.containers.json_lines import read_lines
 from rankzero.data.sources import lines, probe, read_all, read_chunks, require_readable
 from rankzero.errors import DataError, StorageError
 from tests.unit.data.support import GOOD, check_file, data_error, only_problem, write
@@ -24,16 +25,13 @@ def all_lines(path: Path, size: int) -> list[tuple[int, bytes]]:
     size=st.integers(1, 20),
     closed=st.booleans(),
 )
-def test_chunks_lose_and_split_no_line(
-    tmp_path_factory: pytest.TempPathFactory, parts: list[bytes], size: int, closed: bool
-) -> None:
-    path = tmp_path_factory.mktemp("chunks") / "f"
+def test_chunks_lose_and_split_no_line(parts: list[bytes], size: int, closed: bool) -> None:
     content = b"\n".join(parts) + (b"\n" if closed and parts else b"")
-    path.write_bytes(content)
     expected = content.removesuffix(b"\n").split(b"\n") if content else []
     if expected:
         expected[0] = expected[0].removeprefix(b"\xef\xbb\xbf")
-    assert all_lines(path, size) == list(enumerate(expected, 1))
+    blocks = (content[start : start + size] for start in range(0, len(content), size))
+    assert [line for chunk in read_lines(blocks, 0) for line in lines(chunk)] == list(enumerate(expected, 1))
 
 
 def test_only_newline_ends_a_line(tmp_path: Path) -> None:
@@ -116,20 +114,49 @@ def test_wide_encodings_are_one_problem(tmp_path: Path, encoding: str, rows: int
 @pytest.mark.parametrize(
     ("content", "word", "hint"),
     [
-        (gzip.compress(GOOD), "gzip", "gunzip"),
-        (b"PAR1" + bytes(range(1, 200)), "Parquet", "read_parquet"),
         (b"PK\x03\x04rest", "zip", "unzip"),
-        (b"\x28\xb5\x2f\xfdrest", "zstd", "zstd -d"),
-        (b"[" + GOOD + b"]", "JSON array", "jq -c '.[]'"),
-        (b"\n\n [\n" + GOOD + b"\n]", "JSON array", "jq -c '.[]'"),
-        (b'{\n  "messages": []\n}\n', "several lines", "jq -c ."),
+        (b"ARROW1\0\0" + bytes(range(1, 90)), "Arrow", "to_json"),
+        (b"BZh91AY&SY", "bzip2", "bunzip2"),
+        (b"\xfd7zXZ\x00\x00", "xz", "xz -dk"),
+        (b"SQLite format 3\0", "SQLite", "sqlite3 -header"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer", "git lfs pull"),
+        (b"d/".ljust(257, b"\0") + b"ustar\x0000" + bytes(243), "tar archive", "tar -xf"),
+        (b'\x40\0\0\0\0\0\0\0{"w":{"dtype":"F32"', "safetensors", "right file"),
+        (b"PAR1" + bytes(range(1, 200)), "no end", "cut off"),
+        (b"\x1f\x8b\x08\0\0\0", "gzip data is cut off at byte 6", "cut off"),
+        (b"\x28\xb5\x2f\xfdrest", "zstd data", "cut off"),
     ],
 )
-def test_other_kinds_of_file_are_one_problem(tmp_path: Path, content: bytes, word: str, hint: str) -> None:
+def test_files_that_cannot_be_read_are_one_problem(tmp_path: Path, content: bytes, word: str, hint: str) -> None:
     path = tmp_path / "f.jsonl"
     path.write_bytes(content)
     problem = only_problem(path)
     assert problem.line == 0 and word in problem.what and hint in problem.hint
+
+
+def test_an_excel_workbook_is_called_one(tmp_path: Path) -> None:
+    path = tmp_path / "f.xlsx"
+    path.write_bytes(b"PK\x03\x04rest")
+    assert "Excel" in only_problem(path).what
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("f.jsonl", gzip.compress(GOOD)),
+        ("f.json", b"[" + GOOD + b"]"),
+        ("f.json", b"\n\n [\n" + GOOD + b"\n]"),
+        ("f.json", b'{\n  "messages": [{"role":"user","content":"q"},\n{"role":"assistant","content":"a"}]\n}\n'),
+        ("f.json", b'{"data": [' + GOOD + b"]}"),
+        ("f.csv", b'prompt,completion\n"a, b",c\n'),
+        ("f.tsv", b"prompt\tcompletion\na\tb\n"),
+    ],
+)
+def test_every_kind_of_file_is_checked(tmp_path: Path, name: str, content: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    report = check_file(path)
+    assert report.ok and report.counts.rows == 1
 
 
 def test_blank_file_has_no_rows(tmp_path: Path) -> None:

@@ -262,12 +262,12 @@ eval: {every: 0}
     @pytest.mark.parametrize(
         ("data", "where", "what"),
         [
-            ("{train: []}", "data.train", "must be text or a list of {path, format}, but is an empty list"),
+            ("{train: []}", "data.train", "must be text or a list of {path, format, columns, weight, …}, but is an empty list"),
             ("{train: {path: a}}", "data.train", "but is a mapping"),
             ("{train: ''}", "data.train", 'but is ""'),
             ("{train: [{path: a, format: mesages}]}", "data.train[0].format", "`messages`"),
             ("{train: [{format: auto}]}", "data.train[0].path", "required, but not set"),
-            ("{train: [a.jsonl]}", "data.train[0]", 'must be {path, format}, but is "a.jsonl"'),
+            ("{train: [a.jsonl]}", "data.train[0]", 'must be a section with keys such as path, but is "a.jsonl"'),
             ("{train: t, eval: {fraction: 2}}", "data.eval.fraction", "must be a number above 0 and below 1"),
             ("{train: t, eval: {}}", "data.eval.fraction", "required"),
             ("{train: t, eval: {fracton: 0.1}}", "data.eval.fracton", "unknown key"),

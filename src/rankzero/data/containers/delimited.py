@@ -58,7 +58,7 @@ class _Record:
 
     @property
     def is_blank(self) -> bool:
-        return not self.fault and len(self.text) == 1 and self.text[0].isspace()
+        return not self.fault and len(self.text) == 1 and not self.text[0].strip(" \r\n")  # tabs are separators
 
 
 @dataclass(slots=True)

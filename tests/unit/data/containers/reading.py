@@ -12,12 +12,16 @@ from typing import Any
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from rankzero.data.problems import RowProblem
 from rankzero.data.sources import CHUNK_BYTES, lines, read_chunks
 
 Row = dict[str, Any]
+
+relaxed = settings(deadline=None)
+"""Examples write files: how long one takes is the machine's affair."""
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12) | st.sampled_from(
     ["\u2028", '"', '\\"', "\\", "\\\\", "a\nb", "\r\n", "{[", "]}", ",", "\t", "\ufeff", "'", "é", "😀", "</s>"]
@@ -30,9 +34,7 @@ values = st.recursive(
     max_leaves=8,
 )
 json_rows = st.lists(st.dictionaries(texts, values, max_size=4), min_size=1, max_size=8)
-string_rows = st.lists(
-    st.fixed_dictionaries({"text": texts, "label": texts, "é\u2028": texts}), min_size=1, max_size=8
-)
+string_rows = st.lists(st.fixed_dictionaries({"text": texts, "label": texts, "é\u2028": texts}), min_size=1, max_size=8)
 
 
 def gz(data: bytes) -> bytes:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rankzero.data.containers import delimited
 from rankzero.data.sources import count_rows
-from tests.unit.data.containers.reading import Row, entries, numbers, problems, put, rows, string_rows
+from tests.unit.data.containers.reading import Row, entries, numbers, problems, put, relaxed, rows, string_rows
 
 
 def as_csv(given: list[Row], end: str = "\r\n", separator: str = ",", quoting: int = csv.QUOTE_MINIMAL) -> bytes:
@@ -23,6 +23,7 @@ def as_csv(given: list[Row], end: str = "\r\n", separator: str = ",", quoting: i
     return out.getvalue().encode()
 
 
+@relaxed
 @given(
     given=string_rows,
     size=st.integers(1, 60),
@@ -40,10 +41,9 @@ def test_csv_is_its_rows(
     assert count_rows(str(path)) == len(given)
 
 
+@relaxed
 @given(given=string_rows, size=st.integers(1, 60))
-def test_tsv_is_its_rows_or_says_why_not(
-    tmp_path_factory: pytest.TempPathFactory, given: list[Row], size: int
-) -> None:
+def test_tsv_is_its_rows_or_says_why_not(tmp_path_factory: pytest.TempPathFactory, given: list[Row], size: int) -> None:
     path = put(tmp_path_factory.mktemp("tsv") / "f.tsv", as_csv(given, separator="\t"))
     found = entries(path, size)
     good = [row for row in given if not any("\t" in value and "\n" in value for value in row.values())]
@@ -141,6 +141,7 @@ def test_every_prefix_gives_rows_or_a_located_problem(tmp_path: Path) -> None:
         assert count_rows(str(tmp_path / "f.csv")) == len(found)
 
 
+@relaxed
 @given(data=st.binary(max_size=60), mixed=st.text('",\n\r\ta\0é', max_size=60), size=st.integers(1, 30))
 def test_no_bytes_make_it_fail(tmp_path_factory: pytest.TempPathFactory, data: bytes, mixed: str, size: int) -> None:
     folder = tmp_path_factory.mktemp("noise")

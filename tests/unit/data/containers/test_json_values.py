@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from rankzero.data.containers import json_values
 from rankzero.data.sources import count_rows, lines, numbering, read_chunks
-from tests.unit.data.containers.reading import Row, as_array, entries, json_rows, numbers, problems, put, rows
+from tests.unit.data.containers.reading import Row, as_array, entries, json_rows, numbers, problems, put, relaxed, rows
 
 ROWS: list[Row] = [{"text": 'a "]}" \\'}, {"text": "b\n,", "deep": [{"x": [1, "{"]}, []]}, {"text": "\u2028"}]
 
 blanks = st.text(" \t\r\n", max_size=5).map(str.encode)
 
 
+@relaxed
 @given(given=json_rows, size=st.integers(1, 60), indent=st.sampled_from([None, 0, 1, 4]), space=blanks)
 def test_an_array_is_its_elements(
     tmp_path_factory: pytest.TempPathFactory, given: list[Row], size: int, indent: int | None, space: bytes
@@ -30,6 +31,7 @@ def test_an_array_is_its_elements(
     assert count_rows(str(path)) == len(given)
 
 
+@relaxed
 @given(given=json_rows, size=st.integers(1, 60), space=st.lists(blanks, min_size=30, max_size=30))
 def test_blanks_are_anywhere_between_elements(
     tmp_path_factory: pytest.TempPathFactory, given: list[Row], size: int, space: list[bytes]
@@ -42,7 +44,13 @@ def test_blanks_are_anywhere_between_elements(
     assert rows(path, size) == given
 
 
-@given(given=json_rows.filter(all), size=st.integers(1, 60), mark=st.booleans(), joiner=st.sampled_from(["\n", "", " \n\n"]))
+@relaxed
+@given(
+    given=json_rows.filter(all),
+    size=st.integers(1, 60),
+    mark=st.booleans(),
+    joiner=st.sampled_from(["\n", "", " \n\n"]),
+)
 def test_objects_over_several_lines(
     tmp_path_factory: pytest.TempPathFactory, given: list[Row], size: int, mark: bool, joiner: str
 ) -> None:
@@ -51,6 +59,7 @@ def test_objects_over_several_lines(
     assert rows(path, size) == given
 
 
+@relaxed
 @given(given=json_rows, size=st.integers(1, 60), indent=st.sampled_from([None, 2]))
 def test_an_object_that_holds_the_array(
     tmp_path_factory: pytest.TempPathFactory, given: list[Row], size: int, indent: int | None
@@ -165,6 +174,7 @@ def _is_json(line: bytes) -> bool:
     return True
 
 
+@relaxed
 @given(data=st.binary(max_size=80), mixed=st.text('[]{}",:\\ \n1a', max_size=60), size=st.integers(1, 40))
 def test_no_bytes_make_it_fail(tmp_path_factory: pytest.TempPathFactory, data: bytes, mixed: str, size: int) -> None:
     folder = tmp_path_factory.mktemp("noise")

@@ -20,6 +20,7 @@ from tests.unit.data.containers.reading import (
     jsonl,
     problems,
     put,
+    relaxed,
     rows,
     zst,
 )
@@ -92,6 +93,7 @@ def test_damage_says_where(tmp_path: Path) -> None:
     assert problem.reason in ("damaged file", "not valid JSON")
 
 
+@relaxed
 @given(noise=st.binary(max_size=200), pack=st.sampled_from([b"\x1f\x8b", b"\x28\xb5\x2f\xfd"]))
 def test_noise_is_a_problem(tmp_path_factory: pytest.TempPathFactory, noise: bytes, pack: bytes) -> None:
     path = put(tmp_path_factory.mktemp("noise") / "f", pack + noise)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from rankzero.data.sources import count_rows, numbering, probe, read_chunks, unread_columns
 from rankzero.errors import DataError
-from tests.unit.data.containers.reading import PACK, Row, as_parquet, entries, numbers, put, rows, texts
+from tests.unit.data.containers.reading import PACK, Row, as_parquet, entries, numbers, put, relaxed, rows, texts
 
 chats = st.fixed_dictionaries(
     {
@@ -27,10 +27,11 @@ chats = st.fixed_dictionaries(
 )
 
 
-@given(given=st.lists(chats, min_size=1, max_size=9), size=st.integers(1, 300), pack=st.sampled_from(["", ".gz", ".zst"]))
-def test_parquet_is_its_rows(
-    tmp_path_factory: pytest.TempPathFactory, given: list[Row], size: int, pack: str
-) -> None:
+@relaxed
+@given(
+    given=st.lists(chats, min_size=1, max_size=9), size=st.integers(1, 300), pack=st.sampled_from(["", ".gz", ".zst"])
+)
+def test_parquet_is_its_rows(tmp_path_factory: pytest.TempPathFactory, given: list[Row], size: int, pack: str) -> None:
     path = put(tmp_path_factory.mktemp("pq") / "f", PACK[pack](as_parquet(given)))
     assert rows(path, size) == given
     assert numbers(path) == list(range(1, len(given) + 1)) and numbering(str(path)) == "row"
