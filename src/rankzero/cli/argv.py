@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-_SPREAD = "--target-modules"
+_SPREAD = ("--target-modules", "--splits")
 
 
 def spread_values(arguments: Sequence[str]) -> list[str]:
-    """`--target-modules a b c` as the flag once for each value, which is how the parser takes several.
+    """`--target-modules a b c` as the flag once for each value, which is how the parser takes several; `--splits` too.
 
     Values end at the next flag, at a spec file or at a key=value.
     """
@@ -17,15 +17,15 @@ def spread_values(arguments: Sequence[str]) -> list[str]:
     while i < len(arguments):
         argument = arguments[i]
         i += 1
-        if argument != _SPREAD:
+        if argument not in _SPREAD:
             spread.append(argument)
             continue
         first = i
         while i < len(arguments) and not _ends_values(arguments[i]):
-            spread += [_SPREAD, arguments[i]]
+            spread += [argument, arguments[i]]
             i += 1
         if i == first:
-            spread.append(_SPREAD)  # without a value: the parser says so
+            spread.append(argument)  # without a value: the parser says so
     return spread
 
 

@@ -101,15 +101,27 @@ class RealNetwork:
             from fsspec.core import url_to_fs
 
             fs, path = url_to_fs(file.url)
-            with fs.open(path, "rb", block_size=_BLOCK_BYTES) as stream:
-                if start:
-                    stream.seek(start)
+            with _open_at(fs, path, start) as stream:
                 while block := stream.read(_BLOCK_BYTES):
                     yield block
 
     def pause(self, seconds: float) -> None:
         """See Network."""
         time.sleep(seconds)
+
+
+def _open_at(fs: Any, path: str, start: int) -> Any:
+    """A stream from `start` on; where a web server knows no ranges, one from the beginning that is read up to there."""
+    if not path.startswith(("http://", "https://")):
+        stream = fs.open(path, "rb", block_size=_BLOCK_BYTES)
+        stream.seek(start)
+        return stream
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
+    stream = fs.open(path, "rb", block_size=0, headers=headers)
+    left = 0 if stream.r.status == 206 else start
+    while left and (skipped := stream.read(min(left, _BLOCK_BYTES))):
+        left -= len(skipped)
+    return stream
 
 
 def _file(fs: Any, path: str) -> RemoteFile:
@@ -141,6 +153,8 @@ def _as_ours(error: Exception, where: str) -> RankzeroError:
     kinds = {kind.__name__ for kind in type(error).__mro__}
     status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
     said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if isinstance(error, FileNotFoundError) and isinstance(error.__cause__, Exception):
+        return _as_ours(error.__cause__, where)  # what fsspec makes of every answer that it does not like
     if "GatedRepoError" in kinds:
         name = where.split("@")[0].removeprefix("hf://datasets/")
         hint = f"accept the terms at https://huggingface.co/datasets/{name}, then {_LOGIN}"

@@ -1,8 +1,10 @@
-"""The real network's adapter, against fsspec's memory and what clients raise. No socket is opened."""
+"""The real network's adapter, against fsspec's memory, a web server on this machine, and what clients raise."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import fsspec
@@ -54,6 +56,65 @@ def test_a_missing_file_is_bad_data(memory: fsspec.AbstractFileSystem) -> None:
 def test_an_unknown_kind_of_url_names_what_is_missing() -> None:
     with pytest.raises(ConfigError, match="known are hf"):
         RealNetwork().find("nosuch://x/y.jsonl")
+
+
+CONTENT = bytes(range(256)) * 4
+
+
+class _Pages(BaseHTTPRequestHandler):
+    """One file, with or without ranges."""
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def _answer(self, body: bool) -> None:
+        if "secret" in self.path or "none" in self.path:
+            self.send_error(403 if "secret" in self.path else 404)
+            return
+        given = self.headers.get("Range", "") if "ranges" in self.path else ""
+        start = int(given.removeprefix("bytes=").rstrip("-")) if given else 0
+        self.send_response(206 if given else 200)
+        self.send_header("Content-Length", str(len(CONTENT) - start))
+        self.send_header("ETag", '"1"')
+        if given:
+            self.send_header("Content-Range", f"bytes {start}-{len(CONTENT) - 1}/{len(CONTENT)}")
+        self.end_headers()
+        if body:
+            self.wfile.write(CONTENT[start:])
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[str]:
+    pytest.importorskip("aiohttp")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Pages)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("name", ["ranges.bin", "whole.bin"])
+@pytest.mark.parametrize("start", [0, 1, 700, 1023])
+def test_a_web_server_is_read_from_anywhere(site: str, name: str, start: int) -> None:
+    (file,) = RealNetwork().find(f"{site}/{name}?x=1").files
+    assert (file.name, file.size) == (name, len(CONTENT)) and "1" in file.version
+    assert b"".join(RealNetwork().read(file, start)) == CONTENT[start:]
+
+
+def test_answers_of_a_web_server(site: str) -> None:
+    with pytest.raises(DataError, match="no such file"):
+        RealNetwork().find(f"{site}/none.csv")
+    with pytest.raises(AccessError, match="access is refused"):
+        RealNetwork().find(f"{site}/secret.csv")
+    with pytest.raises(ServiceError, match="it cannot be read"):
+        RealNetwork().find("http://127.0.0.1:1/x.csv")
 
 
 class _Answer:
