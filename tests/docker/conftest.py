@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from rankzero.launch import labels
 from rankzero.launch.backend import LogLine, LogQuery
 from rankzero.launch.backends.docker import DockerBackend
 from rankzero.launch.evidence import Evidence
@@ -87,7 +88,9 @@ def base_image() -> str:
 class DockerRun:
     """One run spec on docker."""
 
-    def __init__(self, image: str, inputs: Path, run: RunSpec, num_nodes: int, nproc_per_node: int) -> None:
+    def __init__(
+        self, image: str, inputs: Path, run: RunSpec, num_nodes: int, nproc_per_node: int, cache: bool
+    ) -> None:
         self.backend = DockerBackend()
         self.name = str(run.name)
         self._image = image
@@ -99,6 +102,7 @@ class DockerRun:
                 "storage": {
                     "inputs": {"mount": "/inputs", "host_path": str(inputs), "read_only": True},
                     "outputs": {"mount": "/outputs", "claim": self._claim, "size": "1Gi"},
+                    **({"cache": {"mount": "/cache", "claim": f"{self._claim}-cache", "size": "1Gi"}} if cache else {}),
                 },
             }
         )
@@ -124,7 +128,8 @@ class DockerRun:
 
     def codes(self) -> list[int | None]:
         """Exit codes by node; None for one that runs."""
-        states = [pod["status"]["containerStatuses"][0]["state"] for pod in self.evidence().pods]
+        pods = [pod for pod in self.evidence().pods if labels.role_of(pod) == labels.NODE_ROLE]
+        states = [pod["status"]["containerStatuses"][0]["state"] for pod in pods]
         return [state["terminated"]["exitCode"] if "terminated" in state else None for state in states]
 
     def wait_for_steps(self, steps: int) -> None:
@@ -152,8 +157,8 @@ def makes_runs(image: str) -> Iterator[Callable[..., DockerRun]]:
     """Make runs; whatever they leave is removed, results and all."""
     made: list[DockerRun] = []
 
-    def make(inputs: Path, run: RunSpec, *, num_nodes: int, nproc_per_node: int) -> DockerRun:
-        made.append(DockerRun(image, inputs, run, num_nodes, nproc_per_node))
+    def make(inputs: Path, run: RunSpec, *, num_nodes: int, nproc_per_node: int, cache: bool = False) -> DockerRun:
+        made.append(DockerRun(image, inputs, run, num_nodes, nproc_per_node, cache))
         return made[-1]
 
     try:

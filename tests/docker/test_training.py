@@ -105,11 +105,13 @@ def test_a_run_goes_on_after_one_container_was_lost(
     assert losses(run.metrics()) == losses(uninterrupted), "to the last bit: the layout is the same"
 
 
-def test_cancel_stops_and_submit_resumes(
+def test_a_prepared_run_is_cancelled_and_resumes(
     inputs: Path, uninterrupted: list[dict[str, Any]], docker_run: MakeRun
 ) -> None:
-    run = docker_run(inputs, spec("cancelled", "/inputs", "runs", LONG), num_nodes=2, nproc_per_node=1)
+    run = docker_run(inputs, spec("cancelled", "/inputs", "runs", LONG), num_nodes=2, nproc_per_node=1, cache=True)
     run.submit()
+    job = next(one for one in run.evidence().objects if one["kind"] == "Job")
+    assert job["status"]["conditions"][0]["type"] == "Complete"
     run.wait_for_steps(3)
     run.backend.cancel(run.name, print)
     assert run.codes() == [75, 75], run.evidence().logs

@@ -25,8 +25,8 @@ from rankzero.data.dataset import SCHEMA, DatasetStats
 from rankzero.data.encode import Block, EncodedChunk
 from rankzero.run_dir.atomic import TEMPORARY_PREFIX, commit_directory, fsync_path, stage_name, write_json
 
-SEGMENT_CHUNKS = 64
-"""256 MiB of input: what a killed process loses at most."""
+SEGMENT_CHUNKS = 8
+"""32 MiB of input: what a killed process loses at most, and the smallest piece that shards share."""
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ _PROGRESS = re.compile(
     r" (?P<rate>\d[\d,]{0,20}) tok/s ETA (?P<eta>\d[\d:]{0,15})"
 )
 _AWAITED = re.compile(r"(?i)\bwait\w*(?: \d+ s)? for (?:the )?nodes? (?P<nodes>\d{1,6}(?:(?:, | and )\d{1,6}){0,99})")
+_GOES_ON = re.compile(r"\[NODE\] start \d|\[(?:TRAIN|STEP|DDP|DATA|EVAL)\]")
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)) ?")
 _CLOCK = re.compile(r"(?:^|\s|\])([012]\d):([0-5]\d):([0-5]\d)(?=[\s,.])")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -24,8 +25,9 @@ _EXCEPTION = re.compile(
 )
 _SLACK = timedelta(minutes=5)
 LONGEST_LINE = 300
-_SIGNS = tuple(
-    ["error", "warn", "nccl", "memory", "shm", "bus", "timed", "timeout", "joined", "resol", "refused", "reset", "closed", "pipe", "known", "host", "kill", "wait", "not", "module"]
+_SIGNS = (
+    *("error", "warn", "nccl", "memory", "shm", "bus", "timed", "timeout", "joined", "resol", "refused", "reset"),
+    *("closed", "pipe", "known", "host", "kill", "wait", "not", "module"),
 )
 
 
@@ -67,9 +69,9 @@ def last_progress(log: str, now: datetime) -> Progress | None:
 
 
 def awaited_nodes(log: str) -> tuple[int, ...]:
-    """Nodes that the node command waits for; none where steps were made after it said so."""
+    """Nodes that the node command waits for; none where the processes were started after it said so."""
     for line in reversed(log.splitlines()):
-        if _PROGRESS.search(line):
+        if _GOES_ON.search(line):
             return ()
         match = _AWAITED.search(line)
         if match is not None:

@@ -143,7 +143,7 @@ def test_an_excel_workbook_is_called_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("f.jsonl", gzip.compress(GOOD)),
+        ("f.jsonl", gzip.compress(GOOD, mtime=0)),
         ("f.json", b"[" + GOOD + b"]"),
         ("f.json", b"\n\n [\n" + GOOD + b"\n]"),
         ("f.json", b'{\n  "messages": [{"role":"user","content":"q"},\n{"role":"assistant","content":"a"}]\n}\n'),
@@ -157,6 +157,17 @@ def test_every_kind_of_file_is_checked(tmp_path: Path, name: str, content: bytes
     path.write_bytes(content)
     report = check_file(path)
     assert report.ok and report.counts.rows == 1
+
+
+def test_rows_that_a_container_cannot_give_are_rows_with_problems(tmp_path: Path) -> None:
+    path = tmp_path / "f.csv"
+    path.write_bytes(b"prompt,completion\na,b\nc\nd,e\nf,\xe9\n")
+    report = check_file(path)
+    assert report.counts.rows == 4
+    assert [(found.problem.line, found.problem.reason) for found in report.problems] == [
+        (3, "ragged row"),
+        (5, "not UTF-8"),
+    ]
 
 
 def test_blank_file_has_no_rows(tmp_path: Path) -> None:

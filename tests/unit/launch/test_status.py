@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import logging
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rankzero.engine import console
+from rankzero.errors import DataError
 from rankzero.launch.evidence import Evidence
-from rankzero.launch.log_lines import last_error, last_progress, last_spoken, time_of
-from rankzero.launch.pods import parse_pod
+from rankzero.launch.log_lines import awaited_nodes, last_error, last_progress, last_spoken, time_of
+from rankzero.launch.node import client, command, termination
+from rankzero.launch.pods import parse_last_words, parse_pod
 from rankzero.launch.status import RunStatus, as_table, as_text, run_status, summarise
+from rankzero.run_dir.paths import RunDir
 from tests.support.evidence import named, prepared
 
 NOW = datetime(2026, 11, 21, 12, 30, tzinfo=UTC)
@@ -80,6 +85,22 @@ def test_last_error() -> None:
     assert trace is not None
     assert trace.text == "torch.OutOfMemoryError: CUDA out of memory"
     assert last_error("all is well\n") is None
+
+
+def test_the_node_command_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its real sentences and messages, not copies of them."""
+    said: list[str] = []
+    wait = client.Wait(1800, said.append)
+    monkeypatch.setattr(client.time, "monotonic", lambda: wait._since + 41)
+    wait.speak(f"{command._listed([1, 3])} of 4")
+    assert awaited_nodes(f"[NODE] {said[0]}\n") == (1, 3)
+    assert awaited_nodes(f"[NODE] {said[0]}\n[NODE] start 1: node 0 of 4, ranks 0 to 7 of 32\n") == ()
+    error = DataError("no rows", where="train.jsonl", hint="add some")
+    run_dir = RunDir(tmp_path / "run")
+    words = parse_last_words(json.dumps(termination.message(3, run_dir, error, str)))
+    assert words is not None
+    assert (words.outcome, words.exit_code, words.what, words.where) == ("failed", 65, "no rows", "train.jsonl")
+    assert words.run_dir == str(run_dir.root)
 
 
 class TestPhases:

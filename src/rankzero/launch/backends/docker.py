@@ -54,6 +54,8 @@ class DockerBackend:
         self._docker = docker or Docker()
         self._env = os.environ if env is None else env
         self._gpu_count = gpu_count
+        self._told: set[str] = set()
+        """Containers whose lines submit has passed on already."""
 
     def served(self) -> Served:
         """docker, where there is a daemon."""
@@ -64,7 +66,8 @@ class DockerBackend:
         """Check, make, prepare, start. Containers of this very rendering that run already are left alone."""
         request = docker_submit.read(objects)
         files = self._files(request.run)
-        docker_submit.submit(self._docker, request, files, say, env=self._env, gpu_count=self._gpu_count)
+        told = docker_submit.submit(self._docker, request, files, say, env=self._env, gpu_count=self._gpu_count)
+        self._told |= {told} if told else set()
 
     def runs(self) -> list[Evidence]:
         """All runs whose containers are here."""
@@ -96,6 +99,8 @@ class DockerBackend:
 
         def look() -> tuple[dict[str, Source], bool]:
             found = [one for one in self._containers(run) if wanted.source(_source(one))]
+            if query.follow:
+                found = [one for one in found if one["Id"] not in self._told]
             pending = any(not has_started(one) and one["State"]["Status"] == "created" for one in found)
             return {one["Id"]: _source(one) for one in found if has_started(one)}, pending
 

@@ -88,8 +88,8 @@ class Creation:
             self._docker.call("network", "create", "--label", MANAGED, "--label", self._label(), name)
             self.made.append(f"network {name}")
 
-    def container(self, wanted: Container, *, restarts: int) -> None:
-        """One container, not started."""
+    def container(self, wanted: Container, *, restarts: int) -> str:
+        """One container, not started. Returns its id."""
         pod = wanted.pod["metadata"]["name"]
         termination = self._files.fresh_termination(pod)
         own = {
@@ -105,7 +105,7 @@ class Creation:
         lines = {name: value for name, value in values.items() if "\n" not in value}
         environment = self._files.write_environment(pod, lines)
         try:
-            self._docker.call(
+            identity = self._docker.call(
                 *("create", "--name", wanted.name, "--network", network_name(self._run)),
                 *wanted.options,
                 *(part for mount in mounts for part in ("--mount", mount)),
@@ -120,6 +120,7 @@ class Creation:
         finally:
             environment.unlink()
         self.made.append(f"container {wanted.name}")
+        return identity.strip()
 
     def _mount(self, wanted: Container, mount: Mount) -> str:
         pod = wanted.pod["metadata"]["name"]

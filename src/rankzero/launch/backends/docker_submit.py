@@ -76,8 +76,11 @@ def submit(
     *,
     env: Mapping[str, str],
     gpu_count: Callable[[Mapping[str, str]], int],
-) -> None:
-    """Bring the run up. What runs already, of this very rendering, is left alone."""
+) -> str | None:
+    """Bring the run up. What runs already, of this very rendering, is left alone.
+
+    Returns the id of the container whose lines were said: the preparation's, where there was one.
+    """
     host = docker.host()
     prepare, nodes = _containers(request, host, lambda: gpu_count(env))
     wanted = [*([prepare] if prepare else []), *nodes]
@@ -88,18 +91,20 @@ def submit(
     missing = [one for one in nodes if one.pod["metadata"]["name"] not in kept]
     if not missing:
         say(f"{request.run} runs here already, with this very spec; left as it is")
-        return
+        return None
     goes_on = bool(kept)  # some nodes are up and wait for the others: what was prepared is there
     creation = Creation(docker, request.run, request.digest, files, request.config_maps, request.claims, secrets)
+    told: str | None = None
     try:
         _clear(docker, [one for name, one in there.items() if name not in kept], say)
         creation.volumes([*missing, *([prepare] if prepare and not goes_on else [])])
         creation.network()
         for one in missing:  # before the preparation: what docker refuses, it refuses now
-            creation.container(one, restarts=_restarts(request, there.get(one.pod["metadata"]["name"])))
+            creation.container(one, restarts=_restarts(there.get(one.pod["metadata"]["name"])) if goes_on else 0)
         if prepare is not None and not goes_on:
-            _prepare(docker, creation, prepare, request.attempts, say)
+            told = _prepare(docker, creation, prepare, request.attempts, say)
         _start(docker, missing, say)
+        return told
     except PreparationError:
         _clear(docker, docker.containers(f"{labels.RUN}={request.run}"), None, roles=(labels.NODE_ROLE,))
         raise
@@ -178,11 +183,9 @@ def _kept(request: Request, there: Mapping[str, Mapping[str, Any]]) -> set[str]:
     return kept | ({request.prepare["metadata"]["name"]} if request.prepare else set())
 
 
-def _restarts(request: Request, before: Mapping[str, Any] | None) -> int:
-    """A container that takes the place of one that ended counts as its restart."""
-    if before is None or label_of(before, HASH) != request.digest or before["State"]["Status"] == "created":
-        return 0
-    return int(label_of(before, RESTARTS) or 0) + 1
+def _restarts(before: Mapping[str, Any] | None) -> int:
+    """A container that takes the place of one that was lost, while the others went on, counts as its restart."""
+    return 0 if before is None else int(label_of(before, RESTARTS) or 0) + 1
 
 
 def _clear(
@@ -199,25 +202,30 @@ def _clear(
         docker.call("rm", "--volumes", *(one["Id"] for one in gone))
 
 
-def _prepare(docker: Docker, creation: Creation, prepare: Container, attempts: int, say: Say) -> None:
-    """Run the preparation to its end, saying what it says."""
+def _prepare(docker: Docker, creation: Creation, prepare: Container, attempts: int, say: Say) -> str:
+    """Run the preparation to its end, saying what it says. Returns its id."""
     name = prepare.pod["metadata"]["name"]
     source = Source(name, 0, labels.PREPARE_ROLE)
     for attempt in range(attempts):
         if attempt:
             docker.call("rm", "--volumes", prepare.name)
-        creation.container(prepare, restarts=attempt)
+        identity = creation.container(prepare, restarts=attempt)
         say(f"{name}: the model and the data first" + (f"; attempt {attempt + 1} of {attempts}" if attempt else ""))
-        docker.call("start", prepare.name)
-        for line in followed(lambda: ({prepare.name: source}, False), _POLL_SECONDS):
-            say(f"{name}: {line.text}")
-        code = int(docker.call("wait", prepare.name).strip())
+        code = _to_its_end(docker, prepare.name, {identity: source}, say)
         if code == 0:
-            return
+            return identity
         if code in _FINAL:
             break
     pods = [pod_of(one, read_message(label_of(one, TERMINATION))) for one in docker.inspect(prepare.name)]
     raise preparation_failed(name, pods)
+
+
+def _to_its_end(docker: Docker, container: str, known: Mapping[str, Source], say: Say) -> int:
+    """Start a container, say what it says, and return its exit code."""
+    docker.call("start", container)
+    for line in followed(lambda: (known, False), _POLL_SECONDS):
+        say(f"{line.pod}: {line.text}")
+    return int(docker.call("wait", container).strip())
 
 
 def _start(docker: Docker, nodes: Sequence[Container], say: Say) -> None:

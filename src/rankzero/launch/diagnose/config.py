@@ -76,7 +76,8 @@ def _classify(line: str, pod: Pod, case: Case) -> Finding | None:
         return _finding(
             "secret-key-missing",
             f"Secret {name} has no key {key}, which {variable} is to come from",
-            f"add the key with `rankzero secret set`, or set secrets.{variable}.key in cluster.yaml to one that"
+            f"add the key with `rankzero secret set --from-env-file .env`, or set secrets.{variable}.key in"
+            " cluster.yaml to one that"
             f" `kubectl describe secret {name}` lists",
         )
     match = _SECRET.search(line)

@@ -23,12 +23,13 @@ _NCCL = re.compile(
 )
 _DNS = re.compile(
     r"(?i)(?:name or service not known|temporary failure in name resolution|could not resolve|nodename nor servname"
-    r"|getaddrinfo failed|name does not resolve|cannot be resolved|no such host)"
+    r"|getaddrinfo failed|name does not resolve|cannot be resolved|no such host|does not resolve)"
 )
 _JOIN = re.compile(
     r"(?i)(?:timed? ?out.{0,80}(?:waiting for clients|rendezvous|joined|the store|other nodes|other pods|master)"
     r"|(?P<joined>\d+)/(?P<all>\d+) (?:clients|nodes|workers) joined|rendezvous\w*(?:timeout|closed)"
-    r"|(?:nodes?|pods?) (?:has|have|did) not (?:join|come|arrive|appear|show)|client socket has timed out"
+    r"|(?:nodes?|pods?)[ \d,…]* (?:has|have|did) not (?:join|come)|node \d+ was not reached in"
+    r"|client socket has timed out"
     r"|waited .{0,60}for (?:the )?(?:other )?(?:node|pod|master))"
 )
 _LOST = re.compile(
@@ -37,7 +38,8 @@ _LOST = re.compile(
     r"|Connect(?:ion)? (?:timeout|timed out)"
 )
 _HOST = re.compile(
-    r"(?:host=|hostname |resolve (?:host(?:name)?:? )?|lookup )['\"]?(?P<named>[a-z0-9][a-z0-9-]*(?:\.[a-z0-9-]+)*)"
+    r"(?:host=|hostname |resolve (?:host(?:name)?:? )?|lookup "
+    r"|the name )['\"]?(?P<named>[a-z0-9][a-z0-9-]*(?:\.[a-z0-9-]+)*)"
     r"|(?P<pod>\b[a-z0-9][a-z0-9-]*-\d+\.[a-z0-9][\w.-]*)"
 )
 

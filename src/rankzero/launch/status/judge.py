@@ -228,11 +228,16 @@ def _exit_code(case: Case, phase: Phase, findings: Sequence[Finding]) -> int | N
         return None
     if case.outcome is not None and case.outcome.exit_code is not None:
         return case.outcome.exit_code
-    codes = {pod.node: pod.ended.code for pod in case.pods if pod.ended is not None and pod.ended.code}
-    rest = {node: code for node, code in codes.items() if code != ExitCode.STOPPED}
+    ends = {pod.node: pod.ended for pod in case.pods if pod.ended is not None and pod.ended.code}
+    codes = {node: end.code for node, end in ends.items()}
+    rest = {node: code for node, code in codes.items() if code != ExitCode.STOPPED and not _is_peer(ends[node])}
     blamed = [rest[finding.node] for finding in findings if finding.node in rest]
     own = next(iter([*blamed, *rest.values(), *codes.values()]), None)
     return int(ExitCode.STOPPED) if own is None and phase == "Stopped" else own
+
+
+def _is_peer(end: Ended) -> bool:
+    return end.words is not None and end.words.outcome == "peer_lost"
 
 
 def _with_verdict(status: RunStatus) -> RunStatus:

@@ -196,8 +196,13 @@ def test_a_replacement_counts_as_a_restart(daemon: Daemon, submit: Submit, backe
     for code in (137, 75):
         daemon.finish(NODES[1], code)
         submit()
-    restarts = [one["status"]["containerStatuses"][0]["restartCount"] for one in backend.collect("tiny").pods]
-    assert restarts == [0, 2]
+    daemon.finish(NODES[0], 75)
+    daemon.finish(NODES[1], 75)
+    before = backend.collect("tiny")
+    submit()  # the whole run again is no restart
+    after = backend.collect("tiny")
+    counts = [[one["status"]["containerStatuses"][0]["restartCount"] for one in e.pods] for e in (before, after)]
+    assert counts == [[0, 2], [0, 0]]
 
 
 def test_a_finished_run_starts_anew(daemon: Daemon, submit: Submit) -> None:
@@ -218,13 +223,17 @@ def test_a_changed_run_is_stopped_with_its_grace_and_made_anew(daemon: Daemon, s
     assert daemon.container(NODES[0])["Id"] == "id3"
 
 
-def test_the_preparation_goes_first(daemon: Daemon, submit: Submit) -> None:
+def test_the_preparation_goes_first_and_is_heard_once(daemon: Daemon, submit: Submit, backend: DockerBackend) -> None:
     daemon.behave(
         ends={"rankzero-tiny-prepare": [[0]]}, says={"rankzero-tiny-prepare": ["2026-01-01T00:00:00.1Z fetched"]}
     )
     said = submit(prepare=True)
     assert "tiny-prepare: fetched" in said
     assert daemon.calls("start") == [["start", "rankzero-tiny-prepare"], ["start", *NODES]]
+    for name in NODES:
+        daemon.finish(name, 0)
+    assert not list(backend.logs("tiny", LogQuery(follow=True))), "submit has passed it on"
+    assert [line.text for line in backend.logs("tiny", LogQuery())] == ["fetched"]
 
 
 def test_a_preparation_that_may_succeed_is_tried_again(daemon: Daemon, submit: Submit) -> None:

@@ -102,7 +102,7 @@ KEYS = st.sampled_from(
 MANIFEST = st.dictionaries(KEYS, st.dictionaries(KEYS, JSON | st.lists(st.dictionaries(KEYS, JSON)), max_size=4) | JSON)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     pods=st.lists(MANIFEST, max_size=3),
     objects=st.lists(MANIFEST, max_size=2),

@@ -1,0 +1,90 @@
+"""A network of made-up places, and data paths located with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rankzero.data.locate_data import LocatedSource, expand
+from rankzero.data.network import Found, RemoteFile
+from rankzero.errors import DataError, Problem, ServiceError
+from rankzero.spec.run_spec import SourceSpec
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of its own, and no variables that forbid the network."""
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RANKZERO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "cache"
+
+
+class FakeNetwork:
+    """Files by URL, and data sets by name and revision."""
+
+    def __init__(self, files: dict[str, bytes], sets: dict[tuple[str, str | None], list[str]] | None = None) -> None:
+        self.files = files
+        self.sets = sets or {}
+        self.reads: list[tuple[str, int]] = []
+        self.paused = 0.0
+        self.break_after: list[int] = []
+        """For each read to come: bytes after which the line breaks."""
+
+    def find(self, url: str) -> Found:
+        """See Network."""
+        inside = sorted(name for name in self.files if name.startswith(url.rstrip("/") + "/"))
+        if inside:
+            return Found(tuple(self.file(name) for name in inside), is_directory=True)
+        return Found((self.file(url),)) if url in self.files else Found(())
+
+    def file(self, url: str) -> RemoteFile:
+        """As the place lists it."""
+        return RemoteFile(url.rpartition("/")[2], url, len(self.files[url]), version=str(hash(self.files[url])))
+
+    def data_set(self, name: str, revision: str | None) -> tuple[RemoteFile, ...]:
+        """See Network."""
+        if (name, revision) not in self.sets:
+            raise DataError("there is no such data set", where=name, hint="neither a file here nor")
+        names = self.sets[name, revision]
+        return tuple(RemoteFile(file, f"hub/{name}/{revision}/{file}", None, version="1") for file in names)
+
+    def read(self, file: RemoteFile, start: int) -> Iterator[bytes]:
+        """See Network."""
+        self.reads.append((file.url, start))
+        data = self.files.get(file.url, f"content of {file.url}".encode())[start:]
+        if self.break_after:
+            yield data[: self.break_after.pop(0)]
+            raise ServiceError("the line broke", where=file.url)
+        yield data
+
+    def pause(self, seconds: float) -> None:
+        """See Network."""
+        self.paused += seconds
+
+
+class NoNetwork(FakeNetwork):
+    """Whoever asks it fails the test."""
+
+    def find(self, url: str) -> Found:
+        raise AssertionError(url)
+
+    def data_set(self, name: str, revision: str | None) -> tuple[RemoteFile, ...]:
+        raise AssertionError(name)
+
+
+def located(
+    path: str, network: FakeNetwork | None = None, offline: bool = False, sample: int | None = None
+) -> LocatedSource:
+    (found,) = expand([SourceSpec(path=path, sample=sample)], network=network or NoNetwork({}), offline=offline)
+    return found
+
+
+def fault(path: str, network: FakeNetwork | None = None, sample: int | None = None) -> Problem:
+    with pytest.raises(DataError) as caught:
+        located(path, network, sample=sample)
+    (problem,) = caught.value.problems
+    return problem
