@@ -19,7 +19,8 @@ from rankzero.data.progress import Progress
 from rankzero.data.selection import first_occurrences, held_out_by_group, mix
 from rankzero.data.tokenize import Shard, TokenRules, prepare, prepare_shard
 from rankzero.data.tokenizer import Tokenizer
-from rankzero.errors import DataError
+from rankzero.errors import ConfigError, DataError, Problem
+from rankzero.spec.data_paths import parse_data_path
 from rankzero.spec.run_spec import DataSpec, EvalFraction, RunSpec, SourceSpec
 
 ShowProgress = Callable[[str, Sequence[LocatedSource]], AbstractContextManager[Progress]]
@@ -63,6 +64,7 @@ def training_data(
     read: dict[str, TokenizedDataset] = {}
     rules, seed = token_rules(spec.data), spec.train.seed
     parts = parts_of(spec.data)
+    _require_a_split(parts.get("eval", []))
     located = {label: expand(sources) for label, sources in parts.items()}
     for label, sources in located.items():
         with show(f"tokenise {label}", sources) as advance:
@@ -98,6 +100,18 @@ def prepare_part(
                 progress=advance,
             )
     return made
+
+
+def _require_a_split(sources: list[SourceSpec]) -> None:
+    """A Hub data set without a split means its training split, which is not what one evaluates on."""
+    paths = [(source.path, parse_data_path(source.path, os.path.exists)) for source in sources]
+    problems = [
+        Problem("which split is to be evaluated on?", f"data.eval {text}", f"such as {path.path}[test]")
+        for text, path in paths
+        if path.place == "hub" and path.split is None
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def _deduplicated(dataset: TokenizedDataset, label: str, say: Say) -> TokenizedDataset:

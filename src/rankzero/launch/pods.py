@@ -33,6 +33,11 @@ class LastWords:
     checkpoint: int | None = None
     run_dir: str = ""
 
+    @property
+    def sentence(self) -> str:
+        """`where: what`."""
+        return ": ".join(part for part in (self.where, self.what) if part)
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:

@@ -120,3 +120,10 @@ def test_trees_stay_together(tokenizer: Any, own_cache: Path, tmp_path: Path) ->
     data = read(tokenizer, own_cache, train=str(path), eval={"fraction": 0.25})
     assert data.eval is not None
     assert (len(data.train), len(data.eval)) == (15, 5)
+
+
+def test_a_hub_data_set_to_evaluate_on_names_its_split(tokenizer: Any, own_cache: Path, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", chat_rows(5))
+    with pytest.raises(ConfigError, match="which split") as caught:
+        read(tokenizer, own_cache, train=str(path), eval="org/name")
+    assert "org/name[test]" in str(caught.value)

@@ -95,7 +95,7 @@ def _of_end(case: Case, pod: Pod, end: Ended, severity: Severity) -> Finding | N
 def _said(case: Case, pod: Pod, end: Ended) -> SaidError:
     """The error in its own words: the termination message, else its tail of the log, else the log."""
     if end.words is not None:
-        return SaidError(": ".join(part for part in (end.words.where, end.words.what) if part), end.words.hint)
+        return SaidError(end.words.sentence, end.words.hint)
     return last_error(end.message) or last_error(case.log_of(pod)) or SaidError("")
 
 
@@ -176,7 +176,7 @@ def _from_outcome(case: Case) -> Iterator[Finding]:
     elif code in _CODES:
         end = Ended(code, "", None, None, None, "", words)
         pod = next(iter(case.current.values()), None)
-        said = SaidError(": ".join(part for part in (words.where, words.what) if part), words.hint)
+        said = SaidError(words.sentence, words.hint)
         slug, fix = _CODES[ExitCode(code)]
         if pod is not None:
             yield _ours(ExitCode(code), pod, end, said, "failed")

@@ -34,7 +34,7 @@ def find(case: Case) -> Iterator[Finding]:
         yield Finding(
             "limit-restarts",
             "failed",
-            f"all {'' if allowed is None else f'{allowed} '}restarts that max_restarts allows are used up",
+            _used_up(allowed),
             "cure the cause, then submit again to continue; raise max_restarts in cluster.yaml where failures"
             " come from outside",
             (line,),
@@ -83,6 +83,14 @@ def _deadline(case: Case, line: str) -> Finding:
         " continue",
         (line,),
     )
+
+
+def _used_up(allowed: int | None) -> str:
+    if allowed == 0:
+        return "max_restarts is 0, so the first failure ended the run"
+    if allowed == 1:
+        return "the one restart that max_restarts allows is used up"
+    return f"all {'' if allowed is None else f'{allowed} '}restarts that max_restarts allows are used up"
 
 
 def _allowed(case: Case) -> int | None:

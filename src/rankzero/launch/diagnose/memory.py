@@ -70,7 +70,7 @@ def _of_pod(case: Case, pod: Pod, past: bool) -> Finding | None:
 
 
 def _of_end(case: Case, pod: Pod, end: Ended, severity: Severity) -> Finding | None:
-    said = f"{end.words.where} {end.words.what}" if end.words is not None else end.message
+    said = end.words.sentence if end.words is not None else end.message
     if end.code in _OWN_AFFAIR:
         return None
     log = case.trouble_of(pod)

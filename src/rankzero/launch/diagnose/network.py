@@ -77,7 +77,7 @@ def _sign(case: Case, pod: Pod, end: Ended) -> _Sign | None:
     """Our own words are believed first; a log's line only where the ending itself says nothing better."""
     if end.code in (0, 2, 65, 75, 77, 78) or end.reason == "OOMKilled":
         return None
-    said = f"{end.words.where} {end.words.what}" if end.words is not None else end.message
+    said = end.words.sentence if end.words is not None else end.message
     texts = [said]
     if end.words is None or end.code in (69, 70):
         texts.append(case.trouble_of(pod) if end is pod.endings[0] else "")

@@ -141,13 +141,16 @@ SECRETS = [
 ]
 
 
+SHAPES = ["Authorization: Bearer {}", "HF_TOKEN={}", "'password': '{}'", "{}", "error: x {} y"]
+TOLD_BY_SHAPE = 3
+"""The last secret looks like a word: only what stands around it tells."""
+
+
 @pytest.mark.parametrize(
-    "shape", ["{}", "error: x {} y", "Authorization: Bearer {}", "HF_TOKEN={}", "'password': '{}'"]
+    ("shape", "secret"),
+    [(shape, secret) for secret in SECRETS for shape in SHAPES[: TOLD_BY_SHAPE if secret is SECRETS[-1] else None]],
 )
-@pytest.mark.parametrize("secret", SECRETS)
 def test_redact(shape: str, secret: str) -> None:
-    if secret.startswith("s3cr3t") and shape in ("{}", "error: x {} y"):
-        pytest.skip("nothing tells this from a word")
     assert secret not in redact(shape.format(secret))
 
 
