@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import accumulate
 from typing import Any
 
+from rankzero.data.chunks import Chunk, lines
 from rankzero.data.conversation import Conversation
 from rankzero.errors import RankzeroError
 
@@ -18,6 +20,9 @@ _MOST_NAMES = 1000
 """Names that are told apart in one count. A file can have a million labels or keys; memory has an end."""
 
 _EXACT_BITS = 7
+
+# Inside a JSON string a quote is escaped, so this is a key and its value.
+_LANGUAGE = re.compile(rb'"(?:lang|language)"\s*:\s*"([^"\\]{1,32})"')
 
 
 @dataclass(slots=True)
@@ -64,9 +69,11 @@ class Counts:
     examples. Of chat examples, `roles` counts turns and `turns` examples by number of turns."""
 
     rows: int = 0
-    """All that are not blank: readable, bad, or dropped by a named rule."""
+    """All that are not blank: readable, bad, merged, or dropped by a named rule."""
     readable: int = 0
     bad: int = 0
+    merged: int = 0
+    """Messages that became part of a tree whose first message is on another line."""
     blank: int = 0
     examples: int = 0
     images: int = 0
@@ -94,7 +101,7 @@ class Counts:
 
     def require_whole(self) -> None:
         """No row may get lost: raise where one did, which is a fault of ours."""
-        found = self.readable + self.bad + self.dropped.total()
+        found = self.readable + self.bad + self.merged + self.dropped.total()
         if found != self.rows:
             raise RankzeroError(f"{self.rows} rows were read, {found} are accounted for: please report this")
 
@@ -109,7 +116,7 @@ class Counts:
                 length += len(message.content)
             characters[length] += 1
             if example.templated:
-                shapes[tuple([message.role for message in messages])] += 1  # noqa: C409  a list is twice as fast here
+                shapes[tuple([message.role for message in messages])] += 1  # a list is twice as fast as a generator
             if example.images:
                 self._count_images(example.images)
             if example.label is not None:
@@ -121,6 +128,14 @@ class Counts:
         for length, count in characters.items():
             self.characters[stepped(length)] += count
         self.examples += len(examples)
+
+    def count_languages(self, chunk: Chunk, bad: Collection[int]) -> None:
+        """The languages that good rows name."""
+        if b'"lang' not in chunk.data:
+            return
+        for number, line in lines(chunk):
+            if number not in bad and (found := _LANGUAGE.search(line)):
+                self.languages[found[1].decode("utf-8", "replace")] += 1
 
     def _count_images(self, images: tuple[str, ...]) -> None:
         from rankzero.data.images.layout import source_of
@@ -137,6 +152,7 @@ class Counts:
             "rows": self.rows,
             "readable": self.readable,
             "bad": self.bad,
+            "merged": self.merged,
             "dropped": dict(self.dropped.most_common()),
             "blank_lines": self.blank,
             "examples": self.examples,

@@ -1,139 +1,301 @@
-"""Every row of every file looked at, no tokenizer needed. Knows shapes and counts; nothing of templates."""
+"""Every row of every file looked at, as training would read them, with or without a tokenizer.
+
+Knows files, workers and what adds up to the report; what a row must be is known by formats and templates.
+"""
 
 from __future__ import annotations
 
 import os
+from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankzero.data.check_report import CheckReport
+from rankzero.data.chunks import Chunk, lines
+from rankzero.data.conversation import Conversation
+from rankzero.data.duplicates import DigestLog, digest
 from rankzero.data.pool import ordered_map, worker_count
-from rankzero.data.problems import KEPT, LocatedProblem, ProblemLog, RowProblem
+from rankzero.data.problems import KEPT, ProblemLog, RowProblem
 from rankzero.data.progress import Progress, no_progress
+from rankzero.data.quarantine import Quarantine, require_new
 from rankzero.data.rows import parse
-from rankzero.data.sources import NO_ROWS, Chunk, probe, read_all
+from rankzero.data.sources import NO_ROWS, count_rows, probe, read_chunks
+from rankzero.data.statistics import Counts
+from rankzero.errors import DataError
 
-if TYPE_CHECKING:  # workers need not load pydantic
-    from rankzero.spec.run_spec import RowFormat, SourceSpec
+if TYPE_CHECKING:  # workers load neither pydantic nor, without a tokenizer, numpy and tokenizers
+    from rankzero.data.images.check import ImageReport
+    from rankzero.data.job import Job
+    from rankzero.data.locate_data import LocatedSource
+    from rankzero.data.token_counts import Tokens
+    from rankzero.spec.run_spec import SourceSpec
 
+__all__ = ["CheckOptions", "CheckReport", "check"]
 
-@dataclass(slots=True)
-class Counts:
-    """What a chunk, or all of them, hold. Of chat rows, `roles` counts turns and `turns` rows by number of turns."""
-
-    rows: int = 0
-    blank: int = 0
-    formats: Counter[str] = field(default_factory=Counter)
-    roles: Counter[str] = field(default_factory=Counter)
-    turns: Counter[int] = field(default_factory=Counter)
-    ignored_keys: Counter[str] = field(default_factory=Counter)
-
-    def add(self, other: Counts) -> None:
-        """Sum up."""
-        self.rows += other.rows
-        self.blank += other.blank
-        for name in ("formats", "roles", "turns", "ignored_keys"):
-            getattr(self, name).update(getattr(other, name))
+_SAMPLED_PER_CHUNK = 8
 
 
 @dataclass(frozen=True, slots=True)
-class CheckReport:
-    """What `check` found. Problems beyond those kept are in `reasons` as counts."""
+class CheckOptions:
+    """What is looked at besides the rows themselves."""
 
-    files: tuple[str, ...]
-    counts: Counts
-    log: ProblemLog
-
-    @property
-    def ok(self) -> bool:
-        """Whether every row can be read."""
-        return self.log.total == 0
-
-    @property
-    def problems(self) -> list[LocatedProblem]:
-        """The first problems, in the order of the files."""
-        return self.log.kept
-
-    def raise_if_bad(self) -> None:
-        """One DataError with all problems, or with their counts and examples where they are too many to read."""
-        if not self.ok:
-            raise self.log.error()
-
-    def as_json(self) -> dict[str, Any]:
-        """For `--json`."""
-        return {
-            "ok": self.ok,
-            "files": list(self.files),
-            "rows": self.counts.rows,
-            "blank_lines": self.counts.blank,
-            "formats": dict(self.counts.formats),
-            "roles": dict(self.counts.roles),
-            "turns": {str(turns): rows for turns, rows in sorted(self.counts.turns.items())},
-            "ignored_keys": dict(self.counts.ignored_keys),
-            "problem_count": self.log.total,
-            "problems_by_reason": dict(self.log.reasons.most_common()),
-            "problems": [
-                {
-                    "file": located.path,
-                    "line": located.problem.line or None,
-                    "reason": located.problem.reason,
-                    "what": located.problem.what,
-                    "hint": located.problem.hint or None,
-                }
-                for located in self.log.kept
-            ],
-        }
+    tokens: Tokens | None = None
+    """Count tokens, and find the rows that the chat template refuses."""
+    images: bool = False
+    """Decode every image."""
+    quarantine: Path | None = None
+    """Where bad rows are written."""
+    seed: int = 0
+    """Of samples: the run's."""
+    samples: int = 0
+    """Chat rows to keep in the report."""
+    keep: int = KEPT
+    """Problems to keep whole."""
 
 
 def check(
     sources: Sequence[SourceSpec],
+    options: CheckOptions | None = None,
     *,
+    evaluation: Sequence[SourceSpec] = (),
     workers: int | None = None,
     progress: Progress = no_progress,
-    keep: int = KEPT,
 ) -> CheckReport:
-    """Look at every row. Bad rows and bad files are in the report; nothing is raised for them."""
-    log = ProblemLog(keep)
-    total = Counts()
-    readable: list[SourceSpec] = []
-    for source in sources:
-        if problem := probe(source.path):
-            log.add(source.path, [problem])
-        else:
-            readable.append(source)
-    size = sum(os.path.getsize(source.path) for source in readable)
-    rows: Counter[int] = Counter()
-    tasks = ((chunk, readable[chunk.source].format) for chunk in read_all([source.path for source in readable]))
-    for chunk in ordered_map(_checker, tasks, worker_count(size, workers)):
-        total.add(chunk.counts)
-        rows[chunk.source] += chunk.counts.rows
-        log.add(readable[chunk.source].path, chunk.problems)
-        progress(chunk.length)
-    for index, source in enumerate(readable):
-        if not rows[index]:
-            log.add(source.path, [NO_ROWS])
-    return CheckReport(tuple(source.path for source in sources), total, log)
+    """Look at every row of the sources, and of those to evaluate on. Bad rows and bad files are in the report; nothing
+    is raised for them. Raises ConfigError (a column map or a chat template), ServiceError (data that is downloaded)."""
+    options = options or CheckOptions()
+    return _Check(options, workers, progress).run(sources, evaluation)
+
+
+class _Check:
+    """One check on its way."""
+
+    def __init__(self, options: CheckOptions, workers: int | None, progress: Progress) -> None:
+        self._options, self._workers, self._progress = options, workers, progress
+        self._log = ProblemLog(options.keep)
+        self._counts = Counts()
+        self._digests = DigestLog()
+        self._samples: list[tuple[str, Conversation]] = []
+        self._images: dict[Path, dict[str, list[tuple[int, int]]]] = {}
+        self._late: dict[int, list[RowProblem]] = {}
+        """By file: problems of rows that are found when the rows themselves are gone."""
+        self._spread: set[str] = set()
+
+    def run(self, sources: Sequence[SourceSpec], evaluation: Sequence[SourceSpec]) -> CheckReport:
+        located = [source for given in sources if (source := self._locate(given))]
+        first_held_out = sum(len(source.files) for source in located)
+        located += [source for given in evaluation if (source := self._locate(given))]
+        job = self._job(located)
+        if self._options.quarantine is not None:
+            require_new(self._options.quarantine, job.paths)
+        with Quarantine(self._options.quarantine) if self._options.quarantine else nullcontext() as quarantine:
+            rows = self._read(job, quarantine)
+            images = self._decode(job) if self._options.images else None
+            if quarantine is not None:
+                self._set_aside(job, quarantine)
+        for index, path in enumerate(job.paths):
+            if not rows[index]:
+                self._log.add(path, [NO_ROWS])
+        self._counts.require_whole()
+        duplicates = self._digests.find(first_held_out if evaluation else None)
+        quarantined = None if quarantine is None else quarantine.rows
+        return CheckReport(
+            tuple(job.paths), self._counts, self._log, duplicates, images, quarantined, tuple(self._samples)
+        )
+
+    def _locate(self, source: SourceSpec) -> LocatedSource | None:
+        """The files of a source that can be read; what is wrong with the others is noted."""
+        from rankzero.data.locate_data import LocatedSource, expand
+
+        try:
+            (located,) = expand([source])
+        except DataError as error:
+            for problem in error.problems:
+                self._log.add(problem.where or source.path, [RowProblem(0, problem.what, problem.what, problem.hint)])
+            return None
+        files = []
+        for path in located.files:
+            if problem := probe(path):
+                self._log.add(path, [problem])
+            else:
+                files.append(path)
+        return LocatedSource(source, tuple(files), located.sample)
+
+    def _job(self, located: Sequence[LocatedSource]) -> Job:
+        from rankzero.data.chat import TokenRules
+        from rankzero.data.job import Job
+        from rankzero.data.tokenizer import TokenizerParts
+
+        tokens = self._options.tokens
+        if tokens is None:  # decides nothing about which rows there are
+            return Job(located, TokenizerParts("", None, {}, "", 0, ()), TokenRules(), self._options.seed)
+        return Job(located, tokens.parts, tokens.rules, self._options.seed)
+
+    def _read(self, job: Job, quarantine: Quarantine | None) -> Counter[int]:
+        """Every row once. Returns the number of each file's rows."""
+        rows: Counter[int] = Counter()
+        index_of = {path: index for index, path in enumerate(job.paths)}
+
+        def on_problems(path: str, problems: list[RowProblem]) -> None:
+            """Of a file whose trees are spread over its lines: rows that belong to no tree."""
+            bad = {problem.line for problem in problems}
+            self._spread.add(path)
+            self._log.add(path, problems)
+            self._late.setdefault(index_of[path], []).extend(problems)
+            self._counts.add(Counts(rows=len(bad), bad=len(bad)))
+            rows[index_of[path]] += len(bad)
+
+        def tasks() -> Iterator[_Task]:
+            for chunk in job.chunks(on_problems):
+                spec = job.spec_of(chunk.source)
+                yield _Task(chunk, spec.format, spec.columns or None)
+
+        wanted = _Wanted(
+            self._options.tokens, self._options.images, quarantine is not None, self._options.samples > 0
+        )
+        for chunk in ordered_map(partial(_checker, wanted), tasks(), worker_count(job.size, self._workers)):
+            path = job.paths[chunk.source]
+            self._counts.add(chunk.counts)
+            rows[chunk.source] += chunk.counts.rows
+            self._log.add(path, chunk.problems)
+            self._digests.add(chunk.source, chunk.digests, chunk.lines)
+            if quarantine is not None:
+                quarantine.add(path, chunk.bad_lines, chunk.problems)
+            if chunk.images:
+                spec = job.spec_of(chunk.source)
+                known = self._images.setdefault(Path(spec.image_root or os.path.dirname(path) or "."), {})
+                for image, line in chunk.images:
+                    known.setdefault(image, []).append((chunk.source, line))
+            self._samples += [(path, row) for row in chunk.samples[: self._options.samples - len(self._samples)]]
+            self._progress(chunk.length)
+        for index, path in enumerate(job.paths):
+            if path in self._spread and job.located[job.source_of[index]].sample is None:
+                merged = count_rows(path) - rows[index]
+                self._counts.add(Counts(rows=merged, merged=merged))
+        return rows
+
+    def _decode(self, job: Job) -> ImageReport:
+        """Every image; what is wrong with one is wrong with every row that has it."""
+        from rankzero.data.images.check import ImageReport, check_images
+
+        report = ImageReport()
+        for root, images in self._images.items():
+            found = check_images(images, root, workers=self._workers)
+            report.checked += found.checked
+            for source, counts in found.sources.items():
+                report.sources.setdefault(source, Counter()).update(counts)
+            for image, problem in found.problems.items():
+                report.problems.setdefault(image, problem)
+                reason = problem.reason if "image" in problem.reason else f"image: {problem.reason}"
+                for index, line in images[image]:
+                    row = RowProblem(line, reason, f"image {image[:200]!r}: {problem.what}", problem.hint)
+                    self._late.setdefault(index, []).append(row)
+        self._note_late(job)
+        return report
+
+    def _note_late(self, job: Job) -> None:
+        """Problems of images are those of rows that were taken for good so far."""
+        for index in sorted(self._late):
+            if job.paths[index] in self._spread:
+                continue
+            problems = sorted(self._late[index], key=lambda problem: problem.line)
+            self._late[index] = problems
+            bad = len({problem.line for problem in problems})
+            self._log.add(job.paths[index], problems)
+            self._counts.add(Counts(readable=-bad, bad=bad))
+
+    def _set_aside(self, job: Job, quarantine: Quarantine) -> None:
+        """Read the rows again whose problems came late."""
+        for index, problems in sorted(self._late.items()):
+            wanted = {problem.line for problem in problems}
+            for chunk in read_chunks(job.paths[index], index) if wanted else ():
+                rows = [(number, line) for number, line in lines(chunk) if number in wanted]
+                quarantine.add(job.paths[index], rows, problems)
 
 
 @dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a worker is to bring back."""
+
+    tokens: Tokens | None
+    images: bool
+    bad_lines: bool
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    chunk: Chunk
+    format: str
+    columns: Mapping[str, str] | None
+
+
+@dataclass(slots=True)
 class _Checked:
     source: int
     length: int
     counts: Counts
     problems: list[RowProblem]
+    digests: bytes
+    lines: Any
+    bad_lines: list[tuple[int, bytes]] = field(default_factory=list)
+    images: list[tuple[str, int]] = field(default_factory=list)
+    samples: list[Conversation] = field(default_factory=list)
 
 
-def _checker() -> Callable[[tuple[Chunk, RowFormat]], _Checked]:
-    return _check_chunk
+def _checker(wanted: _Wanted) -> Callable[[_Task], _Checked]:
+    """What a worker runs on every chunk."""
+    count_tokens = None
+    if wanted.tokens is not None:
+        from rankzero.data.token_counts import TokenCounter
 
+        count_tokens = TokenCounter(wanted.tokens).count
 
-def _check_chunk(task: tuple[Chunk, RowFormat]) -> _Checked:
-    chunk, wanted = task
-    parsed = parse(chunk, wanted)
-    counts = Counts(parsed.rows, parsed.blank, parsed.formats, ignored_keys=parsed.ignored_keys)
-    for conversation in parsed.conversations:
-        if conversation.templated:
-            counts.roles.update(message.role for message in conversation.messages)
-            counts.turns[len(conversation.messages)] += 1
-    return _Checked(chunk.source, len(chunk.data), counts, parsed.problems)
+    def check_chunk(task: _Task) -> _Checked:
+        parsed = parse(task.chunk, task.format, task.columns)
+        good, problems, tokens = parsed.conversations, parsed.problems, None
+        if count_tokens is not None:
+            tokens, refused = count_tokens(good)
+            if refused:
+                problems = sorted([*problems, *refused], key=lambda problem: problem.line)
+                lost = {problem.line for problem in refused}
+                good = [example for example in good if example.line not in lost]
+        bad = {problem.line for problem in problems}
+        counts = Counts(
+            rows=parsed.rows,
+            readable=len({example.line for example in good}),
+            bad=len(bad),
+            blank=parsed.blank,
+            formats=parsed.formats,
+            dropped=parsed.dropped,
+            rules=parsed.rules,
+            ignored_keys=parsed.ignored_keys,
+            detected=parsed.reasons,
+            tokens=tokens,
+        )
+        counts.count_examples(good)
+        counts.count_languages(task.chunk, bad)
+        done = _Checked(
+            task.chunk.source,
+            len(task.chunk.data),
+            counts,
+            problems,
+            b"".join(map(digest, good)),
+            array("Q", [example.line for example in good]),
+        )
+        if wanted.bad_lines and bad:
+            done.bad_lines = [(number, line) for number, line in lines(task.chunk) if number in bad]
+        if wanted.images:
+            done.images = [(image, example.line) for example in good for image in example.images]
+        if wanted.samples:
+            done.samples = list(islice((example for example in good if example.templated), _SAMPLED_PER_CHUNK))
+        return done
+
+    return check_chunk
+

@@ -56,12 +56,16 @@ def node_index(pod: Mapping[str, Any]) -> int:
     labels: Mapping[str, str] = metadata.get("labels") or {}
     for name in _INDEX_LABELS:
         text = labels.get(name) or (metadata.get("annotations") or {}).get(name, "")
-        if text.isdigit():
+        if _is_number(text):
             return int(text)
     replica = labels.get("training.kubeflow.org/replica-index", "")
-    if replica.isdigit():
+    if _is_number(replica):
         has_master = labels.get("rankzero.dev/first-worker", "1") == "1"
         worker = labels.get("training.kubeflow.org/replica-type", "").lower() == "worker"
         return int(replica) + int(worker and has_master)
     tail = str(metadata.get("name", "")).rsplit("-", 1)[-1]
-    return int(tail) if tail.isdigit() and labels.get(KIND) == "statefulset" else 0
+    return int(tail) if _is_number(tail) and labels.get(KIND) == "statefulset" else 0
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()

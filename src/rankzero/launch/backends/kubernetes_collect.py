@@ -38,6 +38,7 @@ from rankzero.launch.labels import Manifest
 
 MOST_LOGS = 24
 """Pods whose last lines are fetched: a thousand failed pods fail for one reason."""
+FEW_PODS = 16
 MOST_LOG_BYTES = 64 * 1024
 AT_ONCE = 8
 T = TypeVar("T")
@@ -136,14 +137,16 @@ class _Look:
 
 
 def _worth_reading(pods: Sequence[Manifest]) -> list[Manifest]:
-    """Node 0, which speaks of progress, then the preparation and what is unhealthy, up to a limit."""
+    """Node 0, which speaks of progress, then the preparation and what is unhealthy, up to a limit; all of a few pods, so
+    that a silent one among them shows."""
     candidates = [pod for pod in pods if has_log(pod)]
 
     def rank(pod: Manifest) -> tuple[bool, bool, int]:
         trains = labels.role_of(pod) == labels.NODE_ROLE
         return not (trains and labels.node_index(pod) == 0), not is_unhealthy(pod), labels.node_index(pod)
 
-    wanted = [pod for pod in candidates if not rank(pod)[0] or is_unhealthy(pod)]
+    few = len(candidates) <= FEW_PODS
+    wanted = [pod for pod in candidates if few or not rank(pod)[0] or is_unhealthy(pod)]
     return sorted(wanted, key=rank)[:MOST_LOGS]
 
 
