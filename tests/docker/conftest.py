@@ -144,6 +144,10 @@ class DockerRun:
     def wait_for_end(self, nodes: list[int]) -> None:
         docker("wait", *(self.container(node) for node in nodes))
 
+    def remove(self) -> None:
+        self.backend.delete(self.name, claims=True, say=print)
+        docker("volume", "rm", "--force", f"rankzero-{self._claim}")  # where the run had been deleted already
+
     def metrics(self) -> list[dict[str, Any]]:
         """metrics.jsonl, from the volume."""
         path = f"/outputs/runs/{self.name}/metrics.jsonl"
@@ -165,7 +169,7 @@ def makes_runs(image: str) -> Iterator[Callable[..., DockerRun]]:
         yield make
     finally:
         for one in made:
-            one.backend.delete(one.name, claims=True, say=print)
+            one.remove()
 
 
 @pytest.fixture

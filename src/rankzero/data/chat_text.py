@@ -79,7 +79,7 @@ class ChatText:
         self.template = template
         self.specials = specials
         self.tools = conversation.tools
-        self.turns = [_turn_of(message) for message in self.messages]
+        self.turns = [turn_of(message) for message in self.messages]
         self.text, self.blocks = template.render_marked(self.turns, tools=self.tools)
         self.unopened = ""
         if self.tools or any(message.tool_calls for message in self.messages):
@@ -242,7 +242,7 @@ class ChatText:
         return self.text.rstrip().endswith(self.specials)
 
 
-def _turn_of(message: Message) -> dict[str, Any]:
+def turn_of(message: Message) -> dict[str, Any]:
     """A turn as templates expect it."""
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:

@@ -71,7 +71,7 @@ class DigestLog:
 
     def _spill(self) -> None:
         if self._file is None:
-            self._file = cast(BinaryIO, tempfile.TemporaryFile())
+            self._file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115  closed by `find`, or with the log
         for block in self._blocks:
             self._file.write(block.tobytes())
         self._blocks, self._in_memory = [], 0

@@ -261,7 +261,9 @@ def histogram(counter: Mapping[int, int], most: int = 12) -> list[Bin]:
     spread = Spread.of(counter)
     low, high = spread.minimum, spread.maximum
     width = _round_width(low, high, most)
-    if _bins(low, spread.p99, width) * 2 < _bins(low, high, width):  # a few giants would squeeze all others into one bin
+    if _bins(low, spread.p99, width) * 2 < _bins(
+        low, high, width
+    ):  # a few giants would squeeze all others into one bin
         width = _round_width(low, spread.p99, most - 1)
         high = spread.p99
     first = low // width

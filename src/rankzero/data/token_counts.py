@@ -46,8 +46,8 @@ class TokenCounter:
                 rendered.append((example.line, row))
         refused = {problem.line for problem in problems}
         counts = TokenCounts(self._cap)
-        for row in self._encoder.encode([row for line, row in rendered if line not in refused]):
-            self._add(counts, row)
+        for encoded in self._encoder.encode([row for line, row in rendered if line not in refused]):
+            self._add(counts, encoded)
         return counts, problems
 
     def _add(self, counts: TokenCounts, row: Row) -> None:

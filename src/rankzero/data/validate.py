@@ -116,8 +116,8 @@ class _Check:
         try:
             (located,) = expand([source])
         except DataError as error:
-            for problem in error.problems:
-                self._log.add(problem.where or source.path, [RowProblem(0, problem.what, problem.what, problem.hint)])
+            for found in error.problems:
+                self._log.add(found.where or source.path, [RowProblem(0, found.what, found.what, found.hint)])
             return None
         files = []
         for path in located.files:
@@ -156,9 +156,7 @@ class _Check:
                 spec = job.spec_of(chunk.source)
                 yield _Task(chunk, spec.format, spec.columns or None)
 
-        wanted = _Wanted(
-            self._options.tokens, self._options.images, quarantine is not None, self._options.samples > 0
-        )
+        wanted = _Wanted(self._options.tokens, self._options.images, quarantine is not None, self._options.samples > 0)
         for chunk in ordered_map(partial(_checker, wanted), tasks(), worker_count(job.size, self._workers)):
             path = job.paths[chunk.source]
             self._counts.add(chunk.counts)
@@ -298,4 +296,3 @@ def _checker(wanted: _Wanted) -> Callable[[_Task], _Checked]:
         return done
 
     return check_chunk
-

@@ -78,8 +78,9 @@ def test_missing_relative_file_says_from_where(monkeypatch: pytest.MonkeyPatch, 
 
 def test_directory_lists_its_files(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", GOOD)
-    problem = only_problem(tmp_path)
-    assert problem.what == "is a directory, not a file" and "a.jsonl" in problem.hint
+    problem = probe(str(tmp_path))
+    assert problem is not None and problem.what == "is a directory, not a file" and "a.jsonl" in problem.hint
+    assert check_file(tmp_path).files == (str(tmp_path / "a.jsonl"),)
 
 
 def test_empty_file(tmp_path: Path) -> None:
