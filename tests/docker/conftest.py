@@ -98,6 +98,7 @@ class DockerRun:
         cluster = ClusterSpec.model_validate(
             {
                 **{"image": image, "kind": "docker", "gpu": False, "grace_period_seconds": 60},
+                "resources": {"limits": {"cpu": 1}},  # one core each: more threads than cores wait for each other
                 **{"num_nodes": num_nodes, "nproc_per_node": nproc_per_node, "rendezvous_timeout_seconds": 120},
                 "storage": {
                     "inputs": {"mount": "/inputs", "host_path": str(inputs), "read_only": True},

@@ -59,8 +59,8 @@ def make_plan(
 ) -> Plan:
     """Decide everything, or raise ConfigError with every problem.
 
-    `run` is resolved. `files` are the contents of what it names by relative paths (`ship.local_files`); `where` turns a
-    field of the run spec into its place in run.yaml.
+    `run` is resolved. `files` are the contents of what it names by relative paths, by their shortest names
+    (`ship.local_files`); `where` turns a field of the run spec into its place in run.yaml.
     """
     paths = _Paths(cluster, dict(files or {}), where)
     seen = run.model_copy(
@@ -137,9 +137,9 @@ class _Paths:
 
     def _matching(self, path: str) -> list[str]:
         """Local files that are this path, lie in it, or match it as a pattern."""
-        inside = path.rstrip("/") + "/"
-        found = [name for name in self._available if name == path or name.startswith(inside)]
-        return found or [name for name in self._available if fnmatchcase(name, path)]
+        plain = posixpath.normpath(path)  # as the names are
+        found = [name for name in self._available if name == plain or name.startswith(f"{plain}/")]
+        return found or [name for name in self._available if fnmatchcase(name, plain)]
 
     def output_dir(self, path: str) -> str:
         """Where run directories are; on a volume that outlives the pods."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 from pathlib import Path
 
 from rankzero.errors import DataError
@@ -12,7 +13,7 @@ from rankzero.spec.run_spec import RunSpec
 
 
 def local_files(run: RunSpec) -> dict[str, bytes]:
-    """Contents by relative path. What does not exist is left out, and a Hub id that is no directory here too.
+    """Contents by relative path in its shortest form. What does not exist is left out, and a Hub id that is no directory here too.
 
     Reads little more than can be shipped: a file that is too large is represented by as many bytes as show that.
     Raises DataError where a file cannot be read.
@@ -25,7 +26,7 @@ def local_files(run: RunSpec) -> dict[str, bytes]:
             root = Path(name)
             for file in sorted(root.rglob("*")) if root.is_dir() else [root]:
                 if file.is_file():
-                    contents[file.as_posix() if root.is_dir() else name] = _read(file)
+                    contents[os.path.normpath(file)] = _read(file)
     return contents
 
 

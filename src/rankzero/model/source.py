@@ -91,7 +91,12 @@ def _existing_directory(path: str, field: str) -> Path:
 
 
 def _weight_problems(directory: Path, *, trust_pickle: bool) -> list[Problem]:
-    problems = []
+    patterns = ("*.json", "*.safetensors", "pytorch_model*.bin")
+    files = sorted(path for pattern in patterns for path in directory.glob(pattern))
+    hint = f"this process runs as user {os.getuid()}: chmod a+r it (libraries write weights for their owner alone)"
+    problems = [Problem("it may not be read", str(path), hint) for path in files if not os.access(path, os.R_OK)]
+    if problems:
+        return problems
     if not (directory / "config.json").is_file():
         problems.append(Problem("config.json is missing", str(directory), "copy it from the model's Hub page"))
     if (directory / "model.safetensors").is_file():

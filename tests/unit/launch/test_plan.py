@@ -139,6 +139,7 @@ def test_changes_change_the_hash_and_claims_do_not() -> None:
         ("/outputs/t/*.jsonl#5", "/outputs/t/*.jsonl#5"),
         ("d/*.jsonl", "/etc/rankzero/files/d/*.jsonl"),
         ("d", "/etc/rankzero/files/d"),
+        ("./d/../d", "/etc/rankzero/files/d"),
         ("d/a.jsonl#1", "/etc/rankzero/files/d/a.jsonl#1"),
     ],
 )

@@ -198,3 +198,12 @@ def test_a_hub_that_does_not_answer_exits_69(tmp_path: Path) -> None:
     done = locate_at("http://127.0.0.1:9", tmp_path)
     assert done.returncode == ExitCode.SERVICE, done.stdout + done.stderr
     assert "did not answer" in done.stdout
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
+def test_weights_of_somebody_else(tiny: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny, model)
+    (model / "model.safetensors").chmod(0)
+    with pytest.raises(ConfigError, match="may not be read"):
+        locate(ModelSpec(name=str(model)))

@@ -16,7 +16,7 @@ from rankzero.launch.backends.docker_evidence import POD, RESTARTS, objects_of, 
 from rankzero.launch.backends.docker_logs import Source, Wanted
 from rankzero.launch.backends.docker_pod import Container, Mount, container_of, mount_option, share_gpus
 from rankzero.launch.pods import parse_pod
-from tests.unit.launch.backends.docker_objects import job, pod
+from tests.unit.launch.backends.docker.docker_objects import job, pod
 
 HOST = Host(name="box", cpus=4, memory=8 * 2**30)
 

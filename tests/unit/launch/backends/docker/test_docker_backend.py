@@ -1,0 +1,157 @@
+"""Looking at runs on docker, stopping and removing them; a docker command that only records."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankzero.errors import AccessError, ServiceError
+from rankzero.launch import labels
+from rankzero.launch.backend import LogLine, LogQuery
+from rankzero.launch.backends.docker import DockerBackend
+from tests.unit.launch.backends.docker.conftest import NODES, Submit, states
+from tests.unit.launch.backends.docker.docker_objects import objects, pod
+from tests.unit.launch.backends.docker.fake_docker import Daemon
+
+
+def test_evidence_is_in_the_api_s_shapes(daemon: Daemon, submit: Submit, backend: DockerBackend) -> None:
+    daemon.behave(says={NODES[1]: [f"2026-01-01T00:00:{second:02}.5Z line {second}" for second in range(9)]})
+    submit()
+    message = '{"rankzero": 1, "outcome": "stopped", "exit_code": 75}'
+    daemon.finish(NODES[0], 75, message)
+    daemon.finish(NODES[1], 1)
+    evidence = backend.collect("tiny", log_lines=2)
+    first, second = evidence.pods
+    assert [labels.node_index(one) for one in evidence.pods] == [0, 1]
+    assert first["status"]["phase"] == "Failed"
+    ended = first["status"]["containerStatuses"][0]["state"]["terminated"]
+    assert ended == {
+        **{"exitCode": 75, "reason": "Error", "message": message},
+        **{"startedAt": "2026-01-01T00:01:00Z", "finishedAt": "2026-01-01T00:02:00Z"},
+    }
+    assert second["status"]["containerStatuses"][0]["state"]["terminated"]["message"].endswith("line 7\nline 8")
+    assert evidence.logs["tiny-1"].splitlines()[-1] == "2026-01-01T00:00:08.500000Z line 8"
+    assert len(evidence.logs["tiny-1"].splitlines()) == 2
+    (config,) = evidence.objects
+    assert config["metadata"]["labels"][labels.RUN] == "tiny" and "data" not in config
+    assert evidence.nodes is None and evidence.events == ()
+
+
+def test_runs_lists_every_run_once(daemon: Daemon, submit: Submit, backend: DockerBackend) -> None:
+    submit()
+    (evidence,) = backend.runs()
+    assert evidence.run == "tiny" and len(evidence.pods) == 2
+    assert not daemon.calls("logs"), "no logs for a list"
+
+
+def test_what_does_not_exist_has_no_evidence(daemon: Daemon, backend: DockerBackend) -> None:
+    evidence = backend.collect("nothing")
+    assert evidence.objects == () and evidence.pods == ()
+    assert backend.delete("nothing", claims=True, say=lambda line: None) == []
+
+
+def test_logs_are_merged_by_time(daemon: Daemon, submit: Submit, backend: DockerBackend) -> None:
+    says = {name: [f"2026-01-01T00:00:0{2 * k + n}Z {n}:{k}" for k in range(3)] for n, name in enumerate(NODES)}
+    daemon.behave(says=says)
+    submit()
+    texts = [line.text for line in backend.logs("tiny", LogQuery())]
+    assert texts == ["0:0", "1:0", "0:1", "1:1", "0:2", "1:2"]
+    assert [line.text for line in backend.logs("tiny", LogQuery(node=1))] == ["1:0", "1:1", "1:2"]
+    assert [line.text for line in backend.logs("tiny", LogQuery(tail=1))] == ["0:2", "1:2"]
+    assert [line.text for line in backend.logs("tiny", LogQuery(rank=2, tail=2))] == ["1:1", "1:2"]
+    assert [line.text for line in backend.logs("tiny", LogQuery(rank=3))] == []
+    first = next(iter(backend.logs("tiny", LogQuery())))
+    assert (first.node, first.pod, first.role) == (0, "tiny-0", "node") and first.time is not None
+
+
+def test_following_waits_for_containers_that_are_about_to_start(
+    daemon: Daemon, submit: Submit, backend: DockerBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon.behave(refuses={"start": "not now"}, says={NODES[0]: ["2026-01-01T00:00:00Z at last"]})
+    with pytest.raises(ServiceError):
+        submit(pod(0))
+    monkeypatch.setattr("rankzero.launch.backends.docker.POLL_SECONDS", 0.01)
+    lines: list[LogLine] = []
+    waited = threading.Event()
+    look = backend._containers
+
+    def watched(run: str) -> list[dict[str, Any]]:
+        found = look(run)
+        waited.set()
+        return found
+
+    monkeypatch.setattr(backend, "_containers", watched)
+    thread = threading.Thread(target=lambda: lines.extend(backend.logs("tiny", LogQuery(follow=True))), daemon=True)
+    thread.start()
+    assert waited.wait(60)
+    state = daemon.state["behaviour"]
+    daemon.behave(ends={NODES[0]: [[0]]}, says=state["says"])
+    os.spawnvp(os.P_WAIT, "docker", ["docker", "start", NODES[0]])
+    thread.join(60)
+    assert [line.text for line in lines] == ["at last"]
+
+
+def test_cancel_stops_and_keeps_everything(daemon: Daemon, submit: Submit, backend: DockerBackend) -> None:
+    submit()
+    said: list[str] = []
+    backend.cancel("tiny", said.append)
+    assert said == ["2 containers are told to stop; they save and leave within 42 s"]
+    assert states(daemon) == dict.fromkeys(NODES, "exited")
+    assert daemon.state["volumes"] and daemon.state["networks"]
+    submit()
+    assert states(daemon) == dict.fromkeys(NODES, "running")
+
+
+def test_delete_removes_all_but_claims(daemon: Daemon, submit: Submit, backend: DockerBackend, tmp_path: Path) -> None:
+    submit()
+    removed = backend.delete("tiny", claims=False, say=lambda line: None)
+    assert daemon.calls("stop"), "with the grace period"
+    assert not daemon.names() and not daemon.state["networks"]
+    assert list(daemon.state["volumes"]) == ["rankzero-results"]
+    assert not list((tmp_path / "state" / "rankzero" / "docker").iterdir())
+    assert {"container rankzero-tiny-0", "network rankzero-tiny", "volume rankzero-tiny-0.tmp"} <= set(removed)
+
+
+def test_delete_removes_claims_where_asked_and_names_those_in_use(
+    daemon: Daemon, submit: Submit, backend: DockerBackend
+) -> None:
+    submit()
+    daemon.behave(refuses={"volume rm rankzero-results": "volume is in use - [abc]"})
+    with pytest.raises(ServiceError, match="in use"):
+        backend.delete("tiny", claims=True, say=lambda line: None)
+    assert not daemon.names(), "the rest is gone"
+    daemon.behave()
+    submit()
+    assert "volume rankzero-results" in backend.delete("tiny", claims=True, say=lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "hint"),
+    [
+        ("Cannot connect to the Docker daemon at unix:///var/run/docker.sock.", ServiceError, "systemctl start docker"),
+        ("permission denied while trying to connect to the Docker daemon socket", AccessError, "usermod"),
+    ],
+)
+def test_a_daemon_that_does_not_answer(daemon: Daemon, message: str, kind: type[Exception], hint: str) -> None:
+    backend = DockerBackend()
+    daemon.behave(refuses={"": message})
+    for call in (backend.served, backend.runs, lambda: backend.submit(objects(), print)):
+        with pytest.raises(kind, match=hint):
+            call()
+
+
+def test_no_docker_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    backend = DockerBackend()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ServiceError, match=r"no docker command[\s\S]*install"):
+        backend.served()
+    with pytest.raises(ServiceError, match="no docker command"):
+        list(backend.logs("tiny", LogQuery(follow=True)))
+
+
+def test_served(daemon: Daemon, backend: DockerBackend) -> None:
+    assert backend.served().kinds == {"docker"}
