@@ -259,4 +259,5 @@ def _nothing_left(stats: DatasetStats, paths: Sequence[str], rules: TokenRules) 
     reasons = ", ".join(f"{count} × {reason}" for reason, count in stats.dropped.items())
     most = max(stats.dropped, key=lambda reason: stats.dropped[reason])
     what = f"no row has a trained token: all {stats.rows_in} are dropped ({reasons})"
-    return DataError(what, where=", ".join(paths), hint=hints.get(most, "`rankzero data check` lists what is left out and why"))
+    hint = hints.get(most, "`rankzero data check` lists what is left out and why")
+    return DataError(what, where=", ".join(paths), hint=hint)

@@ -13,7 +13,7 @@ from rankzero.spec.run_spec import RunSpec
 
 
 def local_files(run: RunSpec) -> dict[str, bytes]:
-    """Contents by relative path in its shortest form. What does not exist is left out, and a Hub id that is no directory here too.
+    """Contents by relative path in its shortest form. What does not exist here is left out, and so is a Hub id.
 
     Reads little more than can be shipped: a file that is too large is represented by as many bytes as show that.
     Raises DataError where a file cannot be read.

@@ -262,7 +262,7 @@ eval: {every: 0}
     @pytest.mark.parametrize(
         ("data", "where", "what"),
         [
-            ("{train: []}", "data.train", "must be text or a list of {path, format, columns, weight, …}, but is an empty list"),
+            ("{train: []}", "data.train", "a list of {path, format, columns, weight, …}, but is an empty list"),
             ("{train: {path: a}}", "data.train", "but is a mapping"),
             ("{train: ''}", "data.train", 'but is ""'),
             ("{train: [{path: a, format: mesages}]}", "data.train[0].format", "`messages`"),

@@ -137,8 +137,8 @@ class _Look:
 
 
 def _worth_reading(pods: Sequence[Manifest]) -> list[Manifest]:
-    """Node 0, which speaks of progress, then the preparation and what is unhealthy, up to a limit; all of a few pods, so
-    that a silent one among them shows."""
+    """Node 0, which speaks of progress, then the preparation and what is unhealthy, up to a limit. Of few pods all are
+    read, so that a silent one among them shows."""
     candidates = [pod for pod in pods if has_log(pod)]
 
     def rank(pod: Manifest) -> tuple[bool, bool, int]:
