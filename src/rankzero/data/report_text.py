@@ -80,8 +80,13 @@ def _rows(page: _Page, report: CheckReport) -> None:
 
 
 def _by(counts: Counts, name: str) -> str:
-    by = counts.detected.get(name)
-    return f" ({by})" if by else ""
+    by = detected_by(counts, name)
+    return f" (by {by})" if by else ""
+
+
+def detected_by(counts: Counts, name: str) -> str:
+    """`keys messages`; empty where the format was stated."""
+    return counts.detected.get(name, "").removeprefix(f"{name}: ")
 
 
 def _counted(counter: Mapping[str, int]) -> list[str]:
@@ -137,12 +142,8 @@ def _tokens(page: _Page, tokens: TokenCounts) -> None:
         [f"{tokens.tokens:,} in {tokens.kept:,} examples, {percent(tokens.supervised, tokens.tokens)} of them trained"],
     )
     if tokens.truncated:
-        page.say(
-            "truncated",
-            [
-                f"{tokens.truncated:,} examples ({percent(tokens.truncated, tokens.examples)}), at least {tokens.cut_tokens:,} tokens cut off"
-            ],
-        )
+        cut = f"{tokens.truncated:,} examples ({percent(tokens.truncated, tokens.examples)})"
+        page.say("truncated", [f"{cut}, at least {tokens.cut_tokens:,} tokens cut off"])
     page.say("dropped", (f"{rows:,} by {name.replace('_', ' ')}" for name, rows in tokens.dropped.most_common()))
     for opening, rows in tokens.unopened.most_common(2):
         page.say("unopened", [f"{rows:,} answers lack the {opening!r} that opens them in use"])

@@ -6,25 +6,23 @@ Knows files, workers and what adds up to the report; what a row must be is known
 from __future__ import annotations
 
 import os
-from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rankzero.data.check_report import CheckReport
-from rankzero.data.chunks import Chunk, lines
+from rankzero.data.check_worker import Task, Wanted, checker
+from rankzero.data.chunks import lines
 from rankzero.data.conversation import Conversation
-from rankzero.data.duplicates import DigestLog, digest
+from rankzero.data.duplicates import DigestLog
 from rankzero.data.pool import ordered_map, worker_count
 from rankzero.data.problems import KEPT, ProblemLog, RowProblem
 from rankzero.data.progress import Progress, no_progress
 from rankzero.data.quarantine import Quarantine, require_new
-from rankzero.data.rows import parse
 from rankzero.data.sources import NO_ROWS, count_rows, probe, read_chunks
 from rankzero.data.statistics import Counts
 from rankzero.errors import DataError
@@ -38,7 +36,7 @@ if TYPE_CHECKING:  # workers load neither pydantic nor, without a tokenizer, num
 
 __all__ = ["CheckOptions", "CheckReport", "check"]
 
-_SAMPLED_PER_CHUNK = 8
+ShowBytes = Callable[[int], AbstractContextManager[Progress]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +64,23 @@ def check(
     evaluation: Sequence[SourceSpec] = (),
     workers: int | None = None,
     progress: Progress = no_progress,
+    show: ShowBytes | None = None,
 ) -> CheckReport:
     """Look at every row of the sources, and of those to evaluate on. Bad rows and bad files are in the report; nothing
-    is raised for them. Raises ConfigError (a column map or a chat template), ServiceError (data that is downloaded)."""
-    options = options or CheckOptions()
-    return _Check(options, workers, progress).run(sources, evaluation)
+    is raised for them. Raises ConfigError (a column map or a chat template), ServiceError (data that is downloaded).
+
+    `show` opens a progress bar once it is known how many bytes there are; without it, `progress` is told.
+    """
+    return _Check(options or CheckOptions(), workers).run(
+        sources, evaluation, show or (lambda _bytes: nullcontext(progress))
+    )
 
 
 class _Check:
     """One check on its way."""
 
-    def __init__(self, options: CheckOptions, workers: int | None, progress: Progress) -> None:
-        self._options, self._workers, self._progress = options, workers, progress
+    def __init__(self, options: CheckOptions, workers: int | None) -> None:
+        self._options, self._workers = options, workers
         self._log = ProblemLog(options.keep)
         self._counts = Counts()
         self._digests = DigestLog()
@@ -87,7 +90,7 @@ class _Check:
         """By file: problems of rows that are found when the rows themselves are gone."""
         self._spread: set[str] = set()
 
-    def run(self, sources: Sequence[SourceSpec], evaluation: Sequence[SourceSpec]) -> CheckReport:
+    def run(self, sources: Sequence[SourceSpec], evaluation: Sequence[SourceSpec], show: ShowBytes) -> CheckReport:
         located = [source for given in sources if (source := self._locate(given))]
         first_held_out = sum(len(source.files) for source in located)
         located += [source for given in evaluation if (source := self._locate(given))]
@@ -95,7 +98,8 @@ class _Check:
         if self._options.quarantine is not None:
             require_new(self._options.quarantine, job.paths)
         with Quarantine(self._options.quarantine) if self._options.quarantine else nullcontext() as quarantine:
-            rows = self._read(job, quarantine)
+            with show(job.size) as progress:
+                rows = self._read(job, quarantine, progress)
             images = self._decode(job) if self._options.images else None
             if quarantine is not None:
                 self._set_aside(job, quarantine)
@@ -137,7 +141,7 @@ class _Check:
             return Job(located, TokenizerParts("", None, {}, "", 0, ()), TokenRules(), self._options.seed)
         return Job(located, tokens.parts, tokens.rules, self._options.seed)
 
-    def _read(self, job: Job, quarantine: Quarantine | None) -> Counter[int]:
+    def _read(self, job: Job, quarantine: Quarantine | None, progress: Progress) -> Counter[int]:
         """Every row once. Returns the number of each file's rows."""
         rows: Counter[int] = Counter()
         index_of = {path: index for index, path in enumerate(job.paths)}
@@ -151,13 +155,13 @@ class _Check:
             self._counts.add(Counts(rows=len(bad), bad=len(bad)))
             rows[index_of[path]] += len(bad)
 
-        def tasks() -> Iterator[_Task]:
+        def tasks() -> Iterator[Task]:
             for chunk in job.chunks(on_problems):
                 spec = job.spec_of(chunk.source)
-                yield _Task(chunk, spec.format, spec.columns or None)
+                yield Task(chunk, spec.format, spec.columns or None)
 
-        wanted = _Wanted(self._options.tokens, self._options.images, quarantine is not None, self._options.samples > 0)
-        for chunk in ordered_map(partial(_checker, wanted), tasks(), worker_count(job.size, self._workers)):
+        wanted = Wanted(self._options.tokens, self._options.images, quarantine is not None, self._options.samples > 0)
+        for chunk in ordered_map(partial(checker, wanted), tasks(), worker_count(job.size, self._workers)):
             path = job.paths[chunk.source]
             self._counts.add(chunk.counts)
             rows[chunk.source] += chunk.counts.rows
@@ -171,7 +175,7 @@ class _Check:
                 for image, line in chunk.images:
                     known.setdefault(image, []).append((chunk.source, line))
             self._samples += [(path, row) for row in chunk.samples[: self._options.samples - len(self._samples)]]
-            self._progress(chunk.length)
+            progress(chunk.length)
         for index, path in enumerate(job.paths):
             if path in self._spread and job.located[job.source_of[index]].sample is None:
                 merged = count_rows(path) - rows[index]
@@ -215,84 +219,3 @@ class _Check:
             for chunk in read_chunks(job.paths[index], index) if wanted else ():
                 rows = [(number, line) for number, line in lines(chunk) if number in wanted]
                 quarantine.add(job.paths[index], rows, problems)
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What a worker is to bring back."""
-
-    tokens: Tokens | None
-    images: bool
-    bad_lines: bool
-    samples: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    chunk: Chunk
-    format: str
-    columns: Mapping[str, str] | None
-
-
-@dataclass(slots=True)
-class _Checked:
-    source: int
-    length: int
-    counts: Counts
-    problems: list[RowProblem]
-    digests: bytes
-    lines: Any
-    bad_lines: list[tuple[int, bytes]] = field(default_factory=list)
-    images: list[tuple[str, int]] = field(default_factory=list)
-    samples: list[Conversation] = field(default_factory=list)
-
-
-def _checker(wanted: _Wanted) -> Callable[[_Task], _Checked]:
-    """What a worker runs on every chunk."""
-    count_tokens = None
-    if wanted.tokens is not None:
-        from rankzero.data.token_counts import TokenCounter
-
-        count_tokens = TokenCounter(wanted.tokens).count
-
-    def check_chunk(task: _Task) -> _Checked:
-        parsed = parse(task.chunk, task.format, task.columns)
-        good, problems, tokens = parsed.conversations, parsed.problems, None
-        if count_tokens is not None:
-            tokens, refused = count_tokens(good)
-            if refused:
-                problems = sorted([*problems, *refused], key=lambda problem: problem.line)
-                lost = {problem.line for problem in refused}
-                good = [example for example in good if example.line not in lost]
-        bad = {problem.line for problem in problems}
-        counts = Counts(
-            rows=parsed.rows,
-            readable=len({example.line for example in good}),
-            bad=len(bad),
-            blank=parsed.blank,
-            formats=parsed.formats,
-            dropped=parsed.dropped,
-            rules=parsed.rules,
-            ignored_keys=parsed.ignored_keys,
-            detected=parsed.reasons,
-            tokens=tokens,
-        )
-        counts.count_examples(good)
-        counts.count_languages(task.chunk, bad)
-        done = _Checked(
-            task.chunk.source,
-            len(task.chunk.data),
-            counts,
-            problems,
-            b"".join(map(digest, good)),
-            array("Q", [example.line for example in good]),
-        )
-        if wanted.bad_lines and bad:
-            done.bad_lines = [(number, line) for number, line in lines(task.chunk) if number in bad]
-        if wanted.images:
-            done.images = [(image, example.line) for example in good for image in example.images]
-        if wanted.samples:
-            done.samples = list(islice((example for example in good if example.templated), _SAMPLED_PER_CHUNK))
-        return done
-
-    return check_chunk
