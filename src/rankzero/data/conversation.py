@@ -27,7 +27,7 @@ class Message:
     image_offsets: tuple[int, ...] = ()
     """Character offsets in `content` before which an image stands, ascending; the row's images in their order."""
     tool_calls: tuple[Mapping[str, Any], ...] = ()
-    """Calls as OpenAI writes them, arguments decoded: {"type": "function", "function": {"name": "f", "arguments": {}}}."""
+    """Calls as OpenAI writes them: {"type": "function", "function": {"name": …, "arguments": {…}}}, decoded."""
     tool_call_id: str | None = None
     """Of a tool turn: which call it answers."""
     name: str | None = None
