@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 PIP      := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST   := $(VENV)/bin/python -m pytest
 
-.PHONY: quickstart test lint format bench faults golden schema image clean
+.PHONY: quickstart test lint format bench faults golden kfp schema image clean
 
 quickstart: $(VENV)/.train
 	$(VENV)/bin/rankzero quickstart
@@ -39,6 +39,9 @@ schema: $(VENV)/.train
 	$(VENV)/bin/python -m rankzero.spec.schema
 	$(VENV)/bin/python -m rankzero.spec.reference docs
 
+kfp: $(VENV)/.dev
+	$(VENV)/bin/python -m rankzero.pipelines.data_prep examples/kfp/data_prep_pipeline.yaml
+
 # The workers' image. docker/README.md says which bases there are, and how to build without a registry.
 IMAGE      ?= rankzero:latest
 BASE_IMAGE ?=
@@ -58,7 +61,7 @@ $(VENV)/.train: pyproject.toml constraints.txt | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.train
-	$(PIP) -e '.[train,demo,dev]'
+	$(PIP) -e '.[train,demo,dev,kfp]'
 	touch $@
 
 .venv-bench/.peers: benchmarks/constraints.txt

@@ -1,6 +1,6 @@
 """What one worker does with a chunk of rows in a check. Knows rows and templates; nothing of files or reports.
 
-Without a tokenizer neither numpy nor tokenizers is loaded here.
+Templates and tokenizers are loaded only where tokens are counted.
 """
 
 from __future__ import annotations

@@ -22,11 +22,21 @@ Turns = Sequence[Mapping[str, Any]]
 Serve = Callable[[Turns, Turns], str]
 """Turns up to an answer, and tools → the prompt of the server: transformers' or vLLM's own rendering."""
 
-Cause = Literal["date", "think block", "generation prompt", "answer", "end token", "rendering", "refused"]
+Cause = Literal[
+    "date",
+    "think block in serving",
+    "think block in training",
+    "generation prompt",
+    "answer",
+    "end token",
+    "rendering",
+    "refused",
+]
 
 _MEANING: dict[Cause, str] = {
     "date": "the template writes today's date; training writes the same date every day, so that runs can be repeated",
-    "think block": "in use the template opens the answer with a think block that the row does not have",
+    "think block in serving": "in use the template opens the answer with a think block that the row does not have",
+    "think block in training": "the template writes a think block before the answer, so the model learns to write it",
     "generation prompt": "in use the template opens the answer with other text than the row has",
     "answer": "the template changes the answer's text",
     "end token": "the answer ends with another token than the one at which serving stops",
@@ -147,14 +157,17 @@ class _Comparer:
             yield self._difference(where, index, at, prompt, served, self._rendering_cause(prompt, served, at))
         if not text.startswith(prompt):
             at = _first_difference(text, prompt)
-            cause: Cause = "think block" if "think" in prompt[max(0, at - _BEFORE) :] else "generation prompt"
+            thinks = "think" in prompt[max(0, at - _BEFORE) :]
+            cause: Cause = "think block in serving" if thinks else "generation prompt"
             yield self._difference(where, index, at, text, prompt, cause)
             return
         content = str(turns[index]["content"]).strip()
         answer = text[len(prompt) :].lstrip()
         if not answer.startswith(content):
             at = len(text) - len(answer) + _first_difference(answer, content)
-            yield self._difference(where, index, at, text, text[: len(text) - len(answer)] + content, "answer")
+            served = text[: len(text) - len(answer)] + content
+            thinks = "think>" in text[at : at + _AFTER] and not content.startswith("<think>")
+            yield self._difference(where, index, at, text, served, "think block in training" if thinks else "answer")
         elif index == len(turns) - 1 and not turns[index].get("tool_calls"):
             yield from self._end(where, index, rendered, len(text) - len(answer) + len(content))
 

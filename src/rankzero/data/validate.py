@@ -27,7 +27,7 @@ from rankzero.data.sources import NO_ROWS, count_rows, probe, read_chunks
 from rankzero.data.statistics import Counts
 from rankzero.errors import DataError
 
-if TYPE_CHECKING:  # workers load neither pydantic nor, without a tokenizer, numpy and tokenizers
+if TYPE_CHECKING:  # `rankzero data check` starts without what it may not need
     from rankzero.data.images.check import ImageReport
     from rankzero.data.job import Job
     from rankzero.data.locate_data import LocatedSource

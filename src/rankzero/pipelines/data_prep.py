@@ -1,0 +1,66 @@
+"""The data-preparation pipeline: check every row, then tokenise onto the data sets' claim. Needs the extra `kfp`.
+
+    python -m rankzero.pipelines.data_prep data_prep_pipeline.yaml
+
+compiles it. Steps run in the workers' image built with EXTRAS=train,kfp: nothing is installed when a step starts.
+kfp reads annotations as they stand, so they are not postponed in this file.
+"""
+
+import os
+import sys
+
+from kfp import compiler, dsl, kubernetes
+
+IMAGE = os.environ.get("RANKZERO_IMAGE", "rankzero:latest")
+MOUNT = "/mnt/datasets"
+"""Where the claim is; RANKZERO_CACHE of the training pods is then /mnt/datasets/rankzero."""
+
+
+@dsl.component(base_image=IMAGE, install_kfp_package=False)
+def check_data(hf_dataset: str, split: str) -> int:
+    """Rows that were looked at; a bad one fails the step, with all of them in its log."""
+    from rankzero.pipelines.steps import check
+
+    return int(check(hf_dataset, split)["rows"])
+
+
+@dsl.component(base_image=IMAGE, install_kfp_package=False)
+def prepare_data(hf_dataset: str, split: str, model: str, max_len: int, cache: str, checked_rows: int) -> str:
+    """The directory of the tokenised rows, which training finds by itself."""
+    from rankzero.pipelines.steps import prepare
+
+    made = prepare(hf_dataset, split, model, max_len, cache)
+    if made["rows_in"] != checked_rows:
+        raise RuntimeError(f"{checked_rows} rows were checked, but {made['rows_in']} were read")
+    return str(made["directory"])
+
+
+@dsl.pipeline(name="rankzero-data-prep", description="Check and tokenise a data set onto a claim.")
+def data_prep_pipeline(
+    hf_dataset: str,
+    model: str,
+    split: str = "train",
+    max_len: int = 2048,
+    pvc_name: str = "llm-datasets",
+    cache: str = f"{MOUNT}/rankzero",
+) -> None:
+    """`hf_dataset` is a Hub id, a URL or a file on the claim; `model` a Hub id or a directory on it."""
+    checked = check_data(hf_dataset=hf_dataset, split=split)
+    prepared = prepare_data(
+        hf_dataset=hf_dataset, split=split, model=model, max_len=max_len, cache=cache, checked_rows=checked.output
+    )
+    for task in (checked, prepared):
+        task.set_env_variable("RANKZERO_CACHE", f"{MOUNT}/rankzero")
+        task.set_env_variable("HF_HOME", f"{MOUNT}/hf")
+        task.set_caching_options(False)  # the cache on the claim knows better what is there
+        kubernetes.mount_pvc(task, pvc_name=pvc_name, mount_path=MOUNT)
+        kubernetes.use_secret_as_env(task, "hf-token", {"token": "HF_TOKEN"}, optional=True)
+
+
+def compile_to(path: str) -> None:
+    """Write the pipeline as YAML."""
+    compiler.Compiler().compile(data_prep_pipeline, path)
+
+
+if __name__ == "__main__":
+    compile_to(sys.argv[1])

@@ -1,0 +1,51 @@
+"""What the steps of a data-preparation pipeline do, as plain functions. Knows nothing of pipelines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from rankzero.data.locate_data import LocatedSource
+from rankzero.data.progress import no_progress
+from rankzero.data.tokenize import Shard
+from rankzero.data.training_data import prepare_part
+from rankzero.data.validate import check as check_rows
+from rankzero.spec.data_paths import parse_data_path
+from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec, SourceSpec
+
+
+def data_path(dataset: str, split: str) -> str:
+    """A Hub data set gets its split, unless it names one; a file or URL stays as it is."""
+    meant = parse_data_path(dataset, os.path.exists)
+    if meant.place != "hub" or meant.split is not None or not split:
+        return dataset
+    name, sampled, count = dataset.partition("#")
+    return f"{name}[{split}]{sampled}{count}"
+
+
+def check(dataset: str, split: str) -> dict[str, Any]:
+    """Look at every row. Returns the counts; raises DataError with every problem."""
+    report = check_rows([SourceSpec(path=data_path(dataset, split))])
+    report.raise_if_bad()
+    facts: dict[str, Any] = report.as_json()
+    return facts
+
+
+def prepare(dataset: str, split: str, model: str, max_length: int, cache: str) -> dict[str, Any]:
+    """Tokenise into `cache`, where training with the same model, data and length finds it. Returns what was made."""
+    from rankzero.model.load import load_tokenizer
+    from rankzero.model.source import locate
+
+    spec = RunSpec(model=ModelSpec(name=model), data=DataSpec(train=data_path(dataset, split), max_length=max_length))
+    tokenizer = load_tokenizer(locate(spec.model), spec.model, None)
+
+    def show(_label: str, _sources: Sequence[LocatedSource]) -> Any:
+        return nullcontext(no_progress)
+
+    made = prepare_part(spec, tokenizer, Path(cache), Shard(), workers=None, show=show)["train"]
+    if made is None:
+        raise RuntimeError("one shard of one left work undone")
+    return {"directory": str(made.directory), "fingerprint": made.fingerprint, **made.stats.as_json()}

@@ -1,0 +1,74 @@
+"""The data-preparation pipeline: compiled, current, and really run through kfp's local runner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.tiny import chat_rows, write_jsonl
+
+pytest.importorskip("kfp", reason="the extra `kfp` is not installed")
+pytest.importorskip("kfp.kubernetes", reason="kfp-kubernetes is not installed")
+pytestmark = pytest.mark.e2e
+
+COMPILED = Path(__file__).parents[2] / "examples/kfp/data_prep_pipeline.yaml"
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    found = list(yaml.safe_load_all(path.read_text()))
+    found[0].pop("sdkVersion")
+    return found
+
+
+def test_the_compiled_pipeline_is_current(tmp_path: Path) -> None:
+    from rankzero.pipelines.data_prep import compile_to
+
+    compile_to(str(tmp_path / "pipeline.yaml"))
+    assert documents(tmp_path / "pipeline.yaml") == documents(COMPILED), (
+        "python -m rankzero.pipelines.data_prep examples/kfp/data_prep_pipeline.yaml"
+    )
+
+
+def test_its_arguments_and_its_claim() -> None:
+    pipeline, platforms = documents(COMPILED)
+    arguments = pipeline["root"]["inputDefinitions"]["parameters"]
+    assert {"hf_dataset", "split", "max_len", "pvc_name", "model"} <= set(arguments)
+    assert "mountPath" in str(platforms)
+    assert "pip install" not in COMPILED.read_text()
+
+
+@pytest.fixture
+def local_runner(tmp_path: Path) -> None:
+    from kfp import local
+
+    local.init(runner=local.SubprocessRunner(use_venv=False), pipeline_root=str(tmp_path / "outputs"))
+
+
+def test_it_really_runs(tmp_path: Path, tiny: Path, local_runner: None, cli: Any, monkeypatch: Any) -> None:
+    from rankzero.pipelines.data_prep import data_prep_pipeline
+
+    path = write_jsonl(tmp_path / "train.jsonl", chat_rows(40))
+    cache = tmp_path / "claim"
+    run = data_prep_pipeline(hf_dataset=str(path), model=str(tiny), max_len=256, cache=str(cache))
+    assert run is not None
+    (directory,) = [entry for entry in (cache / "tokenized").iterdir() if entry.is_dir()]
+    monkeypatch.setenv("RANKZERO_CACHE", str(cache))
+    (tmp_path / "run.yaml").write_text(
+        f"model: {{name: '{tiny}', dtype: float32}}\ndata: {{train: '{path}', max_length: 256}}\nlora: {{}}\n"
+        f"train: {{max_steps: 1}}\noutput_dir: '{tmp_path}/runs'\n"
+    )
+    assert cli(f"train {tmp_path}/run.yaml --nproc-per-node 1").code == 0
+    assert [entry for entry in (cache / "tokenized").iterdir() if entry.is_dir()] == [directory]
+
+
+def test_bad_data_fails_the_first_step(tmp_path: Path, tiny: Path, local_runner: None) -> None:
+    from rankzero.pipelines.data_prep import data_prep_pipeline
+
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"messages": []}\n')
+    with pytest.raises(RuntimeError, match="check-data"):
+        data_prep_pipeline(hf_dataset=str(path), model=str(tiny), cache=str(tmp_path / "claim"))
+    assert not (tmp_path / "claim").exists()
