@@ -48,8 +48,8 @@ def test_to_the_end(kind: str, cluster: Cluster, served_kinds: set[str], local_l
     logs = cluster.rankzero("logs", run, "--cluster", place)
     if kind != "statefulset":  # its pods are gone when it has ended
         assert logs.code == 0, logs.err
-        for node in ("0", "1"):
-            assert any(node in line.split()[0] for line in logs.out.splitlines() if line.strip()), logs.out[:2000]
+        for node in (0, 1):
+            assert any(line.startswith(f"[node {node}]") for line in logs.out.splitlines()), logs.out[:2000]
 
     removed = cluster.rankzero("delete", run, "--cluster", place, "--yes")
     assert removed.code == 0, removed.err
