@@ -117,6 +117,16 @@ def test_all_stopped_at_once(tmp_path: Path, tiny: Path, pods: MakePods) -> None
     assert run.said(0)["checkpoint"] == run.said(0)["step"]
 
 
+def test_stopped_while_its_processes_start(tmp_path: Path, tiny: Path, pods: MakePods) -> None:
+    run = pods(small_spec(tmp_path, tiny), num_nodes=1)
+    process = run.start(0)
+    while not any("rankzero.engine.worker" in child.cmdline() for child in psutil.Process(process.pid).children()):
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 75, run.log(0)
+    assert run.said(0)["outcome"] == "stopped"
+
+
 def test_a_stop_flag_ends_all_nodes(tmp_path: Path, tiny: Path, pods: MakePods) -> None:
     spec = small_spec(tmp_path, tiny, **LONG)
     run = pods(spec)

@@ -54,6 +54,8 @@ def test_it_really_runs(tmp_path: Path, tiny: Path, local_runner: None, cli: Any
     cache = tmp_path / "claim"
     run = data_prep_pipeline(hf_dataset=str(path), model=str(tiny), max_len=256, cache=str(cache))
     assert run is not None
+    (page,) = (tmp_path / "outputs").rglob("report")
+    assert "<title>Data check: " in page.read_text(encoding="utf-8")
     (directory,) = [entry for entry in (cache / "tokenized").iterdir() if entry.is_dir()]
     monkeypatch.setenv("RANKZERO_CACHE", str(cache))
     (tmp_path / "run.yaml").write_text(
@@ -72,3 +74,18 @@ def test_bad_data_fails_the_first_step(tmp_path: Path, tiny: Path, local_runner:
     with pytest.raises(RuntimeError, match="check-data"):
         data_prep_pipeline(hf_dataset=str(path), model=str(tiny), cache=str(tmp_path / "claim"))
     assert not (tmp_path / "claim").exists()
+    (page,) = (tmp_path / "outputs").rglob("report")
+    assert "`messages` is empty" in page.read_text(encoding="utf-8")
+
+
+def test_messages_of_trees_are_counted_alike_by_both_steps(tmp_path: Path, tiny: Path) -> None:
+    from rankzero.pipelines import steps
+
+    rows = [
+        {"message_id": "a", "parent_id": None, "role": "prompter", "text": "q"},
+        {"message_id": "b", "parent_id": "a", "role": "assistant", "text": "a"},
+    ]
+    path = str(write_jsonl(tmp_path / "trees.jsonl", rows))
+    checked = steps.check(path, "train", str(tmp_path / "page.html"))
+    made = steps.prepare(path, "train", str(tiny), 256, str(tmp_path / "claim"))
+    assert checked["rows"] == 2 and checked["rows_in"] == made["rows_in"] == 1

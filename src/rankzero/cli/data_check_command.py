@@ -5,55 +5,33 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankzero.cli.tokenizer_option import TokenizerPlace, load_tokenizer, require, served_prompt, stop_tokens
-from rankzero.errors import DataError, Problem, UsageError
+from rankzero.cli.data_inputs import (
+    AllTokensOption,
+    ColumnsOption,
+    Flags,
+    FormatOption,
+    HtmlOption,
+    ImageRootOption,
+    ImagesOption,
+    Inputs,
+    MaxLengthOption,
+    ModelOption,
+    TemplateOption,
+    Wanted,
+    what_is_wanted,
+)
+from rankzero.cli.tokenizer_option import load_tokenizer, require, served_prompt, stop_tokens
+from rankzero.errors import DataError, Problem
 
 if TYPE_CHECKING:
-    from rankzero.data.chat import TokenRules
     from rankzero.data.check_report import CheckReport, Tolerance
     from rankzero.data.serving import Comparison
-    from rankzero.spec.run_spec import SourceSpec
-
-FormatOption = Annotated[
-    Literal[
-        "auto",
-        "messages",
-        "prompt_completion",
-        "text",
-        "alpaca",
-        "sharegpt",
-        "query_response",
-        "openorca",
-        "oasst",
-        "preference",
-        "classification",
-    ],
-    typer.Option("--format", help="Row shape; auto decides row by row."),
-]
-ColumnsOption = Annotated[
-    list[str] | None,
-    typer.Option("--columns", metavar="OURS=THEIRS", help="As data.train[].columns: prompt=question. Repeatable."),
-]
-Inputs = Annotated[
-    list[str],
-    typer.Argument(metavar="FILE…|RUN.yaml", help="Data as in data.train, or a run spec with key=value overrides."),
-]
-ModelOption = Annotated[
-    str | None, typer.Option("--model", metavar="DIR|ID", help="Count its tokens and try its chat template.")
-]
-MaxLengthOption = Annotated[int | None, typer.Option("--max-length", min=8, help="As data.max_length [2048].")]
-TemplateOption = Annotated[Path | None, typer.Option("--chat-template", metavar="FILE", help="As data.chat_template.")]
-AllTokensOption = Annotated[bool, typer.Option("--all-tokens", help="As data.assistant_only_loss: false.")]
-ImagesOption = Annotated[bool, typer.Option("--images", help="Decode every image.")]
-HtmlOption = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with plots.")]
 
 _KEPT_FOR_JSON = 100_000
 _SAMPLES = 200
@@ -68,12 +46,13 @@ def check(
     row_format: FormatOption = "auto",
     columns: ColumnsOption = None,
     images: ImagesOption = False,
+    image_root: ImageRootOption = None,
     max_bad: Annotated[
         str, typer.Option("--max-bad", metavar="N|N%", help="Pass with a warning while no more rows are bad.")
     ] = "0",
     quarantine: Annotated[
         Path | None,
-        typer.Option("--quarantine", metavar="FILE", help="Write bad rows here, and why to FILE.reasons.jsonl."),
+        typer.Option("--quarantine", metavar="FILE", help="Write bad rows here as they stand, and why beside it."),
     ] = None,
     html: HtmlOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with every problem.")] = False,
@@ -83,7 +62,9 @@ def check(
     from rankzero.data.check_report import Tolerance
 
     tolerance = Tolerance.parse(max_bad)
-    wanted = _wanted(inputs, row_format, columns, _Rules(model, max_length, chat_template, all_tokens))
+    wanted = what_is_wanted(
+        inputs, Flags(model, max_length, chat_template, all_tokens, row_format, columns, image_root)
+    )
     report, comparison = _look(wanted, images=images, quarantine=quarantine, keep_all=as_json)
     if html is not None:
         _write_html(html, report, comparison)
@@ -104,12 +85,15 @@ def stats(
     row_format: FormatOption = "auto",
     columns: ColumnsOption = None,
     images: ImagesOption = False,
+    image_root: ImageRootOption = None,
     html: HtmlOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Count what is in the data: rows, turns, lengths, tokens, duplicates. Bad rows are counted, and no error."""
     require("orjson")
-    wanted = _wanted(inputs, row_format, columns, _Rules(model, max_length, chat_template, all_tokens))
+    wanted = what_is_wanted(
+        inputs, Flags(model, max_length, chat_template, all_tokens, row_format, columns, image_root)
+    )
     report, _ = _look(wanted, images=images, compare=False)
     if report.damaged or not report.counts.readable:
         report.raise_if_bad()
@@ -122,90 +106,8 @@ def stats(
         _echo_lines(report, None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Rules:
-    """The flags that a run spec has values for."""
-
-    model: str | None
-    max_length: int | None
-    chat_template: Path | None
-    all_tokens: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What is to be looked at, whether flags or a run spec say so."""
-
-    train: Sequence[SourceSpec]
-    eval: Sequence[SourceSpec] = ()
-    tokenizer: TokenizerPlace | None = None
-    chat_template: Path | None = None
-    rules: TokenRules | None = None
-    seed: int = field(default=0)
-
-
-def _wanted(inputs: list[str], row_format: str, columns: list[str] | None, rules: _Rules) -> _Wanted:
-    specs = [name for name in inputs if name.endswith((".yaml", ".yml"))]
-    if not specs:
-        return _from_flags(inputs, row_format, columns, rules)
-    given = [
-        flag
-        for flag, value in (
-            ("--model", rules.model),
-            ("--max-length", rules.max_length),
-            ("--chat-template", rules.chat_template),
-            ("--all-tokens", rules.all_tokens or None),
-            ("--columns", columns),
-            ("--format", None if row_format == "auto" else row_format),
-        )
-        if value is not None
-    ]
-    if given:
-        hint = "write key=value: model.name=…, data.max_length=…"
-        raise UsageError(f"{specs[0]} says that already: {', '.join(given)}", where="command line", hint=hint)
-    return _from_spec(inputs)
-
-
-def _from_flags(inputs: list[str], row_format: str, columns: list[str] | None, rules: _Rules) -> _Wanted:
-    from rankzero.data.chat import TokenRules
-    from rankzero.spec.run_spec import SourceSpec
-
-    if rules.model is None and (rules.max_length or rules.chat_template or rules.all_tokens):
-        hint = "--model says whose tokens and whose template"
-        raise UsageError("there is nothing to count tokens with", where="command line", hint=hint)
-    names = column_map(columns)
-    sources = [SourceSpec.model_validate({"path": path, "format": row_format, "columns": names}) for path in inputs]
-    place = None if rules.model is None else TokenizerPlace(rules.model)
-    kept = TokenRules(max_length=rules.max_length or 2048, assistant_only_loss=not rules.all_tokens)
-    return _Wanted(sources, (), place, rules.chat_template, kept)
-
-
-def _from_spec(inputs: list[str]) -> _Wanted:
-    from rankzero.cli.seed_flags import SeedFlags
-    from rankzero.cli.train_command import read_spec
-    from rankzero.data.training_data import parts_of, token_rules
-
-    spec = read_spec(inputs, SeedFlags(), world_size=1)
-    parts = parts_of(spec.data)
-    template = None if spec.data.chat_template is None else Path(spec.data.chat_template)
-    place = TokenizerPlace.of(spec.model)
-    return _Wanted(parts["train"], parts.get("eval", ()), place, template, token_rules(spec.data), spec.train.seed)
-
-
-def column_map(texts: Sequence[str] | None) -> dict[str, str]:
-    """`prompt=question` as names. Raises UsageError."""
-    names: dict[str, str] = {}
-    for text in texts or ():
-        ours, equals, theirs = text.partition("=")
-        if not (ours and equals and theirs):
-            hint = "write our name and the data's: --columns prompt=question"
-            raise UsageError(f"{text!r} names no column", where="--columns", hint=hint)
-        names[ours] = theirs
-    return names
-
-
 def _look(
-    wanted: _Wanted,
+    wanted: Wanted,
     *,
     images: bool = False,
     quarantine: Path | None = None,

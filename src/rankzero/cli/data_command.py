@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
-from rankzero.cli.data_check_command import FormatOption, check, stats
+from rankzero.cli.data_check_command import check, stats
 from rankzero.cli.data_convert_command import convert
+from rankzero.cli.data_inputs import FormatOption
 from rankzero.cli.tokenizer_option import TokenizerPlace, load_tokenizer, require
 
 app = typer.Typer(no_args_is_help=True, help="Look at training data, and make it: check, show, count, convert.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rankzero.cli.data_check_command import ColumnsOption, FormatOption, column_map
+from rankzero.cli.data_inputs import ColumnsOption, FormatOption, column_map
 from rankzero.cli.tokenizer_option import require
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from rankzero.data.check_report import CheckReport, column
 from rankzero.data.report_page import PAGE, bar_chart, share_bar, table, text
 from rankzero.data.report_text import detected_by, percent
 from rankzero.data.serving import Comparison
-from rankzero.data.statistics import Counts, Spread, TokenCounts, histogram
+from rankzero.data.statistics import Counts, Spread, TokenCounts, by_count, histogram
 
 _MOST_NAMES = 30
 _MOST_PROBLEMS = 300
@@ -51,7 +51,7 @@ def _summary(report: CheckReport) -> list[str]:
         ("Readable", f"{counts.readable:,}"),
         ("Bad", f"{counts.bad:,} ({percent(counts.bad, counts.rows)})"),
         *([("Merged into trees", f"{counts.merged:,}")] if counts.merged else []),
-        *((f"Left out: {name.replace('_', ' ')}", f"{rows:,}") for name, rows in counts.dropped.most_common()),
+        *((f"Left out: {name.replace('_', ' ')}", f"{rows:,}") for name, rows in by_count(counts.dropped)),
         ("Examples", f"{counts.examples:,}"),
         ("Blank lines", f"{counts.blank:,}"),
         *([("In quarantine", f"{report.quarantined:,}")] if report.quarantined is not None else []),
@@ -64,9 +64,7 @@ def _summary(report: CheckReport) -> list[str]:
 def _problems(report: CheckReport) -> list[str]:
     if report.ok:
         return []
-    reasons = table(
-        "Problems by reason", ("Reason", "Problems"), report.log.reasons.most_common(), numbers=frozenset({1})
-    )
+    reasons = table("Problems by reason", ("Reason", "Problems"), by_count(report.log.reasons), numbers=frozenset({1}))
     rows = [
         (
             located.path,
@@ -89,10 +87,10 @@ def _tokens(tokens: TokenCounts) -> list[str]:
         ("Truncated", f"{tokens.truncated:,}", percent(tokens.truncated, tokens.examples)),
         *(
             (f"Dropped: {name.replace('_', ' ')}", f"{rows:,}", percent(rows, tokens.examples))
-            for name, rows in tokens.dropped.most_common()
+            for name, rows in by_count(tokens.dropped)
         ),
     ]
-    opened = [(repr(opening), f"{rows:,}") for opening, rows in tokens.unopened.most_common(10)]
+    opened = [(repr(opening), f"{rows:,}") for opening, rows in by_count(tokens.unopened)[:10]]
     note = (
         f"<p>Examples of {tokens.cap:,} tokens and more are counted as that.</p>" if tokens.lengths[tokens.cap] else ""
     )
@@ -132,7 +130,7 @@ def _spread_table(caption: str, counters: Mapping[str, Mapping[int, int]]) -> st
 
 def _formats(counts: Counts) -> list[str]:
     rows = [
-        (name, f"{number:,}", detected_by(counts, name) or "as stated") for name, number in counts.formats.most_common()
+        (name, f"{number:,}", detected_by(counts, name) or "as stated") for name, number in by_count(counts.formats)
     ]
     formats = table("Formats of rows", ("Format", "Rows", "Detected by"), rows, numbers=frozenset({1}))
     rules = table("Done to rows that are kept", ("Rule", "Rows"), _names_of(counts.rules), frozenset({1}))
@@ -153,7 +151,7 @@ def _names(counts: Counts) -> list[str]:
 
 
 def _names_of(counter: Mapping[str, int]) -> list[tuple[str, str]]:
-    common = sorted(counter.items(), key=lambda item: -item[1])
+    common = by_count(counter)
     rows = [(name, f"{number:,}") for name, number in common[:_MOST_NAMES]]
     rest = common[_MOST_NAMES:]
     return [*rows, (f"{len(rest):,} more", f"{sum(number for _, number in rest):,}")] if rest else rows
@@ -161,8 +159,8 @@ def _names_of(counter: Mapping[str, int]) -> list[tuple[str, str]]:
 
 def _duplicates(report: CheckReport) -> list[str]:
     found = report.duplicates
-    said = f"<p>{_plural(found.copies, 'example')} of {report.counts.examples:,} repeat an earlier one"
-    said += f"; {found.leaks:,} of those to evaluate on are also trained on.</p>" if found.leaks else ".</p>"
+    said = f"<p>Copies of an earlier example: {found.copies:,} of {_plural(report.counts.examples, 'example')}"
+    said += f"; to evaluate on and also trained on: {found.leaks:,}.</p>" if found.leaks else ".</p>"
     pairs = [
         (kind, report.where(copy), report.where(first))
         for kind, places in (("also trained on", found.leak_examples), ("copy", found.copy_examples))
@@ -181,7 +179,7 @@ def _images(report: CheckReport) -> list[str]:
         states = [
             (source, reason, f"{number:,}")
             for source, reasons in sorted(report.images.sources.items())
-            for reason, number in reasons.most_common()
+            for reason, number in by_count(reasons)
         ]
         parts.append(table("Different images decoded", ("Source", "Outcome", "Images"), states, frozenset({2})))
     return _section("Images", f"<p>{counts.images:,} in {_plural(counts.image_rows, 'example')}.</p>", *parts)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from rankzero.data.check_report import CheckReport
 from rankzero.data.serving import Comparison
-from rankzero.data.statistics import Bin, Counts, Spread, TokenCounts, histogram, share
+from rankzero.data.statistics import Bin, Counts, Spread, TokenCounts, by_count, histogram, share
 
 _LABEL = 13
 _BAR_COLUMNS = 60
@@ -24,14 +24,14 @@ def report_lines(report: CheckReport, comparison: Comparison | None = None, widt
     page = _Page(width)
     counts = report.counts
     _rows(page, report)
-    page.say("formats", (f"{name} {rows:,}{_by(counts, name)}" for name, rows in counts.formats.most_common()))
+    page.say("formats", (f"{name} {rows:,}{_by(counts, name)}" for name, rows in by_count(counts.formats)))
     if counts.turns:
         turns = Spread.of(counts.turns)
         page.say("turns", [f"{turns.mean:.1f} a chat on average, {turns.minimum} to {turns.maximum}"])
     page.say("roles", _counted(counts.roles))
     page.say("languages", _counted(counts.languages))
     page.say("labels", _counted(counts.labels))
-    page.say("done to rows", (f"{rule} ({rows:,})" for rule, rows in counts.rules.most_common()), separator="; ")
+    page.say("done to rows", (f"{rule} ({rows:,})" for rule, rows in by_count(counts.rules)), separator="; ")
     page.say("not read", _counted(counts.ignored_keys))
     _duplicates(page, report)
     _images(page, report)
@@ -71,8 +71,8 @@ def _rows(page: _Page, report: CheckReport) -> None:
         kept_aside = "" if report.quarantined is None else f", {report.quarantined:,} of them written to quarantine"
         page.say("bad", [f"{counts.bad:,} ({percent(counts.bad, counts.rows)}){kept_aside}"])
     if counts.merged:
-        page.say("merged", [f"{counts.merged:,} messages became part of a tree"])
-    page.say("left out", (f"{rows:,} by {name.replace('_', ' ')}" for name, rows in counts.dropped.most_common()))
+        page.say("merged", [f"{_count(counts.merged, 'message')} became part of a tree"])
+    page.say("left out", (f"{rows:,} by {name.replace('_', ' ')}" for name, rows in by_count(counts.dropped)))
     if counts.blank:
         page.say("blank lines", [f"{counts.blank:,}"])
     if counts.examples != counts.readable:
@@ -90,7 +90,7 @@ def detected_by(counts: Counts, name: str) -> str:
 
 
 def _counted(counter: Mapping[str, int]) -> list[str]:
-    common = sorted(counter.items(), key=lambda item: -item[1])
+    common = by_count(counter)
     shown = [f"{name[:40]} {rows:,}" for name, rows in common[:_SHOWN]]
     more = len(common) - _SHOWN
     return [*shown, f"and {more:,} more"] if more > 0 else shown
@@ -98,18 +98,14 @@ def _counted(counter: Mapping[str, int]) -> list[str]:
 
 def _duplicates(page: _Page, report: CheckReport) -> None:
     found = report.duplicates
-    if found.copies:
-        copy, first = found.copy_examples[0]
-        page.say(
-            "duplicates",
-            [f"{found.copies:,} repeat an earlier example: {report.where(copy)} is {report.where(first)} again"],
-        )
-    if found.leaks:
-        copy, first = found.leak_examples[0]
-        page.say(
-            "leaks",
-            [f"{found.leaks:,} to evaluate on are also trained on: {report.where(copy)} is {report.where(first)}"],
-        )
+    for label, number, pairs in (
+        ("duplicates", found.copies, found.copy_examples),
+        ("in both", found.leaks, found.leak_examples),
+    ):
+        if number:
+            copy, first = pairs[0]
+            trained = " to evaluate on are also trained on" if label == "in both" else ""
+            page.say(label, [f"{number:,}{trained}, such as {report.where(copy)}, the same as {report.where(first)}"])
 
 
 def _images(page: _Page, report: CheckReport) -> None:
@@ -117,7 +113,8 @@ def _images(page: _Page, report: CheckReport) -> None:
     if not counts.images:
         return
     page.say(
-        "images", [f"{counts.images:,} in {counts.image_rows:,} examples: {', '.join(_counted(counts.image_sources))}"]
+        "images",
+        [f"{counts.images:,} in {_count(counts.image_rows, 'example')}: {', '.join(_counted(counts.image_sources))}"],
     )
     if report.images is None:
         return
@@ -131,21 +128,19 @@ def _images(page: _Page, report: CheckReport) -> None:
         ],
     )
     for source, reasons in sorted(report.images.sources.items()):
-        lost = [f"{number:,} × {reason}" for reason, number in reasons.most_common() if reason != "ok"]
+        lost = [f"{number:,} × {reason}" for reason, number in by_count(reasons) if reason != "ok"]
         if lost:
             page.say(f"  {source}"[: _LABEL - 1], [f"{reasons['ok']:,} well", *lost])
 
 
 def _tokens(page: _Page, tokens: TokenCounts) -> None:
-    page.say(
-        "tokens",
-        [f"{tokens.tokens:,} in {tokens.kept:,} examples, {percent(tokens.supervised, tokens.tokens)} of them trained"],
-    )
+    trained = percent(tokens.supervised, tokens.tokens)
+    page.say("tokens", [f"{tokens.tokens:,} in {_count(tokens.kept, 'example')}, {trained} of them trained"])
     if tokens.truncated:
-        cut = f"{tokens.truncated:,} examples ({percent(tokens.truncated, tokens.examples)})"
-        page.say("truncated", [f"{cut}, at least {tokens.cut_tokens:,} tokens cut off"])
-    page.say("dropped", (f"{rows:,} by {name.replace('_', ' ')}" for name, rows in tokens.dropped.most_common()))
-    for opening, rows in tokens.unopened.most_common(2):
+        cut = f"{_count(tokens.truncated, 'example')} ({percent(tokens.truncated, tokens.examples)})"
+        page.say("truncated", [f"{cut}, at least {_count(tokens.cut_tokens, 'token')} cut off"])
+    page.say("dropped", (f"{rows:,} by {name.replace('_', ' ')}" for name, rows in by_count(tokens.dropped)))
+    for opening, rows in by_count(tokens.unopened)[:2]:
         page.say("unopened", [f"{rows:,} answers lack the {opening!r} that opens them in use"])
     _histogram(page, "tokens", tokens.lengths, tokens.cap)
 

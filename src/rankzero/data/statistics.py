@@ -49,7 +49,7 @@ class TokenCounts:
         return {
             "examples": self.examples,
             "kept": self.kept,
-            "dropped": dict(self.dropped.most_common()),
+            "dropped": dict(by_count(self.dropped)),
             "truncated": self.truncated,
             "cut_tokens": self.cut_tokens,
             "tokens": self.tokens,
@@ -59,7 +59,7 @@ class TokenCounts:
             "trained_per_example": Spread.of(self.trained_lengths).as_json(),
             "histogram": [[bin_.low, bin_.high, bin_.count] for bin_ in histogram(self.lengths)],
             "boundary_examples": self.boundary,
-            "unopened": dict(self.unopened.most_common()),
+            "unopened": dict(by_count(self.unopened)),
         }
 
 
@@ -153,23 +153,23 @@ class Counts:
             "readable": self.readable,
             "bad": self.bad,
             "merged": self.merged,
-            "dropped": dict(self.dropped.most_common()),
+            "dropped": dict(by_count(self.dropped)),
             "blank_lines": self.blank,
             "examples": self.examples,
-            "formats": dict(self.formats.most_common()),
+            "formats": dict(by_count(self.formats)),
             "detected_by": self.detected,
-            "rules": dict(self.rules.most_common()),
-            "roles": dict(self.roles.most_common()),
+            "rules": dict(by_count(self.rules)),
+            "roles": dict(by_count(self.roles)),
             "turns": {str(turns): examples for turns, examples in sorted(self.turns.items())},
-            "languages": dict(self.languages.most_common()),
-            "labels": dict(self.labels.most_common()),
+            "languages": dict(by_count(self.languages)),
+            "labels": dict(by_count(self.labels)),
             "characters": Spread.of(self.characters).as_json(),
             "images": {
                 "images": self.images,
                 "examples": self.image_rows,
-                "sources": dict(self.image_sources.most_common()),
+                "sources": dict(by_count(self.image_sources)),
             },
-            "ignored_keys": dict(self.ignored_keys.most_common()),
+            "ignored_keys": dict(by_count(self.ignored_keys)),
             "tokens": None if self.tokens is None else self.tokens.as_json(),
         }
 
@@ -201,6 +201,11 @@ def _fold(counter: Counter[str]) -> None:
     counter.clear()
     counter.update(kept)
     counter[OTHER] += rest
+
+
+def by_count(counter: Mapping[str, int]) -> list[tuple[str, int]]:
+    """The most common first; of equals the first by name, so that the same data gives the same report."""
+    return sorted(counter.items(), key=lambda item: (-item[1], item[0]))
 
 
 def stepped(number: int) -> int:

@@ -5,6 +5,7 @@ A worker is `python -m rankzero.engine.worker RUN.json`. Rank 0's standard outpu
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -55,6 +56,8 @@ class Workers:
         self.processes: list[subprocess.Popen[bytes]] = []
         self._first_failed: int | None = None
         self._failed_at = 0.0
+        self._passed_on: set[int] = set()
+        self._asked = itertools.count()
 
     def start(self, payload: Path, env: Mapping[str, str], started: float, open_stderr: OpenStderr) -> None:
         """Start all of them; `env` has the rendezvous."""
@@ -100,8 +103,17 @@ class Workers:
         stopping = self.processes[self._first_failed].returncode == ExitCode.STOPPED
         return time.monotonic() - self._failed_at > (grace_seconds if stopping else PEER_SECONDS)
 
+    def ask_to_stop(self, number: int) -> None:
+        """Pass a stop signal on, the first time: a second one would end processes that are saving.
+
+        Callable from a signal handler at any moment, hence the counter, which is drawn from in one step.
+        """
+        if next(self._asked) == 0:
+            self.signal(number)
+
     def signal(self, number: int) -> None:
         """Pass a signal on."""
+        self._passed_on.add(number)
         for process in self.processes:
             if process.poll() is None:
                 process.send_signal(number)
@@ -140,6 +152,10 @@ class Workers:
             return error
         if code == ExitCode.STOPPED:
             return StoppedError("stopped", hint="give the same command again")
+        ending = -code if code < 0 else code - 128
+        if ending in self._passed_on:  # before it could listen, or it was asked twice
+            name = signal.Signals(ending).name
+            return StoppedError(f"stopped by {name} without saving", hint="give the same command again")
         stderr = self._directory / f"stderr-{local}"
         tail = stderr.read_text(encoding="utf-8", errors="replace")[-2000:] if stderr.is_file() else ""
         if code < 0:

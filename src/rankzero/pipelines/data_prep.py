@@ -17,11 +17,11 @@ MOUNT = "/mnt/datasets"
 
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)
-def check_data(hf_dataset: str, split: str) -> int:
-    """Rows that were looked at; a bad one fails the step, with all of them in its log."""
+def check_data(hf_dataset: str, split: str, report: dsl.Output[dsl.HTML]) -> int:
+    """Rows that were looked at; a bad one fails the step, with all of them in its log and in the report."""
     from rankzero.pipelines.steps import check
 
-    return int(check(hf_dataset, split)["rows"])
+    return int(check(hf_dataset, split, report.path)["rows_in"])
 
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)
@@ -47,7 +47,12 @@ def data_prep_pipeline(
     """`hf_dataset` is a Hub id, a URL or a file on the claim; `model` a Hub id or a directory on it."""
     checked = check_data(hf_dataset=hf_dataset, split=split)
     prepared = prepare_data(
-        hf_dataset=hf_dataset, split=split, model=model, max_len=max_len, cache=cache, checked_rows=checked.output
+        hf_dataset=hf_dataset,
+        split=split,
+        model=model,
+        max_len=max_len,
+        cache=cache,
+        checked_rows=checked.outputs["Output"],
     )
     for task in (checked, prepared):
         task.set_env_variable("RANKZERO_CACHE", f"{MOUNT}/rankzero")

@@ -10,9 +10,11 @@ from typing import Any
 
 from rankzero.data.locate_data import LocatedSource
 from rankzero.data.progress import no_progress
+from rankzero.data.report_html import report_html
 from rankzero.data.tokenize import Shard
 from rankzero.data.training_data import prepare_part
 from rankzero.data.validate import check as check_rows
+from rankzero.run_dir.atomic import write_text
 from rankzero.spec.data_paths import parse_data_path
 from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec, SourceSpec
 
@@ -26,12 +28,13 @@ def data_path(dataset: str, split: str) -> str:
     return f"{name}[{split}]{sampled}{count}"
 
 
-def check(dataset: str, split: str) -> dict[str, Any]:
-    """Look at every row. Returns the counts; raises DataError with every problem."""
+def check(dataset: str, split: str, page: str) -> dict[str, Any]:
+    """Look at every row, and write what was found as a page. Returns the counts, with `rows_in` as preparing counts
+    them; raises DataError with every problem."""
     report = check_rows([SourceSpec(path=data_path(dataset, split))])
+    write_text(Path(page), report_html(report, title=f"Data check: {dataset}"))
     report.raise_if_bad()
-    facts: dict[str, Any] = report.as_json()
-    return facts
+    return {**report.as_json(), "rows_in": report.counts.rows - report.counts.merged}
 
 
 def prepare(dataset: str, split: str, model: str, max_length: int, cache: str) -> dict[str, Any]:

@@ -1,10 +1,9 @@
-"""`rankzero data check` and `rankzero data show`, as typed."""
+"""`rankzero data show`, as typed. The other commands are in tests/unit/cli."""
 
 from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from rankzero.cache import cache_root
 from rankzero.cli.data_command import app
 from rankzero.errors import ConfigError, DataError, RankzeroError, UsageError
 from tests.support.tiny import tiny_tokenizer
-from tests.unit.data.support import GOOD, GOOD_TEXT, user_assistant, write
+from tests.unit.data.support import GOOD, user_assistant, write
 
 
 def run(*arguments: str) -> tuple[str, RankzeroError | None]:
@@ -31,45 +30,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     directory = tmp_path_factory.mktemp("model")
     tiny_tokenizer().save_pretrained(directory)
     return str(directory)
-
-
-class TestCheck:
-    def test_good_files(self, tmp_path: Path) -> None:
-        one = write(tmp_path / "1.jsonl", GOOD, b"", GOOD[:-1] + b',"origin":1}')
-        two = write(tmp_path / "2.jsonl", GOOD_TEXT)
-        out, error = run("check", one, two)
-        assert error is None
-        assert out.splitlines() == [
-            "3 rows in 2 files: 2 messages, 1 text",
-            "chat turns: 2 user, 2 assistant; 2.0 a row, at most 2",
-            "blank lines skipped: 1",
-            "keys that are not read: origin (1)",
-            "no problems",
-        ]
-
-    def test_bad_files(self, tmp_path: Path) -> None:
-        path = write(tmp_path / "1.jsonl", GOOD, b"{oops")
-        out, error = run("check", path, str(tmp_path / "none"))
-        assert isinstance(error, DataError) and "no problems" not in out
-        assert {p.where for p in error.problems} == {f"{path}:2", str(tmp_path / "none")}
-
-    def test_stated_format(self, tmp_path: Path) -> None:
-        _, error = run("check", write(tmp_path / "1.jsonl", GOOD_TEXT), "--format", "messages")
-        assert isinstance(error, DataError) and "not in format messages" in str(error)
-
-    def test_json(self, tmp_path: Path) -> None:
-        path = write(tmp_path / "1.jsonl", GOOD, *[b"{oops"] * 1500)
-        out, error = run("check", path, "--json")
-        report = json.loads(out)
-        assert report["problem_count"] == len(report["problems"]) == 1500
-        assert isinstance(error, DataError) and str(error) == "1,500 problems; the JSON lists them"
-        out, error = run("check", write(tmp_path / "2.jsonl", GOOD), "--json")
-        assert json.loads(out)["ok"] is True and error is None
-
-    def test_without_the_engine_s_packages(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(sys.modules, "orjson", None)
-        _, error = run("check", write(tmp_path / "1.jsonl", GOOD))
-        assert isinstance(error, ConfigError) and "rankzero[train]" in error.problems[0].hint
 
 
 class TestShow:

@@ -125,7 +125,8 @@ def test_tools_and_calls() -> None:
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
     template = "{% if tools %}{{ tools | tojson }}{% endif %}" + CHATML.replace(
-        "message['content']", "(message['content'] or '') + (message['tool_calls'] | tojson if message['tool_calls'] else '')"
+        "message['content']",
+        "(message['content'] or '') + (message['tool_calls'] | tojson if message['tool_calls'] else '')",
     )
     row = {
         "messages": [

@@ -125,7 +125,9 @@ def test_sums_over_chunks_are_those_of_the_whole() -> None:
 
 def test_sums_keep_what_only_one_side_has() -> None:
     counts = Counts(detected={"messages": "first"})
-    counts.add(Counts(detected={"messages": "second", "text": "t"}, tokens=TokenCounts(10, Counter({3: 1}), examples=1)))
+    counts.add(
+        Counts(detected={"messages": "second", "text": "t"}, tokens=TokenCounts(10, Counter({3: 1}), examples=1))
+    )
     counts.add(Counts(tokens=TokenCounts(10, Counter({3: 1, 4: 1}), examples=2)))
     counts.add(Counts())
     assert counts.detected == {"messages": "first", "text": "t"}
@@ -234,17 +236,17 @@ class TestTokens:
         parts = take_apart(family_tokenizer("smollm2"))
         rows = examples(user_assistant("Ping", "pong " * 400), user_assistant("Ping", "pong"))
         long, _ = TokenCounter(Tokens(parts, TokenRules(max_length=4096))).count(rows)
-        short, _ = TokenCounter(Tokens(parts, TokenRules(max_length=16))).count(rows)
+        short, _ = TokenCounter(Tokens(parts, TokenRules(max_length=128))).count(rows)
         assert short.lengths == long.lengths and max(short.lengths) > 400
-        assert short.truncated == 1 and short.cut_tokens == max(short.lengths) - 16
+        assert short.truncated == 1 and short.cut_tokens == max(short.lengths) - 128
         assert short.as_json()["histogram"] == [[b.low, b.high, b.count] for b in histogram(short.lengths)]
 
     def test_a_very_long_row_is_counted_up_to_a_bound(self) -> None:
         parts = take_apart(family_tokenizer("smollm2"))
-        counts, _ = TokenCounter(Tokens(parts, TokenRules(max_length=32))).count(
+        counts, _ = TokenCounter(Tokens(parts, TokenRules(max_length=128))).count(
             examples(user_assistant("Ping", "pong " * 30_000))
         )
-        assert counts.lengths == {16_384: 1} and counts.truncated == 1 and counts.tokens == 32
+        assert counts.lengths == {16_384: 1} and counts.truncated == 1 and counts.tokens == 128
 
     def test_a_row_with_a_refused_example_is_not_counted(self) -> None:
         parts = take_apart(family_tokenizer("mistral"))

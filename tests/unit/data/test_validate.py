@@ -75,7 +75,9 @@ def test_processes_and_this_process_alone_agree(tmp_path: Path, monkeypatch: pyt
     lines = [GOOD if i % 7 else b'{"text":""}' for i in range(2000)]
     path = write(tmp_path / "f.jsonl", *lines)
     source = SourceSpec(path=path)
-    options = CheckOptions(Tokens(take_apart(family_tokenizer("smollm2")), TokenRules()), quarantine=tmp_path / "q.jsonl")
+    options = CheckOptions(
+        Tokens(take_apart(family_tokenizer("smollm2")), TokenRules()), quarantine=tmp_path / "q.jsonl"
+    )
     alone, done = check([source], options), []
     alone_aside = (tmp_path / "q.jsonl").read_bytes(), (tmp_path / "q.reasons.jsonl").read_bytes()
     monkeypatch.setattr(rankzero.data.pool, "SMALL_BYTES", 0)
@@ -133,7 +135,9 @@ class TestTrees:
 
     @staticmethod
     def message(name: str, parent: str | None, role: str, **more: Any) -> bytes:
-        return line({"message_id": name, "parent_id": parent, "message_tree_id": "t", "role": role, "text": name, **more})
+        return line(
+            {"message_id": name, "parent_id": parent, "message_tree_id": "t", "role": role, "text": name, **more}
+        )
 
     def test_every_message_is_accounted_for(self, tmp_path: Path) -> None:
         path = write(

@@ -6,13 +6,12 @@ import os
 import signal
 import socket
 import sys
-import traceback
 from contextlib import ExitStack
 from pathlib import Path
 
 from rankzero.errors import NEVER_RETRIED, ExitCode, RankzeroError
 from rankzero.launch.node.client import Client
-from rankzero.launch.node.command import Node, StopWish
+from rankzero.launch.node.command import Node
 from rankzero.launch.node.coordinator import Coordinator
 from rankzero.launch.node.inputs import read_inputs
 from rankzero.launch.node.mirror import mirrored
@@ -22,7 +21,8 @@ from rankzero.launch.node.platform import Place, find_place
 from rankzero.launch.node.prepared import wait_for_marker
 from rankzero.launch.node.server import Server
 from rankzero.launch.node.settings import CONFIG_DIR, NodeSettings
-from rankzero.launch.node.termination import message, write
+from rankzero.launch.node.stop import StopWish
+from rankzero.launch.node.termination import internal, message, write
 from rankzero.launch.processes import signals_to
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.resolve import spec_hash
@@ -46,15 +46,11 @@ def main() -> None:
         except RankzeroError as known:
             error = known
         except Exception as unknown:  # the last frame: whatever it is, the pod's status must say it
-            traceback.print_exc()
-            error = RankzeroError(f"internal error: {type(unknown).__name__}: {unknown}")
+            error = internal(unknown)
         said = message(node, RunDir(root), error, redact)
         write(said, os.environ)
         if error is not None:
-            for line in str(error).splitlines():
-                output.say(line)
-            for note in getattr(error, "__notes__", []):
-                output.say(note)
+            output.error(error)
         code = ExitCode.DONE if error is None else error.exit_code
         final = code == ExitCode.DONE or code in NEVER_RETRIED
         if stays and final and not stop.wanted:
@@ -72,11 +68,11 @@ def run(spec: RunSpec, settings: NodeSettings, place: Place, output: Output, sto
             identity = {"run": settings.run, "spec": spec_hash(spec), "nproc": place.nproc, "nodes": place.num_nodes}
             if place.node == 0:
                 coordinator = Coordinator(settings.num_nodes, settings.min_nodes or settings.num_nodes)
-                server = Server(place.control_port, coordinator, identity)
+                server = Server(place.control_port, coordinator, identity, output.say)
                 stack.callback(server.close)
             client = Client(place, identity, settings.rendezvous_seconds, output.say)
             stack.callback(client.close)
-        with mirrored(spec, settings, place.node, output.say):
+        with mirrored(spec, settings, place.node, output.say, lambda: stop.wanted):
             Node(spec, settings, place, os.environ, output, stop, client).run()
 
 

@@ -26,18 +26,33 @@ class Channel:
         self._write = threading.Lock()
         self._closed = threading.Event()
         self._heard = time.monotonic()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
         connection.settimeout(1.0)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def open(self) -> None:
         """Begin to listen and to beat."""
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._listener.start()
         threading.Thread(target=self._beat, daemon=True).start()
 
     def send(self, message: Message) -> None:
-        """Say something. A connection that is gone is noticed by the listener, so this does not raise."""
+        """Say something. Does not raise: where it fails the connection is over, which the listener tells."""
+        with self._write:
+            try:
+                self._socket.sendall(json.dumps(message).encode() + b"\n")
+            except OSError:  # half a line may be out, so nothing after it could be understood
+                with suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
+
+    def finish(self) -> None:
+        """Say no more. The other side reads to the end and hangs up; closing at once may take back what was sent."""
         with self._write, suppress(OSError):
-            self._socket.sendall(json.dumps(message).encode() + b"\n")
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def ended(self, seconds: float) -> bool:
+        """Wait for the other side to hang up; whether it did."""
+        self._listener.join(seconds)
+        return not self._listener.is_alive()
 
     def close(self) -> None:
         """Hang up."""

@@ -13,6 +13,8 @@ from rankzero.launch.node.platform import Place
 
 Say = Callable[[str], None]
 RETRY_SECONDS = 0.5
+REPLY_SECONDS = 5.0
+PARTING_SECONDS = 2.0
 
 
 class Wait:
@@ -37,7 +39,8 @@ class Wait:
         """Say what is waited for, if it is time to."""
         if self.seconds >= self._next:
             self._next *= 2 if self._next < 60 else 1.5
-            self._say(f"waiting for {what}: {self.seconds:.0f} s; gives up after {self._limit:.0f} s")
+            limit = f"{self._limit / 60:.0f} min" if self._limit >= 120 else f"{self._limit:.0f} s"
+            self._say(f"waiting for {what}: {self.seconds:.0f} s; gives up after {limit}")
 
 
 class Client:
@@ -56,31 +59,37 @@ class Client:
         self.close()
         wait = Wait(self._limit, self._say)
         while not stopped():
-            try:
-                connection = socket.create_connection((self._place.master_address, self._place.control_port), timeout=5)
-            except OSError as error:
-                trouble = _in_words(error, self._place)
-                if wait.over:
-                    raise ServiceError(
-                        f"node 0 was not reached in {wait.seconds:.0f} s: {trouble}",
-                        where=f"node {self._place.node}",
-                        hint="see what its pod waits for; rendezvous_timeout_seconds sets how long the others wait",
-                    ) from error
-                wait.speak(f"node 0 ({trouble})")
-                time.sleep(RETRY_SECONDS)
-                continue
-            channel = Channel(connection, lambda from_, message: self._messages.put((from_, message)))
-            channel.open()
-            channel.send({"hello": self._identity, "node": self._place.node})
-            self._channel = channel
-            reply = self.next(5.0)
-            if reply is not None and "welcome" in reply:
+            trouble = self._reach()
+            if not trouble:
                 return True
-            if reply is not None and "refused" in reply:
-                raise ConfigError(str(reply["refused"]), where=f"node {self._place.node}", hint="delete the older run")
-            channel.close()
+            if wait.over:
+                raise ServiceError(
+                    f"node 0 was not reached in {wait.seconds:.0f} s: {trouble}",
+                    where=f"node {self._place.node}",
+                    hint="see what its pod waits for; rendezvous_timeout_seconds sets how long the others wait",
+                )
+            wait.speak(f"node 0 ({trouble})")
             time.sleep(RETRY_SECONDS)
         return False
+
+    def _reach(self) -> str:
+        """Try once. Returns what is in the way; nothing where we are let in."""
+        # Node 0 meets itself without its name, which may take seconds to resolve and says nothing of the others.
+        address = "127.0.0.1" if self._place.node == 0 else self._place.master_address
+        try:
+            connection = socket.create_connection((address, self._place.control_port), timeout=5)
+        except OSError as error:
+            return _in_words(error, self._place)
+        self._channel = Channel(connection, lambda from_, message: self._messages.put((from_, message)))
+        self._channel.open()
+        self._channel.send({"hello": self._identity, "node": self._place.node})
+        reply = self.next(REPLY_SECONDS) or {}
+        if "refused" in reply:
+            raise ConfigError(str(reply["refused"]), where=f"node {self._place.node}", hint="delete the older run")
+        if "welcome" in reply:
+            return ""
+        self._channel.close()
+        return f"{address}:{self._place.control_port} takes connections but does not answer: a proxy in between?"
 
     def send(self, message: Message) -> None:
         """Tell node 0."""
@@ -99,8 +108,10 @@ class Client:
                 return {"lost": True} if message is None else message
 
     def close(self) -> None:
-        """Hang up."""
+        """Hang up, when what was said has arrived."""
         if self._channel is not None:
+            self._channel.finish()
+            self._channel.ended(PARTING_SECONDS)
             self._channel.close()
             self._channel = None
 

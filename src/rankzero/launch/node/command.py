@@ -5,8 +5,7 @@ from __future__ import annotations
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
@@ -20,38 +19,24 @@ from rankzero.errors import (
 )
 from rankzero.launch.node.channel import Message
 from rankzero.launch.node.client import Client, Wait
+from rankzero.launch.node.finished import is_finished
 from rankzero.launch.node.output import Output
 from rankzero.launch.node.platform import Place
 from rankzero.launch.node.reaper import reap_orphans
 from rankzero.launch.node.settings import NodeSettings
+from rankzero.launch.node.stop import StopWish
 from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, started, write_payload
+from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
 
 PEER_NEWS_SECONDS = 90.0
 """How long a node whose processes lost a peer waits for node 0 to say which; longer than a silent node is borne."""
+FINISHED_SECONDS = 30.0
+"""How long a node waits for others before it looks whether the run is over: those that are done do not come again."""
+MOST_WORDS = 1000
+"""Characters of each part of a failure that other nodes are told."""
 LAST_WORDS_SECONDS = 600.0
 """How long a node that is done waits for the others: they may still be writing."""
-
-
-@dataclass(slots=True)
-class StopWish:
-    """SIGTERM or SIGINT to this node."""
-
-    at: float | None = None
-    number: int = signal.SIGTERM
-    on_first: Callable[[int], None] | None = field(default=None, repr=False)
-
-    def __call__(self, number: int) -> None:
-        """The signal handler."""
-        if self.at is None:
-            self.at, self.number = time.monotonic(), number
-            if self.on_first is not None:
-                self.on_first(number)
-
-    @property
-    def wanted(self) -> bool:
-        """Whether it came."""
-        return self.at is not None
 
 
 class GatherAgainError(Exception):
@@ -75,13 +60,17 @@ class Node:
         self._output, self._stop, self._client = output, stop, client
         self._at = time.monotonic()
         self._connected = False
+        self._overdue = False
+        self._ours: set[int] = set()
+        self._look_at = 0.0
 
     def run(self) -> None:
         """To the end of the run. Raises a RankzeroError that says why it ended otherwise."""
         while True:
             try:
-                generation, nodes = self._gather()
-                self._train(generation, nodes)
+                start = self._gather()
+                if start is not None:
+                    self._train(*start)
                 return
             except GatherAgainError as news:
                 self._output.say(str(news))
@@ -90,19 +79,23 @@ class Node:
 
     # ---- meeting ----
 
-    def _gather(self) -> tuple[int, list[int]]:
-        """Wait for a start. Returns its number and the nodes that take part."""
+    def _gather(self) -> tuple[int, list[int]] | None:
+        """Wait for a start. Returns its number and the nodes that take part; None where nothing is left to do."""
         if self._client is None:
             self._leave_if_stopped()
             return 1, [0]
         wait = Wait(self._settings.rendezvous_seconds, self._output.say)
+        self._look_at = time.monotonic() + FINISHED_SECONDS
         missing: list[int] = []
         while True:
             self._leave_if_stopped()
+            if self._is_over():
+                self._output.say("this run is finished; the other nodes do not come again")
+                return None
             if not self._connected:
-                self._connected = self._client.connect(lambda: self._stop.wanted)
+                self._connected = self._client.connect(lambda: self._stop.wanted or self._is_over())
                 continue
-            message = self._client.next(0.2)
+            message = self._news(0.2)
             if message is None:
                 if wait.over:
                     who = _listed(missing)
@@ -117,6 +110,13 @@ class Node:
                 raise self._told_to_end(message)
             elif "start" in message:
                 return int(message["start"]), list(message["nodes"])
+
+    def _is_over(self) -> bool:
+        """Whether the run was finished by others, so that there is nobody to wait for. Looks now and then."""
+        if time.monotonic() < self._look_at:
+            return False
+        self._look_at = time.monotonic() + 5.0
+        return is_finished(RunDir(Path(self._spec.output_dir) / str(self._spec.name)), self._spec)
 
     # ---- training ----
 
@@ -142,14 +142,16 @@ class Node:
 
             env = {**self._env, **self._meeting(directory, ranks)}
             with started(directory, ranks, payload, env, self._at, stderr) as workers:
-                self._stop.on_first = workers.signal
+                self._ours = {process.pid for process in workers.processes}
+                self._stop.on_first = workers.ask_to_stop
                 if self._stop.wanted:
-                    workers.signal(self._stop.number)
+                    workers.ask_to_stop(self._stop.number)
                 try:
                     self._watch(workers)
                 finally:
                     self._stop.on_first = None
                     workers.kill()
+                    self._ours = set()
                     self._output.flush()
             self._finish(workers)
 
@@ -171,11 +173,11 @@ class Node:
             now = time.monotonic()
             if self._stop.at is not None and now - self._stop.at > grace:
                 self._output.say(f"processes have not saved in {grace:.0f} s; they are ended")
+                self._overdue = True
                 workers.kill()
             elif workers.peers_are_late(grace) or (gentle_since is not None and now - gentle_since > grace):
                 workers.kill()
             message = self._news(POLL_SECONDS)
-            reap_orphans({process.pid for process in workers.processes})
             if message is None:
                 continue
             if "end" in message:
@@ -186,21 +188,27 @@ class Node:
                     raise GatherAgainError(because)
                 if gentle_since is None:
                     gentle_since = now
-                    workers.signal(signal.SIGTERM)
+                    workers.ask_to_stop(signal.SIGTERM)
         if gentle_since is not None and not self._stop.wanted:
             raise GatherAgainError(because)
 
     def _finish(self, workers: Workers) -> None:
         """Make of the workers' end the node's. Returns when the run is done everywhere."""
         failure = workers.failure()
+        if failure is not None and self._overdue:
+            what = f"stopped by {self._stop.name}; not saved in {self._settings.grace_seconds:.0f} s, so ended"
+            hint = "the same command continues from the newest checkpoint; a longer grace period saves the rest"
+            failure = StoppedError(what, where=self._name, hint=hint)
         if self._client is None:
             if failure is not None:
                 raise failure
             return
         code = int(ExitCode.DONE if failure is None else failure.exit_code)
         if self._stop.wanted:
-            self._client.send({"ended": code})
-            raise failure if failure is not None else StoppedError("stopped after the last step")
+            self._client.send({"ended": code, "leaving": True, "why": self._why(failure)})
+            if failure is not None:
+                raise failure
+            return  # processes end well only when rank 0 has written everything: nothing is left to stop
         if isinstance(failure, PeerLostError):
             self._client.send({"ended": code, "peer_lost": True})
             self._await_news(failure, PEER_NEWS_SECONDS)
@@ -208,7 +216,7 @@ class Node:
             self._client.send({"ended": code})
             self._await_news(failure, PEER_NEWS_SECONDS)
         elif failure is not None:
-            self._client.send({"ended": code})
+            self._client.send({"ended": code, "why": self._why(failure)})
             raise failure
         else:
             self._client.send({"ended": code})
@@ -218,8 +226,10 @@ class Node:
         """The processes are over; node 0 says what follows. Without news the node leaves with what it has."""
         deadline = time.monotonic() + limit
         while time.monotonic() < deadline:
-            if self._stop.wanted and failure is not None:
-                raise failure
+            if self._stop.wanted:
+                if failure is not None:
+                    raise failure
+                return
             message = self._news(0.2)
             if message is None:
                 continue
@@ -231,7 +241,7 @@ class Node:
                 raise GatherAgainError(str(message["again"]))
             if "lost" in message:
                 if failure is None:
-                    return  # the work is done; node 0 left first
+                    return  # processes end well only when rank 0 has written everything
                 raise GatherAgainError("node 0 is gone")
         if failure is not None:
             raise failure
@@ -243,6 +253,7 @@ class Node:
         return f"node {self._place.node}"
 
     def _news(self, timeout: float) -> Message | None:
+        reap_orphans(self._ours)
         if self._client is None:
             time.sleep(timeout)
             return None
@@ -253,21 +264,27 @@ class Node:
 
     def _leave_if_stopped(self) -> None:
         if self._stop.wanted:
-            name = signal.Signals(self._stop.number).name
-            raise StoppedError(f"stopped by {name} while no process was running", hint="give the same command again")
+            what = f"stopped by {self._stop.name} while no process was running"
+            raise StoppedError(what, hint="give the same command again")
+
+    def _why(self, failure: RankzeroError | None) -> dict[str, str]:
+        """What the other nodes are told of a failure."""
+        if failure is None or not failure.problems:
+            return {}
+        problem = failure.problems[0]
+        because = f"{self._name}: {problem.what}" if problem.what else f"{self._name} failed"
+        said = {"because": because, "where": problem.where, "hint": problem.hint}
+        return {key: self._output.redact(text)[:MOST_WORDS] for key, text in said.items()}
 
     def _told_to_end(self, message: Message) -> RankzeroError:
         code = int(message["end"])
         because = str(message.get("because") or "the run was stopped")
         if code in NEVER_RETRIED:
-            hint = "see that node's message; the same command would fail again"
+            hint = str(message.get("hint") or "see that node's message; the same command would fail again")
         else:
             hint = "give the same command again"
-        error = (
-            StoppedError(because, where=self._name, hint=hint)
-            if code == ExitCode.STOPPED
-            else RankzeroError(because, where=self._name, hint=hint)
-        )
+        where = str(message.get("where") or self._name)
+        error = (StoppedError if code == ExitCode.STOPPED else RankzeroError)(because, where=where, hint=hint)
         error.exit_code = ExitCode(code)
         return error
 

@@ -67,8 +67,10 @@ class Coordinator:
             )
         return self.tick(now)
 
-    def node_ended(self, node: int, code: int, now: float, *, peer_lost: bool = False) -> list[Order]:
-        """The processes of a node are over."""
+    def node_ended(
+        self, node: int, code: int, now: float, *, peer_lost: bool = False, why: Message | None = None
+    ) -> list[Order]:
+        """The processes of a node are over; `why` is what they said of it."""
         if node not in self.running:
             return []
         if peer_lost:
@@ -77,7 +79,9 @@ class Coordinator:
         self.ended[node] = code
         if code in NEVER_RETRIED:
             return [
-                Order(other, {"end": code, "because": f"node {node} failed"}) for other in self.present if other != node
+                Order(other, {"end": code, "because": f"node {node} failed", **(why or {})})
+                for other in self.present
+                if other != node
             ]
         if code not in (ExitCode.DONE, ExitCode.STOPPED):
             return self._gather(f"node {node} failed with exit code {code}", but=node)

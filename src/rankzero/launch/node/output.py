@@ -8,6 +8,7 @@ import threading
 from collections.abc import Mapping
 from typing import IO
 
+from rankzero.errors import RankzeroError
 from rankzero.spec.secret_names import looks_secret
 
 SHORTEST_SECRET = 6
@@ -19,8 +20,10 @@ class Redactor:
     """Replaces the values of secret-looking variables."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
-        values = {value for name, value in env.items() if looks_secret(name) and len(value) >= SHORTEST_SECRET}
-        self._values = sorted(values, key=len, reverse=True)
+        secrets = [value for name, value in env.items() if looks_secret(name)]
+        # Logs are read line by line, so each line of a key that has several is a secret of its own.
+        values = {part.strip() for value in secrets for part in (value, *value.splitlines())}
+        self._values = sorted((value for value in values if len(value) >= SHORTEST_SECRET), key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
         for value in self._values:
@@ -32,7 +35,7 @@ class Output:
     """Copies the lines of processes to this one's standard error, each whole."""
 
     def __init__(self, redact: Redactor) -> None:
-        self._redact = redact
+        self.redact = redact
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
 
@@ -48,6 +51,12 @@ class Output:
         """A line of the node command itself."""
         self._write(f"[NODE] {text}\n")
 
+    def error(self, error: RankzeroError) -> None:
+        """Everything that an error says."""
+        for text in (str(error), *getattr(error, "__notes__", [])):
+            for line in text.splitlines():
+                self.say(line)
+
     def flush(self) -> None:
         """Wait until what ended processes wrote has been copied."""
         for thread in self._threads:
@@ -61,5 +70,5 @@ class Output:
 
     def _write(self, text: str) -> None:
         with self._lock:
-            sys.stderr.write(self._redact(text))
+            sys.stderr.write(self.redact(text))
             sys.stderr.flush()

@@ -10,28 +10,35 @@ from pathlib import Path
 from typing import Any
 
 from rankzero.launch.labels import OUTCOME
+from rankzero.launch.node.reaper import reap_orphans
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 POLL_SECONDS = 0.5
+RETRY_SECONDS = 60.0
+"""Pods that stay hold their GPUs: where the API did not answer, it is asked again."""
 
 
 def park(said: Mapping[str, Any], node: int, say: Callable[[str], None], stopped: Callable[[], bool]) -> None:
-    """Stay until asked to leave. Node 0 first tells the StatefulSet, where it may."""
-    if node == 0:
-        trouble = _tell(said)
-        if trouble:
-            say(f"the StatefulSet was not scaled to zero: {trouble}; `rankzero delete` ends it")
+    """Stay until asked to leave. Node 0 tells the StatefulSet, where it may."""
     say("this run has ended; the pod stays until it is deleted")
+    tells = node == 0
+    if tells and not (ACCOUNT / "token").exists():
+        say("the pod has no service-account token to scale its StatefulSet to zero; `rankzero delete` does")
+        tells = False
+    next_try = 0.0
     while not stopped():
+        if tells and time.monotonic() >= next_try:
+            trouble = _tell(said)
+            tells, next_try = bool(trouble), time.monotonic() + RETRY_SECONDS
+            if trouble:
+                say(f"the StatefulSet was not scaled to zero: {trouble}; tried again in {RETRY_SECONDS:.0f} s")
+        reap_orphans(())
         time.sleep(POLL_SECONDS)
 
 
 def _tell(said: Mapping[str, Any]) -> str:
     """Annotate and scale down our own StatefulSet. Returns what went wrong, if anything."""
-    if not (ACCOUNT / "token").exists():
-        return "the pod has no service-account token"
-    from lightkube import ApiError, Client
-    from lightkube.core.exceptions import ConfigError as NoConfig
+    from lightkube import Client
     from lightkube.resources.apps_v1 import StatefulSet
     from lightkube.types import PatchType
 
@@ -40,6 +47,6 @@ def _tell(said: Mapping[str, Any]) -> str:
     try:
         client = Client(namespace=(ACCOUNT / "namespace").read_text(encoding="utf-8").strip())
         client.patch(StatefulSet, name, patch, patch_type=PatchType.MERGE)
-    except (ApiError, NoConfig, OSError) as error:
-        return str(error)
+    except Exception as error:  # a parked pod that leaves is started again, so whatever it is, it is said and retried
+        return f"{type(error).__name__}: {error}"
     return ""

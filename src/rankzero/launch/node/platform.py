@@ -37,6 +37,10 @@ def find_place(settings: NodeSettings, env: Mapping[str, str], hostname: str) ->
         problems.append(
             Problem(what, where="node", hint="nodes count from 0; submit the run again after changing num_nodes")
         )
+    nodes = env.get("PET_NNODES", "").rpartition(":")[2]  # Kubeflow's; elastic jobs have `fewest:most`
+    if nodes.isdigit() and int(nodes) != settings.num_nodes:
+        what = f"the platform started {nodes} node{'' if nodes == '1' else 's'}, but the run has {settings.num_nodes}"
+        problems.append(Problem(what, where="environment PET_NNODES", hint="submit the run again"))
     address = env.get("RANKZERO_MASTER") or env.get("PET_MASTER_ADDR") or env.get("MASTER_ADDR") or ""
     if not address and settings.num_nodes > 1:
         hint = "set RANKZERO_MASTER or MASTER_ADDR to the host name of node 0"

@@ -10,14 +10,14 @@ import time
 from pathlib import Path
 
 from rankzero.errors import ExitCode, RankzeroError, StoppedError
-from rankzero.launch.node.command import StopWish
 from rankzero.launch.node.inputs import read_inputs
 from rankzero.launch.node.mirror import downloaded
 from rankzero.launch.node.output import Output, Redactor
 from rankzero.launch.node.prepared import write_marker
 from rankzero.launch.node.reaper import reap_orphans
 from rankzero.launch.node.settings import CONFIG_DIR, NodeSettings
-from rankzero.launch.node.termination import message, write
+from rankzero.launch.node.stop import StopWish
+from rankzero.launch.node.termination import internal, message, write
 from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, signals_to, write_payload
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
@@ -36,16 +36,17 @@ def main() -> None:
         try:
             spec, settings = read_inputs(Path(sys.argv[1] if len(sys.argv) > 1 else CONFIG_DIR))
             root = Path(spec.output_dir) / str(spec.name)
-            downloaded(settings, output.say)
+            downloaded(settings, output.say, lambda: stop.wanted)
             error = run(spec, settings, output, stop)
             if settings.prepared_marker is not None and not isinstance(error, StoppedError):
                 write_marker(Path(settings.prepared_marker), spec, error)
         except RankzeroError as known:
             error = known
+        except Exception as unknown:  # the last frame: whatever it is, the pod's status must say it
+            error = internal(unknown)
         write(message(0, RunDir(root), error, redact), os.environ)
         if error is not None:
-            for line in str(error).splitlines():
-                output.say(line)
+            output.error(error)
     sys.exit(int(ExitCode.DONE if error is None else error.exit_code))
 
 
@@ -57,7 +58,9 @@ def run(spec: RunSpec, settings: NodeSettings, output: Output, stop: StopWish) -
         workers = Workers(directory, Ranks(first=0, count=1, world_size=1), module=MODULE)
         try:
             workers.start(payload, os.environ, time.monotonic(), lambda _local: output.pipe(""))
-            stop.on_first = workers.signal
+            stop.on_first = workers.ask_to_stop
+            if stop.wanted:
+                workers.ask_to_stop(stop.number)
             while workers.running():
                 reap_orphans({process.pid for process in workers.processes})
                 time.sleep(POLL_SECONDS)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rankzero import errors
-from rankzero.errors import Problem, RankzeroError, ServiceError
+from rankzero.errors import Problem, RankzeroError, ServiceError, StorageError
 from rankzero.launch.node.client import Say, Wait
 from rankzero.run_dir.atomic import write_json
 from rankzero.spec.resolve import spec_hash
@@ -54,4 +54,7 @@ def _read(path: Path) -> dict[str, Any] | None:
         value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return None
-    return value
+    except OSError as error:
+        hint = "the cache volume must be readable by this pod's user"
+        raise StorageError(f"cannot be read: {error.strerror or error}", where=str(path), hint=hint) from error
+    return value if isinstance(value, dict) and "ok" in value else None

@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from rankzero.errors import ServiceError
 from rankzero.launch.node.channel import Channel, Message
 from rankzero.launch.node.coordinator import Coordinator, Order
 
 TICK_SECONDS = 0.5
+PARTING_SECONDS = 2.0
+MOST_NAMED = 9
+"""Missing nodes that are told by number."""
 
 
 class Server:
-    """Listens until closed. `identity` is what every node must say of the run to be let in."""
+    """Listens until closed. `identity` is what every node must say of the run to be let in.
 
-    def __init__(self, port: int, coordinator: Coordinator, identity: Message) -> None:
-        self._coordinator, self._identity = coordinator, identity
+    Raises ServiceError where the port is taken.
+    """
+
+    def __init__(self, port: int, coordinator: Coordinator, identity: Message, say: Callable[[str], None]) -> None:
+        self._coordinator, self._identity, self._say = coordinator, identity, say
         self._lock = threading.RLock()
         self._channels: dict[int, Channel] = {}
         self._node_of: dict[Channel, int] = {}
+        self._waiting_told: dict[int, list[int]] = {}
         self._closed = threading.Event()
-        self._socket = socket.create_server(("", port), backlog=1024)
+        self._socket = _listen(port)
         self.port: int = self._socket.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
         threading.Thread(target=self._tick, daemon=True).start()
 
     def close(self) -> None:
-        """Hang up on everybody."""
+        """Hang up on everybody, when what was said has arrived."""
         self._closed.set()
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -37,6 +46,10 @@ class Server:
         with self._lock:
             channels = list(self._channels.values())
         for channel in channels:
+            channel.finish()
+        parting = time.monotonic() + PARTING_SECONDS
+        for channel in channels:
+            channel.ended(max(0.0, parting - time.monotonic()))
             channel.close()
 
     def _accept(self) -> None:
@@ -56,6 +69,8 @@ class Server:
                 self._hello(channel, message, now)
             elif channel in self._node_of:
                 self._heard(self._node_of[channel], message, now)
+                if message.get("leaving"):  # gone from here on, though it may still copy its results for minutes
+                    self._hung_up(channel, now)
 
     def _hello(self, channel: Channel, message: Message, now: float) -> None:
         node = message.get("node")
@@ -68,6 +83,7 @@ class Server:
                     key: (theirs.get(key), value) for key, value in self._identity.items() if theirs.get(key) != value
                 }
             )
+            self._say(f"turned away a node of another run or layout (theirs, ours): {differs}")
             channel.send({"refused": f"node 0 is of another run or layout (theirs, node 0's): {differs}"})
             channel.close()
             return
@@ -76,6 +92,7 @@ class Server:
             self._node_of.pop(older, None)
             older.close()
         self._channels[node], self._node_of[channel] = channel, node
+        self._waiting_told.pop(node, None)
         channel.send({"welcome": True})
         self._carry_out(self._coordinator.joined(node, now))
 
@@ -83,8 +100,9 @@ class Server:
         if "ready" in message:
             self._carry_out(self._coordinator.joined(node, now))
         elif "ended" in message:
-            lost = bool(message.get("peer_lost"))
-            self._carry_out(self._coordinator.node_ended(node, int(message["ended"]), now, peer_lost=lost))
+            lost, why = bool(message.get("peer_lost")), message.get("why")
+            code = int(message["ended"])
+            self._carry_out(self._coordinator.node_ended(node, code, now, peer_lost=lost, why=why))
 
     def _hung_up(self, channel: Channel, now: float) -> None:
         node = self._node_of.pop(channel, None)
@@ -96,15 +114,36 @@ class Server:
         while not self._closed.wait(TICK_SECONDS):
             with self._lock:
                 self._carry_out(self._coordinator.tick(time.monotonic()))
+                self._tell_who_is_missing()
 
     def _carry_out(self, orders: Sequence[Order]) -> None:
         for order in orders:
             channel = self._channels.get(order.node)
             if channel is not None:
                 channel.send(order.message)
-        if not self._coordinator.running:
-            waiting = {"waiting": self._coordinator.missing()}
-            for node in list(self._coordinator.present):
-                channel = self._channels.get(node)
-                if channel is not None:
-                    channel.send(waiting)
+
+    def _tell_who_is_missing(self) -> None:
+        """To those who wait, when it has changed: a thousand nodes that come one by one are a million pairs."""
+        if self._coordinator.running:
+            self._waiting_told.clear()
+            return
+        missing = self._coordinator.missing()[:MOST_NAMED]
+        for node in list(self._coordinator.present):
+            channel = self._channels.get(node)
+            if channel is not None and self._waiting_told.get(node) != missing:
+                channel.send({"waiting": missing})
+                self._waiting_told[node] = missing
+
+
+def _listen(port: int) -> socket.socket:
+    """On every address of both families, where there are both."""
+    try:
+        try:
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+                raise
+            return socket.create_server(("", port), backlog=1024)  # a host without IPv6
+    except OSError as error:
+        hint = "another command listens there: with host networking, one node of all runs fits on a host"
+        raise ServiceError(f"cannot listen: {error.strerror}", where=f"port {port}", hint=hint) from error

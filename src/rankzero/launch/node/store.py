@@ -6,13 +6,14 @@ A checkpoint is whole when its manifest is there, which is written last here as 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rankzero.errors import ConfigError, StorageError
-from rankzero.run_dir.atomic import MANIFEST, TEMPORARY_PREFIX
+from rankzero.errors import ConfigError, StoppedError, StorageError
+from rankzero.run_dir.atomic import MANIFEST, TEMPORARY_PREFIX, stage_name, verify_directory
 from rankzero.run_dir.paths import RunDir
 
 LINKS = ("best", "last")
@@ -24,7 +25,7 @@ def store_errors(url: str) -> Iterator[None]:
     """What a store raises, as StorageError that names it. Libraries of stores raise OSError and kinds of their own."""
     try:
         yield
-    except (StorageError, ConfigError):
+    except (StorageError, ConfigError, StoppedError):
         raise
     except Exception as error:
         words = f"{type(error).__name__}: {error}"
@@ -45,12 +46,18 @@ def open_store(url: str) -> tuple[Any, str]:
     return file_system, str(path)
 
 
-def download_tree(url: str, directory: Path) -> int:
-    """Bring everything below a URL into a directory; what is there in the same size stays. Returns files fetched."""
+def download_tree(url: str, directory: Path, stopped: Callable[[], bool]) -> int:
+    """Bring everything below a URL into a directory; what is there in the same size stays. Returns files fetched.
+
+    Several nodes may do this to one volume at a time. Raises StoppedError between files where `stopped` became true.
+    """
     with store_errors(url):
         file_system, root = open_store(url)
         fetched = 0
         for remote, facts in file_system.find(root, detail=True).items():
+            if stopped():
+                hint = "what was fetched is kept; the same command goes on from there"
+                raise StoppedError("stopped while fetching files", where=url, hint=hint)
             local = directory / _inside(posixpath.relpath(remote, root), url)
             if not local.exists() or local.stat().st_size != facts["size"]:
                 _get(file_system, remote, local)
@@ -66,9 +73,12 @@ def _inside(name: str, url: str) -> str:
 
 def _get(file_system: Any, remote: str, local: Path) -> None:
     local.parent.mkdir(parents=True, exist_ok=True)
-    staged = local.with_name(f"{TEMPORARY_PREFIX}{local.name}")
-    file_system.get_file(remote, str(staged))
-    staged.replace(local)
+    staged = local.with_name(stage_name(local.name))
+    try:
+        file_system.get_file(remote, str(staged))
+        staged.replace(local)
+    finally:
+        staged.unlink(missing_ok=True)
 
 
 class RunStore:
@@ -80,32 +90,62 @@ class RunStore:
             self._store, self._root = open_store(url)
         self._sent: dict[str, tuple[int, int]] = {}
         self._steps: set[int] | None = None
+        self._damaged: set[int] = set()
 
-    def restore(self) -> int | None:
-        """Bring the newest whole checkpoint and the run's other files back. Returns its step; None: there is none."""
+    def restore(self, say: Callable[[str], None]) -> int | None:
+        """Bring back the newest intact checkpoint, the best one, and the run's other files.
+
+        Returns the newest one's step; None: there is none. Checkpoints come last and whole, so that a restore that was
+        cut off is made again.
+        """
         with store_errors(self.url):
             if not self._store.exists(self._root):
                 return None
             names = [posixpath.relpath(path, self._root) for path in self._store.find(self._root)]
-            steps = self._remote_steps()
-            newest = max(steps, default=None)
             for name in names:
-                in_checkpoint = name.startswith("checkpoints/")
-                if in_checkpoint and (newest is None or not name.startswith(f"checkpoints/step-{newest}/")):
-                    continue
-                if name in LINKS or posixpath.basename(name) in _NOT_COPIED:
-                    continue
-                _get(self._store, posixpath.join(self._root, name), self._run_dir.root / _inside(name, self.url))
-        if newest is not None:
-            self._run_dir.set_link("last", newest)
-        return newest
+                if self._is_plain(name):
+                    _get(self._store, posixpath.join(self._root, name), self._run_dir.root / _inside(name, self.url))
+            steps = sorted(self._remote_steps(), reverse=True)
+            best = self._linked("best")
+            if best in steps and self._fetch_checkpoint(best, names, say):
+                self._run_dir.set_link("best", best)
+            for step in steps:
+                if self._run_dir.checkpoint(step).is_dir() or self._fetch_checkpoint(step, names, say):
+                    self._run_dir.set_link("last", step)
+                    return step
+        return None
+
+    def _fetch_checkpoint(self, step: int, names: list[str], say: Callable[[str], None]) -> bool:
+        """Bring one back. False where its bytes are not those that were saved, which is spoken of."""
+        prefix = f"checkpoints/step-{step}/"
+        staged = self._run_dir.checkpoints / stage_name(f"step-{step}")
+        try:
+            for name in names:
+                if name.startswith(prefix):
+                    _get(self._store, posixpath.join(self._root, name), staged / _inside(name[len(prefix) :], self.url))
+            verify_directory(staged)
+            staged.rename(self._run_dir.checkpoint(step))
+        except StorageError as error:
+            self._damaged.add(step)
+            say(f"checkpoint step-{step} of {self.url} is damaged and is not used: {error}")
+            return False
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+        return True
+
+    def _linked(self, link: str) -> int:
+        """The step that a pointer file names; -1 where it names none."""
+        path = posixpath.join(self._root, link)
+        text = self._store.cat_file(path).decode() if self._store.exists(path) else ""
+        step = text.strip().rpartition("checkpoints/step-")[2]
+        return int(step) if step.isdigit() else -1
 
     def upload(self) -> None:
         """Copy what is new. Raises StorageError; what was copied stays, and the next call goes on."""
         with store_errors(self.url):
             here = self._run_dir.committed_steps()
             if self._steps is None:
-                self._steps = self._remote_steps()
+                self._steps = self._remote_steps() - self._damaged
             for step in sorted(set(here) - self._steps):
                 if self._upload_checkpoint(step):
                     self._steps.add(step)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from rankzero.errors import ExitCode, PeerLostError, RankzeroError, StoppedError
+from rankzero.launch.log_lines import last_progress
 from rankzero.launch.node.settings import TERMINATION_LOG
 from rankzero.run_dir.paths import RunDir
 
@@ -23,6 +26,7 @@ PATH_VARIABLE = "RANKZERO_TERMINATION_LOG"
 def message(node: int, run_dir: RunDir, error: RankzeroError | None, redact: Callable[[str], str]) -> dict[str, Any]:
     """What happened, how far the run was, and what is saved."""
     problem = error.problems[0] if error is not None and error.problems else None
+    more = f" (and {len(error.problems) - 1} more in the log)" if error is not None and len(error.problems) > 1 else ""
     step, total = progress(run_dir)
     checkpoints = run_dir.committed_steps()
     return {
@@ -30,14 +34,21 @@ def message(node: int, run_dir: RunDir, error: RankzeroError | None, redact: Cal
         "outcome": _outcome(error),
         "exit_code": int(ExitCode.DONE if error is None else error.exit_code),
         "node": node,
-        "what": redact(problem.what)[:_MOST_WORDS] if problem else "",
+        "what": redact(problem.what)[:_MOST_WORDS] + more if problem else "",
         "where": redact(problem.where)[:300] if problem else "",
         "hint": redact(problem.hint)[:600] if problem else "",
         "step": step,
         "total_steps": total,
         "checkpoint": checkpoints[0] if checkpoints else None,
-        "run_dir": str(run_dir.root),
+        "run_dir": redact(str(run_dir.root)),
     }
+
+
+def internal(error: Exception) -> RankzeroError:
+    """What nobody expected, with its traceback as a note: printed like any error, so without secrets."""
+    known = RankzeroError(f"internal error: {type(error).__name__}: {error}")
+    known.add_note("".join(traceback.format_exception(error)))
+    return known
 
 
 def _outcome(error: RankzeroError | None) -> Outcome:
@@ -51,12 +62,21 @@ def _outcome(error: RankzeroError | None) -> Outcome:
 def progress(run_dir: RunDir) -> tuple[int | None, int | None]:
     """The last step that was logged, and how many there are; None where nothing says so."""
     step = total = None
-    with suppress(OSError, ValueError, KeyError, IndexError), run_dir.metrics.open("rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - 8192))
-        step = int(json.loads(file.read().splitlines()[-1])["step"])
+    with suppress(OSError, ValueError, KeyError, IndexError):
+        whole = [line for line in _tail(run_dir.metrics).splitlines() if line.endswith("}")]  # a kill may cut the last
+        step = int(json.loads(whole[-1])["step"])
+    with suppress(OSError):  # rank 0's log, which every node of a shared volume sees
+        shown = last_progress(_tail(run_dir.log(0)), datetime.now(UTC))
+        total = None if shown is None else shown.total_steps
     with suppress(OSError, ValueError, KeyError, TypeError):
         total = int(json.loads(run_dir.report.read_text(encoding="utf-8"))["steps"])
     return step, total
+
+
+def _tail(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - 65536))
+        return file.read().decode("utf-8", errors="replace")
 
 
 def write(value: Mapping[str, Any], env: Mapping[str, str]) -> None:
@@ -64,8 +84,11 @@ def write(value: Mapping[str, Any], env: Mapping[str, str]) -> None:
     path = Path(env.get(PATH_VARIABLE, TERMINATION_LOG))
     if not path.exists() and PATH_VARIABLE not in env:
         return
+    most = _MOST_WORDS
     text = json.dumps(value, ensure_ascii=False)
-    if len(text.encode()) > MOST_BYTES:
-        text = json.dumps({**value, "what": value["what"][:300], "hint": value["hint"][:200]}, ensure_ascii=True)
+    while len(text.encode(errors="replace")) > MOST_BYTES and most > 1:
+        most //= 2
+        cut = {key: part[:most] if isinstance(part, str) else part for key, part in value.items()}
+        text = json.dumps(cut, ensure_ascii=False)
     with suppress(OSError):  # the exit code says the same in one number
-        path.write_text(text[:MOST_BYTES], encoding="utf-8")
+        path.write_text(text, encoding="utf-8", errors="replace")

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rankzero.errors import DataError, RankzeroError, StoppedError
+from rankzero.engine.console import RunConsole
+from rankzero.errors import DataError, Problem, RankzeroError, StoppedError
 from rankzero.launch.node.output import Output, Redactor
-from rankzero.launch.node.termination import MOST_BYTES, message, write
+from rankzero.launch.node.termination import MOST_BYTES, internal, message, write
 from rankzero.run_dir.paths import RunDir
 
 
@@ -44,9 +45,52 @@ def test_the_message(tmp_path: Path) -> None:
     assert message(0, run, StoppedError("s"), str)["outcome"] == "stopped"
 
 
-def test_it_fits_and_is_json(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["\u2028ü", "\U0001f4a5", "\ud800", "\n\t\\"])
+def test_it_fits_and_is_json(text: str, tmp_path: Path) -> None:
     path = tmp_path / "log"
-    said = message(0, RunDir(tmp_path), RankzeroError("\u2028ü" * 5000, hint="ä" * 9000), str)
+    said = message(0, RunDir(tmp_path), RankzeroError(text * 5000, where=text * 2000, hint=text * 9000), str)
     write(said, {"RANKZERO_TERMINATION_LOG": str(path)})
     assert len(path.read_bytes()) <= MOST_BYTES
     assert json.loads(path.read_text())["exit_code"] == 70
+
+
+def test_an_error_nobody_expected_is_printed_without_secrets(capfd: pytest.CaptureFixture[str]) -> None:
+    try:
+        raise ValueError("cannot open canary-1")
+    except ValueError as error:
+        Output(Redactor({"HF_TOKEN": "canary-1"})).error(internal(error))
+    shown = capfd.readouterr().err
+    assert "internal error: ValueError: cannot open [hidden]" in shown
+    assert "Traceback" in shown and "canary-1" not in shown
+
+
+def test_each_line_of_a_secret_of_several_is_one() -> None:
+    redact = Redactor({"SSH_PRIVATE_KEY": "-----BEGIN-----\ncanary-4711\nab\n"})
+    assert redact("x canary-4711 ab") == "x [hidden] ab"
+
+
+def test_how_far_an_unfinished_run_was(tmp_path: Path) -> None:
+    """From rank 0's log, as the engine writes it, and a metrics file that a kill cut off."""
+    run = RunDir(tmp_path)
+    run.metrics.write_text('{"step": 11}\n{"step": 12}\n{"step": 1')
+    console = RunConsole(speaks=False, level="INFO")
+    console.log_to(run.log(0))
+    try:
+        with RunConsole.progress(_Speaking(console), "step", 60, 11) as advance:  # type: ignore[arg-type]
+            advance(1, "loss 1.2345 1,234 tok/s")
+    finally:
+        console.close()
+    said = message(0, run, DataError("one"), str)
+    assert (said["step"], said["total_steps"]) == (12, 60)
+
+
+class _Speaking:
+    """Rank 0's console where there is no terminal."""
+
+    def __init__(self, _console: RunConsole) -> None:
+        self.speaks, self.live = True, False
+
+
+def test_more_than_one_problem_is_counted(tmp_path: Path) -> None:
+    said = message(0, RunDir(tmp_path), DataError([Problem("a"), Problem("b"), Problem("c")]), str)
+    assert said["what"] == "a (and 2 more in the log)"

@@ -63,6 +63,7 @@ def test_one_node_needs_nothing() -> None:
         ({"JOB_COMPLETION_INDEX": "x", "MASTER_ADDR": "a"}, ["'x' is not the number of a node"]),
         ({"JOB_COMPLETION_INDEX": "1", "NODE_RANK": "2", "MASTER_ADDR": "a"}, ["JOB_COMPLETION_INDEX=1, NODE_RANK=2"]),
         ({"JOB_COMPLETION_INDEX": "4", "MASTER_ADDR": "a"}, ["this is node 4, but the run has 4"]),
+        ({"PET_NODE_RANK": "1", "PET_MASTER_ADDR": "a", "PET_NNODES": "1:2"}, ["started 2 nodes, but the run has 4"]),
         ({"NODE_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "70000"}, ["'70000' is not a port"]),
     ],
 )

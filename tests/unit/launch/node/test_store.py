@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
 
-import rankzero.launch.node.mirror
-from rankzero.errors import ConfigError, StorageError
+import rankzero.launch.node.store
+from rankzero.errors import ConfigError, StoppedError, StorageError
 from rankzero.launch.node.mirror import downloaded, mirrored
 from rankzero.launch.node.settings import Mirror, NodeSettings
 from rankzero.launch.node.store import RunStore, download_tree
-from rankzero.run_dir.atomic import MANIFEST, commit_directory
+from rankzero.run_dir.atomic import MANIFEST, commit_directory, verify_directory
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
 
@@ -25,6 +28,10 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"file://{tmp_path}/store"
     fsspec.filesystem("memory").store.clear()
     return "memory://bucket/prefix"
+
+
+def never() -> bool:
+    return False
 
 
 def checkpoint(run: RunDir, step: int) -> None:
@@ -52,7 +59,7 @@ def test_there_and_back(run: RunDir, url: str, tmp_path: Path) -> None:
         checkpoint(run, step)
     RunStore(run, url).upload()
     back = RunDir(tmp_path / "elsewhere")
-    assert RunStore(back, url).restore() == 10
+    assert RunStore(back, url).restore(print) == 10
     assert back.committed_steps() == [10]
     assert (back.checkpoint(10) / "adapter" / "weights").read_text() == "weights 10"
     assert back.read_link("last") == 10
@@ -67,12 +74,10 @@ def test_a_checkpoint_without_its_manifest_is_not_there(run: RunDir, url: str, t
     store, root = fsspec.core.url_to_fs(url)
     store.rm(f"{root}/checkpoints/step-10/{MANIFEST}")
     back = RunDir(tmp_path / "elsewhere")
-    assert RunStore(back, url).restore() == 5
+    assert RunStore(back, url).restore(print) == 5
 
 
 def test_pruned_ones_go_once_newer_ones_are_there(run: RunDir, url: str) -> None:
-    import shutil
-
     checkpoint(run, 5)
     store = RunStore(run, url)
     store.upload()
@@ -85,7 +90,7 @@ def test_pruned_ones_go_once_newer_ones_are_there(run: RunDir, url: str) -> None
 
 
 def test_nothing_to_bring_back(tmp_path: Path, url: str) -> None:
-    assert RunStore(RunDir(tmp_path / "new"), url).restore() is None
+    assert RunStore(RunDir(tmp_path / "new"), url).restore(print) is None
 
 
 def test_a_tree_is_fetched_once(tmp_path: Path, url: str) -> None:
@@ -93,12 +98,12 @@ def test_a_tree_is_fetched_once(tmp_path: Path, url: str) -> None:
     store.makedirs(f"{root}/a", exist_ok=True)
     store.pipe_file(f"{root}/a/x", b"1")
     store.pipe_file(f"{root}/y", b"22")
-    assert download_tree(url, tmp_path / "d") == 2
+    assert download_tree(url, tmp_path / "d", never) == 2
     assert (tmp_path / "d" / "a" / "x").read_bytes() == b"1"
-    assert download_tree(url, tmp_path / "d") == 0
+    assert download_tree(url, tmp_path / "d", never) == 0
     said: list[str] = []
     settings = NodeSettings(run="r", mirrors=(Mirror(url, str(tmp_path / "d2"), "download"),))
-    downloaded(settings, said.append)
+    downloaded(settings, said.append, never)
     assert "2 files fetched" in said[0]
 
 
@@ -122,16 +127,14 @@ def settings_for(run: RunDir, url: str) -> tuple[RunSpec, NodeSettings]:
 
 
 def test_around_a_run(run: RunDir, url: str, tmp_path: Path) -> None:
-    import shutil
-
     spec, settings = settings_for(run, url)
-    with mirrored(spec, settings, 0, lambda _text: None):
+    with mirrored(spec, settings, 0, lambda _text: None, never):
         checkpoint(run, 5)
     shutil.rmtree(run.root)
-    with mirrored(spec, settings, 0, lambda _text: None):
+    with mirrored(spec, settings, 0, lambda _text: None, never):
         assert run.committed_steps() == [5]
         assert json.loads((run.checkpoint(5) / MANIFEST).read_text())["step"] == 5
-    with mirrored(spec, settings, 1, lambda _text: pytest.fail("only node 0 copies")):
+    with mirrored(spec, settings, 1, lambda _text: pytest.fail("only node 0 copies"), never):
         pass
 
 
@@ -142,7 +145,93 @@ def test_a_last_copy_that_fails_is_no_success(run: RunDir, url: str, monkeypatch
     def fail(_self: RunStore) -> None:
         raise StorageError("no room", where=url)
 
-    monkeypatch.setattr(rankzero.launch.node.mirror.RunStore, "upload", fail)
-    with pytest.raises(StorageError, match="no room"), mirrored(spec, settings, 0, said.append):
+    monkeypatch.setattr(RunStore, "upload", fail)
+    with pytest.raises(StorageError, match="no room"), mirrored(spec, settings, 0, said.append, never):
         checkpoint(run, 5)
     assert len([line for line in said if "attempt" in line]) == 3
+
+
+def test_the_best_checkpoint_comes_back_too_and_stays_in_the_store(run: RunDir, url: str) -> None:
+    for step in (5, 10, 15):
+        checkpoint(run, step)
+    run.set_link("best", 5)
+    spec, settings = settings_for(run, url)
+    with mirrored(spec, settings, 0, lambda _text: None, never):
+        pass
+    shutil.rmtree(run.root)
+    with mirrored(spec, settings, 0, lambda _text: None, never):
+        assert run.committed_steps() == [15, 5]
+        assert (run.read_link("best"), run.read_link("last")) == (5, 15)
+    store, root = fsspec.core.url_to_fs(f"{url}/r")
+    assert store.exists(f"{root}/checkpoints/step-5/{MANIFEST}")
+
+
+def test_a_restore_that_was_cut_off_is_made_again(run: RunDir, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint(run, 5)
+    spec, settings = settings_for(run, url)
+    with mirrored(spec, settings, 0, lambda _text: None, never):
+        pass
+    shutil.rmtree(run.root)
+    whole = rankzero.launch.node.store._get
+
+    def cut(file_system: Any, remote: str, local: Path) -> None:
+        if remote.endswith("weights"):
+            raise OSError("cut off")
+        whole(file_system, remote, local)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rankzero.launch.node.store, "_get", cut)
+        with pytest.raises(StorageError, match="cut off"), mirrored(spec, settings, 0, lambda _text: None, never):
+            pytest.fail("trained without its checkpoint")
+    assert run.committed_steps() == []
+    with mirrored(spec, settings, 0, lambda _text: None, never):
+        assert verify_directory(run.checkpoint(5))["step"] == 5
+
+
+def test_a_damaged_copy_is_spoken_of_and_made_again(run: RunDir, url: str, tmp_path: Path) -> None:
+    checkpoint(run, 5)
+    checkpoint(run, 10)
+    RunStore(run, url).upload()
+    file_system, root = fsspec.core.url_to_fs(url)
+    weights = f"{root}/checkpoints/step-10/adapter/weights"
+    file_system.pipe_file(weights, b"weights 1x")
+    back = RunDir(tmp_path / "elsewhere")
+    store = RunStore(back, url)
+    said: list[str] = []
+    assert store.restore(said.append) == 5
+    assert back.committed_steps() == [5]
+    assert "step-10" in said[0] and "damaged" in said[0]
+    checkpoint(back, 10)
+    store.upload()
+    assert file_system.cat_file(weights) == b"weights 10"
+
+
+def test_nodes_that_share_a_volume_fetch_at_the_same_time(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    data = os.urandom(16 << 20)
+    (source / "weights").write_bytes(data)
+    with ThreadPoolExecutor(4) as nodes:
+        done = [nodes.submit(download_tree, f"file://{source}", tmp_path / "cache", never) for _ in range(4)]
+        assert all(each.result() in (0, 1) for each in done)
+    assert (tmp_path / "cache" / "weights").read_bytes() == data
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["weights"], "nothing temporary is left"
+
+
+def test_a_stop_ends_fetching_between_files(tmp_path: Path, url: str) -> None:
+    tree = f"{url}/stopped"
+    store, root = fsspec.core.url_to_fs(tree)
+    store.makedirs(root, exist_ok=True)
+    for name in "ab":
+        store.pipe_file(f"{root}/{name}", b"1")
+    asked = iter([False, True])
+    with pytest.raises(StoppedError):
+        download_tree(tree, tmp_path / "d", lambda: next(asked))
+    assert [path.name for path in (tmp_path / "d").iterdir()] == ["a"]
+
+
+def test_results_outside_of_what_is_copied_are_refused(run: RunDir, url: str, tmp_path: Path) -> None:
+    spec, _ = settings_for(run, url)
+    settings = NodeSettings(run="r", mirrors=(Mirror(url, str(tmp_path / "outputs"), "upload"),))
+    with pytest.raises(ConfigError, match="is not in"), mirrored(spec, settings, 0, print, never):
+        pytest.fail("trained though nothing would be copied")

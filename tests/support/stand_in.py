@@ -1,0 +1,40 @@
+"""Stands in for a worker in tests of what starts it. `python -m tests.support.stand_in`; STAND_IN is its folder.
+
+Leaves a file for each thing that happens to it (`up`, `asked-1`, …) and does what files tell it: with `deaf` it sets no
+signal handler, with `go` it ends with the exit code that is in it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+folder = Path(os.environ["STAND_IN"])
+asked = 0
+
+
+def on_signal(_number: int, _frame: FrameType | None) -> None:
+    """As the engine: the first one is noted, the second ends the process."""
+    global asked
+    asked += 1
+    (folder / f"asked-{asked}").touch()
+    if asked > 1:
+        os._exit(128 + signal.SIGTERM)
+
+
+def main() -> None:
+    """Wait to be told."""
+    if not (folder / "deaf").exists():
+        signal.signal(signal.SIGTERM, on_signal)
+    (folder / "up").touch()
+    while not (folder / "go").exists():
+        time.sleep(0.01)
+    sys.exit(int((folder / "go").read_text() or 0))
+
+
+if __name__ == "__main__":
+    main()

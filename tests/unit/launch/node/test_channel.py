@@ -1,0 +1,180 @@
+"""Nodes that meet over the loopback device: let in, turned away, told, and heard to their last word."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from rankzero.errors import ConfigError, ServiceError
+from rankzero.launch.node import client as client_module
+from rankzero.launch.node.client import Client
+from rankzero.launch.node.coordinator import Coordinator
+from rankzero.launch.node.platform import Place
+from rankzero.launch.node.server import Server
+
+IDENTITY = {"run": "r", "spec": "abc", "nproc": 1, "nodes": 2}
+
+
+def never() -> bool:
+    return False
+
+
+def node(number: int, port: int, *, identity: dict[str, Any] | None = None, said: list[str] | None = None) -> Client:
+    place = Place(number, 2, 1, "127.0.0.1", control_port=port)
+    return Client(place, identity or IDENTITY, 20.0, (said if said is not None else []).append)
+
+
+def await_message(client: Client, key: str) -> dict[str, Any]:
+    while True:
+        message = client.next(20.0)
+        assert message is not None, f"no {key} came"
+        if key in message:
+            return message
+
+
+@contextmanager
+def serving(nodes: int = 2) -> Iterator[tuple[Server, list[str]]]:
+    said: list[str] = []
+    server = Server(0, Coordinator(nodes, nodes), IDENTITY, said.append)
+    try:
+        yield server, said
+    finally:
+        server.close()
+
+
+def test_they_meet_and_start() -> None:
+    with serving() as (server, _):
+        first, second = node(0, server.port), node(1, server.port)
+        assert first.connect(never)
+        assert await_message(first, "waiting") == {"waiting": [1]}
+        assert second.connect(never)
+        assert await_message(first, "start") == await_message(second, "start") == {"start": 1, "nodes": [0, 1]}
+        second.close()
+        assert "node 1 is gone" in await_message(first, "again")["again"]
+        first.close()
+
+
+def test_a_node_that_is_leaving_is_gone_before_it_hangs_up() -> None:
+    with serving() as (server, _):
+        first, second = node(0, server.port), node(1, server.port)
+        assert first.connect(never) and second.connect(never)
+        await_message(first, "start")
+        second.send({"ended": 75, "leaving": True})
+        assert await_message(first, "again") == {"again": "node 1 was stopped", "gentle": True}
+        first.close()
+        second.close()
+
+
+@pytest.mark.parametrize("attempt", range(20))
+def test_last_words_arrive_though_node_0_leaves_at_once(attempt: int) -> None:
+    """Node 0 alone meets an error that ends the run: the others must not take it for a lost node and wait."""
+    with serving() as (server, _):
+        first, second = node(0, server.port), node(1, server.port)
+        assert first.connect(never) and second.connect(never)
+        await_message(second, "start")
+        first.send({"ended": 77, "why": {"because": f"gated {attempt}"}})
+        first.close()
+    assert await_message(second, "end") == {"end": 77, "because": f"gated {attempt}"}
+    assert await_message(second, "lost")
+    second.close()
+
+
+def test_a_node_of_another_run_is_turned_away_on_both_sides() -> None:
+    with serving() as (server, said):
+        stranger = node(1, server.port, identity={**IDENTITY, "spec": "xyz"})
+        with pytest.raises(ConfigError, match="another run or layout.*spec.*xyz.*abc"):
+            stranger.connect(never)
+        assert "turned away" in said[0] and "xyz" in said[0]
+
+
+def test_what_is_no_node_is_hung_up_on() -> None:
+    with serving() as (server, _), socket.create_connection(("127.0.0.1", server.port), timeout=20) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        while stranger.recv(4096):
+            pass  # a heartbeat
+
+
+def test_a_proxy_that_takes_connections_for_node_0_is_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_module, "RETRY_SECONDS", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+
+        def hang_up() -> None:
+            while True:
+                try:
+                    proxy.accept()[0].close()
+                except OSError:
+                    return
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        place = Place(1, 2, 1, "127.0.0.1", control_port=proxy.getsockname()[1])
+        with pytest.raises(ServiceError, match="takes connections but does not answer"):
+            Client(place, IDENTITY, 0.2, lambda _text: None).connect(never)
+        proxy.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with serving() as (server, _), pytest.raises(ServiceError, match=f"port {server.port}"):
+        Server(server.port, Coordinator(2, 2), IDENTITY, lambda _text: None)
+
+
+def test_many_nodes_are_not_told_of_each_other_one_by_one() -> None:
+    sent: list[str] = []
+
+    class Recorded:
+        def send(self, message: dict[str, Any]) -> None:
+            sent.append(json.dumps(message))
+
+        def finish(self) -> None:
+            pass
+
+        def ended(self, _seconds: float) -> bool:
+            return True
+
+        def close(self) -> None:
+            pass
+
+    with serving(1000) as (server, _):
+        for number in range(1, 1000):
+            server._received(Recorded(), {"hello": IDENTITY, "node": number})  # type: ignore[arg-type]
+        server._tell_who_is_missing()
+        told = len(sent)
+        server._tell_who_is_missing()
+        assert len(sent) == told, "nothing has changed"
+    waiting = [text for text in sent if "waiting" in text]
+    assert 999 <= len(waiting) <= 999 * 20, "once a tick at most, not once for each that comes"
+    assert max(map(len, waiting)) < 100
+
+
+ORPHANS = """
+import ctypes, os, subprocess, time
+from rankzero.launch.node.reaper import reap_orphans
+ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans come to us, as to PID 1
+ours = subprocess.Popen(["sh", "-c", "sleep 0 & sleep 0 & read line"], stdin=subprocess.PIPE)
+ours.stdin.close()
+ours.wait()
+reaped, deadline = [], time.monotonic() + 20
+while len(reaped) < 2 and time.monotonic() < deadline:
+    reaped += reap_orphans({ours.pid})
+mine = subprocess.Popen(["true"])
+os.waitid(os.P_PID, mine.pid, os.WEXITED | os.WNOWAIT)
+assert reap_orphans({mine.pid}) == []
+assert mine.wait() == 0, "our own keeps its exit code"
+print(len(reaped))
+"""
+
+
+def test_orphans_are_buried_and_our_own_are_left_to_their_keeper() -> None:
+    done = subprocess.run([sys.executable, "-c", ORPHANS], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.returncode) == ("2\n", 0), done.stderr

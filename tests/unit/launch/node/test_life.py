@@ -1,0 +1,166 @@
+"""The life of a node, with stand-ins for its processes and node 0: who is signalled when, what is made of an end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankzero.errors import RankzeroError, StoppedError
+from rankzero.launch.node import command
+from rankzero.launch.node.command import Node
+from rankzero.launch.node.finished import is_finished
+from rankzero.launch.node.output import Output, Redactor
+from rankzero.launch.node.platform import Place
+from rankzero.launch.node.settings import NodeSettings
+from rankzero.launch.node.stop import StopWish
+from rankzero.launch.processes import OpenStderr, Ranks, Workers
+from rankzero.run_dir.paths import RunDir
+from tests.support.runs import run_here, run_root, small_spec
+
+Scene = tuple[Callable[[], bool], Callable[[], Any]]
+"""When, and what then: a message from node 0, or None."""
+
+
+class Script:
+    """Node 0 as this node sees it: plays its scenes in order, each as soon as its time has come."""
+
+    def __init__(self, scenes: list[Scene]) -> None:
+        self.scenes, self.sent = scenes, list[dict[str, Any]]()
+
+    def connect(self, _stopped: Callable[[], bool]) -> bool:
+        return True
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+
+    def next(self, timeout: float) -> Any:
+        if self.scenes and self.scenes[0][0]():
+            return self.scenes.pop(0)[1]()
+        time.sleep(min(timeout, 0.01))
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+class Play:
+    """One node, node 1 of 2."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.folder, self.stop = folder, StopWish()
+        self.settings = NodeSettings(run="r", num_nodes=2, **settings)
+
+    def happened(self, name: str) -> Callable[[], bool]:
+        return lambda: (self.folder / name).exists()
+
+    def run(self, *scenes: Scene) -> tuple[RankzeroError | None, Script]:
+        start: Scene = (lambda: True, lambda: {"start": 1, "nodes": [0, 1]})
+        self.script = script = Script([start, *scenes])
+        env = {**os.environ, "STAND_IN": str(self.folder)}
+        spec = small_spec(self.folder, self.folder)
+        place, output = Place(1, 2, 1, "x"), Output(Redactor({}))
+        node = Node(spec, self.settings, place, env, output, self.stop, script)  # type: ignore[arg-type]
+        try:
+            node.run()
+        except RankzeroError as error:
+            return error, script
+        return None, script
+
+    def asked_to_stop(self) -> None:
+        """A signal, as the handler notes it."""
+        self.stop(signal.SIGTERM)
+
+
+@pytest.fixture(autouse=True)
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def started(
+        directory: Path, ranks: Ranks, payload: Path, env: Mapping[str, str], at: float, stderr: OpenStderr
+    ) -> Iterator[Workers]:
+        workers = Workers(directory, ranks, module="tests.support.stand_in")
+        try:
+            workers.start(payload, env, at, stderr)
+            yield workers
+        finally:
+            workers.kill()
+
+    monkeypatch.setattr(command, "started", started)
+
+
+def test_processes_that_save_are_not_asked_a_second_time(tmp_path: Path) -> None:
+    """All pods get SIGTERM at once; then node 0 says that another has stopped, while our processes are saving."""
+    play = Play(tmp_path)
+    error, script = play.run(
+        (play.happened("up"), play.asked_to_stop),
+        (play.happened("asked-1"), lambda: {"again": "node 0 was stopped", "gentle": True}),
+        (lambda: True, lambda: (tmp_path / "go").write_text("75") and None),
+    )
+    assert isinstance(error, StoppedError)
+    assert not (tmp_path / "asked-2").exists()
+    assert script.sent[-1]["ended"] == 75
+    assert script.sent[-1]["leaving"] is True
+
+
+def test_a_stop_before_processes_can_listen_is_a_stop(tmp_path: Path) -> None:
+    """Importing torch takes seconds; a death by our own signal is no failure that counts against the run."""
+    (tmp_path / "deaf").touch()
+    play = Play(tmp_path)
+    error, _ = play.run((play.happened("up"), play.asked_to_stop))
+    assert isinstance(error, StoppedError)
+    assert "without saving" in str(error)
+
+
+def test_processes_that_do_not_save_in_time_are_ended_and_it_is_said(tmp_path: Path) -> None:
+    play = Play(tmp_path, grace_seconds=0.2)
+    error, _ = play.run((play.happened("up"), play.asked_to_stop))
+    assert isinstance(error, StoppedError)
+    assert "not saved in 0 s" in str(error)
+    assert "longer grace period" in str(error)
+
+
+def test_a_killed_process_is_a_failure(tmp_path: Path) -> None:
+    play = Play(tmp_path)
+    error, script = play.run((play.happened("up"), lambda: (tmp_path / "go").write_text("70") and None))
+    assert error is not None and error.exit_code == 70
+    assert script.sent[-1]["ended"] == 70
+    assert "node 1: process 1 failed with exit code 70" in script.sent[-1]["why"]["because"]
+
+
+def test_what_ended_another_node_is_said_here_too(tmp_path: Path) -> None:
+    play = Play(tmp_path)
+    end = {"end": 77, "because": "node 0: the model is gated", "where": "m", "hint": "accept its licence"}
+    error, _ = play.run((play.happened("up"), lambda: end))
+    assert error is not None and error.exit_code == 77
+    assert str(error) == "m: node 0: the model is gated\n  hint: accept its licence"
+
+
+def test_done_and_asked_to_stop_is_done(tmp_path: Path) -> None:
+    """Leaving with 75 would bring a replacement that waits for nodes which never come again."""
+    (tmp_path / "go").write_text("0")
+    play = Play(tmp_path)
+    error, script = play.run((lambda: {"ended": 0} in play.script.sent, play.asked_to_stop))
+    assert error is None
+    assert script.sent == [{"ended": 0}]
+
+
+def test_a_finished_run_waits_for_nobody(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = small_spec(tmp_path, tiny, train__num_train_epochs=1)
+    run_dir = RunDir(run_root(spec))
+    assert not is_finished(run_dir, spec)
+    run_here(spec)
+    assert is_finished(run_dir, spec)
+    assert not is_finished(run_dir, spec.model_copy(update={"name": "other"}))
+    monkeypatch.setattr(command, "FINISHED_SECONDS", 0.0)
+    script = Script([])
+    place, output = Place(1, 2, 1, "x"), Output(Redactor({}))
+    settings = NodeSettings(run="r", num_nodes=2, rendezvous_seconds=5.0)
+    Node(spec, settings, place, {}, output, StopWish(), script).run()  # type: ignore[arg-type]
+    (run_dir.final / "manifest.json").unlink()
+    assert not is_finished(run_dir, spec)
