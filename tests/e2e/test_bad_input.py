@@ -35,7 +35,7 @@ BAD_DATA: dict[str, tuple[bytes, str]] = {
     "only a system message": (row({"role": "system", "content": "Be kind."}), "train.jsonl:1"),
     "unknown role": (row(USER, {"role": "gpt", "content": "Hello"}), "train.jsonl:1"),
     "all tokens masked": (row(USER, {**ASSISTANT, "loss": False}), "train.jsonl"),
-    "unknown shape": (b'{"instruction": "Say hi", "output": "hi"}', "train.jsonl:1"),
+    "unknown shape": (b'{"frage": "Hallo", "antwort": "Welt"}', "train.jsonl:1"),
     "not an object": (b'"just text"', "train.jsonl:1"),
 }
 

@@ -43,9 +43,7 @@ def test_on_fire_rows_with_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     rows = [{"messages": turns, "images": [f"{name}.png"], "id": f"{name}-{step}"} for name in "ab" for step in (0, 1)]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"messages": []}]))
-    text, plots = run(
-        monkeypatch, RANKZERO_NOTEBOOK_DATA=str(path), RANKZERO_NOTEBOOK_IMAGES=str(tmp_path / "images")
-    )
+    text, plots = run(monkeypatch, RANKZERO_NOTEBOOK_DATA=str(path), RANKZERO_NOTEBOOK_IMAGES=str(tmp_path / "images"))
     assert "5 rows, 1 problems" in text
     assert "rows.jsonl:5" in text
     assert "4 images in 4 rows, 2 different ones" in text

@@ -50,9 +50,6 @@ ImagesOption = Annotated[bool, typer.Option("--images", help="Decode every image
 ImageRootOption = Annotated[
     str | None, typer.Option("--image-root", metavar="DIR", help="As data.train[].image_root: where images are.")
 ]
-ImageRootOption = Annotated[
-    str | None, typer.Option("--image-root", metavar="DIR", help="As data.train[].image_root: where images are.")
-]
 HtmlOption = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with plots.")]
 
 
