@@ -46,13 +46,14 @@ def test_progress_is_read_as_the_console_writes_it() -> None:
     handler = logging.StreamHandler(stream)
     handler.setFormatter(console._FORMAT)
     console.logger.addHandler(handler)
-    level, console.logger.level = console.logger.level, logging.INFO
+    level = console.logger.level
+    console.logger.setLevel(logging.INFO)
     try:
         advance = console._PlainAdvance("step", 2000, 119)
         advance(1, f"loss {1.25:.4f} {12345.4:,.0f} tok/s")
     finally:
         console.logger.removeHandler(handler)
-        console.logger.level = level
+        console.logger.setLevel(level)
     line = stream.getvalue()
     found = last_progress(f"[node 0] {line}", datetime.now(UTC))
     assert found is not None

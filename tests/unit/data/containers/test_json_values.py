@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankzero.data.containers import json_values
-from rankzero.data.sources import count_rows, lines, numbering, read_chunks
+from rankzero.data.sources import count_rows, lines, numbering, probe, read_chunks
 from tests.unit.data.containers.reading import Row, as_array, entries, json_rows, numbers, problems, put, relaxed, rows
 
 ROWS: list[Row] = [{"text": 'a "]}" \\'}, {"text": "b\n,", "deep": [{"x": [1, "{"]}, []]}, {"text": "\u2028"}]
@@ -180,6 +180,8 @@ def test_no_bytes_make_it_fail(tmp_path_factory: pytest.TempPathFactory, data: b
     folder = tmp_path_factory.mktemp("noise")
     for content in (b"[" + data, b"{\n" + mixed.encode(), b"[" + mixed.encode(), b'{"data":[' + mixed.encode()):
         path = put(folder / "f.json", content)
+        if probe(str(path)) is not None:  # another encoding, told by its first bytes: refused as a whole
+            continue
         assert entries(path, size) or not content.strip(b"[] \n\t\r") or count_rows(str(path)) == 0
 
 
