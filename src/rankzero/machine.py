@@ -26,3 +26,9 @@ def usable_memory() -> int:
         return min(installed, int(_MEMORY_LIMIT.read_text(encoding="ascii")))
     except (OSError, ValueError):
         return installed
+
+
+def offline() -> bool:
+    """Whether the environment forbids the network, in any of the ways that users know."""
+    names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
+    return any(os.environ.get(name, "").strip().lower() in {"1", "true", "yes", "on"} for name in names)

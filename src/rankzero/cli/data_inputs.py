@@ -5,33 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rankzero.cli.tokenizer_option import TokenizerPlace
 from rankzero.errors import UsageError
+from rankzero.spec.row_formats import RowFormat
 
 if TYPE_CHECKING:
     from rankzero.data.chat import TokenRules
     from rankzero.spec.run_spec import SourceSpec
 
-FormatOption = Annotated[
-    Literal[
-        "auto",
-        "messages",
-        "prompt_completion",
-        "text",
-        "alpaca",
-        "sharegpt",
-        "query_response",
-        "openorca",
-        "oasst",
-        "preference",
-        "classification",
-    ],
-    typer.Option("--format", help="Row shape; auto decides row by row."),
-]
+FormatOption = Annotated[RowFormat, typer.Option("--format", help="Row shape; auto decides row by row.")]
 ColumnsOption = Annotated[
     list[str] | None,
     typer.Option("--columns", metavar="OURS=THEIRS", help="As data.train[].columns: prompt=question. Repeatable."),

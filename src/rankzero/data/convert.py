@@ -19,12 +19,13 @@ from rankzero.data.conversation import Conversation
 from rankzero.data.formats import check_columns
 from rankzero.data.problems import ProblemLog, RowProblem
 from rankzero.data.progress import Progress, no_progress
-from rankzero.data.row_writers import NESTED, SUFFIXES, Container, RowWriter, opener, whole_file
+from rankzero.data.row_writers import NESTED, SUFFIXES, Container, RowWriter, opener
 from rankzero.data.rows import parse, seen_keys
 from rankzero.data.sources import NO_ROWS, read_chunks, require_readable
 from rankzero.data.targets import NAMES_LEFT_OUT, TARGETS, CannotSayError, Target, to_prompt_completion_text
 from rankzero.data.trees import is_spread, join_trees
 from rankzero.errors import DataError, Problem, RankzeroError, UsageError
+from rankzero.run_dir.atomic import whole_file
 
 if TYPE_CHECKING:
     from rankzero.spec.run_spec import SourceSpec

@@ -16,6 +16,7 @@ from rankzero.data.hub_layout import CONVERTED, UnsureError, choose, choose_conv
 from rankzero.data.network import Network, RealNetwork, RemoteFile
 from rankzero.data.sources import probe
 from rankzero.errors import DataError, Problem, ServiceError
+from rankzero.machine import offline as no_network
 from rankzero.spec.data_paths import DataPath, parse_data_path
 from rankzero.spec.run_spec import SourceSpec
 
@@ -64,7 +65,7 @@ def expand(
         raise DataError(problems)
     for index, path in remote.items():
         source = sources[index]
-        files = _remote(path, source.path, network or RealNetwork(), offline or _offline())
+        files = _remote(path, source.path, network or RealNetwork(), offline or no_network())
         located[index] = LocatedSource(source, files, path.sample or source.sample)
     return tuple(located[index] for index in range(len(sources)))
 
@@ -147,9 +148,3 @@ def _converted(path: DataPath, network: Network, unsure: UnsureError) -> tuple[R
         what = f"which of its files are meant is not clear ({unsure}), and the Hub has no conversion of it"
         hint = "name its files by URL: hf://datasets/ORG/NAME/FILE"
         raise DataError(what, where=path.path, hint=hint) from error
-
-
-def _offline() -> bool:
-    """Whether the environment forbids the network, in any of the ways that users know."""
-    names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
-    return any(os.environ.get(name, "").strip().lower() in {"1", "true", "yes", "on"} for name in names)

@@ -6,17 +6,15 @@ Knows bytes and problems; nothing of why a row is bad.
 from __future__ import annotations
 
 import json
-import os
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
 from rankzero.data.problems import RowProblem
 from rankzero.errors import StorageError
-from rankzero.run_dir.atomic import TEMPORARY_PREFIX, fsync_path, storage_errors
+from rankzero.run_dir.atomic import storage_errors, whole_file
 
 
 class Quarantine:
@@ -26,28 +24,18 @@ class Quarantine:
     def __init__(self, path: Path) -> None:
         self.path, self.reasons_path = path, reasons_path(path)
         self.rows = 0
-        self._staged = [
-            file.with_name(f"{TEMPORARY_PREFIX}{file.name}-{uuid.uuid4().hex}") for file in (path, self.reasons_path)
-        ]
         self._files: list[IO[bytes]] = []
         self._open = ExitStack()
 
     def __enter__(self) -> Quarantine:
-        with storage_errors(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            for staged in self._staged:
-                self._open.callback(self._remove, staged)
-                self._files.append(self._open.enter_context(staged.open("wb")))
+        for file in (self.path, self.reasons_path):
+            self._files.append(self._open.enter_context(whole_file(file)))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            if kind is None:
-                self._commit()
-        finally:
-            self._open.close()
+        self._open.__exit__(kind, error, trace)
 
     def add(self, path: str, rows: Iterable[tuple[int, bytes]], problems: Sequence[RowProblem]) -> None:
         """These lines of a file, which are all that the problems speak of."""
@@ -64,20 +52,6 @@ class Quarantine:
         problems = [{"reason": p.reason, "what": p.what, "hint": p.hint or None} for p in found]
         row = {"row": self.rows, "file": path, "line": number, "problems": problems}
         return json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
-
-    def _commit(self) -> None:
-        with storage_errors(self.path):
-            for file in self._files:
-                file.close()
-            for staged, final in zip(self._staged, (self.path, self.reasons_path), strict=True):
-                fsync_path(staged)
-                os.replace(staged, final)
-            fsync_path(self.path.parent)
-
-    @staticmethod
-    def _remove(staged: Path) -> None:
-        with suppress(OSError):
-            staged.unlink(missing_ok=True)
 
 
 def reasons_path(path: Path) -> Path:

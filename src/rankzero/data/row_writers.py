@@ -1,24 +1,15 @@
-"""Rows into files: JSON lines, CSV, TSV, Parquet. Knows containers; nothing of what a row means.
-
-A file appears under its name when all of it is written, or not at all.
-"""
+"""Rows into open files: JSON lines, CSV, TSV, Parquet. Knows containers; nothing of what a row means."""
 
 from __future__ import annotations
 
 import csv
 import io
-import os
-import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import IO, Any, Literal, Protocol
 
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
-
-from rankzero.run_dir.atomic import TEMPORARY_PREFIX, fsync_path, storage_errors
 
 Container = Literal["jsonl", "csv", "tsv", "parquet"]
 SUFFIXES: dict[str, Container] = {
@@ -132,20 +123,3 @@ def opener(container: Container, target: str, columns: tuple[str, ...]) -> Calla
         texts = pa.schema([(column, pa.string()) for column in columns])
         return lambda file: Parquet(file, NESTED.get(target, texts))
     return lambda file: Table(file, columns, "," if container == "csv" else "\t")
-
-
-@contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file that gets its name when the block ends without an error. Raises StorageError."""
-    staged = path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{uuid.uuid4().hex}")
-    with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with staged.open("wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(staged, path)
-        finally:
-            staged.unlink(missing_ok=True)
-        fsync_path(path.parent)

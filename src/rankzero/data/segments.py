@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import uuid
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -23,7 +22,7 @@ import pyarrow as pa
 
 from rankzero.data.dataset import SCHEMA, DatasetStats
 from rankzero.data.encode import Block, EncodedChunk
-from rankzero.run_dir.atomic import TEMPORARY_PREFIX, commit_directory, fsync_path, stage_name, write_json
+from rankzero.run_dir.atomic import commit_directory, fsync_path, stage_name, write_json
 
 SEGMENT_CHUNKS = 8
 """32 MiB of input: what a killed process loses at most, and the smallest piece that shards share."""
@@ -130,7 +129,7 @@ class SegmentWriter:
 
     def __init__(self, rows: Path, tally: Path) -> None:
         self._rows, self._tally_file = rows, tally
-        self._staged = rows.with_name(f"{TEMPORARY_PREFIX}{rows.name}-{uuid.uuid4().hex}")
+        self._staged = rows.with_name(stage_name(rows.name))
         self._file = pa.OSFile(str(self._staged), "wb")
         self._writer = pa.ipc.new_file(self._file, SCHEMA)
         self.tally = Tally()

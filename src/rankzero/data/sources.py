@@ -7,10 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
-from rankzero.data.chunks import CHUNK_BYTES, UTF8_BOM, Chunk, count_in, lines, pack, select
+from rankzero.data.chunks import CHUNK_BYTES, UTF8_BOM, Chunk, count_in, lines, pack
 from rankzero.data.containers.json_lines import read_lines
 from rankzero.data.containers.layout import Layout, find_layout
 from rankzero.data.containers.stream import DamagedError, blocks
@@ -26,7 +23,6 @@ __all__ = [
     "lines",
     "numbering",
     "probe",
-    "read_all",
     "read_chunks",
     "require_readable",
     "unread_columns",
@@ -67,18 +63,6 @@ def read_chunks(path: str, source: int = 0, size: int = CHUNK_BYTES) -> Iterator
 
 
 _SEPARATORS = {"csv": ",", "tsv": "\t"}
-
-
-def read_all(paths: Sequence[str], keep: Sequence[npt.NDArray[np.int64] | None] | None = None) -> Iterator[Chunk]:
-    """The chunks of all files, one file after the other; `source` is the index in `paths`.
-
-    `keep` has, of each file, the ordinals (from 0, sorted, blank lines not counted) of the rows that are wanted; None:
-    all of them.
-    """
-    for index, path in enumerate(paths):
-        chunks = read_chunks(path, index)
-        wanted = None if keep is None else keep[index]
-        yield from chunks if wanted is None else select(chunks, wanted)
 
 
 def count_rows(path: str) -> int:

@@ -47,13 +47,18 @@ def token_rules(data: DataSpec) -> TokenRules:
 
 
 def parts_of(data: DataSpec) -> dict[str, list[SourceSpec]]:
-    """The sources of `train` and, where it has its own, of `eval`."""
+    """The sources of `train` and, where it has its own, of `eval`.
+
+    Raises ConfigError where nothing says which split of a Hub data set is to be evaluated on.
+    """
     given = {"train": data.train, "eval": data.eval}
-    return {
+    parts = {
         label: [SourceSpec(path=value)] if isinstance(value, str) else list(value)
         for label, value in given.items()
         if value is not None and not isinstance(value, EvalFraction)
     }
+    _require_a_split(parts.get("eval", []))
+    return parts
 
 
 def training_data(
@@ -64,7 +69,6 @@ def training_data(
     read: dict[str, TokenizedDataset] = {}
     rules, seed = token_rules(spec.data), spec.train.seed
     parts = parts_of(spec.data)
-    _require_a_split(parts.get("eval", []))
     located = {label: expand(sources) for label, sources in parts.items()}
     for label, sources in located.items():
         with show(f"tokenise {label}", sources) as advance:

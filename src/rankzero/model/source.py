@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rankzero.cache import cache_root
 from rankzero.errors import AccessError, ConfigError, Problem, ServiceError
+from rankzero.machine import offline
 from rankzero.run_dir.atomic import file_sha256
 from rankzero.spec.run_spec import ModelSpec
 
@@ -48,12 +49,6 @@ def weights_fingerprint(directory: Path) -> str:
         with path.open("rb") as file:
             digest.update(file.read(_FINGERPRINT_BYTES))
     return digest.hexdigest()
-
-
-def offline() -> bool:
-    """Whether the environment forbids the network, in any of the ways that users know."""
-    names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
-    return any(os.environ.get(name, "").strip().lower() in {"1", "true", "yes", "on"} for name in names)
 
 
 def locate(spec: ModelSpec) -> ModelSource:

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rankzero.errors import StorageError
 
@@ -56,20 +56,27 @@ def fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace a file's content in one step. Raises StorageError."""
-    staged = path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{uuid.uuid4().hex}")
+@contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file that gets its name when the block ends without an error, and vanishes otherwise. Raises StorageError."""
+    staged = path.with_name(stage_name(path.name))
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with staged.open("w", encoding="utf-8") as file:
-                file.write(text)
+            with staged.open("wb") as file:
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(staged, path)
         finally:
             staged.unlink(missing_ok=True)
         fsync_path(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file's content in one step. Raises StorageError."""
+    with whole_file(path) as file:
+        file.write(text.encode("utf-8"))
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -84,7 +91,7 @@ def file_sha256(path: Path) -> str:
 
 
 def stage_name(final_name: str) -> str:
-    """A fresh temporary name for a directory that will be committed as `final_name`."""
+    """A fresh temporary name for a file or directory that will be committed as `final_name`."""
     return f"{TEMPORARY_PREFIX}{final_name}-{uuid.uuid4().hex}"
 
 

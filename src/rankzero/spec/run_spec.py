@@ -11,21 +11,9 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from rankzero.spec.names import RUN_NAME_PATTERN
+from rankzero.spec.row_formats import RowFormat as RowFormat
 
 Dtype = Literal["auto", "float32", "bfloat16"]
-RowFormat = Literal[
-    "auto",
-    "messages",
-    "prompt_completion",
-    "text",
-    "alpaca",
-    "sharegpt",
-    "query_response",
-    "openorca",
-    "oasst",
-    "preference",
-    "classification",
-]
 OverLength = Literal["truncate", "drop"]
 
 PositiveInt = Annotated[int, Field(ge=1)]

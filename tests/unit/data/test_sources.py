@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankzero.data.containers.json_lines import read_lines
-from rankzero.data.sources import lines, probe, read_all, read_chunks, require_readable
+from rankzero.data.sources import lines, probe, read_chunks, require_readable
 from rankzero.errors import DataError, StorageError
 from tests.unit.data.support import GOOD, check_file, data_error, only_problem, write
 
@@ -50,7 +50,12 @@ def test_crlf_blank_lines_and_bom_at_the_start_are_accepted(tmp_path: Path) -> N
 
 def test_sources_are_numbered_and_lines_start_anew(tmp_path: Path) -> None:
     first, second = write(tmp_path / "1", b"a", b"b"), write(tmp_path / "2", b"c")
-    found = [(chunk.source, *line) for chunk in read_all([first, second]) for line in lines(chunk)]
+    found = [
+        (chunk.source, *line)
+        for index, path in enumerate([first, second])
+        for chunk in read_chunks(path, index)
+        for line in lines(chunk)
+    ]
     assert found == [(0, 1, b"a"), (0, 2, b"b"), (1, 1, b"c")]
 
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rankzero.data.chunks import select
 from rankzero.data.hashing import content_hash
-from rankzero.data.sources import count_rows, lines, read_all, read_chunks
+from rankzero.data.sources import count_rows, lines, read_chunks
 from rankzero.errors import DataError
 from tests.unit.data.containers.reading import as_array, as_parquet, gz, jsonl, put
 
@@ -36,18 +37,14 @@ def test_only_the_rows_asked_for_are_read(tmp_path: Path, name: str, wanted: lis
     path = str(put(tmp_path / name, FILES[name]))
     all_of_it = [line for chunk in read_chunks(path) for line in lines(chunk) if line[1].strip()]
     keep = np.array(wanted, dtype=np.int64)
-    found = [(chunk.source, *line) for chunk in read_all([path, path], [keep, None]) for line in lines(chunk)]
-    first = [line for line in found if line[0] == 0]
-    assert [line[1:] for line in first] == [all_of_it[index] for index in wanted]
-    assert [orjson.loads(line[2]) for line in first] == [ROWS[index] for index in wanted]
-    assert [line[1:] for line in found[len(first) :] if line[2].strip()] == all_of_it
+    found = [line for chunk in select(read_chunks(path), keep) for line in lines(chunk)]
+    assert found == [all_of_it[index] for index in wanted]
+    assert [orjson.loads(line[1]) for line in found] == [ROWS[index] for index in wanted]
 
 
 @settings(deadline=None)
 @given(wanted=st.sets(st.integers(0, 199)), size=st.integers(1, 300))
 def test_any_sample_over_any_chunks(tmp_path_factory: pytest.TempPathFactory, wanted: set[int], size: int) -> None:
-    from rankzero.data.chunks import select
-
     given_rows = [{"n": index, "pad": "x" * (index % 7)} for index in range(200)]
     path = str(put(tmp_path_factory.mktemp("sample") / "f.jsonl", b"\n" + jsonl(given_rows)))
     keep = np.array(sorted(wanted), dtype=np.int64)
@@ -58,7 +55,7 @@ def test_any_sample_over_any_chunks(tmp_path_factory: pytest.TempPathFactory, wa
 
 def test_damage_is_in_every_sample(tmp_path: Path) -> None:
     path = str(put(tmp_path / "f.json", as_array(ROWS, 1)[:-1]))
-    (chunk,) = read_all([path], [np.array([2], dtype=np.int64)])
+    (chunk,) = select(read_chunks(path), np.array([2], dtype=np.int64))
     assert [problem.reason for problem in chunk.problems.values()] == ["cut-off file"]
     assert [line for _, line in lines(chunk)][0].startswith(b"{") and len(list(lines(chunk))) == 2
 
@@ -67,7 +64,7 @@ def test_a_bad_row_is_in_the_samples_that_draw_it(tmp_path: Path) -> None:
     path = str(put(tmp_path / "f.csv", b"a,b\n1,2\n3\n5,6\n"))
     assert count_rows(path) == 3
     for ordinal, bad in ((0, 0), (1, 1), (2, 0)):
-        (chunk,) = read_all([path], [np.array([ordinal], dtype=np.int64)])
+        (chunk,) = select(read_chunks(path), np.array([ordinal], dtype=np.int64))
         assert len(chunk.problems) == bad and len(list(lines(chunk))) == 1
 
 

@@ -28,11 +28,12 @@ from rankzero.launch.backends.docker_evidence import (
     run_of,
 )
 from rankzero.launch.backends.docker_files import RunFiles, read_message, state_dir
-from rankzero.launch.backends.docker_logs import Source, Wanted, followed, merged, recent
+from rankzero.launch.backends.docker_logs import Source, followed, merged, recent
 from rankzero.launch.backends.docker_pod import network_name, volume_name
 from rankzero.launch.devices import local_gpu_count
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.labels import Manifest
+from rankzero.launch.log_choice import Wanted
 
 Inspected = dict[str, Any]
 POLL_SECONDS = 1.0
@@ -98,7 +99,7 @@ class DockerBackend:
         wanted = Wanted.of(query, nproc)
 
         def look() -> tuple[dict[str, Source], bool]:
-            found = [one for one in self._containers(run) if wanted.source(_source(one))]
+            found = [one for one in self._containers(run) if wanted.pod(_source(one).role, _source(one).node)]
             if query.follow:
                 found = [one for one in found if one["Id"] not in self._told]
             pending = any(not has_started(one) and one["State"]["Status"] == "created" for one in found)

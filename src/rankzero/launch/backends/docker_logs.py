@@ -13,14 +13,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import IO
 
-from rankzero.launch.backend import LogLine, LogQuery
+from rankzero.launch.backend import LogLine
 from rankzero.launch.backends.docker_command import Docker, follow
-from rankzero.launch.labels import NODE_ROLE
 
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d) ?")
-
-_RANK = re.compile(r"\[(local )?rank (\d+)\]")
-"""How the node command marks the lines of its processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,37 +26,6 @@ class Source:
     pod: str
     node: int
     role: str
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which lines are asked for."""
-
-    node: int | None
-    rank: int | None = None
-    local_rank: int | None = None
-
-    @classmethod
-    def of(cls, query: LogQuery, nproc_per_node: int) -> Wanted:
-        """A rank is a process of the node that it counts to."""
-        if query.rank is None:
-            return cls(query.node)
-        node, local_rank = divmod(query.rank, nproc_per_node)
-        # another node than the rank's has none of its lines
-        return cls(node if query.node in (None, node) else -1, query.rank, local_rank)
-
-    def source(self, source: Source) -> bool:
-        """Whether any of a container's lines are; the preparation speaks for no node."""
-        if self.node is None:
-            return True
-        return source.role == NODE_ROLE and source.node == self.node
-
-    def line(self, line: LogLine) -> bool:
-        """Whether this one is; a line that names no rank is that of local rank 0."""
-        match = _RANK.search(line.text) if self.rank is not None else None
-        if match is None:
-            return not self.local_rank
-        return int(match[2]) == (self.local_rank if match[1] else self.rank)
 
 
 def recent(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -213,31 +213,3 @@ class PodLog:
             absent = error.status == 400 or (error.status == 404 and (previous or self._gone))
             if not absent and (error.status != NO_ANSWER or not follow):
                 raise
-
-
-def line_filter(query: LogQuery, nproc_per_node: int) -> Callable[[LogLine], bool]:
-    """Which lines are wanted. A line that names no rank is that of its node's first process."""
-    if query.rank is None:
-        return lambda line: True
-    local = query.rank % nproc_per_node
-
-    def of_rank(line: LogLine) -> bool:
-        match = _RANK.match(line.text)
-        if match is None:
-            return local == 0
-        return int(match["rank"]) == (local if match["local"] else query.rank)
-
-    return of_rank
-
-
-_RANK = re.compile(r"\[(?P<local>local )?rank (?P<rank>\d+)\]")
-
-
-def pod_filter(query: LogQuery, nproc_per_node: int) -> Callable[[Manifest], bool]:
-    """Whose logs are wanted; the preparation speaks for no node."""
-    node = query.node if query.rank is None else query.rank // nproc_per_node
-    if query.rank is not None and query.node not in (None, node):
-        return lambda pod: False
-    if node is None:
-        return lambda pod: True
-    return lambda pod: labels.role_of(pod) == labels.NODE_ROLE and labels.node_index(pod) == node

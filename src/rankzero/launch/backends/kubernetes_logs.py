@@ -16,7 +16,7 @@ from rankzero.launch.backend import LogLine, LogQuery
 from rankzero.launch.backends.kubernetes_api import Api
 from rankzero.launch.backends.kubernetes_discover import Discovery
 from rankzero.launch.backends.kubernetes_errors import ApiError
-from rankzero.launch.backends.kubernetes_log_reader import PodLog, line_filter, pod_filter
+from rankzero.launch.backends.kubernetes_log_reader import PodLog
 from rankzero.launch.backends.kubernetes_pods import has_ended, has_log, waiting_for
 from rankzero.launch.backends.kubernetes_resources import (
     JOB,
@@ -34,6 +34,7 @@ from rankzero.launch.backends.kubernetes_resources import (
 from rankzero.launch.backends.kubernetes_stop import is_queued, training_objects
 from rankzero.launch.backends.kubernetes_streams import Change, Streams
 from rankzero.launch.labels import Manifest
+from rankzero.launch.log_choice import Wanted
 
 AT_ONCE = 16
 MOST_FOLLOWED = 64
@@ -48,7 +49,7 @@ def past_lines(api: Api, run: str, query: LogQuery) -> Iterator[LogLine]:
     """What all pods have said up to now, by time. Raises ApiError."""
     pods, _ = api.list(POD, {"labelSelector": labels.selector(run)})
     nproc = _processes(pods)
-    wanted, keep = pod_filter(query, nproc), line_filter(query, nproc)
+    wanted = Wanted.of(query, nproc)
 
     # the last lines of one rank are not among the last lines of its pod
     whole = replace(query, tail=query.tail if query.rank is None else None)
@@ -56,7 +57,7 @@ def past_lines(api: Api, run: str, query: LogQuery) -> Iterator[LogLine]:
     def read(pod: Manifest) -> list[LogLine]:
         lines = PodLog(api, Streams(), pod, whole).past()
         try:
-            kept = [line for line in lines if keep(line)]
+            kept = [line for line in lines if wanted.line(line)]
             return kept if query.tail is None else kept[max(0, len(kept) - query.tail) :]
         except ApiError as error:
             if error.status == 403:
@@ -65,7 +66,7 @@ def past_lines(api: Api, run: str, query: LogQuery) -> Iterator[LogLine]:
             return []
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        each = list(pool.map(read, [pod for pod in pods if has_log(pod) and wanted(pod)]))
+        each = list(pool.map(read, [pod for pod in pods if has_log(pod) and _is_wanted(wanted, pod)]))
     yield from heapq.merge(*each, key=lambda line: line.time or _EPOCH)
 
 
@@ -107,7 +108,7 @@ class Following:
     _said: set[str] = field(default_factory=set)
     _deadline: float | None = None
     _looked_twice: bool = False
-    _wanted: Callable[[Manifest], bool] = field(default=lambda pod: True)
+    _wanted: Wanted = field(default=Wanted(None))
 
     def lines(self) -> Iterator[LogLine]:
         """Until the run has ended. Raises ApiError."""
@@ -116,8 +117,7 @@ class Following:
         objects = [
             one for kind in kinds for one in self.api.list(kind, {"labelSelector": labels.selector(self.run)})[0]
         ]
-        keep = line_filter(self.query, _processes([*objects, *pods]))
-        self._wanted = pod_filter(self.query, _processes([*objects, *pods]))
+        self._wanted = Wanted.of(self.query, _processes([*objects, *pods]))
         try:
             for kind in (POD, *kinds):
                 self._start(partial(self._watch, kind))
@@ -128,7 +128,7 @@ class Following:
                     self._leave_behind()
                     return
                 if isinstance(item, LogLine):
-                    if keep(item):
+                    if self._wanted.line(item):
                         yield item
                     continue
                 if isinstance(item, BaseException):
@@ -181,7 +181,7 @@ class Following:
                     self._logs[uid].update(pod, gone=True)
 
     def _take_pod(self, uid: str, pod: Manifest, *, gone: bool) -> None:
-        if not self._wanted(pod):
+        if not _is_wanted(self._wanted, pod):
             return
         if uid in self._logs:
             self._logs[uid].update(pod, gone=gone)
@@ -270,3 +270,7 @@ class Following:
                 return
             except queue.Full:
                 continue
+
+
+def _is_wanted(wanted: Wanted, pod: Manifest) -> bool:
+    return wanted.pod(labels.role_of(pod), labels.node_index(pod))

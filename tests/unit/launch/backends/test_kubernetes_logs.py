@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from rankzero.errors import AccessError
 from rankzero.launch.backend import LogLine, LogQuery
-from rankzero.launch.backends.kubernetes_log_reader import Seam, line_filter, read_stamp
+from rankzero.launch.backends.kubernetes_log_reader import Seam, read_stamp
+from rankzero.launch.log_choice import Wanted
 from tests.support.fake_cluster import Act, life
 from tests.unit.launch.backends.kubernetes_runs import Bench, objects
 
@@ -152,7 +153,7 @@ def test_one_node_and_one_rank(bench: Bench) -> None:
 
 
 def test_a_line_without_a_rank_is_the_first_process(bench: Bench) -> None:
-    keep = line_filter(LogQuery(rank=2), 2)
+    keep = Wanted.of(LogQuery(rank=2), 2).line
     assert keep(LogLine(1, "p", "node", "plain"))
     assert keep(LogLine(1, "p", "node", "[local rank 0] x"))
     assert not keep(LogLine(1, "p", "node", "[rank 3] x"))

@@ -13,8 +13,8 @@ from rankzero.launch import labels
 from rankzero.launch.backend import LogLine, LogQuery
 from rankzero.launch.backends.docker_command import Host
 from rankzero.launch.backends.docker_evidence import POD, RESTARTS, objects_of, pod_of
-from rankzero.launch.backends.docker_logs import Source, Wanted
 from rankzero.launch.backends.docker_pod import Container, Mount, container_of, mount_option, share_gpus
+from rankzero.launch.log_choice import Wanted
 from rankzero.launch.pods import parse_pod
 from tests.unit.launch.backends.docker.docker_objects import job, pod
 
@@ -178,8 +178,8 @@ def test_the_preparation_is_a_job_too() -> None:
 
 def test_which_lines_are_those_of_a_rank() -> None:
     wanted = Wanted.of(LogQuery(rank=3), 2)
-    assert wanted.source(Source("tiny-1", 1, "node")) and not wanted.source(Source("tiny-0", 0, "node"))
-    assert not wanted.source(Source("tiny-prepare", 1, "prepare"))
+    assert wanted.pod("node", 1) and not wanted.pod("node", 0)
+    assert not wanted.pod("prepare", 1)
     lines = ["no rank", "[rank 3] x", "[local rank 1] x", "12:00:00 [rank 2] x", "[local rank 0] x"]
     kept = [text for text in lines if wanted.line(LogLine(1, "tiny-1", "node", text))]
     assert kept == ["[rank 3] x", "[local rank 1] x"]
@@ -188,4 +188,4 @@ def test_which_lines_are_those_of_a_rank() -> None:
         *("no rank", "12:00:00 [rank 2] x", "[local rank 0] x"),
     ]
     none = Wanted.of(LogQuery(rank=3, node=0), 2)
-    assert not any(none.source(Source("x", node, "node")) for node in (0, 1))
+    assert not any(none.pod("node", node) for node in (0, 1))
