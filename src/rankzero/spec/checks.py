@@ -59,9 +59,82 @@ def _keywords_stand_alone(spec: RunSpec) -> list[Problem]:
     return [Problem(f"`{w}` is not the name of a module", "lora.target_modules", hint.format(w)) for w in words]
 
 
+def _fits_the_task(spec: RunSpec) -> list[Problem]:
+    problems = []
+    classify = spec.task == "classify"
+    if spec.data.labels is not None and not classify:
+        problems.append(Problem("labels are for task classify", "data.labels", "set task: classify, or leave it out"))
+    if spec.data.labels is not None and len(set(spec.data.labels)) < len(spec.data.labels):
+        problems.append(Problem("a label stands twice", "data.labels", "name each class once"))
+    metric = spec.checkpoint.best_metric
+    if metric in ("accuracy", "macro_f1") and not classify:
+        problems.append(Problem(f"{metric} is for task classify", "checkpoint.best_metric", "take eval_loss"))
+    if metric == "perplexity" and classify:
+        problems.append(Problem("perplexity is for task sft", "checkpoint.best_metric", "take accuracy or macro_f1"))
+    if spec.train.padding_free is True and classify:
+        hint = "leave it out: rows of like length share a pass"
+        problems.append(Problem("padding_free is for task sft", "train.padding_free", hint))
+    return problems
+
+
+def _quantized_base_has_adapters(spec: RunSpec) -> list[Problem]:
+    quantization = spec.model.quantization
+    if quantization == "none":
+        return []
+    if spec.lora is None:
+        what = f"{quantization} weights cannot be trained themselves"
+        return [Problem(what, "model.quantization", "write a lora section: lora: {} for the defaults")]
+    if spec.train.sharding == "zero3":
+        hint = "take fsdp, zero2 or ddp"
+        return [Problem(f"ZeRO-3 cannot spread {quantization} weights", "train.sharding", hint)]
+    return []
+
+
+def _sharding_options(spec: RunSpec) -> list[Problem]:
+    sharding, offload = spec.train.sharding, spec.train.offload
+    problems = []
+    if offload != "none" and sharding in ("auto", "ddp"):
+        hint = "set train.sharding to fsdp, zero2 or zero3, or leave offload out"
+        problems.append(Problem(f"offload needs sharding, which is {sharding}", "train.offload", hint))
+    if offload == "optimizer" and sharding == "fsdp":
+        hint = "fsdp keeps all of it there (offload: all); zero2 and zero3 can keep the optimizer's state alone"
+        problems.append(Problem("fsdp cannot offload the optimizer's state alone", "train.offload", hint))
+    if offload == "all" and sharding == "zero2":
+        hint = "take offload: optimizer, or zero3"
+        problems.append(Problem("ZeRO-2 has whole weights on every GPU", "train.offload", hint))
+    if spec.train.deepspeed is not None and not sharding.startswith("zero"):
+        hint = "set train.sharding to zero2 or zero3"
+        problems.append(Problem(f"a DeepSpeed file is not used by {sharding}", "train.deepspeed", hint))
+    return problems
+
+
+def _low_precision_training(spec: RunSpec) -> list[Problem]:
+    problems = []
+    master, optimizer = spec.train.master_weights, spec.train.optimizer
+    zero = spec.train.sharding.startswith("zero")
+    if master != "float32":
+        if spec.lora is not None:
+            hint = "leave it out: adapters are held in float32"
+            problems.append(Problem(f"{master} is for full fine-tuning", "train.master_weights", hint))
+        if optimizer != "adamw":
+            hint = "take optimizer: adamw, or master_weights: float32"
+            problems.append(Problem(f"{master} is not available with {optimizer}", "train.master_weights", hint))
+        if zero:
+            hint = "DeepSpeed holds float32 weights itself; for bfloat16 weights take ddp or fsdp"
+            problems.append(Problem(f"{master} is not available with DeepSpeed", "train.master_weights", hint))
+    if optimizer == "adamw_8bit" and (zero or spec.train.sharding == "fsdp"):
+        hint = "take optimizer: adamw, whose state is spread over the processes, or sharding: ddp"
+        problems.append(Problem("adamw_8bit works on whole weights only", "train.optimizer", hint))
+    return problems
+
+
 _RULES: tuple[tuple[tuple[str, ...], Callable[[RunSpec], list[Problem]]], ...] = (
     (("train.warmup_steps",), _warmup_is_whole),
     (("train.warmup_steps", "train.max_steps"), _warmup_ends),
     (("data.eval", "eval.early_stopping_patience", "eval.on_start"), _something_to_evaluate),
     (("lora.target_modules",), _keywords_stand_alone),
+    (("task", "data.labels", "checkpoint.best_metric", "train.padding_free"), _fits_the_task),
+    (("model.quantization", "lora", "train.sharding"), _quantized_base_has_adapters),
+    (("train.sharding", "train.offload", "train.deepspeed"), _sharding_options),
+    (("train.master_weights", "train.optimizer", "train.sharding", "lora"), _low_precision_training),
 )

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_BATCH = "it is sequences per step over all processes: batch × accumulation × processes, so 2 × 8 × 4 is 64"
+_BATCH = (
+    "it is sequences per step over all processes: batch × accumulation × processes, so 2 × 8 × 4 is 64, or [2, 8, 4]"
+)
 _ADAPTER = "write a lora section for adapters, lora: {} for the defaults; leave it out for a full fine-tune"
 _SHARE = "as {fraction: 0.02}"
 _HARDWARE = "not part of a run spec: rankzero train RUN.yaml --nproc-per-node N, or cluster.yaml"
-_ADAMW = "the optimizer is AdamW: train.weight_decay, adam_beta1, adam_beta2 and adam_epsilon set it"
-_NO_PADDING = (
+_ADAMW = "adamw or adamw_8bit; train.weight_decay, adam_beta1, adam_beta2 and adam_epsilon set it"
+_END_TO_END = "rows of a pass laid end to end, none seeing another; which rows share a step does not change"
+_BY_LENGTH = (
     "not needed: rows of like length share a forward pass of up to train.micro_batch_tokens, so there is next to no "
     "padding"
 )
 _SAME_COMMAND = "not needed: the same command continues the run from its newest intact checkpoint"
-_QUANTIZED = "4-bit and 8-bit loading are not available yet; weights are loaded in model.dtype"
+_NF4 = "nf4 is 4 bits with double quantisation (QLoRA), fp8 is 8 bits"
+_NO_INT8 = "8-bit integers are not available: nf4 has 4 bits, fp8 8-bit floats"
+_NF4_IS_FIXED = (
+    "not needed: model.quantization: nf4 is 4-bit NormalFloat, double quantisation, computing in model.dtype"
+)
+_PARTS = "a list of what is trained: language, experts, router, projector, vision_tower; what is not named is frozen"
+_TASKS = "sft or classify: seq_cls and text-classification are classify, causal_lm and text-generation are sft"
+_PIXELS = "it counts tokens, not pixels: Qwen-VL has one for 28 × 28 or 32 × 32 of them"
+_ROUTER = "list router to train it; it is frozen otherwise"
 _INVERTED = "with the opposite value: false there is true here"
 _ROWS = "rows are read as {messages}, {prompt, completion} or {text}: see rankzero data check"
 _EVERY = "`epoch`, or a number of steps"
@@ -24,7 +35,8 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     # field here ("" where there is none), note, names elsewhere
     ("name", "", "run_name run_id experiment_name job_name wandb_run_name"),
     ("output_dir", "", "output out out_dir output_path save_dir checkpoint_output_dir"),
-    ("task", "", "stage train_stage task_type"),
+    ("task", "", "stage train_stage"),
+    ("task", _TASKS, "task_type task_name problem_type seq_cls sequence_classification causal_lm"),
     (
         "model.name",
         "",
@@ -47,6 +59,19 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "",
         "attn_implementation attn_impl flash_attention flash_attn use_flash_attention use_flash_attention_2 "
         "sdp_attention xformers_attention",
+    ),
+    (
+        "model.quantization",
+        _NF4,
+        "load_in_4bit quantize quantization_bit quant_bits quant_method qlora bits bnb_4bit_quant_type "
+        "quantization_config bnb_config",
+    ),
+    ("model.quantization", _NO_INT8, "load_in_8bit int8"),
+    ("", _NF4_IS_FIXED, "bnb_4bit_compute_dtype bnb_4bit_use_double_quant bnb_4bit_quant_storage double_quantization"),
+    (
+        "model.kernels",
+        "",
+        "use_liger_kernel use_liger liger_kernel enable_liger_kernel liger use_kernels kernel_config",
     ),
     (
         "data.train",
@@ -74,6 +99,10 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("data.over_length", "", "truncation truncation_strategy excess_length_strategy overflow"),
     ("data.assistant_only_loss", "", "completion_only_loss mask_prompt train_on_responses_only"),
     ("data.assistant_only_loss", _INVERTED, "train_on_inputs train_on_input train_on_prompt"),
+    ("data.labels", "", "id2label label2id label_names label_list class_names classes"),
+    ("data.labels", "their number follows from them", "num_labels num_classes"),
+    ("data.image_max_tokens", "", "image_max_token_num max_image_tokens image_token_limit max_visual_tokens"),
+    ("data.image_max_tokens", _PIXELS, "max_pixels image_max_pixels"),
     ("data.chat_template", "", "chat_template_path chat_template_jinja template"),
     ("lora", _ADAPTER, "adapter peft peft_config lora_config use_peft use_lora finetuning_type tuner_type train_type"),
     ("lora.r", "", "lora_r lora_rank rank"),
@@ -109,7 +138,47 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "",
         "activation_checkpointing enable_activation_checkpointing grad_checkpoint grad_checkpointing use_checkpoint",
     ),
-    ("train.sharding", "", "deepspeed fsdp fsdp_config strategy parallelism_plugin zero_stage deepspeed_config"),
+    (
+        "train.sharding",
+        "ddp, fsdp, zero2 or zero3",
+        "fsdp fsdp_config fsdp_version strategy parallelism_plugin distributed_type zero_stage ddp parallelism",
+    ),
+    (
+        "train.deepspeed",
+        "with train.sharding: zero2 or zero3; absent: made from the spec",
+        "deepspeed_config ds_config",
+    ),
+    (
+        "train.offload",
+        "",
+        "cpu_offload fsdp_offload_params offload_optimizer offload_param offload_params optimizer_offload",
+    ),
+    (
+        "train.parts",
+        _PARTS,
+        "freeze_vit freeze_llm freeze_aligner freeze_vision_tower freeze_multi_modal_projector freeze_backbone "
+        "freeze_parameters trainable_parameters unfrozen_parameters train_vision_tower finetune_vision_layers "
+        "finetune_language_layers tune_mm_mlp_adapter tune_mm_vision tune_mm_llm",
+    ),
+    ("train.parts", _ROUTER, "train_router freeze_router"),
+    ("train.activation_offloading", "", "enable_activation_offloading offload_activations activations_offload"),
+    (
+        "train.padding_free",
+        _END_TO_END,
+        "packing sample_packing packed neat_packing eval_sample_packing packing_strategy batch_flattening",
+    ),
+    ("train.torch_compile", "", "compile compile_model use_compile torch_compile_backend torch_compile_mode jit"),
+    (
+        "train.optimizer",
+        _ADAMW,
+        "optim optimizer_name optimizer_type adam adamw adamw_torch adamw_torch_fused adafactor sgd",
+    ),
+    ("train.optimizer", "adamw_8bit", "adamw_bnb_8bit paged_adamw_8bit paged_adamw_32bit use_8bit_adam adamw_8bit"),
+    (
+        "train.master_weights",
+        "",
+        "pure_bf16 stochastic_rounding kahan_summation use_kahan_summation",
+    ),
     ("train.seed", "", "random_seed data_seed set_seed"),
     (
         "eval.every",
@@ -133,19 +202,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "",
         "report_to logger use_tensorboard tensorboard_dir logging_dir tensorboard_log_dir tracker",
     ),
-    (
-        "",
-        _QUANTIZED,
-        "load_in_4bit load_in_8bit quantization quantize quantization_bit quant_bits quant_method qlora bits "
-        "bnb_4bit_compute_dtype bnb_4bit_quant_type bnb_4bit_use_double_quant quantization_config",
-    ),
-    ("", _ADAMW, "optimizer optim optimizer_name optimizer_type adam adamw adamw_torch adafactor sgd"),
-    (
-        "",
-        _NO_PADDING,
-        "packing sample_packing packed neat_packing eval_sample_packing pad_to_sequence_len "
-        "padding_free group_by_length",
-    ),
+    ("", _BY_LENGTH, "pad_to_sequence_len group_by_length length_grouped_sampling pad_to_max_length"),
     ("", "evaluation fills its passes under train.micro_batch_tokens", "per_device_eval_batch_size eval_batch_size"),
     ("", _SAME_COMMAND, "resume_from_checkpoint auto_resume_from_checkpoints resume resume_from ckpt_path"),
     ("", "not needed: a run never overwrites another; give it another name", "overwrite_output_dir"),
@@ -159,7 +216,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     (
         "",
         "not available yet; metrics.jsonl and TensorBoard events are written",
-        "wandb wandb_project wandb_entity use_wandb mlflow swanlab",
+        "wandb wandb_project wandb_entity use_wandb mlflow swanlab langfuse",
     ),
     ("", "not needed: rankzero train trains, and evaluates where data.eval is set", "do_train do_eval"),
     ("", "not needed: rows are prepared once and kept", "num_workers dataloader_num_workers dataset_num_proc"),
@@ -167,7 +224,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("", _SHUFFLED, "shuffle shuffle_data dataset_shuffle"),
     ("", _ROWS, "type field_messages prompt_template dataset_text_field split dataset_split"),
     ("", "not available: cut the file instead", "limit"),
-    ("", "not available", "torch_compile compile neftune_noise_alpha use_liger_kernel loraplus_lr_ratio push_to_hub"),
+    ("", "not available", "neftune_noise_alpha loraplus_lr_ratio push_to_hub"),
 )
 
 

@@ -10,11 +10,17 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from rankzero.spec.batch_size import BatchSize
 from rankzero.spec.names import RUN_NAME_PATTERN
 from rankzero.spec.row_formats import RowFormat as RowFormat
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 OverLength = Literal["truncate", "drop"]
+Task = Literal["sft", "classify"]
+Attention = Literal["auto", "eager", "sdpa", "varlen", "flex_attention", "flash_attention_2", "flash_attention_3"]
+Part = Literal["language", "experts", "router", "projector", "vision_tower"]
+Sharding = Literal["auto", "ddp", "fsdp", "zero2", "zero3"]
+Metric = Literal["eval_loss", "perplexity", "accuracy", "macro_f1"]
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Every = Literal["epoch"] | PositiveInt
@@ -48,8 +54,13 @@ class ModelSpec(Section):
     """Never use the network, as TRANSFORMERS_OFFLINE=1 does."""
     dtype: Dtype = "auto"
     """Compute precision. auto: bfloat16 where the device computes it natively, else float32."""
-    attention: Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3"] = "auto"
-    """Attention implementation. auto: sdpa."""
+    attention: Attention = "auto"
+    """Attention implementation. varlen: torch's own for rows laid end to end. auto: the fastest that is installed."""
+    quantization: Literal["none", "nf4", "fp8"] = "none"
+    """Hold the frozen base in fewer bits under adapters. nf4: 4-bit NormalFloat with double quantisation (QLoRA);
+    fp8: 8-bit floats."""
+    kernels: Literal["none", "liger", "hub"] = "none"
+    """Fused layers. liger: the package liger-kernel; hub: kernels that transformers fetches from the Hub."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
     trust_pickle: bool = False
@@ -101,6 +112,10 @@ class DataSpec(Section):
     """Chat rows: train on the assistant's turns and their end token only. false: on every token."""
     deduplicate: bool = False
     """Drop rows that are token for token the same as an earlier one."""
+    labels: Annotated[tuple[str, ...], Field(min_length=2)] | None = None
+    """task classify: the classes by number, [negative, positive]. Absent: those of the training rows, sorted."""
+    image_max_tokens: PositiveInt | None = None
+    """Most tokens that one image becomes; larger images are scaled down. Absent: as the model's processor has it."""
     chat_template: str | None = None
     """A Jinja file to use instead of the tokenizer's chat template; it is saved with the result."""
 
@@ -129,8 +144,9 @@ class TrainSpec(Section):
     """Passes over the training rows; fractions are allowed. Ignored where max_steps is set."""
     max_steps: PositiveInt | None = None
     """Stop after this many steps instead."""
-    global_batch_size: PositiveInt = 16
-    """Sequences per step over all processes, whatever the hardware; accumulation follows from it."""
+    global_batch_size: BatchSize = 16
+    """Sequences per step over all processes, whatever the hardware; accumulation follows from it. A list is a product:
+    [2, 8, 4] is 64."""
     micro_batch_tokens: Literal["auto"] | PositiveInt = "auto"
     """Most tokens (padding included) in one forward pass on one device. Changes speed and memory, never the maths."""
     learning_rate: Literal["auto"] | Annotated[float, Field(gt=0)] = "auto"
@@ -149,10 +165,29 @@ class TrainSpec(Section):
     """AdamW epsilon."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Clip the global gradient norm to this; null: do not clip."""
+    parts: Literal["auto"] | Annotated[tuple[Part, ...], Field(min_length=1)] = "auto"
+    """Which parts of the model are trained (by adapters, where there are any). auto: with adapters the language model
+    without its experts; in a full fine-tune also its experts. Routers, vision towers and projectors only when named."""
     gradient_checkpointing: Literal["auto"] | bool = "auto"
     """Recompute activations in the backward pass to save memory. auto: only where they would not fit."""
-    sharding: Literal["auto", "ddp"] = "auto"
-    """How the model is spread over processes. auto: a replica on each (ddp)."""
+    activation_offloading: bool = False
+    """Keep activations in the machine's memory between forward and backward pass."""
+    padding_free: Literal["auto"] | bool = "auto"
+    """Lay the rows of a pass end to end instead of padding them; no row sees another. auto: where attention can."""
+    torch_compile: bool = False
+    """Compile the model's blocks. Slow to start, then faster."""
+    sharding: Sharding = "auto"
+    """How the model is spread over processes. ddp: a replica on each; fsdp: FSDP2; zero2, zero3: DeepSpeed. auto: ddp
+    where a replica fits, else fsdp."""
+    offload: Literal["none", "optimizer", "all"] = "none"
+    """What sharding keeps in the machine's memory instead of the GPU's. optimizer: with zero2 and zero3."""
+    deepspeed: str | None = None
+    """Your own DeepSpeed JSON for zero2 or zero3; absent: made from this spec. Batch sizes in it are not used."""
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    """adamw_8bit: moments in 8 bits (bitsandbytes)."""
+    master_weights: Literal["float32", "kahan", "stochastic_rounding"] = "float32"
+    """Full fine-tuning in bfloat16: what keeps small updates from being lost. float32: weights are held in float32;
+    the others hold them in bfloat16, with a compensation term or by rounding at random."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 42
     """Decides row order, adapter initialisation and dropout."""
     max_nonfinite_steps: Annotated[int, Field(ge=0)] = 0
@@ -177,8 +212,8 @@ class CheckpointSpec(Section):
     """`epoch`, or a number of steps. The end of the run and every new best are always saved."""
     keep: PositiveInt = 3
     """Newest checkpoints to keep; the best one is kept besides."""
-    best_metric: Literal["eval_loss", "perplexity"] = "eval_loss"
-    """What `best` follows; lower is better."""
+    best_metric: Metric = "eval_loss"
+    """What `best` follows. accuracy and macro_f1 (higher is better) are for task classify, perplexity for sft."""
     final: Literal["best", "last"] = "best"
     """Which checkpoint final/ is made from; best falls back to last where nothing is evaluated."""
 
@@ -195,8 +230,8 @@ class RunSpec(Section):
 
     name: Annotated[str, StringConstraints(pattern=RUN_NAME_PATTERN)] | None = None
     """Name of the run and of its directory. Absent: made from model, method and a hash of the spec."""
-    task: Literal["sft"] = "sft"
-    """Supervised fine-tuning of a causal language model."""
+    task: Task = "sft"
+    """sft: fine-tune a language or vision-language model on its answers; classify: put texts into classes."""
     model: ModelSpec
     data: DataSpec
     lora: LoraSpec | None = None

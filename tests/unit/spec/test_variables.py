@@ -63,6 +63,8 @@ def test_a_secret_never_becomes_part_of_a_spec(name: str) -> None:
     assert "secrets" in problem.hint
 
 
-@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "HF_TOKEN_PATH", "MAX_TOKENS", "MODEL_ID", "KEYBOARD"])
+@pytest.mark.parametrize(
+    "name", ["TOKENIZERS_PARALLELISM", "HF_TOKEN_PATH", "MAX_TOKENS", "MODEL_ID", "KEYBOARD", "IMAGE_MAX_TOKEN_NUM"]
+)
 def test_other_names_do(name: str) -> None:
     assert expand(f"${{{name}}}", {name: "x"}) == ("x", [])
