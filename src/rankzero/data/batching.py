@@ -77,3 +77,20 @@ def micro_batches(
         passes.append(order[cut[end] : end])
         end = int(cut[end])
     return passes[::-1]
+
+
+def packed_batches(rows: Indices, lengths: npt.NDArray[np.int32], *, max_tokens: int) -> list[Indices]:
+    """Cut rows into the fewest passes of at most `max_tokens` tokens, without padding: longest first, each into the
+    first pass that has room (first-fit decreasing). A row longer than `max_tokens` makes a pass alone."""
+    order = rows[np.argsort(-lengths[rows], kind="stable")]
+    passes: list[list[int]] = []
+    room: list[int] = []
+    for row in order:
+        size = int(lengths[row])
+        place = next((i for i, left in enumerate(room) if size <= left), len(passes))
+        if place == len(passes):
+            passes.append([])
+            room.append(max_tokens)
+        passes[place].append(int(row))
+        room[place] -= size
+    return [np.array(share, dtype=np.int64) for share in passes]

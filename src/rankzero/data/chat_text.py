@@ -13,28 +13,34 @@ A turn's last trained token is its end token (`<|im_end|>`, `<|eot_id|>`, `</s>`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from rankzero.data.conversation import Conversation, Message
+from rankzero.data.conversation import Conversation
+from rankzero.data.image_tokens import ImageRules, Picture
 from rankzero.data.template import ChatTemplate, Span, TemplateRefusedError
+from rankzero.data.turns import STAND_IN, turn_of, with_text
 
 if TYPE_CHECKING:  # workers need not load pydantic
-    from rankzero.spec.run_spec import OverLength
-
-# Stands in for a turn's content to see where it comes to stand. A noncharacter at either end, so that what the text
-# and its stand-in have in common ends exactly where the content does.
-_STAND_IN = "\ufdd2content\ufdd3"
+    from rankzero.spec.run_spec import OverLength, Task
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRules:
-    """Which tokens of a row are kept, and which of those are trained; the fields are those of the spec's data."""
+    """Which tokens of a row are kept, and which of those are trained; most fields are those of the spec."""
 
     max_length: int = 2048
     over_length: OverLength = "truncate"
     assistant_only_loss: bool = True
+    task: Task = "sft"
+    vision: ImageRules | None = None
+    """Of a model that sees images."""
+
+    def as_json(self) -> dict[str, Any]:
+        """For fingerprints and manifests."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {**values, "vision": None if self.vision is None else self.vision.fingerprint}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +49,8 @@ class Rendered:
 
     `raw` rows get the tokenizer's own special tokens around them (a BOS, mostly), as the model saw in pre-training;
     rows from a template bring theirs. `add_eos`: nothing in the text says where the model is to stop. `unopened`: what
-    the template opens an answer with in use, but leaves out of the row (an empty thought, mostly).
+    the template opens an answer with in use, but leaves out of the row (an empty thought, mostly). `label`: the class
+    of the text, whose tokens are then only read. `pictures`: one for each placeholder in the text, in their order.
     """
 
     text: str
@@ -51,6 +58,8 @@ class Rendered:
     raw: bool
     add_eos: bool
     unopened: str = ""
+    label: str | None = None
+    pictures: tuple[Picture, ...] = ()
 
 
 class RewrittenError(Exception):
@@ -73,13 +82,16 @@ class LeftOutError(Exception):
 class ChatText:
     """One conversation on its way through a template."""
 
-    def __init__(self, conversation: Conversation, template: ChatTemplate, specials: tuple[str, ...]) -> None:
+    def __init__(
+        self, conversation: Conversation, template: ChatTemplate, specials: tuple[str, ...], *, in_parts: bool = False
+    ) -> None:
+        """`in_parts`: the template reads every turn's content as a list of parts, not only where there are images."""
         self.messages = conversation.messages
         self.completion_only = conversation.completion_only
         self.template = template
         self.specials = specials
         self.tools = conversation.tools
-        self.turns = [turn_of(message) for message in self.messages]
+        self.turns = [turn_of(message, in_parts=in_parts) for message in self.messages]
         self.text, self.blocks = template.render_marked(self.turns, tools=self.tools)
         self.unopened = ""
         if self.tools or any(message.tool_calls for message in self.messages):
@@ -116,7 +128,7 @@ class ChatText:
             if self._same([*self.turns[:i], fewer, *self.turns[i + 1 :]]):
                 what = f"the chat template leaves the tool calls of turn {i + 1} out, or all but the first of them"
                 raise LeftOutError("tool calls left out by the chat template", what)
-            other = {**self.turns[i], "content": _STAND_IN}
+            other = {**self.turns[i], "content": with_text(self.turns[i]["content"], STAND_IN)}
             if message.content.strip() and self._same([*self.turns[:i], other, *self.turns[i + 1 :]]):
                 what = f"the chat template leaves the text of turn {i + 1} out, because the turn calls a tool"
                 raise LeftOutError("text left out by the chat template", what)
@@ -171,7 +183,7 @@ class ChatText:
         last_end, closing = self._last_end
         # Nearly always the content stands right there, behind a space at most, and behind it what ends the last turn.
         at = start + 1 if self.text.startswith(" ", start) else start
-        for content in (self.turns[i]["content"], self.turns[i]["content"].strip()):
+        for content in (self.messages[i].content, self.messages[i].content.strip()):
             for end in (start + len(content), at + len(content)):
                 if closing and self.text.endswith(content, 0, end) and self.text.startswith(closing, end):
                     return end + len(closing)
@@ -201,7 +213,7 @@ class ChatText:
         """Where the content of turn `i` stands in the text, its tool calls included."""
         changed = [*self.turns]
         changed[i] = {key: value for key, value in changed[i].items() if key != "tool_calls"}
-        changed[i]["content"] = _STAND_IN
+        changed[i]["content"] = with_text(changed[i]["content"], STAND_IN)
         other = self._render(changed)
         start = _common_prefix(self.text, other)
         behind = _common_prefix(self.text[start:][::-1], other[start:][::-1])
@@ -216,7 +228,7 @@ class ChatText:
         if self.messages[-1].tool_calls:
             end = self._content(len(self.turns) - 1)[1]
             return end, self._token_at(end)
-        written = self.turns[-1]["content"]
+        written = self.messages[-1].content
         content = written.strip()
         found = self.text.rfind(content)
         # Space at the content's end must not pass for space that the template puts before every end token.
@@ -240,18 +252,6 @@ class ChatText:
 
     def _ends_with_token(self) -> bool:
         return self.text.rstrip().endswith(self.specials)
-
-
-def turn_of(message: Message) -> dict[str, Any]:
-    """A turn as templates expect it."""
-    turn: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.tool_calls:
-        turn["tool_calls"] = list(message.tool_calls)
-    if message.tool_call_id is not None:
-        turn["tool_call_id"] = message.tool_call_id
-    if message.name is not None:
-        turn["name"] = message.name
-    return turn
 
 
 def _complement(spans: list[Span], length: int) -> list[Span]:

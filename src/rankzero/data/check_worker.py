@@ -38,6 +38,7 @@ class Task:
     chunk: Chunk
     format: str
     columns: Mapping[str, str] | None
+    image_root: str
 
 
 @dataclass(slots=True)
@@ -65,7 +66,7 @@ def checker(wanted: Wanted) -> Callable[[Task], Checked]:
         parsed = parse(task.chunk, task.format, task.columns)
         good, problems, tokens = parsed.conversations, parsed.problems, None
         if count_tokens is not None:
-            tokens, refused = count_tokens(good)
+            tokens, refused = count_tokens(good, task.image_root)
             if refused:
                 problems = sorted([*problems, *refused], key=lambda problem: problem.line)
                 lost = {problem.line for problem in refused}

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,8 @@ SCHEMA = pa.schema(
         "source": pa.int16(),
         "group": pa.int64(),  # equal for rows that must not be split between train and eval
         "digest": pa.int64(),  # equal for equal rows
+        "label": pa.string(),  # task classify: the class by its name
+        "images": pa.list_(pa.string()),  # where they are, in the order of their placeholders
     }
 )
 
@@ -55,6 +57,28 @@ class DatasetStats:
     def as_json(self) -> dict[str, Any]:
         """For the manifest and for reports."""
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class RowLabels(Sequence[str | None]):
+    """The label of each row; None where it has none. Held as numbers: `names[codes[i]]`, and -1 for none."""
+
+    names: tuple[str, ...]
+    """Each name once, in the order in which rows first have it. Of a selection: those of all rows."""
+    codes: Int32
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @overload
+    def __getitem__(self, i: int) -> str | None: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[str | None]: ...
+    def __getitem__(self, i: int | slice) -> str | None | list[str | None]:
+        if isinstance(i, slice):
+            return [self[row] for row in range(*i.indices(len(self)))]
+        code = int(self.codes[i])
+        return None if code < 0 else self.names[code]
 
 
 class TokenizedDataset:
@@ -107,6 +131,19 @@ class TokenizedDataset:
         return self._wide("digest")
 
     @cached_property
+    def label_names(self) -> RowLabels:
+        """The class of each row by its name."""
+        whole = pa.chunked_array([chunk for part in self._parts for chunk in part.chunks("label")], pa.string())
+        encoded = whole.dictionary_encode().combine_chunks()
+        codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        return RowLabels(tuple(encoded.dictionary.to_pylist()), self._chosen(codes))
+
+    def images(self, i: int) -> tuple[str, ...]:
+        """Where the images of a row are, in the order of their placeholders."""
+        part, local = self._locate(i)
+        return tuple(part.value("images", local) or ())
+
+    @cached_property
     def source_of(self) -> Indices:
         """Index in `sources` of each row's file."""
         return self._wide("source")
@@ -128,7 +165,7 @@ class TokenizedDataset:
     def where(self, i: int) -> str:
         """`train.jsonl:812`."""
         part, local = self._locate(i)
-        source = int(part.value("source", local))
+        source = part.value("source", local)
         name = self.sources[source] if source < len(self.sources) else f"source {source}"
         return f"{name}:{part.value('line', local)}"
 
@@ -179,9 +216,12 @@ class _Part:
     def column(self, name: str) -> npt.NDArray[Any]:
         return np.concatenate([b.column(name).to_numpy() for b in self._batches] or [np.empty(0, np.int32)])
 
-    def value(self, name: str, row: int) -> int:
+    def chunks(self, name: str) -> list[Any]:
+        return [batch.column(name) for batch in self._batches]
+
+    def value(self, name: str, row: int) -> Any:
         batch, local = self._locate(row)
-        return int(self._batches[batch].column(name)[local].as_py())
+        return self._batches[batch].column(name)[local].as_py()
 
     def row(self, row: int) -> tuple[Int32, npt.NDArray[np.bool_]]:
         batch, local = self._locate(row)

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from rankzero.data.trees import is_spread, join_trees
 from rankzero.errors import ConfigError, DataError, Problem
 from rankzero.spec.run_spec import SourceSpec
 
-CODE_VERSION = 2
+CODE_VERSION = 3
 """Part of the content hash: raise it when the same rows and rules come to give other tokens or another layout."""
 
 OnProblems = Callable[[str, list[RowProblem]], None]
@@ -61,10 +60,17 @@ class Job:
         """The source that a file belongs to, by the file's index in `paths`."""
         return self.located[self.source_of[file]].source
 
+    def image_root(self, file: int) -> str:
+        """The directory that image paths in a file are relative to, by the file's index in `paths`."""
+        return os.path.abspath(self.spec_of(file).image_root or os.path.dirname(self.paths[file]))
+
     def fingerprint(self, cache_dir: Path) -> str:
         """The name of the result: a hash of all that decides it."""
         files = [self._identity(index, content_hash(path, cache_dir)) for index, path in enumerate(self.paths)]
-        whole = json.dumps([CODE_VERSION, files, self.parts.fingerprint, asdict(self.rules)])
+        decides = [CODE_VERSION, files, self.parts.fingerprint, self.rules.as_json()]
+        if self.rules.vision is not None:  # rows then say where their images are
+            decides.append([self.image_root(index) for index in range(len(self.paths))])
+        whole = json.dumps(decides)
         return hashlib.sha256(whole.encode()).hexdigest()
 
     def _identity(self, file: int, content: str) -> list[object]:

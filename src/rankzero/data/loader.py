@@ -1,28 +1,20 @@
-"""From a tokenised data set to tensors: the step's rows, this rank's passes, and their padding. The data side's only
-torch file; knows nothing of models."""
+"""From a tokenised data set to a rank's work: the step's rows, its passes, their tensors. Knows nothing of models."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from rankzero.data.batching import Indices, divide_among_ranks, micro_batches, permutation
+from rankzero.data.batching import Indices, divide_among_ranks, micro_batches, packed_batches, permutation
+from rankzero.data.collate import Collator, MicroBatch
 from rankzero.data.dataset import TokenizedDataset
+from rankzero.data.prefetch import ahead
 
-
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """One forward pass. B rows padded on the right to T tokens, of which N are predicted."""
-
-    rows: Indices
-    input_ids_BT: torch.Tensor
-    predicts_BT: torch.Tensor
-    """True where the next token is trained: the positions whose logits are needed."""
-    targets_N: torch.Tensor
-    """The trained tokens, in the order in which `predicts_BT` selects."""
+__all__ = ["Batches", "MicroBatch", "Work"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +22,7 @@ class Work:
     """This rank's part of a step (or of an evaluation), and the totals over all ranks."""
 
     passes: list[Indices]
+    """Rows of each pass. An empty one is a pass that only keeps step with the other ranks."""
     rows: Indices
     tokens: int
     supervised: int
@@ -39,11 +32,22 @@ class Batches:
     """Plans and collates. Every rank holds the whole plan, so totals need no communication."""
 
     def __init__(
-        self, dataset: TokenizedDataset, *, rank: int, world_size: int, max_tokens: int, pass_cost: int
+        self,
+        dataset: TokenizedDataset,
+        collator: Collator,
+        *,
+        rank: int,
+        world_size: int,
+        max_tokens: int,
+        pass_cost: int,
+        same_passes: bool,
     ) -> None:
+        """`same_passes`: every rank runs as many passes as the one with the most, because passes are collectives."""
         self.dataset = dataset
+        self._collator = collator
         self._rank, self._world_size = rank, world_size
         self._max_tokens, self._pass_cost = max_tokens, pass_cost
+        self._same_passes = same_passes
         self._epoch = -1
         self._order: Indices = np.empty(0, dtype=np.int64)
 
@@ -59,37 +63,29 @@ class Batches:
 
     def _divide(self, rows: Indices) -> Work:
         lengths = self.dataset.lengths
-        mine = divide_among_ranks(rows, lengths, self._world_size)[self._rank]
+        shares = divide_among_ranks(rows, lengths, self._world_size)
+        passes = self._passes(shares[self._rank])
+        if self._same_passes:
+            most = max(len(self._passes(share)) for share in shares)
+            passes += [np.empty(0, dtype=np.int64)] * (most - len(passes))
         return Work(
-            passes=micro_batches(mine, lengths, max_tokens=self._max_tokens, pass_cost=self._pass_cost),
+            passes=passes,
             rows=rows,
             tokens=int(lengths[rows].sum()),
             supervised=int(self.dataset.supervised[rows].sum()),
         )
 
+    def _passes(self, share: Indices) -> list[Indices]:
+        if self._collator.packed:
+            return packed_batches(share, self.dataset.lengths, max_tokens=self._max_tokens)
+        return micro_batches(share, self.dataset.lengths, max_tokens=self._max_tokens, pass_cost=self._pass_cost)
+
+    def collated(self, passes: list[Indices], device: torch.device) -> Iterator[MicroBatch]:
+        """The tensors of these passes, each made while the one before it is computed."""
+        return ahead(partial(self.collate, device=device), passes)
+
     def collate(self, rows: Indices, device: torch.device) -> MicroBatch:
-        """Rows as padded tensors. The last token of a row is only ever a target, so it is not fed in.
-
-        Padding stands on the right of a causal model, where nothing real attends to it: no attention mask is needed,
-        and which id it has does not matter.
-        """
-        tokens = [self.dataset.row(int(row)) for row in rows]
-        width = max(len(ids) for ids, _ in tokens) - 1
-        input_ids, predicts = np.zeros((len(rows), width), np.int64), np.zeros((len(rows), width), np.bool_)
-        targets: list[npt.NDArray[np.int32]] = []
-        for i, (ids, mask) in enumerate(tokens):
-            input_ids[i, : len(ids) - 1] = ids[:-1]
-            predicts[i, : len(ids) - 1] = mask[1:]
-            targets.append(ids[1:][mask[1:]])
-        return MicroBatch(
-            rows=rows,
-            input_ids_BT=_to(input_ids, device),
-            predicts_BT=_to(predicts, device),
-            targets_N=_to(np.concatenate(targets).astype(np.int64), device),
-        )
-
-
-def _to(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    """Copy to the device without waiting for it, where the device allows that."""
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+        """The tensors of one pass."""
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # each thread has its own; pinning would else open the first GPU
+        return self._collator(self.dataset, rows, device) if len(rows) else self._collator.idle(device)

@@ -94,12 +94,15 @@ def _tokens(tokens: TokenCounts) -> list[str]:
     note = (
         f"<p>Examples of {tokens.cap:,} tokens and more are counted as that.</p>" if tokens.lengths[tokens.cap] else ""
     )
+    spreads = {"Tokens": tokens.lengths}
+    if tokens.supervised:
+        spreads["Trained tokens"] = tokens.trained_lengths
     return _section(
         "Tokens",
-        share_bar("Trained tokens", tokens.supervised, tokens.tokens),
+        share_bar("Trained tokens", tokens.supervised, tokens.tokens) if tokens.supervised else "",
         bar_chart("Tokens an example, before anything is cut", histogram(tokens.lengths, 24), "tokens", "examples"),
         note,
-        _spread_table("Percentiles", {"Tokens": tokens.lengths, "Trained tokens": tokens.trained_lengths}),
+        _spread_table("Percentiles", spreads),
         table("What the rules do", ("Rule", "Examples", "Share"), dropped, numbers=frozenset({1, 2})),
         table("Openings that answers lack", ("In use the template opens with", "Examples"), opened, frozenset({1})),
     )

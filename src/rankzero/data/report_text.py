@@ -134,8 +134,8 @@ def _images(page: _Page, report: CheckReport) -> None:
 
 
 def _tokens(page: _Page, tokens: TokenCounts) -> None:
-    trained = percent(tokens.supervised, tokens.tokens)
-    page.say("tokens", [f"{tokens.tokens:,} in {_count(tokens.kept, 'example')}, {trained} of them trained"])
+    trained = f", {percent(tokens.supervised, tokens.tokens)} of them trained" if tokens.supervised else ""
+    page.say("tokens", [f"{tokens.tokens:,} in {_count(tokens.kept, 'example')}{trained}"])
     if tokens.truncated:
         cut = f"{_count(tokens.truncated, 'example')} ({percent(tokens.truncated, tokens.examples)})"
         page.say("truncated", [f"{cut}, at least {_count(tokens.cut_tokens, 'token')} cut off"])

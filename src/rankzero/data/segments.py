@@ -173,6 +173,8 @@ def _record_batch(block: Block, source: int) -> Any:
             pa.repeat(pa.scalar(source, pa.int16()), rows),
             np.asarray(block.groups, dtype=np.int64),
             np.asarray(block.digests, dtype=np.int64),
+            pa.array(block.labels, type=pa.string()),
+            pa.array(block.images, type=pa.list_(pa.string())),
         ],
         schema=SCHEMA,
     )

@@ -6,6 +6,7 @@ saw in training up to each trained answer must be that very text. Knows template
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rankzero.data.chat import Rendered, Renderer, TokenRules
-from rankzero.data.chat_text import turn_of
 from rankzero.data.conversation import Conversation
 from rankzero.data.template import ChatTemplate
 from rankzero.data.tokenizer import TokenizerParts
+from rankzero.data.turns import turn_of
 
 Turns = Sequence[Mapping[str, Any]]
 Serve = Callable[[Turns, Turns], str]
@@ -131,10 +132,10 @@ class _Comparer:
 
     def differences(self, path: str, row: Conversation, comparison: Comparison) -> Iterator[Difference]:
         """One for each answer and cause."""
-        rendered = self._renderer.render(row)
+        rendered = self._renderer.render(row, os.path.dirname(path) or ".")
         if not isinstance(rendered, Rendered):
             return  # a bad row, which is reported as such
-        turns = [turn_of(message) for message in row.messages]
+        turns = [turn_of(message, in_parts=self._renderer.in_parts) for message in row.messages]
         where = f"{path}:{row.line}"
         for index, message in enumerate(row.messages):
             if message.role == "assistant" and message.train is not False and index:
@@ -161,7 +162,7 @@ class _Comparer:
             cause: Cause = "think block in serving" if thinks else "generation prompt"
             yield self._difference(where, index, at, text, prompt, cause)
             return
-        content = str(turns[index]["content"]).strip()
+        content = row.messages[index].content.strip()
         answer = text[len(prompt) :].lstrip()
         if not answer.startswith(content):
             at = len(text) - len(answer) + _first_difference(answer, content)

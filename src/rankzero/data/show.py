@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,8 +11,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
 
 from rankzero.data.chat import Renderer, TokenRules
-from rankzero.data.encode import Encoder, Row
 from rankzero.data.problems import LocatedProblem, RowProblem
+from rankzero.data.row_tokens import Encoder, Row
 from rankzero.data.rows import parse
 from rankzero.data.sources import read_chunks, require_readable
 from rankzero.data.tokenizer import Tokenizer, TokenizerParts, take_apart
@@ -42,11 +43,13 @@ class ShownRow:
     dropped: str
     straddles: bool
     unopened: str
+    label: str | None = None
 
     @property
     def headline(self) -> str:
         """`train.jsonl:3: 62 tokens, 20 trained`."""
-        notes = [f"{self.where}: {self.tokens} tokens, {self.supervised} trained"]
+        what = f"{self.supervised} trained" if self.label is None else f"label {self.label!r}"
+        notes = [f"{self.where}: {self.tokens} tokens, {what}"]
         if self.truncated:
             notes.append("truncated")
         if self.straddles:
@@ -86,7 +89,7 @@ def rows_to_show(
 ) -> Iterator[ShownRow]:
     """The row at `line`, or the first `count` rows. Raises DataError at a row that cannot be read or rendered."""
     require_readable([source.path])
-    parts = take_apart(tokenizer)
+    parts = take_apart(tokenizer, rules.task)
     renderer, encoder = Renderer(parts, rules), Encoder(parts, rules)
     backend = Backend.from_str(parts.backend)
     found = 0
@@ -103,7 +106,7 @@ def rows_to_show(
                 continue
             if number in problems:
                 raise _error(source.path, problems[number])
-            rendered = renderer.render(conversations[number])
+            rendered = renderer.render(conversations[number], source.image_root or os.path.dirname(source.path) or ".")
             if isinstance(rendered, RowProblem):
                 raise _error(source.path, [rendered])
             row = next(encoder.encode([rendered]))
@@ -124,23 +127,33 @@ def _shown(where: str, row: Row, rules: TokenRules, parts: TokenizerParts, backe
     ids = row.ids[: rules.max_length]
     return ShownRow(
         where=where,
-        pieces=_pieces(ids, trained, parts, backend),
+        pieces=_pieces(ids, trained, rules, parts, backend),
         tokens=len(row.ids),
         supervised=len(trained),
         truncated=row.truncated,
         dropped=row.dropped,
         straddles=row.straddles,
         unopened=row.unopened,
+        label=row.label,
     )
 
 
-def _pieces(ids: list[int], trained: set[int], parts: TokenizerParts, backend: Backend) -> list[Piece]:
+def _pieces(
+    ids: list[int], trained: set[int], rules: TokenRules, parts: TokenizerParts, backend: Backend
+) -> list[Piece]:
+    """Token by token; an image as one piece, with the number of its tokens."""
     stream = DecodeStream(skip_special_tokens=False)
+    image = None if rules.vision is None else rules.vision.placeholder_id
     pieces = []
-    for position, token in enumerate(ids):
-        text = stream.step(backend, token)
+    position = 0
+    while position < len(ids):
+        text, first = stream.step(backend, ids[position]), position
+        position += 1
+        while ids[first] == image and position < len(ids) and ids[position] == image:
+            position += 1
         if text is not None:  # None: the character goes on in the next token
-            pieces.append(Piece(text, position in trained, text in parts.specials))
+            copies = f" × {position - first}" if position - first > 1 else ""
+            pieces.append(Piece(text + copies, position - 1 in trained, text in parts.specials))
     return pieces
 
 

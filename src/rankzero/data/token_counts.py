@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from rankzero.data.chat import Rendered, Renderer, TokenRules
 from rankzero.data.conversation import Conversation
-from rankzero.data.encode import Encoder, Row
 from rankzero.data.problems import RowProblem
+from rankzero.data.row_tokens import Encoder, Row, cuts_images
 from rankzero.data.statistics import TokenCounts, stepped
 from rankzero.data.tokenizer import TokenizerParts
 
@@ -34,12 +34,12 @@ class TokenCounter:
         self._renderer = Renderer(tokens.parts, tokens.rules)
         self._encoder = Encoder(tokens.parts, replace(tokens.rules, max_length=self._cap, over_length="truncate"))
 
-    def count(self, examples: Sequence[Conversation]) -> tuple[TokenCounts, list[RowProblem]]:
+    def count(self, examples: Sequence[Conversation], image_root: str = ".") -> tuple[TokenCounts, list[RowProblem]]:
         """The counts, and what the template refuses. A row with a refused example is not counted at all."""
         rendered: list[tuple[int, Rendered]] = []
         problems: list[RowProblem] = []
         for example in examples:
-            row = self._renderer.render(example)
+            row = self._renderer.render(example, image_root)
             if isinstance(row, RowProblem):
                 problems.append(row)
             else:
@@ -59,8 +59,9 @@ class TokenCounter:
             return
         counts.kept += 1
         counts.tokens += tokens
-        counts.supervised += supervised
-        counts.trained_lengths[stepped(supervised)] += 1
+        if row.label is None:
+            counts.supervised += supervised
+            counts.trained_lengths[stepped(supervised)] += 1
         counts.truncated += tokens < len(row.ids) or row.truncated
         counts.cut_tokens += len(row.ids) - tokens
         counts.boundary += row.straddles
@@ -71,12 +72,16 @@ class TokenCounter:
 def fate(row: Row, rules: TokenRules) -> tuple[str, int, int]:
     """Of a row that was cut late or not at all: why the rules drop it, or how many tokens they leave, and how many of
     those are trained."""
-    if row.dropped == "nothing_to_train":
+    if row.dropped in ("nothing_to_train", "empty_text"):
         return row.dropped, 0, 0
     too_long = row.truncated or len(row.ids) > rules.max_length
     if too_long and rules.over_length == "drop":
         return "over_length", 0, 0
     tokens = min(len(row.ids), rules.max_length)
+    if row.label is not None:
+        return "", tokens, row.supervised
+    if too_long and cuts_images(row.images_end, rules.max_length):
+        return "image_cut_off", 0, 0
     supervised = sum(max(0, min(end, tokens) - start) for start, end in row.ranges)
     if too_long and not supervised:
         return "truncated_before_trained", 0, 0

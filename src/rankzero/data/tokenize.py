@@ -9,7 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 from rankzero.data.chat import TokenRules
 from rankzero.data.dataset import DatasetStats, TokenizedDataset
 from rankzero.data.encode import Task, chunk_encoder
+from rankzero.data.formats.classification import UNLABELLED
 from rankzero.data.job import CODE_VERSION, Job
 from rankzero.data.locate_data import LocatedSource, expand
 from rankzero.data.pool import ordered_map, worker_count
@@ -49,7 +50,7 @@ class Shard:
 
 def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
     """Changes when the same text could become other tokens: vocabulary, merges, special tokens, chat template."""
-    return take_apart(tokenizer).fingerprint
+    return take_apart(tokenizer, "classify").fingerprint  # the task that asks least of a tokenizer
 
 
 def prepare(
@@ -121,7 +122,7 @@ def _job(
     located = expand([source for source in sources if isinstance(source, SourceSpec)])
     located = (*located, *(source for source in sources if isinstance(source, LocatedSource)))
     require_readable([path for source in located for path in source.files])
-    return Job(located, take_apart(tokenizer), rules, seed)
+    return Job(located, take_apart(tokenizer, rules.task), rules, seed)
 
 
 def _existing(directory: Path, paths: Sequence[str]) -> TokenizedDataset | None:
@@ -182,7 +183,7 @@ def _make(directory: Path, job: Job, shard: Shard, workers: int, progress: Progr
         meta = {
             "fingerprint": directory.name,
             "stats": stats.as_json(),
-            "rules": asdict(job.rules),
+            "rules": job.rules.as_json(),
             "sources": job.paths,
             "tokenizer": job.parts.fingerprint,
             "code_version": CODE_VERSION,
@@ -221,7 +222,7 @@ def _tokenise(job: Job, segments: Segments, shard: Shard, workers: int, progress
                 continue
             at_work.append(number)
             spec = job.spec_of(chunk.source)
-            yield Task(chunk, spec.format, log.total == 0, spec.columns or None)
+            yield Task(chunk, spec.format, log.total == 0, spec.columns or None, job.image_root(chunk.source))
 
     results = ordered_map(partial(chunk_encoder, job.parts, job.rules), tasks(), workers)
     for number, chunks in groupby(results, key=lambda _chunk: at_work.popleft()):
@@ -255,9 +256,13 @@ def _nothing_left(stats: DatasetStats, paths: Sequence[str], rules: TokenRules) 
         "over_length": f"raise data.max_length ({rules.max_length}) or set data.over_length: truncate",
         "truncated_before_trained": f"the first {rules.max_length} tokens hold no answer: raise data.max_length",
         "nothing_to_train": 'every assistant turn says "loss": false (or "weight": 0)',
+        "image_cut_off": f"with their images the rows are longer than data.max_length ({rules.max_length}): raise it, "
+        "or lower data.image_max_tokens",
+        UNLABELLED: 'every "label" is null or -1',
     }
     reasons = ", ".join(f"{count} × {reason}" for reason, count in stats.dropped.items())
     most = max(stats.dropped, key=lambda reason: stats.dropped[reason])
-    what = f"no row has a trained token: all {stats.rows_in} are dropped ({reasons})"
+    what = "no row is left" if rules.task == "classify" else "no row has a trained token"
+    what += f": all {stats.rows_in} are dropped ({reasons})"
     hint = hints.get(most, "`rankzero data check` lists what is left out and why")
     return DataError(what, where=", ".join(paths), hint=hint)

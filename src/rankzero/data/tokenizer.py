@@ -9,9 +9,12 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rankzero.errors import ConfigError
+
+if TYPE_CHECKING:  # workers need not load pydantic
+    from rankzero.spec.run_spec import Task
 
 
 class Tokenizer(Protocol):
@@ -41,6 +44,7 @@ class TokenizerParts:
     variables: Mapping[str, str]
     eos_token: str
     eos_id: int
+    """-1, and the token empty, where there is none."""
     specials: tuple[str, ...]
 
     @property
@@ -52,8 +56,8 @@ class TokenizerParts:
         return hashlib.sha256(whole.encode()).hexdigest()
 
 
-def take_apart(tokenizer: Tokenizer) -> TokenizerParts:
-    """The parts of a fast tokenizer. Raises ConfigError where one that is needed is missing."""
+def take_apart(tokenizer: Tokenizer, task: Task = "sft") -> TokenizerParts:
+    """The parts of a fast tokenizer. Raises ConfigError where one that the task needs is missing."""
     if not getattr(tokenizer, "is_fast", False):
         raise ConfigError(
             f"{type(tokenizer).__name__} is a slow tokenizer: it cannot say which characters a token stands for",
@@ -65,7 +69,7 @@ def take_apart(tokenizer: Tokenizer) -> TokenizerParts:
         name: str(token) for name, token in tokenizer.special_tokens_map.items() if not isinstance(token, (list, dict))
     }
     eos_id = tokenizer.eos_token_id if "eos_token" in variables else None
-    if eos_id is None:
+    if eos_id is None and task == "sft":
         raise ConfigError(
             "the tokenizer has no end-of-sequence token, so a model could not learn where to stop",
             where="model.tokenizer_dir",
@@ -75,14 +79,14 @@ def take_apart(tokenizer: Tokenizer) -> TokenizerParts:
     # How someone padded or cut with this object before is not part of what it is.
     backend["truncation"] = backend["padding"] = None
     _keep_whole_offsets(backend.get("post_processor"))
-    eos_token = variables["eos_token"]
-    specials = {eos_token, *(token["content"] for token in backend["added_tokens"] if token["special"])}
+    eos_token = variables.get("eos_token", "")
+    specials = {eos_token, *(token["content"] for token in backend["added_tokens"] if token["special"])} - {""}
     return TokenizerParts(
         backend=json.dumps(backend, ensure_ascii=False, sort_keys=True),
         chat_template=_single_template(tokenizer.chat_template),
         variables=variables,
         eos_token=eos_token,
-        eos_id=int(eos_id),
+        eos_id=-1 if eos_id is None else int(eos_id),
         specials=tuple(sorted(specials, key=lambda token: (-len(token), token))),
     )
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from rankzero.data.dataset import TokenizedDataset
+from rankzero.data.image_tokens import ImageRules
 from rankzero.data.locate_data import LocatedSource, expand
 from rankzero.data.progress import Progress
 from rankzero.data.selection import first_occurrences, held_out_by_group, mix
@@ -41,9 +42,10 @@ def input_bytes(sources: Sequence[LocatedSource]) -> int:
     return sum(os.path.getsize(path) for source in sources for path in source.files if os.path.isfile(path))
 
 
-def token_rules(data: DataSpec) -> TokenRules:
-    """What decides the tokens of a row."""
-    return TokenRules(data.max_length, data.over_length, data.assistant_only_loss)
+def token_rules(spec: RunSpec, vision: ImageRules | None = None) -> TokenRules:
+    """What decides the tokens of a row. `vision`: of a model that sees images."""
+    data = spec.data
+    return TokenRules(data.max_length, data.over_length, data.assistant_only_loss, spec.task, vision)
 
 
 def parts_of(data: DataSpec) -> dict[str, list[SourceSpec]]:
@@ -62,20 +64,28 @@ def parts_of(data: DataSpec) -> dict[str, list[SourceSpec]]:
 
 
 def training_data(
-    spec: RunSpec, tokenizer: Tokenizer, cache_dir: Path, *, workers: int, show: ShowProgress, say: Say
+    spec: RunSpec,
+    tokenizer: Tokenizer,
+    cache_dir: Path,
+    *,
+    workers: int,
+    show: ShowProgress,
+    say: Say,
+    vision: ImageRules | None = None,
 ) -> TrainingData:
-    """Everything a run reads, tokenised or found in the cache. Raises as `prepare` does, and DataError for a hold-out
-    that cannot be."""
+    """Everything a run reads, tokenised or found in the cache. `vision`: of a model that sees images. Raises as
+    `prepare` does, and DataError for a hold-out that cannot be."""
     read: dict[str, TokenizedDataset] = {}
-    rules, seed = token_rules(spec.data), spec.train.seed
+    rules, seed = token_rules(spec, vision), spec.train.seed
     parts = parts_of(spec.data)
     located = {label: expand(sources) for label, sources in parts.items()}
     for label, sources in located.items():
         with show(f"tokenise {label}", sources) as advance:
             dataset = prepare(sources, tokenizer, rules, cache_dir, workers=workers, seed=seed, progress=advance)
         stats = dataset.stats
+        trained = "" if spec.task == "classify" else f", {stats.supervised_tokens} trained"
         say(
-            f"{label}: {len(dataset)} rows, {stats.tokens} tokens, {stats.supervised_tokens} trained; "
+            f"{label}: {len(dataset)} rows, {stats.tokens} tokens{trained}; "
             f"{stats.truncated} truncated, {sum(stats.dropped.values())} dropped"
         )
         read[label] = _deduplicated(dataset, label, say) if spec.data.deduplicate else dataset
@@ -86,7 +96,14 @@ def training_data(
 
 
 def prepare_part(
-    spec: RunSpec, tokenizer: Tokenizer, cache_dir: Path, shard: Shard, *, workers: int | None, show: ShowProgress
+    spec: RunSpec,
+    tokenizer: Tokenizer,
+    cache_dir: Path,
+    shard: Shard,
+    *,
+    workers: int | None,
+    show: ShowProgress,
+    vision: ImageRules | None = None,
 ) -> dict[str, TokenizedDataset | None]:
     """This shard's part of the tokenising of a run's data; None where other shards are still at work."""
     made: dict[str, TokenizedDataset | None] = {}
@@ -96,7 +113,7 @@ def prepare_part(
             made[label] = prepare_shard(
                 sources,
                 tokenizer,
-                token_rules(spec.data),
+                token_rules(spec, vision),
                 cache_dir,
                 shard,
                 workers=workers,

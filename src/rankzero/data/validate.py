@@ -5,7 +5,6 @@ Knows files, workers and what adds up to the report; what a row must be is known
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -158,7 +157,7 @@ class _Check:
         def tasks() -> Iterator[Task]:
             for chunk in job.chunks(on_problems):
                 spec = job.spec_of(chunk.source)
-                yield Task(chunk, spec.format, spec.columns or None)
+                yield Task(chunk, spec.format, spec.columns or None, job.image_root(chunk.source))
 
         wanted = Wanted(self._options.tokens, self._options.images, quarantine is not None, self._options.samples > 0)
         for chunk in ordered_map(partial(checker, wanted), tasks(), worker_count(job.size, self._workers)):
@@ -170,8 +169,7 @@ class _Check:
             if quarantine is not None:
                 quarantine.add(path, chunk.bad_lines, chunk.problems)
             if chunk.images:
-                spec = job.spec_of(chunk.source)
-                known = self._images.setdefault(Path(spec.image_root or os.path.dirname(path) or "."), {})
+                known = self._images.setdefault(Path(job.image_root(chunk.source)), {})
                 for image, line in chunk.images:
                     known.setdefault(image, []).append((chunk.source, line))
             self._samples += [(path, row) for row in chunk.samples[: self._options.samples - len(self._samples)]]

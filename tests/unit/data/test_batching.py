@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from rankzero.data.batching import (
     divide_among_ranks,
     micro_batches,
+    packed_batches,
     permutation,
 )
+from rankzero.data.collate import PaddedText
 from rankzero.data.loader import Batches
 
 
@@ -49,10 +51,49 @@ def test_a_permutation_holds_every_row_once(n: int, seed: int, stream: int) -> N
 @given(n=st.integers(1, 200), size=st.integers(1, 40), epoch=st.integers(0, 5))
 def test_an_epoch_holds_every_row_once(n: int, size: int, epoch: int) -> None:
     steps = -(-n // size)
-    plan = Batches(Even(n), rank=0, world_size=1, max_tokens=10, pass_cost=0)  # type: ignore[arg-type]
+    plan = Batches(
+        Even(n),  # type: ignore[arg-type]
+        PaddedText(),
+        rank=0,
+        world_size=1,
+        max_tokens=10,
+        pass_cost=0,
+        same_passes=False,
+    )
     batches = [plan.step(seed=1, epoch=epoch, step_in_epoch=step, size=size).rows for step in range(steps)]
     assert sorted(np.concatenate(batches).tolist()) == list(range(n))
     assert all(len(batch) == size for batch in batches[:-1])
+
+
+@given(values=lengths, max_tokens=st.integers(1, 4000))
+def test_packed_passes_hold_every_row_once_and_keep_to_the_budget(values: np.ndarray, max_tokens: int) -> None:
+    passes = packed_batches(np.arange(len(values)), values, max_tokens=max_tokens)
+    assert sorted(np.concatenate(passes).tolist()) == list(range(len(values)))
+    assert all(int(values[rows].sum()) <= max_tokens or len(rows) == 1 for rows in passes)
+    half_full = [rows for rows in passes if 2 * int(values[rows].sum()) <= max_tokens]
+    assert len(half_full) <= 1, "two passes that are at most half full would have been one"
+
+
+@given(values=lengths, world=st.integers(1, 5))
+def test_ranks_that_keep_step_run_equally_many_passes(values: np.ndarray, world: int) -> None:
+    data = Even(len(values))
+    data.lengths = values
+    plans = [
+        Batches(
+            data,  # type: ignore[arg-type]
+            PaddedText(),
+            rank=rank,
+            world_size=world,
+            max_tokens=2000,
+            pass_cost=0,
+            same_passes=True,
+        ).everything()
+        for rank in range(world)
+    ]
+    assert len({len(plan.passes) for plan in plans}) == 1
+    rows = [row for plan in plans for share in plan.passes for row in share.tolist()]
+    assert sorted(rows) == list(range(len(values)))
+    assert any(all(len(share) for share in plan.passes) for plan in plans), "no pass is idle on every rank"
 
 
 def test_orders_are_spread_evenly() -> None:

@@ -17,6 +17,8 @@ from rankzero.run_dir.atomic import commit_directory
 
 PARTS = [[[[1, 2, 3], [5]], [[7, 8]]], [[], [[9, 9, 9, 9]]]]
 """Rows of two parts of two record batches each (one of them empty)."""
+LABELS = {1: "one", 2: None, 3: "three", 4: "one"}
+"""The label of a row by its length."""
 
 
 @pytest.fixture
@@ -38,6 +40,8 @@ def directory(tmp_path: Path) -> Path:
                     "source": [number for _ in rows],
                     "group": [line for _ in rows],
                     "digest": [len(row) for row in rows],
+                    "label": [LABELS[len(row)] for row in rows],
+                    "images": [[f"{len(row)}.png", "b.png"] if len(row) == 3 else None for row in rows],
                 }
                 writer.write_batch(pa.record_batch(columns, schema=SCHEMA))
     meta = {
@@ -71,6 +75,16 @@ def test_ids_come_straight_from_the_map(directory: Path) -> None:
     ids, mask = TokenizedDataset.open(directory, []).row(2)
     assert ids.dtype == np.int32 and not ids.flags.owndata and not ids.flags.writeable
     assert mask.dtype == np.bool_
+
+
+def test_labels_and_images(directory: Path) -> None:
+    dataset = TokenizedDataset.open(directory, [])
+    assert list(dataset.label_names) == ["three", "one", None, "one"]
+    assert dataset.label_names.names == ("three", "one")
+    assert dataset.label_names[1:3] == ["one", None] and len(dataset.label_names) == 4
+    assert list(dataset.select([3, 2, 3]).label_names) == ["one", None, "one"]
+    assert [dataset.images(i) for i in range(4)] == [("3.png", "b.png"), (), (), ()]
+    assert dataset.select([1, 0]).images(1) == ("3.png", "b.png")
 
 
 @pytest.mark.parametrize("i", [-1, 4])

@@ -14,16 +14,19 @@ Decisions, the same for checking and for training:
 from __future__ import annotations
 
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from rankzero.data.images.paths import Refused, inside
 from rankzero.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+Looked = TypeVar("Looked")
 
 MAX_PIXELS = 64_000_000
 
@@ -95,29 +98,54 @@ def locate(path: str, root: Path) -> Path:
 
 def decode(file: Path, limits: ImageLimits) -> Image:
     """The file's first frame as RGB. Raises ImageError."""
+    return _read(file, limits, _loaded)
+
+
+def image_size(file: Path, limits: ImageLimits) -> tuple[int, int]:
+    """(width, height) that `decode` gives, from the file's head alone: damage behind it is not seen. Raises
+    ImageError."""
+    return _read(file, limits, _upright_size)
+
+
+def _read(file: Path, limits: ImageLimits, look: Callable[[Image], Looked]) -> Looked:
+    from PIL import Image, UnidentifiedImageError
+
     try:
         with file.open("rb") as stream:
-            return _decoded(stream, limits)
+            try:
+                image = Image.open(stream, formats=_readable_formats())
+                _require_pixels(image.size, limits)
+                return look(image)
+            except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+                raise ImageError("too many pixels", str(error)) from error
+            except UnidentifiedImageError as error:
+                raise _unidentified(stream) from error
+            except (OSError, SyntaxError, ValueError) as error:
+                if isinstance(error, OSError) and error.errno is not None:  # Pillow's own have none: the volume failed
+                    raise
+                what = f"the image is cut off or damaged: {_first_line(error)}"
+                raise ImageError("damaged image", what) from error
     except OSError as error:
         raise ImageError("unreadable file", f"cannot be read: {error.strerror or error}") from error
 
 
-def _decoded(stream: BinaryIO, limits: ImageLimits) -> Image:
-    from PIL import Image, UnidentifiedImageError
+def _loaded(image: Image) -> Image:
+    image.load()
+    return _rgb(_upright(image))
 
+
+def _upright_size(image: Image) -> tuple[int, int]:
+    from PIL import Image as Pillow
+
+    width, height = image.size
+    if image.format == "TIFF":  # Pillow turns these itself
+        return width, height
     try:
-        image = Image.open(stream, formats=_readable_formats())
-        _require_pixels(image.size, limits)
-        image.load()
-        return _rgb(_upright(image))
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ImageError("too many pixels", str(error)) from error
-    except UnidentifiedImageError as error:
-        raise _unidentified(stream) from error
-    except (OSError, SyntaxError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # Pillow's own have none: the volume failed
-            raise
-        raise ImageError("damaged image", f"the image is cut off or damaged: {_first_line(error)}") from error
+        # The base class's: that of PNG files decodes the whole image to find notes at the end of the file.
+        sideways = Pillow.Image.getexif(image).get(_ORIENTATION, 1) in (5, 6, 7, 8)
+    except (OSError, SyntaxError, ValueError):
+        sideways = False
+    return (height, width) if sideways else (width, height)
 
 
 def _require_pixels(size: tuple[int, int], limits: ImageLimits) -> None:

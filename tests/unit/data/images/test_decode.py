@@ -16,7 +16,7 @@ from PIL import Image, ImageFile
 
 from rankzero.data.images import decode as decoding
 from rankzero.data.images.check import check_images
-from rankzero.data.images.decode import ImageError, ImageLimits, decode, load_rgb
+from rankzero.data.images.decode import ImageError, ImageLimits, decode, image_size, load_rgb
 from rankzero.errors import ConfigError, DataError
 
 
@@ -222,3 +222,25 @@ def test_mutated_files_give_pixels_or_a_reason_and_nothing_else(tmp_path: Path) 
         except ImageError as error:
             outcomes.add(error.reason)
     assert {"RGB", "damaged image", "not an image"} <= outcomes
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF", "MPO"])
+def test_the_head_tells_the_size_that_decoding_gives(tmp_path: Path, format: str, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    file = tmp_path / "x"
+    file.write_bytes(encoded(noise((48, 32)), format, exif=exif))
+    size = image_size(file, ImageLimits())
+    assert size == decode(file, ImageLimits()).size == ((48, 32) if orientation < 5 else (32, 48))
+
+
+def test_the_size_is_told_without_decoding_and_within_limits(tmp_path: Path) -> None:
+    data = encoded(noise((200, 100)), "PNG")
+    (tmp_path / "half.png").write_bytes(data[: len(data) // 2])
+    assert image_size(tmp_path / "half.png", ImageLimits()) == (200, 100)
+    with pytest.raises(ImageError, match="more than the 19,999 that are allowed"):
+        image_size(tmp_path / "half.png", ImageLimits(pixels=19_999))
+    (tmp_path / "page.png").write_bytes(b"<html>")
+    with pytest.raises(ImageError, match="HTML page"):
+        image_size(tmp_path / "page.png", ImageLimits())

@@ -1,0 +1,153 @@
+"""Rows of a pass as tensors: padded, end to end, with a label, with images. Knows rows and torch; nothing of models.
+
+A collator is chosen once for a run. The model sees `inputs` as keyword arguments and nothing else of the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rankzero.data.batching import Indices
+from rankzero.data.dataset import TokenizedDataset
+from rankzero.data.labels import label_codes
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """One forward pass over B sequences of T positions, which predicts N targets."""
+
+    rows: Indices
+    inputs: Mapping[str, Any]
+    """Keyword arguments of the model: tensors, and numbers where it wants them; always `input_ids` of (B, T)."""
+    predicts_BT: torch.Tensor | None
+    """Where the next token is trained: the positions whose logits are needed. None: one prediction for each row."""
+    targets_N: torch.Tensor
+    """Trained tokens in the order in which `predicts_BT` selects, or classes."""
+    computed: int
+    """Tokens that go through the model, padding included."""
+
+
+class Collator(Protocol):
+    """Rows of one data set to a MicroBatch."""
+
+    packed: bool
+    """Rows lie end to end: a pass costs the sum of its rows, not rows x the longest."""
+
+    def __call__(self, dataset: TokenizedDataset, rows: Indices, device: torch.device) -> MicroBatch: ...
+
+    def idle(self, device: torch.device) -> MicroBatch:
+        """The least pass that touches every weight and predicts nothing, for a rank that only keeps step."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """Rows as rectangles: what is fed in, and the tokens that are predicted."""
+
+    input_ids_BT: npt.NDArray[np.int64]
+    predicts_BT: npt.NDArray[np.bool_]
+    targets_N: npt.NDArray[np.int64]
+
+
+def pad_right(rows: Sequence[tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]], *, pad_id: int = 0) -> Padded:
+    """Pad rows of (ids, which of them are trained) to the longest, without their last tokens."""
+    width = max(len(ids) for ids, _ in rows) - 1
+    input_ids_BT, predicts_BT = np.full((len(rows), width), pad_id, np.int64), np.zeros((len(rows), width), np.bool_)
+    targets: list[npt.NDArray[np.int32]] = []
+    for i, (ids, mask) in enumerate(rows):
+        input_ids_BT[i, : len(ids) - 1] = ids[:-1]
+        predicts_BT[i, : len(ids) - 1] = mask[1:]
+        targets.append(ids[1:][mask[1:]])
+    return Padded(input_ids_BT, predicts_BT, np.concatenate(targets).astype(np.int64))
+
+
+class PaddedText:
+    """Rows padded on the right to the longest. The last token of a row is only ever a target, so it is not fed in.
+
+    Nothing real attends to what stands on the right of a causal model: no attention mask is needed, and which id the
+    padding has does not matter.
+    """
+
+    packed = False
+
+    def __call__(self, dataset: TokenizedDataset, rows: Indices, device: torch.device) -> MicroBatch:
+        padded = pad_right([dataset.row(int(row)) for row in rows])
+        return MicroBatch(
+            rows=rows,
+            inputs={"input_ids": to_device(padded.input_ids_BT, device)},
+            predicts_BT=to_device(padded.predicts_BT, device),
+            targets_N=to_device(padded.targets_N, device),
+            computed=padded.input_ids_BT.size,
+        )
+
+    def idle(self, device: torch.device) -> MicroBatch:
+        return idle_text(device)
+
+
+class LabelledText:
+    """Texts padded on the right to the longest, each with its class. The attention mask says what is padding: an
+    encoder attends to both sides."""
+
+    packed = False
+
+    def __init__(self, labels: tuple[str, ...], *, pad_id: int) -> None:
+        self._labels, self._pad_id = labels, pad_id
+        self._codes: dict[TokenizedDataset, npt.NDArray[np.int32]] = {}
+
+    def __call__(self, dataset: TokenizedDataset, rows: Indices, device: torch.device) -> MicroBatch:
+        if dataset not in self._codes:
+            self._codes[dataset] = label_codes(dataset, self._labels)
+        tokens = [dataset.row(int(row))[0] for row in rows]
+        width = max(map(len, tokens))
+        input_ids = np.full((len(rows), width), self._pad_id, np.int64)
+        attention_mask = np.zeros((len(rows), width), np.int64)
+        for i, ids in enumerate(tokens):
+            input_ids[i, : len(ids)] = ids
+            attention_mask[i, : len(ids)] = 1
+        return self._batch(rows, input_ids, attention_mask, self._codes[dataset][rows], device)
+
+    def idle(self, device: torch.device) -> MicroBatch:
+        """One text of one token, and no class: its logits stand for nothing."""
+        nothing, one = np.empty(0, np.int64), np.ones((1, 1), np.int64)
+        idle = self._batch(nothing, one * self._pad_id, one, nothing, device)
+        return replace(idle, computed=0)
+
+    @staticmethod
+    def _batch(
+        rows: Indices,
+        input_ids: npt.NDArray[np.int64],
+        attention_mask: npt.NDArray[np.int64],
+        classes: npt.NDArray[np.integer],
+        device: torch.device,
+    ) -> MicroBatch:
+        return MicroBatch(
+            rows=rows,
+            inputs={"input_ids": to_device(input_ids, device), "attention_mask": to_device(attention_mask, device)},
+            predicts_BT=None,
+            targets_N=to_device(classes.astype(np.int64), device),
+            computed=input_ids.size,
+        )
+
+
+def idle_text(device: torch.device) -> MicroBatch:
+    """One token that predicts nothing."""
+    nothing = np.empty(0, dtype=np.int64)
+    return MicroBatch(
+        rows=nothing,
+        inputs={"input_ids": to_device(np.zeros((1, 2), np.int64), device)},
+        predicts_BT=to_device(np.zeros((1, 2), np.bool_), device),
+        targets_N=to_device(nothing, device),
+        computed=0,
+    )
+
+
+def to_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    """Copy to the device without waiting for it, where the device allows that."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
