@@ -19,7 +19,9 @@ from rankzero.cli.data_recipes_command import fire, volcano
 from rankzero.cli.generate_command import generate
 from rankzero.cli.init_command import init
 from rankzero.cli.logs_command import logs
+from rankzero.cli.merge_command import merge
 from rankzero.cli.output import print_error
+from rankzero.cli.predict_command import predict
 from rankzero.cli.prepare_command import prepare
 from rankzero.cli.quickstart_command import quickstart
 from rankzero.cli.render_command import render
@@ -41,6 +43,8 @@ app.command()(quickstart)
 app.command()(init)
 app.command()(train)
 app.command()(generate)
+app.command()(predict)
+app.command()(merge)
 app.command()(render)
 app.command()(submit)
 app.command("list")(runs_command.list_runs)

@@ -1,64 +1,136 @@
-"""Greedy answers from a model, a batch of prompts at once. Knows nothing of runs."""
+"""Greedy answers from a model, about images where it sees them. Knows nothing of runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rankzero.errors import ConfigError
-from rankzero.model.load import load_config, load_model, load_tokenizer, stop_token_ids
+from rankzero.data.conversation import Message
+from rankzero.data.formats.images import Slots
+from rankzero.data.images.decode import load_rgb
+from rankzero.data.template import ChatTemplate
+from rankzero.data.tokenizer import take_apart
+from rankzero.data.turns import reads_parts_only, turn_of
+from rankzero.errors import ConfigError, UsageError
+from rankzero.model.load import kind_of, load_config, load_model, load_tokenizer, stop_token_ids
+from rankzero.model.lora import load_adapter
 from rankzero.model.source import locate
-from rankzero.spec.run_spec import ModelSpec
+from rankzero.model.vision import Vision, load_vision
+from rankzero.spec.run_spec import RunSpec
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 
-def load_for_generation(spec: ModelSpec, chat_template: str | None, adapter: Path | None, dtype: torch.dtype) -> Any:
-    """(model, tokenizer) of a base model, with an adapter on top where given. Raises ConfigError, AccessError."""
-    source = locate(spec)
-    tokenizer = load_tokenizer(source, spec, chat_template)
-    model = load_model(source, spec, load_config(source, spec), dtype)
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """A model in evaluation mode with what its prompts become tokens by."""
+
+    model: Any
+    tokenizer: Any
+    vision: Vision | None
+    """Of a model that sees images."""
+
+
+def load_speaker(spec: RunSpec, adapter: Path | None, dtype: torch.dtype, device: torch.device) -> Speaker:
+    """The model of `spec`, with an adapter on top where given. Raises ConfigError, AccessError, ServiceError."""
+    source = locate(spec.model)
+    tokenizer = load_tokenizer(source, spec.model, spec.data.chat_template)
+    config = load_config(source, spec.model)
+    if any(kind.endswith("ForSequenceClassification") for kind in config.architectures or ()):
+        hint = f"use `rankzero predict {spec.model.name} --text …`"
+        raise ConfigError(f"{spec.model.name} puts texts into classes; it writes none", where="model", hint=hint)
+    vision = load_vision(source, spec, tokenizer) if kind_of(config, spec.task) == "vision" else None
+    model = load_model(source, spec, config, dtype, device=device)
     if adapter is not None:
-        from peft import PeftModel
-
-        model = PeftModel.from_pretrained(model, str(adapter), local_files_only=True)
+        model = load_adapter(model, adapter)
+    if spec.model.quantization == "none":
+        model.to(device)
     model.eval()
-    return model, tokenizer
+    return Speaker(model, tokenizer, vision)
 
 
-def answer(model: Any, tokenizer: Any, questions: Sequence[str], *, max_new_tokens: int = 64) -> list[str]:
-    """One greedy reply to each question, as a chat where the tokenizer has a template, else as raw text."""
+def answer(
+    speaker: Speaker, questions: Sequence[str], *, images: Sequence[str] = (), max_new_tokens: int = 64
+) -> list[str]:
+    """One greedy reply to each question, as a chat where the tokenizer has a template, else as raw text.
+
+    Every question is about all `images`, which stand where it has `<image>`, else before it. Raises ConfigError where
+    the model sees none, UsageError where there are more places than images, DataError where one cannot be read.
+    """
+    model, tokenizer = speaker.model, speaker.tokenizer
     stop_ids = stop_token_ids(model, tokenizer)
     if not stop_ids:
         raise ConfigError("neither the model nor the tokenizer names an end token", where="generation_config.json")
-    prompts = [_prompt_ids(tokenizer, question) for question in questions]
+    if images:
+        opened = [load_rgb(Path(path).name, Path(path).parent) for path in images]
+        return [_about(speaker, question, images, opened, stop_ids, max_new_tokens) for question in questions]
+    prompts = [_prompt_ids(speaker, Message("user", question)) for question in questions]
     width = max(map(len, prompts))
     ids_BT = torch.full((len(prompts), width), stop_ids[0])
     mask_BT = torch.zeros((len(prompts), width), dtype=torch.long)
     for i, prompt in enumerate(prompts):  # padding on the left: all replies start in the same column
         ids_BT[i, width - len(prompt) :] = torch.tensor(prompt)
         mask_BT[i, width - len(prompt) :] = 1
-    device = next(model.parameters()).device
+    return _replies(speaker, {"input_ids": ids_BT, "attention_mask": mask_BT}, stop_ids, max_new_tokens)
+
+
+def _about(
+    speaker: Speaker, question: str, paths: Sequence[str], images: list[Image], stop_ids: list[int], longest: int
+) -> str:
+    vision = speaker.vision
+    if vision is None or speaker.tokenizer.chat_template is None:
+        lacks = "sees no images" if vision is None else "has no chat template that says where images stand"
+        hint = "name a vision-language model, or leave --image out" if vision is None else "set data.chat_template"
+        raise ConfigError(f"{type(speaker.model).__name__} {lacks}", where="model", hint=hint)
+    slots = Slots({"images": list(paths)}, 0)
+    placed = slots.place((slots.message("user", question),), 0)
+    if placed.problems:
+        raise UsageError(placed.problems[0].what, where="prompt", hint="give one --image for each <image>")
+    tokens = iter([vision.tokens(image) for image in images])
+    ids = [
+        copy
+        for token in _prompt_ids(speaker, placed.turns[0])
+        for copy in [token] * (next(tokens, 1) if token == vision.placeholder_id else 1)
+    ]
+    ids_1T = torch.tensor([ids])
+    extra = {name: torch.from_numpy(value) for name, value in vision.token_inputs(ids_1T.numpy()).items()}
+    inputs = {"input_ids": ids_1T, "attention_mask": torch.ones_like(ids_1T), **extra, **vision.inputs(images)}
+    return _replies(speaker, inputs, stop_ids, longest)[0]
+
+
+def _replies(speaker: Speaker, inputs: dict[str, torch.Tensor], stop_ids: list[int], longest: int) -> list[str]:
+    """What the model writes behind `input_ids` (B, T), as text."""
+    device = next(speaker.model.parameters()).device
     with torch.inference_mode():
-        replies_BT = model.generate(
-            input_ids=ids_BT.to(device),
-            attention_mask=mask_BT.to(device),
-            max_new_tokens=max_new_tokens,
+        replies_BT = speaker.model.generate(
+            **{name: value.to(device) for name, value in inputs.items()},
+            max_new_tokens=longest,
             do_sample=False,
             use_cache=True,
             eos_token_id=stop_ids,
             pad_token_id=stop_ids[0],
         )
-    texts = tokenizer.batch_decode(replies_BT[:, width:], skip_special_tokens=True)
+    start = inputs["input_ids"].shape[1]
+    texts = speaker.tokenizer.batch_decode(replies_BT[:, start:], skip_special_tokens=True)
     return [text.strip() for text in texts]
 
 
-def _prompt_ids(tokenizer: Any, question: str) -> list[int]:
+def _prompt_ids(speaker: Speaker, message: Message) -> list[int]:
+    """The ids of a question, with one placeholder for each of its images."""
+    tokenizer = speaker.tokenizer
     if tokenizer.chat_template is None:
-        ids: list[int] = tokenizer(question)["input_ids"]
+        ids: list[int] = tokenizer(message.content)["input_ids"]
         return ids
-    chat = [{"role": "user", "content": question}]
-    text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    in_parts = False
+    if speaker.vision is not None:
+        parts = take_apart(tokenizer)
+        in_parts = reads_parts_only(ChatTemplate(str(parts.chat_template), parts.variables))
+    turns = [turn_of(message, in_parts=in_parts)]
+    text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids

@@ -1,18 +1,38 @@
-"""Tokenizer and causal language model from checked local files. Knows nothing of adapters, data or devices' choice."""
+"""Models from checked local files: which class, in which precision, on what. Knows nothing of adapters or data."""
 
 from __future__ import annotations
 
+import copy
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 from transformers.utils import logging as transformers_logging
 
 from rankzero.errors import ConfigError
+from rankzero.model.parts import after_encoder
+from rankzero.model.quantize import forget_packing, quantization_config
 from rankzero.model.source import ModelSource
-from rankzero.spec.run_spec import ModelSpec
+from rankzero.spec.run_spec import ModelSpec, RunSpec, Task
+
+ModelKind = Literal["causal", "vision", "classifier"]
+
+_CLASSES = {
+    "causal": AutoModelForCausalLM,
+    "vision": AutoModelForImageTextToText,
+    "classifier": AutoModelForSequenceClassification,
+}
 
 
 def quiet_libraries() -> None:
@@ -46,7 +66,7 @@ def load_tokenizer(source: ModelSource, spec: ModelSpec, chat_template: str | No
 
 
 def load_config(source: ModelSource, spec: ModelSpec) -> Any:
-    """The model's config. Raises ConfigError where it is no config of a causal language model."""
+    """The model's config. Raises ConfigError where it is none that transformers knows."""
     try:
         return AutoConfig.from_pretrained(
             str(source.weights), trust_remote_code=spec.trust_remote_code, local_files_only=True
@@ -71,19 +91,63 @@ def check_vocabulary(tokenizer: Any, config: Any, source: ModelSource) -> None:
         )
 
 
-def load_model(source: ModelSource, spec: ModelSpec, config: Any, dtype: torch.dtype) -> Any:
-    """The model on the CPU in `dtype`, its cache switched off. Raises ConfigError."""
-    attention = None if spec.attention == "auto" else spec.attention
+def kind_of(config: Any, task: Task) -> ModelKind:
+    """Which class of model a config and a task ask for. Raises ConfigError where transformers has none for both."""
+    if task == "classify":
+        kind: ModelKind = "classifier"
+    elif getattr(config, "vision_config", None) is not None and _has_class(config, "vision"):
+        kind = "vision"
+    else:
+        kind = "causal"
+    masked = kind == "causal" and any(name.endswith("ForMaskedLM") for name in config.architectures or ())
+    if masked or not _has_class(config, kind):
+        what = "no text classifier" if kind == "classifier" else "no model that writes text"
+        hint = "task: classify puts texts into classes" if kind == "causal" else "take another model, or task: sft"
+        raise ConfigError(f"{config.model_type} is {what}", where="model.name", hint=hint)
+    return kind
+
+
+def _has_class(config: Any, kind: ModelKind) -> bool:
+    auto = _CLASSES[kind]
+    return type(config) in auto._model_mapping or auto.__name__ in (getattr(config, "auto_map", None) or {})
+
+
+def load_model(
+    source: ModelSource,
+    spec: RunSpec,
+    config: Any,
+    dtype: torch.dtype,
+    *,
+    device: torch.device | None = None,
+    attention: str | None = None,
+    labels: tuple[str, ...] | None = None,
+    pad_token_id: int | None = None,
+) -> Any:
+    """The model in `dtype` with its cache switched off: on the CPU, or on `device` where its weights are quantised.
+
+    `attention` is transformers' name of an attention implementation, None for its own choice. `labels` and
+    `pad_token_id` are written into the config of a classifier. Its head is drawn from train.seed alone where the
+    checkpoint has none, or one for another number of classes: those rows stand for other classes and cannot be kept.
+    Raises ConfigError.
+    """
+    kind = kind_of(config, spec.task)
+    config = _own_config(config, kind, labels, pad_token_id)
+    quantised = quantization_config(spec.model, config, dtype, device)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            str(source.weights),
-            config=config,
-            dtype=dtype,
-            attn_implementation=attention,
-            trust_remote_code=spec.trust_remote_code,
-            use_safetensors=None if spec.trust_pickle else True,
-            local_files_only=True,
-        )
+        with drawn_from(spec.train.seed, device):
+            model, report = _CLASSES[kind].from_pretrained(
+                str(source.weights),
+                config=config,
+                dtype=dtype,
+                attn_implementation=attention,
+                trust_remote_code=spec.model.trust_remote_code,
+                use_safetensors=None if spec.model.trust_pickle else True,
+                local_files_only=True,
+                ignore_mismatched_sizes=kind == "classifier",
+                quantization_config=quantised,
+                device_map=None if spec.model.quantization == "none" else {"": device or torch.device("cpu")},
+                output_loading_info=True,
+            )
     except ImportError as error:
         raise ConfigError(_first_line(error), where="model.attention", hint="use model.attention: auto") from error
     except Exception as error:  # safetensors, torch and transformers each have their own; the cause is kept
@@ -92,14 +156,42 @@ def load_model(source: ModelSource, spec: ModelSpec, config: Any, dtype: torch.d
             where=str(source.weights),
             hint="a file may be cut off or belong to another model; copy it again",
         ) from error
+    _check_loaded(model, kind, report, source)
     model.config.use_cache = False
     return model
 
 
-def meta_model(config: Any, *, trust_remote_code: bool) -> Any:
-    """The model's module tree without memory: to check names and count parameters before weights are read."""
+def empty_model(
+    spec: RunSpec,
+    config: Any,
+    dtype: torch.dtype,
+    *,
+    attention: str | None = None,
+    labels: tuple[str, ...] | None = None,
+    pad_token_id: int | None = None,
+) -> Any:
+    """The same module tree in the same precision without memory: to check names, to count, to receive weights.
+
+    Weights that loading would quantise are not quantised here. Raises ConfigError.
+    """
+    kind = kind_of(config, spec.task)
+    config = _own_config(config, kind, labels, pad_token_id)
+    forget_packing(config)
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        model = _CLASSES[kind].from_config(
+            config, dtype=dtype, attn_implementation=attention, trust_remote_code=spec.model.trust_remote_code
+        )
+    kept = model._get_dtype_plan(dtype)  # what an architecture keeps in float32, as loading does
+    for name, parameter in model.named_parameters():
+        if any(fnmatch(name, f"*{pattern}*") for pattern in kept):
+            parameter.data = parameter.data.to(torch.float32)
+    model.config.use_cache = False
+    return model
+
+
+def meta_model(config: Any, spec: RunSpec) -> Any:
+    """An `empty_model` whose precision and classes do not matter: to check names before anything is read."""
+    return empty_model(spec, config, torch.float32)
 
 
 def stop_token_ids(model: Any, tokenizer: Any) -> list[int]:
@@ -109,6 +201,42 @@ def stop_token_ids(model: Any, tokenizer: Any) -> list[int]:
         ids = getattr(holder, "eos_token_id", None)
         found += ids if isinstance(ids, list) else [ids] if isinstance(ids, int) else []
     return sorted(set(found))
+
+
+@contextmanager
+def drawn_from(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """Random numbers inside follow from `seed` alone, and those after the block from what was before it."""
+    cuda = [device] if device is not None and device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
+        torch.manual_seed(seed)
+        yield
+
+
+def _own_config(config: Any, kind: ModelKind, labels: tuple[str, ...] | None, pad_token_id: int | None) -> Any:
+    """A copy that the model may change; a classifier's has the classes, and the id that it finds a row's end by."""
+    config = copy.deepcopy(config)
+    if kind == "classifier":
+        if labels is not None:
+            config.id2label = dict(enumerate(labels))
+            config.label2id = {label: number for number, label in enumerate(labels)}
+        if pad_token_id is not None:
+            config.get_text_config().pad_token_id = pad_token_id
+        config.problem_type = "single_label_classification"
+    return config
+
+
+def _check_loaded(model: Any, kind: ModelKind, report: dict[str, Any], source: ModelSource) -> None:
+    """Raise ConfigError where weights were made up that should have been read."""
+    drawn = {*report["missing_keys"], *(entry[0] for entry in report["mismatched_keys"])}
+    if kind == "classifier":
+        drawn = {name for name in drawn if not after_encoder(model, name)}
+    if drawn:
+        first = ", ".join(sorted(drawn)[:3])
+        raise ConfigError(
+            f"{len(drawn)} of the model's weights are not in its files, or in another shape: {first}",
+            where=str(source.weights),
+            hint="the files may belong to another architecture than config.json says; copy them again",
+        )
 
 
 def _first_line(error: Exception) -> str:

@@ -1,79 +1,135 @@
-"""Low-rank adapters through peft: which modules, applying, and what is trained. Knows nothing of files or training."""
+"""Low-rank adapters through peft: applying them, and counting what is trained. Knows nothing of files or training."""
 
 from __future__ import annotations
 
-import difflib
+import copy
+from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.utils.constants import DUMMY_TARGET_MODULES
+from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 from transformers.pytorch_utils import Conv1D
 
 from rankzero.errors import ConfigError, Problem
-from rankzero.spec.run_spec import LoraSpec
+from rankzero.model.load import drawn_from
+from rankzero.model.low_bits import outlined
+from rankzero.model.packed_adapters import over_packed_tensors
+from rankzero.model.quantize import is_quantised, prepare_quantized
+from rankzero.model.targets import Targets, adapted_tensor_problems, shortest, target_modules
+from rankzero.spec.run_spec import LoraSpec, RunSpec
 
-ATTENTION_PROJECTIONS = (
-    *("q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "qkv_proj"),  # Llama, Qwen, Gemma, Mistral, OPT, Phi
-    *("query_key_value", "c_attn", "Wqkv"),  # Falcon and NeoX, GPT-2, MPT
-    *("q_lin", "k_lin", "v_lin", "out_lin", "query", "key", "value"),  # DistilBERT, BERT
-)
-"""What attention's projections are called, by architecture family."""
-
-
-def linear_names(model: Any) -> list[str]:
-    """Full names of all modules that an adapter can be put on, the output head left out."""
-    head = model.get_output_embeddings()
-    return [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, (torch.nn.Linear, Conv1D)) and module is not head
-    ]
+ADDED_BY_PEFT = ("classifier", "score")
+"""What peft itself adds to `modules_to_save` of a classifier."""
 
 
-def target_modules(spec: LoraSpec, model: Any) -> list[str]:
-    """Last segments of the module names to adapt. Raises ConfigError naming every entry that matches nothing."""
-    names = linear_names(model)
-    last = sorted({name.rpartition(".")[2] for name in names})
-    if spec.target_modules == "all-linear":
-        return last
-    if spec.target_modules == "auto":
-        return [name for name in last if name in ATTENTION_PROJECTIONS] or last
-    problems = []
-    for wanted in spec.target_modules:
-        if not any(name == wanted or name.endswith(f".{wanted}") for name in names):
-            close = difflib.get_close_matches(wanted, last, n=1)
-            hint = f"did you mean {close[0]}? " if close else ""
-            problems.append(
-                Problem(
-                    f"the model has no linear module {wanted}",
-                    "lora.target_modules",
-                    f"{hint}it has: {', '.join(last)} (or say all-linear)",
-                )
-            )
-    if problems:
-        raise ConfigError(problems)
-    return list(spec.target_modules)
+def apply_lora(model: Any, spec: RunSpec, *, base_name: str) -> Any:
+    """Freeze the model and add adapters in float32, initialised from train.seed alone: the same on every rank.
 
-
-def apply_lora(model: Any, spec: LoraSpec, *, seed: int, base_name: str) -> Any:
-    """Freeze the base and add adapters in float32, initialised from `seed` alone: the same on every rank."""
-    config = LoraConfig(
-        task_type="CAUSAL_LM",
-        base_model_name_or_path=base_name,
-        r=spec.r,
-        lora_alpha=spec.alpha,
-        lora_dropout=spec.dropout,
-        target_modules=target_modules(spec, model),
-        use_dora=spec.use_dora,
-        use_rslora=spec.use_rslora,
-    )
+    Works on quantised models and on models without memory; those get adapters without memory. `base_name` is written
+    into the adapter as the model that it belongs to. Raises ConfigError.
+    """
+    targets = target_modules(spec, model)
+    config = lora_config(spec, model, targets, base_name)
+    if is_quantised(model):
+        prepare_quantized(model)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
     model.name_or_path = base_name  # peft writes this name, not the config's, into the adapter
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return get_peft_model(model, config)
+    with drawn_from(spec.train.seed), outlined(model):
+        adapted = get_peft_model(model, config)
+    over_packed_tensors(adapted)
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(torch.float32)
+    return adapted
+
+
+def load_adapter(model: Any, directory: Path) -> Any:
+    """The model with a saved adapter on it, to compute with. Raises ConfigError where they do not belong together."""
+    try:
+        with outlined(model):
+            adapted = PeftModel.from_pretrained(model, str(directory), local_files_only=True)
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        what = f"the adapter does not fit the model: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
+        raise ConfigError(what, where=str(directory), hint="take the model that it was trained on") from error
+    over_packed_tensors(adapted)
+    return adapted
+
+
+def lora_config(spec: RunSpec, model: Any, targets: Targets, base_name: str) -> LoraConfig:
+    """What peft is told, and what it writes beside the adapter. Raises ConfigError where peft cannot be told it."""
+    if spec.lora is None:
+        raise TypeError("there is no lora section")
+    modules = [name for name, _ in model.named_modules()]
+    config = LoraConfig(
+        task_type="SEQ_CLS" if spec.task == "classify" else "CAUSAL_LM",
+        base_model_name_or_path=base_name,
+        r=spec.lora.r,
+        lora_alpha=spec.lora.alpha,
+        lora_dropout=spec.lora.dropout,
+        target_modules=shortest(targets.modules, set(modules) - set(targets.modules)) or _no_layers(targets),
+        target_parameters=list(targets.parameters) or None,
+        modules_to_save=_names_to_save(targets, modules) or None,
+        use_dora=spec.lora.use_dora,
+        use_rslora=spec.lora.use_rslora,
+        fan_in_fan_out=any(isinstance(model.get_submodule(name), Conv1D) for name in targets.modules),
+    )
+    return _as_peft_reads_it(config, spec, spec.lora, model, targets)
 
 
 def parameter_counts(model: Any) -> tuple[int, int]:
-    """(trainable, all) parameters."""
-    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return trainable, sum(p.numel() for p in model.parameters())
+    """(trainable, all) parameters; a quantised weight counts as the weight that it stands for."""
+    trainable = total = 0
+    for name, parameter in model.named_parameters():
+        if ".original_module." in name:  # peft keeps what a module was before training; it is not computed with
+            continue
+        count = prod(shape) if (shape := _shape_before_quantising(model, name, parameter)) else parameter.numel()
+        total += count
+        trainable += count if parameter.requires_grad else 0
+    return trainable, total
+
+
+def _no_layers(targets: Targets) -> list[str] | str:
+    """What peft is told where no layer gets an adapter: it insists on a name where no tensor gets one either."""
+    return [] if targets.parameters else DUMMY_TARGET_MODULES
+
+
+def _names_to_save(targets: Targets, modules: list[str]) -> list[str]:
+    short = shortest(targets.saved, set(modules) - set(targets.saved), boundary="")  # peft looks for no dot here
+    return [name for name in short if name not in ADDED_BY_PEFT]
+
+
+def _as_peft_reads_it(config: LoraConfig, spec: RunSpec, lora: LoraSpec, model: Any, targets: Targets) -> LoraConfig:
+    """The config, so written that peft, when it applies or loads it, means what was meant.
+
+    For architectures whose experts transformers stores as one tensor, peft takes a layer called `gate_proj` for an
+    expert's, wherever it is. Dense layers of that name are therefore adapted as tensors, which packed ones cannot be.
+    """
+    if isinstance(config.target_modules, str):
+        return config
+    read = copy.deepcopy(config)
+    convert_peft_config_for_transformers(read, model, None)
+    mistaken = set(config.target_modules) - set(read.target_modules)
+    if not mistaken:
+        return config
+    layers = f"{', '.join(sorted(mistaken))} of this architecture"
+    problems = adapted_tensor_problems(lora, layers)
+    if spec.model.quantization != "none":
+        hint = "name other layers in lora.target_modules, or leave quantization out"
+        problems.append(Problem(f"adapters on {layers} cannot lie over packed weights", "lora.target_modules", hint))
+    if problems:
+        raise ConfigError(problems)
+    lost = [name for name in targets.modules if any(name == m or name.endswith(f".{m}") for m in mistaken)]
+    config.target_modules = set(config.target_modules) - mistaken
+    config.target_parameters = [*targets.parameters, *(f"{name}.weight" for name in lost)]
+    return config
+
+
+def _shape_before_quantising(model: Any, name: str, parameter: torch.nn.Parameter) -> tuple[int, ...] | None:
+    state = getattr(parameter, "quant_state", None)
+    if state is None and name.endswith(".original") and ".parametrizations." in name:
+        state = getattr(model.get_submodule(name.rpartition(".")[0])[0], "quant_state", None)
+    return None if state is None else tuple(state.shape)

@@ -1,21 +1,43 @@
-"""How many tokens go through the model at once, and whether activations are recomputed: an estimate from shapes."""
+"""What a run takes of a device's memory, from shapes, and what follows: sharding, tokens in a pass, recomputing.
+
+Bytes on one device, with a = trained weights, Z = processes, T = tokens of a pass, h, A, I = widths of a block's hidden
+state, attention and inside, L = blocks, V = vocabulary, c = bytes of a value in the precision of matrix products:
+
+weights      frozen as they are held (nf4: 0.516, fp8: 1.0002 bytes for each packed one); trained 4a, or 2a in bfloat16.
+             Where float32 ones are computed with in bfloat16, replicas also have copies: 2a
+gradients    as the trained weights
+optimizer    AdamW twice the trained weights; 8 bits: 2a and a scale for each 128 of them; kahan: 2a more.
+             DeepSpeed has float32 weights of its own besides: 4a, and computes with bfloat16 ones
+sharding     divides weights (fsdp, zero3), gradients and optimizer (zero2 too) by Z, except that adapters' gradients
+             are summed whole under fsdp; two blocks and what is in no block are whole at a time
+activations  for each token and block, frozen under adapters: 8h + c(4A + 3I), and c + 1 for each input of a layer with
+             adapters; trained: 16h + c(2h + 4A + 4I), and 3ch more under float32 weights that are rounded for products;
+             2I less where nothing is gated. Recomputed: each block's input, and one block's activations
+logits       12 V for each trained token: as computed, in float32, their softmax, and its gradient
+
+Where the numbers come from: adding up what the backward pass is given by each operation of transformers' blocks; a test
+compares them with what torch says it keeps. Pure: knows nothing of devices but how much memory they have.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import torch
+from rankzero.model.facts import Blocks, ModelFacts, model_facts
+from rankzero.spec.run_spec import RunSpec, Sharding
 
-from rankzero.spec.run_spec import RunSpec
+__all__ = ["MemoryPlan", "ModelFacts", "choose_sharding", "model_facts", "plan_memory"]
 
-CPU_TOKENS = 1024
+CPU_TOKENS = (1024,)
 """On a CPU longer passes win nothing more, and memory is shared with everything else."""
 GPU_TOKENS = (65536, 32768, 16384, 8192, 4096, 2048, 1024)
 CPU_PASS_COST, GPU_PASS_COST = 32, 512
 """What starting a forward and backward pass costs, in tokens: reading all weights, launching all kernels."""
 USABLE = 0.85
 """Share of the memory that is planned with; the rest is for the context, fragmentation and what this leaves out."""
+LOGIT_BYTES = 12
+DEEPSPEED_BUCKETS = 2 * 4 * 50_000_000
+"""Two float32 buffers that gradients are reduced in, of the size that engine/parallel/zero_config.py sets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,47 +47,165 @@ class MemoryPlan:
     micro_batch_tokens: int
     pass_cost_tokens: int
     gradient_checkpointing: bool
+    expected_bytes: int
+    """What is expected to be in use at the highest point of a step."""
+
+
+def choose_sharding(spec: RunSpec, facts: ModelFacts, limit: int, world_size: int) -> Sharding:
+    """`train.sharding`, and for auto ddp where a replica and a row of data.max_length fit in `limit` bytes, else fsdp.
+
+    A replica has to fit by recomputing activations at most; adamw_8bit works on whole weights, so it stays with ddp.
+    """
+    if spec.train.sharding != "auto":
+        return spec.train.sharding
+    recomputing = spec.train.gradient_checkpointing is not False
+    tokens = _longest(spec, CPU_TOKENS[0] if spec.train.micro_batch_tokens == "auto" else spec.train.micro_batch_tokens)
+    needed = state_bytes(spec, facts, "ddp", 1) + pass_bytes(spec, facts, tokens, recomputing=recomputing)
+    fits = needed <= limit * USABLE
+    return "ddp" if fits or world_size == 1 or spec.train.optimizer == "adamw_8bit" else "fsdp"
 
 
 def plan_memory(
     spec: RunSpec,
-    config: Any,
-    dtype: torch.dtype,
+    facts: ModelFacts,
     limit: int,
     device_kind: str,
-    trainable: int,
-    total: int,
+    *,
+    sharding: Sharding,
+    world_size: int,
+    trained_share: float = 1.0,
 ) -> MemoryPlan:
-    """Fill in what the spec leaves to `auto`, for `limit` bytes of memory.
+    """Fill in what the spec leaves to `auto`, for `limit` bytes of memory on the device of each process.
 
-    Fixed: weights, and for trained ones float32 gradient and two moments. Activations of one token, kept for backward:
-    per layer 10 hidden-sized and 4 intermediate-sized tensors in the compute precision, or one hidden-sized one when
-    recomputed; and 12 bytes per vocabulary entry for logits of trained tokens (here: of all tokens, the worst case).
+    `sharding` is a decided one. `trained_share`: the largest share of a row's tokens that are trained, since only those
+    have logits. Activations are recomputed where they would not fit on the device, whether or not they are offloaded:
+    what travels should be little.
     """
-    text = config.get_text_config()
-    hidden, layers = text.hidden_size, text.num_hidden_layers
-    intermediate = getattr(text, "intermediate_size", None) or 4 * hidden
-    bytes_per_value = dtype.itemsize
-    fixed = (total - trainable) * bytes_per_value + trainable * 16
-    kept = layers * (10 * hidden + 4 * intermediate) * bytes_per_value + 12 * text.vocab_size
-    recomputed = (
-        layers * hidden * bytes_per_value + (10 * hidden + 4 * intermediate) * bytes_per_value + 12 * text.vocab_size
-    )
-    room = limit * USABLE - fixed
-    wanted = spec.train.micro_batch_tokens
-    largest_row = spec.data.max_length
+    held = state_bytes(spec, facts, sharding, world_size, offload=device_kind != "cpu")
+    wanted, choice = spec.train.micro_batch_tokens, spec.train.gradient_checkpointing
+    candidates = GPU_TOKENS if device_kind != "cpu" else CPU_TOKENS
 
-    def fits(tokens: int, per_token: int) -> bool:
-        return max(tokens, largest_row) * per_token <= room
+    def needed(tokens: int, *, recomputing: bool, offloading: bool) -> float:
+        return held + pass_bytes(
+            spec,
+            facts,
+            _longest(spec, tokens),
+            recomputing=recomputing,
+            offloading=offloading and device_kind != "cpu",
+            trained_share=trained_share,
+        )
 
-    choice = spec.train.gradient_checkpointing
-    candidates = GPU_TOKENS if device_kind != "cpu" else (CPU_TOKENS,)
-    smallest = wanted if wanted != "auto" else candidates[-1]
-    checkpointing = choice if choice != "auto" else not fits(smallest, kept)
-    per_token = recomputed if checkpointing else kept
-    tokens = wanted if wanted != "auto" else next((t for t in candidates if fits(t, per_token)), candidates[-1])
+    least = candidates[-1] if wanted == "auto" else wanted
+    room = limit * USABLE
+    recomputing = needed(least, recomputing=False, offloading=False) > room if choice == "auto" else choice
+    offloading = spec.train.activation_offloading
+    fitting = (t for t in candidates if needed(t, recomputing=recomputing, offloading=offloading) <= room)
+    tokens = next(fitting, least) if wanted == "auto" else wanted
     return MemoryPlan(
-        micro_batch_tokens=max(tokens, 1),
+        micro_batch_tokens=tokens,
         pass_cost_tokens=CPU_PASS_COST if device_kind == "cpu" else GPU_PASS_COST,
-        gradient_checkpointing=checkpointing,
+        gradient_checkpointing=recomputing,
+        expected_bytes=round(needed(tokens, recomputing=recomputing, offloading=offloading)),
     )
+
+
+def state_bytes(
+    spec: RunSpec, facts: ModelFacts, sharding: Sharding, world_size: int, *, offload: bool = True
+) -> float:
+    """What is on a process's device all through a step: weights, gradients, the optimizer's state.
+
+    With what sharding has whole at a time. `offload`: whether train.offload takes anything off the device.
+    """
+    deepspeed = sharding.startswith("zero")
+    kept_off = spec.train.offload if offload else "none"
+    weights, gradients, optimizer = (
+        float(facts.trained_bytes),
+        float(facts.trained_bytes),
+        _optimizer_bytes(spec, facts),
+    )
+    copies = 0.0
+    if deepspeed and not facts.adapters:
+        weights, gradients = float(facts.trainable * facts.compute_bytes), 4.0 * facts.trainable
+    if deepspeed:
+        optimizer = 4.0 * facts.trainable + 8.0 * facts.trainable
+    elif sharding == "ddp" and facts.float32_masters and not facts.adapters:
+        copies = float(facts.trainable * facts.compute_bytes)
+    weights += facts.frozen_bytes
+    if sharding in ("fsdp", "zero3"):
+        weights /= world_size
+    if sharding != "ddp" and not (sharding == "fsdp" and facts.adapters):
+        gradients /= world_size
+    if sharding != "ddp":
+        optimizer /= world_size
+    if kept_off != "none":
+        gradients = optimizer = 0.0
+    if kept_off == "all":
+        weights = 0.0
+    whole = _whole_bytes(facts) if sharding in ("fsdp", "zero3") else 0.0
+    buckets = DEEPSPEED_BUCKETS if deepspeed else 0.0
+    return weights + copies + gradients + optimizer + whole + buckets + facts.unpacked_bytes
+
+
+def pass_bytes(
+    spec: RunSpec,
+    facts: ModelFacts,
+    tokens: int,
+    *,
+    recomputing: bool,
+    offloading: bool = False,
+    trained_share: float = 1.0,
+) -> float:
+    """What a forward and backward pass over `tokens` adds, all of them in rows of data.max_length at most.
+
+    `offloading` leaves the activations of two blocks on the device, or the inputs of two.
+    """
+    row = min(tokens, spec.data.max_length)
+    total = LOGIT_BYTES * facts.logits * tokens * trained_share
+    for blocks, share in ((facts.text, 1), (facts.tower, facts.patches)):
+        if blocks is None:
+            continue
+        one = tokens * share * block_bytes(blocks, facts, row)
+        given = tokens * share * blocks.hidden * _stream_bytes(facts)
+        stay = min(2, blocks.count) if offloading else blocks.count
+        total += given * stay + one if recomputing else one * stay
+        total += blocks.remade_bytes * (1 + (1 if recomputing else blocks.count)) if blocks.remade_bytes else 0
+    return total
+
+
+def block_bytes(blocks: Blocks, facts: ModelFacts, row: int) -> float:
+    """What one block keeps for the backward pass of one token, in a row of `row` tokens."""
+    c, h = facts.compute_bytes, blocks.hidden
+    if facts.adapters:
+        kept = 8 * h + 4 * blocks.normed + c * (4 * blocks.attention + blocks.inside_kept * blocks.intermediate)
+        kept += (c + 1) * blocks.adapted
+    else:
+        rounded = 5 * h if facts.float32_masters else 2 * h
+        inner = _stream_bytes(facts) if blocks.experts else c  # experts' weights are not rounded for their products
+        kept = 16 * h + 8 * blocks.normed + c * (rounded + 4 * blocks.attention)
+        kept += inner * (blocks.inside_kept + 1) * blocks.intermediate
+    kept += 2 * blocks.experts * h * _stream_bytes(facts)  # each expert is given a token, and gives one
+    return kept + (blocks.heads * row * (4 + c) if facts.eager else 0)
+
+
+def _optimizer_bytes(spec: RunSpec, facts: ModelFacts) -> float:
+    if spec.train.optimizer == "adamw_8bit":
+        return facts.trainable * (2 + 2 * 4 / 256)
+    in_bfloat16 = facts.trained_bytes < 4 * facts.trainable
+    compensation = facts.trained_bytes if spec.train.master_weights == "kahan" and in_bfloat16 else 0
+    return 2.0 * facts.trained_bytes + compensation
+
+
+def _whole_bytes(facts: ModelFacts) -> float:
+    """What a sharded run gathers: two blocks, one of them ahead, and what is in none; where trained, gradients too."""
+    weights = 2 * facts.block_bytes + facts.root_bytes
+    return weights if facts.adapters else weights + facts.block_bytes + facts.root_bytes
+
+
+def _stream_bytes(facts: ModelFacts) -> int:
+    """Of one value between blocks: float32 weights make float32 sums."""
+    return 4 if facts.float32_masters and not facts.adapters else facts.compute_bytes
+
+
+def _longest(spec: RunSpec, tokens: int) -> int:
+    """A row that is longer than a pass makes a pass alone."""
+    return max(tokens, spec.data.max_length)

@@ -1,41 +1,93 @@
-"""Which modules adapters go on, and that a wrong name is caught before weights are read."""
+"""Where adapters go in each architecture, that wrong names are caught early, and that plain peft loads them."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConfig
+from peft import PeftModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
+    GPT2Config,
+    LlamaConfig,
+)
 
 from rankzero.errors import ConfigError
-from rankzero.model.load import meta_model
-from rankzero.model.lora import apply_lora, parameter_counts, target_modules
-from rankzero.spec.run_spec import LoraSpec
+from rankzero.model.load import empty_model, load_config, meta_model
+from rankzero.model.lora import apply_lora, load_adapter, lora_config, parameter_counts
+from rankzero.model.parts import part_finder
+from rankzero.model.targets import Targets, shortest, target_modules
+from rankzero.model.weights import adapter_file_names, save_weights
+from rankzero.spec.run_spec import RunSpec
+from tests.support.tiny_configs import CONFIGS
+from tests.unit.model.support import CLASSES, loaded, logits, saved, shaken, spec_of, task_of
+
+ALL_PARTS = {
+    "qwen3_moe": ["language", "experts", "router"],
+    "qwen3_vl": ["language", "projector", "vision_tower"],
+    "llava": ["language", "projector", "vision_tower"],
+    "gemma3": ["language", "projector", "vision_tower"],
+    "qwen3_vl_moe": ["language", "experts", "router", "projector", "vision_tower"],
+}
 
 
-@pytest.fixture(scope="module")
-def llama(tiny: Path) -> object:
-    return meta_model(AutoConfig.from_pretrained(tiny), trust_remote_code=False)
+def spec_with(**lora: Any) -> RunSpec:
+    return spec_of(lora={"dropout": 0, **lora})
 
 
-def test_auto_is_attention(llama: object) -> None:
-    assert target_modules(LoraSpec(), llama) == ["k_proj", "o_proj", "q_proj", "v_proj"]
+def targets(name: str, spec: RunSpec) -> Targets:
+    return target_modules(spec, meta_model(CONFIGS[name](), spec))
 
 
-def test_auto_knows_other_architectures() -> None:
-    model = meta_model(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=16), trust_remote_code=False)
-    assert target_modules(LoraSpec(), model) == ["c_attn"]
+def last(names: tuple[str, ...]) -> list[str]:
+    return sorted({name.rpartition(".")[2] for name in names})
 
 
-def test_all_linear_leaves_the_head_out(llama: object) -> None:
-    names = target_modules(LoraSpec(target_modules="all-linear"), llama)
-    assert set(names) == {"k_proj", "o_proj", "q_proj", "v_proj", "gate_proj", "up_proj", "down_proj"}
+@pytest.mark.parametrize(
+    ("name", "modules"),
+    [
+        ("llama", ["k_proj", "o_proj", "q_proj", "v_proj"]),
+        ("gpt2", ["c_attn"]),
+        ("qwen3_moe", ["k_proj", "o_proj", "q_proj", "v_proj"]),
+        ("deepseek_v3", ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "q_a_proj", "q_b_proj"]),
+    ],
+)
+def test_auto_is_attention(name: str, modules: list[str]) -> None:
+    found = targets(name, spec_with())
+    assert last(found.modules) == modules
+    assert not found.parameters and not found.saved
 
 
-def test_every_unknown_module_is_named_with_a_guess(llama: object) -> None:
+@pytest.mark.parametrize("name", ["qwen3_vl", "qwen2_5_vl", "llava", "gemma3"])
+@pytest.mark.parametrize("choice", ["auto", "all-linear"])
+def test_a_vision_tower_gets_none_unless_asked(name: str, choice: str) -> None:
+    spec = spec_with(target_modules=choice)
+    model = meta_model(CONFIGS[name](), spec)
+    found = target_modules(spec, model)
+    assert found.modules and {part_finder(model)(module) for module in found.modules} == {"language"}
+    adapted = apply_lora(model, spec, base_name="base")
+    assert all(".language_model." in n for n, p in adapted.named_parameters() if p.requires_grad)
+
+
+def test_all_linear_leaves_the_head_out() -> None:
+    found = targets("llama", spec_with(target_modules="all-linear"))
+    assert last(found.modules) == ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+
+
+def test_named_modules_and_full_names() -> None:
+    one = "model.layers.1.self_attn.q_proj"
+    found = targets("llama", spec_with(target_modules=["v_proj", one]))
+    assert found.modules == ("model.layers.0.self_attn.v_proj", one, "model.layers.1.self_attn.v_proj")
+
+
+def test_every_unknown_module_is_named_with_a_guess() -> None:
     with pytest.raises(ConfigError) as wrong:
-        target_modules(LoraSpec(target_modules=("q_prj", "v_proj", "nothing")), llama)
+        targets("llama", spec_with(target_modules=["q_prj", "v_proj", "nothing"]))
     assert [p.what for p in wrong.value.problems] == [
         "the model has no linear module q_prj",
         "the model has no linear module nothing",
@@ -44,29 +96,203 @@ def test_every_unknown_module_is_named_with_a_guess(llama: object) -> None:
     assert "down_proj" in wrong.value.problems[1].hint
 
 
+def test_a_module_of_a_part_that_is_not_trained_says_which() -> None:
+    with pytest.raises(ConfigError) as wrong:
+        targets("qwen3_vl", spec_with(target_modules=["q_proj", "qkv"]))
+    assert [(p.what, p.where, p.hint) for p in wrong.value.problems] == [
+        (
+            "qkv is in the vision_tower, which is not trained",
+            "lora.target_modules",
+            "set train.parts: [language, vision_tower]",
+        )
+    ]
+
+
+def test_parts_choose_projector_and_tower() -> None:
+    spec = spec_of(lora={"dropout": 0}, train__parts=["projector", "vision_tower"])
+    found = targets("qwen3_vl", spec)
+    assert last(found.modules) == ["linear_fc1", "linear_fc2", "qkv"]
+    assert all("merger" in name for name in found.modules if not name.endswith("qkv"))
+
+
+def test_a_projector_without_a_linear_layer_is_trained_in_full() -> None:
+    spec = spec_of(lora={"dropout": 0}, train__parts=["projector"])
+    assert targets("gemma3", spec) == Targets((), (), ("model.multi_modal_projector",))
+
+
+def test_experts_are_adapted_as_tensors_and_routers_trained_in_full() -> None:
+    spec = spec_of(lora={"dropout": 0}, train__parts=["experts", "router"])
+    found = targets("gpt_oss", spec)
+    tensors = [f"model.layers.{n}.mlp.experts.{t}_proj" for n in (0, 1) for t in ("gate_up", "down")]
+    assert found == Targets((), tuple(tensors), ("model.layers.0.mlp.router", "model.layers.1.mlp.router"))
+    one = spec_of(lora={"dropout": 0, "target_modules": ["q_proj", "down_proj"]}, train__parts=["language", "experts"])
+    assert last(targets("gpt_oss", one).parameters) == ["down_proj"]
+
+
+def test_experts_cannot_have_dropout_or_dora() -> None:
+    with pytest.raises(ConfigError) as wrong:
+        targets("qwen3_moe", spec_of(lora={"dropout": 0.1, "use_dora": True}, train__parts=["experts"]))
+    assert [p.where for p in wrong.value.problems] == ["lora.dropout", "lora.use_dora"]
+    assert wrong.value.problems[0].hint == "set lora.dropout: 0"
+
+
+@pytest.mark.parametrize(("name", "saved"), [("distilbert", ("pre_classifier", "classifier")), ("llama", ("score",))])
+def test_a_classifiers_head_is_trained_in_full(name: str, saved: tuple[str, ...]) -> None:
+    found = targets(name, spec_of(task="classify", lora={"target_modules": "all-linear"}))
+    assert found.saved == saved
+    assert not set(saved) & set(last(found.modules))
+
+
+def test_berts_pooler_belongs_to_the_head() -> None:
+    assert targets("bert", spec_of(task="classify", lora={})).saved == ("bert.pooler", "classifier")
+
+
+def test_dense_layers_that_peft_would_take_for_experts_are_adapted_as_tensors() -> None:
+    spec = spec_with(target_modules="all-linear")
+    model = meta_model(CONFIGS["deepseek_v3"](), spec)
+    adapted = apply_lora(model, spec, base_name="base")
+    names = {n.split(".lora_")[0] for n, p in adapted.named_parameters() if p.requires_grad}
+    assert not any(".experts" in name for name in names)
+    assert any("layers.0.mlp.gate_proj" in name for name in names)
+    assert any("layers.1.mlp.shared_experts.down_proj" in name for name in names)
+    model = meta_model(CONFIGS["deepseek_v3"](), spec)
+    with pytest.raises(ConfigError) as wrong:
+        apply_lora(model, spec_with(target_modules="all-linear", dropout=0.05), base_name="base")
+    assert wrong.value.problems[0].where == "lora.dropout"
+    packed = spec_of(lora={"dropout": 0, "target_modules": "all-linear"}, model__quantization="nf4")
+    with pytest.raises(ConfigError, match="cannot lie over packed weights"):
+        lora_config(packed, model, target_modules(packed, model), "base")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "others", "suffixes"),
+    [
+        (["a.0.q", "a.1.q"], ["a.0.k"], ["q"]),
+        (["a.0.q", "a.1.q"], ["b.0.q"], ["a.0.q", "a.1.q"]),
+        (["a.x.q", "b.x.q"], ["a.y.q"], ["x.q"]),
+        (["a.0.q"], ["a.0.bq"], ["q"]),
+    ],
+)
+def test_names_are_as_short_as_they_can_be(wanted: list[str], others: list[str], suffixes: list[str]) -> None:
+    assert shortest(wanted, others) == suffixes
+    assert shortest(["a.gate"], ["a.shared_gate"], boundary="") == ["a.gate"]
+
+
 def test_meta_models_take_no_memory() -> None:
     config = LlamaConfig(hidden_size=8192, num_hidden_layers=80, intermediate_size=28672, num_attention_heads=64)
-    model = meta_model(config, trust_remote_code=False)
-    assert parameter_counts(model)[1] > 60e9
+    spec = spec_with()
+    model = apply_lora(meta_model(config, spec), spec, base_name="base")
+    trainable, total = parameter_counts(model)
+    assert total > 60e9 and trainable == 80 * 4 * 8 * 2 * 8192
 
 
-def test_adapters_start_equal_on_every_rank_whatever_was_drawn_before(tiny: Path) -> None:
+def test_adapters_start_equal_on_every_rank_whatever_was_drawn_before(tmp_path: Path) -> None:
+    source, spec = saved("llama", tmp_path), spec_of(lora={"r": 2}, train__seed=5)
     states = []
     for noise in (1, 2):
         torch.manual_seed(noise)
         torch.rand(noise)
-        model = AutoModelForCausalLM.from_pretrained(tiny)
-        adapted = apply_lora(model, LoraSpec(r=2), seed=5, base_name="base")
+        adapted = apply_lora(loaded(source, spec), spec, base_name="base")
         states.append({name: p for name, p in adapted.named_parameters() if p.requires_grad})
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-    assert all(p.dtype is torch.float32 for p in states[0].values())
+
+
+@pytest.mark.parametrize("name", sorted(ALL_PARTS))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_trained_is_float32_and_the_empty_model_is_the_same(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    spec = spec_of(lora={"dropout": 0, "target_modules": "all-linear"}, train__parts=ALL_PARTS[name])
+    source = saved(name, tmp_path)
+    full = apply_lora(loaded(source, spec, dtype), spec, base_name="base")
+    empty = apply_lora(empty_model(spec, load_config(source, spec.model), dtype), spec, base_name="base")
+
+    def facts(model: Any) -> dict[str, Any]:
+        return {n: (p.shape, p.dtype, p.requires_grad) for n, p in model.named_parameters()}
+
+    assert facts(full) == facts(empty)
+    assert all(p.is_meta for p in empty.parameters()) and not any(p.is_meta for p in full.parameters())
+    assert {p.dtype for p in full.parameters() if p.requires_grad} == {torch.float32}
+    assert {p.dtype for p in full.parameters() if not p.requires_grad} == {dtype}
 
 
 @pytest.mark.parametrize("switch", ["use_dora", "use_rslora"])
-def test_switches_reach_peft(switch: str, tiny: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(tiny)
-    adapted = apply_lora(model, LoraSpec.model_validate({"r": 2, switch: True}), seed=1, base_name="base")
+def test_switches_reach_peft(switch: str) -> None:
+    spec = spec_with(r=2, **{switch: True})
+    adapted = apply_lora(meta_model(CONFIGS["llama"](), spec), spec, base_name="base")
     config = adapted.peft_config["default"]
     assert getattr(config, switch) is True
     assert config.base_model_name_or_path == "base"
+
+
+def test_gpt2s_layers_are_known_to_be_transposed() -> None:
+    spec = spec_with()
+    model = meta_model(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=16), spec)
+    assert apply_lora(model, spec, base_name="base").peft_config["default"].fan_in_fan_out is True
+
+
+PLAIN = {"causal": AutoModelForCausalLM, "vision": AutoModelForImageTextToText}
+
+
+@pytest.mark.parametrize("choice", ["auto", "all-linear"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gpt2", "qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3", "distilbert", "bert"]
+)
+def test_plain_peft_gives_the_same_logits(name: str, choice: str, tmp_path: Path) -> None:
+    spec = spec_of(task=task_of(name), lora={"dropout": 0, "target_modules": choice, "r": 4})
+    if "router" in part_names(name, spec):
+        spec = spec_of(lora=spec.lora.model_dump(), train__parts=["language", "experts", "router"])  # type: ignore[union-attr]
+    source = saved(name, tmp_path / "base")
+    adapted = shaken(apply_lora(loaded(source, spec), spec, base_name=source.name))
+    save_weights(adapted, tmp_path / "adapter")
+    if spec.task == "classify":
+        base = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=len(CLASSES))
+    else:
+        base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    plain = PeftModel.from_pretrained(base, str(tmp_path / "adapter")).eval()
+    assert torch.allclose(logits(plain), logits(adapted), atol=1e-5, rtol=0)
+    with plain.disable_adapter():
+        assert (logits(plain) - logits(adapted)).abs().max() > 1e-2, "the adapter does something"
+
+
+def part_names(name: str, spec: RunSpec) -> set[str]:
+    model = meta_model(CONFIGS[name](), spec)
+    return {part_finder(model)(n) for n, _ in model.named_parameters()}
+
+
+@pytest.mark.parametrize("parts", ["auto", ["language", "projector", "vision_tower"]])
+def test_plain_peft_gives_a_vision_model_the_same_logits(parts: object, tmp_path: Path) -> None:
+    spec = spec_of(lora={"dropout": 0}, train__parts=parts)
+    source = saved("qwen3_vl", tmp_path / "base")
+    adapted = shaken(apply_lora(loaded(source, spec), spec, base_name=source.name))
+    save_weights(adapted, tmp_path / "adapter")
+    base = AutoModelForImageTextToText.from_pretrained(tmp_path / "base")
+    before = logits(base.eval(), pictures=True)
+    plain = PeftModel.from_pretrained(base, str(tmp_path / "adapter")).eval()
+    assert torch.allclose(logits(plain, pictures=True), logits(adapted, pictures=True), atol=1e-5, rtol=0)
+    assert (before - logits(adapted, pictures=True)).abs().max() > 1e-2
+    config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == source.name and config["inference_mode"] is True
+
+
+def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
+    spec = spec_with()
+    source = saved("llama", tmp_path / "base")
+    save_weights(apply_lora(loaded(source, spec), spec, base_name="base"), tmp_path / "adapter")
+    config = CONFIGS["llama"]()
+    config.hidden_size, config.head_dim = 32, 16
+    wider = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(ConfigError, match="the adapter does not fit the model"):
+        load_adapter(wider, tmp_path / "adapter")
+
+
+def test_every_tensor_of_the_file_is_a_parameter_of_the_model(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    spec = spec_of(lora={"dropout": 0}, train__parts=ALL_PARTS["qwen3_moe"])
+    adapted = apply_lora(loaded(saved("qwen3_moe", tmp_path / "base"), spec), spec, base_name="base")
+    save_weights(adapted, tmp_path / "adapter")
+    names = adapter_file_names(adapted)
+    assert names.keys() == load_file(tmp_path / "adapter/adapter_model.safetensors").keys()
+    assert set(names.values()) == {name for name, p in adapted.named_parameters() if p.requires_grad}

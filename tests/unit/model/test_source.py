@@ -17,11 +17,15 @@ import pytest
 from rankzero.errors import ConfigError, ExitCode
 from rankzero.model.load import check_vocabulary, load_config, load_model, load_tokenizer
 from rankzero.model.source import locate, weights_fingerprint
-from rankzero.spec.run_spec import ModelSpec
+from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec
 
 
 def local(path: Path, **fields: object) -> ModelSpec:
     return ModelSpec.model_validate({"name": "some/model", "local_dir": str(path), **fields})
+
+
+def run_of(spec: ModelSpec) -> RunSpec:
+    return RunSpec(model=spec, data=DataSpec(train="rows.jsonl"))
 
 
 @pytest.fixture
@@ -65,7 +69,7 @@ def test_pickled_weights_are_refused_unless_trusted(copy: Path) -> None:
         locate(local(copy))
     spec = local(copy, trust_pickle=True)
     source = locate(spec)
-    model = load_model(source, spec, load_config(source, spec), torch.float32)
+    model = load_model(source, run_of(spec), load_config(source, spec), torch.float32)
     assert torch.equal(model.state_dict()["model.norm.weight"], state["model.norm.weight"])
 
 
@@ -77,7 +81,7 @@ def test_a_cut_off_weights_file_is_named(copy: Path) -> None:
     spec = local(copy)
     source = locate(spec)
     with pytest.raises(ConfigError, match="cut off"):
-        load_model(source, spec, load_config(source, spec), torch.float32)
+        load_model(source, run_of(spec), load_config(source, spec), torch.float32)
 
 
 def test_a_vocabulary_larger_than_the_embedding(copy: Path) -> None:
@@ -162,7 +166,7 @@ LOCATE = """
 import sys
 from rankzero.errors import RankzeroError
 from rankzero.model.source import locate
-from rankzero.spec.run_spec import ModelSpec
+from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec
 try:
     locate(ModelSpec(name="org/model"))
 except RankzeroError as error:

@@ -1,0 +1,208 @@
+"""Which attention implementation computes a model, and whether rows lie end to end instead of being padded.
+
+Knows what transformers' model classes, this machine's packages and its GPU can do; runs nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+)
+from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
+
+from rankzero.errors import ConfigError, Problem
+from rankzero.model import varlen
+from rankzero.model.load import ModelKind, kind_of
+from rankzero.spec.run_spec import RunSpec
+
+_log = logging.getLogger("rankzero.model")
+
+PROVEN = frozenset(
+    {
+        *("apertus", "arcee", "cohere", "cohere2", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5", "ernie4_5_moe"),
+        *("exaone4", "gemma", "gemma3_text", "gemma4_text", "glm", "glm4", "glm4_moe", "gpt2", "gpt_neox", "granite"),
+        *("granitemoe", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "internlm3", "llama", "minimax_m2"),
+        *("ministral", "ministral3", "mistral", "mixtral", "olmo", "olmo2", "olmo3", "olmoe", "phi", "phi3", "phimoe"),
+        *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "starcoder2"),
+    }
+)
+"""Model types of which the tests show that rows laid end to end do not see each other. What transformers' classes say
+of themselves is not enough: some do not hand on where rows begin."""
+
+_KEEP_ROWS_APART = ("flash_attention_3", "flash_attention_2", varlen.NAME, "flex_attention")
+"""Without a mask of the size of all tokens squared; the fastest first."""
+_ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
+_DROPOUTS = ("attention_dropout", "attn_pdrop", "attn_dropout", "attention_probs_dropout_prob")
+_PACKAGES = {"flash_attention_3": "flash-attn-3", "flash_attention_2": "flash-attn"}
+_CLASSES = {
+    "causal": MODEL_FOR_CAUSAL_LM_MAPPING,
+    "vision": MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    "classifier": MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """What is taken."""
+
+    implementation: str | None
+    """transformers' name for it; None: its own choice, sdpa or else eager."""
+    padding_free: bool
+    """Rows lie end to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """What a choice depends on."""
+
+    kind: ModelKind
+    config: Any
+    model: Any
+    """The model class; None where it comes with the model and is not known yet."""
+    device_kind: str
+    dtype: torch.dtype
+
+    @property
+    def half(self) -> bool:
+        return self.dtype in (torch.bfloat16, torch.float16)
+
+    @property
+    def dropout(self) -> bool:
+        text = self.config.get_text_config()
+        return any((getattr(text, name, None) or 0) > 0 for name in _DROPOUTS)
+
+    def supports(self, flag: str) -> bool:
+        """Whether the class says so of itself. One that is not known yet says it when it is loaded."""
+        return self.model is None or bool(getattr(self.model, flag, False))
+
+
+def choose_attention(spec: RunSpec, config: Any, device_kind: str, dtype: torch.dtype) -> Attention:
+    """Resolve model.attention and train.padding_free for a model that computes in `dtype` on `device_kind`.
+
+    Raises ConfigError with everything that was asked for and cannot be had.
+    """
+    kind = kind_of(config, spec.task)
+    found = _CLASSES[kind].get(type(config), None)
+    case = _Case(kind, config, found[0] if isinstance(found, tuple) else found, device_kind, dtype)
+    together = _cannot_lie_end_to_end(case)
+    wanted, free = spec.model.attention, spec.train.padding_free
+    problems = [*_asked_for(case, wanted), *_padding_free_asked_for(together, wanted, free)]
+    if problems:
+        raise ConfigError(problems)
+    varlen.register()
+    if wanted != "auto":
+        return Attention(wanted, free is True or (free == "auto" and together is None and _gains(case, wanted)))
+    if free is True or (free == "auto" and _gains(case, wanted)):
+        if together is None:
+            name = next((name for name in _candidates(case, free) if not list(_asked_for(case, name))), None)
+            if name is not None:
+                return Attention(name, True)
+            together = "no attention that keeps rows apart can be used here"
+            if free is True:
+                raise ConfigError(list(_asked_for(case, varlen.NAME)))
+        _log.debug("rows are padded: %s", together)
+    known = case.model is not None
+    fastest = next((name for name in _PACKAGES if known and not list(_asked_for(case, name))), None)
+    return Attention(fastest, False)
+
+
+def _candidates(case: _Case, free: str | bool) -> tuple[str, ...]:
+    """What may be taken for rows end to end. varlen without its kernel is right but gains nothing: only when asked."""
+    fast = case.device_kind == "cuda" and case.half and varlen.has_kernel()
+    return _KEEP_ROWS_APART[:3] if fast or free is True else _KEEP_ROWS_APART[:2]
+
+
+def _gains(case: _Case, wanted: str) -> bool:
+    """Whether `padding_free: auto` means yes. On a CPU it was measured to gain nothing over rows of like length; who
+    asks for varlen, which is there for nothing else, has it everywhere."""
+    return wanted == varlen.NAME or (wanted in ("auto", *_KEEP_ROWS_APART) and case.device_kind == "cuda")
+
+
+def _cannot_lie_end_to_end(case: _Case) -> str | None:
+    """Why rows have to be padded, whatever the attention."""
+    if case.kind != "causal":
+        return "rows of a classifier are padded" if case.kind == "classifier" else "rows with images are padded"
+    layers = set(getattr(case.config, "layer_types", None) or ()) - _ATTENTION_LAYERS
+    if layers or getattr(case.model, "_is_stateful", False):
+        which = ", ".join(sorted(layers)) or "recurrent"
+        return f"{case.config.model_type} has {which} layers, which carry what they saw from one row into the next"
+    if case.model is None or case.config.model_type not in PROVEN:
+        return f"{case.config.model_type} has not been shown to keep rows apart that lie end to end"
+    return None
+
+
+def _padding_free_asked_for(together: str | None, wanted: str, free: str | bool) -> Iterator[Problem]:
+    if free is not True:
+        return
+    if together is not None:
+        yield Problem(together, "train.padding_free", "leave it out: rows of like length share a pass")
+    if wanted not in ("auto", *_KEEP_ROWS_APART):
+        what = f"{wanted} would keep rows apart by a mask of the size of all tokens squared"
+        hint = f"set model.attention to auto or to one of {', '.join(_KEEP_ROWS_APART)}"
+        yield Problem(what, "train.padding_free", hint)
+
+
+def _asked_for(case: _Case, name: str) -> Iterator[Problem]:
+    """Everything that keeps an implementation from being used."""
+    check = {
+        "sdpa": _no_sdpa,
+        "varlen": _no_varlen,
+        "flex_attention": _no_flex,
+        "flash_attention_2": _no_flash,
+        "flash_attention_3": _no_flash,
+    }.get(name)
+    for what, hint in check(case, name) if check is not None else ():
+        yield Problem(what, "model.attention", hint)
+
+
+def _no_sdpa(case: _Case, _name: str) -> Iterator[tuple[str, str]]:
+    if not case.supports("_supports_sdpa"):
+        yield f"{case.config.model_type} cannot be computed with sdpa", "leave it out, or take eager"
+
+
+def _no_varlen(case: _Case, name: str) -> Iterator[tuple[str, str]]:
+    together = _cannot_lie_end_to_end(case)
+    if together is not None:
+        yield f"varlen is for rows end to end, and {together}", "leave it out, or take sdpa"
+    yield from _no_sdpa(case, name)
+    if case.dropout:
+        yield "varlen has no attention dropout, and the model has", "leave it out, or take sdpa"
+
+
+def _no_flex(case: _Case, _name: str) -> Iterator[tuple[str, str]]:
+    if not case.supports("_supports_flex_attn"):
+        yield f"{case.config.model_type} cannot be computed with flex_attention", "leave it out"
+    if case.device_kind != "cuda":
+        yield f"flex_attention has no backward pass on {case.device_kind}", "leave it out, or take sdpa or varlen"
+    if case.dropout:
+        yield "flex_attention has no attention dropout, and the model has", "leave it out, or take sdpa"
+
+
+def _no_flash(case: _Case, name: str) -> Iterator[tuple[str, str]]:
+    if case.device_kind != "cuda":
+        yield f"{name} needs an NVIDIA GPU", "leave it out: auto takes the fastest that there is"
+        return
+    if not case.half:
+        yield f"{name} computes in bfloat16 only", "set model.dtype: bfloat16, or leave model.attention out"
+    if not _installed(name):
+        yield f"{_PACKAGES[name]} is not installed", f"pip install {_PACKAGES[name]}, or leave it out"
+    major = torch.cuda.get_device_capability()[0]
+    if major < 8 or (name == "flash_attention_3" and major != 9):
+        yield f"{name} does not run on this GPU", "leave it out: auto takes the fastest that there is"
+    flavours = getattr(case.model, "_compatible_flash_implementations", None)
+    if not case.supports("_supports_flash_attn") or (flavours is not None and name not in flavours):
+        yield f"{case.config.model_type} cannot be computed with {name}", "leave it out"
+    if name == "flash_attention_3" and case.dropout:
+        yield "flash_attention_3 has no attention dropout, and the model has", "take flash_attention_2"
+
+
+def _installed(name: str) -> bool:
+    return bool(is_flash_attn_3_available() if name == "flash_attention_3" else is_flash_attn_2_available())

@@ -1,0 +1,166 @@
+"""Frozen weights in fewer bits: how they are packed, and how they look unpacked to whoever reads them.
+
+A held weight is a parametrisation: `module.weight` is the unpacked weight in the precision that the model computes in,
+made anew at each read, and the parameter behind it is the packed one. So whatever computes with a weight, adapters
+included, works as before. Knows nothing of loading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.nn.utils import parametrize
+
+FLOAT8 = torch.float8_e4m3fn
+FLOAT8_MAX = torch.finfo(FLOAT8).max
+BLOCK = 128
+"""One scale for BLOCK x BLOCK values of a matrix, as published FP8 checkpoints have it: theirs are kept exactly."""
+
+
+class Float8Weight(torch.nn.Module):
+    """Unpacks 8-bit floats."""
+
+    scale: torch.Tensor
+
+    def __init__(self, scale: torch.Tensor, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.register_buffer("scale", scale)
+        self.dtype = dtype
+
+    @torch.no_grad()
+    def forward(self, packed: torch.Tensor) -> torch.Tensor:
+        return from_float8(packed, self.scale, self.dtype)
+
+    def outline(self, packed: torch.Tensor) -> torch.Tensor:
+        """Stands for the unpacked weight where only its shape, precision and place matter."""
+        return torch.empty((), dtype=self.dtype, device=packed.device).expand(packed.shape)
+
+
+class Nf4Weight(torch.nn.Module):
+    """Unpacks 4-bit NormalFloats of bitsandbytes."""
+
+    def __init__(self, quant_state: Any) -> None:
+        super().__init__()
+        self.quant_state = quant_state
+
+    @torch.no_grad()
+    def forward(self, packed: torch.Tensor) -> torch.Tensor:
+        from bitsandbytes.functional import dequantize_4bit
+
+        weight: torch.Tensor = dequantize_4bit(packed, self.quant_state)
+        return weight
+
+    def outline(self, packed: torch.Tensor) -> torch.Tensor:
+        """Stands for the unpacked weight where only its shape, precision and place matter."""
+        return torch.empty((), dtype=self.quant_state.dtype, device=packed.device).expand(self.quant_state.shape)
+
+
+class Float8Linear(torch.nn.Linear):
+    """A linear layer over a held weight that keeps only the packed one for the backward pass."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        held: Any = self.parametrizations["weight"]  # type: ignore[index]
+        dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+        out: torch.Tensor = _Float8Product.apply(x.to(dtype), held.original, held[0].scale)  # type: ignore[no-untyped-call]
+        return out if self.bias is None else out + self.bias.to(dtype)
+
+
+class _Float8Product(torch.autograd.Function):
+    """x @ weight.T, with a gradient for x alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(packed, scale)
+        return functional.linear(x, from_float8(packed, scale, x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        packed, scale = ctx.saved_tensors
+        return gradients[0] @ from_float8(packed, scale, gradients[0].dtype), None, None
+
+
+def to_float8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(packed, scale) of a weight of shape (..., R, C); the scale has shape (..., R / BLOCK, C / BLOCK), rounded up."""
+    rows, columns = weight.shape[-2:]
+    padded = functional.pad(weight.float(), (0, -columns % BLOCK, 0, -rows % BLOCK))
+    tiles = padded.reshape(*weight.shape[:-2], padded.shape[-2] // BLOCK, BLOCK, padded.shape[-1] // BLOCK, BLOCK)
+    scale = tiles.abs().amax(dim=(-3, -1), keepdim=True) / FLOAT8_MAX
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    packed = (tiles / scale).to(FLOAT8).flatten(-4, -3).flatten(-2, -1)
+    return packed[..., :rows, :columns].contiguous(), scale.squeeze(-1).squeeze(-2)
+
+
+def from_float8(packed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The weight that `to_float8` packed, in `dtype`."""
+    rows, columns = packed.shape[-2:]
+    spread = scale.repeat_interleave(BLOCK, dim=-2)[..., :rows, :].repeat_interleave(BLOCK, dim=-1)[..., :columns]
+    return (packed.to(torch.float32) * spread).to(dtype)
+
+
+def hold(module: torch.nn.Module, name: str, unpack: torch.nn.Module) -> None:
+    """Let `module.<name>`, a packed parameter, be read as what `unpack` makes of it; once for each forward pass."""
+    parametrize.register_parametrization(module, name, unpack, unsafe=True)
+    if not isinstance(module, Float8Linear) and "forward" not in vars(module):
+        module.forward = _reading_once(module.forward)
+
+
+def is_held(module: torch.nn.Module, name: str) -> bool:
+    """Whether a parameter is packed."""
+    return parametrize.is_parametrized(module, name)
+
+
+def tensor_outline(module: torch.nn.Module, name: str) -> torch.Tensor:
+    """A parameter, or something of the shape and precision of the weight that a packed one stands for."""
+    if not is_held(module, name):
+        plain: torch.Tensor = getattr(module, name)
+        return plain
+    held: Any = module.parametrizations[name]  # type: ignore[index]
+    outline: torch.Tensor = held[0].outline(held.original)
+    return outline
+
+
+def release(module: torch.nn.Module, name: str) -> None:
+    """Undo `hold`: the parameter becomes the unpacked weight."""
+    weight = getattr(module, name)
+    parametrize.remove_parametrizations(module, name, leave_parametrized=False)
+    setattr(module, name, torch.nn.Parameter(weight, requires_grad=False))
+    if not parametrize.is_parametrized(module):
+        vars(module).pop("forward", None)
+
+
+@contextmanager
+def outlined(model: torch.nn.Module) -> Iterator[None]:
+    """Let the tensors of packed experts look like plain ones without memory, in their order, inside the block.
+
+    peft wraps parametrised tensors in another order than plain ones, and the order is in the names of its files.
+    """
+    aside = []
+    for module in list(model.modules()):
+        names = [] if isinstance(module, Float8Linear) else list(getattr(module, "parametrizations", ()))
+        for name in names:
+            held: Any = module.parametrizations[name]  # type: ignore[index]
+            aside.append((module, name, held.original, held[0]))
+            parametrize.remove_parametrizations(module, name, leave_parametrized=False)
+            delattr(module, name)
+            setattr(module, name, torch.nn.Parameter(held[0].outline(held.original), requires_grad=False))
+    try:
+        yield
+    finally:
+        for module, name, packed, unpack in aside:
+            delattr(module, name)
+            setattr(module, name, packed)
+            hold(module, name, unpack)
+
+
+def _reading_once(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward pass of a module that reads its weights many times, such as experts one after the other."""
+
+    def cached(*args: Any, **kwargs: Any) -> Any:
+        with parametrize.cached():
+            return forward(*args, **kwargs)
+
+    return cached

@@ -1,0 +1,117 @@
+"""Classes of texts from a sequence classification model. Knows nothing of runs or files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rankzero.data.chat import Rendered, TokenRules
+from rankzero.data.row_tokens import Encoder
+from rankzero.data.tokenizer import take_apart
+from rankzero.errors import ConfigError
+from rankzero.model.load import load_config, load_model, load_tokenizer
+from rankzero.model.lora import load_adapter
+from rankzero.model.source import locate
+from rankzero.spec.run_spec import RunSpec
+
+_WINDOW = 1024
+"""Texts that are sorted by length together, so that those of like length share a pass."""
+_BATCH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The likeliest class of a text, and the probability of each; they sum to one."""
+
+    label: str
+    probabilities: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Classifier:
+    """A model in evaluation mode with what its texts become ids by."""
+
+    model: Any
+    encoder: Encoder
+    labels: tuple[str, ...]
+    """By number."""
+    pad_token_id: int
+
+
+def load_classifier(
+    spec: RunSpec,
+    adapter: Path | None,
+    labels: tuple[str, ...] | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Classifier:
+    """The model of `spec`, with an adapter on top where given. `labels` are an adapter's classes by number; without,
+    the model's own config names them. Raises ConfigError, AccessError, ServiceError.
+    """
+    source = locate(spec.model)
+    tokenizer = load_tokenizer(source, spec.model, None)
+    config = load_config(source, spec.model)
+    if adapter is None:
+        _require_trained_head(config, spec.model.name)
+        labels = tuple(str(config.id2label[number]) for number in range(config.num_labels))
+    elif labels is None:
+        what = "the adapter does not say which classes it was trained on"
+        raise ConfigError(what, where=str(adapter), hint="name the run directory that it belongs to")
+    pad = padding_id(tokenizer, config)
+    rules = TokenRules(max_length=spec.data.max_length, over_length="truncate", task="classify")
+    encoder = Encoder(take_apart(tokenizer, "classify"), rules)
+    model = load_model(source, spec, config, dtype, device=device, labels=labels, pad_token_id=pad)
+    if adapter is not None:
+        model = load_adapter(model, adapter)
+    if spec.model.quantization == "none":
+        model.to(device)
+    model.eval()
+    return Classifier(model, encoder, labels, pad)
+
+
+def classify(classifier: Classifier, texts: Sequence[str]) -> Iterator[Prediction]:
+    """The class of each text, in order; longer texts are cut as in training."""
+    for start in range(0, len(texts), _WINDOW):
+        rendered = [Rendered(text, [], raw=True, add_eos=False, label="") for text in texts[start : start + _WINDOW]]
+        ids = [row.ids for row in classifier.encoder.encode(rendered)]
+        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+        found: dict[int, Prediction] = {}
+        for first in range(0, len(order), _BATCH):
+            batch = order[first : first + _BATCH]
+            for i, shares in zip(batch, _probabilities(classifier, [ids[i] for i in batch]), strict=True):
+                named = dict(zip(classifier.labels, shares, strict=True))
+                found[i] = Prediction(max(named, key=named.__getitem__), named)
+        yield from (found[i] for i in range(len(ids)))
+
+
+def padding_id(tokenizer: Any, config: Any) -> int:
+    """What fills rows up where the model looks for the end of a row by it; any id serves where none is set."""
+    ids = (tokenizer.pad_token_id, config.get_text_config().pad_token_id, tokenizer.eos_token_id)
+    return next((number for number in ids if isinstance(number, int)), 0)
+
+
+def _require_trained_head(config: Any, name: str) -> None:
+    if any(kind.endswith("ForSequenceClassification") for kind in config.architectures or ()):
+        return
+    found = ", ".join(config.architectures or ()) or config.model_type
+    hint = "name a run of task classify, or ask a model that writes text: rankzero generate"
+    raise ConfigError(f"{name} is no trained classifier: it is a {found}", where="model", hint=hint)
+
+
+def _probabilities(classifier: Classifier, rows: list[list[int]]) -> list[list[float]]:
+    """Shares of the classes, of shape (rows, classes)."""
+    width = max(map(len, rows))
+    ids_BT = torch.full((len(rows), width), classifier.pad_token_id)
+    mask_BT = torch.zeros((len(rows), width), dtype=torch.long)
+    for i, row in enumerate(rows):
+        ids_BT[i, : len(row)] = torch.tensor(row)
+        mask_BT[i, : len(row)] = 1
+    device = next(classifier.model.parameters()).device
+    with torch.inference_mode():
+        logits_BC = classifier.model(input_ids=ids_BT.to(device), attention_mask=mask_BT.to(device)).logits
+        shares: list[list[float]] = logits_BC.float().softmax(dim=-1).tolist()
+    return shares

@@ -1,0 +1,98 @@
+"""A vision-language model's processor, loaded with what images need and nothing else. Knows transformers' processors;
+nothing of rows or passes.
+
+Images are always scaled by Pillow, with and without torchvision, so that every machine sees the same pixels. Video
+processors, which need torchvision, are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, AutoTokenizer
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+
+from rankzero.data.images.decode import require_pillow
+from rankzero.errors import ConfigError
+from rankzero.model.vision_rules import ProcessorPlace
+
+_LARGE = ((4096, 4096), (3000, 1000), (1000, 3000))
+"""Sizes at which a limit would show."""
+
+
+@lru_cache(2)
+def load_processor(place: ProcessorPlace) -> Any:
+    """The processor with a tokenizer of its own, scaling images to `max_tokens`. Raises ConfigError."""
+    require_pillow()
+    options = {
+        "revision": place.revision,
+        "trust_remote_code": place.trust_remote_code,
+        "local_files_only": place.local_files_only,
+    }
+    try:
+        processor = _load(place, options)
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        hint = "copy preprocessor_config.json (or processor_config.json) from the model's Hub page"
+        raise ConfigError(f"the model's processor cannot be loaded: {reason}", where=place.name, hint=hint) from error
+    if place.max_tokens is not None:
+        _limit(processor, place.max_tokens)
+    return processor
+
+
+def image_tokens(processor: Any, sizes: Iterable[tuple[int, int]]) -> list[int]:
+    """How many tokens images of (width, height) become. ValueError where the processor takes no image of a size."""
+    count = getattr(processor, "_get_num_multimodal_tokens", None)
+    if count is None:
+        raise ValueError(f"{type(processor).__name__} does not say how many tokens an image becomes")
+    return [int(tokens) for tokens in count(image_sizes=[(height, width) for width, height in sizes]).num_image_tokens]
+
+
+class _ImagesOnly:
+    """Before a processor's class: lets it be made without the parts that it has for other things than images."""
+
+    def check_argument_for_proper_class(self, _name: str, argument: Any) -> Any:
+        return type(argument)
+
+
+def _load(place: ProcessorPlace, options: dict[str, Any]) -> Any:
+    config = AutoConfig.from_pretrained(place.name, **options)
+    if type(config) not in PROCESSOR_MAPPING:  # with code of its own
+        processor = AutoProcessor.from_pretrained(place.name, **options)
+        if not hasattr(processor, "image_processor"):
+            raise ValueError(f"{type(processor).__name__} has nothing for images")
+        return processor
+    known = PROCESSOR_MAPPING[type(config)]
+    parts = {
+        "image_processor": AutoImageProcessor.from_pretrained(place.name, backend="pil", **options),
+        "tokenizer": AutoTokenizer.from_pretrained(place.tokenizer, **{**options, "revision": None})
+        if place.tokenizer != place.name
+        else AutoTokenizer.from_pretrained(place.name, **options),
+    }
+    settings, _ = known.get_processor_dict(place.name, **options)
+    made: Any = type(known.__name__, (_ImagesOnly, known), {})
+    return made.from_args_and_dict([parts.get(name) for name in known.get_attributes()], settings)
+
+
+def _limit(processor: Any, max_tokens: int) -> None:
+    """Scale larger images down, as processors can that count in pixels. Raises ConfigError for the others, where their
+    images take more."""
+    image_processor = processor.image_processor
+    size = dict(getattr(image_processor, "size", None) or {})
+    patch, merge = getattr(image_processor, "patch_size", None), getattr(image_processor, "merge_size", None)
+    if {"shortest_edge", "longest_edge"} <= size.keys() and isinstance(patch, int) and isinstance(merge, int):
+        token = (patch * merge) ** 2
+        # A small image is scaled up to `shortest_edge` pixels, and then each side up to whole tokens.
+        least = int(max(1.0, math.sqrt(max_tokens) - 1) ** 2 * token)
+        size |= {"longest_edge": max_tokens * token, "shortest_edge": min(size["shortest_edge"], least)}
+        image_processor.size = type(image_processor.size)(**size)
+    try:
+        tokens = max(image_tokens(processor, _LARGE))
+    except ValueError:
+        return  # told when the layout is tried out
+    if tokens > max_tokens:
+        what = f"an image becomes {tokens} tokens, and {type(image_processor).__name__} cannot scale it to {max_tokens}"
+        raise ConfigError(what, where="data.image_max_tokens", hint=f"set {tokens} or more, or leave it out")

@@ -1,0 +1,192 @@
+"""Where adapters go: which layers, which tensors of experts, and what is trained in full beside them. Applies nothing.
+
+auto            attention projections of the text model and of a vision tower, everything linear elsewhere
+all-linear      every linear layer of the wanted parts, except heads
+[name, …]       linear layers of the wanted parts by name
+Experts that are one tensor for a whole layer get adapters as tensors. Routers, the heads of classifiers, and projectors
+that have no linear layer are small and their layers are no plain Linear, so they are trained in full.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.utils import parametrize
+from transformers.pytorch_utils import Conv1D
+
+from rankzero.errors import ConfigError, Problem
+from rankzero.model.low_bits import tensor_outline
+from rankzero.model.parts import after_encoder, inside, parameter_parts, part_finder, wanted_parts
+from rankzero.spec.run_spec import LoraSpec, Part, RunSpec
+
+ATTENTION_PROJECTIONS = (
+    *("q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "qkv_proj"),  # Llama, Qwen, Gemma, Mistral, OPT, Phi
+    *("query_key_value", "c_attn", "Wqkv"),  # Falcon and NeoX, GPT-2, MPT
+    *("q_lin", "k_lin", "v_lin", "out_lin", "query", "key", "value"),  # DistilBERT, BERT
+    *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"),  # DeepSeek's latent attention
+    "qkv",  # vision towers
+)
+"""What attention's projections are called, by architecture family."""
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Full names in the model, in its order."""
+
+    modules: tuple[str, ...]
+    """Linear layers that get adapters."""
+    parameters: tuple[str, ...]
+    """Tensors of many experts that get adapters."""
+    saved: tuple[str, ...]
+    """Modules that are trained in full."""
+
+
+def target_modules(spec: RunSpec, model: Any) -> Targets:
+    """What `lora.target_modules` and `train.parts` mean for this model.
+
+    Raises ConfigError naming every entry that matches nothing, and what adapters of tensors cannot have.
+    """
+    lora = _lora(spec)
+    parts, belongs = wanted_parts(spec, model), parameter_parts(model)
+    linear = linear_parts(model)
+    tensors = expert_tensors(model) if "experts" in parts else []
+    chosen = [name for name, part in linear.items() if part in parts and part != "router" and _is_chosen(name, lora)]
+    if lora.target_modules == "auto":
+        for part in parts - {"router"}:
+            of_part = [name for name, other in linear.items() if other == part]
+            attention = [name for name in of_part if _last(name) in ATTENTION_PROJECTIONS]
+            chosen += attention if attention and part in ("language", "vision_tower") else of_part
+    problems = _unmatched(lora, linear, parts, tensors)
+    saved = [*_routers(belongs, parts), *_heads(spec, model)]
+    if "projector" in parts and "projector" not in linear.values():
+        saved += _outermost_modules([name for name, part in belongs.items() if part == "projector"], belongs)
+    if tensors:
+        named = [name for name in tensors if _is_chosen(name, lora)]
+        tensors = named or tensors
+        problems += adapted_tensor_problems(lora, "experts")
+    if not problems and not (chosen or tensors or saved):
+        hint = f"it has linear layers in: {', '.join(sorted(set(linear.values())))}"
+        problems.append(Problem("there is nothing to put adapters on", "train.parts", hint))
+    if problems:
+        raise ConfigError(problems)
+    wanted = set(chosen)
+    return Targets(tuple(name for name in linear if name in wanted), tuple(tensors), tuple(saved))
+
+
+def linear_parts(model: Any) -> dict[str, Part]:
+    """The part of every module that an adapter can be put on, by its name; heads left out."""
+    part_of, classifies = part_finder(model), type(model).__name__.endswith("ForSequenceClassification")
+    return {
+        name: part_of(name)
+        for name, module in model.named_modules()
+        if isinstance(module, (torch.nn.Linear, Conv1D))
+        and module is not model.get_output_embeddings()
+        and not (classifies and after_encoder(model, name))
+    }
+
+
+def expert_tensors(model: Any) -> list[str]:
+    """Names of tensors of shape (experts, in, out) or (experts, out, in), also where they are packed."""
+    part_of = part_finder(model)
+    return [
+        f"{module}.{name}" if module else name
+        for module, owner in model.named_modules()
+        if not isinstance(owner, parametrize.ParametrizationList) and part_of(module) == "experts"
+        for name in [*dict(owner.named_parameters(recurse=False)), *getattr(owner, "parametrizations", ())]
+        if tensor_outline(owner, name).ndim == 3
+    ]
+
+
+def adapted_tensor_problems(lora: LoraSpec, what: str) -> list[Problem]:
+    """What peft cannot do where an adapter is added to a tensor instead of a layer's output."""
+    problems = []
+    if lora.dropout:
+        hint = "set lora.dropout: 0"
+        problems.append(Problem(f"adapters on {what} cannot have dropout", "lora.dropout", hint))
+    if lora.use_dora:
+        problems.append(Problem(f"DoRA does not work on {what}", "lora.use_dora", "leave it out"))
+    return problems
+
+
+def shortest(wanted: Iterable[str], others: Iterable[str], *, boundary: str = ".") -> list[str]:
+    """Suffixes (`q_proj`, `mlp.gate`) that mean exactly `wanted` and none of `others`; all names where there are none.
+
+    `boundary` is what has to stand before a suffix in a longer name.
+    """
+    names, rest = list(wanted), list(others)
+    most = max((name.count(".") + 1 for name in names), default=0)
+    for segments in range(1, most):
+        suffixes = sorted({".".join(name.split(".")[-segments:]) for name in names})
+        if not any(name == suffix or name.endswith(boundary + suffix) for suffix in suffixes for name in rest):
+            return suffixes
+    return names
+
+
+def _lora(spec: RunSpec) -> LoraSpec:
+    if spec.lora is None:
+        raise TypeError("there is no lora section")
+    return spec.lora
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _is_chosen(name: str, lora: LoraSpec) -> bool:
+    """Whether lora.target_modules takes a layer by its name, or takes all."""
+    if isinstance(lora.target_modules, str):
+        return lora.target_modules == "all-linear"
+    return any(name == wanted or name.endswith(f".{wanted}") for wanted in lora.target_modules)
+
+
+def _unmatched(lora: LoraSpec, linear: dict[str, Part], parts: frozenset[Part], tensors: list[str]) -> list[Problem]:
+    """A problem for each name in lora.target_modules that is no layer of the wanted parts."""
+    if isinstance(lora.target_modules, str):
+        return []
+    available = [*(name for name, part in linear.items() if part in parts), *tensors]
+    last = sorted({_last(name) for name in available})
+    problems = []
+    for wanted in lora.target_modules:
+        matching = [name for name in [*linear, *tensors] if name == wanted or name.endswith(f".{wanted}")]
+        elsewhere = sorted({linear[name] for name in matching if name not in available})
+        if not matching:
+            close = difflib.get_close_matches(wanted, last, n=1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            hint += f"it has: {', '.join(last)} (or say all-linear)"
+            problems.append(Problem(f"the model has no linear module {wanted}", "lora.target_modules", hint))
+        elif len(elsewhere) and not any(name in available for name in matching):
+            where = " and ".join(elsewhere)
+            hint = f"set train.parts: [{', '.join([*sorted(parts), *elsewhere])}]"
+            problems.append(Problem(f"{wanted} is in the {where}, which is not trained", "lora.target_modules", hint))
+    return problems
+
+
+def _routers(belongs: dict[str, Part], parts: frozenset[Part]) -> list[str]:
+    if "router" not in parts:
+        return []
+    return list(dict.fromkeys(name.rpartition(".")[0] for name, part in belongs.items() if part == "router"))
+
+
+def _heads(spec: RunSpec, model: Any) -> list[str]:
+    """A classifier's layers after its encoder: freshly drawn, so they have to be trained."""
+    if spec.task != "classify":
+        return []
+    names = [name for name, _ in model.named_parameters()]
+    return _outermost_modules([name for name in names if after_encoder(model, name)], names)
+
+
+def _outermost_modules(names: list[str], others: Iterable[str]) -> list[str]:
+    """The modules that hold these parameters and none of the others, as few as can be: `score`, `bert.pooler`."""
+    rest = set(others) - set(names)
+    found: dict[str, None] = {}
+    for name in names:
+        segments = name.split(".")
+        prefixes = [".".join(segments[:depth]) for depth in range(1, len(segments))]
+        outermost = next((p for p in prefixes if not any(inside(other, [p]) for other in rest)), None)
+        if outermost is not None:
+            found[outermost] = None
+    return list(found)

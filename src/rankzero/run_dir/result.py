@@ -1,0 +1,89 @@
+"""What commands that use a model are given: a run, an adapter, or a model. Reads JSON and YAML; loads no weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankzero.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rankzero.spec.run_spec import RunSpec, Task
+
+FINAL = "final"
+ADAPTER_CONFIG = "adapter_config.json"
+_COMMANDS = {"sft": "rankzero generate", "classify": "rankzero predict"}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """`spec` says how the model is loaded, `adapter` what is put on top of it."""
+
+    spec: RunSpec
+    adapter: Path | None = None
+    labels: tuple[str, ...] | None = None
+    """Of a classifier's adapter: the classes by number."""
+
+
+def find_result(target: str, task: Task, *, base: bool = False) -> Result:
+    """What `target` stands for: a run directory or the final/ in it, another adapter's directory, or any model, by
+    directory or Hub id. `base`: the run's model as it was before training.
+
+    Raises ConfigError where a run has no result yet, or has one for another task.
+    """
+    directory = Path(target)
+    if directory.name == FINAL and (directory.parent / "run.yaml").is_file():
+        directory = directory.parent
+    if (directory / "run.yaml").is_file():
+        return _of_run(directory, task, base=base)
+    if base:
+        raise ConfigError("this is no run directory: run.yaml is missing", where=target, hint="leave --base out")
+    if (directory / ADAPTER_CONFIG).is_file():
+        return _of_adapter(directory, task)
+    return Result(_plain_spec(task, {"name": target}))
+
+
+def _of_run(run: Path, task: Task, *, base: bool) -> Result:
+    from rankzero.spec.load import load_run_spec
+
+    spec = load_run_spec(run / "run.yaml", env={}).spec
+    if spec.task != task:
+        what = "this run is a text classifier" if spec.task == "classify" else "this run writes text"
+        raise ConfigError(what, where=str(run), hint=f"use `{_COMMANDS[spec.task]} {run}`")
+    if base:
+        return Result(spec)
+    final = run / FINAL
+    if not final.is_dir():
+        hint = "give its `rankzero train` command again; it continues from the newest checkpoint"
+        raise ConfigError("this run has no result yet: final/ is missing", where=str(run), hint=hint)
+    # The tokenizer of the result carries the chat template that was trained with.
+    data = spec.data.model_copy(update={"chat_template": None})
+    weights = {"tokenizer_dir": str(final)} if spec.lora else {"local_dir": str(final), "tokenizer_dir": None}
+    asked = spec.model_copy(update={"data": data, "model": spec.model.model_copy(update=weights)})
+    return Result(asked, final if spec.lora else None, _labels(final) or spec.data.labels)
+
+
+def _of_adapter(directory: Path, task: Task) -> Result:
+    name = json.loads((directory / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    if not name:
+        hint = f"write base_model_name_or_path into {ADAPTER_CONFIG}"
+        raise ConfigError("the adapter does not say which model it belongs to", where=str(directory), hint=hint)
+    model = {"name": name, "tokenizer_dir": str(directory) if (directory / "tokenizer.json").is_file() else None}
+    return Result(_plain_spec(task, model), directory, _labels(directory))
+
+
+def _labels(final: Path) -> tuple[str, ...] | None:
+    """The classes that the result was trained on, by number."""
+    try:
+        found = json.loads((final / "manifest.json").read_text(encoding="utf-8")).get("labels")
+    except (OSError, ValueError):
+        return None
+    return tuple(found) if found else None
+
+
+def _plain_spec(task: Task, model: dict[str, Any]) -> RunSpec:
+    from rankzero.spec.run_spec import RunSpec
+
+    return RunSpec.model_validate({"task": task, "model": model, "data": {"train": "nothing"}})

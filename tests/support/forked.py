@@ -1,0 +1,148 @@
+"""Runs in several processes that start in a moment: forked from one that has imported everything, once for all tests.
+
+The processes are the product's workers with what a test does to them; the product's own launcher has its own tests.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankzero.spec.run_options import RunOptions
+from rankzero.spec.run_spec import RunSpec
+
+SECONDS = 240
+
+
+@dataclass(frozen=True)
+class Ordeal:
+    """What happens to a run."""
+
+    stop_in_step: int | None = None
+    """Every rank gets SIGTERM as this step begins (1 is the first)."""
+    kill_in_save_of: int | None = None
+    """Rank 0 gets SIGKILL while it commits the checkpoint of this step."""
+    nan_in_step: int | None = None
+    """The last rank's losses of this step are NaN."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Exit codes by rank, the report, and what rank 0 printed."""
+
+    codes: list[int]
+    report: dict[str, Any] | None
+    said: str
+
+
+def run_forked(spec: RunSpec, nproc: int = 2, ordeal: Ordeal | None = None, **options: Any) -> Outcome:
+    """Train in `nproc` processes; whatever happens, none is left behind."""
+    payload = {
+        "spec": spec.model_dump(mode="json"),
+        "options": asdict(RunOptions(log_level="INFO", **options)),
+        "ordeal": asdict(ordeal or Ordeal()),
+        "env": {"RANKZERO_CACHE": os.environ["RANKZERO_CACHE"]},
+    }
+    with tempfile.TemporaryDirectory() as name:
+        codes = in_ranks(run_rank, nproc, Path(name), json.dumps(payload))
+        report = Path(name) / "report.json"
+        return Outcome(
+            codes,
+            json.loads(report.read_text()) if report.is_file() else None,
+            "".join((Path(name) / f"said-{rank}").read_text() for rank in range(nproc)),
+        )
+
+
+def in_ranks(function: Callable[..., None], nproc: int, directory: Path, *arguments: Any) -> list[int]:
+    """Call `function(directory, *arguments)` in `nproc` ranks. Returns their exit codes: 0, or the product's."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["rankzero.engine.worker", "deepspeed", __name__])
+    ranks = [
+        context.Process(target=_enter, args=(function, rank, nproc, directory, arguments)) for rank in range(nproc)
+    ]
+    try:
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(SECONDS)
+    finally:
+        for process in ranks:
+            process.kill()
+            process.join()
+    return [process.exitcode if process.exitcode is not None else -signal.SIGKILL for process in ranks]
+
+
+def run_rank(directory: Path, text: str) -> None:
+    """One rank of a run."""
+    from rankzero.engine import worker
+
+    payload = json.loads(text)
+    os.environ.update(payload["env"])
+    options = RunOptions(**{**payload["options"], "allow_changes": tuple(payload["options"]["allow_changes"])})
+    with pytest.MonkeyPatch.context() as patch:
+        suffer(Ordeal(**payload["ordeal"]), patch)
+        report = worker.run(RunSpec.model_validate(payload["spec"]), options)
+    if os.environ["RANK"] == "0":
+        (directory / "report.json").write_text(json.dumps(report))
+
+
+def suffer(ordeal: Ordeal, patch: pytest.MonkeyPatch) -> None:
+    """Arrange for what is to happen to the run that starts in this process."""
+    from rankzero.engine import step, train
+    from rankzero.run_dir import atomic
+
+    batch_logger, loss_sum, hashed = train.batch_logger, step.Stepper.loss_sum, atomic.file_sha256
+    at = {"step": 0}
+
+    def begin(options: Any, done: int, *rest: Any) -> Any:
+        at["step"] = done + 1
+        if at["step"] == ordeal.stop_in_step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return batch_logger(options, done, *rest)
+
+    def poisoned(stepper: Any, *arguments: Any) -> Any:
+        last = int(os.environ.get("RANK", "0")) + 1 == int(os.environ.get("WORLD_SIZE", "1"))
+        loss = loss_sum(stepper, *arguments)
+        return loss * float("nan") if last and loss.requires_grad and at["step"] == ordeal.nan_in_step else loss
+
+    def kill(path: Path) -> str:
+        if path.parent.name.startswith(f".tmp-step-{ordeal.kill_in_save_of}-"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return hashed(path)
+
+    patch.setattr(train, "batch_logger", begin)
+    patch.setattr(step.Stepper, "loss_sum", poisoned)
+    patch.setattr(atomic, "file_sha256", kill)
+
+
+def _enter(
+    function: Callable[..., None], rank: int, nproc: int, directory: Path, arguments: tuple[object, ...]
+) -> None:
+    """Become a rank, as the launcher would make one."""
+    from rankzero.engine import worker
+
+    said = (directory / f"said-{rank}").open("w", buffering=1)
+    os.dup2(said.fileno(), 1)
+    os.dup2(said.fileno(), 2)
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": nproc, "LOCAL_WORLD_SIZE": nproc}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    os.environ["RANKZERO_RENDEZVOUS"] = (directory / "rendezvous").as_uri()
+    os.environ["RANKZERO_ERROR_FILE"] = str(directory / f"error-{rank}.json")
+    if Path("/sys/class/net/lo").exists():
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    try:
+        function(directory, *arguments)
+    except Exception as error:
+        code = worker.hand_over(error)
+        said.write((directory / f"error-{rank}.json").read_text())
+        sys.exit(code)

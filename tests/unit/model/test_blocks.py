@@ -1,0 +1,55 @@
+"""The repeated blocks of text models and of encoders, by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rankzero.model.blocks import blocks
+from rankzero.model.load import meta_model
+from rankzero.model.lora import apply_lora
+from tests.support.tiny_configs import CONFIGS
+from tests.unit.model.support import spec_of, task_of
+
+LAYERS = {
+    "llama": ["model.layers"],
+    "gpt2": ["transformer.h"],
+    "distilbert": ["distilbert.transformer.layer"],
+    "bert": ["bert.encoder.layer"],
+    "qwen3_moe": ["model.layers"],
+    "deepseek_v3": ["model.layers"],
+    "gpt_oss": ["model.layers"],
+    "qwen3_vl": ["model.visual.blocks", "model.language_model.layers"],
+    "qwen2_5_vl": ["model.visual.blocks", "model.language_model.layers"],
+    "llava": ["model.vision_tower.encoder.layers", "model.language_model.layers"],
+    "gemma3": ["model.vision_tower.encoder.layers", "model.language_model.layers"],
+}
+
+
+@pytest.mark.parametrize("name", sorted(LAYERS))
+def test_blocks_are_the_layers(name: str) -> None:
+    model = meta_model(CONFIGS[name](), spec_of(task=task_of(name)))
+    found = blocks(model)
+    assert [n for n, _ in found] == [f"{layers}.{number}" for layers in LAYERS[name] for number in (0, 1)]
+    assert all(model.get_submodule(n) is module for n, module in found)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_vl", "bert"])
+def test_adapters_do_not_hide_them(name: str) -> None:
+    spec = spec_of(task=task_of(name), lora={"dropout": 0})
+    model = apply_lora(meta_model(CONFIGS[name](), spec), spec, base_name="base")
+    assert [n for n, _ in blocks(model)] == [
+        f"base_model.model.{layers}.{number}" for layers in LAYERS[name] for number in (0, 1)
+    ]
+
+
+def test_a_model_that_declares_nothing_has_those_of_its_outermost_lists() -> None:
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.heads = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(3))
+
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleList(Layer() for _ in range(2))
+    model.mixed = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.ReLU()])
+    assert [name for name, _ in blocks(model)] == ["layers.0", "layers.1"]

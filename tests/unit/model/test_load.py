@@ -1,0 +1,145 @@
+"""Which class a config and a task become, where heads come from, and what is refused before it is trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rankzero.errors import ConfigError
+from rankzero.model.load import drawn_from, empty_model, kind_of, load_config, load_model
+from tests.support.tiny_configs import CONFIGS
+from tests.unit.model.support import CLASSES, loaded, saved, spec_of
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "kind"),
+    [
+        ("llama", "sft", "causal"),
+        ("qwen3_moe", "sft", "causal"),
+        ("qwen3_vl", "sft", "vision"),
+        ("gemma3", "sft", "vision"),
+        ("llama", "classify", "classifier"),
+        ("distilbert", "classify", "classifier"),
+    ],
+)
+def test_kind_follows_from_config_and_task(name: str, task: str, kind: str) -> None:
+    assert kind_of(CONFIGS[name](), task) == kind  # type: ignore[arg-type]
+
+
+def test_an_encoder_does_not_write_text() -> None:
+    with pytest.raises(ConfigError, match="distilbert is no model that writes text") as refused:
+        kind_of(CONFIGS["distilbert"](), "sft")
+    assert refused.value.problems[0].hint == "task: classify puts texts into classes"
+    masked = CONFIGS["bert"]()
+    masked.architectures = ["BertForMaskedLM"]  # transformers would load it as a language model that sees ahead
+    with pytest.raises(ConfigError, match="no model that writes text"):
+        kind_of(masked, "sft")
+
+
+def test_what_cannot_classify_says_so() -> None:
+    with pytest.raises(ConfigError, match="qwen3_vl is no text classifier"):
+        kind_of(CONFIGS["qwen3_vl"](), "classify")
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_vl", "gpt_oss"])
+def test_a_model_is_loaded_as_its_own_class_loads_it(name: str, tmp_path: Path) -> None:
+    source = saved(name, tmp_path)
+    model = loaded(source, spec_of())
+    files = load_file(tmp_path / "model.safetensors")
+    assert sum(tensor.numel() for tensor in files.values()) == sum(p.numel() for p in model.parameters())
+    assert model.config.use_cache is False
+
+
+def test_a_classifier_has_the_labels_and_knows_the_padding(tmp_path: Path) -> None:
+    source, spec = saved("llama", tmp_path), spec_of(task="classify")
+    config = load_config(source, spec.model)
+    model = load_model(source, spec, config, torch.float32, labels=CLASSES, pad_token_id=7)
+    assert model.config.id2label == {0: "bad", 1: "fair", 2: "good"}
+    assert model.config.label2id == {"bad": 0, "fair": 1, "good": 2}
+    assert model.score.weight.shape == (3, 16)
+    assert model.config.pad_token_id == 7
+    assert config.pad_token_id == 0, "the run's own config stays as it was read"
+    rows = torch.tensor([[5, 9, 17, 7, 7], [5, 9, 17, 33, 4]])
+    with torch.no_grad():
+        assert torch.allclose(model(input_ids=rows).logits[0], model(input_ids=rows[:1, :3]).logits[0], atol=1e-6)
+
+
+def test_a_new_head_is_drawn_from_the_seed_alone(tmp_path: Path) -> None:
+    source = saved("distilbert", tmp_path)
+    heads = []
+    for noise, seed in ((1, 42), (2, 42), (3, 43)):
+        torch.manual_seed(noise)
+        before = torch.get_rng_state()
+        heads.append(loaded(source, spec_of(task="classify", train__seed=seed)).classifier.weight)
+        assert torch.equal(torch.get_rng_state(), before), "loading draws no numbers from the run's generator"
+    assert torch.equal(heads[0], heads[1]) and not torch.equal(heads[0], heads[2])
+
+
+def test_a_head_for_other_classes_is_drawn_anew_and_one_for_as_many_is_kept(tmp_path: Path) -> None:
+    spec = spec_of(task="classify")
+    trained = loaded(saved("distilbert", tmp_path / "base"), spec)
+    with torch.no_grad():
+        trained.classifier.weight.fill_(1.5)
+    trained.save_pretrained(tmp_path / "trained")
+    source = saved("distilbert", tmp_path / "unused").__class__(tmp_path / "trained", tmp_path / "trained", "trained")
+    assert (loaded(source, spec).classifier.weight == 1.5).all()
+    config = load_config(source, spec.model)
+    two = load_model(source, spec, config, torch.float32, labels=("no", "yes"))
+    assert two.classifier.weight.shape == (2, 16) and not (two.classifier.weight == 1.5).any()
+    assert torch.equal(two.pre_classifier.weight, trained.pre_classifier.weight)
+
+
+def test_missing_weights_are_not_made_up(tmp_path: Path) -> None:
+    source = saved("llama", tmp_path)
+    file = tmp_path / "model.safetensors"
+    kept = {name: tensor for name, tensor in load_file(file).items() if "layers.1.self_attn.q_proj" not in name}
+    save_file(kept, file, metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match="1 of the model's weights are not in its files") as refused:
+        loaded(source, spec_of())
+    assert "model.layers.1.self_attn.q_proj.weight" in str(refused.value)
+
+
+def test_another_shape_is_refused(tmp_path: Path) -> None:
+    source = saved("llama", tmp_path)
+    config = CONFIGS["llama"]()
+    config.intermediate_size = 48
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="the weights cannot be loaded"):
+        loaded(source, spec_of())
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_empty_model_is_the_loaded_one_without_memory(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    spec = spec_of(task="classify" if name in ("bert", "distilbert") else "sft")
+    source = saved(name, tmp_path)
+    full = loaded(source, spec, dtype)
+    labels = CLASSES if spec.task == "classify" else None
+    empty = empty_model(spec, load_config(source, spec.model), dtype, labels=labels)
+    assert {n: (p.shape, p.dtype) for n, p in empty.named_parameters()} == {
+        n: (p.shape, p.dtype) for n, p in full.named_parameters()
+    }
+    assert all(parameter.is_meta for parameter in empty.parameters())
+    assert type(empty) is type(full)
+
+
+def test_attention_is_passed_on(tmp_path: Path) -> None:
+    spec, source = spec_of(), saved("llama", tmp_path)
+    config = load_config(source, spec.model)
+    model = load_model(source, spec, config, torch.float32, attention="eager")
+    assert model.config._attn_implementation == "eager"
+    assert empty_model(spec, config, torch.float32, attention="eager").config._attn_implementation == "eager"
+
+
+def test_numbers_drawn_inside_do_not_move_those_outside() -> None:
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    with drawn_from(5):
+        first = torch.rand(2)
+    assert torch.equal(torch.rand(3), expected)
+    with drawn_from(5):
+        assert torch.equal(torch.rand(2), first)

@@ -1,0 +1,176 @@
+"""A merged model says what base and adapter say together, is whole or not there, and brings what belongs to it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
+
+from rankzero.errors import ConfigError
+from rankzero.model.lora import apply_lora
+from rankzero.model.merge import merge
+from rankzero.model.weights import export_final
+from rankzero.spec.run_spec import RunSpec
+from tests.support.cli import Cli
+from tests.support.tiny import tiny_tokenizer
+from tests.unit.model.support import CLASSES, loaded, logits, saved, shaken, spec_of, task_of
+
+CLASS = {"sft": AutoModelForCausalLM, "classify": AutoModelForSequenceClassification}
+
+
+def trained(name: str, root: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> tuple[RunSpec, Any]:
+    """A base in `root`/base and a moved adapter in `root`/final; the spec, and the model with the adapter on it."""
+    source = saved(name, root / "base", dtype=dtype)
+    tiny_tokenizer().save_pretrained(root / "base")
+    spec = spec_of(task=task_of(name), model__name=str(root / "base"), **{"lora": {"dropout": 0}, **changes})
+    adapted = shaken(apply_lora(loaded(source, spec, dtype), spec, base_name=source.name))
+    (root / "final").mkdir()
+    export_final(adapted, tiny_tokenizer(), root / "final", dtype=dtype, stop_ids=[2, 3])
+    return spec, adapted
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).abs().max())
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("llama", {}),
+        ("llama", {"lora": {"dropout": 0, "use_dora": True, "target_modules": "all-linear"}}),
+        ("llama", {"lora": {"dropout": 0, "use_rslora": True}}),
+        ("gpt2", {}),
+        ("distilbert", {}),
+        ("bert", {}),
+        ("qwen3_moe", {"train__parts": ["language", "experts", "router"]}),
+        ("gpt_oss", {"train__parts": ["experts"]}),
+        ("deepseek_v3", {"lora": {"dropout": 0, "target_modules": "all-linear"}}),
+    ],
+)
+def test_merged_is_base_and_adapter(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    spec, adapted = trained(name, tmp_path, **changes)
+    labels = CLASSES if spec.task == "classify" else None
+    done = merge(spec, tmp_path / "final", tmp_path / "merged", labels=labels)
+    model, report = CLASS[spec.task].from_pretrained(done.directory, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    assert distance(logits(model.eval()), logits(adapted)) < 1e-5
+    assert distance(logits(model), logits(loaded(saved(name, tmp_path / "again"), spec))) > 1e-3, "it did change"
+    if labels:
+        assert model.config.id2label == dict(enumerate(labels))
+
+
+def test_a_vision_model_merges_whole(tmp_path: Path) -> None:
+    parts = ["language", "projector", "vision_tower"]
+    spec, adapted = trained("qwen3_vl", tmp_path, train__parts=parts)
+    merge(spec, tmp_path / "final", tmp_path / "merged")
+    model = AutoModelForImageTextToText.from_pretrained(tmp_path / "merged").eval()
+    assert distance(logits(model, pictures=True), logits(adapted, pictures=True)) < 1e-5
+
+
+@pytest.mark.parametrize("quantization", ["nf4", "fp8"])
+@pytest.mark.parametrize(("name", "parts"), [("llama", "auto"), ("qwen3_moe", ["language", "experts"])])
+def test_a_packed_base_merges_as_it_was_trained_on(name: str, parts: object, quantization: str, tmp_path: Path) -> None:
+    spec, adapted = trained(name, tmp_path, model__quantization=quantization, train__parts=parts)
+    merge(spec, tmp_path / "final", tmp_path / "merged")
+    merge(spec, tmp_path / "final", tmp_path / "files", base_weights="files")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    assert distance(logits(model), logits(adapted)) < 1e-5
+    assert "quantization_config" not in json.loads((tmp_path / "merged/config.json").read_text())
+    other = AutoModelForCausalLM.from_pretrained(tmp_path / "files").eval()
+    assert distance(logits(other), logits(adapted)) > 1e-4, "the files' weights are not what was trained on"
+    plain = spec.model_copy(update={"model": spec.model.model_copy(update={"quantization": "none"})})
+    from rankzero.model.lora import load_adapter
+
+    on_files = load_adapter(loaded(saved(name, tmp_path / "same"), plain), tmp_path / "final").eval()
+    assert distance(logits(other), logits(on_files)) < 1e-5
+
+
+def test_sums_are_rounded_once_to_the_precision_of_the_base(tmp_path: Path) -> None:
+    spec, adapted = trained("llama", tmp_path, torch.bfloat16)
+    assert merge(spec, tmp_path / "final", tmp_path / "merged").dtype == "bfloat16"
+    name = "model.layers.0.self_attn.q_proj"
+    layer = adapted.get_base_model().get_submodule(name)
+    exact = layer.base_layer.weight.float() + layer.get_delta_weight("default").float()
+    merged = load_file(tmp_path / "merged/model.safetensors")
+    assert all(tensor.dtype is torch.bfloat16 for tensor in merged.values())
+    assert torch.equal(merged[f"{name}.weight"], exact.to(torch.bfloat16))
+    assert json.loads((tmp_path / "merged/config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_tokenizer_template_and_generation_config_come_along(tmp_path: Path) -> None:
+    spec, _ = trained("llama", tmp_path)
+    (tmp_path / "base/preprocessor_config.json").write_text("{}")
+    template = (tmp_path / "final/chat_template.jinja").read_text() + " "
+    (tmp_path / "final/chat_template.jinja").write_text(template)
+    merge(spec, tmp_path / "final", tmp_path / "merged")
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template == template, "the adapter's comes first"
+    assert json.loads((tmp_path / "merged/generation_config.json").read_text())["eos_token_id"] == [2, 3]
+    assert (tmp_path / "merged/preprocessor_config.json").read_text() == "{}", "what the adapter lacks is the base's"
+    assert not list((tmp_path / "merged").glob("adapter*"))
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    spec, _ = trained("llama", tmp_path)
+    (tmp_path / "merged").mkdir()
+    with pytest.raises(ConfigError, match="there is something already"):
+        merge(spec, tmp_path / "final", tmp_path / "merged")
+    assert not list((tmp_path / "merged").iterdir())
+
+
+def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, _ = trained("llama", tmp_path)
+    monkeypatch.setattr("rankzero.model.merge.commit_directory", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        merge(spec, tmp_path / "final", tmp_path / "merged")
+    assert {path.name for path in tmp_path.iterdir()} & {"base", "final", "merged"} == {"base", "final"}
+    assert not list(tmp_path.glob(".tmp-*"))
+
+
+def test_an_adapter_that_diverged_is_refused(tmp_path: Path) -> None:
+    spec, adapted = trained("llama", tmp_path)
+    with torch.no_grad():
+        next(p for p in adapted.parameters() if p.requires_grad).fill_(float("nan"))
+    export_final(adapted, tiny_tokenizer(), tmp_path / "final", dtype=torch.float32, stop_ids=[2])
+    with pytest.raises(ConfigError, match="NaN or Inf"):
+        merge(spec, tmp_path / "final", tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
+def test_the_command_takes_an_adapter_that_no_run_made(tmp_path: Path, cli: Cli) -> None:
+    _, adapted = trained("llama", tmp_path)
+    done = cli(f"merge {tmp_path}/final -o {tmp_path}/out/merged --json")
+    assert json.loads(done.out) == {
+        "directory": str(tmp_path / "out/merged"),
+        "base": str(tmp_path / "base"),
+        "dtype": "float32",
+        "layers": 8,
+    }
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out/merged").eval()
+    assert distance(logits(model), logits(adapted)) < 1e-5
+
+
+def test_the_command_finds_a_run_of_any_of_its_directories(tmp_path: Path, cli: Cli) -> None:
+    from rankzero.spec.resolve import to_yaml
+
+    spec, adapted = trained("distilbert", tmp_path, data__labels=CLASSES)
+    (tmp_path / "run.yaml").write_text(to_yaml(spec))
+    for number, where in enumerate((tmp_path, tmp_path / "final")):
+        assert cli(f"merge {where} -o {tmp_path}/m{number}").code == 0
+        model = AutoModelForSequenceClassification.from_pretrained(tmp_path / f"m{number}").eval()
+        assert model.config.id2label == dict(enumerate(CLASSES))
+        assert distance(logits(model), logits(adapted)) < 1e-5
+
+
+def test_the_command_says_what_is_missing(tmp_path: Path, cli: Cli) -> None:
+    done = cli(f"merge {tmp_path} -o {tmp_path}/m")
+    assert done.code == 78 and "there is no adapter: adapter_config.json is missing" in done.err

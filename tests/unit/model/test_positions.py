@@ -1,0 +1,38 @@
+"""Models that learned their positions one by one take no longer rows; others do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+from rankzero.model.positions import position_limit
+
+SMALL = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        (transformers.GPT2Config(vocab_size=64, n_embd=16, n_layer=1, n_head=2, n_positions=40), 40),
+        (transformers.OPTConfig(**SMALL, ffn_dim=16, word_embed_proj_dim=16, max_position_embeddings=40), 40),
+        (transformers.LlamaConfig(**SMALL, max_position_embeddings=40), None),
+    ],
+)
+def test_of_language_models(config: transformers.PretrainedConfig, limit: int | None) -> None:
+    with torch.device("meta"):
+        assert position_limit(transformers.AutoModelForCausalLM.from_config(config)) == limit
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        (transformers.BertConfig(**SMALL, max_position_embeddings=40), 40),
+        (transformers.RobertaConfig(**SMALL, max_position_embeddings=42, pad_token_id=1), 40),
+        (transformers.DistilBertConfig(vocab_size=64, dim=16, n_layers=1, n_heads=2, max_position_embeddings=40), 40),
+    ],
+)
+def test_of_encoders(config: transformers.PretrainedConfig, limit: int) -> None:
+    with torch.device("meta"):
+        model = transformers.AutoModelForSequenceClassification.from_config(config)
+    assert position_limit(model) == limit

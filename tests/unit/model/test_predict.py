@@ -1,0 +1,101 @@
+"""Classes from a classifier: the library's own probabilities, whatever is batched with what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rankzero.errors import ConfigError
+from rankzero.model.predict import classify, load_classifier
+from rankzero.spec.run_spec import RunSpec
+from tests.support.architectures import save
+
+TEXTS = ["a warm and moving story .", "dull", "the cast is superb , " * 20, "the plot is a mess"] * 12
+CPU = torch.device("cpu")
+
+
+def spec(model: Path, **data: Any) -> RunSpec:
+    return RunSpec.model_validate({"task": "classify", "model": {"name": str(model)}, "data": {"train": "t", **data}})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier of three classes as transformers saves one."""
+    from transformers import AutoModelForSequenceClassification
+
+    directory = save("distilbert", tmp_path_factory.mktemp("trained"))
+    torch.manual_seed(1)
+    names = {0: "bad", 1: "so-so", 2: "good"}
+    model = AutoModelForSequenceClassification.from_pretrained(directory, id2label=names)
+    model.classifier.weight.data *= 30  # sure of itself, so that rounding does not decide
+    model.save_pretrained(directory)
+    return directory
+
+
+def test_the_librarys_own_probabilities(trained: Path) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    model = AutoModelForSequenceClassification.from_pretrained(trained).eval()
+    tokenizer = AutoTokenizer.from_pretrained(trained)
+    found = list(classify(load_classifier(spec(trained), None, None, torch.float32, CPU), TEXTS))
+    assert len(found) == len(TEXTS)
+    for text, prediction in zip(TEXTS[:4], found, strict=False):
+        with torch.no_grad():
+            logits = model(**tokenizer(text, return_tensors="pt", return_token_type_ids=False)).logits[0]
+        expected = dict(zip(("bad", "so-so", "good"), logits.softmax(0).tolist(), strict=True))
+        assert prediction.probabilities == pytest.approx(expected, abs=1e-5)
+        assert prediction.label == max(expected, key=expected.__getitem__)
+    assert [prediction.label for prediction in found] == [prediction.label for prediction in found[:4]] * 12
+
+
+def test_long_texts_are_cut_as_in_training(trained: Path) -> None:
+    short = load_classifier(spec(trained, max_length=8), None, None, torch.float32, CPU)
+    whole, cut = classify(short, ["a warm and moving story .", "a warm and moving story . the plot is a mess"])
+    assert whole.probabilities == pytest.approx(cut.probabilities, abs=1e-6)
+
+
+def test_an_adapters_classes(tmp_path: Path, trained: Path) -> None:
+    """An adapter brings its own head, for classes that its base knows nothing of."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForSequenceClassification
+
+    base = save("distilbert", tmp_path / "base")
+    torch.manual_seed(2)
+    adapted = get_peft_model(
+        AutoModelForSequenceClassification.from_pretrained(base, num_labels=4),
+        LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["q_lin"], modules_to_save=["pre_classifier"]),
+    )
+    for name, parameter in adapted.named_parameters():
+        if "classifier.modules_to_save" in name or "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    adapted.save_pretrained(tmp_path / "adapter")
+    labels = ("a", "b", "c", "d")
+    classifier = load_classifier(spec(base), tmp_path / "adapter", labels, torch.float32, CPU)
+    (found,) = classify(classifier, ["the plot is a mess"])
+    ids = torch.tensor([next(iter(classifier.encoder.encode(_rendered("the plot is a mess")))).ids])
+    with torch.no_grad():
+        expected = adapted.eval()(input_ids=ids).logits[0].softmax(0).tolist()
+    assert list(found.probabilities.values()) == pytest.approx(expected, abs=1e-5)
+    assert tuple(found.probabilities) == labels
+
+
+def test_an_adapter_without_names_of_classes_is_refused(tmp_path: Path) -> None:
+    model = save("distilbert", tmp_path)
+    with pytest.raises(ConfigError, match="does not say which classes"):
+        load_classifier(spec(model), tmp_path / "adapter", None, torch.float32, CPU)
+
+
+def test_a_model_without_a_trained_head_is_refused(tmp_path: Path) -> None:
+    for name in ("distilbert", "qwen3"):
+        model = save(name, tmp_path / name)
+        with pytest.raises(ConfigError, match=r"no trained classifier.*\n.*rankzero generate"):
+            load_classifier(spec(model), None, None, torch.float32, CPU)
+
+
+def _rendered(text: str) -> list[Any]:
+    from rankzero.data.chat import Rendered
+
+    return [Rendered(text, [], raw=True, add_eos=False, label="")]

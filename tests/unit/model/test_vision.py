@@ -1,0 +1,179 @@
+"""Processors: token counts against their own, limits, what is refused, what is saved."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from transformers import AutoImageProcessor
+
+from rankzero.errors import ConfigError
+from rankzero.model.processor import load_processor
+from rankzero.model.source import ModelSource
+from rankzero.model.vision import Vision, load_vision
+from rankzero.spec.run_spec import RunSpec
+from tests.support.pictures import llava_files, qwen_vl_files, qwen_vl_tokenizer, vision_of
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return qwen_vl_files(tmp_path_factory.mktemp("qwen"))
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return llava_files(tmp_path_factory.mktemp("llava"))
+
+
+def counted(vision: Vision, size: tuple[int, int]) -> int:
+    """Tokens of an image of this size, from its pixels."""
+    processor = load_processor(vision.rules.place)
+    made = processor(images=[Image.new("RGB", size)], text=[processor.image_token])
+    return int(made["input_ids"][0].count(vision.placeholder_id))
+
+
+@settings(max_examples=60, deadline=None)
+@given(width=st.integers(1, 700), height=st.integers(1, 700), limit=st.sampled_from([None, 4, 6, 9, 40]))
+def test_tokens_follow_from_the_size(qwen: Path, width: int, height: int, limit: int | None) -> None:
+    vision = vision_of(qwen, limit)
+    if max(width, height) > 200 * min(width, height):
+        with pytest.raises(ValueError, match="aspect ratio"):
+            vision.rules.counter()(width, height)
+        return
+    tokens = vision.rules.counter()(width, height)
+    assert tokens == counted(vision, (width, height)) == vision.tokens(Image.new("RGB", (width, height)))
+    assert limit is None or tokens <= limit or max(width, height) > 4 * min(width, height)
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
+def test_the_qwen_families(tmp_path: Path, model_type: str) -> None:
+    vision = vision_of(qwen_vl_files(tmp_path, model_type=model_type))
+    assert vision.rules.placeholder == "<|image_pad|>" and vision.rules.reserved == ("<|video_pad|>",)
+    inputs = vision.inputs([Image.new("RGB", (64, 96)), Image.new("RGB", (320, 32))])
+    assert inputs.keys() == {"pixel_values", "image_grid_thw"} and inputs["image_grid_thw"].tolist()[0] == [1, 6, 4]
+    assert vision.tokens(Image.new("RGB", (64, 96))) == 6
+    ids = qwen_vl_tokenizer()("a<|image_pad|>b<|video_pad|>", return_tensors="np")["input_ids"]
+    (types,) = vision.token_inputs(ids).values()
+    assert types.tolist() == [[int(token == vision.placeholder_id) for token in ids[0]]]
+
+
+def test_llava_has_images_of_one_size_and_the_processor_brings_the_template(llava: Path) -> None:
+    vision = vision_of(llava)
+    assert [vision.rules.counter()(*size) for size in ((10, 10), (4000, 30))] == [16, 16]
+    assert vision.inputs([Image.new("RGB", (9, 9))] * 2)["pixel_values"].shape == (2, 3, 56, 56)
+    assert vision.token_inputs(np.array([[1]])) == {}
+    tokenizer = SimpleNamespace(chat_template=None)
+    load_vision(ModelSource(llava, llava, "m"), spec(), tokenizer)
+    assert "ASSISTANT" in tokenizer.chat_template  # type: ignore[operator]
+    tokenizer.chat_template = "mine"
+    load_vision(ModelSource(llava, llava, "m"), spec(chat_template="mine.jinja"), tokenizer)
+    assert tokenizer.chat_template == "mine"
+
+
+def spec(**data: Any) -> RunSpec:
+    return RunSpec.model_validate({"model": {"name": "m"}, "data": {"train": "x", **data}})
+
+
+def test_a_limit_is_of_the_spec_and_goes_into_what_is_saved(qwen: Path, tmp_path: Path) -> None:
+    vision = load_vision(ModelSource(qwen, qwen, "m"), spec(image_max_tokens=12), qwen_vl_tokenizer())
+    assert vision.rules.max_tokens == 12 and vision.tokens(Image.new("RGB", (1000, 900))) == 9
+    vision.save(tmp_path)
+    saved = AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
+    assert saved.get_number_of_image_patches(900, 1000) == 4 * 9
+    before = json.loads((qwen / "video_preprocessor_config.json").read_text())
+    assert json.loads((tmp_path / "video_preprocessor_config.json").read_text()) == before
+
+
+def test_without_a_limit_files_are_saved_as_they_were(llava: Path, tmp_path: Path) -> None:
+    vision_of(llava).save(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"preprocessor_config.json", "processor_config.json"}
+    for path in tmp_path.iterdir():
+        assert json.loads(path.read_text()) == json.loads((llava / path.name).read_text())
+
+
+def test_what_was_saved_is_a_processor_again(qwen: Path, tmp_path: Path) -> None:
+    shutil.copytree(qwen, tmp_path / "first")
+    processor = load_processor(vision_of(tmp_path / "first", 10).rules.place)
+    for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
+        (tmp_path / "first" / name).unlink()
+    nested = {"processor_class": "Qwen3VLProcessor", "image_processor": processor.image_processor.to_dict()}
+    nested["image_processor"]["image_processor_type"] = "Qwen2VLImageProcessor"
+    (tmp_path / "first" / "processor_config.json").write_text(json.dumps(nested))
+    vision = load_vision(ModelSource(tmp_path / "first", qwen, "m"), spec(image_max_tokens=5), qwen_vl_tokenizer())
+    shutil.copytree(qwen, tmp_path / "second", ignore=shutil.ignore_patterns("*processor_config.json"))
+    vision.save(tmp_path / "second")
+    assert vision_of(tmp_path / "second").tokens(Image.new("RGB", (900, 900))) == 4
+
+
+def test_older_names_of_the_limit_have_no_say(qwen: Path, tmp_path: Path) -> None:
+    shutil.copytree(qwen, tmp_path / "model")
+    file = tmp_path / "model" / "preprocessor_config.json"
+    older = {**json.loads(file.read_text()), "min_pixels": 64 * 64, "max_pixels": 2048 * 2048}
+    file.write_text(json.dumps(older))
+    vision = vision_of(tmp_path / "model", 9)
+    assert vision.tokens(Image.new("RGB", (900, 900))) == 9
+    shutil.copytree(tmp_path / "model", tmp_path / "final", ignore=shutil.ignore_patterns("*processor_config.json"))
+    vision.save(tmp_path / "final")
+    assert vision_of(tmp_path / "final").tokens(Image.new("RGB", (900, 900))) == 9
+
+
+def test_a_processor_of_one_size_cannot_be_limited(llava: Path) -> None:
+    with pytest.raises(ConfigError, match="becomes 16 tokens.*cannot scale it to 15") as caught:
+        vision_of(llava, 15)
+    assert caught.value.problems[0].where == "data.image_max_tokens"
+    assert vision_of(llava, 16).rules.max_tokens == 16
+
+
+def test_missing_files_are_told(qwen: Path, tmp_path: Path) -> None:
+    shutil.copytree(qwen, tmp_path / "model", ignore=shutil.ignore_patterns("*preprocessor_config.json"))
+    with pytest.raises(ConfigError, match="processor cannot be loaded") as caught:
+        vision_of(tmp_path / "model")
+    assert "preprocessor_config.json" in caught.value.problems[0].hint
+
+
+class TestLayout:
+    """A processor whose tokens are not what is made of them here would train something else in silence."""
+
+    @pytest.fixture
+    def processor(self, qwen: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+        """Loaded for this test alone."""
+        own = load_processor.__wrapped__(vision_of(qwen).rules.place)
+        monkeypatch.setattr("rankzero.model.vision.load_processor", lambda _place: own)
+        return own
+
+    def refused(self, qwen: Path, why: str) -> None:
+        with pytest.raises(ConfigError, match=f"lays out images in a way that is not known: .*{why}"):
+            vision_of(qwen)
+
+    def test_more_than_copies(self, qwen: Path, processor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        plain = processor.replace_image_token
+        monkeypatch.setattr(processor, "replace_image_token", lambda *args, **kwargs: plain(*args, **kwargs) + "\n")
+        self.refused(qwen, "more than copies")
+
+    def test_another_count(self, qwen: Path, processor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(
+            processor, "_get_num_multimodal_tokens", lambda **_: SimpleNamespace(num_image_tokens=[4] * 3)
+        )
+        self.refused(qwen, "more than copies")
+
+    def test_no_count(self, qwen: Path, processor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(processor, "_get_num_multimodal_tokens", None)
+        self.refused(qwen, "does not say how many tokens")
+
+    def test_no_placeholder(self, qwen: Path, processor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(processor, "image_token", "several tokens")
+        self.refused(qwen, "no placeholder")
+
+    def test_other_values_for_each_token(self, qwen: Path, processor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(
+            processor, "create_mm_token_type_ids", lambda ids: [[number % 2 for number in range(len(ids[0]))]]
+        )
+        self.refused(qwen, "what it gives as mm_token_type_ids")
