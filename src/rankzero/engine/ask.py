@@ -1,26 +1,32 @@
-"""Ask a run's result, or its base model, on this machine's device. Knows nothing of terminals."""
+"""Use a run's result, or any model, on this machine's device. Knows nothing of terminals."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
+from rankzero.engine.console import results_alone_on_stdout
 from rankzero.engine.device import pick_device, pick_dtype
-from rankzero.model.generate import answer, load_for_generation
+from rankzero.model.generate import answer, load_speaker
 from rankzero.model.load import quiet_libraries
-from rankzero.spec.run_spec import RunSpec
+from rankzero.model.predict import Prediction, classify, load_classifier
+from rankzero.run_dir.result import Result
 
 
-def ask_run(spec: RunSpec, run: Path, prompts: Sequence[str], *, max_new_tokens: int, base: bool) -> list[str]:
-    """Greedy replies of final/ (adapter on its base, or full weights), or of the untrained base."""
+def ask(result: Result, prompts: Sequence[str], *, images: Sequence[str] = (), max_new_tokens: int) -> list[str]:
+    """One greedy reply to each prompt, which is about all of `images` where there are any. Raises ConfigError."""
     quiet_libraries()
     device = pick_device(0)
-    model_spec, adapter = spec.model, None
-    if not base and spec.lora is not None:
-        adapter = run / "final"
-    elif not base:
-        model_spec = model_spec.model_copy(update={"local_dir": str(run / "final"), "tokenizer_dir": None})
-    template = spec.data.chat_template
-    model, tokenizer = load_for_generation(model_spec, template, adapter, pick_dtype(spec.model.dtype, device))
-    model.to(device.torch_device)
-    return answer(model, tokenizer, prompts, max_new_tokens=max_new_tokens)
+    dtype = pick_dtype(result.spec.model.dtype, device)
+    with results_alone_on_stdout():
+        speaker = load_speaker(result.spec, result.adapter, dtype, device.torch_device)
+        return answer(speaker, prompts, images=images, max_new_tokens=max_new_tokens)
+
+
+def put_into_classes(result: Result, texts: Sequence[str]) -> Iterator[Prediction]:
+    """The class of each text, in order. Raises ConfigError."""
+    quiet_libraries()
+    device = pick_device(0)
+    dtype = pick_dtype(result.spec.model.dtype, device)
+    with results_alone_on_stdout():
+        classifier = load_classifier(result.spec, result.adapter, result.labels, dtype, device.torch_device)
+    return classify(classifier, texts)

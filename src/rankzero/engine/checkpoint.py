@@ -1,8 +1,8 @@
 """Save and restore everything a run continues from. Knows the files, not when to write them.
 
 checkpoints/step-<n>/
-    model/                  adapter or weights in Hugging Face format
-    optimizer.safetensors   AdamW's moments by parameter name
+    model/                  adapter or weights
+    optimizer.safetensors   the optimizer's state by parameter name (a fully sharded run: sharded/ holds both)
     trainer.json            schedule, learning rates, position, best so far
     rng-rank-<r>.json       torch, CUDA, numpy and Python generators of each rank
     manifest.json           sizes and hashes; what the run was: spec, data, tokenizer, world size
@@ -22,14 +22,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 
 from rankzero.engine.distributed import World, broadcast_object, gather_objects
+from rankzero.engine.parallel.base import Parallel
 from rankzero.errors import StorageError
-from rankzero.model.weights import load_weights, save_weights
 from rankzero.run_dir.atomic import commit_directory, stage_name, storage_errors, verify_directory, write_json
 from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
+from rankzero.spec.metrics import is_better
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,8 @@ class Position:
 class Trainable:
     """The live objects whose state makes a checkpoint."""
 
-    model: Any
-    optimizer: torch.optim.Optimizer
+    parallel: Parallel
     scheduler: Any
-    parameters: dict[str, torch.nn.Parameter]
 
 
 def save_checkpoint(
@@ -82,9 +80,8 @@ def save_checkpoint(
         with storage_errors(staged):
             staged.mkdir(parents=True, exist_ok=True)
             write_json(staged / f"rng-rank-{world.rank}.json", _rng_state())
+            live.parallel.save(staged)
             if world.is_main:
-                save_weights(live.model, staged / "model")
-                save_file(_optimizer_tensors(live), staged / "optimizer.safetensors")
                 write_json(staged / "trainer.json", _trainer_state(live, position))
     except (StorageError, OSError) as error:
         failure = str(error)
@@ -132,11 +129,10 @@ def load_checkpoint(directory: Path, live: Trainable, world: World) -> tuple[Pos
 
     It is not where the number of processes changed: generators of ranks that did not exist cannot be restored.
     """
-    load_weights(live.model, directory / "model")
+    live.parallel.load(directory)
     state = json.loads((directory / "trainer.json").read_text(encoding="utf-8"))
-    _restore_optimizer(live, load_file(directory / "optimizer.safetensors"))
     live.scheduler.load_state_dict(state["scheduler"])
-    for group, learning_rate in zip(live.optimizer.param_groups, state["learning_rates"], strict=True):
+    for group, learning_rate in zip(live.parallel.optimizer.param_groups, state["learning_rates"], strict=True):
         group["lr"] = learning_rate
     saved_ranks = len(list(directory.glob("rng-rank-*.json")))
     exact = saved_ranks == world.world_size
@@ -147,30 +143,12 @@ def load_checkpoint(directory: Path, live: Trainable, world: World) -> tuple[Pos
 
 def _trainer_state(live: Trainable, position: Position) -> dict[str, Any]:
     scheduler = {key: value for key, value in live.scheduler.state_dict().items() if key != "lr_lambdas"}
-    scheduler["lr_lambdas"] = [None for _ in live.optimizer.param_groups]  # functions; rebuilt from the spec
+    scheduler["lr_lambdas"] = [None for _ in live.parallel.optimizer.param_groups]  # functions; rebuilt from the spec
     return {
         "position": asdict(position),
         "scheduler": scheduler,
-        "learning_rates": [group["lr"] for group in live.optimizer.param_groups],
+        "learning_rates": [group["lr"] for group in live.parallel.optimizer.param_groups],
     }
-
-
-def _optimizer_tensors(live: Trainable) -> dict[str, torch.Tensor]:
-    """`<parameter name>/<state name>` for every tensor of the optimizer's state."""
-    return {
-        f"{name}/{key}": value.detach().cpu().contiguous()
-        for name, parameter in live.parameters.items()
-        for key, value in live.optimizer.state.get(parameter, {}).items()
-    }
-
-
-def _restore_optimizer(live: Trainable, tensors: dict[str, torch.Tensor]) -> None:
-    for key, tensor in tensors.items():
-        name, _, part = key.rpartition("/")
-        parameter = live.parameters[name]
-        keep_on_cpu = part == "step" and not live.optimizer.defaults.get("fused")
-        device = torch.device("cpu") if keep_on_cpu else parameter.device
-        live.optimizer.state[parameter][part] = tensor.to(device)
 
 
 def _rng_state() -> dict[str, Any]:
@@ -203,14 +181,14 @@ def _decode(text: str) -> torch.Tensor:
 
 
 def with_eval(position: Position, metrics: dict[str, float], metric: str) -> tuple[Position, bool]:
-    """Position after an evaluation, and whether it is a new best. Lower is better; NaN is never best.
+    """Position after an evaluation, and whether it is a new best. NaN never is.
 
     An evaluation before the first step is a baseline to compare with: nothing trained could be saved as best there.
     """
     if position.step == 0:
         return replace(position, eval_first=metrics, eval_last=metrics), False
     value = metrics[metric]
-    improved = value == value and (position.best_value is None or value < position.best_value)
+    improved = is_better(metric, value, position.best_value)
     return (
         replace(
             position,

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import logging.handlers
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rankzero")
 PLAIN_INTERVAL_SECONDS = 10.0
+_STDOUT, _STDERR = 1, 2
 _FORMAT = logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S")
 
 
@@ -139,6 +141,21 @@ def duration(seconds: float) -> str:
     whole = int(seconds + 0.5)
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+@contextmanager
+def results_alone_on_stdout() -> Iterator[None]:
+    """What libraries print inside goes to stderr: DeepSpeed logs to stdout as soon as anything imports it, and there a
+    program reads the result. Holds for the file descriptor too: for libraries in C and for child processes."""
+    sys.stdout.flush()
+    kept = os.dup(_STDOUT)
+    os.dup2(_STDERR, _STDOUT)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, _STDOUT)
+        os.close(kept)
 
 
 def print_result(text: str) -> None:

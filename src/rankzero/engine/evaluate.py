@@ -1,4 +1,4 @@
-"""Token-weighted loss over an evaluation set, each row once over all ranks. Knows nothing of when or why."""
+"""Loss and, for classes, accuracy over an evaluation set, each row once over all ranks. Knows not when or why."""
 
 from __future__ import annotations
 
@@ -12,34 +12,54 @@ import torch
 from rankzero.data.loader import Batches
 from rankzero.engine.distributed import sum_over_ranks
 from rankzero.engine.step import Stepper
+from rankzero.spec.metrics import macro_f1
 
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """`eval_loss` = sum of token losses / trained tokens; perplexity = exp(eval_loss), with the exponent cut at 700."""
+    """`metrics` holds eval_loss = sum of losses / targets, and what the task adds to it.
 
-    eval_loss: float
-    perplexity: float
+    perplexity = exp(eval_loss), with the exponent cut at 700; accuracy and macro_f1 are shares from 0 to 1.
+    """
+
+    metrics: dict[str, float]
     rows: int
-    tokens: int
+    targets: int
 
 
 def evaluate(
-    model: Any, stepper: Stepper, batches: Batches, device: torch.device, tick: Callable[[int], None]
+    model: Any,
+    stepper: Stepper,
+    batches: Batches,
+    device: torch.device,
+    tick: Callable[[int], None],
+    *,
+    classes: int | None,
 ) -> EvalResult:
-    """Evaluate without gradients or dropout; `tick` hears of the rows of each pass."""
+    """Evaluate without gradients or dropout; `tick` hears of the rows of each pass. `classes`: of task classify."""
     work = batches.everything()
-    total = torch.zeros(2, dtype=torch.float64 if device.type != "mps" else torch.float32, device=device)
+    exact = torch.float64 if device.type != "mps" else torch.float32
+    total = torch.zeros(2, dtype=exact, device=device)
+    confusion_CC = torch.zeros(classes or 0, classes or 0, dtype=exact, device=device)
     model.eval()
     try:
         with torch.no_grad():
-            for rows in work.passes:
-                batch = batches.collate(rows, device)
-                total[0] += stepper.loss_sum(batch)
+            for batch in batches.collated(work.passes, device):
+                logits_NV = stepper.predict(batch)
+                total[0] += stepper.loss_sum(batch, logits_NV)
                 total[1] += len(batch.targets_N)
-                tick(len(rows))
+                if classes is not None:
+                    pairs_N = batch.targets_N * classes + logits_NV.argmax(dim=-1)
+                    confusion_CC += torch.bincount(pairs_N, minlength=classes**2).view(classes, classes)
+                tick(len(batch.rows))
     finally:
         model.train()
-    loss_sum, supervised = sum_over_ranks(total).tolist()
-    loss = loss_sum / supervised
-    return EvalResult(loss, math.exp(min(loss, 700.0)), len(batches.dataset), int(supervised))
+    loss_sum, targets = sum_over_ranks(total).tolist()
+    loss = loss_sum / targets
+    if classes is None:
+        metrics = {"eval_loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+    else:
+        sum_over_ranks(confusion_CC)
+        accuracy = float(confusion_CC.diagonal().sum()) / targets
+        metrics = {"eval_loss": loss, "accuracy": accuracy, "macro_f1": macro_f1(confusion_CC.tolist())}
+    return EvalResult(metrics, len(batches.dataset), int(targets))

@@ -11,11 +11,12 @@ import torch
 from rankzero.engine.checkpoint import Position
 from rankzero.engine.console import duration, logger
 from rankzero.engine.distributed import broadcast_object
+from rankzero.engine.inputs import Inputs
 from rankzero.engine.report import make_report
-from rankzero.engine.setup import Inputs, Session
+from rankzero.engine.setup import Session
 from rankzero.engine.train import Surroundings
 from rankzero.errors import StorageError
-from rankzero.model.weights import export_final, load_weights
+from rankzero.model.weights import export_final
 from rankzero.run_dir.atomic import commit_directory, read_manifest, stage_name, storage_errors, write_json
 from rankzero.run_dir.paths import RunDir
 
@@ -28,11 +29,11 @@ def finish(
     environment: dict[str, Any],
     measured: dict[str, Any],
 ) -> dict[str, Any]:
-    """Export the chosen checkpoint and write the report. Returns the report, on every rank."""
+    """Export the chosen checkpoint and write the report. A collective; returns the report, on every rank."""
     run_dir, report = around.run_dir, None
+    with around.ledger.phase("final"):
+        step = export(session, around, inputs, position)
     if around.world.is_main:
-        with around.ledger.phase("final"):
-            step = export(session, around, inputs, position)
         report = make_report(
             around.spec, position, environment, around.ledger.report(), {**measured, "final_step": step}
         )
@@ -45,17 +46,23 @@ def finish(
 
 def export(session: Session, around: Surroundings, inputs: Inputs, position: Position) -> int:
     """Write final/ from the best checkpoint, or the last one where the spec says so or nothing was evaluated."""
-    step = position.step
+    step, parallel = position.step, session.live.parallel
     if around.spec.checkpoint.final == "best" and position.best_step is not None and position.best_step > 0:
         step = position.best_step
     if step != position.step:
-        load_weights(session.live.model, around.run_dir.checkpoint(step) / "model")
+        parallel.load_weights(around.run_dir.checkpoint(step))
+    state = parallel.export_state()
+    if not around.world.is_main:
+        return step
     staged = around.run_dir.root / stage_name("final")
     with storage_errors(staged):
         staged.mkdir(parents=True)
     saved_dtype = getattr(torch, str(inputs.config.dtype or "float32").removeprefix("torch."))
-    export_final(session.live.model, inputs.tokenizer, staged, dtype=saved_dtype, stop_ids=session.stop_ids)
-    commit_directory(staged, around.run_dir.final, {"step": step, "spec": around.manifest_meta["spec"]})
+    export_final(parallel.module, inputs.tokenizer, staged, dtype=saved_dtype, stop_ids=session.stop_ids, state=state)
+    if inputs.vision is not None:
+        inputs.vision.save(staged)
+    about = {"step": step, "spec": around.manifest_meta["spec"], "labels": session.labels}
+    commit_directory(staged, around.run_dir.final, about)
     return step
 
 
@@ -74,13 +81,19 @@ def log_result(report: dict[str, Any], run_dir: RunDir) -> None:
     """[RESULT] and [DONE]."""
     losses = f"loss {report['train_loss_first']:.4f} -> {report['train_loss_last']:.4f}"
     if report["eval_loss"] is not None:
-        losses += f", eval_loss {report['eval_loss']:.4f}, perplexity {report['perplexity']:.3f}"
+        losses += f", {evaluation(report)}"
     logger.info("[RESULT] %s", losses)
     logger.info("[RESULT] final weights of step %d in %s", report["final_step"], run_dir.final)
     logger.info(
         "[DONE] %d steps, %d tokens in %s, %.0f tokens/s",
         *(report["steps"], report["total_tokens"], duration(report["elapsed_seconds"]), report["tokens_per_second"]),
     )
+
+
+def evaluation(report: dict[str, Any]) -> str:
+    """`eval_loss 0.1234, accuracy 0.9000, …`: what the report holds of the last evaluation."""
+    names = ("eval_loss", "perplexity", "accuracy", "macro_f1")
+    return ", ".join(f"{name} {report[name]:.4f}" for name in names if report[name] is not None)
 
 
 def copy_report(report: dict[str, Any], destination: str | None) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from rankzero.engine.console import RunConsole, logger
 from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger
-from rankzero.engine.setup import read_inputs
+from rankzero.engine.inputs import read_inputs
 from rankzero.engine.worker import die_with_parent, hand_over
 from rankzero.model.load import quiet_libraries
 from rankzero.spec.run_spec import RunSpec

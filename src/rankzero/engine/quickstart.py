@@ -9,7 +9,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from rankzero.engine.ask import ask_run
+from rankzero.engine.ask import ask
+from rankzero.run_dir.result import Result, find_result
 from rankzero.spec.run_spec import RunSpec
 
 RECIPE = Path(str(files("rankzero") / "recipes" / "quickstart"))
@@ -60,7 +61,7 @@ def overrides(model: str, output_dir: str) -> dict[str, Any]:
 def quickstart(spec: RunSpec, train: Callable[[RunSpec], dict[str, Any]]) -> QuickstartResult:
     """Ask, train, ask again."""
     run_dir = Path(spec.output_dir) / str(spec.name)
-    before = ask_run(spec, run_dir, QUESTIONS, max_new_tokens=ANSWER_TOKENS, base=True)
+    before = ask(Result(spec), QUESTIONS, max_new_tokens=ANSWER_TOKENS)
     report = train(spec)
-    after = ask_run(spec, run_dir, QUESTIONS, max_new_tokens=ANSWER_TOKENS, base=False)
+    after = ask(find_result(str(run_dir), "sft"), QUESTIONS, max_new_tokens=ANSWER_TOKENS)
     return QuickstartResult(run_dir, report, list(zip(QUESTIONS, before, after, strict=True)))

@@ -35,6 +35,8 @@ def make_report(
         "eval_loss_first": before.get("eval_loss"),
         "eval_loss": evaluated.get("eval_loss"),
         "perplexity": evaluated.get("perplexity"),
+        "accuracy": evaluated.get("accuracy"),
+        "macro_f1": evaluated.get("macro_f1"),
         "best_step": position.best_step,
         "best_value": position.best_value,
         "nonfinite_steps": position.nonfinite_steps,

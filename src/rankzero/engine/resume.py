@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from rankzero import __version__
-from rankzero.engine.setup import Inputs
+from rankzero.engine.inputs import Inputs
 from rankzero.errors import ConfigError, Problem, StorageError
 from rankzero.model.source import weights_fingerprint
 from rankzero.run_dir.atomic import read_manifest
@@ -37,6 +37,7 @@ def manifest_meta(spec: RunSpec, inputs: Inputs, environment: dict[str, Any]) ->
         "data": inputs.train.fingerprint,
         "eval_data": None if inputs.eval is None else inputs.eval.fingerprint,
         "dtype": environment["dtype"],
+        "labels": inputs.labels,
     }
 
 

@@ -1,15 +1,13 @@
-"""Everything that happens before the first step: checks from cheap to expensive, then data, model, and a Session.
+"""From checked inputs to a Session: weights, adapters, their place, and everything that moves with them.
 
-The order is the promise: whatever can be refused is refused before a model is loaded, and a run directory appears only
-once the spec, the model's files and the data have passed.
+The order is the promise: whatever can be refused is refused before a model is loaded (engine/inputs.py), and a run
+directory appears only once the spec, the model's files and the data have passed.
 """
 
 from __future__ import annotations
 
 import os
 import random
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,46 +15,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from rankzero.cache import cache_root
 from rankzero.data.dataset import TokenizedDataset
 from rankzero.data.loader import Batches
-from rankzero.data.locate_data import LocatedSource
-from rankzero.data.progress import Progress, no_progress, show_progress
-from rankzero.data.tokenize import tokenizer_fingerprint
-from rankzero.data.training_data import TrainingData, input_bytes, training_data
 from rankzero.engine.checkpoint import Trainable
 from rankzero.engine.console import logger
 from rankzero.engine.device import Device, memory_limit
-from rankzero.engine.distributed import World, broadcast_parameters
+from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger
+from rankzero.engine.heads import ClassHead, Head, SupervisedHead
+from rankzero.engine.inputs import Inputs, choose_collator
 from rankzero.engine.optim import make_optimizer, make_scheduler
-from rankzero.engine.step import Stepper, SupervisedHead
-from rankzero.machine import usable_cores
-from rankzero.model.load import (
-    check_vocabulary,
-    load_config,
-    load_model,
-    load_tokenizer,
-    meta_model,
-    stop_token_ids,
-)
-from rankzero.model.lora import apply_lora, parameter_counts, target_modules
-from rankzero.model.memory import MemoryPlan, plan_memory
-from rankzero.model.source import ModelSource, locate
+from rankzero.engine.parallel.base import Parallel
+from rankzero.engine.step import Stepper
+from rankzero.model.attention import Attention, choose_attention
+from rankzero.model.compiling import compile_blocks
+from rankzero.model.kernels import apply_kernels
+from rankzero.model.load import empty_model, load_model, stop_token_ids
+from rankzero.model.lora import apply_lora
+from rankzero.model.memory import MemoryPlan, choose_sharding, model_facts, plan_memory
+from rankzero.model.parts import freeze_to, wanted_parts
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.schedule import Schedule, make_schedule
-
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """What a run reads, checked: cheap to make, and all that a resume is compared by."""
-
-    source: ModelSource
-    tokenizer: Any
-    config: Any
-    train: TokenizedDataset
-    eval: TokenizedDataset | None
-    tokenizer_fingerprint: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,97 +47,82 @@ class Session:
     train: Batches
     eval: Batches | None
     schedule: Schedule
+    labels: tuple[str, ...] | None
     stop_ids: list[int]
     device: Device
     dtype: torch.dtype
     memory: MemoryPlan
-
-
-def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
-    """Find the model's files, load the tokenizer, check names and vocabulary, tokenise. Loads no weights.
-
-    Raises ConfigError, AccessError, ServiceError or DataError with every problem of its kind.
-    """
-    with ledger.phase("model files"):
-        logger.info("[STEP] find the model: %s", spec.model.local_dir or spec.model.name)
-        source = locate(spec.model)
-        tokenizer = load_tokenizer(source, spec.model, spec.data.chat_template)
-        config = load_config(source, spec.model)
-        check_vocabulary(tokenizer, config, source)
-        if spec.lora is not None and isinstance(spec.lora.target_modules, tuple):
-            target_modules(spec.lora, meta_model(config, trust_remote_code=spec.model.trust_remote_code))
-    with ledger.phase("data"):
-        logger.info("[STEP] read and tokenise the data")
-        data = _read_data(spec, tokenizer, world)
-    return Inputs(source, tokenizer, config, data.train, data.eval, tokenizer_fingerprint(tokenizer))
-
-
-def _read_data(spec: RunSpec, tokenizer: Any, world: World) -> TrainingData:
-    def show(label: str, sources: Sequence[LocatedSource]) -> AbstractContextManager[Progress]:
-        return show_progress(label, input_bytes(sources)) if world.is_main else nullcontext(no_progress)
-
-    workers = max(1, usable_cores() // world.local_world_size)
-    say = partial(logger.info, "[DATA] %s")
-    return training_data(spec, tokenizer, cache_root(), workers=workers, show=show, say=say)
+    compiled: str | None
+    """Under which key the model's compiled blocks are kept; None where they are not compiled."""
 
 
 def build_session(
     spec: RunSpec, inputs: Inputs, world: World, device: Device, dtype: torch.dtype, ledger: Ledger
 ) -> Session:
-    """Load the weights, add adapters, place them, and make everything that moves with them."""
+    """Load the weights, add adapters, spread them over the processes, and make everything that moves with them."""
     with ledger.phase("model"):
         logger.info("[STEP] load the model")
-        frozen_dtype = dtype if spec.lora is not None else torch.float32  # trained weights are float32 masters
-        model = load_model(inputs.source, spec.model, inputs.config, frozen_dtype)
-        stop_ids = stop_token_ids(model, inputs.tokenizer)
-        if spec.lora is not None:
-            model = apply_lora(model, spec.lora, seed=spec.train.seed, base_name=inputs.source.name)
+        attention = choose_attention(spec, inputs.config, device.kind, dtype)
+        shape = make_model(spec, inputs, device, dtype, attention, empty=True)
+        facts = model_facts(spec, inputs.config, shape, dtype)
+        limit = memory_limit(device, world.local_world_size)
+        sharding = choose_sharding(spec, facts, limit, world.world_size)
         memory = plan_memory(
-            spec,
-            inputs.config,
-            dtype,
-            memory_limit(device, world.local_world_size),
-            device.kind,
-            *parameter_counts(model),
+            *(spec, facts, limit, device.kind),
+            sharding=sharding,
+            world_size=world.world_size,
+            trained_share=largest_trained_share(inputs.train),
         )
+        receives = sharding in ("fsdp", "zero3") and not world.is_main and spec.model.quantization == "none"
+        model = shape if receives else make_model(spec, inputs, device, dtype, attention, empty=False)
+        apply_kernels(model, spec.model.kernels)
         if memory.gradient_checkpointing:
             model.enable_input_require_grads()
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        model.to(device.torch_device)
+        compiled = compile_blocks(model) if spec.train.torch_compile else None
         model.train()
-        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        broadcast_parameters(named.values())
-    trainable, total = parameter_counts(model)
+        parallel = spread(sharding, model, spec, world, device, dtype)
     logger.info(
-        "[MODEL] %s: %.1fM parameters, %s", type(model).__name__, total / 1e6, str(dtype).removeprefix("torch.")
+        "[MODEL] %s: %.1fM parameters, %s%s",
+        *(type(model).__name__, facts.total / 1e6, str(dtype).removeprefix("torch.")),
+        "" if world.world_size == 1 else f", {sharding}",
     )
-    logger.debug("[MODEL] trainable parameters: %d of %d (%.3f%%)", trainable, total, 100 * trainable / total)
+    logger.debug(
+        "[MODEL] trainable parameters: %d of %d (%.3f%%); attention %s%s",
+        *(facts.trainable, facts.total, 100 * facts.trainable / facts.total, attention.implementation or "auto"),
+        ", rows end to end" if attention.padding_free else "",
+    )
     schedule = make_schedule(len(inputs.train), spec.train)
-    rate = spec.train.learning_rate
-    if isinstance(rate, str):
-        raise TypeError("train.learning_rate is not resolved")
-    optimizer = make_optimizer(named, spec.train, rate)
-    scheduler = make_scheduler(optimizer, spec.train, warmup=schedule.warmup_steps, total=schedule.total_steps)
+    warmup, total = schedule.warmup_steps, schedule.total_steps
+    scheduler = make_scheduler(parallel.optimizer, spec.train, warmup=warmup, total=total)
     logger.info(
-        "[MODEL] optimizer AdamW, learning rate %g, schedule %s with %d warm-up steps",
-        *(rate, spec.train.lr_scheduler_type, schedule.warmup_steps),
+        "[MODEL] optimizer %s, learning rate %g, schedule %s with %d warm-up steps",
+        *(spec.train.optimizer, learning_rate(spec), spec.train.lr_scheduler_type, warmup),
+    )
+    collator = choose_collator(
+        inputs,
+        padding_free=attention.padding_free,
+        always_image=parallel.same_passes,
+        pad_id=inputs.pad_token_id,
     )
 
     def batches(dataset: TokenizedDataset) -> Batches:
         return Batches(
             dataset,
+            collator,
             rank=world.rank,
             world_size=world.world_size,
             max_tokens=memory.micro_batch_tokens,
             pass_cost=memory.pass_cost_tokens,
+            same_passes=parallel.same_passes,
         )
 
     seed_ranks(spec.train.seed, world.rank)
     return Session(
-        live=Trainable(model, optimizer, scheduler, named),
+        live=Trainable(parallel, scheduler),
         stepper=Stepper(
-            SupervisedHead(model),
-            list(named.values()),
+            make_head(parallel, inputs, offload_activations=spec.train.activation_offloading),
+            parallel,
             device=device.torch_device,
             dtype=dtype,
             max_grad_norm=spec.train.max_grad_norm,
@@ -166,11 +130,82 @@ def build_session(
         train=batches(inputs.train),
         eval=None if inputs.eval is None else batches(inputs.eval),
         schedule=schedule,
-        stop_ids=stop_ids,
+        labels=inputs.labels,
+        stop_ids=stop_token_ids(parallel.module, inputs.tokenizer),
         device=device,
         dtype=dtype,
         memory=memory,
+        compiled=compiled,
     )
+
+
+def largest_trained_share(dataset: TokenizedDataset) -> float:
+    """Of the row with the most trained tokens for its length: how many positions of a pass may need logits."""
+    return float((dataset.supervised / dataset.lengths).max())
+
+
+def weights_dtype(spec: RunSpec, dtype: torch.dtype) -> torch.dtype:
+    """What the weights are loaded in: a frozen base as it computes, trained ones as float32 masters or in bfloat16."""
+    in_bfloat16 = spec.lora is not None or spec.train.master_weights != "float32"
+    return dtype if in_bfloat16 else torch.float32
+
+
+def make_model(
+    spec: RunSpec, inputs: Inputs, device: Device, dtype: torch.dtype, attention: Attention, *, empty: bool
+) -> Any:
+    """The model with its adapters, or with what is not trained frozen. `empty`: without memory for its weights."""
+    weights, implementation = weights_dtype(spec, dtype), attention.implementation
+    labels, pad_token_id = inputs.labels, inputs.pad_token_id
+    if empty:
+        model = empty_model(
+            spec, inputs.config, weights, attention=implementation, labels=labels, pad_token_id=pad_token_id
+        )
+    else:
+        model = load_model(
+            inputs.source,
+            spec,
+            inputs.config,
+            weights,
+            device=device.torch_device,
+            attention=implementation,
+            labels=labels,
+            pad_token_id=pad_token_id,
+        )
+    if spec.lora is not None:
+        return apply_lora(model, spec, base_name=inputs.source.name)
+    freeze_to(model, wanted_parts(spec, model))
+    return model
+
+
+def spread(sharding: str, model: Any, spec: RunSpec, world: World, device: Device, dtype: torch.dtype) -> Parallel:
+    """The model over the processes, with its optimizer. Only the way that is taken is imported."""
+    make = partial(make_optimizer, spec=spec.train, learning_rate=learning_rate(spec))
+    if sharding == "fsdp":
+        from rankzero.engine.parallel.fsdp import Fsdp
+
+        return Fsdp(model, make, spec=spec, world=world, device=device, dtype=dtype)
+    if sharding != "ddp":
+        from rankzero.engine.parallel.zero import Zero
+
+        return Zero(model, make, spec=spec, world=world, device=device, dtype=dtype)
+    from rankzero.engine.parallel.replicated import Replicated
+
+    return Replicated(model, make, world=world, device=device)
+
+
+def make_head(parallel: Parallel, inputs: Inputs, *, offload_activations: bool) -> Head:
+    """Logits of what the task trains."""
+    if inputs.labels is not None:
+        return ClassHead(parallel.model, offload_activations=offload_activations)
+    return SupervisedHead(parallel.model, parallel.module, offload_activations=offload_activations)
+
+
+def learning_rate(spec: RunSpec) -> float:
+    """The peak, which resolving has decided."""
+    rate = spec.train.learning_rate
+    if isinstance(rate, str):
+        raise TypeError("train.learning_rate is not resolved")
+    return rate
 
 
 def seed_ranks(seed: int, rank: int) -> None:

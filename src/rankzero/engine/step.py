@@ -10,42 +10,16 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from rankzero.data.batching import Indices
 from rankzero.data.loader import Batches, MicroBatch, Work
-from rankzero.engine.distributed import gather_objects, sum_gradients, sum_over_ranks
+from rankzero.engine.distributed import gather_objects, sum_over_ranks
+from rankzero.engine.heads import Head
+from rankzero.engine.parallel.base import Parallel
 from rankzero.errors import NonFiniteError, Problem
-
-
-class SupervisedHead:
-    """Lets the output head see only the positions whose next token is trained.
-
-    Logits are the largest tensor of a pass (T x vocabulary) and most of them are never used. A forward pre-hook on the
-    head drops the others, so this works for any architecture, adapters included, without touching its code.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self._predicts_BT: torch.Tensor | None = None
-        model.get_output_embeddings().register_forward_pre_hook(self._select)
-
-    def _select(self, _module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
-        if self._predicts_BT is None:
-            return None
-        return (inputs[0][self._predicts_BT], *inputs[1:])
-
-    def logits(self, batch: MicroBatch) -> torch.Tensor:
-        """Logits of the trained tokens only, shape (N, vocabulary)."""
-        self._predicts_BT = batch.predicts_BT
-        try:
-            logits_NV: torch.Tensor = self._model(input_ids=batch.input_ids_BT, use_cache=False).logits
-        finally:
-            self._predicts_BT = None
-        return logits_NV
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +40,15 @@ class Stepper:
 
     def __init__(
         self,
-        head: SupervisedHead,
-        parameters: list[torch.nn.Parameter],
+        head: Head,
+        parallel: Parallel,
         *,
         device: torch.device,
         dtype: torch.dtype,
         max_grad_norm: float | None,
     ) -> None:
         self._head = head
-        self._parameters = parameters
+        self._parallel = parallel
         self._device = device
         self._dtype = dtype
         self._max_grad_norm = max_grad_norm
@@ -85,11 +59,16 @@ class Stepper:
         with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._dtype is torch.bfloat16):
             yield
 
-    def loss_sum(self, batch: MicroBatch) -> torch.Tensor:
-        """Sum of token losses of a pass, in float32."""
+    def predict(self, batch: MicroBatch) -> torch.Tensor:
+        """Logits in float32, one row for each target: (N, vocabulary) or (N, classes)."""
         with self.autocast():
             logits_NV = self._head.logits(batch)
-        return F.cross_entropy(logits_NV.float(), batch.targets_N, reduction="sum")
+        return logits_NV.float()
+
+    def loss_sum(self, batch: MicroBatch, logits_NV: torch.Tensor | None = None) -> torch.Tensor:
+        """Sum of the losses of a pass's targets, in float32."""
+        logits_NV = self.predict(batch) if logits_NV is None else logits_NV
+        return F.cross_entropy(logits_NV, batch.targets_N, reduction="sum")
 
     def gradients(
         self, batches: Batches, work: Work, *, stop_wanted: bool, on_pass: Callable[[MicroBatch, torch.Tensor], None]
@@ -100,21 +79,17 @@ class Stepper:
         """
         losses: list[torch.Tensor] = []
         computed = 0
-        for rows in work.passes:
-            batch = batches.collate(rows, self._device)
+        for number, batch in enumerate(batches.collated(work.passes, self._device), 1):
             loss = self.loss_sum(batch)
-            torch.autograd.backward(loss / work.supervised)
+            self._parallel.backward(loss / work.supervised, last=number == len(work.passes))
             losses.append(loss.detach())
-            computed += batch.input_ids_BT.numel()
+            computed += batch.computed
             on_pass(batch, loss)
         sums = torch.tensor([0.0, float(stop_wanted), float(computed)], device=self._device)
         if losses:
             sums[0] = torch.stack(losses).sum()
         sum_over_ranks(sums)
-        sum_gradients(self._parameters)
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
-        if self._max_grad_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._max_grad_norm, norm)
+        norm = self._parallel.reduce_gradients(self._max_grad_norm)
         loss_sum, stop, computed_all, grad_norm = torch.cat([sums, norm.reshape(1).to(sums)]).tolist()
         step_loss = loss_sum / work.supervised
         finite = math.isfinite(step_loss) and math.isfinite(grad_norm)

@@ -24,6 +24,7 @@ from rankzero.engine.setup import Session
 from rankzero.engine.signals import StopRequest
 from rankzero.engine.step import StepResult, non_finite_error
 from rankzero.errors import StoppedError
+from rankzero.model.compiling import save_artifacts
 from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_options import RunOptions
@@ -106,14 +107,14 @@ def apply_step(session: Session, spec: RunSpec, position: Position, work: Work, 
     live = session.live
     step = position.step + 1
     if result.finite:
-        live.optimizer.step()
+        live.parallel.step()
     else:
         error = non_finite_error(session.train, work, result, step)
         if position.nonfinite_steps >= spec.train.max_nonfinite_steps:
             raise error
         logger.warning("[TRAIN] skipped %s", error)
     live.scheduler.step()
-    live.optimizer.zero_grad(set_to_none=True)
+    live.parallel.zero_grad()
     return replace(
         position,
         step=step,
@@ -141,13 +142,17 @@ def run_evaluation(
         show(0, f"evaluating {done}/{len(session.eval.dataset) if session.eval else 0} rows")
 
     with around.ledger.phase("eval"):
-        result = evaluate(session.live.model, session.stepper, session.eval, session.device.torch_device, tick)
-    values = {"eval_loss": result.eval_loss, "perplexity": result.perplexity}
-    position, improved = with_eval(position, values, around.spec.checkpoint.best_metric)
-    logger.info(
-        "[EVAL] step %d: eval_loss %.4f, perplexity %.3f%s",
-        *(position.step, result.eval_loss, result.perplexity, ", the best so far" if improved else ""),
-    )
+        result = evaluate(
+            session.live.parallel.model,
+            session.stepper,
+            session.eval,
+            session.device.torch_device,
+            tick,
+            classes=None if session.labels is None else len(session.labels),
+        )
+    position, improved = with_eval(position, result.metrics, around.spec.checkpoint.best_metric)
+    values = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
+    logger.info("[EVAL] step %d: %s%s", position.step, values, ", the best so far" if improved else "")
     return position, improved
 
 
@@ -159,6 +164,8 @@ def save(session: Session, around: Surroundings, position: Position) -> None:
             if position.best_step == position.step:
                 around.run_dir.set_link("best", position.step)
             prune_checkpoints(around.run_dir, keep=around.spec.checkpoint.keep, best_step=position.best_step)
+            if session.compiled is not None:
+                save_artifacts(session.compiled)
     logger.info("[CHECKPOINT] saved step %d", position.step)
 
 
@@ -204,9 +211,11 @@ def batch_logger(
     started = time.monotonic()
 
     def log(batch: MicroBatch, loss: torch.Tensor) -> None:
-        shape = tuple(batch.input_ids_BT.shape)
-        logger.debug("[COLLATE] input_ids %s, trained tokens %d", shape, len(batch.targets_N))
-        mean = loss.item() / len(batch.targets_N)
-        logger.debug("[BATCH] step %d rows %d loss %.4f, %.3f s", step + 1, shape[0], mean, time.monotonic() - started)
+        shapes = {name: tuple(value.shape) for name, value in batch.inputs.items() if isinstance(value, torch.Tensor)}
+        logger.debug("[COLLATE] %s, targets %d", shapes, len(batch.targets_N))
+        mean = loss.item() / max(len(batch.targets_N), 1)
+        logger.debug(
+            "[BATCH] step %d rows %d loss %.4f, %.3f s", step + 1, len(batch.rows), mean, time.monotonic() - started
+        )
 
     return log

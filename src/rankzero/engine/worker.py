@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from rankzero.engine.checkpoint import Position, load_checkpoint, newest_intact
-from rankzero.engine.console import RunConsole, logger, print_result
+from rankzero.engine.console import RunConsole, logger, print_result, results_alone_on_stdout
 from rankzero.engine.device import Device, peak_memory, pick_device, pick_dtype, set_threads
 from rankzero.engine.distributed import (
     World,
@@ -27,9 +27,11 @@ from rankzero.engine.distributed import (
 )
 from rankzero.engine.finish import copy_report, finish, finished_report
 from rankzero.engine.goodput import Ledger
+from rankzero.engine.inputs import Inputs, read_inputs
 from rankzero.engine.metrics import MetricsLog, Tracker
+from rankzero.engine.parallel.zero_config import effective_config
 from rankzero.engine.resume import check_same_run, manifest_meta, refuse_foreign_directory
-from rankzero.engine.setup import Inputs, Session, build_session, collect_environment, read_inputs
+from rankzero.engine.setup import Session, build_session, collect_environment
 from rankzero.engine.signals import stop_on_signals
 from rankzero.engine.train import Surroundings, train
 from rankzero.errors import ExitCode, PeerLostError, RankzeroError
@@ -57,6 +59,7 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
     with stop_on_signals() as stop, ExitStack() as stack:
         console = RunConsole(speaks=world.is_main, level=options.log_level)
         stack.callback(console.close)
+        stack.enter_context(results_alone_on_stdout())
         set_threads(world.local_world_size)
         device = pick_device(world.local_rank)
         dtype = pick_dtype(spec.model.dtype, device)
@@ -83,6 +86,8 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
             logger.info("[DONE] this run is finished; give it another name to train again")
             return finished
         claim_directory(run_dir, spec, environment, world, console)
+        if world.is_main and spec.train.sharding.startswith("zero"):
+            write_json(run_dir.root / "deepspeed.json", effective_config(spec, world.world_size, dtype))
         session = build_session(spec, inputs, world, device, dtype, ledger)
         position = restore(run_dir, saved, session, world, ledger)
         metrics = open_metrics(run_dir, spec, position) if world.is_main else None
@@ -104,7 +109,7 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
         try:
             position = train(session, around, position)
         except torch.OutOfMemoryError as error:
-            raise out_of_memory(session, device) from error
+            raise out_of_memory(session, spec, world, device) from error
         measured = {
             "time_to_first_step_seconds": ledger.time_to_first_step,
             "peak_memory_bytes": max(gather_objects(peak_memory(device))),
@@ -115,11 +120,17 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
         return report
 
 
-def out_of_memory(session: Session, device: Device) -> RankzeroError:
+def out_of_memory(session: Session, spec: RunSpec, world: World, device: Device) -> RankzeroError:
     """What to turn, in the order of what it costs."""
     ways = [f"train.micro_batch_tokens below {session.memory.micro_batch_tokens}"]
     if not session.memory.gradient_checkpointing:
         ways.append("train.gradient_checkpointing: true")
+    if world.world_size > 1 and session.live.parallel.name == "ddp":
+        ways.append("train.sharding: fsdp")
+    if not spec.train.activation_offloading:
+        ways.append("train.activation_offloading: true")
+    if spec.lora is not None and spec.model.quantization == "none":
+        ways.append("model.quantization: nf4")
     return RankzeroError(
         "out of memory", where=device.describe(), hint=f"set {', then '.join([*ways, 'data.max_length lower'])}"
     )

@@ -74,7 +74,7 @@ def test_losses_equal_the_stock_trainers(method: str, tmp_path: Path, tiny: Path
 
     model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
     if spec.lora is not None:
-        model = apply_lora(model, spec.lora, seed=spec.train.seed, base_name="tiny")
+        model = apply_lora(model, spec, base_name="tiny")
     arguments = TrainingArguments(
         output_dir=str(tmp_path / "theirs"),
         use_cpu=True,

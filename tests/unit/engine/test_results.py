@@ -94,7 +94,12 @@ def test_metrics_hold_what_the_contract_names(tmp_path: Path, tiny: Path) -> Non
 def scripted_evaluations(monkeypatch: pytest.MonkeyPatch, losses: list[float]) -> None:
     """Evaluations that give these losses one after the other."""
     left = iter(losses)
-    monkeypatch.setattr(loop, "evaluate", lambda *_: EvalResult(loss := next(left), math.exp(loss), 7, 70))
+
+    def scripted(*_: Any, classes: int | None) -> EvalResult:
+        loss = next(left)
+        return EvalResult({"eval_loss": loss, "perplexity": math.exp(loss)}, rows=7, targets=70)
+
+    monkeypatch.setattr(loop, "evaluate", scripted)
 
 
 def steps_kept(spec: RunSpec) -> list[int]:

@@ -11,8 +11,13 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM
 
+from rankzero.data.collate import PaddedText
 from rankzero.data.loader import Batches
-from rankzero.engine.step import Stepper, SupervisedHead
+from rankzero.engine.device import Device
+from rankzero.engine.distributed import World
+from rankzero.engine.heads import SupervisedHead
+from rankzero.engine.parallel.replicated import Replicated
+from rankzero.engine.step import Stepper
 from rankzero.errors import ExitCode, NonFiniteError
 from tests.support.runs import metrics, run_here, small_spec
 
@@ -41,7 +46,9 @@ ROWS = Rows(
 
 
 def batches(rows: Any = ROWS, max_tokens: int = 1000) -> Batches:
-    return Batches(rows, rank=0, world_size=1, max_tokens=max_tokens, pass_cost=0)
+    return Batches(
+        rows, PaddedText(), rank=0, world_size=1, max_tokens=max_tokens, pass_cost=0, same_passes=False
+    )
 
 
 def reference_loss(model: Any, rows: Rows) -> float:
@@ -60,8 +67,8 @@ def test_padding_and_dropped_logits_change_nothing(max_tokens: int, tiny: Path) 
     model = AutoModelForCausalLM.from_pretrained(tiny)
     reference = reference_loss(model, ROWS)
     stepper = Stepper(
-        SupervisedHead(model),
-        [p for p in model.parameters() if p.requires_grad],
+        SupervisedHead(model, model),
+        Replicated(model, lambda named: torch.optim.SGD(named.values()), world=World(), device=Device("cpu")),
         device=torch.device("cpu"),
         dtype=torch.float32,
         max_grad_norm=None,
@@ -74,7 +81,7 @@ def test_padding_and_dropped_logits_change_nothing(max_tokens: int, tiny: Path) 
 
 def test_the_head_sees_only_trained_positions(tiny: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny)
-    head = SupervisedHead(model)
+    head = SupervisedHead(model, model)
     seen: list[int] = []
     model.get_output_embeddings().register_forward_hook(lambda _m, inputs, _out: seen.append(inputs[0].shape[0]))
     plan = batches()
@@ -87,7 +94,7 @@ def test_the_head_sees_only_trained_positions(tiny: Path) -> None:
 def test_no_row_sees_another(tiny: Path) -> None:
     """Changing one row of a padded batch changes no other row's logits."""
     model = AutoModelForCausalLM.from_pretrained(tiny)
-    head = SupervisedHead(model)
+    head = SupervisedHead(model, model)
     other = Rows([([5, 6, 7, 8, 9], [0, 0, 1, 1, 0]), ([7, 7, 2], [0, 1, 1]), ([1, 1, 1, 1, 1, 1, 3], [0] * 6 + [1])])
     a = head.logits(batches().collate(np.arange(3), torch.device("cpu")))
     b = head.logits(batches(other).collate(np.arange(3), torch.device("cpu")))
@@ -104,8 +111,8 @@ def poison(monkeypatch: pytest.MonkeyPatch, bad_steps: set[int]) -> None:
         now.update(step=done + 1, first=True)
         return batch_logger(options, done, *rest)
 
-    def poisoned(self: Stepper, batch: Any) -> torch.Tensor:
-        loss = loss_sum(self, batch)
+    def poisoned(self: Stepper, batch: Any, *logits: torch.Tensor) -> torch.Tensor:
+        loss = loss_sum(self, batch, *logits)
         if now["first"] and now["step"] in bad_steps and loss.requires_grad:
             now["first"] = False
             return loss * float("inf")

@@ -1,0 +1,110 @@
+"""What a run reads, found and checked before weights are loaded: model files, tokenizer, processor, rows, labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from rankzero.cache import cache_root
+from rankzero.data.collate import Collator, LabelledText, PaddedText
+from rankzero.data.collate_packed import PackedText
+from rankzero.data.collate_vision import PicturedText
+from rankzero.data.dataset import TokenizedDataset
+from rankzero.data.labels import label_codes, label_set
+from rankzero.data.locate_data import LocatedSource
+from rankzero.data.progress import Progress, no_progress, show_progress
+from rankzero.data.tokenize import tokenizer_fingerprint
+from rankzero.data.training_data import TrainingData, input_bytes, training_data
+from rankzero.engine.console import logger
+from rankzero.engine.distributed import World
+from rankzero.engine.goodput import Ledger
+from rankzero.machine import usable_cores
+from rankzero.model.load import ModelKind, check_vocabulary, kind_of, load_config, load_tokenizer, meta_model
+from rankzero.model.positions import position_limit
+from rankzero.model.source import ModelSource, locate
+from rankzero.model.targets import target_modules
+from rankzero.model.vision import Vision, load_vision
+from rankzero.spec.run_spec import RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a run reads, checked: cheap to make, and all that a resume is compared by."""
+
+    source: ModelSource
+    kind: ModelKind
+    tokenizer: Any
+    config: Any
+    vision: Vision | None
+    train: TokenizedDataset
+    eval: TokenizedDataset | None
+    labels: tuple[str, ...] | None
+    """The classes by number; None for other tasks."""
+    tokenizer_fingerprint: str
+
+    @property
+    def pad_token_id(self) -> int:
+        """What fills rows up where the model looks for the end of a row by it; any id serves where none is set."""
+        ids = (self.tokenizer.pad_token_id, self.config.get_text_config().pad_token_id, self.tokenizer.eos_token_id)
+        return next((number for number in ids if isinstance(number, int)), 0)
+
+
+def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
+    """Find the model's files, load the tokenizer, check names and vocabulary, tokenise. Loads no weights.
+
+    Raises ConfigError, AccessError, ServiceError or DataError with every problem of its kind.
+    """
+    with ledger.phase("model files"):
+        logger.info("[STEP] find the model: %s", spec.model.local_dir or spec.model.name)
+        source = locate(spec.model)
+        tokenizer = load_tokenizer(source, spec.model, spec.data.chat_template)
+        config = load_config(source, spec.model)
+        kind = kind_of(config, spec.task)
+        vision = load_vision(source, spec, tokenizer) if kind == "vision" else None
+        check_vocabulary(tokenizer, config, source)
+        shape = meta_model(config, spec)
+        if spec.lora is not None:
+            target_modules(spec, shape)
+        spec = within_positions(spec, position_limit(shape))
+    with ledger.phase("data"):
+        logger.info("[STEP] read and tokenise the data")
+        data = _read_data(spec, tokenizer, vision, world)
+        labels = label_set(data.train, spec.data.labels) if spec.task == "classify" else None
+        if labels is not None:
+            for dataset in (data.train, data.eval):
+                if dataset is not None:
+                    label_codes(dataset, labels, numbers=spec.data.labels is not None)
+            logger.info("[DATA] %d classes: %s", len(labels), ", ".join(labels[:20]))
+    return Inputs(
+        source, kind, tokenizer, config, vision, data.train, data.eval, labels, tokenizer_fingerprint(tokenizer)
+    )
+
+
+def within_positions(spec: RunSpec, positions: int | None) -> RunSpec:
+    """The spec with rows no longer than the model has positions for; said once where that is shorter than asked."""
+    if positions is None or spec.data.max_length <= positions:
+        return spec
+    logger.info("[DATA] data.max_length is %d here: the model has no more positions", positions)
+    return spec.model_copy(update={"data": spec.data.model_copy(update={"max_length": positions})})
+
+
+def _read_data(spec: RunSpec, tokenizer: Any, vision: Vision | None, world: World) -> TrainingData:
+    def show(label: str, sources: Sequence[LocatedSource]) -> AbstractContextManager[Progress]:
+        return show_progress(label, input_bytes(sources)) if world.is_main else nullcontext(no_progress)
+
+    workers = max(1, usable_cores() // world.local_world_size)
+    say = partial(logger.info, "[DATA] %s")
+    rules = None if vision is None else vision.rules
+    return training_data(spec, tokenizer, cache_root(), workers=workers, show=show, say=say, vision=rules)
+
+
+def choose_collator(inputs: Inputs, *, padding_free: bool, always_image: bool, pad_id: int) -> Collator:
+    """How the rows of a pass become tensors. `always_image`: every pass runs the vision tower, see PicturedText."""
+    if inputs.labels is not None:
+        return LabelledText(inputs.labels, pad_id=pad_id)
+    if inputs.vision is not None:
+        return PicturedText(inputs.vision, always_image=always_image)
+    return PackedText() if padding_free else PaddedText()

@@ -1,0 +1,84 @@
+"""Parallel: what the loop asks of a model that lies over several processes. Knows nothing of data or of steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from rankzero.spec.run_spec import Sharding
+
+OPTIMIZER_FILE = "optimizer.safetensors"
+WEIGHTS_DIRECTORY = "model"
+
+
+class Parallel(Protocol):
+    """A model with its optimizer, spread over the processes in one way.
+
+    Every method is a collective unless it says otherwise. Gradients are sums over ranks, never means: the loss that
+    goes into `backward` is this rank's share of the whole global batch's.
+    """
+
+    @property
+    def name(self) -> Sharding:
+        """The `train.sharding` that this is."""
+
+    same_passes: bool
+    """Passes are collectives, so every rank must run equally many."""
+    model: Any
+    """What is called: forward passes go through it, in training and in evaluation."""
+    module: Any
+    """The Hugging Face model (or PeftModel) inside."""
+    optimizer: torch.optim.Optimizer
+    """The one whose learning rates a scheduler moves."""
+
+    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        """Add this pass's gradients; `last` is the step's last pass."""
+
+    def reduce_gradients(self, max_grad_norm: float | None) -> torch.Tensor:
+        """Sum the gradients over the ranks and clip them. Returns the global norm before clipping, a scalar."""
+
+    def step(self) -> None:
+        """Move the optimizer."""
+
+    def zero_grad(self) -> None:
+        """Drop the gradients; a skipped step calls this without `step`. Not a collective."""
+
+    def save(self, staged: Path) -> None:
+        """Write weights and optimizer below `staged`, which exists on every rank. Raises OSError, StorageError."""
+
+    def load(self, directory: Path) -> None:
+        """Restore what `save` wrote, under any number of processes, bit for bit. Raises StorageError."""
+
+    def load_weights(self, directory: Path) -> None:
+        """Only the weights of what `save` wrote, to export them."""
+
+    def export_state(self) -> dict[str, torch.Tensor] | None:
+        """The model's whole state on the CPU for `save_pretrained` (adapters: only what is saved of them), on the main
+        rank; {} on the others. None: `module` itself holds it."""
+
+
+def optimizer_tensors(
+    optimizer: torch.optim.Optimizer, parameters: dict[str, torch.nn.Parameter]
+) -> dict[str, torch.Tensor]:
+    """`<parameter name>/<state name>` for every tensor of an optimizer's state, on the CPU."""
+    return {
+        f"{name}/{key}": value.detach().cpu().contiguous()
+        for name, parameter in parameters.items()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer,
+    parameters: dict[str, torch.nn.Parameter],
+    tensors: dict[str, torch.Tensor],
+) -> None:
+    """Put back what `optimizer_tensors` gave. `step` stays on the CPU unless the optimizer is fused."""
+    for key, tensor in tensors.items():
+        name, _, part = key.rpartition("/")
+        parameter = parameters[name]
+        keep_on_cpu = part == "step" and not optimizer.defaults.get("fused")
+        device = torch.device("cpu") if keep_on_cpu else parameter.device
+        optimizer.state[parameter][part] = tensor.to(device)

@@ -1,0 +1,166 @@
+"""FSDP2: weights, gradients and optimizer state lie in equal parts on all processes, block by block.
+
+The optimizer sees each rank's parts as plain tensors: it works element by element and need not know of the others.
+Adapters are saved whole, by the main rank, as a replica saves them; full weights are saved by every rank, its parts.
+Knows nothing of steps or of data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch.distributed.tensor import DTensor
+
+from rankzero.engine.device import Device
+from rankzero.engine.distributed import World, sum_over_ranks
+from rankzero.engine.parallel.base import OPTIMIZER_FILE, WEIGHTS_DIRECTORY, restore_optimizer
+from rankzero.engine.parallel.formats import (
+    is_sharded,
+    read_sharded,
+    read_tensors,
+    saved_buffers,
+    sharded_tensors,
+    tensor_file_errors,
+    write_sharded,
+    write_tensors,
+)
+from rankzero.engine.parallel.parts import Cut, local
+from rankzero.engine.parallel.wrapping import wrap
+from rankzero.errors import StorageError
+from rankzero.model.weights import read_state, save_weights
+from rankzero.spec.run_spec import RunSpec, Sharding
+
+
+class Fsdp:
+    """Fully sharded data parallelism for adapters, quantised bases and full fine-tuning."""
+
+    name: Sharding = "fsdp"
+    same_passes = True
+
+    def __init__(
+        self,
+        module: Any,
+        make_optimizer: Callable[..., torch.optim.Optimizer],
+        *,
+        spec: RunSpec,
+        world: World,
+        device: Device,
+        dtype: torch.dtype,
+    ) -> None:
+        """Rank 0's weights count; the others may come with the same module on the meta device. Raises ConfigError.
+
+        `make_optimizer` is given parts of weights by name, and as `begins` the place of each in its whole weight.
+        """
+        self._world, self._cut = world, Cut(world, device)
+        self._adapters = isinstance(module, PeftModel)
+        wrap(module, self._cut, spec, world, dtype)
+        self.model = self.module = module
+        self._parameters: dict[str, torch.nn.Parameter] = dict(module.named_parameters())
+        self._parts = {
+            name: torch.nn.Parameter(local(parameter))
+            for name, parameter in self._parameters.items()
+            if parameter.requires_grad
+        }
+        begins = {name: self._cut.begin(self._parameters[name].shape) for name in self._parts}
+        self.optimizer = make_optimizer(self._parts, begins=begins)
+
+    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        # Adapters' gradients are small enough to be summed whole over the passes, and to travel once a step.
+        self.model.set_requires_gradient_sync(last or not self._adapters)
+        torch.autograd.backward(loss)
+
+    def reduce_gradients(self, max_grad_norm: float | None) -> torch.Tensor:
+        norms = []
+        for name, part in self._parts.items():
+            gradient = self._parameters[name].grad
+            part.grad = torch.zeros_like(part) if gradient is None else local(gradient)
+            norms.append(torch.linalg.vector_norm(part.grad, dtype=torch.float32))
+        squares = torch.stack(norms).square().sum().to(self._cut.device)
+        norm = sum_over_ranks(squares).sqrt()
+        if max_grad_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self._parts.values(), max_grad_norm, norm)
+        return norm
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+    def zero_grad(self) -> None:
+        for name, part in self._parts.items():
+            part.grad = self._parameters[name].grad = None
+
+    def save(self, staged: Path) -> None:
+        if not self._adapters:
+            write_sharded(self._weights() | self._optimizer_state(), staged, world_size=self._world.world_size)
+            return
+        weights = self.export_state()
+        optimizer = self._on_main(self._optimizer_state())
+        if self._world.is_main:  # all is gathered: no rank waits for this one, whatever it meets
+            with tensor_file_errors(staged / WEIGHTS_DIRECTORY):
+                save_weights(self.module, staged / WEIGHTS_DIRECTORY, state=weights)
+            write_tensors(optimizer, staged / OPTIMIZER_FILE)
+
+    def load(self, directory: Path) -> None:
+        self.load_weights(directory)
+        if is_sharded(directory):
+            state = self._room_for_optimizer_state(directory)
+            read_sharded(state, directory)
+            parts = {name: local(tensor) for name, tensor in state.items()}
+        else:
+            whole = read_tensors(directory / OPTIMIZER_FILE)
+            parts = {name: self._cut.mine(tensor).clone() for name, tensor in whole.items()}
+        restore_optimizer(self.optimizer, self._parts, parts)
+
+    def load_weights(self, directory: Path) -> None:
+        self.module.reshard()  # an evaluation leaves what is in no block whole
+        weights = self._weights()
+        if is_sharded(directory):
+            read_sharded(weights, directory)
+            return
+        for name, whole in read_state(self.module, directory / WEIGHTS_DIRECTORY).items():
+            own = weights[name]
+            if own.shape != whole.shape:
+                shapes = f"{tuple(whole.shape)} is saved, {tuple(own.shape)} is needed"
+                raise StorageError(f"a saved weight does not fit this model: {shapes}", where=f"{directory} {name}")
+            local(own).copy_(self._cut.mine(whole) if isinstance(own, DTensor) else whole)
+
+    def export_state(self) -> dict[str, torch.Tensor] | None:
+        return self._on_main(self._weights())
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        """What is saved of the model: its adapters, or all parameters and the buffers that belong to its state."""
+        if self._adapters:
+            return {name: self._parameters[name].detach() for name in self._parts}
+        weights = {name: parameter.detach() for name, parameter in self._parameters.items()}
+        return weights | saved_buffers(self.module)
+
+    def _optimizer_state(self) -> dict[str, torch.Tensor]:
+        """`<parameter name>/<state name>` for every tensor of the optimizer's state, as DTensors where it is cut."""
+        return {
+            f"{name}/{key}": self._cut.spread(value, self._parameters[name].shape if value.ndim else value.shape)
+            for name, part in self._parts.items()
+            for key, value in self.optimizer.state.get(part, {}).items()
+        }
+
+    def _room_for_optimizer_state(self, directory: Path) -> dict[str, torch.Tensor]:
+        """Tensors like those of `_optimizer_state`, for what a sharded checkpoint holds."""
+        room = {}
+        for key, (shape, dtype) in sharded_tensors(directory).items():
+            name, is_state, _ = key.rpartition("/")
+            if is_state:
+                part = self._parts[name]
+                empty = torch.empty(part.shape if shape else shape, dtype=dtype, device=part.device)
+                room[key] = self._cut.spread(empty, shape)
+        return room
+
+    def _on_main(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Whole tensors on the CPU of the main rank, gathered one after the other; {} on the others. A collective."""
+        whole = {}
+        for name, tensor in state.items():
+            value = self._cut.gather(local(tensor), tensor.shape) if isinstance(tensor, DTensor) else tensor
+            if self._world.is_main:
+                whole[name] = value.detach().cpu()
+        return whole

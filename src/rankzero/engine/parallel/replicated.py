@@ -1,0 +1,70 @@
+"""A replica on every process: gradients are summed in flat buckets once a step, and rank 0 saves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from rankzero.engine.device import Device
+from rankzero.engine.distributed import World, broadcast_parameters, sum_gradients
+from rankzero.engine.parallel.base import OPTIMIZER_FILE, WEIGHTS_DIRECTORY, optimizer_tensors, restore_optimizer
+from rankzero.model.weights import load_weights, save_weights
+from rankzero.spec.run_spec import Sharding
+
+
+class Replicated:
+    """Data parallelism without a wrapper: with adapters there is little to reduce, so nothing needs to overlap."""
+
+    name: Sharding = "ddp"
+    same_passes = False
+
+    def __init__(
+        self,
+        module: Any,
+        make_optimizer: Callable[[dict[str, torch.nn.Parameter]], torch.optim.Optimizer],
+        *,
+        world: World,
+        device: Device,
+    ) -> None:
+        self.model = self.module = module.to(device.torch_device)
+        self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._world = world
+        broadcast_parameters(self._parameters.values())
+        self.optimizer = make_optimizer(self._parameters)
+
+    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        del last  # gradients are reduced once a step, in reduce_gradients
+        torch.autograd.backward(loss)
+
+    def reduce_gradients(self, max_grad_norm: float | None) -> torch.Tensor:
+        parameters = list(self._parameters.values())
+        sum_gradients(parameters)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if max_grad_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
+        return norm
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def save(self, staged: Path) -> None:
+        if self._world.is_main:
+            save_weights(self.module, staged / WEIGHTS_DIRECTORY)
+            save_file(optimizer_tensors(self.optimizer, self._parameters), staged / OPTIMIZER_FILE)
+
+    def load(self, directory: Path) -> None:
+        self.load_weights(directory)
+        restore_optimizer(self.optimizer, self._parameters, load_file(directory / OPTIMIZER_FILE))
+
+    def load_weights(self, directory: Path) -> None:
+        load_weights(self.module, directory / WEIGHTS_DIRECTORY)
+
+    def export_state(self) -> dict[str, torch.Tensor] | None:
+        return None

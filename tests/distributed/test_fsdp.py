@@ -1,0 +1,239 @@
+"""FSDP2 through the product: the same curve and the same result as a replica on each rank, and nothing is lost.
+
+Two processes are started once for many runs, since importing takes longer than they do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rankzero.spec.run_spec import RunSpec
+from tests.support.runs import metrics, run_here, run_processes_here, run_root, small_spec
+from tests.unit.engine.test_resume import assert_same_state, final_state, without_clock
+
+pytestmark = pytest.mark.distributed
+
+LOSS_TOLERANCE = 1e-4
+WEIGHT_TOLERANCE = 1e-5
+METHODS: dict[str, dict[str, Any]] = {
+    "lora": {"lora__dropout": 0.0},
+    "full": {"lora": None},
+    "nf4": {"lora__dropout": 0.0, "model__quantization": "nf4"},
+}
+
+WORKER = """
+import json, os, signal, sys
+from pathlib import Path
+
+from torch.distributed.checkpoint import HuggingFaceStorageWriter
+
+from rankzero.engine import train, worker
+from rankzero.errors import StoppedError
+from rankzero.run_dir import atomic
+from rankzero.spec.run_options import RunOptions
+from rankzero.spec.run_spec import RunSpec
+
+rank, main = os.environ["RANK"], os.environ["RANK"] == "0"
+batch_logger, write_data, file_sha256 = train.batch_logger, HuggingFaceStorageWriter.write_data, atomic.file_sha256
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def hash_and_die(path):  # all is written, and the manifest is not there yet
+    if path.parent.name.startswith(".tmp-step-5"):
+        die()
+    return file_sha256(path)
+
+def write_and_die(writer, *rest):  # this rank's part is written, and nobody has heard of it
+    written = write_data(writer, *rest)
+    written.wait()
+    if ".tmp-step-5" in str(writer.path):
+        die()
+    return written
+
+for job in json.loads(Path(sys.argv[1]).read_text()):
+    spec, stop = RunSpec.model_validate(job["spec"]), job["stop"]
+
+    def interrupted(options, done, *rest):
+        if done + 1 == stop and not main:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return batch_logger(options, done, *rest)
+
+    train.batch_logger = interrupted
+    if job["die"]:
+        atomic.file_sha256 = hash_and_die if main and spec.lora else file_sha256
+        HuggingFaceStorageWriter.write_data = write_data if main else write_and_die
+    os.environ["RANKZERO_RENDEZVOUS"] = job["meeting"]
+    try:
+        worker.run(spec, RunOptions(log_level="WARNING"))
+        assert stop is None
+    except StoppedError:
+        assert stop is not None
+"""
+
+
+def job(spec: RunSpec, *, stop: int | None = None, die: bool = False) -> dict[str, Any]:
+    """Run to the end, or stop after a step, or let a rank be killed while step 5 is saved."""
+    return {"spec": spec.model_dump(mode="json"), "stop": stop, "die": die}
+
+
+def play(directory: Path, *jobs: dict[str, Any]) -> list[int]:
+    """Two ranks run the jobs one after the other, each as a start of its own. Returns their exit codes."""
+    directory.mkdir(exist_ok=True)
+    numbered = [{**job, "meeting": (directory / f"meeting-{number}").as_uri()} for number, job in enumerate(jobs)]
+    (directory / "jobs.json").write_text(json.dumps(numbered))
+    command = [sys.executable, "-c", WORKER, str(directory / "jobs.json")]
+    common = {**os.environ, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    if Path("/sys/class/net/lo").exists():
+        common["GLOO_SOCKET_IFNAME"] = "lo"
+    ranks = [
+        subprocess.Popen(command, env={**common, "RANK": rank, "LOCAL_RANK": rank}, stderr=subprocess.PIPE, text=True)
+        for rank in ("0", "1")
+    ]
+    said = [process.communicate(timeout=400)[1] for process in ranks]
+    codes = [process.returncode for process in ranks]
+    assert codes == [0, 0] or any(job["die"] for job in jobs), "\n".join(said)
+    return codes
+
+
+def spec_in(root: Path, tiny: Path, method: str, sharding: str = "ddp", **changes: Any) -> RunSpec:
+    """Four steps of up to eight rows in passes of a few: ranks have different numbers, and the last step has one."""
+    small: dict[str, Any] = {"rows": 25, "eval_rows": 11, "train__num_train_epochs": 1, "train__learning_rate": 0.001}
+    small |= {"train__micro_batch_tokens": 64, **METHODS[method], **changes}
+    return small_spec(root, tiny, train__sharding=sharding, **small)
+
+
+@pytest.fixture(scope="module")
+def runs(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], RunSpec]:
+    """Finished runs by method and layout: one process, and two with ddp and fsdp."""
+    root = tmp_path_factory.mktemp("layouts")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RANKZERO_CACHE", str(root / "cache"))
+        specs = {
+            (method, layout): spec_in(root / f"{method}-{layout}", tiny, method, "fsdp" if layout == "fsdp" else "ddp")
+            for method in METHODS
+            for layout in ("one", "ddp", "fsdp")
+        }
+        for method in METHODS:
+            run_here(specs[method, "one"])
+        play(root, *(job(spec) for (_, layout), spec in specs.items() if layout != "one"))
+    return specs
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_curve_is_the_same_in_every_layout(method: str, runs: dict[tuple[str, str], RunSpec]) -> None:
+    one, ddp, fsdp = (metrics(runs[method, layout]) for layout in ("one", "ddp", "fsdp"))
+    assert len(one) == 4
+    for whole, replicated, sharded in zip(one, ddp, fsdp, strict=True):
+        for other in (replicated, sharded):
+            assert other["tokens"] == whole["tokens"]
+            for name in ("loss", "eval_loss", "grad_norm"):
+                if name in whole:
+                    assert other[name] == pytest.approx(whole[name], rel=LOSS_TOLERANCE), f"{name}, {whole['step']}"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_result_is_the_same_and_others_can_load_it(
+    method: str, runs: dict[tuple[str, str], RunSpec], tiny: Path
+) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    finals = [run_root(runs[method, layout]) / "final" for layout in ("one", "fsdp")]
+    one, fsdp = (
+        {name: tensor for path in final.glob("*.safetensors") for name, tensor in load_file(path).items()}
+        for final in finals
+    )
+    assert one.keys() == fsdp.keys()
+    for name, tensor in one.items():
+        assert torch.allclose(tensor, fsdp[name], atol=WEIGHT_TOLERANCE, rtol=0), name
+    assert sorted(path.name for path in finals[0].iterdir()) == sorted(path.name for path in finals[1].iterdir())
+    for name in ("config.json", "adapter_config.json"):
+        if (finals[0] / name).exists():
+            assert settings(finals[0] / name) == settings(finals[1] / name)
+    logits = []
+    for final in finals:
+        model: Any = AutoModelForCausalLM.from_pretrained(final if method == "full" else tiny)
+        model = model if method == "full" else PeftModel.from_pretrained(model, final)
+        with torch.no_grad():
+            logits.append(model.eval()(input_ids=torch.arange(20)[None]).logits)
+    assert torch.allclose(*logits, atol=WEIGHT_TOLERANCE, rtol=0)
+
+
+def settings(path: Path) -> dict[str, Any]:
+    """A JSON object; peft writes names in no order."""
+    value = json.loads(path.read_text())
+    return {key: sorted(entry) if isinstance(entry, list) else entry for key, entry in value.items()}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_checkpoints_unpickle_nothing_and_full_ones_are_spread(
+    method: str, runs: dict[tuple[str, str], RunSpec]
+) -> None:
+    last, replica = (run_root(runs[method, layout]) / "last" for layout in ("fsdp", "ddp"))
+    files = [path for path in last.rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} == {".safetensors", ".json"}
+    if method != "full":
+        names = {path.relative_to(last).as_posix() for path in files}
+        assert names == {path.relative_to(replica).as_posix() for path in replica.rglob("*") if path.is_file()}
+        return
+    sizes = [path.stat().st_size for path in (last / "sharded").iterdir()]
+    assert len(sizes) == 2 and min(sizes) > 0.9 * max(sizes), "each rank writes its half"
+    whole = sum(path.stat().st_size for path in replica.rglob("*.safetensors"))
+    assert sum(sizes) == pytest.approx(whole, rel=0.1), "weights and optimizer once"
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_three_interruptions_change_no_bit(method: str, tiny: Path, tmp_path: Path) -> None:
+    """A stop, a SIGKILL of one rank in the middle of a save, and a stop again; adapters with dropout."""
+    changes: dict[str, Any] = {"rows": 30, "eval_rows": 7, "train__num_train_epochs": 3, "train__weight_decay": 0.1}
+    changes |= {"lora__dropout": 0.1} if method == "lora" else {}
+    whole, cut = (spec_in(tmp_path / name, tiny, method, "fsdp", **changes) for name in ("whole", "cut"))
+    codes = play(tmp_path / "first", job(whole), job(cut, stop=2), job(cut, die=True))
+    assert codes[0 if method == "lora" else 1] == -signal.SIGKILL
+    checkpoints = run_root(cut) / "checkpoints"
+    assert list(checkpoints.glob(".tmp-step-5-*/**/*.safetensors")), "killed while it was being written"
+    assert not (checkpoints / "step-5").exists()
+    play(tmp_path / "second", job(cut, stop=7), job(cut))
+    assert_same_state(final_state(cut), final_state(whole))
+    assert (run_root(cut) / "last/rng-rank-1.json").read_text() == (
+        run_root(whole) / "last/rng-rank-1.json"
+    ).read_text()
+    assert without_clock(metrics(cut)) == without_clock(metrics(whole))
+    results = {path.name: path.read_bytes() for path in (run_root(whole) / "final").glob("*.safetensors")}
+    assert results == {path.name: path.read_bytes() for path in (run_root(cut) / "final").glob("*.safetensors")}
+    assert results
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_a_run_goes_on_under_another_layout(method: str, tiny: Path, tmp_path: Path) -> None:
+    """ddp, fsdp, ddp, fsdp, and the last steps in a single process."""
+    changes: dict[str, Any] = {"rows": 30, "eval_rows": 7, "train__num_train_epochs": 3, "train__weight_decay": 0.1}
+    whole = spec_in(tmp_path / "whole", tiny, method, **changes)
+    run_here(whole)
+    ddp, fsdp = (spec_in(tmp_path / "cut", tiny, method, sharding, **changes) for sharding in ("ddp", "fsdp"))
+    play(tmp_path, job(ddp, stop=3), job(fsdp, stop=6), job(ddp, stop=8), job(fsdp, stop=10))
+    assert run_here(ddp)["steps"] == 12
+    for found, expected in zip(metrics(ddp), metrics(whole), strict=True):
+        assert found["loss"] == pytest.approx(expected["loss"], rel=LOSS_TOLERANCE), f"step {found['step']}"
+    final, expected_final = (load_file(next((run_root(s) / "final").glob("*.safetensors"))) for s in (ddp, whole))
+    for name, tensor in expected_final.items():
+        assert torch.allclose(final[name], tensor, atol=1e-4, rtol=0), name
+
+
+def test_through_the_launcher(tiny: Path, tmp_path: Path) -> None:
+    """Also what goes with it: checkpointed activations, weights that are kept in the machine's memory."""
+    spec = spec_in(tmp_path, tiny, "full", "fsdp", train__gradient_checkpointing=True, train__offload="all")
+    report = run_processes_here(spec, 2)
+    assert report["world_size"] == 2 and report["steps"] == 4

@@ -1,0 +1,54 @@
+"""Classes, images, four bits and experts: processes and pass sizes move work around, the loss curve stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankzero.data.collate import MicroBatch
+from rankzero.data.collate_vision import PicturedText
+from tests.support.runs import metrics, run_here, run_processes_here
+from tests.support.tasks import TASKS, task_spec
+
+pytestmark = pytest.mark.distributed
+
+LOSS_TOLERANCE = 1e-4
+CURVES = ("loss", "eval_loss", "accuracy", "macro_f1")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_curve_is_of_the_data_alone(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that do not divide evenly: 29 in batches of 8, and passes without any image for the model with a tower."""
+    changes: dict[str, Any] = {"dropout": 0.0, "rows": 29, "train__num_train_epochs": 2}
+    one, small, two = (task_spec(task, tmp_path / name, **changes, **more) for name, more in LAYOUTS.items())
+    with_images = note_images(monkeypatch)
+    run_here(one)
+    assert with_images == ({True, False} if task == "vision" else set())
+    run_here(small)
+    assert run_processes_here(two, 2)["world_size"] == 2
+    expected = metrics(one)
+    assert len(expected) == 8 and expected[-1]["loss"] != pytest.approx(expected[0]["loss"], rel=0.001)
+    for other in (small, two):
+        for found, wanted in zip(metrics(other), expected, strict=True):
+            assert found["supervised_tokens"] == wanted["supervised_tokens"]
+            assert found.keys() == wanted.keys()
+            for name in found.keys() & set(CURVES):
+                assert found[name] == pytest.approx(wanted[name], rel=LOSS_TOLERANCE), f"{name} of step {found['step']}"
+
+
+def note_images(monkeypatch: pytest.MonkeyPatch) -> set[bool]:
+    """Whether there were passes with pixels, and without."""
+    collate, noted = PicturedText.__call__, set()
+
+    def noting(self: PicturedText, *arguments: Any) -> MicroBatch:
+        batch = collate(self, *arguments)
+        noted.add("pixel_values" in batch.inputs)
+        return batch
+
+    monkeypatch.setattr(PicturedText, "__call__", noting)
+    return noted
+
+
+LAYOUTS: dict[str, dict[str, Any]] = {"one": {}, "small": {"train__micro_batch_tokens": 40}, "two": {}}

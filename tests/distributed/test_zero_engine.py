@@ -1,0 +1,172 @@
+"""ZeRO driven directly: bfloat16, offload, dropped gradients, weights that only one rank has, a missing DeepSpeed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rankzero.engine.device import Device
+from rankzero.engine.distributed import World, process_group, sum_over_ranks, world_from_env
+from rankzero.engine.parallel.zero import Zero, deepspeed_config
+from rankzero.errors import ConfigError
+from rankzero.model.lora import apply_lora
+from rankzero.spec.run_spec import RunSpec
+from tests.support.forked import in_ranks
+from tests.support.runs import small_spec
+
+pytestmark = pytest.mark.distributed
+
+CPU = Device("cpu")
+needs_deepspeed = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is an extra: make deepspeed"
+)
+
+
+def test_a_missing_deepspeed_is_named(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    spec = small_spec(tmp_path, tiny, train__sharding="zero2")
+    with pytest.raises(ConfigError, match=r"pip install 'rankzero\[deepspeed\]'") as refused:
+        deepspeed_config(spec, World(), CPU, torch.float32)
+    assert refused.value.problems[0].where == "train.sharding"
+
+
+@needs_deepspeed
+@pytest.mark.parametrize(
+    ("adapters", "sharding", "offload"),
+    [(True, "zero2", "optimizer"), (True, "zero3", "none"), (False, "zero2", "none"), (False, "zero3", "all")],
+)
+def test_bfloat16(
+    adapters: bool, sharding: str, offload: str, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a replica within bfloat16's precision; a dropped step leaves nothing; what is saved comes back to the bit."""
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    method: dict[str, Any] = {"lora__dropout": 0.0} if adapters else {"lora": None}
+    spec = small_spec(tmp_path, tiny, train__sharding=sharding, train__offload=offload, **method)
+    assert in_ranks(bfloat16_rank, 2, tmp_path, spec.model_dump_json(), str(tiny)) == [0, 0], said(tmp_path)
+
+
+@needs_deepspeed
+def test_weights_come_from_the_main_rank_alone(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 has no weights, only what they would look like."""
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    spec = small_spec(tmp_path, tiny, lora=None, train__sharding="zero3")
+    assert in_ranks(meta_rank, 2, tmp_path, spec.model_dump_json(), str(tiny)) == [0, 0], said(tmp_path)
+    found, wanted = load_file(tmp_path / "found.safetensors"), load_file(tiny / "model.safetensors")
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def said(directory: Path) -> str:
+    return "".join(path.read_text() for path in directory.glob("said-*"))
+
+
+def tiny_causal(spec: RunSpec, tiny: str, dtype: torch.dtype) -> Any:
+    """The tiny model as a run would hold it, with its adapters where the spec has some."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    adapters = spec.lora is not None
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=dtype if adapters else torch.float32)
+    return apply_lora(model, spec, base_name="tiny") if adapters else model
+
+
+def adamw(named: dict[str, torch.nn.Parameter]) -> torch.optim.AdamW:
+    decayed = [p for p in named.values() if p.ndim >= 2]
+    others = [p for p in named.values() if p.ndim < 2]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=1e-2, fused=True)
+
+
+PASSES = torch.randint(0, 200, (4, 2, 8), generator=torch.Generator().manual_seed(3))
+
+
+def share_of_loss(model: Any, ids_BT: torch.Tensor) -> torch.Tensor:
+    """Summed over PASSES this is the mean loss of all their tokens."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits_BTV = model(input_ids=ids_BT, use_cache=False).logits
+    logits_NV, targets_N = logits_BTV[:, :-1].float().flatten(0, 1), ids_BT[:, 1:].flatten()
+    return torch.nn.functional.cross_entropy(logits_NV, targets_N, reduction="sum") / PASSES[:, :, 1:].numel()
+
+
+def replica_curve(model: Any, steps: int) -> list[float]:
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    optimizer, losses = adamw(parameters), []
+    for _ in range(steps):
+        shares = [share_of_loss(model, ids_BT) for ids_BT in PASSES]
+        torch.autograd.backward(sum(shares))
+        torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(sum(share.item() for share in shares)))
+    return losses
+
+
+def zero_step(zero: Zero, rank: int, *, move: bool = True, poison: float = 1.0) -> tuple[float, float]:
+    """A step of two passes on each rank, or what a loop does of one that it skips. Returns loss and norm."""
+    total = torch.zeros(1)
+    for number in range(2):
+        loss = share_of_loss(zero.model, PASSES[2 * number + rank])
+        total += loss.detach()
+        zero.backward(loss * poison if number == 0 else loss, last=number == 1)
+    norm = zero.reduce_gradients(1.0)
+    if move:
+        zero.step()
+    zero.zero_grad()
+    return sum_over_ranks(total).item(), norm.item()
+
+
+def bfloat16_rank(directory: Path, text: str, tiny: str) -> None:
+    spec, dtype = RunSpec.model_validate_json(text), torch.bfloat16
+    world = world_from_env(dict(os.environ))
+    wanted = replica_curve(tiny_causal(spec, tiny, dtype), 3)
+    with process_group(world, CPU, dict(os.environ)):
+
+        def make() -> Zero:
+            return Zero(tiny_causal(spec, tiny, dtype), adamw, spec=spec, world=world, device=CPU, dtype=dtype)
+
+        zero = make()
+        first = zero_step(zero, world.rank)
+        _, not_finite = zero_step(zero, world.rank, move=False, poison=float("nan"))
+        assert not torch.tensor(not_finite).isfinite()
+        dropped = zero_step(zero, world.rank, move=False)
+        second = zero_step(zero, world.rank)
+        assert second == dropped, "the steps that were skipped left nothing behind"
+        zero.save(directory)
+        sum_over_ranks(torch.zeros(1))  # all have written
+        third = zero_step(zero, world.rank)
+        assert [first[0], second[0], third[0]] == pytest.approx(wanted, rel=2e-3)
+
+        restored = make()
+        restored.load(directory)
+        assert zero_step(restored, world.rank) == third
+        ended, again = zero.export_state(), restored.export_state()
+        assert ended is not None and again is not None and ended.keys() == again.keys()
+        assert all(torch.equal(ended[name], again[name]) for name in ended)
+        assert {value.dtype for value in ended.values()} <= {torch.float32}, "trained weights are float32"
+        assert bool(ended) == world.is_main
+
+
+def meta_rank(directory: Path, text: str, tiny: str) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    spec, world = RunSpec.model_validate_json(text), world_from_env(dict(os.environ))
+    with process_group(world, CPU, dict(os.environ)):
+        model = tiny_causal(spec, tiny, torch.float32)
+        if not world.is_main:
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tiny), dtype=torch.float32)
+        zero = Zero(model, adamw, spec=spec, world=world, device=CPU, dtype=torch.float32)
+        loss, norm = zero_step(zero, world.rank, move=False)
+        assert loss == pytest.approx(replica_curve(tiny_causal(spec, tiny, torch.float32), 1)[0], rel=1e-4)
+        assert norm > 0
+        state = zero.export_state()
+        if world.is_main and state is not None:
+            save_file(state, directory / "found.safetensors")

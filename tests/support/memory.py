@@ -1,0 +1,71 @@
+"""Specs and facts to plan memory with: Llama-3-8B by hand, and any model as a run makes it."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, PretrainedConfig
+
+from rankzero.model.facts import ModelFacts, model_facts
+from rankzero.model.load import _CLASSES, empty_model, kind_of
+from rankzero.model.lora import apply_lora
+from rankzero.model.parts import freeze_to, wanted_parts
+from rankzero.spec.run_spec import RunSpec
+
+BF16, FP32 = torch.bfloat16, torch.float32
+
+# Llama-3-8B, by hand. A block: q and o 4096², k and v 4096 x 1024, gate, up and down 4096 x 14336, two norms.
+LAYERS, H, INNER, V = 32, 4096, 14336, 128256
+BLOCK_LINEAR = 2 * H * H + 2 * H * 1024 + 3 * H * INNER
+LINEAR = LAYERS * BLOCK_LINEAR
+REST = 2 * V * H + (2 * LAYERS + 1) * H
+N = LINEAR + REST
+assert N == 8_030_261_248
+ADAPTERS = LAYERS * 16 * (2 * (H + H) + 2 * (H + 1024))
+"""Of rank 16 on q, k, v and o: (inputs + outputs) x 16 of each."""
+
+
+def make_spec(**sections: Any) -> RunSpec:
+    return RunSpec.model_validate({"model": {"name": "m"}, "data": {"train": "t", "max_length": 4096}, **sections})
+
+
+def full(**train: Any) -> RunSpec:
+    return make_spec(train=train)
+
+
+def lora(quantization: str = "none", **train: Any) -> RunSpec:
+    return make_spec(lora={"r": 16}, model={"name": "m", "quantization": quantization}, train=train)
+
+
+def make_model(spec: RunSpec, config: PretrainedConfig, dtype: torch.dtype, *, empty: bool = True) -> Any:
+    """As engine/setup.py makes it, with weights drawn at random or with none."""
+    in_bfloat16 = spec.lora is not None or spec.train.master_weights != "float32"
+    weights = dtype if in_bfloat16 else FP32
+    if empty:
+        model = empty_model(spec, config, weights)
+    else:
+        model = _CLASSES[kind_of(config, spec.task)].from_config(config, dtype=weights)
+    if spec.lora is not None:
+        return apply_lora(model, spec, base_name="m")
+    freeze_to(model, wanted_parts(spec, model))
+    return model
+
+
+def facts_of(spec: RunSpec, config: PretrainedConfig, dtype: torch.dtype = BF16) -> ModelFacts:
+    return model_facts(spec, config, make_model(spec, config, dtype), dtype)
+
+
+@cache
+def llama_8b(spec: RunSpec, dtype: torch.dtype = BF16) -> ModelFacts:
+    config = LlamaConfig(
+        hidden_size=H,
+        intermediate_size=INNER,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        vocab_size=V,
+        tie_word_embeddings=False,
+    )
+    return facts_of(spec, config, dtype)

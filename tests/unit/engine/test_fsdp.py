@@ -1,0 +1,281 @@
+"""FSDP2 without the loop: who holds what, what a step's gradients are, and what happens when a rank cannot write."""
+
+from __future__ import annotations
+
+import copy
+import traceback
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.distributed.tensor import DTensor
+
+from rankzero.engine.device import Device
+from rankzero.engine.distributed import World
+from rankzero.engine.optim import make_optimizer
+from rankzero.engine.parallel.formats import model_state, read_optimizer, read_sharded, write_tensors
+from rankzero.engine.parallel.fsdp import Fsdp
+from rankzero.engine.parallel.parts import Cut, local
+from rankzero.errors import ConfigError, StorageError
+from rankzero.spec.run_spec import RunSpec
+
+pytestmark = pytest.mark.distributed
+
+CPU = Device("cpu")
+SPEC = RunSpec.model_validate(
+    {"model": {"name": "none"}, "data": {"train": "none"}, "train": {"sharding": "fsdp", "weight_decay": 0.1}}
+)
+IDS = torch.arange(24).view(2, 12)
+
+
+def llama(*, without_memory: bool = False) -> Any:
+    """Two layers whose sizes do not divide by two or three, with tied embeddings."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=67,
+        hidden_size=20,
+        intermediate_size=31,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+        use_cache=False,
+    )
+    torch.manual_seed(0)
+    with torch.device("meta" if without_memory else "cpu"):
+        return LlamaForCausalLM(config).train()
+
+
+def spread(model: Any, world: World, spec: RunSpec = SPEC, dtype: torch.dtype = torch.float32) -> Fsdp:
+    optimizer = partial(make_optimizer, spec=spec.train, learning_rate=0.01)
+    return Fsdp(model, optimizer, spec=spec, world=world, device=CPU, dtype=dtype)
+
+
+def each_rank_holds_its_share_of_rank_0s_weights(world: World, _root: Path) -> None:
+    """Ranks but the first come without memory: weights, and buffers that no file has, are rank 0's afterwards."""
+    parallel = spread(llama(without_memory=not world.is_main), world)
+    whole, module = llama(), parallel.module
+    expected = dict(whole.named_parameters())
+    held, own = 0, dict(module.named_parameters())
+    assert own.keys() == expected.keys()
+    for name, parameter in own.items():
+        assert isinstance(parameter, DTensor), name
+        assert torch.equal(parameter.full_tensor(), expected[name]), name
+        held += local(parameter).numel()
+    total = sum(parameter.numel() for parameter in expected.values())
+    assert held / total == pytest.approx(1 / world.world_size, abs=0.05)
+    assert module.lm_head.weight is module.model.embed_tokens.weight, "what was shared still is"
+    for name, buffer in whole.named_buffers():
+        assert torch.equal(module.get_buffer(name), buffer), name
+    with torch.no_grad():
+        assert torch.allclose(module(input_ids=IDS).logits, whole(input_ids=IDS).logits, atol=1e-6)
+    state = parallel.export_state()
+    assert state is not None and state.keys() == (expected.keys() if world.is_main else set())
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in state.items())
+
+
+def parts_make_the_whole(world: World, _root: Path) -> None:
+    cut = Cut(world, CPU)
+    for shape in ((), (1,), (2,), (5, 3), (7, 1, 2), (3, 0)):
+        whole = torch.arange(torch.Size(shape).numel(), dtype=torch.float32).view(shape)
+        part = cut.mine(whole)
+        assert torch.equal(cut.gather(part, whole.shape), whole), shape
+        if part.ndim and part.numel():
+            assert whole.view(-1)[cut.begin(whole.shape)] == part.view(-1)[0]
+        dtensor = cut.spread(part, whole.shape)
+        assert dtensor.shape == whole.shape
+        assert local(dtensor).data_ptr() == part.data_ptr(), "nothing is copied"
+
+
+class Block(torch.nn.Module):
+    """One of two weights is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = (torch.nn.Parameter(torch.full((3,), value)) for value in (1.0, 2.0))
+
+    def forward(self, x: torch.Tensor, side: str) -> torch.Tensor:
+        return torch.mul(x, getattr(self, side))
+
+
+class OneSided(torch.nn.Module):
+    """Ranks that are given different sides use different weights, as with experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(Block() for _ in range(2))
+        self.scale = torch.nn.Parameter(torch.full((3,), 0.5))
+
+    def forward(self, x: torch.Tensor, side: str) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x, side)
+        return x * self.scale
+
+
+def gradients_are_sums_over_ranks_and_passes_whatever_each_uses(world: World, _root: Path) -> None:
+    parallel, whole, cut = spread(OneSided(), world), OneSided(), Cut(world, CPU)
+    work = [(torch.arange(1.0, 4.0) + rank, "left" if rank else "right") for rank in range(world.world_size)]
+    for number in range(2):  # two passes; each rank uses its own side in both
+        parallel.backward(parallel.model(*work[world.rank]).sum(), last=number == 1)
+    norm = parallel.reduce_gradients(None)
+    for x, side in work:
+        (2 * whole(x, side).sum()).backward()
+    gradients = {name: parameter.grad for name, parameter in whole.named_parameters() if parameter.grad is not None}
+    assert len(gradients) == 5
+    parts = [part for group in parallel.optimizer.param_groups for part in group["params"]]
+    for part, (name, gradient) in zip(parts, gradients.items(), strict=True):
+        assert torch.equal(part.grad, cut.mine(gradient)), name
+    assert norm.item() == pytest.approx(torch.cat(list(gradients.values())).norm().item())
+    assert torch.equal(parallel.reduce_gradients(1.0), norm), "the norm is from before clipping"
+    clipped = [cut.gather(part.grad, torch.Size([3])) for part in parts]
+    assert torch.cat(clipped).norm().item() == pytest.approx(1.0, abs=1e-5)
+    parallel.zero_grad()
+    assert all(parameter.grad is None for parameter in (*parts, *parallel.module.parameters()))
+
+
+def what_cannot_be_spread_is_refused_on_every_rank(world: World, _root: Path) -> None:
+    with pytest.raises(ConfigError, match="different models"):
+        spread(torch.nn.Linear(3, 3 + world.rank), world)
+    number = torch.nn.Linear(3, 3)
+    number.scale = torch.nn.Parameter(torch.tensor(1.0))
+    with pytest.raises(ConfigError, match="train.sharding: FSDP2: the model has a trained number"):
+        spread(number, world)
+    with pytest.raises(ConfigError, match="several precisions"):
+        spread(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3, dtype=torch.bfloat16)), world)
+    number.scale.requires_grad_(False)
+    assert not spread(number, world).module.scale.ndim, "frozen, it lies whole on every rank"
+
+
+def a_rank_that_cannot_write_tells_the_others(world: World, root: Path) -> None:
+    parallel = spread(torch.nn.Linear(3, 3), world)
+    blocked, staged = root / "file", root / "staged"
+    staged.mkdir(exist_ok=True)
+    if world.rank == 1:
+        blocked.write_text("a file stands where a directory is needed")
+    with pytest.raises(StorageError, match="a file stands where a directory is needed"):
+        parallel.save(blocked if world.rank == 1 else root)
+    parallel.save(staged)
+    assert {path.suffix for path in staged.rglob("*") if path.is_file()} == {".safetensors"}
+    whole = torch.nn.Linear(3, 3)
+    read_sharded(model_state(whole), staged)
+    assert torch.equal(whole.weight, parallel.module.weight.full_tensor())
+    assert not read_optimizer(staged), "no step was done"
+
+
+def a_checkpoint_of_another_model_is_refused(world: World, root: Path) -> None:
+    staged = root / "other"
+    staged.mkdir(exist_ok=True)
+    spread(torch.nn.Linear(3, 3, bias=False), world).save(staged)
+    with pytest.raises(StorageError, match="bias"):
+        spread(torch.nn.Linear(3, 3), world).load(staged)
+
+
+def small_changes_of_bfloat16_weights_are_kept_as_in_whole_ones(world: World, _root: Path) -> None:
+    """Random rounding too: what is drawn for an element does not depend on who holds it."""
+    for keep in ("kahan", "stochastic_rounding"):
+        train = {"sharding": "fsdp", "master_weights": keep, "weight_decay": 0.1}
+        spec = RunSpec.model_validate({"model": {"name": "none"}, "data": {"train": "none"}, "train": train})
+        torch.manual_seed(0)
+        whole = torch.nn.Linear(5, 7, dtype=torch.bfloat16)
+        parallel = spread(copy.deepcopy(whole), world, spec, torch.bfloat16)
+        optimizer = make_optimizer(dict(whole.named_parameters()), spec.train, 0.01)
+        for _ in range(3):
+            x = torch.tensor([[1.0, 2.0, -1.0, 0.0, 3.0]], dtype=torch.bfloat16)
+            parallel.backward(parallel.model(x * (world.rank + 1)).sum(), last=True)
+            parallel.reduce_gradients(None)
+            parallel.step()
+            parallel.zero_grad()
+            for rank in range(world.world_size):
+                whole(x * (rank + 1)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        state = parallel.export_state() or {}
+        for name, tensor in state.items():
+            assert tensor.dtype is torch.bfloat16 and torch.equal(tensor, whole.get_parameter(name)), (keep, name)
+
+
+def what_two_ranks_saved_goes_to_any_number(world: World, root: Path) -> None:
+    parallel, directory = spread(llama(), world), root.parent / "by-two"
+    if world.world_size == 2:
+        for _ in range(2):
+            parallel.backward(parallel.model(input_ids=IDS, labels=IDS).loss, last=True)
+            parallel.reduce_gradients(1.0)
+            parallel.step()
+            parallel.zero_grad()
+        directory.mkdir(exist_ok=True)
+        parallel.save(directory)
+    else:
+        parallel.load(directory)
+    whole = llama()
+    read_sharded(model_state(whole), directory)
+    assert not torch.equal(whole.lm_head.weight, llama().lm_head.weight)
+    cut, optimizer = Cut(world, CPU), read_optimizer(directory)
+    states = [parallel.optimizer.state[p] for group in parallel.optimizer.param_groups for p in group["params"]]
+    for name, parameter in parallel.module.named_parameters():
+        assert torch.equal(parameter.full_tensor(), whole.get_parameter(name)), name
+        assert optimizer[f"{name}/step"] == 2
+        moments = [optimizer[f"{name}/{key}"] for key in ("exp_avg", "exp_avg_sq")]
+        assert any(
+            all(torch.equal(state[key], cut.mine(m)) for key, m in zip(("exp_avg", "exp_avg_sq"), moments, strict=True))
+            for state in states
+        ), name
+
+
+CHECKS = (
+    each_rank_holds_its_share_of_rank_0s_weights,
+    parts_make_the_whole,
+    gradients_are_sums_over_ranks_and_passes_whatever_each_uses,
+    what_cannot_be_spread_is_refused_on_every_rank,
+    a_rank_that_cannot_write_tells_the_others,
+    a_checkpoint_of_another_model_is_refused,
+    small_changes_of_bfloat16_weights_are_kept_as_in_whole_ones,
+    what_two_ranks_saved_goes_to_any_number,
+)
+
+
+def run_checks(rank: int, world_size: int, root: Path) -> None:
+    """All checks on one rank, up to the first that fails: after that, ranks may wait for different things."""
+    torch.set_num_threads(1)
+    meeting, patience = f"file://{root / 'meeting'}", timedelta(minutes=2)
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world_size, timeout=patience)
+    for check in CHECKS:
+        try:
+            check(World(rank, rank, world_size, world_size), root)
+            dist.barrier()
+        except BaseException:
+            (root / f"failed-{check.__name__}-{rank}").write_text(traceback.format_exc())
+            raise
+        (root / f"passed-{check.__name__}-{rank}").touch()
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where two ranks, and then three, left what they found: processes are started once for all checks."""
+    root = tmp_path_factory.mktemp("ranks")
+    for world_size in (2, 3):
+        (root / str(world_size)).mkdir()
+        context = mp.spawn(run_checks, (world_size, root / str(world_size)), nprocs=world_size, join=False)
+        for process in context.processes:
+            process.join(300)
+    return root
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_on_every_rank(check: Any, world_size: int, ran: Path) -> None:
+    failed = [path.read_text() for path in (ran / str(world_size)).glob(f"failed-{check.__name__}-*")]
+    assert not failed, "\n".join(sorted(failed, key=len))
+    assert len(list((ran / str(world_size)).glob(f"passed-{check.__name__}-*"))) == world_size
+
+
+def test_what_safetensors_says_of_a_file_it_cannot_write_names_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="hint") as raised:
+        write_tensors({"a": torch.zeros(1)}, tmp_path / "file" / "a.safetensors")
+    assert raised.value.problems[0].where.endswith("a.safetensors")
