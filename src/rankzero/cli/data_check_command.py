@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,7 +27,7 @@ from rankzero.cli.data_inputs import (
     Wanted,
     what_is_wanted,
 )
-from rankzero.cli.tokenizer_option import load_tokenizer, require, served_prompt, stop_tokens
+from rankzero.cli.tokenizer_option import load_image_rules, load_tokenizer, require, served_prompt, stop_tokens
 from rankzero.errors import DataError, Problem
 
 if TYPE_CHECKING:
@@ -126,7 +127,11 @@ def _look(
         from rankzero.data.tokenizer import take_apart
 
         tokenizer = load_tokenizer(wanted.tokenizer, wanted.chat_template)
-        tokens = Tokens(take_apart(tokenizer), wanted.rules)
+        rules = wanted.rules
+        if rules.task == "sft":
+            vision = load_image_rules(wanted.tokenizer, tokenizer, wanted.chat_template, wanted.image_max_tokens)
+            rules = replace(rules, vision=vision)
+        tokens = Tokens(take_apart(tokenizer, rules.task), rules)
     options = CheckOptions(
         tokens=tokens,
         images=images,

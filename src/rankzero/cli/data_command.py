@@ -12,7 +12,7 @@ import typer
 from rankzero.cli.data_check_command import check, stats
 from rankzero.cli.data_convert_command import convert
 from rankzero.cli.data_inputs import FormatOption
-from rankzero.cli.tokenizer_option import TokenizerPlace, load_tokenizer, require
+from rankzero.cli.tokenizer_option import TokenizerPlace, load_image_rules, load_tokenizer, require
 
 app = typer.Typer(no_args_is_help=True, help="Look at training data, and make it: check, show, count, convert.")
 app.command()(check)
@@ -38,7 +38,8 @@ def show(
     from rankzero.spec.run_spec import SourceSpec
 
     tokenizer = load_tokenizer(TokenizerPlace(model), chat_template)
-    rules = TokenRules(max_length=max_length, assistant_only_loss=not train_on_all)
+    vision = load_image_rules(TokenizerPlace(model), tokenizer, chat_template)
+    rules = TokenRules(max_length=max_length, assistant_only_loss=not train_on_all, vision=vision)
 
     source = SourceSpec(path=file, format=row_format)
     colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ

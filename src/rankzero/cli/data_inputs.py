@@ -62,6 +62,7 @@ class Wanted:
     chat_template: Path | None = None
     rules: TokenRules | None = None
     seed: int = 0
+    image_max_tokens: int | None = None
 
 
 def what_is_wanted(inputs: list[str], flags: Flags) -> Wanted:
@@ -112,7 +113,15 @@ def _from_spec(inputs: list[str]) -> Wanted:
     parts = parts_of(spec.data)
     template = None if spec.data.chat_template is None else Path(spec.data.chat_template)
     place = TokenizerPlace.of(spec.model)
-    return Wanted(parts["train"], parts.get("eval", ()), place, template, token_rules(spec.data), spec.train.seed)
+    return Wanted(
+        parts["train"],
+        parts.get("eval", ()),
+        place,
+        template,
+        token_rules(spec),
+        spec.train.seed,
+        spec.data.image_max_tokens,
+    )
 
 
 def column_map(texts: Sequence[str] | None) -> dict[str, str]:

@@ -30,15 +30,19 @@ def prepare(
     from rankzero.cli.seed_flags import SeedFlags
     from rankzero.cli.train_command import read_spec, require_engine
     from rankzero.data.training_data import prepare_part
-    from rankzero.model.load import load_tokenizer, quiet_libraries
+    from rankzero.model.load import kind_of, load_config, load_tokenizer, quiet_libraries
     from rankzero.model.source import locate
+    from rankzero.model.vision import load_vision
 
     part = parse_shard(shard)
     require_engine()
     spec = read_spec(arguments, SeedFlags(), world_size=1)
     quiet_libraries()
-    tokenizer = load_tokenizer(locate(spec.model), spec.model, spec.data.chat_template)
-    made = prepare_part(spec, tokenizer, cache_root(), part, workers=None, show=show)
+    source = locate(spec.model)
+    tokenizer = load_tokenizer(source, spec.model, spec.data.chat_template)
+    sees = kind_of(load_config(source, spec.model), spec.task) == "vision"
+    vision = load_vision(source, spec, tokenizer).rules if sees else None
+    made = prepare_part(spec, tokenizer, cache_root(), part, workers=None, show=show, vision=vision)
     done = {
         label: None
         if dataset is None
@@ -52,9 +56,10 @@ def prepare(
         if facts is None:
             typer.echo(f"{label}: part {shard} is done; others are still at work")
         else:
+            trained = "" if spec.task == "classify" else f", {facts['supervised_tokens']:,} trained"
             typer.echo(
-                f"{label}: {facts['rows']:,} of {facts['rows_in']:,} rows, {facts['tokens']:,} tokens, "
-                f"{facts['supervised_tokens']:,} trained\n  {facts['directory']}"
+                f"{label}: {facts['rows']:,} of {facts['rows_in']:,} rows, {facts['tokens']:,} tokens{trained}\n"
+                f"  {facts['directory']}"
             )
 
 

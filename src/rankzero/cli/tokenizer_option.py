@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rankzero.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
+    from rankzero.data.image_tokens import ImageRules
     from rankzero.spec.run_spec import ModelSpec
 
 
@@ -24,6 +25,8 @@ class TokenizerPlace:
     revision: str | None = None
     trust_remote_code: bool = False
     local_files_only: bool = False
+    model: str | None = None
+    """Where the model's config and processor are; None: where the tokenizer is."""
 
     @classmethod
     def of(cls, model: ModelSpec) -> TokenizerPlace:
@@ -33,7 +36,9 @@ class TokenizerPlace:
             from rankzero.model.source import locate
 
             name = str(locate(model).tokenizer)
-        return cls(name, model.revision, model.trust_remote_code, model.local_files_only)
+        own = model.local_dir or model.name
+        other = None if own == name or own.endswith(".gguf") else own
+        return cls(name, model.revision, model.trust_remote_code, model.local_files_only, other)
 
 
 def load_tokenizer(place: TokenizerPlace, chat_template: Path | None) -> Any:
@@ -57,6 +62,38 @@ def load_tokenizer(place: TokenizerPlace, chat_template: Path | None) -> Any:
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{chat_template} cannot be read: {error}", hint="give a Jinja file") from error
     return tokenizer
+
+
+def load_image_rules(
+    place: TokenizerPlace, tokenizer: Any, chat_template: Path | None, max_tokens: int | None = None
+) -> ImageRules | None:
+    """How images stand in the text of the tokenizer's model; None for one that sees none, and where there is only a
+    tokenizer. A chat template that the processor has is given to the tokenizer, unless `chat_template` names one.
+    Raises ConfigError."""
+    from transformers import AutoConfig
+
+    name = place.model or place.name
+    options: dict[str, Any] = {
+        "revision": place.revision,
+        "trust_remote_code": place.trust_remote_code,
+        "local_files_only": place.local_files_only,
+    }
+    try:
+        config = AutoConfig.from_pretrained(name, **options)
+    except (OSError, ValueError, KeyError):
+        return None
+    if getattr(config, "vision_config", None) is None:
+        return None
+    from rankzero.model.load import kind_of
+    from rankzero.model.vision import Vision
+    from rankzero.model.vision_rules import ProcessorPlace
+
+    if kind_of(config, "sft") != "vision":
+        return None
+    vision = Vision(ProcessorPlace(name, tokenizer=place.name, max_tokens=max_tokens, **options))
+    if chat_template is None and vision.chat_template is not None:
+        tokenizer.chat_template = vision.chat_template
+    return vision.rules
 
 
 def served_prompt(tokenizer: Any, turns: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:

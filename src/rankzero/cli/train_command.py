@@ -154,6 +154,11 @@ def summary(report: dict[str, Any], run_dir: str) -> str:
     ]
     if report["eval_loss"] is not None:
         before = f"{report['eval_loss_first']:.4f} -> " if report["eval_loss_first"] is not None else ""
-        lines.append(f"eval loss      {before}{report['eval_loss']:.4f} (perplexity {report['perplexity']:.2f})")
-    lines.append(f'next           rankzero generate {run_dir} "a question"')
+        names = ("perplexity", "accuracy", "macro_f1")
+        more = ", ".join(f"{name} {report[name]:.4g}" for name in names if report[name] is not None)
+        lines.append(f"eval loss      {before}{report['eval_loss']:.4f} ({more})")
+    if report["spec"]["task"] == "classify":
+        lines.append(f'next           rankzero predict {run_dir} --text "a text"')
+    else:
+        lines.append(f'next           rankzero generate {run_dir} "a question"')
     return "\n".join(lines)

@@ -18,7 +18,7 @@ from rankzero.launch.node.settings import CONFIG_DIR, Mirror, NodeSettings
 from rankzero.spec.cluster_spec import ClusterSpec, VolumeSpec
 from rankzero.spec.data_paths import parse_data_path
 from rankzero.spec.run_options import RunOptions
-from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec, SourceSpec
+from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec, SourceSpec, TrainSpec
 
 RenderedKind = Literal["job", "jobset", "trainjob", "pytorchjob", "statefulset", "docker"]
 MOST_SHIPPED_BYTES = 720 * 1024
@@ -67,6 +67,7 @@ def make_plan(
         update={
             "model": _model_in_pods(run.model, paths),
             "data": _data_in_pods(run.data, paths),
+            "train": _train_in_pods(run.train, paths),
             "output_dir": paths.output_dir(run.output_dir),
         }
     )
@@ -203,7 +204,7 @@ def _data_in_pods(data: DataSpec, paths: _Paths) -> DataSpec:
             return paths.data(value, field_name)
         if isinstance(value, tuple):
             return tuple(
-                source.model_copy(update={"path": paths.data(source.path, f"{field_name}.{index}.path")})
+                _source_in_pods(source, f"{field_name}.{index}", paths)
                 for index, source in enumerate(value)
                 if isinstance(source, SourceSpec)
             )
@@ -213,6 +214,19 @@ def _data_in_pods(data: DataSpec, paths: _Paths) -> DataSpec:
     if data.chat_template is not None:
         changes["chat_template"] = paths.file(data.chat_template, "data.chat_template")
     return data.model_copy(update=changes)
+
+
+def _source_in_pods(source: SourceSpec, field_name: str, paths: _Paths) -> SourceSpec:
+    changes = {"path": paths.data(source.path, f"{field_name}.path")}
+    if source.image_root is not None:
+        changes["image_root"] = paths.file(source.image_root, f"{field_name}.image_root")
+    return source.model_copy(update=changes)
+
+
+def _train_in_pods(train: TrainSpec, paths: _Paths) -> TrainSpec:
+    if train.deepspeed is None:
+        return train
+    return train.model_copy(update={"deepspeed": paths.file(train.deepspeed, "train.deepspeed")})
 
 
 def _volume_of(path: str, volumes: Mapping[str, VolumeSpec]) -> VolumeSpec | None:

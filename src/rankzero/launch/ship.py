@@ -31,7 +31,10 @@ def local_files(run: RunSpec) -> dict[str, bytes]:
 
 
 def _model_paths(run: RunSpec) -> list[str]:
-    given = [run.model.local_dir or run.model.name, run.model.tokenizer_dir, run.data.chat_template]
+    given = [
+        *(run.model.local_dir or run.model.name, run.model.tokenizer_dir),
+        *(run.data.chat_template, run.train.deepspeed),
+    ]
     return [path for path in given if path]
 
 
@@ -41,7 +44,7 @@ def _data_paths(run: RunSpec) -> list[str]:
         if isinstance(sources, str):
             given.append(sources)
         elif isinstance(sources, tuple):
-            given += [source.path for source in sources]
+            given += [path for source in sources for path in (source.path, source.image_root) if path]
     meant = [parse_data_path(path, lambda name: Path(name).exists()) for path in given]
     return [path.path for path in meant if path.place == "local"]
 

@@ -21,6 +21,9 @@ REPORT = {
     "eval_loss": 1.5,
     "eval_loss_first": None,
     "perplexity": 4.48,
+    "accuracy": None,
+    "macro_f1": None,
+    "spec": {"task": "sft"},
 }
 
 
@@ -131,7 +134,7 @@ class TestTrain:
             ("train run.yaml --modle x", 2, ["--modle: no such option", "did you mean", "--model"]),
             ("train run.yaml --learning_rate 1", 2, ["write train.learning_rate=VALUE, without dashes"]),
             ("train run.yaml --per_device_train_batch_size 1", 2, ["this is train.global_batch_size here"]),
-            ("train run.yaml --load-in-4bit", 2, ["not available yet"]),
+            ("train run.yaml --load-in-4bit", 2, ["this is model.quantization here"]),
             ("train run.yaml --zzzzz", 2, ["--zzzzz: no such option", "hint: rankzero train --help"]),
             ("trian", 2, ["No such command 'trian'", "train"]),
         ],

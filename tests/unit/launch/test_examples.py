@@ -1,4 +1,4 @@
-"""The manifests under examples/ are what the code renders today, and every command in their READMEs exists."""
+"""The manifests under examples/ are what the recipes render to today, and every command in their README exists."""
 
 from __future__ import annotations
 
@@ -22,26 +22,34 @@ def _module() -> ModuleType:
     return module
 
 
-EXAMPLES = _module()
+RENDER = _module()
+README = (FOLDER / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("example", EXAMPLES.PROFILES)
+@pytest.mark.parametrize("example", RENDER.EXAMPLES)
 def test_manifests_are_current(example: str) -> None:
     there = {path.name: path.read_text(encoding="utf-8") for path in (FOLDER / example / "manifests").iterdir()}
-    assert there == EXAMPLES.manifests(example), "python examples/kubernetes/render.py"
+    assert there == RENDER.manifests(example), "python examples/kubernetes/render.py"
 
 
-def test_every_folder_is_an_example() -> None:
-    assert {path.name for path in FOLDER.iterdir() if path.is_dir() and path.name != "__pycache__"} == set(
-        EXAMPLES.PROFILES
+def test_every_folder_is_an_example_and_listed() -> None:
+    folders = {path.name for path in FOLDER.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert (
+        folders == set(RENDER.EXAMPLES) == set(re.findall(r"^\| \[([\w-]+)\]\(\1/manifests\) \|", README, re.MULTILINE))
     )
 
 
-@pytest.mark.parametrize("example", EXAMPLES.PROFILES)
-def test_the_four_commands(example: str, cli: Any) -> None:
-    text = (FOLDER / example / "README.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^rankzero ([a-z]+(?: set)?) .*--cluster (\S+)", text, flags=re.MULTILINE)
-    assert [command for command, _ in commands] == ["secret set", "submit", "status", "delete"]
-    assert {profile for _, profile in commands} == {EXAMPLES.PROFILES[example]}
-    for command, _ in commands:
+@pytest.mark.parametrize("example", RENDER.EXAMPLES)
+def test_render_writes_the_same_files(example: str, cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli(f"init --recipe {example}").code == 0
+    assert cli("render run.yaml --cluster cluster.yaml -o manifests").code == 0
+    written = {path.name: path.read_text(encoding="utf-8") for path in Path("manifests").iterdir()}
+    assert written == RENDER.manifests(example)
+
+
+def test_the_commands(cli: Any) -> None:
+    commands = re.findall(r"^rankzero ([a-z]+(?: set)?) ", README, flags=re.MULTILINE)
+    assert commands == ["init", "secret set", "render", "submit", "status", "delete"]
+    for command in commands:
         assert cli(f"{command} --help").code == 0

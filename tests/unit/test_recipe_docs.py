@@ -1,0 +1,208 @@
+"""The pages under docs/recipes: every name of the setups that recipes replace is there, and what they say exists.
+
+`tests/fixtures/seed_names` has those names, one a line: files, flags, variables, paths, commands.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+import yaml
+
+from rankzero.cli.argv import spread_values
+from rankzero.cli.init_command import RECIPES
+from rankzero.cli.main import app
+from rankzero.spec.cluster_load import profiles
+from rankzero.spec.cluster_spec import ClusterSpec
+from rankzero.spec.fields import all_fields
+from rankzero.spec.run_spec import RunSpec
+from tests.support.manifests import CORE_VERSIONS, check_core
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "recipes"
+NAMES = ROOT / "tests" / "fixtures" / "seed_names"
+PAGES = sorted(path.name for path in FOLDER.glob("*.md"))
+TEXTS = {page: (FOLDER / page).read_text(encoding="utf-8") for page in PAGES}
+WHERE = {
+    "1-train-framework": ["lora-jsonl.md"],
+    "2-pytorchjob": ["llama-pytorchjob.md"],
+    "3-ms-swift": [
+        "from-ms-swift.md",
+        "qwen3-8b-alpaca-2gpu.md",
+        "qwen3-vl-32b-fire-4gpu.md",
+        "qwen3-vl-32b-volcano-4gpu.md",
+    ],
+    "4-distilbert": ["distilbert-sst2.md"],
+    "5-kubeflow": ["from-kubeflow-manifests.md", "qwen3-30b-qlora-2x8.md", "qwen3-30b-full-2x8.md"],
+}
+"""Each list of names, and the pages that say where they went."""
+
+_SECTIONS = ("model", "data", "lora", "train", "eval", "checkpoint", "tracking")
+_CLUSTER_SECTIONS = ("resources", "storage", "secrets", "env", "spread", "queue", "service_account")
+_FILE_NAMES = (".json", ".yaml", ".jsonl", ".safetensors", ".model", ".md", ".txt", ".py", ".zip")
+
+
+def inline(text: str) -> list[str]:
+    """What stands between backticks, outside of blocks."""
+    return re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+
+
+def blocks(text: str, language: str = "") -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words after `rankzero` of each command, in blocks and in running text."""
+    return [*typed(text), *in_words(inline(text))]
+
+
+def typed(text: str) -> list[list[str]]:
+    """Those in blocks alone: whole commands."""
+    return list(in_words(line for block in blocks(text) for line in re.sub(r"\\\n", " ", block).splitlines()))
+
+
+def in_words(lines: Iterable[str]) -> Iterator[list[str]]:
+    """The words after `rankzero` of each command in the lines, without comments and variables before it."""
+    for line in lines:
+        for part in re.split(r"&&|;|\||>", re.sub(r"(^|\s)#\s.*", "", line).replace("…", "x")):
+            words = shlex.split(part)
+            while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+                words.pop(0)
+            if words and words[0] == "rankzero":
+                yield words[1:]
+
+
+@functools.cache
+def the_app() -> Any:
+    return typer.main.get_command(app)
+
+
+def parse(words: list[str], *, whole: bool = True) -> dict[str, Any]:
+    """What the command line makes of it. Raises what it raises for an unknown command or option; of a `whole` command
+    also for what is missing or wrong."""
+    command = the_app()
+    args = spread_values(words)
+    while hasattr(command, "commands"):
+        name = args.pop(0)
+        assert name in command.commands, f"there is no command {' '.join(words)}"
+        command = command.commands[name]
+    context = command.make_context("rankzero", args, resilient_parsing=not whole)
+    return dict(context.params)
+
+
+@pytest.mark.parametrize("names", WHERE)
+def test_every_name_is_mentioned(names: str) -> None:
+    wanted = (NAMES / f"{names}.txt").read_text(encoding="utf-8").splitlines()
+    text = "\n".join(TEXTS[page] for page in WHERE[names])
+    flat = " ".join(text.split())
+    missing = [name for name in wanted if not _mentions(flat, name)]
+    assert len(wanted) > 50
+    assert missing == []
+
+
+def _mentions(text: str, name: str) -> bool:
+    """The name itself, not a longer one that holds it."""
+    start = r"(?<![\w-])" if name[0].isalnum() or name[0] == "-" else r"(?<![\w])" if name[0] == "/" else ""
+    end = r"(?![\w-])" if name[-1].isalnum() else ""
+    return re.search(start + re.escape(name) + end, text) is not None
+
+
+def test_every_list_has_its_pages_and_every_page_is_listed() -> None:
+    assert {path.stem for path in NAMES.iterdir()} == set(WHERE)
+    assert {f"{name}.md" for name in RECIPES} <= set(PAGES)
+    for page in PAGES:
+        assert page == "README.md" or f"({page})" in TEXTS["README.md"], page
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_each_recipe_has_the_commands_from_nothing_to_a_result(recipe: str) -> None:
+    lines = typed(TEXTS[f"{recipe}.md"])
+    assert any(words[:3] == ["init", "--recipe", recipe] for words in lines)
+    first = {words[0] for words in lines}
+    assert {"init", "data", "submit", "status"} <= first
+    assert first & {"generate", "predict"}
+    assert "## Other hardware" in TEXTS[f"{recipe}.md"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_parse(page: str) -> None:
+    whole = typed(TEXTS[page])
+    found = commands(TEXTS[page])
+    assert found
+    for words in found:
+        try:
+            parsed = parse(words, whole=words in whole)
+        except Exception as error:  # the parser's exceptions have moved between its versions
+            raise AssertionError(f"rankzero {' '.join(words)}: {error}") from error
+        if parsed.get("recipe") is not None:
+            assert parsed["recipe"] in RECIPES
+        cluster = parsed.get("cluster")
+        assert cluster is None or cluster == "cluster.yaml" or cluster in (*profiles(), "NAME"), words
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_fields_exist(page: str) -> None:
+    """Of both specs: `train.sharding`, `data.train: x`, and `key=value` of commands."""
+    run, cluster = set(all_fields(RunSpec)), set(all_fields(ClusterSpec))
+    named = [name for words in inline(TEXTS[page]) for name in _dotted(words)]
+    named += [word.partition("=")[0] for words in commands(TEXTS[page]) for word in words if _is_override(word)]
+    for name in named:
+        if name.startswith("cluster."):
+            assert name.removeprefix("cluster.") in cluster, name
+        elif name.split(".")[0] in _CLUSTER_SECTIONS:
+            assert _generic(name) in cluster, name
+        else:
+            assert name in run, name
+
+
+def _dotted(words: str) -> list[str]:
+    """Fields in a piece of code: it begins with one, and is one, a setting or an override."""
+    found = re.match(r"([a-z_]+(?:\.[a-z_]+)+)(?=$|[:= ])", words)
+    if found is None or words.endswith(_FILE_NAMES):
+        return []
+    first = found[1].split(".")[0]
+    return [found[1]] if first in (*_SECTIONS, *_CLUSTER_SECTIONS, "cluster") else []
+
+
+def _is_override(word: str) -> bool:
+    return re.match(r"[a-z_.]+=", word) is not None and "/" not in word.partition("=")[0] and word[:5] != "coco="
+
+
+def _generic(name: str) -> str:
+    """`storage.cache.size` as `storage.*.size`."""
+    first, *rest = name.split(".")
+    if first not in ("storage", "secrets", "env") or not rest:
+        return name
+    return ".".join([first, "*", *rest[1:]]) if len(rest) > 1 else first
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", TEXTS[page]):
+        assert target.startswith("https://") or (FOLDER / target).exists(), target
+
+
+def test_manifests_on_pages_are_valid() -> None:
+    found = [
+        document for text in TEXTS.values() for block in blocks(text, "yaml") for document in [yaml.safe_load(block)]
+    ]
+    assert [document["kind"] for document in found] == ["Pod"]
+    for document in found:
+        check_core(document, CORE_VERSIONS[-1])
+
+
+def test_files_that_pages_name_are_shipped() -> None:
+    for page in ("qwen3-vl-32b-fire-4gpu.md", "qwen3-vl-32b-volcano-4gpu.md"):
+        (job,) = set(re.findall(r"job/([a-z-]+)", TEXTS[page]))
+        text = (ROOT / "src/rankzero/recipes" / page.removesuffix(".md") / "data-job.yaml").read_text()
+        assert yaml.safe_load(text)["metadata"]["name"] == job
+        script = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"][0]["args"][0]
+        (line,) = re.findall(r"^rankzero (.*)", script.replace("\\\n", " "), flags=re.MULTILINE)
+        assert parse(shlex.split(line))["skip_images"] is False
