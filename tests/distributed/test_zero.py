@@ -107,62 +107,6 @@ def test_the_same_for_other_tasks_and_methods(task: str, sharding: str, tmp_path
     assert task != "nf4" or losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize(("what", "sharding"), [("adapters", "zero2"), ("full", "zero3")])
-@pytest.mark.faults
-def test_interrupted_three_times_it_ends_with_the_same_bits(
-    what: str, sharding: str, tmp_path: Path, tiny: Path
-) -> None:
-    changes = {**(FULL if what == "full" else {"lora__dropout": 0.1}), "train__sharding": sharding}
-    whole, cut = (spec_in(tmp_path / name, tiny, checkpoint__every=3, **changes) for name in ("whole", "cut"))
-    assert run_forked(whole).codes == [0, 0]
-    assert run_forked(cut, ordeal=Ordeal(stop_in_step=1)).codes == [ExitCode.STOPPED] * 2
-    killed = run_forked(cut, ordeal=Ordeal(kill_in_save_of=3))
-    assert killed.codes[0] == -9 and killed.codes[1] not in (0, -9), "rank 1 saw that its peer was gone"
-    assert not (run_root(cut) / "checkpoints/step-3").exists()
-    assert run_forked(cut, ordeal=Ordeal(stop_in_step=5)).codes == [ExitCode.STOPPED] * 2
-    last = run_forked(cut)
-    assert last.codes == [0, 0] and "continuing from step 5 bit-exactly" in last.said
-    assert_same_state(final_state(cut), final_state(whole))
-    assert without_clock(metrics(cut)) == without_clock(metrics(whole))
-    assert torch.equal(weights(cut), weights(whole))
-
-
-@pytest.mark.parametrize(
-    ("what", "ways"),
-    [("adapters", ["ddp", "zero2", "fsdp", "zero3", "ddp"]), ("full", ["zero3", "zero2", "fsdp", "zero3"])],
-)
-def test_a_run_goes_on_under_another_way_to_shard(
-    what: str, ways: list[str], tmp_path: Path, tiny: Path, replicas: dict[str, RunSpec]
-) -> None:
-    for step, sharding in enumerate(ways, 1):
-        spec = spec_in(tmp_path, tiny, **(ADAPTERS if what == "adapters" else FULL), train__sharding=sharding)
-        last = step == len(ways)
-        outcome = run_forked(spec, ordeal=Ordeal() if last else Ordeal(stop_in_step=step))
-        assert outcome.codes == [0 if last else ExitCode.STOPPED] * 2, outcome.said
-    assert_same_curve(spec, replicas[what])
-
-
-@pytest.mark.parametrize(("what", "sharding"), [("adapters", "zero2"), ("full", "zero3")])
-def test_a_step_that_is_not_finite_is_skipped_whole(what: str, sharding: str, tmp_path: Path, tiny: Path) -> None:
-    changes = {
-        **(FULL if what == "full" else ADAPTERS),
-        "train__max_nonfinite_steps": 1,
-        "train__micro_batch_tokens": 64,
-    }
-    expected = spec_in(tmp_path / "replica", tiny, **changes)
-    ordeal = Ordeal(nan_in_step=2)
-    with pytest.MonkeyPatch.context() as patch:
-        suffer(ordeal, patch)
-        run_here(expected)
-    spec = spec_in(tmp_path / "zero", tiny, **changes, train__sharding=sharding)
-    outcome = run_forked(spec, ordeal=ordeal)
-    assert outcome.codes == [0, 0] and "step 2: the loss is nan" in outcome.said
-    found, wanted = ([row["loss"] for row in metrics(s)] for s in (spec, expected))
-    assert found[1] is None and wanted[1] is None, "JSON has no NaN"
-    assert found[2:] == pytest.approx(wanted[2:], rel=LOSS_TOLERANCE)
-    assert torch.allclose(weights(spec), weights(expected), rtol=0, atol=1e-5)
-
-
 def test_the_product_s_own_launcher_and_plain_peft(tmp_path: Path, tiny: Path, replicas: dict[str, RunSpec]) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM

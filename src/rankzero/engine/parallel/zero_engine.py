@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import warnings
 from collections.abc import Iterator, MutableMapping
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -22,7 +20,7 @@ from rankzero.engine.parallel.zero_config import ZERO
 from rankzero.errors import ConfigError, Problem
 
 
-def import_deepspeed(device: Device) -> ModuleType:
+def import_deepspeed(device: Device) -> Any:
     """The package, for this device and without its log lines. Raises ConfigError where it cannot be used."""
     os.environ.setdefault("DS_ACCELERATOR", device.kind)
     try:
@@ -45,9 +43,6 @@ def import_deepspeed(device: Device) -> ModuleType:
     if device.kind == "cpu":
         ops.__compatible_ops__ = {}  # or it compiles, for the better part of a minute, what only inference uses
     logger.setLevel(logging.ERROR)
-    for handler in logger.handlers:
-        if isinstance(handler, logging.StreamHandler):
-            handler.setStream(sys.stderr)  # stdout is for results
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     return deepspeed
 
@@ -67,16 +62,17 @@ def check_options(config: dict[str, Any], path: str) -> None:
         ) from error
 
 
-def join_processes(deepspeed: ModuleType, world: World, device: Device) -> None:
+def join_processes(deepspeed: Any, world: World, device: Device) -> None:
     """Let DeepSpeed use the run's process group, or one of this process alone. A collective."""
     os.environ.setdefault("LOCAL_RANK", str(world.local_rank))
     if not dist.is_initialized():
-        dist.init_process_group(device.backend, store=dist.HashStore(), rank=0, world_size=1)
+        alone = dist.HashStore()  # type: ignore[attr-defined]  # torch has it without declaring it
+        dist.init_process_group(device.backend, store=alone, rank=0, world_size=1)
     deepspeed.init_distributed(dist_backend=device.backend)
 
 
 def cut_weights(
-    deepspeed: ModuleType,
+    deepspeed: Any,
     module: torch.nn.Module,
     config: dict[str, Any],
     device: torch.device,
@@ -118,7 +114,7 @@ def _other_tensors(module: torch.nn.Module) -> Iterator[tuple[MutableMapping[str
                     yield holder, key, value
 
 
-def start(deepspeed: ModuleType, module: torch.nn.Module, optimizer: torch.optim.Optimizer, config: Any) -> Any:
+def start(deepspeed: Any, module: torch.nn.Module, optimizer: torch.optim.Optimizer, config: Any) -> Any:
     """A DeepSpeed engine around `module`, whose optimizer then works on this rank's parts. A collective."""
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)
     return engine
@@ -243,7 +239,8 @@ def whole_frozen(parameter: Any) -> torch.Tensor:
     from deepspeed.runtime.zero import GatheredParameters
 
     with GatheredParameters([parameter]):
-        return parameter.detach().clone()
+        whole: torch.Tensor = parameter.detach().clone()
+    return whole
 
 
 def _known(value: torch.Tensor | None) -> torch.Tensor:
