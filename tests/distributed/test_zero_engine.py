@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -20,13 +19,11 @@ from rankzero.model.lora import apply_lora
 from rankzero.spec.run_spec import RunSpec
 from tests.support.forked import in_ranks
 from tests.support.runs import small_spec
+from tests.support.zero import needs_deepspeed
 
 pytestmark = pytest.mark.distributed
 
 CPU = Device("cpu")
-needs_deepspeed = pytest.mark.skipif(
-    importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is an extra: make deepspeed"
-)
 
 
 def test_a_missing_deepspeed_is_named(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,20 +40,16 @@ def test_a_missing_deepspeed_is_named(tmp_path: Path, tiny: Path, monkeypatch: p
     ("adapters", "sharding", "offload"),
     [(True, "zero2", "optimizer"), (True, "zero3", "none"), (False, "zero2", "none"), (False, "zero3", "all")],
 )
-def test_bfloat16(
-    adapters: bool, sharding: str, offload: str, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bfloat16(adapters: bool, sharding: str, offload: str, tmp_path: Path, tiny: Path) -> None:
     """As a replica within bfloat16's precision; a dropped step leaves nothing; what is saved comes back to the bit."""
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     method: dict[str, Any] = {"lora__dropout": 0.0} if adapters else {"lora": None}
     spec = small_spec(tmp_path, tiny, train__sharding=sharding, train__offload=offload, **method)
     assert in_ranks(bfloat16_rank, 2, tmp_path, spec.model_dump_json(), str(tiny)) == [0, 0], said(tmp_path)
 
 
 @needs_deepspeed
-def test_weights_come_from_the_main_rank_alone(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_come_from_the_main_rank_alone(tmp_path: Path, tiny: Path) -> None:
     """Rank 1 has no weights, only what they would look like."""
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     spec = small_spec(tmp_path, tiny, lora=None, train__sharding="zero3")
     assert in_ranks(meta_rank, 2, tmp_path, spec.model_dump_json(), str(tiny)) == [0, 0], said(tmp_path)
     found, wanted = load_file(tmp_path / "found.safetensors"), load_file(tiny / "model.safetensors")

@@ -56,7 +56,7 @@ def finished(request: pytest.FixtureRequest, tmp_path: Path, cli: Any, monkeypat
     named = [] if "${MODEL_" in Path("run.yaml").read_text() else [f"model.name={model}"]
     root = [] if "CKPT_ROOT" in inputs.env else [f"output_dir={tmp_path / 'runs'}"]
     line = " ".join(f"'{word}'" for word in (*case.overrides(), *named, *root, *inputs.overrides))
-    done = cli(f"data check run.yaml {line}")
+    done = cli(f"data check run.yaml {line}" + (" --images" if inputs.image else ""))
     assert done.code == 0, done.err
     done = cli(f"train run.yaml {line} --nproc-per-node {case.nproc} --json")
     assert done.code == 0, done.err

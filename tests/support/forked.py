@@ -64,7 +64,7 @@ def run_forked(spec: RunSpec, nproc: int = 2, ordeal: Ordeal | None = None, **op
 
 
 def in_ranks(function: Callable[..., None], nproc: int, directory: Path, *arguments: Any) -> list[int]:
-    """Call `function(directory, *arguments)` in `nproc` ranks. Returns their exit codes: 0, or the product's."""
+    """Call `function(directory, *arguments)` in `nproc` ranks, on the CPU. Returns their exit codes: 0, or the product's."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["rankzero.engine.worker", "deepspeed", __name__])
     ranks = [
@@ -134,6 +134,7 @@ def _enter(
     said = (directory / f"said-{rank}").open("w", buffering=1)
     os.dup2(said.fileno(), 1)
     os.dup2(said.fileno(), 2)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": nproc, "LOCAL_WORLD_SIZE": nproc}
     os.environ.update({name: str(value) for name, value in place.items()})
     os.environ["RANKZERO_RENDEZVOUS"] = (directory / "rendezvous").as_uri()

@@ -1,0 +1,193 @@
+"""The order of runs, and each of them: models are made, contestants take turns, what fails or is missing is told.
+
+Knows no command line and no markdown.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from gpu_cells import (
+    TRANSFORMERS,
+    TRL,
+    Cell,
+    PeerTask,
+    Sizes,
+    draw_images,
+    make_rows,
+    our_command,
+    peer_command,
+    peer_task,
+    run_spec,
+)
+from gpu_run import RunFailedError, Sample, environment, read_ours, read_peer, run_process, summarise
+
+HERE = Path(__file__).resolve().parent
+USUAL_SECONDS = 60.0
+"""What a run is expected to take before one of its kind was seen."""
+MOST_SECONDS = 150.0
+"""After which a run is stopped: compiling may take long, and others wait."""
+
+
+def say(text: str) -> None:
+    """Progress, to stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@dataclass
+class Bench:
+    """One run of the benchmark: where it works, when it has to be done, what it has found."""
+
+    work: Path
+    sizes: Sizes
+    cpu: bool
+    quick: bool
+    peer_python: str
+    ends: float
+    peers: dict[str, str] = field(default_factory=dict)
+    results: dict[tuple[Cell, str], list[Sample]] = field(default_factory=dict)
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)
+    broken: dict[str, RunFailedError] = field(default_factory=dict)
+    """Why a model could not be made."""
+
+    def left(self) -> float:
+        """Seconds until the tests should begin."""
+        return self.ends - time.monotonic()
+
+    def patience(self) -> float:
+        """Seconds that the next run may take."""
+        return min(self.left(), MOST_SECONDS)
+
+    def skip(self, reason: str) -> None:
+        """Leave something out, and say why."""
+        if reason not in self.skipped:
+            say(f"left out: {reason}")
+            self.skipped.append(reason)
+
+    def missing(self, cell: Cell) -> str | None:
+        """What a cell needs and is not installed."""
+        needs = [("bitsandbytes", "nf4" in cell.method), ("PIL", cell.images)]
+        absent = [package for package, needed in needs if needed and find_spec(package) is None]
+        return f"{cell.name}: {absent[0]} is not installed" if absent else None
+
+    def peer(self, cell: Cell) -> str | None:
+        """The name of the cell's peer; None where it has none, or none is installed."""
+        if not cell.peer or "accelerate" not in self.peers:
+            return None
+        return TRL if "trl" in self.peers and not cell.images else TRANSFORMERS
+
+    def prepare(self, cell: Cell) -> Path:
+        """The directory of a model with its rows, made when it is first asked for. Raises RunFailedError."""
+        directory = self.work / "models" / cell.shape
+        if cell.shape in self.broken:
+            raise self.broken[cell.shape]
+        if cell.shape in self.facts:
+            return directory
+        directory.mkdir(parents=True)
+        say(f"making {cell.shape}")
+        command = [sys.executable, str(HERE / "gpu_shapes.py"), cell.shape, str(directory)]
+        command += ["--device", "cpu" if self.cpu else "cuda", *(["--quick"] if self.quick else [])]
+        try:
+            _, printed = run_process(command, environment(self.work, cpu=self.cpu), directory, self.patience())
+        except RunFailedError as failure:
+            self.broken[cell.shape] = failure
+            raise
+        facts = json.loads(printed.splitlines()[-1])
+        images = draw_images(directory / "images", self.sizes, 64) if cell.images else []
+        rows = make_rows(self.sizes, facts["words"], images=[f"images/{name}" for name in images])
+        (directory / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        self.facts[cell.shape] = facts
+        return directory
+
+    def measure(self, cell: Cell, entrant: str, number: int) -> Sample:
+        """One run of one contestant. Raises RunFailedError."""
+        model = self.prepare(cell)
+        directory = self.work / f"run-{number}"
+        directory.mkdir()
+        env, rows, output = environment(directory, cpu=self.cpu), model / "rows.jsonl", directory / "runs"
+        before = time.monotonic()
+        try:
+            if entrant in cell.ours:
+                spec = run_spec(cell, entrant, self.sizes, model=model, rows=rows, output=output, cpu=self.cpu)
+                started, _ = run_process(our_command(spec, directory), env, directory, self.patience())
+                found = read_ours(directory)
+            else:
+                plan = self.facts[cell.shape]["plans"][cell.method]
+                task = peer_task(cell, self.sizes, plan, model=model, rows=rows, output=directory, cpu=self.cpu)
+                started = self.start_peer(cell, entrant, task, env)
+                found = read_peer(directory)
+        finally:
+            shutil.rmtree(output, ignore_errors=True)  # checkpoints of a full fine-tune have gigabytes
+        return summarise(started, time.monotonic() - before, self.sizes, found)
+
+    def start_peer(self, cell: Cell, entrant: str, task: PeerTask, env: dict[str, str]) -> float:
+        """Run the peer; once more, recomputing activations, where it runs out of memory. Returns when it started."""
+        directory = Path(task.output)
+        try:
+            return run_process(peer_command(self.peer_python, task, directory), env, directory, self.patience())[0]
+        except RunFailedError as failure:
+            if "out of memory" not in str(failure).lower() or task.recompute:
+                raise
+        say(f"{cell.name}, {entrant}: out of memory; again, recomputing activations")
+        (directory / "steps.jsonl").unlink(missing_ok=True)
+        return self.start_peer(cell, entrant, replace(task, recompute=True), env)
+
+    def turns(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, str]]:
+        """Every contestant of every cell, ours first and the peer first in turn; then those with a peer once more."""
+        for number, cell in enumerate(cells):
+            yield from self.entrants(cell, reverse=bool(number % 2))
+        for number, cell in enumerate(cells):
+            if self.peer(cell) is not None and not self.quick:
+                yield from self.entrants(cell, reverse=not number % 2)
+
+    def entrants(self, cell: Cell, *, reverse: bool) -> list[tuple[Cell, str]]:
+        names = [*cell.ours, *([peer] if (peer := self.peer(cell)) is not None else [])]
+        return [(cell, name) for name in (names[::-1] if reverse else names)]
+
+    def run(self, cells: Sequence[Cell]) -> None:
+        """Measure all that there is time for."""
+        usable = []
+        for cell in cells:
+            if (reason := self.missing(cell)) is not None:
+                self.skip(reason)
+                continue
+            usable.append(cell)
+            if cell.peer and self.peer(cell) is None:
+                self.skip(f"{cell.name}, peer: neither trl nor accelerate is installed in {self.peer_python}")
+        failed: set[tuple[Cell, str]] = set()
+        for number, turn in enumerate(self.turns(usable)):
+            cell, entrant = turn
+            done = self.results.get(turn, [])
+            usual = max((sample.seconds for sample in done), default=USUAL_SECONDS)
+            if turn in failed:
+                continue
+            if self.left() < usual:
+                if not done:
+                    self.skip(f"{cell.name}, {entrant}: out of time")
+                continue
+            try:
+                sample = self.measure(cell, entrant, number)
+            except RunFailedError as failure:
+                failed.add(turn)
+                self.skip(f"{cell.name}, {entrant}: {failure}")
+                continue
+            self.results.setdefault(turn, []).append(sample)
+            self.save()
+            say(
+                f"{cell.name}, {entrant}: {sample.tokens_per_second:,.0f} useful tokens/s, "
+                f"{sample.peak_bytes / 2**30:.1f} GiB, first step after {sample.first_step_seconds:.1f} s"
+            )
+
+    def save(self) -> None:
+        """All figures so far: a run that fails later loses none of them."""
+        kept = {f"{cell.name}, {name}": [asdict(s) for s in runs] for (cell, name), runs in self.results.items()}
+        (self.work / "results.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,83 @@
+"""A run under DeepSpeed's ZeRO is continued to the last bit, also from and by the other ways to shard."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rankzero.errors import ExitCode
+from rankzero.spec.run_spec import RunSpec
+from tests.support.forked import Ordeal, run_forked, suffer
+from tests.support.runs import metrics, run_here, run_root
+from tests.support.zero import LOSS_TOLERANCE, assert_same_curve, needs_deepspeed, run_replicas, weights, zero_spec
+from tests.unit.engine.test_resume import assert_same_state, final_state, without_clock
+
+pytestmark = [pytest.mark.distributed, pytest.mark.faults, needs_deepspeed]
+
+STOPPED = [ExitCode.STOPPED] * 2
+
+
+@pytest.fixture(scope="module")
+def replicas(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunSpec]:
+    return run_replicas(tiny, tmp_path_factory)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("adapters", {"train__sharding": "zero2", "lora__dropout": 0.1}),
+        ("full", {"train__sharding": "zero3", "train__offload": "optimizer"}),
+    ],
+    ids=["adapters-zero2", "full-zero3"],
+)
+def test_interrupted_three_times_it_ends_with_the_same_bits(
+    method: str, changes: dict[str, Any], tmp_path: Path, tiny: Path
+) -> None:
+    whole, cut = (zero_spec(tmp_path / n, tiny, method, checkpoint__every=3, **changes) for n in ("whole", "cut"))
+    assert run_forked(whole).codes == [0, 0]
+    assert run_forked(cut, ordeal=Ordeal(stop_in_step=1)).codes == STOPPED
+    killed = run_forked(cut, ordeal=Ordeal(kill_in_save_of=3))
+    assert killed.codes[0] == -signal.SIGKILL
+    assert killed.codes[1] > 0, "rank 1 saw that its peer was gone"
+    assert list((run_root(cut) / "checkpoints").glob(".tmp-step-3-*")), "killed while it was being written"
+    assert run_forked(cut, ordeal=Ordeal(stop_in_step=5)).codes == STOPPED
+    last = run_forked(cut)
+    assert last.codes == [0, 0] and "continuing from step 5 bit-exactly" in last.said
+    assert_same_state(final_state(cut), final_state(whole))
+    assert without_clock(metrics(cut)) == without_clock(metrics(whole))
+    assert torch.equal(weights(cut), weights(whole))
+
+
+@pytest.mark.parametrize(
+    ("method", "ways"), [("adapters", ["ddp", "zero2", "zero3", "ddp"]), ("full", ["zero3", "zero2", "fsdp"])]
+)
+def test_a_run_goes_on_under_another_way_to_shard(
+    method: str, ways: list[str], tmp_path: Path, tiny: Path, replicas: dict[str, RunSpec]
+) -> None:
+    for step, sharding in enumerate(ways, 1):
+        spec = zero_spec(tmp_path, tiny, method, train__sharding=sharding)
+        last = step == len(ways)
+        outcome = run_forked(spec, ordeal=Ordeal() if last else Ordeal(stop_in_step=step))
+        assert outcome.codes == ([0, 0] if last else STOPPED), outcome.said
+    assert_same_curve(spec, replicas[method])
+
+
+@pytest.mark.parametrize(("method", "sharding"), [("adapters", "zero2"), ("full", "zero3")])
+def test_a_step_that_is_not_finite_is_skipped_whole(method: str, sharding: str, tmp_path: Path, tiny: Path) -> None:
+    changes = {"train__max_nonfinite_steps": 1, "train__micro_batch_tokens": 64}
+    expected = zero_spec(tmp_path / "replica", tiny, method, **changes)
+    ordeal = Ordeal(nan_in_step=2)
+    with pytest.MonkeyPatch.context() as patch:
+        suffer(ordeal, patch)
+        run_here(expected)
+    spec = zero_spec(tmp_path / "zero", tiny, method, **changes, train__sharding=sharding)
+    outcome = run_forked(spec, ordeal=ordeal)
+    assert outcome.codes == [0, 0] and "step 2: the loss is nan" in outcome.said
+    found, wanted = ([row["loss"] for row in metrics(s)] for s in (spec, expected))
+    assert found[1] is None and wanted[1] is None, "JSON has no NaN"
+    assert found[2:] == pytest.approx(wanted[2:], rel=LOSS_TOLERANCE)
+    assert torch.allclose(weights(spec), weights(expected), rtol=0, atol=1e-5)
