@@ -19,8 +19,8 @@ def macro_f1(confusion: Sequence[Sequence[float]]) -> float:
 
     F1 of a class = 2 x hits / (rows of the class + rows predicted as it).
     """
-    predicted = [sum(column) for column in zip(*confusion, strict=True)]
-    scores = [
+    predicted: list[float] = [sum(column) for column in zip(*confusion, strict=True)]
+    scores: list[float] = [
         2 * confusion[i][i] / (sum(confusion[i]) + predicted[i])
         for i in range(len(confusion))
         if sum(confusion[i]) + predicted[i]

@@ -46,9 +46,7 @@ ROWS = Rows(
 
 
 def batches(rows: Any = ROWS, max_tokens: int = 1000) -> Batches:
-    return Batches(
-        rows, PaddedText(), rank=0, world_size=1, max_tokens=max_tokens, pass_cost=0, same_passes=False
-    )
+    return Batches(rows, PaddedText(), rank=0, world_size=1, max_tokens=max_tokens, pass_cost=0, same_passes=False)
 
 
 def reference_loss(model: Any, rows: Rows) -> float:
