@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 PIP      := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST   := $(VENV)/bin/python -m pytest
 
-.PHONY: quickstart test lint format bench faults golden kfp schema image clean
+.PHONY: quickstart test lint format bench bench-gpu faults golden kfp schema image clean
 
 quickstart: $(VENV)/.train
 	$(VENV)/bin/rankzero quickstart
@@ -27,6 +27,10 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.train .venv-bench/.peers
 	$(VENV)/bin/python benchmarks/peers.py --trl-python .venv-bench/bin/python --write
+
+# One GPU, under nine minutes. Ends with the tests in tests/gpu, so it takes what the tests need.
+bench-gpu: $(VENV)/.dev .venv-bench/.peers
+	$(VENV)/bin/python benchmarks/gpu.py --peer-python .venv-bench/bin/python --write
 
 faults: $(VENV)/.dev
 	$(PYTEST) -m faults tests
@@ -67,7 +71,7 @@ $(VENV)/.dev: $(VENV)/.train
 
 .venv-bench/.peers: benchmarks/constraints.txt
 	$(PYTHON) -m venv .venv-bench
-	.venv-bench/bin/python -m pip install --quiet -c benchmarks/constraints.txt torch trl transformers peft
+	.venv-bench/bin/python -m pip install --quiet -c benchmarks/constraints.txt torch trl transformers peft pillow
 	touch $@
 
 clean:

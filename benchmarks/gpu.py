@@ -35,7 +35,7 @@ HERE = Path(__file__).resolve().parent
 README = HERE / "README.md"
 BENCH_PYTHON = HERE.parent / ".venv-bench" / "bin" / "python"
 MINUTES = 8.5
-TEST_SECONDS = 100.0
+TEST_SECONDS = 120.0
 """Kept for tests/gpu at the end."""
 PROBE = """
 import json, torch
@@ -64,8 +64,9 @@ def run_gpu_tests(seconds: float, *, cpu: bool) -> str:
         done = subprocess.run(
             command, cwd=HERE.parent, env=env, capture_output=True, text=True, check=False, timeout=max(seconds, 1)
         )
-    except subprocess.TimeoutExpired:
-        return f"stopped after {seconds:.0f} s"
+    except subprocess.TimeoutExpired as stopped:
+        said = (stopped.stdout or b"").decode(errors="replace").splitlines()
+        return f"stopped after {seconds:.0f} s: {said[-1] if said else ''}"
     say(done.stdout[-6000:])
     lines = [line for line in done.stdout.splitlines() if line.strip()]
     return f"{lines[-1] if lines else done.stderr[-300:]} (exit code {done.returncode})"

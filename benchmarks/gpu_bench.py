@@ -80,8 +80,8 @@ class Bench:
         return f"{cell.name}: {absent[0]} is not installed" if absent else None
 
     def peer(self, cell: Cell) -> str | None:
-        """The name of the cell's peer; None where it has none, or none is installed."""
-        if not cell.peer or "accelerate" not in self.peers:
+        """The name of the cell's peer; None where it has none, or what it needs is not installed."""
+        if not cell.peer or "accelerate" not in self.peers or (cell.images and "pillow" not in self.peers):
             return None
         return TRL if "trl" in self.peers and not cell.images else TRANSFORMERS
 
@@ -162,7 +162,8 @@ class Bench:
                 continue
             usable.append(cell)
             if cell.peer and self.peer(cell) is None:
-                self.skip(f"{cell.name}, peer: neither trl nor accelerate is installed in {self.peer_python}")
+                needed = "transformers, accelerate and pillow" if cell.images else "trl, or transformers and accelerate"
+                self.skip(f"{cell.name}, peer: needs {needed} beside the benchmark (--peer-python)")
         failed: set[tuple[Cell, str]] = set()
         for number, turn in enumerate(self.turns(usable)):
             cell, entrant = turn

@@ -9,7 +9,6 @@ from gpu_cells import Cell
 from gpu_run import Sample
 
 START, END = "<!-- gpu results: start -->", "<!-- gpu results: end -->"
-UNMEASURED = "Unmeasured: no GPU was at hand. `make bench-gpu` writes the table here."
 
 PEAK_FLOPS = (
     ("GH200", 989e12),

@@ -1,6 +1,6 @@
 """FSDP2 through the product: the same curve and the same result as a replica on each rank, and nothing is lost.
 
-Two processes are started once for many runs, since importing takes longer than they do.
+Two processes do many runs one after the other, since starting takes longer than they do.
 """
 
 from __future__ import annotations
@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rankzero.errors import StoppedError
+from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
+from tests.support.ranks import on_ranks
 from tests.support.runs import metrics, run_here, run_processes_here, run_root, small_spec
 from tests.support.tasks import task_spec
 from tests.unit.engine.test_resume import assert_same_state, final_state, without_clock
@@ -34,79 +35,68 @@ METHODS: dict[str, dict[str, Any]] = {
 LAYOUTS = ("one", "ddp", "fsdp")
 OTHER_TASKS = ("classify", "vision", "moe")
 
-WORKER = """
-import json, os, signal, sys
-from pathlib import Path
-
-from torch.distributed.checkpoint import HuggingFaceStorageWriter
-
-from rankzero.engine import train, worker
-from rankzero.errors import StoppedError
-from rankzero.run_dir import atomic
-from rankzero.spec.run_options import RunOptions
-from rankzero.spec.run_spec import RunSpec
-
-rank, main = os.environ["RANK"], os.environ["RANK"] == "0"
-batch_logger, write_data, file_sha256 = train.batch_logger, HuggingFaceStorageWriter.write_data, atomic.file_sha256
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def hash_and_die(path):  # all is written, and the manifest is not there yet
-    if path.parent.name.startswith(".tmp-step-5"):
-        die()
-    return file_sha256(path)
-
-def write_and_die(writer, *rest):  # this rank's part is written, and nobody has heard of it
-    written = write_data(writer, *rest)
-    written.wait()
-    if ".tmp-step-5" in str(writer.path):
-        die()
-    return written
-
-for job in json.loads(Path(sys.argv[1]).read_text()):
-    spec, stop = RunSpec.model_validate(job["spec"]), job["stop"]
-
-    def interrupted(options, done, *rest):
-        if done + 1 == stop and not main:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return batch_logger(options, done, *rest)
-
-    train.batch_logger = interrupted
-    if job["die"]:
-        atomic.file_sha256 = hash_and_die if main and spec.lora else file_sha256
-        HuggingFaceStorageWriter.write_data = write_data if main else write_and_die
-    os.environ["RANKZERO_RENDEZVOUS"] = job["meeting"]
-    try:
-        worker.run(spec, RunOptions(log_level="WARNING"))
-        assert stop is None
-    except StoppedError:
-        assert stop is not None
-"""
-
 
 def job(spec: RunSpec, *, stop: int | None = None, die: bool = False) -> dict[str, Any]:
     """Run to the end, or stop after a step, or let a rank be killed while step 5 is saved."""
-    return {"spec": spec.model_dump(mode="json"), "stop": stop, "die": die}
+    return {"spec": spec, "stop": stop, "die": die}
 
 
 def play(directory: Path, *jobs: dict[str, Any]) -> list[int]:
     """Two ranks run the jobs one after the other, each as a start of its own. Returns their exit codes."""
     directory.mkdir(exist_ok=True)
-    numbered = [{**job, "meeting": (directory / f"meeting-{number}").as_uri()} for number, job in enumerate(jobs)]
-    (directory / "jobs.json").write_text(json.dumps(numbered))
-    command = [sys.executable, "-c", WORKER, str(directory / "jobs.json")]
-    common = {**os.environ, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    if Path("/sys/class/net/lo").exists():
-        common["GLOO_SOCKET_IFNAME"] = "lo"
-    ranks = [
-        subprocess.Popen(command, env={**common, "RANK": rank, "LOCAL_RANK": rank}, stderr=subprocess.PIPE, text=True)
-        for rank in ("0", "1")
-    ]
-    said = [process.communicate(timeout=400)[1] for process in ranks]
-    codes = [process.returncode for process in ranks]
-    assert codes == [0, 0] or any(job["die"] for job in jobs), "\n".join(said)
+    codes, said = on_ranks(directory, 2, play_rank, directory, jobs)
+    assert codes == [0, 0] or any(job["die"] for job in jobs), said
     return codes
+
+
+def play_rank(rank: int, directory: Path, jobs: tuple[dict[str, Any], ...]) -> None:
+    """What one rank does: the product's worker, interrupted where a job says so."""
+    from rankzero.engine import train, worker
+
+    batch_logger = train.batch_logger
+    for number, job in enumerate(jobs):
+        stop = job["stop"]
+
+        def interrupted(options: Any, done: int, *rest: Any, stop: int | None = stop) -> Any:
+            if done + 1 == stop and rank == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return batch_logger(options, done, *rest)
+
+        train.batch_logger = interrupted
+        if job["die"]:
+            die_in_save(rank, full=job["spec"].lora is None)
+        os.environ["RANKZERO_RENDEZVOUS"] = (directory / f"meeting-{number}").as_uri()
+        try:
+            worker.run(job["spec"], RunOptions(log_level="WARNING"))
+            assert stop is None
+        except StoppedError:
+            assert stop is not None
+
+
+def die_in_save(rank: int, *, full: bool) -> None:
+    """Rank 0 is killed when all is written and the manifest is not; with full weights rank 1, whose part is written."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
+    from rankzero.run_dir import atomic
+
+    file_sha256, write_data = atomic.file_sha256, HuggingFaceStorageWriter.write_data
+
+    def hash_and_die(path: Path) -> str:
+        if path.parent.name.startswith(".tmp-step-5"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return file_sha256(path)
+
+    def write_and_die(writer: Any, *rest: Any) -> Any:
+        written = write_data(writer, *rest)
+        written.wait()
+        if ".tmp-step-5" in str(writer.path):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return written
+
+    if full and rank == 1:
+        HuggingFaceStorageWriter.write_data = write_and_die
+    elif not full and rank == 0:
+        atomic.file_sha256 = hash_and_die
 
 
 def spec_in(root: Path, tiny: Path, method: str, sharding: str = "ddp", **changes: Any) -> RunSpec:

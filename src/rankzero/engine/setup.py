@@ -75,7 +75,7 @@ def build_session(
         )
         receives = sharding in ("fsdp", "zero3") and not world.is_main and spec.model.quantization == "none"
         model = shape if receives else make_model(spec, inputs, device, dtype, attention, empty=False)
-        apply_kernels(model, spec.model.kernels)
+        apply_kernels(model, spec.model.kernels, device_kind=device.kind, local_files_only=spec.model.local_files_only)
         if memory.gradient_checkpointing:
             model.enable_input_require_grads()
             model.gradient_checkpointing_enable({"use_reentrant": False})

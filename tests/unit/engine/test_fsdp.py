@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.distributed.tensor import DTensor
 
 from rankzero.engine.device import Device
@@ -23,6 +22,7 @@ from rankzero.engine.parallel.fsdp import Fsdp
 from rankzero.engine.parallel.parts import Cut, local
 from rankzero.errors import ConfigError, StorageError
 from rankzero.spec.run_spec import RunSpec
+from tests.support.ranks import on_ranks
 
 pytestmark = pytest.mark.distributed
 
@@ -260,9 +260,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("ranks")
     for world_size in (2, 3):
         (root / str(world_size)).mkdir()
-        context = mp.spawn(run_checks, (world_size, root / str(world_size)), nprocs=world_size, join=False)
-        for process in context.processes:
-            process.join(300)
+        on_ranks(root / str(world_size), world_size, run_checks, world_size, root / str(world_size))
     return root
 
 

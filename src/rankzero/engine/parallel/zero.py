@@ -91,7 +91,6 @@ class Zero:
         check_same_model(module)
         self._adapters = isinstance(module, PeftModel)
         self._cut = Cut(world, device)
-        self._shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
         shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
         if spec.train.sharding == "zero3":
             held = torch.bfloat16 if computes_in_bfloat16(spec, dtype) else None
@@ -108,7 +107,7 @@ class Zero:
         self.model.backward(loss * self._world.world_size)  # DeepSpeed takes means over the ranks, and we want sums
 
     def reduce_gradients(self, max_grad_norm: float | None) -> torch.Tensor:
-        del max_grad_norm  # it is in DeepSpeed's configuration, which clips as it steps, to the norm of before
+        del max_grad_norm  # DeepSpeed has it in its configuration, and clips as it steps, by this same norm
         return gradient_norm(self.model)
 
     def step(self) -> None:
