@@ -1,7 +1,4 @@
-"""FSDP2 through the product: the same curve and the same result as a replica on each rank, and nothing is lost.
-
-Two processes do many runs one after the other, since starting takes longer than they do.
-"""
+"""FSDP2 through the product: the same curve and the same result as a replica on each rank, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -15,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rankzero.errors import StoppedError
+from rankzero.errors import ExitCode
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
-from tests.support.ranks import on_ranks
+from tests.support.forked import Ordeal, in_ranks, run_forked
 from tests.support.runs import metrics, run_here, run_processes_here, run_root, small_spec
 from tests.support.tasks import task_spec
 from tests.unit.engine.test_resume import assert_same_state, final_state, without_clock
@@ -36,67 +33,43 @@ LAYOUTS = ("one", "ddp", "fsdp")
 OTHER_TASKS = ("classify", "vision", "moe")
 
 
-def job(spec: RunSpec, *, stop: int | None = None, die: bool = False) -> dict[str, Any]:
-    """Run to the end, or stop after a step, or let a rank be killed while step 5 is saved."""
-    return {"spec": spec, "stop": stop, "die": die}
+def run(spec: RunSpec, ordeal: Ordeal | None = None) -> None:
+    """Two ranks run to the end, or to a stop."""
+    outcome = run_forked(spec, ordeal=ordeal)
+    expected = ExitCode.DONE if ordeal is None else ExitCode.STOPPED
+    assert outcome.codes == [expected, expected], outcome.said
 
 
-def play(directory: Path, *jobs: dict[str, Any]) -> list[int]:
-    """Two ranks run the jobs one after the other, each as a start of its own. Returns their exit codes."""
-    directory.mkdir(exist_ok=True)
-    codes, said = on_ranks(directory, 2, play_rank, directory, jobs)
-    assert codes == [0, 0] or any(job["die"] for job in jobs), said
-    return codes
+def kill_in_save(spec: RunSpec, directory: Path) -> None:
+    """Let a rank be killed while step 5 is saved: with adapters the one that writes them, else the other. Its peer
+    leaves by itself, and says why."""
+    directory.mkdir()
+    if spec.lora is not None:
+        codes = run_forked(spec, ordeal=Ordeal(kill_in_save_of=5)).codes
+        assert codes == [-signal.SIGKILL, ExitCode.SERVICE]
+    else:
+        codes = in_ranks(die_with_its_part_written, 2, directory, os.environ["RANKZERO_CACHE"], spec.model_dump_json())
+        assert codes == [ExitCode.SERVICE, -signal.SIGKILL]
 
 
-def play_rank(rank: int, directory: Path, jobs: tuple[dict[str, Any], ...]) -> None:
-    """What one rank does: the product's worker, interrupted where a job says so."""
-    from rankzero.engine import train, worker
-
-    batch_logger = train.batch_logger
-    for number, job in enumerate(jobs):
-        stop = job["stop"]
-
-        def interrupted(options: Any, done: int, *rest: Any, stop: int | None = stop) -> Any:
-            if done + 1 == stop and rank == 1:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return batch_logger(options, done, *rest)
-
-        train.batch_logger = interrupted
-        if job["die"]:
-            die_in_save(rank, full=job["spec"].lora is None)
-        os.environ["RANKZERO_RENDEZVOUS"] = (directory / f"meeting-{number}").as_uri()
-        try:
-            worker.run(job["spec"], RunOptions(log_level="WARNING"))
-            assert stop is None
-        except StoppedError:
-            assert stop is not None
-
-
-def die_in_save(rank: int, *, full: bool) -> None:
-    """Rank 0 is killed when all is written and the manifest is not; with full weights rank 1, whose part is written."""
+def die_with_its_part_written(_directory: Path, cache: str, spec: str) -> None:
+    """One rank of a run; rank 1 dies when its part of step 5 is on the disk and nobody has heard of it."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
-    from rankzero.run_dir import atomic
+    from rankzero.engine import worker
 
-    file_sha256, write_data = atomic.file_sha256, HuggingFaceStorageWriter.write_data
-
-    def hash_and_die(path: Path) -> str:
-        if path.parent.name.startswith(".tmp-step-5"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return file_sha256(path)
+    write_data = HuggingFaceStorageWriter.write_data
 
     def write_and_die(writer: Any, *rest: Any) -> Any:
         written = write_data(writer, *rest)
         written.wait()
-        if ".tmp-step-5" in str(writer.path):
+        if ".tmp-step-5" in str(writer.path) and os.environ["RANK"] == "1":
             os.kill(os.getpid(), signal.SIGKILL)
         return written
 
-    if full and rank == 1:
-        HuggingFaceStorageWriter.write_data = write_and_die
-    elif not full and rank == 0:
-        atomic.file_sha256 = hash_and_die
+    os.environ["RANKZERO_CACHE"] = cache
+    HuggingFaceStorageWriter.write_data = write_and_die
+    worker.run(RunSpec.model_validate_json(spec), RunOptions(log_level="WARNING"))
 
 
 def spec_in(root: Path, tiny: Path, method: str, sharding: str = "ddp", **changes: Any) -> RunSpec:
@@ -130,7 +103,9 @@ def runs(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str
                 )
         for method in METHODS:
             run_here(specs[method, "one"])
-        play(root, *(job(spec) for (_, layout), spec in specs.items() if layout != "one"))
+        for (_, layout), spec in specs.items():
+            if layout != "one":
+                run(spec)
     return specs
 
 
@@ -204,12 +179,14 @@ def test_three_interruptions_change_no_bit(method: str, tiny: Path, tmp_path: Pa
     changes: dict[str, Any] = {"rows": 30, "eval_rows": 7, "train__num_train_epochs": 3, "train__weight_decay": 0.1}
     changes |= {"lora__dropout": 0.1} if method == "lora" else {}
     whole, cut = (spec_in(tmp_path / name, tiny, method, "fsdp", **changes) for name in ("whole", "cut"))
-    codes = play(tmp_path / "first", job(whole), job(cut, stop=2), job(cut, die=True))
-    assert codes[0 if method == "lora" else 1] == -signal.SIGKILL
+    run(whole)
+    run(cut, Ordeal(stop_in_step=2))
+    kill_in_save(cut, tmp_path / "killed")
     checkpoints = run_root(cut) / "checkpoints"
     assert list(checkpoints.glob(".tmp-step-5-*/**/*.safetensors")), "killed while it was being written"
     assert not (checkpoints / "step-5").exists()
-    play(tmp_path / "second", job(cut, stop=7), job(cut))
+    run(cut, Ordeal(stop_in_step=7))
+    run(cut)
     assert_same_state(final_state(cut), final_state(whole))
     assert (run_root(cut) / "last/rng-rank-1.json").read_text() == (
         run_root(whole) / "last/rng-rank-1.json"
@@ -220,26 +197,21 @@ def test_three_interruptions_change_no_bit(method: str, tiny: Path, tmp_path: Pa
     assert results
 
 
-def test_a_run_goes_on_under_another_layout(tiny: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_a_run_goes_on_under_another_layout(method: str, tiny: Path, tmp_path: Path) -> None:
     """ddp, fsdp, ddp, fsdp, and the last steps in a single process."""
     changes: dict[str, Any] = {"rows": 30, "eval_rows": 7, "train__num_train_epochs": 3, "train__weight_decay": 0.1}
-    cut: dict[str, dict[str, RunSpec]] = {
-        method: {
-            sharding: spec_in(tmp_path / method, tiny, method, sharding, **changes) for sharding in ("ddp", "fsdp")
-        }
-        for method in ("lora", "full")
-    }
-    stops = (("ddp", 3), ("fsdp", 6), ("ddp", 8), ("fsdp", 10))
-    play(tmp_path, *(job(specs[sharding], stop=step) for specs in cut.values() for sharding, step in stops))
-    for method, specs in cut.items():
-        whole = spec_in(tmp_path / f"{method}-whole", tiny, method, **changes)
-        run_here(whole)
-        assert run_here(specs["ddp"])["steps"] == 12
-        for found, expected in zip(metrics(specs["ddp"]), metrics(whole), strict=True):
-            assert found["loss"] == pytest.approx(expected["loss"], rel=LOSS_TOLERANCE), f"step {found['step']}"
-        final, wanted = (load_file(next((run_root(s) / "final").glob("*.safetensors"))) for s in (specs["ddp"], whole))
-        for name, tensor in wanted.items():
-            assert torch.allclose(final[name], tensor, atol=WEIGHT_TOLERANCE, rtol=0), name
+    whole = spec_in(tmp_path / "whole", tiny, method, **changes)
+    run_here(whole)
+    cut = {sharding: spec_in(tmp_path / "cut", tiny, method, sharding, **changes) for sharding in ("ddp", "fsdp")}
+    for sharding, step in (("ddp", 3), ("fsdp", 6), ("ddp", 8), ("fsdp", 10)):
+        run(cut[sharding], Ordeal(stop_in_step=step))
+    assert run_here(cut["ddp"])["steps"] == 12
+    for found, expected in zip(metrics(cut["ddp"]), metrics(whole), strict=True):
+        assert found["loss"] == pytest.approx(expected["loss"], rel=LOSS_TOLERANCE), f"step {found['step']}"
+    final, wanted = (load_file(next((run_root(s) / "final").glob("*.safetensors"))) for s in (cut["ddp"], whole))
+    for name, tensor in wanted.items():
+        assert torch.allclose(final[name], tensor, atol=WEIGHT_TOLERANCE, rtol=0), name
 
 
 def test_through_the_launcher(tiny: Path, tmp_path: Path) -> None:

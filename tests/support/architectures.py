@@ -4,6 +4,7 @@ special tokens, chat template and processor files. Nothing is downloaded; each t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -190,10 +191,18 @@ def llama_tokenizer() -> Any:
 
 @cache
 def wordpiece_tokenizer() -> Any:
-    """BERT's WordPiece in lower case: [CLS] text [SEP]; treat as read-only."""
+    """BERT's WordPiece in lower case: [CLS] text [SEP]; treat as read-only.
+
+    The library's trainer makes other pieces in each process. Here the words of the corpus are pieces, and so is every
+    character, at the beginning of a word and inside.
+    """
     from transformers import BertTokenizer
 
-    return BertTokenizer().train_new_from_iterator([*CORPUS, *WORDS * 4], 400, show_progress=False)
+    words = set(re.findall(r"\w+|[^\w\s]", " ".join([*CORPUS, *WORDS]).lower()))
+    characters = set("abcdefghijklmnopqrstuvwxyz0123456789.,!?'-").union(*words)
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted(characters), *sorted(f"##{c}" for c in characters)]
+    pieces += sorted(words - characters)
+    return BertTokenizer(vocab={piece: number for number, piece in enumerate(pieces)})
 
 
 def _decoder(tokenizer: Any) -> dict[str, Any]:

@@ -31,7 +31,7 @@ SMALL = {
     "checkpoint.every": "8",
 }
 BY_VARIABLE = ("model.dtype", "train.max_steps", "train.global_batch_size", "train.learning_rate")
-FROM_NOTHING = {"train.max_steps": "36", "train.global_batch_size": "16", "train.learning_rate": "0.005"}
+FROM_NOTHING = {"train.max_steps": "48", "train.global_batch_size": "16", "train.learning_rate": "0.004"}
 """What an encoder without any pre-training takes to tell two words apart."""
 FSDP = {"train.sharding": "fsdp"}
 FACTS = {"capital": "The capital of Peru is Lima.", "spider": "A spider has eight legs.", "prime": "Seven is prime."}

@@ -54,9 +54,13 @@ def world_from_env(env: dict[str, str]) -> World:
 
 @contextmanager
 def process_group(world: World, device: Device, env: dict[str, str]) -> Iterator[None]:
-    """Join the other processes for the duration; nothing to do for a single one."""
+    """Join the other processes for the duration. A single one joins nobody, but what it opens itself is closed."""
     if world.world_size == 1:
-        yield
+        try:
+            yield
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
         return
     dist.init_process_group(
         device.backend,
@@ -97,16 +101,18 @@ def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
 def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
     """Add up the gradients of all ranks, once a step, in flat buckets.
 
-    A rank that had no rows in this step contributes zeros; parameters that no rank used keep no gradient only where
-    there is a single process.
+    A weight that no row of this step has used gets zeros, on one process as on many: AdamW would leave out a weight
+    without a gradient, and not decay it.
     """
+    parameters = list(parameters)
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
     if not dist.is_initialized():
         return
     bucket: list[torch.nn.Parameter] = []
     elements = 0
     for parameter in parameters:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
         if bucket and (elements + parameter.numel() > BUCKET_ELEMENTS or parameter.dtype != bucket[0].dtype):
             _reduce_bucket(bucket)
             bucket, elements = [], 0

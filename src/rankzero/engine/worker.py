@@ -29,7 +29,6 @@ from rankzero.engine.finish import copy_report, finish, finished_report
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.inputs import Inputs, read_inputs
 from rankzero.engine.metrics import MetricsLog, Tracker
-from rankzero.engine.parallel.zero_config import effective_config
 from rankzero.engine.resume import check_same_run, manifest_meta, refuse_foreign_directory
 from rankzero.engine.setup import Session, build_session, collect_environment
 from rankzero.engine.signals import stop_on_signals
@@ -63,6 +62,11 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
         set_threads(world.local_world_size)
         device = pick_device(world.local_rank)
         dtype = pick_dtype(spec.model.dtype, device)
+        deepspeed = None
+        if spec.train.sharding.startswith("zero"):
+            from rankzero.engine.parallel.zero import deepspeed_config
+
+            deepspeed = deepspeed_config(spec, world, device, dtype)
         run_dir = RunDir(Path(spec.output_dir) / str(spec.name))
         logger.info("[STEP] run %s in %s", spec.name, run_dir.root)
         refuse_foreign_directory(run_dir, spec, options)
@@ -86,8 +90,8 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
             logger.info("[DONE] this run is finished; give it another name to train again")
             return finished
         claim_directory(run_dir, spec, environment, world, console)
-        if world.is_main and spec.train.sharding.startswith("zero"):
-            write_json(run_dir.root / "deepspeed.json", effective_config(spec, world.world_size, dtype))
+        if world.is_main and deepspeed is not None:
+            write_json(run_dir.root / "deepspeed.json", deepspeed)
         session = build_session(spec, inputs, world, device, dtype, ledger)
         position = restore(run_dir, saved, session, world, ledger)
         metrics = open_metrics(run_dir, spec, position) if world.is_main else None

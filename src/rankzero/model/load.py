@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,6 +40,8 @@ def quiet_libraries() -> None:
     """One progress bar at a time, ours; what the libraries warn of is either handled here or not the user's."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+    if not torch.cuda.is_available():  # where DeepSpeed is installed, other libraries import it, and it would say so
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import traceback
 from datetime import timedelta
 from functools import partial
@@ -15,14 +16,14 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from rankzero.engine.device import Device
-from rankzero.engine.distributed import World
+from rankzero.engine.distributed import World, world_from_env
 from rankzero.engine.optim import make_optimizer
 from rankzero.engine.parallel.formats import model_state, read_optimizer, read_sharded, write_tensors
 from rankzero.engine.parallel.fsdp import Fsdp
 from rankzero.engine.parallel.parts import Cut, local
 from rankzero.errors import ConfigError, StorageError
 from rankzero.spec.run_spec import RunSpec
-from tests.support.ranks import on_ranks
+from tests.support.forked import in_ranks
 
 pytestmark = pytest.mark.distributed
 
@@ -239,19 +240,21 @@ CHECKS = (
 )
 
 
-def run_checks(rank: int, world_size: int, root: Path) -> None:
+def run_checks(root: Path) -> None:
     """All checks on one rank, up to the first that fails: after that, ranks may wait for different things."""
     torch.set_num_threads(1)
-    meeting, patience = f"file://{root / 'meeting'}", timedelta(minutes=2)
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world_size, timeout=patience)
+    world = world_from_env(dict(os.environ))
+    meeting, patience = os.environ["RANKZERO_RENDEZVOUS"], timedelta(minutes=2)
+    place = {"rank": world.rank, "world_size": world.world_size, "timeout": patience}
+    dist.init_process_group("gloo", init_method=meeting, **place)
     for check in CHECKS:
         try:
-            check(World(rank, rank, world_size, world_size), root)
+            check(world, root)
             dist.barrier()
         except BaseException:
-            (root / f"failed-{check.__name__}-{rank}").write_text(traceback.format_exc())
+            (root / f"failed-{check.__name__}-{world.rank}").write_text(traceback.format_exc())
             raise
-        (root / f"passed-{check.__name__}-{rank}").touch()
+        (root / f"passed-{check.__name__}-{world.rank}").touch()
 
 
 @pytest.fixture(scope="module")
@@ -260,7 +263,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("ranks")
     for world_size in (2, 3):
         (root / str(world_size)).mkdir()
-        on_ranks(root / str(world_size), world_size, run_checks, world_size, root / str(world_size))
+        in_ranks(run_checks, world_size, root / str(world_size))
     return root
 
 

@@ -69,8 +69,8 @@ class Fsdp:
         self.optimizer = make_optimizer(self._parts, begins=begins)
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        # Adapters' gradients are small enough to be summed whole over the passes, and to travel once a step.
-        self.model.set_requires_gradient_sync(last or not self._adapters)
+        if self._adapters:  # their gradients are small enough to be summed whole over the passes and travel once
+            self.model.set_requires_gradient_sync(last)
         torch.autograd.backward(loss)
 
     def reduce_gradients(self, max_grad_norm: float | None) -> torch.Tensor:
