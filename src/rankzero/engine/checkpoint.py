@@ -80,6 +80,11 @@ def save_checkpoint(
         with storage_errors(staged):
             staged.mkdir(parents=True, exist_ok=True)
             write_json(staged / f"rng-rank-{world.rank}.json", _rng_state())
+    except (StorageError, OSError) as error:
+        failure = str(error)
+    _raise_together(failure, staged)  # before the next collective, in which the others would wait for this rank
+    try:
+        with storage_errors(staged):
             live.parallel.save(staged)
             if world.is_main:
                 write_json(staged / "trainer.json", _trainer_state(live, position))

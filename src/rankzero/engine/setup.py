@@ -27,6 +27,7 @@ from rankzero.engine.inputs import Inputs, choose_collator
 from rankzero.engine.optim import make_optimizer, make_scheduler
 from rankzero.engine.parallel.base import Parallel
 from rankzero.engine.step import Stepper
+from rankzero.errors import ConfigError
 from rankzero.model.attention import Attention, choose_attention
 from rankzero.model.compiling import compile_blocks
 from rankzero.model.kernels import apply_kernels
@@ -34,7 +35,7 @@ from rankzero.model.load import empty_model, load_model, stop_token_ids
 from rankzero.model.lora import apply_lora
 from rankzero.model.memory import MemoryPlan, choose_sharding, model_facts, plan_memory
 from rankzero.model.parts import freeze_to, wanted_parts
-from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.run_spec import RunSpec, Sharding
 from rankzero.spec.schedule import Schedule, make_schedule
 
 
@@ -67,6 +68,8 @@ def build_session(
         facts = model_facts(spec, inputs.config, shape, dtype)
         limit = memory_limit(device, world.local_world_size)
         sharding = choose_sharding(spec, facts, limit, world.world_size)
+        if sharding == "fsdp" and world.world_size == 1:
+            sharding = alone(spec)
         memory = plan_memory(
             *(spec, facts, limit, device.kind),
             sharding=sharding,
@@ -81,10 +84,11 @@ def build_session(
             model.gradient_checkpointing_enable({"use_reentrant": False})
         compiled = compile_blocks(model) if spec.train.torch_compile else None
         model.train()
+        name = type(model).__name__
         parallel = spread(sharding, model, spec, world, device, dtype)
     logger.info(
         "[MODEL] %s: %.1fM parameters, %s%s",
-        *(type(model).__name__, facts.total / 1e6, str(dtype).removeprefix("torch.")),
+        *(name, facts.total / 1e6, str(dtype).removeprefix("torch.")),
         "" if world.world_size == 1 else f", {sharding}",
     )
     logger.debug(
@@ -137,6 +141,14 @@ def build_session(
         memory=memory,
         compiled=compiled,
     )
+
+
+def alone(spec: RunSpec) -> Sharding:
+    """What fsdp is on a single process: nothing is spread, so a replica. Raises ConfigError where it is to offload."""
+    if spec.train.offload != "none":
+        hint = "take train.sharding: zero3, which offloads on one process too, or start several"
+        raise ConfigError("fsdp offloads on several processes only", where="train.offload", hint=hint)
+    return "ddp"
 
 
 def largest_trained_share(dataset: TokenizedDataset) -> float:

@@ -7,11 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from rankzero.engine.device import Device
 from rankzero.engine.distributed import World, broadcast_parameters, sum_gradients
 from rankzero.engine.parallel.base import OPTIMIZER_FILE, WEIGHTS_DIRECTORY, optimizer_tensors, restore_optimizer
+from rankzero.engine.parallel.formats import (
+    is_sharded,
+    model_state,
+    read_optimizer,
+    read_sharded,
+    tensor_file_errors,
+    write_tensors,
+)
 from rankzero.model.weights import load_weights, save_weights
 from rankzero.spec.run_spec import Sharding
 
@@ -43,7 +50,7 @@ class Replicated:
     def reduce_gradients(self, max_grad_norm: float | None) -> torch.Tensor:
         parameters = list(self._parameters.values())
         sum_gradients(parameters)
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norm = _norm([p.grad for p in parameters if p.grad is not None])
         if max_grad_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
         return norm
@@ -56,15 +63,28 @@ class Replicated:
 
     def save(self, staged: Path) -> None:
         if self._world.is_main:
-            save_weights(self.module, staged / WEIGHTS_DIRECTORY)
-            save_file(optimizer_tensors(self.optimizer, self._parameters), staged / OPTIMIZER_FILE)
+            with tensor_file_errors(staged / WEIGHTS_DIRECTORY):
+                save_weights(self.module, staged / WEIGHTS_DIRECTORY)
+            write_tensors(optimizer_tensors(self.optimizer, self._parameters), staged / OPTIMIZER_FILE)
 
     def load(self, directory: Path) -> None:
         self.load_weights(directory)
-        restore_optimizer(self.optimizer, self._parameters, load_file(directory / OPTIMIZER_FILE))
+        restore_optimizer(self.optimizer, self._parameters, read_optimizer(directory))
 
     def load_weights(self, directory: Path) -> None:
-        load_weights(self.module, directory / WEIGHTS_DIRECTORY)
+        if is_sharded(directory):
+            read_sharded(model_state(self.module), directory)
+        else:
+            load_weights(self.module, directory / WEIGHTS_DIRECTORY)
 
     def export_state(self) -> dict[str, torch.Tensor] | None:
         return None
+
+
+def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """The global norm, added up in float32 whatever precision the gradients have."""
+    if all(gradient.dtype is torch.float32 for gradient in gradients):
+        total: torch.Tensor = torch.nn.utils.get_total_norm(gradients)
+        return total
+    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
+    return torch.linalg.vector_norm(torch.stack(norms))
