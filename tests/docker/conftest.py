@@ -69,7 +69,9 @@ def image() -> str:
         return given
     base = os.environ.get("RANKZERO_TEST_BASE_IMAGE") or base_image()
     settings = [part for name in PIP_SETTINGS if name in os.environ for part in ("--build-arg", name)]
-    arguments = ["-f", "docker/Dockerfile", "--build-arg", f"BASE_IMAGE={base}", *settings, "-t", "rankzero:test"]
+    extras = "EXTRAS=train,quantization,vision,deepspeed"
+    chosen = ["--build-arg", f"BASE_IMAGE={base}", "--build-arg", extras]
+    arguments = ["-f", "docker/Dockerfile", *chosen, *settings, "-t", "rankzero:test"]
     docker("build", "--quiet", "--network", "host", *arguments, ".")
     return "rankzero:test"
 

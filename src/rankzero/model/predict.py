@@ -15,6 +15,7 @@ from rankzero.data.tokenizer import take_apart
 from rankzero.errors import ConfigError
 from rankzero.model.load import load_config, load_model, load_tokenizer
 from rankzero.model.lora import load_adapter
+from rankzero.model.positions import position_limit
 from rankzero.model.source import locate
 from rankzero.spec.run_spec import RunSpec
 
@@ -62,9 +63,10 @@ def load_classifier(
         what = "the adapter does not say which classes it was trained on"
         raise ConfigError(what, where=str(adapter), hint="name the run directory that it belongs to")
     pad = padding_id(tokenizer, config)
-    rules = TokenRules(max_length=spec.data.max_length, over_length="truncate", task="classify")
-    encoder = Encoder(take_apart(tokenizer, "classify"), rules)
     model = load_model(source, spec, config, dtype, device=device, labels=labels, pad_token_id=pad)
+    longest = min(spec.data.max_length, position_limit(model) or spec.data.max_length)
+    rules = TokenRules(max_length=longest, over_length="truncate", task="classify")
+    encoder = Encoder(take_apart(tokenizer, "classify"), rules)
     if adapter is not None:
         model = load_adapter(model, adapter)
     if spec.model.quantization == "none":

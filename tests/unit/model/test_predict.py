@@ -55,6 +55,9 @@ def test_long_texts_are_cut_as_in_training(trained: Path) -> None:
     short = load_classifier(spec(trained, max_length=8), None, None, torch.float32, CPU)
     whole, cut = classify(short, ["a warm and moving story .", "a warm and moving story . the plot is a mess"])
     assert whole.probabilities == pytest.approx(cut.probabilities, abs=1e-6)
+    unbounded = load_classifier(spec(trained), None, None, torch.float32, CPU)
+    whole, cut = classify(unbounded, ["dull " * 126, "dull " * 2000])  # the model has 128 positions
+    assert whole.probabilities == pytest.approx(cut.probabilities, abs=1e-6)
 
 
 def test_an_adapters_classes(tmp_path: Path, trained: Path) -> None:

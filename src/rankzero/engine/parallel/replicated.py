@@ -84,7 +84,6 @@ class Replicated:
 def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:
     """The global norm, added up in float32 whatever precision the gradients have."""
     if all(gradient.dtype is torch.float32 for gradient in gradients):
-        total: torch.Tensor = torch.nn.utils.get_total_norm(gradients)
-        return total
+        return torch.nn.utils.get_total_norm(gradients)
     norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
-    return torch.linalg.vector_norm(torch.stack(norms))
+    return torch.stack(norms).square().sum().sqrt()
