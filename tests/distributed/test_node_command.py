@@ -148,7 +148,7 @@ def test_bad_data_ends_both_at_once_with_65(tmp_path: Path, tiny: Path, pods: Ma
 
 
 def test_who_does_not_come_is_named(tmp_path: Path, tiny: Path, pods: MakePods) -> None:
-    run = pods(small_spec(tmp_path, tiny), num_nodes=3, rendezvous_seconds=12.0)
+    run = pods(small_spec(tmp_path, tiny), num_nodes=3, rendezvous_seconds=20.0)
     run.start(0), run.start(2)
     assert codes(run, 60) == [69, 69], run.log(0) + run.log(2)
     assert "node 1 did not come" in run.said(0)["what"], run.log(0) + run.log(2)
