@@ -55,7 +55,7 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
     ledger = Ledger()
     world = world_from_env(dict(os.environ))
     quiet_libraries()
-    with stop_on_signals() as stop, ExitStack() as stack:
+    with stop_on_signals(logger.warning) as stop, ExitStack() as stack:
         console = RunConsole(speaks=world.is_main, level=options.log_level)
         stack.callback(console.close)
         stack.enter_context(results_alone_on_stdout())
