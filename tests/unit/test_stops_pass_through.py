@@ -1,4 +1,4 @@
-"""No handler on the way swallows a stop: the rule for every file of the package, and its hardest case, loading weights."""
+"""No handler on the way swallows a stop: the rule for every file of the package, and the loading of weights."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def train(
 
 @contextmanager
 def stopped_by_sigterm() -> Iterator[None]:
-    """SIGTERM raises StoppedError, until and after whoever trains takes it over: to a cluster, death by it is a failure."""
+    """SIGTERM raises StoppedError, before and after whoever trains minds it: death by it is a failure to a cluster."""
     from rankzero.launch.processes import signals_to
 
     def stop(_number: int) -> None:

@@ -56,6 +56,8 @@ class Position:
     evals_since_best: int = 0
     nonfinite_steps: int = 0
     ended_early: bool = False
+    unevaluated: dict[str, Any] | None = None
+    """Of a step whose evaluation a stop has cut short: its object in metrics.jsonl, without what is evaluated."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,6 +98,13 @@ def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
+def any_rank(wish: bool, device: torch.device) -> bool:
+    """Whether one rank or more has this wish, the same on every rank."""
+    if not dist.is_initialized():
+        return wish
+    return bool(sum_over_ranks(torch.tensor(float(wish), device=device)).item() > 0)
+
+
 def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
     """Add up the gradients of all ranks, once a step, in flat buckets.
 

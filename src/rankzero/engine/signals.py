@@ -79,7 +79,8 @@ class StopRequest:
 
     def early(self) -> StoppedError:
         """The error of a start-up that was asked to stop."""
-        return StoppedError(f"stopped by {self.reason} before the first step", hint="give the same command again")
+        why = self.reason or "another process"
+        return StoppedError(f"stopped by {why} before the first step", hint="give the same command again")
 
     def over(self) -> None:
         """The process is leaving by itself: what comes now is only noted."""

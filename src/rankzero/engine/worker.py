@@ -189,7 +189,8 @@ def open_metrics(run_dir: RunDir, spec: RunSpec, position: Position) -> MetricsL
 
         return [TensorBoard(run_dir.events, step)]
 
-    return MetricsLog(run_dir, resume_step=position.step, trackers=trackers)
+    whole = position.step - (position.unevaluated is not None)  # the last line of the others lacks its evaluation
+    return MetricsLog(run_dir, resume_step=whole, trackers=trackers)
 
 
 def total_steps(inputs: Inputs, spec: RunSpec) -> int:
