@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from rankzero.data.loader import MicroBatch, Work
 from rankzero.engine.checkpoint import Position, prune_checkpoints, save_checkpoint, with_eval
 from rankzero.engine.console import RunConsole, logger
-from rankzero.engine.distributed import World
+from rankzero.engine.distributed import LONGEST_WAIT, World, gather_objects, time_limit
 from rankzero.engine.evaluate import evaluate
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.metrics import MetricsLog
@@ -126,13 +127,18 @@ def next_step(
     )
     learning_rate = session.live.scheduler.get_last_lr()[0]
     on_pass = batch_logger(around.options, position.step, step_in_epoch, schedule.steps_per_epoch)
-    with around.ledger.phase("steps"):
+    with around.ledger.phase("steps"), patience(around, first=around.ledger.time_to_first_step is None):
         result = session.stepper.gradients(session.train, work, stop_wanted=around.stop.wanted, on_pass=on_pass)
         position = apply_step(session, spec, position, work, result)
     around.ledger.first_step_done()
     seconds = time.monotonic() - before
     position = replace(position, seconds=position.seconds + seconds, wall_seconds=clock.wall())
     return position, step_facts(position, work, result, learning_rate, seconds, schedule.steps_per_epoch), result.stop
+
+
+def patience(around: Surroundings, *, first: bool) -> AbstractContextManager[None]:
+    """How long the ranks wait for each other; longer for what is done for the first time, which may compile."""
+    return time_limit(LONGEST_WAIT.total_seconds() if first else around.spec.train.collective_timeout_seconds)
 
 
 def log_metrics(around: Surroundings, step: int, facts: dict[str, Any]) -> None:
@@ -194,7 +200,7 @@ def run_evaluation(
         done += rows
         show(0, f"evaluating {done}/{len(session.eval.dataset) if session.eval else 0} rows")
 
-    with around.ledger.phase("eval"):
+    with around.ledger.phase("eval"), patience(around, first="eval" not in around.ledger.seconds):
         result = evaluate(
             session.live.parallel.model,
             session.stepper,
@@ -226,6 +232,7 @@ def save(session: Session, around: Surroundings, position: Position, *, newest: 
             prune_checkpoints(around.run_dir, keep=around.spec.checkpoint.keep, best_step=position.best_step)
             if session.compiled is not None:
                 save_artifacts(session.compiled)
+        gather_objects(None)  # the others wait for the main rank here, and not in a step, where their time is short
     logger.info("[CHECKPOINT] saved step %d", position.step)
 
 

@@ -237,7 +237,7 @@ def hand_over(error: Exception) -> int:
     if isinstance(error, RankzeroError):
         known, trace = error, ""
     elif lost_a_peer(error):
-        known, trace = PeerLostError(f"another process is gone: {error}"), ""
+        known, trace = PeerLostError(f"another process is gone, or does not answer: {error}"), ""
     else:
         known = RankzeroError(f"internal error: {type(error).__name__}: {error}")
         trace = traceback.format_exc()
