@@ -21,6 +21,12 @@ def print_error(error: RankzeroError) -> None:
         sys.stderr.write(f"… and {hidden} more\n")
 
 
+def warn_of_changes(names: tuple[str, ...]) -> None:
+    """Files of a result that somebody, or a disk, has changed since the run wrote them."""
+    for name in names:
+        sys.stderr.write(f"{_paint('warning:', '33')} {name} is not as the run wrote it\n")
+
+
 def _problem_text(problem: Problem, word: str, colour: str) -> str:
     where = f"{problem.where}: " if problem.where else ""
     hint = f"\n  {_paint('hint:', '36')} {problem.hint}" if problem.hint else ""

@@ -23,12 +23,14 @@ def predict(
     ] = False,
 ) -> None:
     """Put texts into the classes of a classifier; one line for each, in order."""
+    from rankzero.cli.output import warn_of_changes
     from rankzero.cli.train_command import require_engine
     from rankzero.run_dir.result import find_result
 
     if not files and not text:
         raise UsageError("there is no text", where="command line", hint="pass --text '…', or a file of rows")
     result = find_result(model, "classify")
+    warn_of_changes(result.changed)
     require_engine()
     from rankzero.data.texts import read_texts
     from rankzero.engine.ask import put_into_classes

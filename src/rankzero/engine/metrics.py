@@ -52,6 +52,18 @@ class MetricsLog:
             tracker.close()
 
 
+def evaluations(path: Path, metric: str) -> dict[int, float]:
+    """The values of a metric in metrics.jsonl, by step; NaN is not among them. {} where there is no file."""
+    found = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        try:
+            row = json.loads(line)
+            found[int(row["step"])] = float(row[metric])
+        except (ValueError, KeyError, TypeError):
+            continue  # a step without an evaluation, a value that was not finite, or a line that a kill has cut off
+    return found
+
+
 def _keep_until(path: Path, step: int) -> None:
     if not path.is_file():
         return

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from rankzero.engine.checkpoint import Position, load_checkpoint, newest_intact
+from rankzero.engine.checkpoint import Found, Position, find_checkpoints, load_checkpoint
 from rankzero.engine.console import RunConsole, logger, print_result, results_alone_on_stdout
 from rankzero.engine.device import Device, peak_memory, pick_device, pick_dtype, set_threads
 from rankzero.engine.distributed import (
@@ -35,7 +35,7 @@ from rankzero.engine.signals import stop_on_signals
 from rankzero.engine.train import Surroundings, train
 from rankzero.errors import ExitCode, PeerLostError, RankzeroError
 from rankzero.model.load import quiet_libraries
-from rankzero.run_dir.atomic import remove_stale, write_json, write_text
+from rankzero.run_dir.atomic import put_back_displaced, remove_stale, write_json, write_text
 from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.resolve import to_yaml
@@ -84,12 +84,15 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
             stack.enter_context(process_group(world, device, dict(os.environ)))
         meta = manifest_meta(spec, inputs, environment)
         with ledger.phase("resume"):
-            saved = find_checkpoint(run_dir, spec, meta, options, world)
+            found = find_checkpoint(run_dir, spec, meta, options, world)
+        saved = found.newest
         finished = finished_report(run_dir, saved["step"], total_steps(inputs, spec)) if saved else None
         if finished is not None:
             logger.info("[DONE] this run is finished; give it another name to train again")
             return finished
         claim_directory(run_dir, spec, environment, world, console)
+        if world.is_main:
+            set_aside(run_dir, found)
         if world.is_main and deepspeed is not None:
             write_json(run_dir.root / "deepspeed.json", deepspeed)
         session = build_session(spec, inputs, world, device, dtype, ledger)
@@ -140,17 +143,26 @@ def out_of_memory(session: Session, spec: RunSpec, world: World, device: Device)
     )
 
 
-def find_checkpoint(
-    run_dir: RunDir, spec: RunSpec, meta: dict[str, Any], options: RunOptions, world: World
-) -> dict[str, Any] | None:
-    """Manifest of the newest intact checkpoint, on every rank. Raises ConfigError where it is of another run."""
-    manifest: dict[str, Any] | None = broadcast_object(
-        newest_intact(run_dir, logger.warning) if world.is_main else None
-    )
-    if manifest is not None:
-        for notice in check_same_run(manifest, meta, spec, run_dir, options.allow_changes):
+def find_checkpoint(run_dir: RunDir, spec: RunSpec, meta: dict[str, Any], options: RunOptions, world: World) -> Found:
+    """The newest intact checkpoint, on every rank. Raises ConfigError where it is of another run."""
+    if world.is_main:
+        for name in [*put_back_displaced(run_dir.root), *put_back_displaced(run_dir.checkpoints)]:
+            logger.info("[STEP] %s was being replaced when an earlier start was killed; the older one is used", name)
+    found: Found = broadcast_object(find_checkpoints(run_dir, logger.warning) if world.is_main else None)
+    if found.newest is not None:
+        for notice in check_same_run(found.newest, meta, spec, run_dir, options.allow_changes):
             logger.warning("[STEP] %s", notice)
-    return manifest
+    return found
+
+
+def set_aside(run_dir: RunDir, found: Found) -> None:
+    """Rename what is damaged, so that nothing counts it as kept or takes it for the last one."""
+    for step in found.damaged:
+        logger.warning("[STEP] step-%d is now %s; delete it when you have looked", step, run_dir.set_aside(step))
+    if found.newest is not None:
+        run_dir.set_link("last", found.newest["step"])
+    elif found.damaged:
+        logger.warning("[STEP] no checkpoint is intact: the run begins again")
 
 
 def claim_directory(
