@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from typing import Annotated
 
 import typer
@@ -20,7 +19,7 @@ from rankzero.cli.generate_command import generate
 from rankzero.cli.init_command import init
 from rankzero.cli.logs_command import logs
 from rankzero.cli.merge_command import merge
-from rankzero.cli.output import print_error
+from rankzero.cli.output import print_error, print_traceback
 from rankzero.cli.predict_command import predict
 from rankzero.cli.prepare_command import prepare
 from rankzero.cli.quickstart_command import quickstart
@@ -85,7 +84,7 @@ def main() -> None:
         code = app(args=spread_values(sys.argv[1:]), prog_name="rankzero", standalone_mode=False)
     except RankzeroError as error:
         if debug:
-            traceback.print_exc()
+            print_traceback()
         print_error(error)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
@@ -98,7 +97,7 @@ def main() -> None:
             _print_usage_error(error)
             sys.exit(ExitCode.USAGE)
         if debug:
-            traceback.print_exc()
+            print_traceback()
         words = f"internal error: {type(error).__name__}: {error}"
         hint = f"this should not happen; {DEBUG_VARIABLE}=1 shows where. Please report it"
         print_error(RankzeroError(words, hint=hint))

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,9 @@ from rankzero.engine.resume import check_same_run, manifest_meta, refuse_foreign
 from rankzero.engine.setup import Session, build_session, collect_environment
 from rankzero.engine.signals import stop_on_signals
 from rankzero.engine.train import Surroundings, train
-from rankzero.errors import ExitCode, PeerLostError, RankzeroError
+from rankzero.errors import ExitCode, PeerLostError, RankzeroError, StorageError
 from rankzero.model.load import quiet_libraries
+from rankzero.redaction import Redactor
 from rankzero.run_dir.atomic import put_back_displaced, remove_stale, write_json, write_text
 from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
@@ -73,12 +75,12 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
         lease = Lease(run_dir.root) if world.is_main else None
         if lease is not None and run_dir.root.exists():
             lease.acquire()
-            stack.callback(lease.release)
+            let_go(stack, lease.release)
         inputs = read_inputs(spec, world, ledger)
         environment = collect_environment(device, dtype, world)
         if lease is not None and not run_dir.root.exists():
             lease.acquire()
-            stack.callback(lease.release)
+            let_go(stack, lease.release)
         logger.info("[DDP] rank %d of %d on %s", world.rank, world.world_size, device.describe())
         with ledger.phase("rendezvous"):
             stack.enter_context(process_group(world, device, dict(os.environ)))
@@ -99,7 +101,7 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
         position = restore(run_dir, saved, session, world, ledger)
         metrics = open_metrics(run_dir, spec, position) if world.is_main else None
         if metrics is not None:
-            stack.callback(metrics.close)
+            let_go(stack, metrics.close)
         around = Surroundings(
             spec=spec,
             options=options,
@@ -125,6 +127,19 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
         if world.is_main:
             copy_report(report, options.report_json)
         return report
+
+
+def let_go(stack: ExitStack, release: Callable[[], None]) -> None:
+    """Call `release` when the run is over. That it fails is said, and hides neither what ended the run nor its result:
+    a full disk that ends a run also keeps it from giving back what it held."""
+
+    def quietly() -> None:
+        try:
+            release()
+        except (OSError, StorageError) as error:
+            logger.warning("[STEP] while ending: %s", error)
+
+    stack.callback(quietly)
 
 
 def out_of_memory(session: Session, spec: RunSpec, world: World, device: Device) -> RankzeroError:
@@ -253,8 +268,9 @@ def hand_over(error: Exception) -> int:
     else:
         known = RankzeroError(f"internal error: {type(error).__name__}: {error}")
         trace = traceback.format_exc()
-    problems = [{"what": p.what, "where": p.where, "hint": p.hint} for p in known.problems]
-    value = {"type": type(known).__name__, "problems": problems, "traceback": trace}
+    redact = Redactor(os.environ)
+    problems = [{"what": redact(p.what), "where": redact(p.where), "hint": redact(p.hint)} for p in known.problems]
+    value = {"type": type(known).__name__, "problems": problems, "traceback": redact(trace)}
     write_json(Path(os.environ[ERROR_FILE_VARIABLE]), value)
     return known.exit_code
 

@@ -12,13 +12,14 @@ from pathlib import Path
 from rankzero.errors import ExitCode, RankzeroError, StoppedError
 from rankzero.launch.node.inputs import read_inputs
 from rankzero.launch.node.mirror import downloaded
-from rankzero.launch.node.output import Output, Redactor
+from rankzero.launch.node.output import Output
 from rankzero.launch.node.prepared import write_marker
 from rankzero.launch.node.reaper import reap_orphans
 from rankzero.launch.node.settings import CONFIG_DIR, NodeSettings
 from rankzero.launch.node.stop import StopWish
 from rankzero.launch.node.termination import internal, message, write
 from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, signals_to, write_payload
+from rankzero.redaction import Redactor
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
 
