@@ -90,7 +90,10 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
         with ledger.phase("resume"):
             found = find_checkpoint(run_dir, spec, meta, options, world)
         saved = found.newest
-        finished = finished_report(run_dir, saved["step"], total_steps(inputs, spec)) if saved else None
+        finished: dict[str, Any] | None = None
+        if saved is not None and world.is_main:
+            finished = finished_report(run_dir, saved["step"], total_steps(inputs, spec))
+        finished = broadcast_object(finished)
         if finished is not None:
             logger.info("[DONE] this run is finished; give it another name to train again")
             return finished
