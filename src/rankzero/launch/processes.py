@@ -118,15 +118,18 @@ class Workers:
 
     def end_late_peers(self) -> None:
         """End those that are late, after asking them where they are: of peers that waited for one, that one is left."""
-        late = [local for local, process in enumerate(self.processes) if process.poll() is None]
-        for local in late:
-            if self._listens(local):
-                self.processes[local].send_signal(signal.SIGUSR1)
+        self._late = dict.fromkeys(self._suspended(), ", which is suspended")
+        asked = [local for local, process in enumerate(self.processes) if process.poll() is None]
+        asked = [local for local in asked if self._listens(local) and local not in self._late]
+        for local in asked:
+            self.processes[local].send_signal(signal.SIGUSR1)
         deadline = time.monotonic() + STACK_SECONDS
-        while len(self._late) < len(late) and time.monotonic() < deadline:
-            self._late = {local: place for local in late if (place := _innermost(self._stack(local)))}
+        while not all(_innermost(self._stack(local)) for local in asked) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-        self._late = {local: self._late.get(local, "") for local in late}
+        for local, process in enumerate(self.processes):
+            if process.poll() is None and local not in self._late:
+                place = _innermost(self._stack(local))
+                self._late[local] = f" at {place}" if place else ""
         self.kill()
 
     def end_where_suspended(self, *, all_of_them: bool) -> None:
@@ -203,9 +206,7 @@ class Workers:
 
     def _hung(self) -> RankzeroError:
         """Those that were left when the others had given up waiting."""
-        words = [
-            f"process {self._ranks.first + local}{place and f' at {place}'}" for local, place in self._late.items()
-        ]
+        words = [f"process {self._ranks.first + local}{place}" for local, place in sorted(self._late.items())]
         what = f"the other processes waited in vain for {', '.join(words)}"
         return ServiceError(what, hint="the same command continues from the newest checkpoint")
 

@@ -45,6 +45,12 @@ class Two:
         staged.write_text(str(code))
         staged.rename(self.folder / f"go-{rank}")
 
+    def lost_its_peer(self, rank: int) -> None:
+        """A rank's collective timed out."""
+        error = {"type": "PeerLostError", "problems": [{"what": "Timed out", "where": "", "hint": ""}], "traceback": ""}
+        (self.folder / f"error-{rank}.json").write_text(json.dumps(error))
+        self.tell(rank, 69)
+
     def suspend(self, rank: int) -> None:
         process = self.workers.processes[rank]
         process.send_signal(signal.SIGSTOP)
@@ -64,20 +70,17 @@ def two(tmp_path: Path) -> Iterator[Two]:
 
 def test_nobody_waits_for_a_suspended_peer_of_a_dead_process(two: Two) -> None:
     two.suspend(1)
-    two.tell(0, 69)
+    two.lost_its_peer(0)
     assert not two.workers.peers_are_late(SECONDS)
     wait_for(lambda: two.left(0))
     assert two.workers.peers_are_late(SECONDS), "it would never notice"
-    two.workers.kill()
-    failure = two.workers.failure()
-    assert failure is not None and "process 0 failed with exit code 69" in str(failure)
+    two.workers.end_late_peers()
+    assert "waited in vain for process 1, which is suspended" in str(two.workers.failure())
 
 
 def test_the_one_that_was_waited_for_is_named_with_its_place(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0's collective timed out; rank 1 is still there, and has not noticed."""
-    error = {"type": "PeerLostError", "problems": [{"what": "Timed out", "where": "", "hint": ""}], "traceback": ""}
-    (two.folder / "error-0.json").write_text(json.dumps(error))
-    two.tell(0, 69)
+    """It is still there when the other one has given up."""
+    two.lost_its_peer(0)
     wait_for(lambda: two.left(0))
     monkeypatch.setattr(processes, "PEER_SECONDS", -1.0)
     assert two.workers.peers_are_late(SECONDS)
