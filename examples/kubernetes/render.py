@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rankzero.cli.init_command import RECIPES, RUN_FILE, recipe_files
+from rankzero.cli.init import RECIPES, RUN_FILE, recipe_files
 from rankzero.launch.plan import make_plan
 from rankzero.launch.render import render
 from rankzero.launch.render.content import file_name, to_document

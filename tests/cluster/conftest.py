@@ -249,7 +249,7 @@ def local_losses(cluster: Cluster) -> list[float]:
 @pytest.fixture
 def served_kinds(cluster: Cluster) -> set[str]:
     """What the API serves."""
-    from rankzero.launch.backends.kubernetes import KubernetesBackend
+    from rankzero.launch.backends.kubernetes.backend import KubernetesBackend
     from rankzero.spec.cluster_load import load_cluster
 
     spec = load_cluster(str(cluster.folder / cluster.cluster_yaml("job")), env={}).spec

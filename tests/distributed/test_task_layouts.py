@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rankzero.data.collate import MicroBatch
-from rankzero.data.collate_vision import PicturedText
+from rankzero.data.batches.collators.images import PicturedText
+from rankzero.data.batches.collators.text import MicroBatch
 from tests.support.runs import metrics, run_here, run_processes_here
 from tests.support.tasks import TASKS, task_spec
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from rankzero.engine.device import Device
 from rankzero.engine.distributed import World, process_group, sum_over_ranks, world_from_env
-from rankzero.engine.parallel.zero import Zero, deepspeed_config
+from rankzero.engine.parallel.zero.parallel import Zero, deepspeed_config
 from rankzero.errors import ConfigError
 from rankzero.model.lora import apply_lora
 from rankzero.spec.run_spec import RunSpec

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from rankzero.data.rows import parse
-from rankzero.data.sources import read_chunks
-from tests.unit.data.recipes.support import fire_row, many_fire_rows, read_jsonl, trajectory, write_array
+from rankzero.data.read.sources import read_chunks
+from rankzero.data.rows.parse import parse
+from tests.unit.datasets.support import fire_row, many_fire_rows, read_jsonl, trajectory, write_array
 
 pytestmark = pytest.mark.e2e
 

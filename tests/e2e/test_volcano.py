@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from rankzero.data.rows import parse
-from rankzero.data.sources import read_chunks
-from tests.unit.data.recipes.support import read_jsonl, write_array
-from tests.unit.data.recipes.test_volcano import CRITIQUE, DECIDE, REVISE, row
+from rankzero.data.read.sources import read_chunks
+from rankzero.data.rows.parse import parse
+from tests.unit.datasets.support import read_jsonl, write_array
+from tests.unit.datasets.test_volcano import CRITIQUE, DECIDE, REVISE, row
 
 pytestmark = pytest.mark.e2e
 

@@ -15,7 +15,7 @@ from typing import Any
 from tests.support.architectures import save
 from tests.support.images import COLOURS, draw_many
 from tests.support.tiny import write_jsonl
-from tests.unit.data.recipes.support import Turns, fire_row, write_array
+from tests.unit.datasets.support import Turns, fire_row, write_array
 
 Cli = Callable[[str], Any]
 Shown = dict[str, str]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rankzero.cli.render_command import ClusterOption
+from rankzero.cli.render import ClusterOption
 from rankzero.errors import UsageError
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run, or its run.yaml.")]

@@ -13,20 +13,22 @@ from typing import Annotated
 import typer
 
 from rankzero import __version__
-from rankzero.cli import data_command, runs_command, secret_command
+from rankzero.cli import runs as runs_command
+from rankzero.cli import secret as secret_command
 from rankzero.cli.argv import spread_values
-from rankzero.cli.data_recipes_command import fire, volcano
-from rankzero.cli.generate_command import generate
-from rankzero.cli.init_command import init
-from rankzero.cli.logs_command import logs
-from rankzero.cli.merge_command import merge
+from rankzero.cli.data import show as data_command
+from rankzero.cli.data.datasets import fire, volcano
+from rankzero.cli.data.prepare import prepare
+from rankzero.cli.generate import generate
+from rankzero.cli.init import init
+from rankzero.cli.logs import logs
+from rankzero.cli.merge import merge
 from rankzero.cli.output import print_error
-from rankzero.cli.predict_command import predict
-from rankzero.cli.prepare_command import prepare
-from rankzero.cli.quickstart_command import quickstart
-from rankzero.cli.render_command import render
-from rankzero.cli.submit_command import submit
-from rankzero.cli.train_command import train
+from rankzero.cli.predict import predict
+from rankzero.cli.quickstart import quickstart
+from rankzero.cli.render import render
+from rankzero.cli.submit import submit
+from rankzero.cli.train import train
 from rankzero.cli.usage import as_usage_error, help_asked_for, is_parser_error
 from rankzero.errors import ExitCode, RankzeroError
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rankzero.cli.data_inputs import ColumnsOption, column_map
+from rankzero.cli.data.inputs import ColumnsOption, column_map
 from rankzero.errors import UsageError
 
 
@@ -23,14 +23,14 @@ def predict(
     ] = False,
 ) -> None:
     """Put texts into the classes of a classifier; one line for each, in order."""
-    from rankzero.cli.train_command import require_engine
+    from rankzero.cli.train import require_engine
     from rankzero.run_dir.result import find_result
 
     if not files and not text:
         raise UsageError("there is no text", where="command line", hint="pass --text '…', or a file of rows")
     result = find_result(model, "classify")
     require_engine()
-    from rankzero.data.texts import read_texts
+    from rankzero.data.read.texts import read_texts
     from rankzero.engine.ask import put_into_classes
 
     names = column_map(columns)

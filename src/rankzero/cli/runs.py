@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from rankzero.cli.logs_command import JsonOption, RunArgument
-from rankzero.cli.render_command import ClusterOption
+from rankzero.cli.logs import JsonOption, RunArgument
+from rankzero.cli.render import ClusterOption
 from rankzero.errors import UsageError
 
 

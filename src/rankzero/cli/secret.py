@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
-from rankzero.cli.logs_command import JsonOption
-from rankzero.cli.render_command import ClusterOption
+from rankzero.cli.logs import JsonOption
+from rankzero.cli.render import ClusterOption
 from rankzero.errors import UsageError
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def chosen(spec: ClusterSpec, keys: list[str], file: str | None, name: str | Non
 def write(spec: ClusterSpec, choice: Choice) -> dict[str, Written]:
     """Send them. Returns, for each Secret, what was done and the names of its keys."""
     from rankzero.cli.cluster_option import say
-    from rankzero.launch.backends.kubernetes import open_kubernetes
+    from rankzero.launch.backends.kubernetes.backend import open_kubernetes
     from rankzero.launch.secrets import secret_manifest
 
     manifests = {name: secret_manifest(name, spec.namespace, values) for name, values in choice.secrets.items()}

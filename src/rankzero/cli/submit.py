@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankzero.cli.render_command import ClusterOption, KindOption
+from rankzero.cli.render import ClusterOption, KindOption
 
 if TYPE_CHECKING:
     from rankzero.launch.backend import Backend

@@ -23,8 +23,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rankzero.data.recipes.fire_rows import IMAGE_TAG, Round, Trajectory, read_trajectory
-from rankzero.data.recipes.tally import Converted, Dropped, Tally
+from rankzero.datasets.fire_rows import IMAGE_TAG, Round, Trajectory, read_trajectory
+from rankzero.datasets.tally import Converted, Dropped, Tally
 
 Shape = Literal["flattened", "multi-turn"]
 

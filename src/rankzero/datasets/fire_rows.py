@@ -30,8 +30,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rankzero.data.problems import kind
-from rankzero.data.recipes.tally import Dropped
+from rankzero.data.rows.problems import kind
+from rankzero.datasets.tally import Dropped
 
 IMAGE_TAG = "<image>"
 

@@ -17,13 +17,13 @@ from typing import Any
 
 from rankzero.data.images.layout import image_key
 from rankzero.data.images.paths import normalised, refusal
-from rankzero.data.images.resolve import ImageSettings, Located, Lost, locate_images
-from rankzero.data.images.stores import Store
-from rankzero.data.problems import RowProblem, kind
-from rankzero.data.recipes.holdout import HoldOut
-from rankzero.data.recipes.raw import rows_of
-from rankzero.data.recipes.tally import Converted, Dropped, Tally
-from rankzero.data.recipes.writer import RowWriter
+from rankzero.data.rows.problems import RowProblem, kind
+from rankzero.datasets.holdout import HoldOut
+from rankzero.datasets.images.resolve import ImageSettings, Located, Lost, locate_images
+from rankzero.datasets.images.stores import Store
+from rankzero.datasets.raw import rows_of
+from rankzero.datasets.tally import Converted, Dropped, Tally
+from rankzero.datasets.writer import RowWriter
 from rankzero.errors import DataError, Problem, UsageError
 from rankzero.run_dir.atomic import write_json
 

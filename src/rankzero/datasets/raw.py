@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rankzero.data.download import download
-from rankzero.data.network import Network, RealNetwork
-from rankzero.data.recipes.reader import read_rows
-from rankzero.data.sources import probe
+from rankzero.data.read.download import download
+from rankzero.data.read.network import Network, RealNetwork
+from rankzero.data.read.sources import probe
+from rankzero.datasets.reader import read_rows
 from rankzero.errors import DataError, Problem, UsageError
 
 _SUFFIXES = (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".json.zst", ".jsonl.zst")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rankzero.data.chunks import DAMAGE, lines
-from rankzero.data.rows import read_json
-from rankzero.data.sources import read_chunks
+from rankzero.data.read.sources import read_chunks
+from rankzero.data.rows.chunks import DAMAGE, lines
+from rankzero.data.rows.parse import read_json
 from rankzero.errors import DataError, Problem
 
 _READ_BYTES = 1 << 20

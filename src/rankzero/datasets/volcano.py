@@ -21,9 +21,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rankzero.data.problems import kind
-from rankzero.data.recipes.fire_rows import IMAGE_TAG
-from rankzero.data.recipes.tally import Converted, Dropped, Tally
+from rankzero.data.rows.problems import kind
+from rankzero.datasets.fire_rows import IMAGE_TAG
+from rankzero.datasets.tally import Converted, Dropped, Tally
 
 HUB_ID = "kaist-ai/volcano-train"
 FILE_NAME = "volcano_{split}.jsonl"

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rankzero.data.loader import Batches
+from rankzero.data.batches.loader import Batches
 from rankzero.engine.distributed import sum_over_ranks
 from rankzero.engine.step import Stepper
 from rankzero.spec.metrics import macro_f1

@@ -9,15 +9,15 @@ from functools import partial
 from typing import Any
 
 from rankzero.cache import cache_root
-from rankzero.data.collate import Collator, LabelledText, PaddedText
-from rankzero.data.collate_packed import PackedText
-from rankzero.data.collate_vision import PicturedText
-from rankzero.data.dataset import TokenizedDataset
-from rankzero.data.labels import label_codes, label_set
-from rankzero.data.locate_data import LocatedSource
+from rankzero.data.batches.collators.images import PicturedText
+from rankzero.data.batches.collators.packed import PackedText
+from rankzero.data.batches.collators.text import Collator, LabelledText, PaddedText
+from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.labels import label_codes, label_set
+from rankzero.data.cache.tokenize import tokenizer_fingerprint
+from rankzero.data.cache.training_data import TrainingData, input_bytes, training_data
 from rankzero.data.progress import Progress, no_progress, show_progress
-from rankzero.data.tokenize import tokenizer_fingerprint
-from rankzero.data.training_data import TrainingData, input_bytes, training_data
+from rankzero.data.read.locate import LocatedSource
 from rankzero.engine.console import logger
 from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from rankzero.data.dataset import TokenizedDataset
-from rankzero.data.loader import Batches
+from rankzero.data.batches.loader import Batches
+from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.engine.checkpoint import Trainable
 from rankzero.engine.console import logger
 from rankzero.engine.device import Device, memory_limit
@@ -198,10 +198,10 @@ def spread(sharding: str, model: Any, spec: RunSpec, world: World, device: Devic
 
         return Fsdp(model, make, spec=spec, world=world, device=device, dtype=dtype)
     if sharding != "ddp":
-        from rankzero.engine.parallel.zero import Zero
+        from rankzero.engine.parallel.zero.parallel import Zero
 
         return Zero(model, make, spec=spec, world=world, device=device, dtype=dtype)
-    from rankzero.engine.parallel.replicated import Replicated
+    from rankzero.engine.parallel.replicas import Replicated
 
     return Replicated(model, make, world=world, device=device)
 

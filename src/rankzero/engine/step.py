@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from rankzero.data.batching import Indices
-from rankzero.data.loader import Batches, MicroBatch, Work
+from rankzero.data.batches.loader import Batches, MicroBatch, Work
+from rankzero.data.order import Indices
 from rankzero.engine.distributed import gather_objects, sum_over_ranks
 from rankzero.engine.heads import Head
 from rankzero.engine.parallel.base import Parallel

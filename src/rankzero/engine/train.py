@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rankzero.data.loader import MicroBatch, Work
+from rankzero.data.batches.loader import MicroBatch, Work
 from rankzero.engine.checkpoint import Position, prune_checkpoints, save_checkpoint, with_eval
 from rankzero.engine.console import RunConsole, logger
 from rankzero.engine.distributed import World

@@ -64,7 +64,7 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
         dtype = pick_dtype(spec.model.dtype, device)
         deepspeed = None
         if spec.train.sharding.startswith("zero"):
-            from rankzero.engine.parallel.zero import deepspeed_config
+            from rankzero.engine.parallel.zero.parallel import deepspeed_config
 
             deepspeed = deepspeed_config(spec, world, device, dtype)
         run_dir = RunDir(Path(spec.output_dir) / str(spec.name))

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rankzero.data.conversation import Message
-from rankzero.data.formats.images import Slots
 from rankzero.data.images.decode import load_rgb
-from rankzero.data.template import ChatTemplate
-from rankzero.data.tokenizer import take_apart
-from rankzero.data.turns import reads_parts_only, turn_of
+from rankzero.data.rows.conversation import Message
+from rankzero.data.rows.formats.images import Slots
+from rankzero.data.tokens.template import ChatTemplate
+from rankzero.data.tokens.tokenizer import take_apart
+from rankzero.data.tokens.turns import reads_parts_only, turn_of
 from rankzero.errors import ConfigError, UsageError
 from rankzero.model.load import kind_of, load_config, load_model, load_tokenizer, stop_token_ids
 from rankzero.model.lora import load_adapter

@@ -37,7 +37,7 @@ USABLE = 0.85
 """Share of the memory that is planned with; the rest is for the context, fragmentation and what this leaves out."""
 LOGIT_BYTES = 12
 DEEPSPEED_BUCKETS = 2 * 4 * 50_000_000
-"""Two float32 buffers that gradients are reduced in, of the size that engine/parallel/zero_config.py sets."""
+"""Two float32 buffers that gradients are reduced in, of the size that engine/parallel/zero/config.py sets."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from rankzero.data.chat import Rendered, TokenRules
-from rankzero.data.row_tokens import Encoder
-from rankzero.data.tokenizer import take_apart
+from rankzero.data.tokens.chat import Rendered, TokenRules
+from rankzero.data.tokens.row_tokens import Encoder
+from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.errors import ConfigError
 from rankzero.model.load import load_config, load_model, load_tokenizer
 from rankzero.model.lora import load_adapter

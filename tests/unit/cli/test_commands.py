@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rankzero.cli import train_command
+from rankzero.cli import train as train_command
 from rankzero.errors import DataError, NonFiniteError, ServiceError, StoppedError
 from rankzero.spec.load import load_run_spec
 from rankzero.spec.run_options import RunOptions

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
-from rankzero.cli.data_inputs import FormatOption
+from rankzero.cli.data.inputs import FormatOption
 from rankzero.spec.run_spec import RowFormat
 from tests.support.cli import Cli
 from tests.support.tiny import chat_rows, tiny_tokenizer, write_jsonl

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rankzero.cli.init_command import RECIPES, recipe_files, summary, write_all
+from rankzero.cli.init import RECIPES, recipe_files, summary, write_all
 from rankzero.errors import StorageError
 from rankzero.launch.plan import Plan, make_plan
 from rankzero.launch.render import render

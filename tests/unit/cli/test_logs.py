@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rankzero.cli.log_view import as_line
-from rankzero.cli.logs_command import seconds
+from rankzero.cli.logs import seconds
 from rankzero.errors import UsageError
 from rankzero.launch.backend import LogLine
 from tests.support.fake_cluster import life

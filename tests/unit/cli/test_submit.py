@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from rankzero.launch.backend import LogQuery
-from rankzero.launch.backends.kubernetes import KubernetesBackend
+from rankzero.launch.backends.kubernetes.backend import KubernetesBackend
 from tests.support.fake_cluster import life
 from tests.unit.cli.conftest import Place
 
@@ -80,7 +80,7 @@ def test_ctrl_c_while_applying_names_what_was_done(place: Place, monkeypatch: py
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rankzero.launch.backends.kubernetes_apply.wait_until_prepared", interrupted)
+    monkeypatch.setattr("rankzero.launch.backends.kubernetes.apply.wait_until_prepared", interrupted)
     cache = "storage.cache={mount: /cache, claim: cache, size: 1Gi}"
     done = place(f"submit run.yaml cluster.prepare=always 'cluster.{cache}'")
     assert done.code == 130

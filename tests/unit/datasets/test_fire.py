@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankzero.data.conversation import Conversation
-from rankzero.data.formats import convert as read_row
-from rankzero.data.recipes.fire import FirePolicy, convert
-from rankzero.data.recipes.tally import Converted, Dropped, Tally
-from tests.unit.data.recipes.support import fire_row, many_fire_rows, trajectory
+from rankzero.data.rows.conversation import Conversation
+from rankzero.data.rows.formats import convert as read_row
+from rankzero.datasets.fire import FirePolicy, convert
+from rankzero.datasets.tally import Converted, Dropped, Tally
+from tests.unit.datasets.support import fire_row, many_fire_rows, trajectory
 
 
 def rows_of(row: dict[str, Any], policy: FirePolicy | None = None) -> list[dict[str, Any]]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rankzero.data.recipes.fire_rows import Trajectory, feedback_of, read_trajectory, score_of
-from rankzero.data.recipes.tally import Dropped
-from tests.unit.data.recipes.support import fire_row, llava_row, trajectory
+from rankzero.datasets.fire_rows import Trajectory, feedback_of, read_trajectory, score_of
+from rankzero.datasets.tally import Dropped
+from tests.unit.datasets.support import fire_row, llava_row, trajectory
 
 
 def read(row: dict[str, Any]) -> tuple[Trajectory, Counter[str]]:

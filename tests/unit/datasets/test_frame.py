@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from rankzero.data.images.layout import image_key
-from rankzero.data.images.stores import open_store
-from rankzero.data.recipes import fire, volcano
-from rankzero.data.recipes.frame import FrameSettings, Recipe, run
+from rankzero.datasets import fire, volcano
+from rankzero.datasets.frame import FrameSettings, Recipe, run
+from rankzero.datasets.images.stores import open_store
 from rankzero.errors import DataError, UsageError
-from tests.unit.data.recipes.support import fire_row, many_fire_rows, read_jsonl, trajectory, write_array
+from tests.unit.datasets.support import fire_row, many_fire_rows, read_jsonl, trajectory, write_array
 
 
 def fire_recipe(policy: fire.FirePolicy | None = None) -> Recipe:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from rankzero.data.network import Found, RemoteFile
-from rankzero.data.problems import RowProblem
-from rankzero.data.recipes.raw import find_inputs, rows_of
+from rankzero.data.read.network import Found, RemoteFile
+from rankzero.data.rows.problems import RowProblem
+from rankzero.datasets.raw import find_inputs, rows_of
 from rankzero.errors import DataError, UsageError
 
 ROWS = [{"id": 1}, {"id": 2, "text": 'a\u2028b [ { " \\'}, {"id": 3}]

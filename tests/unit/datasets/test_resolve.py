@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from rankzero.data.images.resolve import ImageSettings, Located, Lost, locate_images
-from rankzero.data.images.stores import Store, open_store
-from rankzero.data.network import Found, RemoteFile
+from rankzero.data.read.network import Found, RemoteFile
+from rankzero.datasets.images.resolve import ImageSettings, Located, Lost, locate_images
+from rankzero.datasets.images.stores import Store, open_store
 from rankzero.errors import DataError, StorageError, UsageError
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from rankzero.data.conversation import Conversation
-from rankzero.data.formats import convert as read_row
-from rankzero.data.recipes.tally import Converted, Dropped, Tally
-from rankzero.data.recipes.volcano import convert, kind_of
+from rankzero.data.rows.conversation import Conversation
+from rankzero.data.rows.formats import convert as read_row
+from rankzero.datasets.tally import Converted, Dropped, Tally
+from rankzero.datasets.volcano import convert, kind_of
 
 CRITIQUE = (
     "<image>\nGenerate the feedback given initial answer referring to question and image.\n"

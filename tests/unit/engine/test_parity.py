@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rankzero.cache import cache_root
-from rankzero.data.batching import permutation
-from rankzero.data.tokenize import TokenRules, prepare
+from rankzero.data.cache.tokenize import TokenRules, prepare
+from rankzero.data.order import permutation
 from rankzero.model.load import load_tokenizer
 from rankzero.model.lora import apply_lora
 from rankzero.model.source import locate

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM
 
-from rankzero.data.collate import PaddedText
-from rankzero.data.loader import Batches
+from rankzero.data.batches.collators.text import PaddedText
+from rankzero.data.batches.loader import Batches
 from rankzero.engine.device import Device
 from rankzero.engine.distributed import World
 from rankzero.engine.heads import SupervisedHead
-from rankzero.engine.parallel.replicated import Replicated
+from rankzero.engine.parallel.replicas import Replicated
 from rankzero.engine.step import Stepper
 from rankzero.errors import ExitCode, NonFiniteError
 from tests.support.runs import metrics, run_here, small_spec

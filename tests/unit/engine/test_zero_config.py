@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rankzero.engine.parallel.zero_config import effective_config, ignored_keys
+from rankzero.engine.parallel.zero.config import effective_config, ignored_keys
 from rankzero.errors import ConfigError
 from rankzero.spec.run_spec import RunSpec
 

@@ -10,8 +10,8 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
-from rankzero.data.collate import MicroBatch, PaddedText
-from rankzero.data.collate_packed import PackedText
+from rankzero.data.batches.collators.packed import PackedText
+from rankzero.data.batches.collators.text import MicroBatch, PaddedText
 from rankzero.model import varlen
 
 CPU = torch.device("cpu")

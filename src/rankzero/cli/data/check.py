@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankzero.cli.data_inputs import (
+from rankzero.cli.data.inputs import (
     AllTokensOption,
     ColumnsOption,
     Flags,
@@ -27,12 +27,12 @@ from rankzero.cli.data_inputs import (
     Wanted,
     what_is_wanted,
 )
-from rankzero.cli.tokenizer_option import load_image_rules, load_tokenizer, require, served_prompt, stop_tokens
+from rankzero.cli.data.tokenizer_option import load_image_rules, load_tokenizer, require, served_prompt, stop_tokens
 from rankzero.errors import DataError, Problem
 
 if TYPE_CHECKING:
-    from rankzero.data.check_report import CheckReport, Tolerance
-    from rankzero.data.serving import Comparison
+    from rankzero.data.check.report import CheckReport, Tolerance
+    from rankzero.data.check.serving import Comparison
 
 _KEPT_FOR_JSON = 100_000
 _SAMPLES = 200
@@ -60,7 +60,7 @@ def check(
 ) -> None:
     """Look at every row as training would read it. Exit status 65 when the data cannot be trained on."""
     require("orjson")
-    from rankzero.data.check_report import Tolerance
+    from rankzero.data.check.report import Tolerance
 
     tolerance = Tolerance.parse(max_bad)
     wanted = what_is_wanted(
@@ -115,16 +115,16 @@ def _look(
     keep_all: bool = False,
     compare: bool = True,
 ) -> tuple[CheckReport, Comparison | None]:
-    from rankzero.data.problems import KEPT
+    from rankzero.data.check.validate import CheckOptions
+    from rankzero.data.check.validate import check as check_rows
     from rankzero.data.progress import show_progress
-    from rankzero.data.validate import CheckOptions
-    from rankzero.data.validate import check as check_rows
+    from rankzero.data.rows.problems import KEPT
 
     tokens, tokenizer = None, None
     if wanted.tokenizer is not None and wanted.rules is not None:
         require("numpy", "tokenizers", "transformers")
-        from rankzero.data.token_counts import Tokens
-        from rankzero.data.tokenizer import take_apart
+        from rankzero.data.check.token_counts import Tokens
+        from rankzero.data.tokens.tokenizer import take_apart
 
         tokenizer = load_tokenizer(wanted.tokenizer, wanted.chat_template)
         rules = wanted.rules
@@ -144,7 +144,7 @@ def _look(
     report = check_rows(wanted.train, options, evaluation=wanted.eval, show=show)
     if tokens is None or not compare or wanted.tokenizer is None:
         return report, None
-    from rankzero.data.serving import compare as compare_rows
+    from rankzero.data.check.serving import compare as compare_rows
 
     serve = partial(served_prompt, tokenizer)
     stops = stop_tokens(tokenizer, wanted.tokenizer)
@@ -187,8 +187,8 @@ def _judge(report: CheckReport, tolerance: Tolerance, *, in_json: bool) -> None:
 
 
 def _write_html(path: Path, report: CheckReport, comparison: Comparison | None) -> None:
-    from rankzero.data.quarantine import require_new
-    from rankzero.data.report_html import report_html
+    from rankzero.data.check.quarantine import require_new
+    from rankzero.data.check.report_html import report_html
     from rankzero.run_dir.atomic import write_text
 
     require_new(path, report.files)
@@ -197,7 +197,7 @@ def _write_html(path: Path, report: CheckReport, comparison: Comparison | None) 
 
 
 def _echo_lines(report: CheckReport, comparison: Comparison | None) -> None:
-    from rankzero.data.report_text import report_lines
+    from rankzero.data.check.report_text import report_lines
 
     width = shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 80
     typer.echo("\n".join(report_lines(report, comparison, width)))

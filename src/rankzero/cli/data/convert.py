@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rankzero.cli.data_inputs import ColumnsOption, FormatOption, column_map
-from rankzero.cli.tokenizer_option import require
+from rankzero.cli.data.inputs import ColumnsOption, FormatOption, column_map
+from rankzero.cli.data.tokenizer_option import require
 
 if TYPE_CHECKING:
-    from rankzero.data.convert import Conversion
+    from rankzero.data.convert.convert import Conversion
 
 
 def convert(
@@ -41,11 +41,11 @@ def convert(
 ) -> None:
     """Write data as one file of another kind or row shape. Every row is accounted for."""
     require("orjson", "pyarrow")
-    from rankzero.data.convert import convert as convert_rows
-    from rankzero.data.locate_data import expand
+    from rankzero.data.cache.training_data import input_bytes
+    from rankzero.data.convert.convert import convert as convert_rows
+    from rankzero.data.convert.sampled_files import SampledFiles
     from rankzero.data.progress import show_progress
-    from rankzero.data.sampled_files import SampledFiles
-    from rankzero.data.training_data import input_bytes
+    from rankzero.data.read.locate import expand
     from rankzero.spec.run_spec import SourceSpec
 
     names = column_map(columns)

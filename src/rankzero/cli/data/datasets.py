@@ -18,7 +18,7 @@ import typer
 from rankzero.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from rankzero.data.recipes.frame import FrameSettings, Recipe
+    from rankzero.datasets.frame import FrameSettings, Recipe
 
 OutputDir = Annotated[Path, typer.Option("--output_dir", "--output-dir", help="Where rows and stats.json are written.")]
 ImageDir = Annotated[
@@ -116,8 +116,8 @@ def fire(
     fire_bc_SPLIT.jsonl and stats.json. Nothing is downloaded unless --input or --images says so.
     """
     _require("orjson", "numpy")
-    from rankzero.data.recipes import fire as recipe
-    from rankzero.data.recipes.frame import Recipe
+    from rankzero.datasets import fire as recipe
+    from rankzero.datasets.frame import Recipe
 
     settings = _settings(
         output_dir,
@@ -154,8 +154,8 @@ def volcano(
     Writes volcano_SPLIT.jsonl and stats.json. Nothing is downloaded unless --input or --images says so.
     """
     _require("orjson", "numpy")
-    from rankzero.data.recipes import volcano as recipe
-    from rankzero.data.recipes.frame import Recipe
+    from rankzero.datasets import volcano as recipe
+    from rankzero.datasets.frame import Recipe
 
     settings = _settings(
         output_dir,
@@ -180,8 +180,8 @@ def _settings(
     images: tuple[Literal["copy", "link", "none"], bool, int, int | None],
 ) -> FrameSettings:
     from rankzero.data.images.decode import ImageLimits
-    from rankzero.data.images.resolve import ImageSettings
-    from rankzero.data.recipes.frame import FrameSettings
+    from rankzero.datasets.frame import FrameSettings
+    from rankzero.datasets.images.resolve import ImageSettings
 
     mode, check, pixels, workers = images
     how = ImageSettings(mode, check, ImageLimits(pixels), workers)
@@ -196,9 +196,9 @@ def _run(
     settings: FrameSettings,
     images: Sequence[str],
 ) -> None:
-    from rankzero.data.images.stores import open_store
-    from rankzero.data.recipes.frame import run
-    from rankzero.data.recipes.raw import find_inputs
+    from rankzero.datasets.frame import run
+    from rankzero.datasets.images.stores import open_store
+    from rankzero.datasets.raw import find_inputs
 
     if images and settings.skip_images:
         raise UsageError("--images and --skip-images contradict each other", hint="leave one of them out")

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankzero.cli.tokenizer_option import TokenizerPlace
+from rankzero.cli.data.tokenizer_option import TokenizerPlace
 from rankzero.errors import UsageError
 from rankzero.spec.row_formats import RowFormat
 
 if TYPE_CHECKING:
-    from rankzero.data.chat import TokenRules
+    from rankzero.data.tokens.chat import TokenRules
     from rankzero.spec.run_spec import SourceSpec
 
 FormatOption = Annotated[RowFormat, typer.Option("--format", help="Row shape; auto decides row by row.")]
@@ -91,7 +91,7 @@ def what_is_wanted(inputs: list[str], flags: Flags) -> Wanted:
 
 
 def _from_flags(inputs: list[str], flags: Flags) -> Wanted:
-    from rankzero.data.chat import TokenRules
+    from rankzero.data.tokens.chat import TokenRules
     from rankzero.spec.run_spec import SourceSpec
 
     if flags.model is None and (flags.max_length or flags.chat_template or flags.all_tokens):
@@ -106,8 +106,8 @@ def _from_flags(inputs: list[str], flags: Flags) -> Wanted:
 
 def _from_spec(inputs: list[str]) -> Wanted:
     from rankzero.cli.seed_flags import SeedFlags
-    from rankzero.cli.train_command import read_spec
-    from rankzero.data.training_data import parts_of, token_rules
+    from rankzero.cli.train import read_spec
+    from rankzero.data.cache.training_data import parts_of, token_rules
 
     spec = read_spec(inputs, SeedFlags(), world_size=1)
     parts = parts_of(spec.data)

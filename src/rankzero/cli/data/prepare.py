@@ -13,9 +13,9 @@ import typer
 from rankzero.errors import UsageError
 
 if TYPE_CHECKING:
-    from rankzero.data.locate_data import LocatedSource
+    from rankzero.data.cache.tokenize import Shard
     from rankzero.data.progress import Progress
-    from rankzero.data.tokenize import Shard
+    from rankzero.data.read.locate import LocatedSource
 
 
 def prepare(
@@ -28,8 +28,8 @@ def prepare(
     """Tokenise the data of a run into the cache, where training finds it. Goes on where a killed one stopped."""
     from rankzero.cache import cache_root
     from rankzero.cli.seed_flags import SeedFlags
-    from rankzero.cli.train_command import read_spec, require_engine
-    from rankzero.data.training_data import prepare_part
+    from rankzero.cli.train import read_spec, require_engine
+    from rankzero.data.cache.training_data import prepare_part
     from rankzero.model.load import kind_of, load_config, load_tokenizer, quiet_libraries
     from rankzero.model.source import locate
     from rankzero.model.vision import load_vision
@@ -65,15 +65,15 @@ def prepare(
 
 def show(label: str, sources: Sequence[LocatedSource]) -> AbstractContextManager[Progress]:
     """A progress bar over the bytes of all files."""
+    from rankzero.data.cache.training_data import input_bytes
     from rankzero.data.progress import show_progress
-    from rankzero.data.training_data import input_bytes
 
     return show_progress(label, input_bytes(sources))
 
 
 def parse_shard(text: str) -> Shard:
     """`3/8`, with the first part 0. Raises UsageError."""
-    from rankzero.data.tokenize import Shard
+    from rankzero.data.cache.tokenize import Shard
 
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if match is None or int(match[1]) >= int(match[2]):

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from rankzero.cli.data_check_command import check, stats
-from rankzero.cli.data_convert_command import convert
-from rankzero.cli.data_inputs import FormatOption
-from rankzero.cli.tokenizer_option import TokenizerPlace, load_image_rules, load_tokenizer, require
+from rankzero.cli.data.check import check, stats
+from rankzero.cli.data.convert import convert
+from rankzero.cli.data.inputs import FormatOption
+from rankzero.cli.data.tokenizer_option import TokenizerPlace, load_image_rules, load_tokenizer, require
 
 app = typer.Typer(no_args_is_help=True, help="Look at training data, and make it: check, show, count, convert.")
 app.command()(check)
@@ -33,8 +33,8 @@ def show(
 ) -> None:
     """Print rows token by token as the model gets them; trained tokens are green, or in ⟦brackets⟧."""
     require("orjson", "numpy", "tokenizers", "transformers")
-    from rankzero.data.chat import TokenRules
-    from rankzero.data.show import rows_to_show
+    from rankzero.data.check.show import rows_to_show
+    from rankzero.data.tokens.chat import TokenRules
     from rankzero.spec.run_spec import SourceSpec
 
     tokenizer = load_tokenizer(TokenizerPlace(model), chat_template)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rankzero.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from rankzero.data.image_tokens import ImageRules
+    from rankzero.data.tokens.image_tokens import ImageRules
     from rankzero.spec.run_spec import ModelSpec
 
 

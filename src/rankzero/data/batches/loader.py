@@ -9,10 +9,11 @@ from functools import partial
 import numpy as np
 import torch
 
-from rankzero.data.batching import Indices, divide_among_ranks, micro_batches, packed_batches, permutation
-from rankzero.data.collate import Collator, MicroBatch
-from rankzero.data.dataset import TokenizedDataset
-from rankzero.data.prefetch import ahead
+from rankzero.data.batches.collators.text import Collator, MicroBatch
+from rankzero.data.batches.plan import divide_among_ranks, micro_batches, packed_batches
+from rankzero.data.batches.prefetch import ahead
+from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.order import Indices, permutation
 
 __all__ = ["Batches", "MicroBatch", "Work"]
 

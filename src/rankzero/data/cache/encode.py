@@ -13,13 +13,13 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-from rankzero.data.chat import Rendered, Renderer, TokenRules
-from rankzero.data.chunks import Chunk
-from rankzero.data.conversation import Conversation
-from rankzero.data.problems import RowProblem
-from rankzero.data.row_tokens import Encoder, Row
-from rankzero.data.rows import parse
-from rankzero.data.tokenizer import TokenizerParts
+from rankzero.data.rows.chunks import Chunk
+from rankzero.data.rows.conversation import Conversation
+from rankzero.data.rows.parse import parse
+from rankzero.data.rows.problems import RowProblem
+from rankzero.data.tokens.chat import Rendered, Renderer, TokenRules
+from rankzero.data.tokens.row_tokens import Encoder, Row
+from rankzero.data.tokens.tokenizer import TokenizerParts
 
 Int32 = npt.NDArray[np.int32]
 

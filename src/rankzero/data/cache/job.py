@@ -12,17 +12,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from rankzero.data.chat import TokenRules
-from rankzero.data.chunks import Chunk, count_in, select
-from rankzero.data.formats import check_columns
-from rankzero.data.hashing import content_hash, file_state
-from rankzero.data.locate_data import LocatedSource
-from rankzero.data.problems import RowProblem
-from rankzero.data.rows import seen_keys
-from rankzero.data.selection import sample
-from rankzero.data.sources import count_rows, read_chunks
-from rankzero.data.tokenizer import TokenizerParts
-from rankzero.data.trees import is_spread, join_trees
+from rankzero.data.cache.selection import sample
+from rankzero.data.read.hashing import content_hash, file_state
+from rankzero.data.read.locate import LocatedSource
+from rankzero.data.read.sources import count_rows, read_chunks
+from rankzero.data.rows.chunks import Chunk, count_in, select
+from rankzero.data.rows.formats import check_columns
+from rankzero.data.rows.parse import seen_keys
+from rankzero.data.rows.problems import RowProblem
+from rankzero.data.rows.trees import is_spread, join_trees
+from rankzero.data.tokens.chat import TokenRules
+from rankzero.data.tokens.tokenizer import TokenizerParts
 from rankzero.errors import ConfigError, DataError, Problem
 from rankzero.spec.run_spec import SourceSpec
 

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from rankzero.data.dataset import Indices, Int32, TokenizedDataset
+from rankzero.data.cache.dataset import Indices, Int32, TokenizedDataset
 from rankzero.errors import DataError, Problem
 
 _SHOWN = 20

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rankzero.data.dataset import SCHEMA, DatasetStats
-from rankzero.data.encode import Block, EncodedChunk
+from rankzero.data.cache.dataset import SCHEMA, DatasetStats
+from rankzero.data.cache.encode import Block, EncodedChunk
 from rankzero.run_dir.atomic import commit_directory, fsync_path, stage_name, write_json
 
 SEGMENT_CHUNKS = 8

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from rankzero.data.batching import Indices, permutation
+from rankzero.data.order import Indices, permutation
 
 _HELD_OUT, _SAMPLED, _WEIGHTED = -1, -2, -1_000_000
 """Streams of random numbers that no epoch uses; the last two count down by source."""

@@ -17,18 +17,18 @@ from pathlib import Path
 import pyarrow as pa
 from filelock import FileLock, Timeout
 
-from rankzero.data.chat import TokenRules
-from rankzero.data.dataset import DatasetStats, TokenizedDataset
-from rankzero.data.encode import Task, chunk_encoder
-from rankzero.data.formats.classification import UNLABELLED
-from rankzero.data.job import CODE_VERSION, Job
-from rankzero.data.locate_data import LocatedSource, expand
+from rankzero.data.cache.dataset import DatasetStats, TokenizedDataset
+from rankzero.data.cache.encode import Task, chunk_encoder
+from rankzero.data.cache.job import CODE_VERSION, Job
+from rankzero.data.cache.segments import SEGMENT_CHUNKS, Segments, Tally
 from rankzero.data.pool import ordered_map, worker_count
-from rankzero.data.problems import ProblemLog
 from rankzero.data.progress import Progress, no_progress
-from rankzero.data.segments import SEGMENT_CHUNKS, Segments, Tally
-from rankzero.data.sources import NO_ROWS, require_readable
-from rankzero.data.tokenizer import Tokenizer, take_apart
+from rankzero.data.read.locate import LocatedSource, expand
+from rankzero.data.read.sources import NO_ROWS, require_readable
+from rankzero.data.rows.formats.classification import UNLABELLED
+from rankzero.data.rows.problems import ProblemLog
+from rankzero.data.tokens.chat import TokenRules
+from rankzero.data.tokens.tokenizer import Tokenizer, take_apart
 from rankzero.errors import DataError, Problem, StorageError
 from rankzero.spec.run_spec import SourceSpec
 

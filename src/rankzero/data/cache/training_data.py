@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from rankzero.data.dataset import TokenizedDataset
-from rankzero.data.image_tokens import ImageRules
-from rankzero.data.locate_data import LocatedSource, expand
+from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.selection import first_occurrences, held_out_by_group, mix
+from rankzero.data.cache.tokenize import Shard, TokenRules, prepare, prepare_shard
 from rankzero.data.progress import Progress
-from rankzero.data.selection import first_occurrences, held_out_by_group, mix
-from rankzero.data.tokenize import Shard, TokenRules, prepare, prepare_shard
-from rankzero.data.tokenizer import Tokenizer
+from rankzero.data.read.locate import LocatedSource, expand
+from rankzero.data.tokens.image_tokens import ImageRules
+from rankzero.data.tokens.tokenizer import Tokenizer
 from rankzero.errors import ConfigError, DataError, Problem
 from rankzero.spec.data_paths import parse_data_path
 from rankzero.spec.run_spec import DataSpec, EvalFraction, RunSpec, SourceSpec

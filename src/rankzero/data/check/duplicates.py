@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import numpy.typing as npt
 
-from rankzero.data.conversation import Conversation, Message
+from rankzero.data.rows.conversation import Conversation, Message
 
 DIGEST_BYTES = 8
 _HELD = 1 << 21

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from rankzero.data.problems import RowProblem
+from rankzero.data.rows.problems import RowProblem
 from rankzero.errors import StorageError
 from rankzero.run_dir.atomic import storage_errors, whole_file
 

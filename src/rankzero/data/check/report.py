@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rankzero.data.chunks import DAMAGE
-from rankzero.data.conversation import Conversation
-from rankzero.data.duplicates import Duplicates, Place
-from rankzero.data.problems import LocatedProblem, ProblemLog
-from rankzero.data.statistics import Counts
+from rankzero.data.check.duplicates import Duplicates, Place
+from rankzero.data.check.statistics import Counts
+from rankzero.data.rows.chunks import DAMAGE
+from rankzero.data.rows.conversation import Conversation
+from rankzero.data.rows.problems import LocatedProblem, ProblemLog
 from rankzero.errors import UsageError
 
 if TYPE_CHECKING:

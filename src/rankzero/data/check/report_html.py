@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import chain
 
-from rankzero.data.check_report import CheckReport, column
-from rankzero.data.report_page import PAGE, bar_chart, share_bar, table, text
-from rankzero.data.report_text import detected_by, percent
-from rankzero.data.serving import Comparison
-from rankzero.data.statistics import Counts, Spread, TokenCounts, by_count, histogram
+from rankzero.data.check.report import CheckReport, column
+from rankzero.data.check.report_page import PAGE, bar_chart, share_bar, table, text
+from rankzero.data.check.report_text import detected_by, percent
+from rankzero.data.check.serving import Comparison
+from rankzero.data.check.statistics import Counts, Spread, TokenCounts, by_count, histogram
 
 _MOST_NAMES = 30
 _MOST_PROBLEMS = 300

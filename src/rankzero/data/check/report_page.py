@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from html import escape
 
-from rankzero.data.statistics import Bin, share
+from rankzero.data.check.statistics import Bin, share
 
 _WIDTH, _HEIGHT = 720, 240
 _LEFT, _BOTTOM, _TOP = 56, 44, 12

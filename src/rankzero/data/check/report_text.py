@@ -8,9 +8,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Mapping
 
-from rankzero.data.check_report import CheckReport
-from rankzero.data.serving import Comparison
-from rankzero.data.statistics import Bin, Counts, Spread, TokenCounts, by_count, histogram, share
+from rankzero.data.check.report import CheckReport
+from rankzero.data.check.serving import Comparison
+from rankzero.data.check.statistics import Bin, Counts, Spread, TokenCounts, by_count, histogram, share
 
 _LABEL = 13
 _BAR_COLUMNS = 60

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rankzero.data.chat import Rendered, Renderer, TokenRules
-from rankzero.data.conversation import Conversation
-from rankzero.data.template import ChatTemplate
-from rankzero.data.tokenizer import TokenizerParts
-from rankzero.data.turns import turn_of
+from rankzero.data.rows.conversation import Conversation
+from rankzero.data.tokens.chat import Rendered, Renderer, TokenRules
+from rankzero.data.tokens.template import ChatTemplate
+from rankzero.data.tokens.tokenizer import TokenizerParts
+from rankzero.data.tokens.turns import turn_of
 
 Turns = Sequence[Mapping[str, Any]]
 Serve = Callable[[Turns, Turns], str]

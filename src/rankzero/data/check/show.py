@@ -10,12 +10,12 @@ from rich.text import Text
 from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
 
-from rankzero.data.chat import Renderer, TokenRules
-from rankzero.data.problems import LocatedProblem, RowProblem
-from rankzero.data.row_tokens import Encoder, Row
-from rankzero.data.rows import parse
-from rankzero.data.sources import read_chunks, require_readable
-from rankzero.data.tokenizer import Tokenizer, TokenizerParts, take_apart
+from rankzero.data.read.sources import read_chunks, require_readable
+from rankzero.data.rows.parse import parse
+from rankzero.data.rows.problems import LocatedProblem, RowProblem
+from rankzero.data.tokens.chat import Renderer, TokenRules
+from rankzero.data.tokens.row_tokens import Encoder, Row
+from rankzero.data.tokens.tokenizer import Tokenizer, TokenizerParts, take_apart
 from rankzero.errors import DataError
 from rankzero.spec.run_spec import SourceSpec
 

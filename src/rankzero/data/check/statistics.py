@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, fields
 from itertools import accumulate
 from typing import Any
 
-from rankzero.data.chunks import Chunk, lines
-from rankzero.data.conversation import Conversation
+from rankzero.data.rows.chunks import Chunk, lines
+from rankzero.data.rows.conversation import Conversation
 from rankzero.errors import RankzeroError
 
 OTHER = "(other)"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rankzero.data.chat import Rendered, Renderer, TokenRules
-from rankzero.data.conversation import Conversation
-from rankzero.data.problems import RowProblem
-from rankzero.data.row_tokens import Encoder, Row, cuts_images
-from rankzero.data.statistics import TokenCounts, stepped
-from rankzero.data.tokenizer import TokenizerParts
+from rankzero.data.check.statistics import TokenCounts, stepped
+from rankzero.data.rows.conversation import Conversation
+from rankzero.data.rows.problems import RowProblem
+from rankzero.data.tokens.chat import Rendered, Renderer, TokenRules
+from rankzero.data.tokens.row_tokens import Encoder, Row, cuts_images
+from rankzero.data.tokens.tokenizer import TokenizerParts
 
 COUNTED = 16_384
 """Longer examples are counted as this long, or as data.max_length where that is more. Cutting them here costs no more

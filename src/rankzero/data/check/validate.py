@@ -13,24 +13,24 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankzero.data.check_report import CheckReport
-from rankzero.data.check_worker import Task, Wanted, checker
-from rankzero.data.chunks import lines
-from rankzero.data.conversation import Conversation
-from rankzero.data.duplicates import DigestLog
+from rankzero.data.check.duplicates import DigestLog
+from rankzero.data.check.quarantine import Quarantine, require_new
+from rankzero.data.check.report import CheckReport
+from rankzero.data.check.statistics import Counts
+from rankzero.data.check.worker import Task, Wanted, checker
 from rankzero.data.pool import ordered_map, worker_count
-from rankzero.data.problems import KEPT, ProblemLog, RowProblem
 from rankzero.data.progress import Progress, no_progress
-from rankzero.data.quarantine import Quarantine, require_new
-from rankzero.data.sources import NO_ROWS, count_rows, probe, read_chunks
-from rankzero.data.statistics import Counts
+from rankzero.data.read.sources import NO_ROWS, count_rows, probe, read_chunks
+from rankzero.data.rows.chunks import lines
+from rankzero.data.rows.conversation import Conversation
+from rankzero.data.rows.problems import KEPT, ProblemLog, RowProblem
 from rankzero.errors import DataError
 
 if TYPE_CHECKING:  # `rankzero data check` starts without what it may not need
+    from rankzero.data.cache.job import Job
+    from rankzero.data.check.token_counts import Tokens
     from rankzero.data.images.check import ImageReport
-    from rankzero.data.job import Job
-    from rankzero.data.locate_data import LocatedSource
-    from rankzero.data.token_counts import Tokens
+    from rankzero.data.read.locate import LocatedSource
     from rankzero.spec.run_spec import SourceSpec
 
 __all__ = ["CheckOptions", "CheckReport", "check"]
@@ -114,7 +114,7 @@ class _Check:
 
     def _locate(self, source: SourceSpec) -> LocatedSource | None:
         """The files of a source that can be read; what is wrong with the others is noted."""
-        from rankzero.data.locate_data import LocatedSource, expand
+        from rankzero.data.read.locate import LocatedSource, expand
 
         try:
             (located,) = expand([source])
@@ -131,9 +131,9 @@ class _Check:
         return LocatedSource(source, tuple(files), located.sample)
 
     def _job(self, located: Sequence[LocatedSource]) -> Job:
-        from rankzero.data.chat import TokenRules
-        from rankzero.data.job import Job
-        from rankzero.data.tokenizer import TokenizerParts
+        from rankzero.data.cache.job import Job
+        from rankzero.data.tokens.chat import TokenRules
+        from rankzero.data.tokens.tokenizer import TokenizerParts
 
         tokens = self._options.tokens
         if tokens is None:  # decides nothing about which rows there are

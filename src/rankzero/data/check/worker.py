@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rankzero.data.chunks import Chunk, lines
-from rankzero.data.conversation import Conversation
-from rankzero.data.duplicates import digest
-from rankzero.data.problems import RowProblem
-from rankzero.data.rows import parse
-from rankzero.data.statistics import Counts
+from rankzero.data.check.duplicates import digest
+from rankzero.data.check.statistics import Counts
+from rankzero.data.rows.chunks import Chunk, lines
+from rankzero.data.rows.conversation import Conversation
+from rankzero.data.rows.parse import parse
+from rankzero.data.rows.problems import RowProblem
 
 if TYPE_CHECKING:
-    from rankzero.data.token_counts import Tokens
+    from rankzero.data.check.token_counts import Tokens
 
 _SAMPLED_PER_CHUNK = 64
 
@@ -58,7 +58,7 @@ def checker(wanted: Wanted) -> Callable[[Task], Checked]:
     """What a worker runs on every chunk."""
     count_tokens = None
     if wanted.tokens is not None:
-        from rankzero.data.token_counts import TokenCounter
+        from rankzero.data.check.token_counts import TokenCounter
 
         count_tokens = TokenCounter(wanted.tokens).count
 

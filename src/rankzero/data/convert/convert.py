@@ -14,16 +14,16 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from rankzero.data.chunks import Chunk, lines
-from rankzero.data.conversation import Conversation
-from rankzero.data.formats import check_columns
-from rankzero.data.problems import ProblemLog, RowProblem
+from rankzero.data.convert.targets import NAMES_LEFT_OUT, TARGETS, CannotSayError, Target, to_prompt_completion_text
+from rankzero.data.convert.writers import NESTED, SUFFIXES, Container, RowWriter, opener
 from rankzero.data.progress import Progress, no_progress
-from rankzero.data.row_writers import NESTED, SUFFIXES, Container, RowWriter, opener
-from rankzero.data.rows import parse, seen_keys
-from rankzero.data.sources import NO_ROWS, read_chunks, require_readable
-from rankzero.data.targets import NAMES_LEFT_OUT, TARGETS, CannotSayError, Target, to_prompt_completion_text
-from rankzero.data.trees import is_spread, join_trees
+from rankzero.data.read.sources import NO_ROWS, read_chunks, require_readable
+from rankzero.data.rows.chunks import Chunk, lines
+from rankzero.data.rows.conversation import Conversation
+from rankzero.data.rows.formats import check_columns
+from rankzero.data.rows.parse import parse, seen_keys
+from rankzero.data.rows.problems import ProblemLog, RowProblem
+from rankzero.data.rows.trees import is_spread, join_trees
 from rankzero.errors import DataError, Problem, RankzeroError, UsageError
 from rankzero.run_dir.atomic import whole_file
 

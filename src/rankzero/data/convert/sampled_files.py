@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from rankzero.data.chunks import Chunk, select
-from rankzero.data.locate_data import LocatedSource
-from rankzero.data.selection import sample
-from rankzero.data.sources import count_rows, read_chunks
-from rankzero.data.trees import is_spread
+from rankzero.data.cache.selection import sample
+from rankzero.data.read.locate import LocatedSource
+from rankzero.data.read.sources import count_rows, read_chunks
+from rankzero.data.rows.chunks import Chunk, select
+from rankzero.data.rows.trees import is_spread
 from rankzero.errors import DataError
 from rankzero.spec.run_spec import SourceSpec
 

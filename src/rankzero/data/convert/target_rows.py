@@ -7,8 +7,8 @@ from typing import Any
 
 import orjson
 
-from rankzero.data.conversation import Conversation, Message
-from rankzero.data.formats.images import TAG
+from rankzero.data.rows.conversation import Conversation, Message
+from rankzero.data.rows.formats.images import TAG
 
 
 def tagged(message: Message) -> str:

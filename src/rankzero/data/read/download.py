@@ -16,7 +16,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from rankzero.cache import cache_root
-from rankzero.data.network import Network, RemoteFile
+from rankzero.data.read.network import Network, RemoteFile
 from rankzero.errors import ServiceError, StorageError
 from rankzero.run_dir.atomic import file_sha256, fsync_path, storage_errors, write_json
 

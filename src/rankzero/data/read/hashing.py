@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from rankzero.data.containers.layout import named_kind
+from rankzero.data.read.containers.layout import named_kind
 from rankzero.errors import StorageError
 from rankzero.run_dir.atomic import file_sha256, write_text
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from rankzero.data.file_names import by_split, data_kind, is_data_file
+from rankzero.data.read.file_names import by_split, data_kind, is_data_file
 from rankzero.errors import DataError
 
 CONVERTED = "refs/convert/parquet"

@@ -10,11 +10,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rankzero.data.download import download, remember, remembered
-from rankzero.data.file_names import files_of_directory
-from rankzero.data.hub_layout import CONVERTED, UnsureError, choose, choose_converted
-from rankzero.data.network import Network, RealNetwork, RemoteFile
-from rankzero.data.sources import probe
+from rankzero.data.read.download import download, remember, remembered
+from rankzero.data.read.file_names import files_of_directory
+from rankzero.data.read.hub_layout import CONVERTED, UnsureError, choose, choose_converted
+from rankzero.data.read.network import Network, RealNetwork, RemoteFile
+from rankzero.data.read.sources import probe
 from rankzero.errors import DataError, Problem, ServiceError
 from rankzero.machine import offline as no_network
 from rankzero.spec.data_paths import DataPath, parse_data_path

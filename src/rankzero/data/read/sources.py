@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from rankzero.data.chunks import CHUNK_BYTES, UTF8_BOM, Chunk, count_in, lines, pack
-from rankzero.data.containers.json_lines import read_lines
-from rankzero.data.containers.layout import Layout, find_layout
-from rankzero.data.containers.stream import DamagedError, blocks
-from rankzero.data.problems import RowProblem
+from rankzero.data.read.containers.json_lines import read_lines
+from rankzero.data.read.containers.layout import Layout, find_layout
+from rankzero.data.read.containers.stream import DamagedError, blocks
+from rankzero.data.rows.chunks import CHUNK_BYTES, UTF8_BOM, Chunk, count_in, lines, pack
+from rankzero.data.rows.problems import RowProblem
 from rankzero.errors import DataError, Problem, StorageError
 
 __all__ = [
@@ -48,15 +48,15 @@ def read_chunks(path: str, source: int = 0, size: int = CHUNK_BYTES) -> Iterator
         return
     # Imported where they are needed: JSON lines are read without pyarrow.
     if layout.kind == "parquet":
-        from rankzero.data.containers.parquet import read_parquet
+        from rankzero.data.read.containers.parquet import read_parquet
 
         rows = read_parquet(path, layout.packing)
     elif layout.kind in ("csv", "tsv"):
-        from rankzero.data.containers.delimited import read_delimited
+        from rankzero.data.read.containers.delimited import read_delimited
 
         rows = read_delimited(blocks(path, layout.packing, min(size, _BLOCK_BYTES)), _SEPARATORS[layout.kind])
     else:
-        from rankzero.data.containers.json_values import read_values
+        from rankzero.data.read.containers.json_values import read_values
 
         rows = read_values(blocks(path, layout.packing, min(size, _BLOCK_BYTES)), layout)
     yield from pack(rows, source, size)
@@ -69,7 +69,7 @@ def count_rows(path: str) -> int:
     """Rows of the file, good and bad, without blank lines. Raises as `read_chunks` does."""
     layout = _layout(path)
     if layout is not None and layout.kind == "parquet":
-        from rankzero.data.containers.parquet import count_parquet
+        from rankzero.data.read.containers.parquet import count_parquet
 
         try:
             return count_parquet(path, layout.packing)
@@ -89,7 +89,7 @@ def unread_columns(path: str) -> tuple[str, ...]:
     layout = _layout(path)
     if layout is None or layout.kind != "parquet":
         return ()
-    from rankzero.data.containers.parquet import unread_columns as of_parquet
+    from rankzero.data.read.containers.parquet import unread_columns as of_parquet
 
     try:
         return of_parquet(path, layout.packing)
@@ -133,7 +133,7 @@ def probe(path: str) -> RowProblem | None:
         reason = error.strerror or str(error)
         return RowProblem(0, "unreadable file", f"cannot be read: {reason}", f"try: ls -l {path}")
     if isinstance(layout, Layout) and layout.kind == "parquet":
-        from rankzero.data.containers.parquet import parquet_problem
+        from rankzero.data.read.containers.parquet import parquet_problem
 
         return parquet_problem(path, layout.packing)
     return None if isinstance(layout, Layout) else layout

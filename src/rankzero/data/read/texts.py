@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rankzero.data.chunks import Chunk, lines
-from rankzero.data.formats.columns import rename
-from rankzero.data.formats.fields import read_text
-from rankzero.data.problems import ProblemLog, RowProblem, kind
-from rankzero.data.rows import read_json
-from rankzero.data.sources import read_chunks, require_readable
+from rankzero.data.read.sources import read_chunks, require_readable
+from rankzero.data.rows.chunks import Chunk, lines
+from rankzero.data.rows.formats.columns import rename
+from rankzero.data.rows.formats.fields import read_text
+from rankzero.data.rows.parse import read_json
+from rankzero.data.rows.problems import ProblemLog, RowProblem, kind
 
 KEYS = ("text", "sentence")
 """What the text of a row is called, as in the rows that classifiers are trained on."""

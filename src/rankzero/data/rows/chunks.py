@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from rankzero.data.problems import RowProblem
+from rankzero.data.rows.problems import RowProblem
 
 CHUNK_BYTES = 4 << 20
 """What one worker gets at a time: large enough to hide the hand-over, small enough to bound memory."""

@@ -11,11 +11,11 @@ from typing import Any
 
 import orjson
 
-from rankzero.data.chunks import Chunk, lines
-from rankzero.data.conversation import Conversation
-from rankzero.data.formats import FORMATS, Noted, Result, Row, convert, reason
-from rankzero.data.formats.columns import rename
-from rankzero.data.problems import RowProblem
+from rankzero.data.rows.chunks import Chunk, lines
+from rankzero.data.rows.conversation import Conversation
+from rankzero.data.rows.formats import FORMATS, Noted, Result, Row, convert, reason
+from rankzero.data.rows.formats.columns import rename
+from rankzero.data.rows.problems import RowProblem
 
 
 @dataclass(slots=True)

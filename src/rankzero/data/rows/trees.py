@@ -12,11 +12,11 @@ from typing import Any
 
 import orjson
 
-from rankzero.data.chunks import Chunk, NumberedLine, lines, pack
-from rankzero.data.formats.oasst import is_flat
-from rankzero.data.formats.oasst_flat import group_flat_rows
-from rankzero.data.problems import RowProblem
-from rankzero.data.rows import read_json
+from rankzero.data.rows.chunks import Chunk, NumberedLine, lines, pack
+from rankzero.data.rows.formats.oasst import is_flat
+from rankzero.data.rows.formats.oasst_flat import group_flat_rows
+from rankzero.data.rows.parse import read_json
+from rankzero.data.rows.problems import RowProblem
 
 
 @dataclass(slots=True)

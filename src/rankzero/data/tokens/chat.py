@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
-from rankzero.data.chat_text import ChatText, LeftOutError, Rendered, RewrittenError, TokenRules
-from rankzero.data.conversation import Conversation
-from rankzero.data.image_tokens import ImageRules, Picture, Pictures
-from rankzero.data.problems import RowProblem
-from rankzero.data.template import ChatTemplate, TemplateRefusedError
-from rankzero.data.tokenizer import TokenizerParts
-from rankzero.data.turns import reads_parts_only
+from rankzero.data.rows.conversation import Conversation
+from rankzero.data.rows.problems import RowProblem
+from rankzero.data.tokens.chat_text import ChatText, LeftOutError, Rendered, RewrittenError, TokenRules
+from rankzero.data.tokens.image_tokens import ImageRules, Picture, Pictures
+from rankzero.data.tokens.template import ChatTemplate, TemplateRefusedError
+from rankzero.data.tokens.tokenizer import TokenizerParts
+from rankzero.data.tokens.turns import reads_parts_only
 from rankzero.errors import ConfigError
 
 __all__ = ["Rendered", "Renderer", "TokenRules"]

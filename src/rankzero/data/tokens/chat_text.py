@@ -17,10 +17,10 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from rankzero.data.conversation import Conversation
-from rankzero.data.image_tokens import ImageRules, Picture
-from rankzero.data.template import ChatTemplate, Span, TemplateRefusedError
-from rankzero.data.turns import STAND_IN, turn_of, with_text
+from rankzero.data.rows.conversation import Conversation
+from rankzero.data.tokens.image_tokens import ImageRules, Picture
+from rankzero.data.tokens.template import ChatTemplate, Span, TemplateRefusedError
+from rankzero.data.tokens.turns import STAND_IN, turn_of, with_text
 
 if TYPE_CHECKING:  # workers need not load pydantic
     from rankzero.spec.run_spec import OverLength, Task

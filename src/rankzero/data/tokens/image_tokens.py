@@ -8,9 +8,9 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from rankzero.data.conversation import Conversation
 from rankzero.data.images.decode import ImageError, ImageLimits, image_size, locate, require_pillow
-from rankzero.data.problems import RowProblem
+from rankzero.data.rows.conversation import Conversation
+from rankzero.data.rows.problems import RowProblem
 
 _REMEMBERED = 1 << 16
 

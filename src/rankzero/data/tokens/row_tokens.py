@@ -13,9 +13,9 @@ from typing import Any
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
-from rankzero.data.chat import Rendered, TokenRules
-from rankzero.data.image_tokens import Picture
-from rankzero.data.tokenizer import TokenizerParts
+from rankzero.data.tokens.chat import Rendered, TokenRules
+from rankzero.data.tokens.image_tokens import Picture
+from rankzero.data.tokens.tokenizer import TokenizerParts
 
 TokenRange = tuple[int, int]
 

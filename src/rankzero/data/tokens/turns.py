@@ -8,8 +8,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from rankzero.data.conversation import Message
-from rankzero.data.template import ChatTemplate, TemplateRefusedError
+from rankzero.data.rows.conversation import Message
+from rankzero.data.tokens.template import ChatTemplate, TemplateRefusedError
 
 # Stands in for a turn's content to see where it comes to stand. A noncharacter at either end, so that what the text
 # and its stand-in have in common ends exactly where the content does.

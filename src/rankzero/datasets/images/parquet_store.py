@@ -13,7 +13,7 @@ from typing import Any
 
 from rankzero.data.images import coco
 from rankzero.data.images.layout import coco_key
-from rankzero.data.images.stores import Fetched, Seen, member_key
+from rankzero.datasets.images.stores import Fetched, Seen, member_key
 from rankzero.errors import ConfigError, DataError
 
 _NAMES = ("file_name", "filename", "image_path", "path")

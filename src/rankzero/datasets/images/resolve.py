@@ -22,8 +22,8 @@ from rankzero.data.images.check import check_images
 from rankzero.data.images.decode import ImageError, ImageLimits, require_pillow
 from rankzero.data.images.layout import SOURCES, image_key, source_of
 from rankzero.data.images.paths import inside, normalised, refusal
-from rankzero.data.images.stores import Fetched, FolderStore, Store
 from rankzero.data.progress import Progress, no_progress
+from rankzero.datasets.images.stores import Fetched, FolderStore, Store
 from rankzero.run_dir.atomic import TEMPORARY_PREFIX, storage_errors
 
 ImageMode = Literal["copy", "link", "none"]

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
-from rankzero.data.download import download
 from rankzero.data.images.decode import NOT_THERE, ImageError, locate
 from rankzero.data.images.layout import SOURCES, image_key, spellings
 from rankzero.data.images.paths import refusal
-from rankzero.data.network import Network, RealNetwork
+from rankzero.data.read.download import download
+from rankzero.data.read.network import Network, RealNetwork
 from rankzero.errors import DataError, UsageError
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip", ".parquet")
@@ -99,7 +99,7 @@ def file_store(path: Path, source: str) -> Store:
     """The store that a file is, by its name."""
     name = path.name.lower()
     if name.endswith(".parquet"):
-        from rankzero.data.images.parquet_store import ParquetStore
+        from rankzero.datasets.images.parquet_store import ParquetStore
 
         return ParquetStore(path, source)
     if name.endswith(".zip"):

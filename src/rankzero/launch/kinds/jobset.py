@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from rankzero.launch.kinds.job import failure_rules
 from rankzero.launch.labels import Manifest
 from rankzero.launch.plan import Plan
-from rankzero.launch.render.job import failure_rules
 from rankzero.launch.render.pod import pod_template
 from rankzero.launch.render.shared import run_annotations, run_labels, top_metadata
 

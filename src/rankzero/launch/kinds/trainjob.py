@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from rankzero.launch.kinds.jobset import jobset_spec
 from rankzero.launch.labels import Manifest
 from rankzero.launch.plan import Plan
-from rankzero.launch.render.jobset import jobset_spec
 from rankzero.launch.render.shared import metadata, top_metadata
 
 API = "trainer.kubeflow.org/v1alpha1"

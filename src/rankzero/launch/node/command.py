@@ -19,13 +19,13 @@ from rankzero.errors import (
 )
 from rankzero.launch.node.channel import Message
 from rankzero.launch.node.client import Client, Wait
-from rankzero.launch.node.finished import is_finished
 from rankzero.launch.node.output import Output
 from rankzero.launch.node.platform import Place
 from rankzero.launch.node.reaper import reap_orphans
 from rankzero.launch.node.settings import NodeSettings
 from rankzero.launch.node.stop import StopWish
 from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, started, write_payload
+from rankzero.run_dir.finished import is_finished
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rankzero.launch.kinds import docker, job, jobset, pytorchjob, statefulset, trainjob
 from rankzero.launch.labels import SPEC_HASH, Manifest
 from rankzero.launch.plan import Plan, RenderedKind
-from rankzero.launch.render import docker, job, jobset, pytorchjob, statefulset, trainjob
 from rankzero.launch.render.content import content_hash
 from rankzero.launch.render.patch import merge
 from rankzero.launch.render.prepare import preparation_job

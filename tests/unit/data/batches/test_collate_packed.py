@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankzero.data.collate import PaddedText
-from rankzero.data.collate_packed import PackedText
+from rankzero.data.batches.collators.packed import PackedText
+from rankzero.data.batches.collators.text import PaddedText
 
 CPU = torch.device("cpu")
 

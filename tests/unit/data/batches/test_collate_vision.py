@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from rankzero.data.collate import MicroBatch, PaddedText
-from rankzero.data.collate_vision import PicturedText
-from rankzero.data.dataset import TokenizedDataset
-from rankzero.data.prefetch import ahead
-from rankzero.data.tokenize import TokenRules, prepare
+from rankzero.data.batches.collators.images import PicturedText
+from rankzero.data.batches.collators.text import MicroBatch, PaddedText
+from rankzero.data.batches.prefetch import ahead
+from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.tokenize import TokenRules, prepare
 from rankzero.errors import DataError
 from rankzero.model.processor import load_processor
 from rankzero.model.vision import Vision

@@ -6,14 +6,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankzero.data.batching import (
-    divide_among_ranks,
-    micro_batches,
-    packed_batches,
-    permutation,
-)
-from rankzero.data.collate import PaddedText
-from rankzero.data.loader import Batches
+from rankzero.data.batches.collators.text import PaddedText
+from rankzero.data.batches.loader import Batches
+from rankzero.data.batches.plan import divide_among_ranks, micro_batches, packed_batches
+from rankzero.data.order import permutation
 
 
 class Even:

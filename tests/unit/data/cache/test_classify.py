@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from rankzero.data.collate import LabelledText
-from rankzero.data.dataset import TokenizedDataset
-from rankzero.data.labels import label_codes, label_set
+from rankzero.data.batches.collators.text import LabelledText
+from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.labels import label_codes, label_set
+from rankzero.data.cache.tokenize import TokenRules, prepare, tokenizer_fingerprint
+from rankzero.data.cache.training_data import TrainingData, training_data
 from rankzero.data.progress import no_progress
-from rankzero.data.tokenize import TokenRules, prepare, tokenizer_fingerprint
-from rankzero.data.training_data import TrainingData, training_data
 from rankzero.errors import ConfigError, DataError
 from rankzero.spec.run_spec import RunSpec, SourceSpec
 from tests.support.families import family_tokenizer

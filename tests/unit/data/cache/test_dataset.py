@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rankzero.data.dataset import SCHEMA, DatasetStats, TokenizedDataset
+from rankzero.data.cache.dataset import SCHEMA, DatasetStats, TokenizedDataset
 from rankzero.errors import StorageError
 from rankzero.run_dir.atomic import commit_directory
 

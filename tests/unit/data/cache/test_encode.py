@@ -13,12 +13,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rankzero.data.chat import Rendered, Renderer, TokenRules
-from rankzero.data.conversation import Conversation
-from rankzero.data.encode import Encoder, Row, Task, chunk_encoder
-from rankzero.data.formats import convert
-from rankzero.data.sources import Chunk
-from rankzero.data.tokenizer import take_apart
+from rankzero.data.cache.encode import Encoder, Row, Task, chunk_encoder
+from rankzero.data.read.sources import Chunk
+from rankzero.data.rows.conversation import Conversation
+from rankzero.data.rows.formats import convert
+from rankzero.data.tokens.chat import Rendered, Renderer, TokenRules
+from rankzero.data.tokens.tokenizer import take_apart
 from tests.support.families import FAMILIES, family_tokenizer
 from tests.support.tiny import CHATML, CORPUS, tiny_tokenizer
 from tests.unit.data.support import chat, user_assistant
@@ -264,7 +264,7 @@ def test_chunk_encoder_with_problems_encodes_nothing() -> None:
 def test_workers_are_light() -> None:
     """What a worker imports: not the seconds and hundreds of megabytes of transformers and torch."""
     code = (
-        "import sys, rankzero.data.encode, rankzero.data.validate;"
+        "import sys, rankzero.data.cache.encode, rankzero.data.check.validate;"
         "print(sorted({'torch', 'transformers', 'datasets', 'pyarrow', 'pydantic'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import rankzero.data.job
-import rankzero.data.tokenize
-from rankzero.data.dataset import TokenizedDataset
-from rankzero.data.sources import Chunk, read_chunks
-from rankzero.data.tokenize import Shard, TokenRules, prepare, prepare_shard
+import rankzero.data.cache.job
+import rankzero.data.cache.tokenize
+from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.tokenize import Shard, TokenRules, prepare, prepare_shard
+from rankzero.data.read.sources import Chunk, read_chunks
 from rankzero.errors import DataError
 from rankzero.spec.run_spec import SourceSpec
 from tests.support.tiny import chat_rows, tiny_tokenizer, write_jsonl
@@ -32,8 +32,8 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     def small_chunks(path: str, source: int = 0) -> Iterator[Chunk]:
         return read_chunks(path, source, 700)
 
-    monkeypatch.setattr(rankzero.data.job, "read_chunks", small_chunks)
-    monkeypatch.setattr(rankzero.data.tokenize, "SEGMENT_CHUNKS", 2)
+    monkeypatch.setattr(rankzero.data.cache.job, "read_chunks", small_chunks)
+    monkeypatch.setattr(rankzero.data.cache.tokenize, "SEGMENT_CHUNKS", 2)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_shards_in_any_order_make_what_one_makes(
 def test_a_killed_shard_goes_on_where_it_was(
     files: list[SourceSpec], tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = rankzero.data.tokenize.chunk_encoder
+    original = rankzero.data.cache.tokenize.chunk_encoder
     encoded: list[int] = []
 
     def dying(*args: Any, most: int) -> Any:
@@ -81,15 +81,15 @@ def test_a_killed_shard_goes_on_where_it_was(
 
         return encode
 
-    monkeypatch.setattr(rankzero.data.tokenize, "chunk_encoder", partial(dying, most=7))
+    monkeypatch.setattr(rankzero.data.cache.tokenize, "chunk_encoder", partial(dying, most=7))
     with pytest.raises(KeyboardInterrupt):
         prepare(files, tokenizer, TokenRules(), tmp_path / "cache")
-    monkeypatch.setattr(rankzero.data.tokenize, "chunk_encoder", partial(dying, most=-1))
+    monkeypatch.setattr(rankzero.data.cache.tokenize, "chunk_encoder", partial(dying, most=-1))
     encoded.clear()
     dataset = prepare(files, tokenizer, TokenRules(), tmp_path / "cache")
     chunks = sum(1 for spec in files for _ in read_chunks(spec.path, 0, 700))
     assert len(encoded) == chunks - 6  # three segments of two chunks were whole
-    monkeypatch.setattr(rankzero.data.tokenize, "chunk_encoder", original)
+    monkeypatch.setattr(rankzero.data.cache.tokenize, "chunk_encoder", original)
     assert rows_of(dataset) == rows_of(prepare(files, tokenizer, TokenRules(), tmp_path / "other"))
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankzero.data.batching import permutation
-from rankzero.data.selection import first_occurrences, held_out_by_group, mix, sample
+from rankzero.data.cache.selection import first_occurrences, held_out_by_group, mix, sample
+from rankzero.data.order import permutation
 
 SEEDS = st.integers(0, 2**63 - 1)
 

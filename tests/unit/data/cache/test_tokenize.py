@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import rankzero.data.encode
-import rankzero.data.hashing
-import rankzero.data.job
+import rankzero.data.cache.encode
+import rankzero.data.cache.job
+import rankzero.data.cache.segments
+import rankzero.data.cache.tokenize
 import rankzero.data.pool
-import rankzero.data.segments
-import rankzero.data.tokenize
-from rankzero.data.dataset import TokenizedDataset
-from rankzero.data.tokenize import TokenRules, prepare, tokenizer_fingerprint
+import rankzero.data.read.hashing
+from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.tokenize import TokenRules, prepare, tokenizer_fingerprint
 from rankzero.errors import ConfigError, DataError, ExitCode, StorageError
 from rankzero.spec.run_spec import SourceSpec
 from tests.support.families import family_tokenizer
@@ -39,13 +39,13 @@ def path(tmp_path: Path) -> str:
 def encoded_chunks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one for every chunk that is tokenised in this process."""
     calls: list[int] = []
-    original = rankzero.data.tokenize.chunk_encoder
+    original = rankzero.data.cache.tokenize.chunk_encoder
 
     def counting(*args: Any) -> Any:
         work = original(*args)
         return lambda task: calls.append(task.chunk.first_line) or work(task)
 
-    monkeypatch.setattr(rankzero.data.tokenize, "chunk_encoder", counting)
+    monkeypatch.setattr(rankzero.data.cache.tokenize, "chunk_encoder", counting)
     return calls
 
 
@@ -138,7 +138,7 @@ def test_code_version_is_part_of_the_name(
     path: str, tokenizer: Any, own_cache: Path, monkeypatch: pytest.MonkeyPatch, encoded_chunks: list[int]
 ) -> None:
     prepare(sources(path), tokenizer, TokenRules(), own_cache)
-    monkeypatch.setattr(rankzero.data.job, "CODE_VERSION", 10**6)
+    monkeypatch.setattr(rankzero.data.cache.job, "CODE_VERSION", 10**6)
     prepare(sources(path), tokenizer, TokenRules(), own_cache)
     assert len(encoded_chunks) == 2
 
@@ -190,9 +190,11 @@ class TestBadData:
     ) -> None:
         encoded: list[bool] = []
         monkeypatch.setattr(
-            rankzero.data.tokenize,
+            rankzero.data.cache.tokenize,
             "chunk_encoder",
-            lambda *args: lambda task: encoded.append(task.encode) or rankzero.data.encode.chunk_encoder(*args)(task),
+            lambda *args: (
+                lambda task: encoded.append(task.encode) or rankzero.data.cache.encode.chunk_encoder(*args)(task)
+            ),
         )
         paths = [write(tmp_path / name, line) for name, line in [("1", GOOD), ("2", b"{oops"), ("3", GOOD)]]
         with pytest.raises(DataError):
@@ -239,13 +241,13 @@ class TestBadData:
     def test_file_that_changes_meanwhile(
         self, path: str, tokenizer: Any, own_cache: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        original = rankzero.data.segments._record_batch
+        original = rankzero.data.cache.segments._record_batch
 
         def meddling(*args: Any) -> Any:
             os.utime(path, ns=(1, 1))
             return original(*args)
 
-        monkeypatch.setattr(rankzero.data.segments, "_record_batch", meddling)
+        monkeypatch.setattr(rankzero.data.cache.segments, "_record_batch", meddling)
         with pytest.raises(DataError, match="changed while it was read"):
             prepare(sources(path), tokenizer, TokenRules(), own_cache)
         assert left_behind(own_cache) == []
@@ -313,7 +315,7 @@ class TestCache:
         def full(*_args: Any) -> Any:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(rankzero.data.segments, "_record_batch", full)
+        monkeypatch.setattr(rankzero.data.cache.segments, "_record_batch", full)
         with pytest.raises(StorageError, match="No space left") as caught:
             prepare(sources(path), tokenizer, TokenRules(), own_cache)
         assert "RANKZERO_CACHE" in caught.value.problems[0].hint and left_behind(own_cache) == []
@@ -326,14 +328,14 @@ class TestCache:
         assert manifest["stats"]["rows"] == 50 and manifest["rules"]["max_length"] == 2048
 
     def test_large_files_are_hashed_once(self, path: str, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(rankzero.data.hashing, "REMEMBERED_BYTES", 0)
+        monkeypatch.setattr(rankzero.data.read.hashing, "REMEMBERED_BYTES", 0)
         reads: list[Path] = []
-        original = rankzero.data.hashing.file_sha256
-        monkeypatch.setattr(rankzero.data.hashing, "file_sha256", lambda p: reads.append(p) or original(p))
-        content_hash = rankzero.data.hashing.content_hash
+        original = rankzero.data.read.hashing.file_sha256
+        monkeypatch.setattr(rankzero.data.read.hashing, "file_sha256", lambda p: reads.append(p) or original(p))
+        content_hash = rankzero.data.read.hashing.content_hash
         fresh = [content_hash(path, own_cache) for _ in range(2)]
         assert len(reads) == 2, "a file changed just now may change again within one tick of the clock"
-        monkeypatch.setattr(rankzero.data.hashing, "_SETTLED_NS", -1)
+        monkeypatch.setattr(rankzero.data.read.hashing, "_SETTLED_NS", -1)
         settled = [content_hash(path, own_cache) for _ in range(3)]
         assert len(reads) == 3 and len({*fresh, *settled}) == 1
         Path(path).write_bytes(GOOD)

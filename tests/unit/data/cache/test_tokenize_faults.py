@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rankzero.data.tokenize import TokenRules, prepare
+from rankzero.data.cache.tokenize import TokenRules, prepare
 from rankzero.spec.run_spec import SourceSpec
 from tests.support.tiny import chat_rows, tiny_tokenizer, write_jsonl
 
@@ -31,7 +31,7 @@ def left_behind(cache: Path) -> list[str]:
 DRIVER = """
 import sys, time
 from pathlib import Path
-import rankzero.data.pool, rankzero.data.segments as segments, rankzero.data.tokenize as tokenize
+import rankzero.data.pool, rankzero.data.cache.segments as segments, rankzero.data.cache.tokenize as tokenize
 from rankzero.spec.run_spec import SourceSpec
 from tests.support.tiny import tiny_tokenizer
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rankzero.data.cache.training_data import TrainingData, training_data
 from rankzero.data.progress import no_progress
-from rankzero.data.training_data import TrainingData, training_data
 from rankzero.errors import ConfigError, DataError
 from rankzero.spec.run_spec import RunSpec
 from tests.support.tiny import chat_rows, tiny_tokenizer, write_jsonl

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rankzero.cache import cache_root
-from rankzero.cli.data_command import app
+from rankzero.cli.data.show import app
 from rankzero.errors import ConfigError, DataError, RankzeroError, UsageError
 from tests.support.tiny import tiny_tokenizer
 from tests.unit.data.support import GOOD, user_assistant, write

@@ -13,18 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from rankzero.cli.tokenizer_option import served_prompt
-from rankzero.data.chat import TokenRules
-from rankzero.data.check_report import CheckReport
-from rankzero.data.problems import ProblemLog, RowProblem
-from rankzero.data.report_html import report_html
-from rankzero.data.report_page import bar_chart, table, text
-from rankzero.data.report_text import bars, percent, report_lines
-from rankzero.data.serving import Comparison, compare
-from rankzero.data.statistics import Bin, Counts, histogram
-from rankzero.data.token_counts import Tokens
-from rankzero.data.tokenizer import take_apart
-from rankzero.data.validate import CheckOptions, check
+from rankzero.cli.data.tokenizer_option import served_prompt
+from rankzero.data.check.report import CheckReport
+from rankzero.data.check.report_html import report_html
+from rankzero.data.check.report_page import bar_chart, table, text
+from rankzero.data.check.report_text import bars, percent, report_lines
+from rankzero.data.check.serving import Comparison, compare
+from rankzero.data.check.statistics import Bin, Counts, histogram
+from rankzero.data.check.token_counts import Tokens
+from rankzero.data.check.validate import CheckOptions, check
+from rankzero.data.rows.problems import ProblemLog, RowProblem
+from rankzero.data.tokens.chat import TokenRules
+from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.spec.run_spec import SourceSpec
 from tests.support.families import family_tokenizer
 from tests.unit.data.support import GOOD, GOOD_TEXT, user_assistant, write

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from rankzero.cli.tokenizer_option import TokenizerPlace, served_prompt, stop_tokens
-from rankzero.data.chat import TokenRules
-from rankzero.data.chunks import Chunk
-from rankzero.data.conversation import Conversation
-from rankzero.data.rows import parse
-from rankzero.data.serving import Comparison, compare
-from rankzero.data.tokenizer import take_apart
+from rankzero.cli.data.tokenizer_option import TokenizerPlace, served_prompt, stop_tokens
+from rankzero.data.check.serving import Comparison, compare
+from rankzero.data.rows.chunks import Chunk
+from rankzero.data.rows.conversation import Conversation
+from rankzero.data.rows.parse import parse
+from rankzero.data.tokens.chat import TokenRules
+from rankzero.data.tokens.tokenizer import take_apart
 from tests.support.families import FAMILIES, family_tokenizer
 from tests.support.tiny import CHATML, tiny_tokenizer
 from tests.unit.data.support import chat, user_assistant

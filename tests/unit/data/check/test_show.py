@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rankzero.data.show import ShownRow, rows_to_show
-from rankzero.data.tokenize import TokenRules
+from rankzero.data.cache.tokenize import TokenRules
+from rankzero.data.check.show import ShownRow, rows_to_show
 from rankzero.errors import DataError
 from rankzero.spec.run_spec import SourceSpec
 from tests.support.families import FAMILIES, family_tokenizer

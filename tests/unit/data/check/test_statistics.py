@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankzero.data.chat import TokenRules
-from rankzero.data.chunks import Chunk
-from rankzero.data.conversation import Conversation, Message
-from rankzero.data.duplicates import DigestLog, digest
-from rankzero.data.encode import Task, chunk_encoder
-from rankzero.data.rows import parse
-from rankzero.data.statistics import OTHER, Bin, Counts, Spread, TokenCounts, histogram, share, stepped
-from rankzero.data.token_counts import TokenCounter, Tokens
-from rankzero.data.tokenizer import take_apart
+from rankzero.data.cache.encode import Task, chunk_encoder
+from rankzero.data.check.duplicates import DigestLog, digest
+from rankzero.data.check.statistics import OTHER, Bin, Counts, Spread, TokenCounts, histogram, share, stepped
+from rankzero.data.check.token_counts import TokenCounter, Tokens
+from rankzero.data.rows.chunks import Chunk
+from rankzero.data.rows.conversation import Conversation, Message
+from rankzero.data.rows.parse import parse
+from rankzero.data.tokens.chat import TokenRules
+from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.errors import RankzeroError
 from tests.support.families import family_tokenizer
 from tests.unit.data.support import chat, user_assistant

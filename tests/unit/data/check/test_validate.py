@@ -12,12 +12,12 @@ import orjson
 import pytest
 
 import rankzero.data.pool
-from rankzero.data.chat import TokenRules
-from rankzero.data.check_report import CheckReport, Tolerance, column
-from rankzero.data.formats import FORMATS
-from rankzero.data.token_counts import Tokens
-from rankzero.data.tokenizer import take_apart
-from rankzero.data.validate import CheckOptions, check
+from rankzero.data.check.report import CheckReport, Tolerance, column
+from rankzero.data.check.token_counts import Tokens
+from rankzero.data.check.validate import CheckOptions, check
+from rankzero.data.rows.formats import FORMATS
+from rankzero.data.tokens.chat import TokenRules
+from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.errors import ConfigError, DataError, StorageError, UsageError
 from rankzero.spec.run_spec import SourceSpec
 from tests.support.families import family_tokenizer
@@ -214,7 +214,7 @@ class TestQuarantine:
         def fail(_line: bytes, _number: int) -> None:
             raise StorageError("the volume is gone")
 
-        monkeypatch.setattr("rankzero.data.rows.read_json", fail)
+        monkeypatch.setattr("rankzero.data.rows.parse.read_json", fail)
         with pytest.raises(StorageError):
             looked(path, quarantine=tmp_path / "bad.jsonl")
         assert (tmp_path / "bad.jsonl").read_bytes() == before

@@ -11,10 +11,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from rankzero.data.conversation import Conversation
-from rankzero.data.convert import Conversion, convert
-from rankzero.data.rows import parse
-from rankzero.data.sources import read_chunks
+from rankzero.data.convert.convert import Conversion, convert
+from rankzero.data.read.sources import read_chunks
+from rankzero.data.rows.conversation import Conversation
+from rankzero.data.rows.parse import parse
 from rankzero.spec.run_spec import SourceSpec
 
 

@@ -10,16 +10,16 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from rankzero.data.chunks import Chunk
 from rankzero.data.convert import convert
-from rankzero.data.formats import FORMATS
-from rankzero.data.rows import parse
-from rankzero.data.targets import CHAT_AS_RAW, NAMES_LEFT_OUT, RAW_AS_CHAT, TARGETS
+from rankzero.data.convert.targets import CHAT_AS_RAW, NAMES_LEFT_OUT, RAW_AS_CHAT, TARGETS
+from rankzero.data.rows.chunks import Chunk
+from rankzero.data.rows.formats import FORMATS
+from rankzero.data.rows.parse import parse
 from rankzero.errors import DataError, StorageError, UsageError
 from rankzero.spec.run_spec import SourceSpec
-from tests.unit.data.convert_support import conversations, read_rows, run, table_rows, write_rows
-from tests.unit.data.formats.support import CALL, ROWS
-from tests.unit.data.formats.test_oasst import FLAT
+from tests.unit.data.convert.convert_support import conversations, read_rows, run, table_rows, write_rows
+from tests.unit.data.rows.formats.support import CALL, ROWS
+from tests.unit.data.rows.formats.test_oasst import FLAT
 from tests.unit.data.support import chat, user_assistant
 
 
@@ -63,7 +63,7 @@ class TestCounts:
     def test_a_row_is_never_lost_in_silence(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         from rankzero.errors import RankzeroError
 
-        monkeypatch.setattr("rankzero.data.convert.parse", lambda *args: _losing(*args))
+        monkeypatch.setattr("rankzero.data.convert.convert.parse", lambda *args: _losing(*args))
         with pytest.raises(RankzeroError, match="do not add up"):
             run([user_assistant("q", "a")] * 2, "messages", tmp_path)
         assert not (tmp_path / "out.jsonl").exists()
@@ -236,7 +236,7 @@ class TestContainersIn:
         assert [turns["messages"][0]["content"] for turns in read_rows(tmp_path / "o.jsonl")] == ["q1", "q4"]
 
     def test_rows_that_the_container_could_not_give_are_counted_once(self) -> None:
-        from rankzero.data.problems import RowProblem
+        from rankzero.data.rows.problems import RowProblem
 
         damaged = RowProblem(9, "damaged", "what")
         parsed = parse(Chunk(0, 1, b'{"text": "a"}\nx,y\n', (4, 9), {1: damaged}), "auto")

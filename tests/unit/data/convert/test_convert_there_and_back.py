@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankzero.data.convert import convert
-from rankzero.data.targets import CALL_IDS
+from rankzero.data.convert.targets import CALL_IDS
 from rankzero.spec.run_spec import SourceSpec
-from tests.unit.data.convert_support import conversations, read_rows, run, table_rows, write_rows
-from tests.unit.data.formats.support import ROWS, TOOL
+from tests.unit.data.convert.convert_support import conversations, read_rows, run, table_rows, write_rows
+from tests.unit.data.rows.formats.support import ROWS, TOOL
 from tests.unit.data.support import chat, user_assistant
 
 

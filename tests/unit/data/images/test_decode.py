@@ -199,7 +199,7 @@ def test_without_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_pillow_is_not_loaded_by_import() -> None:
-    code = "import sys, rankzero.data.images.resolve, rankzero.data.recipes.frame; print('PIL' in sys.modules)"
+    code = "import sys, rankzero.datasets.images.resolve, rankzero.datasets.frame; print('PIL' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rankzero.data.locate_data import LocatedSource, expand
-from rankzero.data.network import Found, RemoteFile
+from rankzero.data.read.locate import LocatedSource, expand
+from rankzero.data.read.network import Found, RemoteFile
 from rankzero.errors import DataError, Problem, ServiceError
 from rankzero.spec.run_spec import SourceSpec
 

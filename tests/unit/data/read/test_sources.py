@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankzero.data.containers.json_lines import read_lines
-from rankzero.data.sources import lines, probe, read_chunks, require_readable
+from rankzero.data.read.containers.json_lines import read_lines
+from rankzero.data.read.sources import lines, probe, read_chunks, require_readable
 from rankzero.errors import DataError, StorageError
 from tests.unit.data.support import GOOD, check_file, data_error, only_problem, write
 

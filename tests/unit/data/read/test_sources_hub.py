@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rankzero.data.network import RemoteFile
+from rankzero.data.read.network import RemoteFile
 from rankzero.errors import AccessError
-from tests.unit.data.fake_network import FakeNetwork, fault, located, own_cache
+from tests.unit.data.read.fake_network import FakeNetwork, fault, located, own_cache
 
 __all__ = ["own_cache"]
 pytestmark = pytest.mark.usefixtures("own_cache")

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from rankzero.data.download import download
-from rankzero.data.locate_data import LocatedSource, expand
-from rankzero.data.network import Found, RemoteFile
+from rankzero.data.read.download import download
+from rankzero.data.read.locate import LocatedSource, expand
+from rankzero.data.read.network import Found, RemoteFile
 from rankzero.errors import DataError, ServiceError
 from rankzero.spec.run_spec import SourceSpec
-from tests.unit.data.containers.reading import put
-from tests.unit.data.fake_network import FakeNetwork, NoNetwork, fault, located, own_cache
+from tests.unit.data.read.containers.reading import put
+from tests.unit.data.read.fake_network import FakeNetwork, NoNetwork, fault, located, own_cache
 
 __all__ = ["own_cache"]
 pytestmark = pytest.mark.usefixtures("own_cache")

@@ -10,8 +10,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from rankzero.data.locate_data import expand
-from rankzero.data.network import RealNetwork, RemoteFile, _as_ours
+from rankzero.data.read.locate import expand
+from rankzero.data.read.network import RealNetwork, RemoteFile, _as_ours
 from rankzero.errors import AccessError, ConfigError, DataError, RankzeroError, ServiceError
 from rankzero.spec.run_spec import SourceSpec
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankzero.data.chunks import select
-from rankzero.data.hashing import content_hash
-from rankzero.data.sources import count_rows, lines, read_chunks
+from rankzero.data.read.hashing import content_hash
+from rankzero.data.read.sources import count_rows, lines, read_chunks
+from rankzero.data.rows.chunks import select
 from rankzero.errors import DataError
-from tests.unit.data.containers.reading import as_array, as_parquet, gz, jsonl, put
+from tests.unit.data.read.containers.reading import as_array, as_parquet, gz, jsonl, put
 
 ROWS = [{"text": f"row {index}"} for index in range(50)]
 FILES = {

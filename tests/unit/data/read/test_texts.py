@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankzero.data.texts import Text, read_texts
+from rankzero.data.read.texts import Text, read_texts
 from rankzero.errors import DataError
 from tests.support.tiny import write_jsonl
 

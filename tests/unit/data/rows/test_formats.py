@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rankzero.data.conversation import Conversation, Message
-from rankzero.data.formats import convert
-from rankzero.data.problems import RowProblem
+from rankzero.data.rows.conversation import Conversation, Message
+from rankzero.data.rows.formats import convert
+from rankzero.data.rows.problems import RowProblem
 from tests.unit.data.support import chat, user_assistant
 
 

@@ -7,10 +7,10 @@ import random
 import time
 import tracemalloc
 
-from rankzero.data.chunks import Chunk
-from rankzero.data.formats import FORMATS
-from rankzero.data.rows import parse
-from tests.unit.data.formats.support import ROWS
+from rankzero.data.rows.chunks import Chunk
+from rankzero.data.rows.formats import FORMATS
+from rankzero.data.rows.parse import parse
+from tests.unit.data.rows.formats.support import ROWS
 
 LINES = 100_000
 PER_CHUNK = 5_000

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from rankzero.data.chat import Renderer, TokenRules
-from rankzero.data.conversation import Conversation
-from rankzero.data.formats import convert
-from rankzero.data.problems import RowProblem
-from rankzero.data.tokenizer import take_apart
+from rankzero.data.rows.conversation import Conversation
+from rankzero.data.rows.formats import convert
+from rankzero.data.rows.problems import RowProblem
+from rankzero.data.tokens.chat import Renderer, TokenRules
+from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.errors import ConfigError, ExitCode
 from tests.support.families import FAMILIES, family_tokenizer, template_text
 from tests.support.tiny import tiny_tokenizer
@@ -211,7 +211,7 @@ class TestProblems:
 
 def test_no_more_renderings_than_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rendering is what chat rows cost: once, and once for the head of each turn."""
-    from rankzero.data.template import ChatTemplate
+    from rankzero.data.tokens.template import ChatTemplate
 
     calls = []
     original = ChatTemplate.render_marked

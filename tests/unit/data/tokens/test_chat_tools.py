@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from rankzero.data.chat import Renderer, TokenRules
-from rankzero.data.chunks import Chunk
-from rankzero.data.conversation import Conversation
-from rankzero.data.encode import Task, chunk_encoder
-from rankzero.data.problems import RowProblem
-from rankzero.data.tokenizer import take_apart
+from rankzero.data.cache.encode import Task, chunk_encoder
+from rankzero.data.rows.chunks import Chunk
+from rankzero.data.rows.conversation import Conversation
+from rankzero.data.rows.problems import RowProblem
+from rankzero.data.tokens.chat import Renderer, TokenRules
+from rankzero.data.tokens.tokenizer import take_apart
 from tests.support.families import family_tokenizer
 from tests.support.tiny import tiny_tokenizer
-from tests.unit.data.formats.support import CALL, ROWS, TOOL, good
+from tests.unit.data.rows.formats.support import CALL, ROWS, TOOL, good
 
 HEAD = "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}{% for m in messages %}"
 OPENING = "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

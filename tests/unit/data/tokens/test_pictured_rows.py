@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from rankzero.data.chunks import Chunk
-from rankzero.data.dataset import TokenizedDataset
-from rankzero.data.encode import Task, chunk_encoder
+from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.encode import Task, chunk_encoder
+from rankzero.data.cache.tokenize import TokenRules, prepare
 from rankzero.data.pool import ordered_map
-from rankzero.data.tokenize import TokenRules, prepare
-from rankzero.data.tokenizer import take_apart
+from rankzero.data.rows.chunks import Chunk
+from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.errors import DataError
 from rankzero.model.processor import load_processor
 from rankzero.model.vision import Vision
@@ -254,7 +254,7 @@ def test_a_worker_of_its_own_makes_the_same(place: Place) -> None:
 
 def test_workers_that_see_no_image_are_light(place: Place) -> None:
     code = (
-        "import pickle, sys; from rankzero.data.encode import chunk_encoder;"
+        "import pickle, sys; from rankzero.data.cache.encode import chunk_encoder;"
         "work = chunk_encoder(*pickle.load(sys.stdin.buffer));"
         "print(sorted({'torch', 'transformers', 'PIL'} & set(sys.modules)))"
     )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankzero.data.template import ChatTemplate, TemplateRefusedError
+from rankzero.data.tokens.template import ChatTemplate, TemplateRefusedError
 from rankzero.errors import ConfigError, ExitCode
 from tests.support.families import FAMILIES, family_tokenizer, template_text
 

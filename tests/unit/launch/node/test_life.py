@@ -15,12 +15,12 @@ import pytest
 from rankzero.errors import RankzeroError, StoppedError
 from rankzero.launch.node import command
 from rankzero.launch.node.command import Node
-from rankzero.launch.node.finished import is_finished
 from rankzero.launch.node.output import Output, Redactor
 from rankzero.launch.node.platform import Place
 from rankzero.launch.node.settings import NodeSettings
 from rankzero.launch.node.stop import StopWish
 from rankzero.launch.processes import OpenStderr, Ranks, Workers
+from rankzero.run_dir.finished import is_finished
 from rankzero.run_dir.paths import RunDir
 from tests.support.runs import run_here, run_root, small_spec
 

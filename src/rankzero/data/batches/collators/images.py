@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rankzero.data.batching import Indices
-from rankzero.data.collate import MicroBatch, pad_right, to_device
-from rankzero.data.dataset import TokenizedDataset
+from rankzero.data.batches.collators.text import MicroBatch, pad_right, to_device
+from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.images.decode import load_rgb
+from rankzero.data.order import Indices
 from rankzero.errors import DataError, Problem
 
 if TYPE_CHECKING:

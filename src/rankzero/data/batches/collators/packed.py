@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rankzero.data.batching import Indices
-from rankzero.data.collate import MicroBatch, to_device
-from rankzero.data.dataset import TokenizedDataset
+from rankzero.data.batches.collators.text import MicroBatch, to_device
+from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.order import Indices
 
 
 class PackedText:

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rankzero.data.batching import Indices
-from rankzero.data.dataset import TokenizedDataset
-from rankzero.data.labels import label_codes
+from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.labels import label_codes
+from rankzero.data.order import Indices
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from rankzero.data.chunks import NumberedLine
-from rankzero.data.containers.stream import DamagedError
-from rankzero.data.problems import RowProblem
+from rankzero.data.read.containers.stream import DamagedError
+from rankzero.data.rows.chunks import NumberedLine
+from rankzero.data.rows.problems import RowProblem
 
 MAX_FIELD_CHARACTERS = 64 << 20
 """A longer field is a quote that is not closed."""

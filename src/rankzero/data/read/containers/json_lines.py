@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rankzero.data.chunks import Chunk
-from rankzero.data.containers.stream import DamagedError
-from rankzero.data.problems import RowProblem
+from rankzero.data.read.containers.stream import DamagedError
+from rankzero.data.rows.chunks import Chunk
+from rankzero.data.rows.problems import RowProblem
 
 
 def read_lines(blocks: Iterator[bytes], source: int) -> Iterator[Chunk]:

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from rankzero.data.chunks import NumberedLine
-from rankzero.data.containers.layout import Layout
-from rankzero.data.containers.stream import DamagedError
-from rankzero.data.problems import RowProblem
+from rankzero.data.read.containers.layout import Layout
+from rankzero.data.read.containers.stream import DamagedError
+from rankzero.data.rows.chunks import NumberedLine
+from rankzero.data.rows.problems import RowProblem
 
 MAX_ROW_BYTES = 256 << 20
 """A longer row is a quote or a bracket that is not closed."""

@@ -10,9 +10,9 @@ from typing import Literal
 
 import orjson
 
-from rankzero.data.chunks import UTF8_BOM
-from rankzero.data.containers.stream import PACKINGS, DamagedError, Packing, blocks
-from rankzero.data.problems import RowProblem
+from rankzero.data.read.containers.stream import PACKINGS, DamagedError, Packing, blocks
+from rankzero.data.rows.chunks import UTF8_BOM
+from rankzero.data.rows.problems import RowProblem
 from rankzero.spec.data_paths import PACKED_SUFFIXES
 
 Kind = Literal["json lines", "json array", "json object", "json values", "csv", "tsv", "parquet"]

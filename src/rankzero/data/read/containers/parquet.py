@@ -19,10 +19,10 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rankzero.data.chunks import NumberedLine
-from rankzero.data.containers.layout import PARQUET_MAGIC
-from rankzero.data.containers.stream import DamagedError, Packing, blocks
-from rankzero.data.problems import RowProblem
+from rankzero.data.read.containers.layout import PARQUET_MAGIC
+from rankzero.data.read.containers.stream import DamagedError, Packing, blocks
+from rankzero.data.rows.chunks import NumberedLine
+from rankzero.data.rows.problems import RowProblem
 from rankzero.errors import StorageError
 
 BATCH_ROWS = 1024

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from rankzero.data.formats import (
+from rankzero.data.rows.formats import (
     alpaca,
     classification,
     columns,
@@ -19,8 +19,8 @@ from rankzero.data.formats import (
     sharegpt,
     text,
 )
-from rankzero.data.formats.outcome import Noted, Result, Row
-from rankzero.data.problems import RowProblem, kind
+from rankzero.data.rows.formats.outcome import Noted, Result, Row
+from rankzero.data.rows.problems import RowProblem, kind
 from rankzero.errors import Problem
 
 __all__ = ["FORMATS", "Format", "Noted", "Result", "Row", "check_columns", "convert", "detect", "reason"]

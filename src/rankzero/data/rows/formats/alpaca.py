@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rankzero.data.formats.fields import CHAT_FIELDS, chat, read_history, read_text
-from rankzero.data.formats.images import Slots
-from rankzero.data.formats.outcome import Result, Row
-from rankzero.data.problems import RowProblem, kind
+from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat, read_history, read_text
+from rankzero.data.rows.formats.images import Slots
+from rankzero.data.rows.formats.outcome import Result, Row
+from rankzero.data.rows.problems import RowProblem, kind
 
 KEYS = frozenset({"instruction", "output"})
 READS = KEYS | CHAT_FIELDS | {"input", "history"}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rankzero.data.conversation import Conversation, Message
-from rankzero.data.formats.fields import read_id, read_text
-from rankzero.data.formats.outcome import Noted, Result, Row
-from rankzero.data.problems import RowProblem, kind
+from rankzero.data.rows.conversation import Conversation, Message
+from rankzero.data.rows.formats.fields import read_id, read_text
+from rankzero.data.rows.formats.outcome import Noted, Result, Row
+from rankzero.data.rows.problems import RowProblem, kind
 
 KEYS = (frozenset({"text", "label"}), frozenset({"sentence", "label"}))
 READS = frozenset({"text", "sentence", "label", "id"})

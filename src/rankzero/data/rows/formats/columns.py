@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from rankzero.data.formats.outcome import Row
-from rankzero.data.formats.query_response import ALIASES
+from rankzero.data.rows.formats.outcome import Row
+from rankzero.data.rows.formats.query_response import ALIASES
 from rankzero.errors import Problem
 
 

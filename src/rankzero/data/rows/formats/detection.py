@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rankzero.data.formats import oasst
-from rankzero.data.formats.outcome import Row
-from rankzero.data.formats.query_response import QUERY, RESPONSE
-from rankzero.data.problems import RowProblem
+from rankzero.data.rows.formats import oasst
+from rankzero.data.rows.formats.outcome import Row
+from rankzero.data.rows.formats.query_response import QUERY, RESPONSE
+from rankzero.data.rows.problems import RowProblem
 
 _STRONG = frozenset({"messages", "conversations", "conversation", "prompt", "completion", "text", "chosen", "rejected"})
 _SHAPE_OF: dict[frozenset[str], str] = {

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from rankzero.data.conversation import Conversation, Message
-from rankzero.data.formats.images import Slots
-from rankzero.data.formats.outcome import Result, Row, with_rules
-from rankzero.data.formats.tools import read_tools
-from rankzero.data.problems import RowProblem, kind
+from rankzero.data.rows.conversation import Conversation, Message
+from rankzero.data.rows.formats.images import Slots
+from rankzero.data.rows.formats.outcome import Result, Row, with_rules
+from rankzero.data.rows.formats.tools import read_tools
+from rankzero.data.rows.problems import RowProblem, kind
 
 CHAT_FIELDS = frozenset({"id", "conversation_id", "system", "tools", "functions", "images", "image"})
 """Read beside the turns by every format that has turns."""

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rankzero.data.conversation import Message, Role
-from rankzero.data.formats.outcome import Row
-from rankzero.data.problems import RowProblem, kind
+from rankzero.data.rows.conversation import Message, Role
+from rankzero.data.rows.formats.outcome import Row
+from rankzero.data.rows.problems import RowProblem, kind
 
 TAG = "<image>"
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rankzero.data.conversation import Message
-from rankzero.data.formats.fields import CHAT_FIELDS, chat
-from rankzero.data.formats.images import Slots
-from rankzero.data.formats.outcome import Result, Row
-from rankzero.data.formats.turns import SHAPE as SHAPE
-from rankzero.data.formats.turns import read_messages
-from rankzero.data.problems import RowProblem
+from rankzero.data.rows.conversation import Message
+from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat
+from rankzero.data.rows.formats.images import Slots
+from rankzero.data.rows.formats.outcome import Result, Row
+from rankzero.data.rows.formats.turns import SHAPE as SHAPE
+from rankzero.data.rows.formats.turns import read_messages
+from rankzero.data.rows.problems import RowProblem
 
 KEYS = frozenset({"messages"})
 READS = KEYS | CHAT_FIELDS

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rankzero.data.conversation import Conversation, Message, Role
-from rankzero.data.formats.fields import as_name
-from rankzero.data.formats.outcome import Noted, Result, Row
-from rankzero.data.problems import RowProblem, kind
+from rankzero.data.rows.conversation import Conversation, Message, Role
+from rankzero.data.rows.formats.fields import as_name
+from rankzero.data.rows.formats.outcome import Noted, Result, Row
+from rankzero.data.rows.problems import RowProblem, kind
 
 READS = frozenset({"message_tree_id", "prompt", "message_id", "parent_id", "text", "role", "rank", "deleted"})
 READS |= {"review_result", "replies"}

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankzero.data.formats.fields import as_name
-from rankzero.data.formats.outcome import Row
-from rankzero.data.problems import RowProblem
+from rankzero.data.rows.formats.fields import as_name
+from rankzero.data.rows.formats.outcome import Row
+from rankzero.data.rows.problems import RowProblem
 
 MAX_DEPTH = 200
 """Messages in a row. A tree is written as nested JSON, and what reads that stops at 254 levels."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rankzero.data.formats.fields import CHAT_FIELDS, chat, read_system, read_text
-from rankzero.data.formats.images import Slots
-from rankzero.data.formats.outcome import Result, Row
-from rankzero.data.problems import RowProblem
+from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat, read_system, read_text
+from rankzero.data.rows.formats.images import Slots
+from rankzero.data.rows.formats.outcome import Result, Row
+from rankzero.data.rows.problems import RowProblem
 
 KEYS = frozenset({"system_prompt", "question", "response"})
 READS = KEYS | (CHAT_FIELDS - {"system"})

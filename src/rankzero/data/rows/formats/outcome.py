@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rankzero.data.conversation import Conversation
-from rankzero.data.problems import RowProblem
+from rankzero.data.rows.conversation import Conversation
+from rankzero.data.rows.problems import RowProblem
 
 Row = Mapping[str, Any]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from rankzero.data.conversation import Conversation, Message
-from rankzero.data.formats.fields import CHAT_FIELDS, chat, read_id, untrained
-from rankzero.data.formats.images import Slots
-from rankzero.data.formats.outcome import Noted, Result, Row
-from rankzero.data.formats.prompt_completion import chat_only
-from rankzero.data.formats.turns import read_messages
-from rankzero.data.problems import RowProblem, kind
+from rankzero.data.rows.conversation import Conversation, Message
+from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat, read_id, untrained
+from rankzero.data.rows.formats.images import Slots
+from rankzero.data.rows.formats.outcome import Noted, Result, Row
+from rankzero.data.rows.formats.prompt_completion import chat_only
+from rankzero.data.rows.formats.turns import read_messages
+from rankzero.data.rows.problems import RowProblem, kind
 
 KEYS = frozenset({"chosen", "rejected"})
 READS = KEYS | CHAT_FIELDS | {"prompt"}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from rankzero.data.conversation import Conversation, Message
-from rankzero.data.formats.fields import CHAT_FIELDS, chat, read_id, untrained
-from rankzero.data.formats.images import Slots
-from rankzero.data.formats.outcome import Result, Row
-from rankzero.data.formats.turns import read_messages
-from rankzero.data.problems import RowProblem, kind
+from rankzero.data.rows.conversation import Conversation, Message
+from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat, read_id, untrained
+from rankzero.data.rows.formats.images import Slots
+from rankzero.data.rows.formats.outcome import Result, Row
+from rankzero.data.rows.formats.turns import read_messages
+from rankzero.data.rows.problems import RowProblem, kind
 
 KEYS = frozenset({"prompt", "completion"})
 READS = KEYS | CHAT_FIELDS

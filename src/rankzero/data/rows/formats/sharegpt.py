@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from rankzero.data.conversation import Message, Role
-from rankzero.data.formats.fields import CHAT_FIELDS, chat
-from rankzero.data.formats.images import Slots
-from rankzero.data.formats.messages import require_reply
-from rankzero.data.formats.outcome import Result, Row
-from rankzero.data.formats.tools import read_calls
-from rankzero.data.formats.turns import empty_reply, read_messages, read_train_flag
-from rankzero.data.problems import RowProblem, kind
+from rankzero.data.rows.conversation import Message, Role
+from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat
+from rankzero.data.rows.formats.images import Slots
+from rankzero.data.rows.formats.messages import require_reply
+from rankzero.data.rows.formats.outcome import Result, Row
+from rankzero.data.rows.formats.tools import read_calls
+from rankzero.data.rows.formats.turns import empty_reply, read_messages, read_train_flag
+from rankzero.data.rows.problems import RowProblem, kind
 
 KEYS = (frozenset({"conversations"}), frozenset({"conversation"}))
 READS = CHAT_FIELDS | {"conversations", "conversation"}

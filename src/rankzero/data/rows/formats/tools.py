@@ -7,8 +7,8 @@ from typing import Any
 
 import orjson
 
-from rankzero.data.formats.outcome import Row
-from rankzero.data.problems import RowProblem, kind
+from rankzero.data.rows.formats.outcome import Row
+from rankzero.data.rows.problems import RowProblem, kind
 
 Call = Mapping[str, Any]
 

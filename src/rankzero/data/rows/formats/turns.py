@@ -6,10 +6,10 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, cast
 
-from rankzero.data.conversation import CHAT_ROLES, Message, Role
-from rankzero.data.formats.images import Slots, part_source
-from rankzero.data.formats.tools import read_calls
-from rankzero.data.problems import RowProblem, kind
+from rankzero.data.rows.conversation import CHAT_ROLES, Message, Role
+from rankzero.data.rows.formats.images import Slots, part_source
+from rankzero.data.rows.formats.tools import read_calls
+from rankzero.data.rows.problems import RowProblem, kind
 
 SHAPE = '{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}'
 

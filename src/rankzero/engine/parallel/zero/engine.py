@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from rankzero.engine.device import Device
 from rankzero.engine.distributed import World
-from rankzero.engine.parallel.zero_config import ZERO
+from rankzero.engine.parallel.zero.config import ZERO
 from rankzero.errors import ConfigError, Problem
 
 

@@ -29,8 +29,8 @@ from rankzero.engine.parallel.formats import (
 )
 from rankzero.engine.parallel.parts import Cut, local
 from rankzero.engine.parallel.placing import check_same_model
-from rankzero.engine.parallel.zero_config import computes_in_bfloat16, effective_config, ignored_keys
-from rankzero.engine.parallel.zero_engine import (
+from rankzero.engine.parallel.zero.config import computes_in_bfloat16, effective_config, ignored_keys
+from rankzero.engine.parallel.zero.engine import (
     Trained,
     check_options,
     cut_weights,

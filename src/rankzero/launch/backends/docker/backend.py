@@ -15,9 +15,9 @@ from typing import Any
 from rankzero.errors import RankzeroError
 from rankzero.launch import labels
 from rankzero.launch.backend import LogLine, LogQuery, Say, Served
-from rankzero.launch.backends import docker_submit
-from rankzero.launch.backends.docker_command import Docker
-from rankzero.launch.backends.docker_evidence import (
+from rankzero.launch.backends.docker import submit as docker_submit
+from rankzero.launch.backends.docker.command import Docker
+from rankzero.launch.backends.docker.evidence import (
     TERMINATION,
     asked_for,
     has_started,
@@ -27,9 +27,9 @@ from rankzero.launch.backends.docker_evidence import (
     pod_of,
     run_of,
 )
-from rankzero.launch.backends.docker_files import RunFiles, read_message, state_dir
-from rankzero.launch.backends.docker_logs import Source, followed, merged, recent
-from rankzero.launch.backends.docker_pod import network_name, volume_name
+from rankzero.launch.backends.docker.files import RunFiles, read_message, state_dir
+from rankzero.launch.backends.docker.logs import Source, followed, merged, recent
+from rankzero.launch.backends.docker.pod import network_name, volume_name
 from rankzero.launch.devices import local_gpu_count
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.labels import Manifest

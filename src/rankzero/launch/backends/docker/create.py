@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from rankzero.errors import ConfigError, Problem
 from rankzero.launch import labels
-from rankzero.launch.backends.docker_command import Docker
-from rankzero.launch.backends.docker_evidence import HASH, POD, RESTARTS, TERMINATION
-from rankzero.launch.backends.docker_files import RunFiles
-from rankzero.launch.backends.docker_pod import (
+from rankzero.launch.backends.docker.command import Docker
+from rankzero.launch.backends.docker.evidence import HASH, POD, RESTARTS, TERMINATION
+from rankzero.launch.backends.docker.files import RunFiles
+from rankzero.launch.backends.docker.pod import (
     Container,
     Mount,
     mount_option,

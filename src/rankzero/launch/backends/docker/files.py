@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from rankzero.launch.backends.docker_evidence import MOST_MESSAGE_BYTES
+from rankzero.launch.backends.docker.evidence import MOST_MESSAGE_BYTES
 from rankzero.launch.labels import Manifest
 from rankzero.run_dir.atomic import storage_errors
 

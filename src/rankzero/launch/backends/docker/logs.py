@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import IO
 
 from rankzero.launch.backend import LogLine
-from rankzero.launch.backends.docker_command import Docker, follow
+from rankzero.launch.backends.docker.command import Docker, follow
 
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d) ?")
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rankzero.errors import ConfigError, Problem
-from rankzero.launch.backends.docker_command import Host
+from rankzero.launch.backends.docker.command import Host
 from rankzero.launch.labels import Manifest
 from rankzero.spec.quantity import as_bytes, as_number
 

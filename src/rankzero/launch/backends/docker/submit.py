@@ -12,12 +12,12 @@ from typing import Any
 from rankzero.errors import NEVER_RETRIED, ConfigError, ExitCode, Problem, RankzeroError
 from rankzero.launch import labels
 from rankzero.launch.backend import Say
-from rankzero.launch.backends.docker_command import Docker, Host
-from rankzero.launch.backends.docker_create import Creation
-from rankzero.launch.backends.docker_evidence import HASH, RESTARTS, TERMINATION, asked_for, is_active, label_of, pod_of
-from rankzero.launch.backends.docker_files import RunFiles, read_message
-from rankzero.launch.backends.docker_logs import Source, followed
-from rankzero.launch.backends.docker_pod import Container, container_of, gpus_of, share_gpus
+from rankzero.launch.backends.docker.command import Docker, Host
+from rankzero.launch.backends.docker.create import Creation
+from rankzero.launch.backends.docker.evidence import HASH, RESTARTS, TERMINATION, asked_for, is_active, label_of, pod_of
+from rankzero.launch.backends.docker.files import RunFiles, read_message
+from rankzero.launch.backends.docker.logs import Source, followed
+from rankzero.launch.backends.docker.pod import Container, container_of, gpus_of, share_gpus
 from rankzero.launch.backends.preparation import PreparationError, preparation_failed
 from rankzero.launch.labels import Manifest
 

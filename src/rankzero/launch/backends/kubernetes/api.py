@@ -11,10 +11,10 @@ from typing import Any, Literal
 import httpx2
 
 from rankzero.launch.backend import Say
-from rankzero.launch.backends.kubernetes_auth import Connection
-from rankzero.launch.backends.kubernetes_errors import NO_ANSWER, ApiError, Place
-from rankzero.launch.backends.kubernetes_resources import POD, Resource
-from rankzero.launch.backends.kubernetes_streams import Change, Clock, Streams, split_lines
+from rankzero.launch.backends.kubernetes.auth import Connection
+from rankzero.launch.backends.kubernetes.errors import NO_ANSWER, ApiError, Place
+from rankzero.launch.backends.kubernetes.resources import POD, Resource
+from rankzero.launch.backends.kubernetes.streams import Change, Clock, Streams, split_lines
 from rankzero.launch.evidence import Refusal
 from rankzero.launch.labels import Manifest
 

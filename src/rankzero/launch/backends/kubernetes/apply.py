@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from rankzero.errors import ConfigError, Problem, RankzeroError
 from rankzero.launch import labels
 from rankzero.launch.backend import Say
-from rankzero.launch.backends.kubernetes_api import APPLY_PATCH, Api
-from rankzero.launch.backends.kubernetes_discover import Discovery
-from rankzero.launch.backends.kubernetes_errors import NO_ANSWER, ApiError, as_error
-from rankzero.launch.backends.kubernetes_resources import (
+from rankzero.launch.backends.kubernetes.api import APPLY_PATCH, Api
+from rankzero.launch.backends.kubernetes.discover import Discovery
+from rankzero.launch.backends.kubernetes.errors import NO_ANSWER, ApiError, as_error
+from rankzero.launch.backends.kubernetes.resources import (
     TRAIN_JOB,
     TRAINING_RUNTIME,
     ended,
@@ -21,9 +21,9 @@ from rankzero.launch.backends.kubernetes_resources import (
     name_of,
     resource_of,
 )
-from rankzero.launch.backends.kubernetes_steps import Step, Steps, decide
-from rankzero.launch.backends.kubernetes_stop import remove, start_again, training_objects
-from rankzero.launch.backends.kubernetes_wait import wait_until_prepared
+from rankzero.launch.backends.kubernetes.steps import Step, Steps, decide
+from rankzero.launch.backends.kubernetes.stop import remove, start_again, training_objects
+from rankzero.launch.backends.kubernetes.wait import wait_until_prepared
 from rankzero.launch.backends.preparation import PreparationError
 from rankzero.launch.labels import Manifest
 

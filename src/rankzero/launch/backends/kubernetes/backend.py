@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rankzero.launch.backend import LogLine, LogQuery, Say, Served
-from rankzero.launch.backends.kubernetes_api import Api
-from rankzero.launch.backends.kubernetes_apply import Submission
-from rankzero.launch.backends.kubernetes_auth import connect
-from rankzero.launch.backends.kubernetes_collect import all_runs, collect
-from rankzero.launch.backends.kubernetes_discover import Discovery
-from rankzero.launch.backends.kubernetes_errors import ApiError, as_error
-from rankzero.launch.backends.kubernetes_logs import Following, past_lines
-from rankzero.launch.backends.kubernetes_secrets import put_secret
-from rankzero.launch.backends.kubernetes_stop import cancel, delete
+from rankzero.launch.backends.kubernetes.api import Api
+from rankzero.launch.backends.kubernetes.apply import Submission
+from rankzero.launch.backends.kubernetes.auth import connect
+from rankzero.launch.backends.kubernetes.collect import all_runs, collect
+from rankzero.launch.backends.kubernetes.discover import Discovery
+from rankzero.launch.backends.kubernetes.errors import ApiError, as_error
+from rankzero.launch.backends.kubernetes.logs import Following, past_lines
+from rankzero.launch.backends.kubernetes.secrets import put_secret
+from rankzero.launch.backends.kubernetes.stop import cancel, delete
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.labels import Manifest
 

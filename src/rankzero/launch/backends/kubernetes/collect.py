@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from rankzero.launch import labels
-from rankzero.launch.backends.kubernetes_api import Api
-from rankzero.launch.backends.kubernetes_discover import Discovery
-from rankzero.launch.backends.kubernetes_errors import ApiError
-from rankzero.launch.backends.kubernetes_pods import (
+from rankzero.launch.backends.kubernetes.api import Api
+from rankzero.launch.backends.kubernetes.discover import Discovery
+from rankzero.launch.backends.kubernetes.errors import ApiError
+from rankzero.launch.backends.kubernetes.pods import (
     container_name,
     has_log,
     is_running,
     is_unhealthy,
     restarts,
 )
-from rankzero.launch.backends.kubernetes_resources import (
+from rankzero.launch.backends.kubernetes.resources import (
     CLAIM,
     CONFIG_MAP,
     EVENT,

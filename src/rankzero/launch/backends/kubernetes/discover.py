@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rankzero.launch.backend import Served
-from rankzero.launch.backends.kubernetes_api import Api
-from rankzero.launch.backends.kubernetes_errors import ApiError
-from rankzero.launch.backends.kubernetes_resources import KUEUE, TRAIN_JOB, TRAINING, Resource
+from rankzero.launch.backends.kubernetes.api import Api
+from rankzero.launch.backends.kubernetes.errors import ApiError
+from rankzero.launch.backends.kubernetes.resources import KUEUE, TRAIN_JOB, TRAINING, Resource
 from rankzero.launch.labels import Manifest
 
 NEWEST_TRAINER = "2.3"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rankzero.errors import AccessError, ConfigError, Problem, RankzeroError, ServiceError
-from rankzero.launch.backends.kubernetes_resources import Resource
+from rankzero.launch.backends.kubernetes.resources import Resource
 from rankzero.launch.evidence import Refusal
 
 NO_ANSWER = 0

@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 
 from rankzero.launch import labels
 from rankzero.launch.backend import LogLine, LogQuery
-from rankzero.launch.backends.kubernetes_api import Api
-from rankzero.launch.backends.kubernetes_errors import NO_ANSWER, ApiError
-from rankzero.launch.backends.kubernetes_pods import container_name, has_ended, is_running, restarts, started_at
-from rankzero.launch.backends.kubernetes_resources import POD
-from rankzero.launch.backends.kubernetes_streams import Streams
+from rankzero.launch.backends.kubernetes.api import Api
+from rankzero.launch.backends.kubernetes.errors import NO_ANSWER, ApiError
+from rankzero.launch.backends.kubernetes.pods import container_name, has_ended, is_running, restarts, started_at
+from rankzero.launch.backends.kubernetes.resources import POD
+from rankzero.launch.backends.kubernetes.streams import Streams
 from rankzero.launch.labels import Manifest
 
 MOST_FAILURES = 10

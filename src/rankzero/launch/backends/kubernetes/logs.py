@@ -13,12 +13,12 @@ from functools import partial
 
 from rankzero.launch import labels
 from rankzero.launch.backend import LogLine, LogQuery
-from rankzero.launch.backends.kubernetes_api import Api
-from rankzero.launch.backends.kubernetes_discover import Discovery
-from rankzero.launch.backends.kubernetes_errors import ApiError
-from rankzero.launch.backends.kubernetes_log_reader import PodLog
-from rankzero.launch.backends.kubernetes_pods import has_ended, has_log, waiting_for
-from rankzero.launch.backends.kubernetes_resources import (
+from rankzero.launch.backends.kubernetes.api import Api
+from rankzero.launch.backends.kubernetes.discover import Discovery
+from rankzero.launch.backends.kubernetes.errors import ApiError
+from rankzero.launch.backends.kubernetes.log_reader import PodLog
+from rankzero.launch.backends.kubernetes.pods import has_ended, has_log, waiting_for
+from rankzero.launch.backends.kubernetes.resources import (
     JOB,
     POD,
     TRAINING,
@@ -31,8 +31,8 @@ from rankzero.launch.backends.kubernetes_resources import (
     label,
     name_of,
 )
-from rankzero.launch.backends.kubernetes_stop import is_queued, training_objects
-from rankzero.launch.backends.kubernetes_streams import Change, Streams
+from rankzero.launch.backends.kubernetes.stop import is_queued, training_objects
+from rankzero.launch.backends.kubernetes.streams import Change, Streams
 from rankzero.launch.labels import Manifest
 from rankzero.launch.log_choice import Wanted
 

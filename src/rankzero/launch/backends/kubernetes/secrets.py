@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 
-from rankzero.launch.backends.kubernetes_api import MERGE_PATCH, Api
-from rankzero.launch.backends.kubernetes_errors import ApiError
-from rankzero.launch.backends.kubernetes_resources import SECRET
+from rankzero.launch.backends.kubernetes.api import MERGE_PATCH, Api
+from rankzero.launch.backends.kubernetes.errors import ApiError
+from rankzero.launch.backends.kubernetes.resources import SECRET
 from rankzero.launch.labels import Manifest
 
 _PARAMS = {"fieldManager": "rankzero", "fieldValidation": "Strict"}

@@ -8,7 +8,7 @@ from typing import Literal
 
 from rankzero.errors import Problem
 from rankzero.launch import labels
-from rankzero.launch.backends.kubernetes_resources import (
+from rankzero.launch.backends.kubernetes.resources import (
     CLAIM,
     annotation,
     ended,

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from rankzero.errors import Problem, RankzeroError
 from rankzero.launch import labels
 from rankzero.launch.backend import Say
-from rankzero.launch.backends.kubernetes_api import MERGE_PATCH, Api
-from rankzero.launch.backends.kubernetes_discover import Discovery
-from rankzero.launch.backends.kubernetes_errors import ApiError, as_error
-from rankzero.launch.backends.kubernetes_pods import has_ended
-from rankzero.launch.backends.kubernetes_resources import (
+from rankzero.launch.backends.kubernetes.api import MERGE_PATCH, Api
+from rankzero.launch.backends.kubernetes.discover import Discovery
+from rankzero.launch.backends.kubernetes.errors import ApiError, as_error
+from rankzero.launch.backends.kubernetes.pods import has_ended
+from rankzero.launch.backends.kubernetes.resources import (
     CLAIM,
     CORE,
     JOB,
@@ -32,7 +32,7 @@ from rankzero.launch.backends.kubernetes_resources import (
     resource_of,
     suspension,
 )
-from rankzero.launch.backends.kubernetes_wait import MARGIN_SECONDS, wait_until_gone
+from rankzero.launch.backends.kubernetes.wait import MARGIN_SECONDS, wait_until_gone
 from rankzero.launch.labels import Manifest
 
 _WRITE = {"fieldManager": "rankzero"}

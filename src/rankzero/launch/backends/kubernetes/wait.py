@@ -5,9 +5,9 @@ from __future__ import annotations
 from rankzero.errors import ServiceError
 from rankzero.launch import labels
 from rankzero.launch.backend import Say
-from rankzero.launch.backends.kubernetes_api import WATCH_SECONDS, Api
-from rankzero.launch.backends.kubernetes_pods import waiting_for
-from rankzero.launch.backends.kubernetes_resources import JOB, POD, Resource, ended, name_of
+from rankzero.launch.backends.kubernetes.api import WATCH_SECONDS, Api
+from rankzero.launch.backends.kubernetes.pods import waiting_for
+from rankzero.launch.backends.kubernetes.resources import JOB, POD, Resource, ended, name_of
 from rankzero.launch.backends.preparation import preparation_failed
 from rankzero.launch.labels import Manifest
 

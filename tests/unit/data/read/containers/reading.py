@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from rankzero.data.problems import RowProblem
-from rankzero.data.sources import CHUNK_BYTES, lines, read_chunks
+from rankzero.data.read.sources import CHUNK_BYTES, lines, read_chunks
+from rankzero.data.rows.problems import RowProblem
 
 Row = dict[str, Any]
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rankzero.data.containers import delimited
-from rankzero.data.sources import count_rows
-from tests.unit.data.containers.reading import Row, entries, numbers, problems, put, relaxed, rows, string_rows
+from rankzero.data.read.containers import delimited
+from rankzero.data.read.sources import count_rows
+from tests.unit.data.read.containers.reading import Row, entries, numbers, problems, put, relaxed, rows, string_rows
 
 
 def as_csv(given: list[Row], end: str = "\r\n", separator: str = ",", quoting: int = csv.QUOTE_MINIMAL) -> bytes:

@@ -11,9 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankzero.data.containers import json_values
-from rankzero.data.sources import count_rows, lines, numbering, probe, read_chunks
-from tests.unit.data.containers.reading import Row, as_array, entries, json_rows, numbers, problems, put, relaxed, rows
+from rankzero.data.read.containers import json_values
+from rankzero.data.read.sources import count_rows, lines, numbering, probe, read_chunks
+from tests.unit.data.read.containers.reading import (
+    Row,
+    as_array,
+    entries,
+    json_rows,
+    numbers,
+    problems,
+    put,
+    relaxed,
+    rows,
+)
 
 ROWS: list[Row] = [{"text": 'a "]}" \\'}, {"text": "b\n,", "deep": [{"x": [1, "{"]}, []]}, {"text": "\u2028"}]
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankzero.data.sources import probe, read_chunks
+from rankzero.data.read.sources import probe, read_chunks
 from rankzero.errors import ConfigError, DataError
-from tests.unit.data.containers.reading import (
+from tests.unit.data.read.containers.reading import (
     PACK,
     Row,
     as_array,
@@ -24,7 +24,7 @@ from tests.unit.data.containers.reading import (
     rows,
     zst,
 )
-from tests.unit.data.containers.test_delimited import as_csv
+from tests.unit.data.read.containers.test_delimited import as_csv
 
 ROWS: list[Row] = [{"text": "a\n\u2028", "label": "1"}, {"text": 'é"]}', "label": "x"}, {"text": "", "label": ""}]
 PLAIN = {

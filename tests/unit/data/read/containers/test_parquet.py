@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankzero.data.sources import count_rows, numbering, probe, read_chunks, unread_columns
+from rankzero.data.read.sources import count_rows, numbering, probe, read_chunks, unread_columns
 from rankzero.errors import DataError
-from tests.unit.data.containers.reading import PACK, Row, as_parquet, entries, numbers, put, relaxed, rows, texts
+from tests.unit.data.read.containers.reading import PACK, Row, as_parquet, entries, numbers, put, relaxed, rows, texts
 
 chats = st.fixed_dictionaries(
     {

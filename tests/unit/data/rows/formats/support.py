@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rankzero.data.conversation import Conversation
-from rankzero.data.formats import FORMATS, Noted, convert
-from rankzero.data.problems import RowProblem
+from rankzero.data.rows.conversation import Conversation
+from rankzero.data.rows.formats import FORMATS, Noted, convert
+from rankzero.data.rows.problems import RowProblem
 
 Row = dict[str, Any]
 

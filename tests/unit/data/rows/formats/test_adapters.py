@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from rankzero.data.conversation import Message
-from rankzero.data.formats.fields import EMPTY_SYSTEM
-from rankzero.data.formats.sharegpt import ASSISTANT_FIRST
-from tests.unit.data.formats.support import ROWS, bad, good, read, reasons, turns
+from rankzero.data.rows.conversation import Message
+from rankzero.data.rows.formats.fields import EMPTY_SYSTEM
+from rankzero.data.rows.formats.sharegpt import ASSISTANT_FIRST
+from tests.unit.data.rows.formats.support import ROWS, bad, good, read, reasons, turns
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -218,7 +218,7 @@ class TestClassification:
 
     @pytest.mark.parametrize("label", [-1, "-1", None])
     def test_rows_without_a_label_are_left_out_by_name(self, label: Any) -> None:
-        from rankzero.data.formats import Noted, convert
+        from rankzero.data.rows.formats import Noted, convert
 
         assert convert({"text": "t", "label": label}, 7) == ("classification", Noted((), dropped="unlabelled"))
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from rankzero.data.chunks import Chunk
-from rankzero.data.formats import FORMATS, check_columns, reason
-from rankzero.data.formats.columns import rename
-from rankzero.data.rows import parse
+from rankzero.data.rows.chunks import Chunk
+from rankzero.data.rows.formats import FORMATS, check_columns, reason
+from rankzero.data.rows.formats.columns import rename
+from rankzero.data.rows.parse import parse
 from rankzero.spec.run_spec import SourceSpec
-from tests.unit.data.formats.support import ROWS, bad, good, read, reasons, turns
+from tests.unit.data.rows.formats.support import ROWS, bad, good, read, reasons, turns
 
 
 def test_the_spec_has_every_format() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from rankzero.data.chunks import Chunk
-from rankzero.data.formats import FORMATS
-from rankzero.data.rows import Parsed, parse
-from tests.unit.data.formats.support import ROWS, TREE
+from rankzero.data.rows.chunks import Chunk
+from rankzero.data.rows.formats import FORMATS
+from rankzero.data.rows.parse import Parsed, parse
+from tests.unit.data.rows.formats.support import ROWS, TREE
 
 Row = dict[str, Any]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rankzero.data.conversation import Message
-from rankzero.data.formats.images import PREPENDED
-from tests.unit.data.formats.support import CALL, ROWS, TOOL, bad, good, read, reasons
+from rankzero.data.rows.conversation import Message
+from rankzero.data.rows.formats.images import PREPENDED
+from tests.unit.data.rows.formats.support import CALL, ROWS, TOOL, bad, good, read, reasons
 
 
 def asked(content: Any, **row: Any) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from rankzero.data.conversation import Conversation
-from rankzero.data.formats import Noted
-from rankzero.data.formats.oasst import NO_REPLY, NOT_BEST, ROOT_REFUSED, SEVERAL, SKIPPED, read_tree
-from rankzero.data.formats.oasst_flat import MAX_DEPTH, group_flat_rows
-from tests.unit.data.formats.support import TREE, good, reasons, turns
+from rankzero.data.rows.conversation import Conversation
+from rankzero.data.rows.formats import Noted
+from rankzero.data.rows.formats.oasst import NO_REPLY, NOT_BEST, ROOT_REFUSED, SEVERAL, SKIPPED, read_tree
+from rankzero.data.rows.formats.oasst_flat import MAX_DEPTH, group_flat_rows
+from tests.unit.data.rows.formats.support import TREE, good, reasons, turns
 
 
 def message(name: str, *replies: Any, rank: int | None = None, **more: Any) -> dict[str, Any]:

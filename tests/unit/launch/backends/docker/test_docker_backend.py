@@ -12,7 +12,7 @@ import pytest
 from rankzero.errors import AccessError, ServiceError
 from rankzero.launch import labels
 from rankzero.launch.backend import LogLine, LogQuery
-from rankzero.launch.backends.docker import DockerBackend
+from rankzero.launch.backends.docker.backend import DockerBackend
 from tests.unit.launch.backends.docker.conftest import NODES, Submit, states
 from tests.unit.launch.backends.docker.docker_objects import objects, pod
 from tests.unit.launch.backends.docker.fake_docker import Daemon
@@ -74,7 +74,7 @@ def test_following_waits_for_containers_that_are_about_to_start(
     daemon.behave(refuses={"start": "not now"}, says={NODES[0]: ["2026-01-01T00:00:00Z at last"]})
     with pytest.raises(ServiceError):
         submit(pod(0))
-    monkeypatch.setattr("rankzero.launch.backends.docker.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("rankzero.launch.backends.docker.backend.POLL_SECONDS", 0.01)
     lines: list[LogLine] = []
     waited = threading.Event()
     look = backend._containers

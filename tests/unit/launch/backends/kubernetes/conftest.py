@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.fake_cluster import FakeCluster
-from tests.unit.launch.backends.kubernetes_runs import Bench
+from tests.unit.launch.backends.kubernetes.runs import Bench
 
 
 @pytest.fixture

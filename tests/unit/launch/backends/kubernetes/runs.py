@@ -12,10 +12,10 @@ from typing import Any
 
 import httpx2
 
-from rankzero.launch.backends.kubernetes import KubernetesBackend
-from rankzero.launch.backends.kubernetes_api import Api
-from rankzero.launch.backends.kubernetes_auth import connect
-from rankzero.launch.backends.kubernetes_streams import Clock
+from rankzero.launch.backends.kubernetes.api import Api
+from rankzero.launch.backends.kubernetes.auth import connect
+from rankzero.launch.backends.kubernetes.backend import KubernetesBackend
+from rankzero.launch.backends.kubernetes.streams import Clock
 from rankzero.launch.labels import Manifest
 from rankzero.launch.plan import make_plan
 from rankzero.launch.render import render

@@ -9,7 +9,7 @@ import pytest
 
 from rankzero.errors import ServiceError
 from tests.support.fake_cluster import Act, life, make_pods
-from tests.unit.launch.backends.kubernetes_runs import Bench, objects
+from tests.unit.launch.backends.kubernetes.runs import Bench, objects
 
 
 def event(name: str, about: str, *, kind: str = "Pod", uid: str = "gone") -> dict[str, Any]:

@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from rankzero.errors import AccessError, ConfigError, ServiceError
-from rankzero.launch.backends.kubernetes import KubernetesBackend, open_kubernetes
-from rankzero.launch.backends.kubernetes_api import Api
-from rankzero.launch.backends.kubernetes_auth import connect
+from rankzero.launch.backends.kubernetes.api import Api
+from rankzero.launch.backends.kubernetes.auth import connect
+from rankzero.launch.backends.kubernetes.backend import KubernetesBackend, open_kubernetes
 from tests.support.fake_cluster import TOKEN
-from tests.unit.launch.backends.kubernetes_runs import Bench
+from tests.unit.launch.backends.kubernetes.runs import Bench
 
 
 def config(server: str, **user: Any) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from rankzero.errors import AccessError
 from rankzero.launch.backend import LogLine, LogQuery
-from rankzero.launch.backends.kubernetes_log_reader import Seam, read_stamp
+from rankzero.launch.backends.kubernetes.log_reader import Seam, read_stamp
 from rankzero.launch.log_choice import Wanted
 from tests.support.fake_cluster import Act, life
-from tests.unit.launch.backends.kubernetes_runs import Bench, objects
+from tests.unit.launch.backends.kubernetes.runs import Bench, objects
 
 NEVER = datetime.max.replace(tzinfo=UTC)
 DONE: Act = ("exit", 0, "")
@@ -200,7 +200,7 @@ def test_leaving_early_leaves_no_thread(bench: Bench) -> None:
 
 
 def test_more_pods_than_can_be_followed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankzero.launch.backends.kubernetes_logs.MOST_FOLLOWED", 2)
+    monkeypatch.setattr("rankzero.launch.backends.kubernetes.logs.MOST_FOLLOWED", 2)
     holding: list[Act] = [("run",), ("log", "hello"), ("hold",), DONE]
     for node in range(4):
         bench.cluster.script("node", node, holding)

@@ -9,7 +9,7 @@ import pytest
 from rankzero.errors import AccessError, ServiceError
 from rankzero.launch.labels import Manifest
 from tests.support.fake_cluster import Act
-from tests.unit.launch.backends.kubernetes_runs import STORAGE, Bench, objects
+from tests.unit.launch.backends.kubernetes.runs import STORAGE, Bench, objects
 
 KINDS = ["job", "jobset", "trainjob", "pytorchjob", "statefulset"]
 HOLDING: list[Act] = [("run",), ("log", "training"), ("hold",), ("exit", 0, "")]

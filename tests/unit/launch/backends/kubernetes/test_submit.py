@@ -11,7 +11,7 @@ from rankzero.launch.backend import LogQuery
 from rankzero.launch.backends.preparation import PreparationError
 from rankzero.launch.labels import Manifest
 from tests.support.fake_cluster import Act, life
-from tests.unit.launch.backends.kubernetes_runs import Bench, objects
+from tests.unit.launch.backends.kubernetes.runs import Bench, objects
 
 HOLDING: list[Act] = [("run",), ("log", "training"), ("hold",), ("exit", 0, "")]
 KINDS = ["job", "jobset", "trainjob", "pytorchjob", "statefulset"]
