@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from rankzero.data.convert import convert
+from rankzero.data.convert.convert import convert
 from rankzero.data.convert.targets import CHAT_AS_RAW, NAMES_LEFT_OUT, RAW_AS_CHAT, TARGETS
 from rankzero.data.rows.chunks import Chunk
 from rankzero.data.rows.formats import FORMATS

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankzero.data.convert import convert
+from rankzero.data.convert.convert import convert
 from rankzero.data.convert.targets import CALL_IDS
 from rankzero.spec.run_spec import SourceSpec
 from tests.unit.data.convert.convert_support import conversations, read_rows, run, table_rows, write_rows
