@@ -9,6 +9,7 @@ import signal
 import sys
 import traceback
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from rankzero.engine.distributed import (
 from rankzero.engine.finish import copy_report, finish, finished_report
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.inputs import Inputs, read_inputs
-from rankzero.engine.metrics import MetricsLog, Tracker
+from rankzero.engine.metrics import MetricsLog
 from rankzero.engine.resume import check_same_run, manifest_meta, refuse_foreign_directory
 from rankzero.engine.setup import Session, build_session, collect_environment
 from rankzero.engine.signals import stop_on_signals
@@ -42,6 +43,7 @@ from rankzero.spec.resolve import to_yaml
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.schedule import make_schedule
+from rankzero.track.protocol import TrackedRun, open_trackers
 
 ERROR_FILE_VARIABLE = "RANKZERO_ERROR_FILE"
 PARENT_VARIABLE = "RANKZERO_PARENT"
@@ -181,14 +183,8 @@ def restore(run_dir: RunDir, saved: dict[str, Any] | None, session: Session, wor
 
 def open_metrics(run_dir: RunDir, spec: RunSpec, position: Position) -> MetricsLog:
     """metrics.jsonl, and the trackers of the spec."""
-
-    def trackers(step: int) -> list[Tracker]:
-        if not spec.tracking.tensorboard:
-            return []
-        from rankzero.track.tensorboard import TensorBoard
-
-        return [TensorBoard(run_dir.events, step)]
-
+    tracked = TrackedRun(str(spec.name), run_dir.events)
+    trackers = partial(open_trackers, spec.tracking, tracked)
     return MetricsLog(run_dir, resume_step=position.step, trackers=trackers)
 
 

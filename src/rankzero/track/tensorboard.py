@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
+
+from rankzero.track.protocol import TrackedRun
 
 
 class TensorBoard:
@@ -22,3 +25,8 @@ class TensorBoard:
 
     def close(self) -> None:
         self._writer.close()
+
+
+def open_tracker(_setting: Literal[True], run: TrackedRun, step: int) -> TensorBoard:
+    """Events of `run` into its own directory."""
+    return TensorBoard(run.events, step)
