@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from rankzero.engine.device import Device
+from rankzero.engine.distributed import World
 from rankzero.engine.parallel.zero.config import effective_config, ignored_keys
+from rankzero.engine.parallel.zero.parallel import deepspeed_config
 from rankzero.errors import ConfigError
 from rankzero.spec.run_spec import RunSpec
 
@@ -218,3 +222,11 @@ def test_broken_json_names_its_line(tmp_path: Path) -> None:
 def test_a_missing_file(tmp_path: Path) -> None:
     spec = spec_with(sharding="zero2", deepspeed=str(tmp_path / "none.json"))
     assert list(problems(spec)) == ["train.deepspeed"]
+
+
+def test_a_missing_deepspeed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    with pytest.raises(ConfigError, match=r"pip install 'rankzero\[deepspeed\]'") as refused:
+        deepspeed_config(spec_with(sharding="zero2"), World(), Device("cpu"), torch.float32)
+    assert refused.value.problems[0].where == "train.sharding"
