@@ -6,12 +6,11 @@ import os
 import platform
 import resource
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from rankzero.errors import ConfigError
-from rankzero.machine import usable_cores, usable_memory
+from rankzero.machine import cpu_features, usable_cores, usable_memory
 from rankzero.spec.run_spec import Dtype
 
 
@@ -60,20 +59,12 @@ def computes_bfloat16(device: Device) -> bool:
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.kind == "mps":
         return True
-    flags = _cpu_flags()
-    return bool(flags & {"avx512_bf16", "amx_bf16"}) or (platform.machine() in {"aarch64", "arm64"} and "bf16" in flags)
+    features = cpu_features()
+    return bool(features & {"avx512_bf16", "amx_bf16"}) or (_is_arm() and "bf16" in features)
 
 
-def _cpu_flags() -> frozenset[str]:
-    """Instruction sets of the CPU; empty where the system does not say (macOS)."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.is_file():
-        return frozenset()
-    for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() in {"flags", "Features"}:
-            return frozenset(value.split())
-    return frozenset()
+def _is_arm() -> bool:
+    return platform.machine() in {"aarch64", "arm64"}
 
 
 def pick_dtype(wanted: Dtype, device: Device) -> torch.dtype:
