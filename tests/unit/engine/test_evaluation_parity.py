@@ -3,7 +3,6 @@ to the last bit, of one that only trains. For every kind of base."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +18,18 @@ from rankzero.spec.run_spec import RunSpec
 from tests.support.runs import metrics, run_here, run_root, small_spec
 from tests.support.tiny import tiny_model, tiny_tokenizer
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 STEPS = 3
 BASES: dict[str, dict[str, Any]] = {
     "float32": {},
     "float32, all of it": {"lora": None},
     "bfloat16": {"model__dtype": "bfloat16"},
+    "float16": {"model__dtype": "float16"},
     "nf4": {"model__quantization": "nf4"},
     "fp8": {"model__quantization": "fp8"},
     "4-bit files": {"model__quantization": "nf4"},
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """For models so small a second one only makes the first wait."""
-    threads = torch.get_num_threads()
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +68,8 @@ def merge_and_ask_after_saving(spec: RunSpec, done: list[Path], monkeypatch: pyt
 def test_losses_are_those_of_a_run_that_only_trains(
     base: str, models: dict[bool, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(CPU_FEATURES_VARIABLE, "avx512_bf16")
+    monkeypatch.setenv(CPU_FEATURES_VARIABLE, "avx512_bf16 avx512_fp16")
+    monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: True)  # also where this CPU has not
     changes = {"train__max_steps": STEPS, "rows": 20, **BASES[base]}
     model = models[base == "4-bit files"]
     alone = curve(small_spec(tmp_path / "alone", model, eval_rows=0, checkpoint__every=100, **changes))
