@@ -55,6 +55,12 @@ class Position:
     best_step: int | None = None
     evals_since_best: int = 0
     nonfinite_steps: int = 0
+    loss_scale: float | None = None
+    """What losses are multiplied by in float16; None in other precisions."""
+    clean_steps: int = 0
+    """Steps since the loss scale was last changed."""
+    overflows: int = 0
+    """How often a step's gradients were not finite at one loss scale and were computed again at half of it."""
     ended_early: bool = False
 
 

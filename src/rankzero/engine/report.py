@@ -40,6 +40,7 @@ def make_report(
         "best_step": position.best_step,
         "best_value": position.best_value,
         "nonfinite_steps": position.nonfinite_steps,
+        "overflows": position.overflows,
         **measured,
         "goodput": goodput,
         "environment": environment,

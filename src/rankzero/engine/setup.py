@@ -158,8 +158,10 @@ def largest_trained_share(dataset: TokenizedDataset) -> float:
 
 def weights_dtype(spec: RunSpec, dtype: torch.dtype) -> torch.dtype:
     """What the weights are loaded in: a frozen base as it computes, trained ones as float32 masters or in bfloat16."""
+    if spec.lora is not None:
+        return dtype
     deepspeed = spec.train.sharding.startswith("zero")  # it makes float32 masters of its own
-    in_bfloat16 = spec.lora is not None or spec.train.master_weights != "float32" or deepspeed
+    in_bfloat16 = dtype is torch.bfloat16 and (spec.train.master_weights != "float32" or deepspeed)
     return dtype if in_bfloat16 else torch.float32
 
 

@@ -19,6 +19,7 @@ from rankzero.engine.console import RunConsole, logger
 from rankzero.engine.distributed import World
 from rankzero.engine.evaluate import evaluate
 from rankzero.engine.goodput import Ledger
+from rankzero.engine.loss_scale import after_overflow, after_step, with_loss_scale
 from rankzero.engine.metrics import MetricsLog
 from rankzero.engine.setup import Session
 from rankzero.engine.signals import StopRequest
@@ -54,6 +55,7 @@ def train(session: Session, around: Surroundings, position: Position) -> Positio
     started, wall_before = time.monotonic(), position.wall_seconds
     around.stop.defer(around.run_dir.stop_flag)
     saved = position.step
+    position = with_loss_scale(position, session.dtype)
     with around.console.progress("step", schedule.total_steps, position.step) as advance:
         if spec.eval.on_start and position.step == 0 and position.eval_first is None:
             position, _ = run_evaluation(session, around, position, advance)
@@ -68,7 +70,7 @@ def train(session: Session, around: Surroundings, position: Position) -> Positio
             learning_rate = session.live.scheduler.get_last_lr()[0]
             on_pass = batch_logger(around.options, position.step, step_in_epoch, schedule.steps_per_epoch)
             with around.ledger.phase("steps"):
-                result = session.stepper.gradients(session.train, work, stop_wanted=around.stop.wanted, on_pass=on_pass)
+                position, result = gradients(session, around, position, work, on_pass)
                 position = apply_step(session, spec, position, work, result)
             around.ledger.first_step_done()
             seconds = time.monotonic() - before
@@ -102,14 +104,44 @@ def train(session: Session, around: Surroundings, position: Position) -> Positio
     return position
 
 
+def gradients(
+    session: Session,
+    around: Surroundings,
+    position: Position,
+    work: Work,
+    on_pass: Callable[[MicroBatch, torch.Tensor], None],
+) -> tuple[Position, StepResult]:
+    """The step's gradients. Where they overflow float16 they are dropped, on every rank, and computed again at half the
+    loss scale, so that no row is lost. Returns the position with the scale that did.
+
+    Where no scale makes them finite, it stays as it was before the step.
+    """
+    before = position
+    while True:
+        result = session.stepper.gradients(
+            *(session.train, work),
+            stop_wanted=around.stop.wanted,
+            on_pass=on_pass,
+            loss_scale=position.loss_scale or 1.0,
+        )
+        lowered = after_overflow(position) if result.overflowed else None
+        if lowered is None:
+            return position if result.finite else before, result
+        session.live.parallel.zero_grad()
+        position = lowered
+        words = "[TRAIN] step %d: gradients overflow float16; computed again with loss scale %g"
+        logger.info(words, position.step + 1, position.loss_scale)
+
+
 def apply_step(session: Session, spec: RunSpec, position: Position, work: Work, result: StepResult) -> Position:
     """Move the optimizer, or skip a non-finite step where the spec allows it. Raises NonFiniteError."""
     live = session.live
     step = position.step + 1
     if result.finite:
         live.parallel.step()
+        position = after_step(position)
     else:
-        error = non_finite_error(session.train, work, result, step)
+        error = non_finite_error(session.train, work, result, step, session.dtype)
         if position.nonfinite_steps >= spec.train.max_nonfinite_steps:
             raise error
         logger.warning("[TRAIN] skipped %s", error)
@@ -184,7 +216,13 @@ def stopped(around: Surroundings, position: Position) -> StoppedError:
 def step_facts(
     position: Position, work: Work, result: StepResult, learning_rate: float, seconds: float, steps_per_epoch: int
 ) -> dict[str, Any]:
-    """The step's object in metrics.jsonl. `time` is Unix seconds; tokens are useful ones, padding not counted."""
+    """The step's object in metrics.jsonl. `time` is Unix seconds; tokens are useful ones, padding not counted.
+
+    In float16 also the loss scale that the next step begins with, and how often one was too large so far.
+    """
+    scaling = (
+        {} if position.loss_scale is None else {"loss_scale": position.loss_scale, "overflows": position.overflows}
+    )
     return {
         "epoch": position.step / steps_per_epoch,
         "loss": result.loss,
@@ -193,6 +231,7 @@ def step_facts(
         "tokens": work.tokens,
         "supervised_tokens": work.supervised,
         "tokens_per_second": work.tokens / seconds,
+        **scaling,
         "time": time.time(),
     }
 

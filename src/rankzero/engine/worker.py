@@ -63,9 +63,10 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
         stack.enter_context(results_alone_on_stdout())
         set_threads(world.local_world_size)
         device = pick_device(world.local_rank)
-        dtype = pick_dtype(spec.model.dtype, device)
+        zero = spec.train.sharding.startswith("zero")
+        dtype = pick_dtype(spec.model.dtype, device, loss_scaling=not zero)
         deepspeed = None
-        if spec.train.sharding.startswith("zero"):
+        if zero:
             from rankzero.engine.parallel.zero.parallel import deepspeed_config
 
             deepspeed = deepspeed_config(spec, world, device, dtype)

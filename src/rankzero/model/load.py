@@ -23,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 
 from rankzero.errors import ConfigError
 from rankzero.model.parts import after_encoder
-from rankzero.model.quantize import forget_packing, quantization_config
+from rankzero.model.quantize import forget_packing, keep_layout, quantization_config
 from rankzero.model.source import ModelSource
 from rankzero.spec.run_spec import ModelSpec, RunSpec, Task
 
@@ -160,6 +160,7 @@ def load_model(
             hint="a file may be cut off or belong to another model; copy it again",
         ) from error
     _check_loaded(model, kind, report, source)
+    keep_layout(model)
     model.config.use_cache = False
     return model
 

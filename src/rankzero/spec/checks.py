@@ -128,6 +128,20 @@ def _low_precision_training(spec: RunSpec) -> list[Problem]:
     return problems
 
 
+def _float16_is_scaled(spec: RunSpec) -> list[Problem]:
+    if spec.model.dtype != "float16":
+        return []
+    problems = []
+    if spec.train.sharding.startswith("zero"):
+        hint = "take train.sharding: fsdp, or dtype: auto, which is bfloat16 or float32 with DeepSpeed"
+        problems.append(Problem("float16 is not trained in with DeepSpeed", "model.dtype", hint))
+    if spec.train.master_weights != "float32":
+        hint = "leave master_weights out: under float16, weights are held in float32"
+        what = f"{spec.train.master_weights} holds weights in bfloat16, and model.dtype is float16"
+        problems.append(Problem(what, "train.master_weights", hint))
+    return problems
+
+
 _RULES: tuple[tuple[tuple[str, ...], Callable[[RunSpec], list[Problem]]], ...] = (
     (("train.warmup_steps",), _warmup_is_whole),
     (("train.warmup_steps", "train.max_steps"), _warmup_ends),
@@ -137,4 +151,5 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[RunSpec], list[Problem]]], ...] =
     (("model.quantization", "lora", "train.sharding"), _quantized_base_has_adapters),
     (("train.sharding", "train.offload", "train.deepspeed"), _sharding_options),
     (("train.master_weights", "train.optimizer", "train.sharding", "lora"), _low_precision_training),
+    (("model.dtype", "train.sharding", "train.master_weights"), _float16_is_scaled),
 )

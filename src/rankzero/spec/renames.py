@@ -53,7 +53,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("model.local_files_only", "", "offline local_only"),
     ("model.dtype", "", "torch_dtype precision mixed_precision model_dtype"),
     ("model.dtype", "bf16: true is dtype: bfloat16", "bf16 bfloat16"),
-    ("model.dtype", "float16 is not available: take bfloat16, or auto", "fp16 float16"),
+    ("model.dtype", "fp16: true is dtype: float16", "fp16 float16"),
     (
         "model.attention",
         "",

@@ -14,7 +14,7 @@ from rankzero.spec.batch_size import BatchSize
 from rankzero.spec.names import RUN_NAME_PATTERN
 from rankzero.spec.row_formats import RowFormat as RowFormat
 
-Dtype = Literal["auto", "float32", "bfloat16"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 OverLength = Literal["truncate", "drop"]
 Task = Literal["sft", "classify"]
 Attention = Literal["auto", "eager", "sdpa", "varlen", "flex_attention", "flash_attention_2", "flash_attention_3"]
@@ -53,7 +53,8 @@ class ModelSpec(Section):
     local_files_only: bool = False
     """Never use the network, as TRANSFORMERS_OFFLINE=1 does."""
     dtype: Dtype = "auto"
-    """Compute precision. auto: bfloat16 where the device computes it natively, else float32."""
+    """Compute precision. auto: bfloat16 where the device computes it natively, float16 on other GPUs (V100, T4), else
+    float32. float16 has a loss scale that adapts itself; weights that are trained are float32 beside it."""
     attention: Attention = "auto"
     """Attention implementation. varlen: torch's own for rows laid end to end. auto: the fastest that is installed."""
     quantization: Literal["none", "nf4", "fp8"] = "none"

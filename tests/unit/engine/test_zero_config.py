@@ -181,7 +181,7 @@ def test_every_problem_of_a_file_at_once(tmp_path: Path) -> None:
     }
     assert problems(own_file(tmp_path, theirs)) == {
         "ds.json elasticity": "this part of DeepSpeed is not used here",
-        "ds.json fp16.enabled": "float16 is not trained in",
+        "ds.json fp16.enabled": "float16 is not trained in with DeepSpeed",
         "ds.json zero_optimization.stage": "the stage is 2, and train.sharding is zero3",
         "ds.json zero_optimization.zero_hpz_partition_size": "this changes what is computed or saved",
         "ds.json zero_optimization.zero_quantized_weights": "this changes what is computed or saved",

@@ -47,10 +47,13 @@ class Replicated:
         del last  # gradients are reduced once a step, in reduce_gradients
         torch.autograd.backward(loss)
 
-    def reduce_gradients(self, max_grad_norm: float | None) -> torch.Tensor:
+    def reduce_gradients(self, max_grad_norm: float | None, *, loss_scale: float = 1.0) -> torch.Tensor:
         parameters = list(self._parameters.values())
         sum_gradients(parameters)
-        norm = _norm([p.grad for p in parameters if p.grad is not None])
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if loss_scale != 1:
+            torch._foreach_mul_(gradients, 1 / loss_scale)
+        norm = _norm(gradients)
         if max_grad_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
         return norm
