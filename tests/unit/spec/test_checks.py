@@ -10,7 +10,6 @@ from rankzero.spec.checks import check
 from rankzero.spec.fields import all_fields
 from rankzero.spec.run_spec import RunSpec
 
-
 HALF = {"name": "m", "dtype": "float16"}
 
 
