@@ -1,4 +1,4 @@
-"""What this process may use of the machine: cores, instructions and memory, a container's limits included. Stdlib only."""
+"""What this process may use of the machine: cores, instructions, memory; a container's limits included. Stdlib only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def usable_cores() -> int:
 
 
 def cpu_features() -> frozenset[str]:
-    """What instructions the CPU has, by Linux's names for them: avx512_bf16. Empty where the system does not say (macOS).
+    """What instructions the CPU has, by Linux's names (avx512_bf16). Empty where the system does not say (macOS).
 
     Whatever depends on them asks here. The names in RANKZERO_CPU_FEATURES, separated by spaces, are believed instead of
     what the CPU says: where a virtual machine hides some, or to run as on another CPU.

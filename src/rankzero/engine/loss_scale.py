@@ -1,8 +1,8 @@
 """The loss scale of float16: what a loss is multiplied by so that small gradients do not round to zero, and its growth.
 
-Numbers in a Position and nothing else, so that every rank has the same, since all see the same gradient norm, and a
-checkpoint holds it to the last bit. After P. Micikevicius et al., "Mixed Precision Training", 2018. Scales are powers of
-two: where nothing overflows or rounds to zero, a scale changes no bit of a gradient.
+It is numbers in a Position and nothing else: every rank has the same, since all see the same gradient norm, and a
+checkpoint holds it to the last bit. Scales are powers of two, so that one changes no bit of a gradient where nothing
+overflows or rounds to zero. After P. Micikevicius et al., "Mixed Precision Training", 2018.
 """
 
 from __future__ import annotations

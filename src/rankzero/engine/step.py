@@ -86,7 +86,8 @@ class Stepper:
     ) -> StepResult:
         """Compute and reduce the step's gradients, and clip them. The optimizer has not moved yet.
 
-        Losses are multiplied by `loss_scale`, a power of two, and the reduced gradients divided by it. The wish to stop travels in the same reduction as the loss, so that all ranks agree on the step.
+        Losses are multiplied by `loss_scale`, a power of two, and the reduced gradients divided by it. The wish to stop
+        travels in the same reduction as the loss, so that all ranks agree on the step.
         """
         losses: list[torch.Tensor] = []
         computed = 0

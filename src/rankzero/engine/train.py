@@ -220,9 +220,7 @@ def step_facts(
 
     In float16 also the loss scale that the next step begins with, and how often one was too large so far.
     """
-    scaling = (
-        {} if position.loss_scale is None else {"loss_scale": position.loss_scale, "overflows": position.overflows}
-    )
+    scaling = {"loss_scale": position.loss_scale, "overflows": position.overflows}
     return {
         "epoch": position.step / steps_per_epoch,
         "loss": result.loss,
@@ -231,7 +229,7 @@ def step_facts(
         "tokens": work.tokens,
         "supervised_tokens": work.supervised,
         "tokens_per_second": work.tokens / seconds,
-        **scaling,
+        **(scaling if position.loss_scale is not None else {}),
         "time": time.time(),
     }
 

@@ -228,6 +228,27 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
 )
 
 
+_VALUES: tuple[tuple[str, str], ...] = (
+    # value here, names elsewhere; a field that has no such value is not concerned
+    ("float16", "fp16 f16 half"),
+    ("bfloat16", "bf16 brain"),
+    ("float32", "fp32 f32 tf32 float single full"),
+    ("nf4", "4bit 4 int4 load_in_4bit bitsandbytes bnb qlora"),
+    ("fp8", "float8 f8 float8_e4m3fn fp8_e4m3 finegrained_fp8"),
+    ("flash_attention_2", "fa2 flash flash_attn flash_attention flash_attn_2"),
+    ("flash_attention_3", "fa3 flash_attn_3"),
+    ("flex_attention", "flex"),
+    ("fsdp", "full_shard fsdp2 hybrid_shard"),
+    ("zero2", "stage2 zero_2 deepspeed_zero2 deepspeed_stage_2 ds2"),
+    ("zero3", "stage3 zero_3 deepspeed_zero3 deepspeed_stage_3 ds3 deepspeed"),
+    ("adamw", "adamw_torch adamw_torch_fused adamw_hf adamw_fused"),
+    ("adamw_8bit", "adamw_bnb_8bit paged_adamw_8bit adamw8bit"),
+    ("constant", "constant_with_warmup"),
+    ("classify", "seq_cls sequence_classification text_classification classification"),
+    ("sft", "causal_lm text_generation finetune fine_tune"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Rename:
     """Where another tool's setting is here (`field`, "" where it has no place), and what to know about it."""
@@ -247,4 +268,6 @@ def normalised(key: str) -> str:
     return key.lower().replace("-", "_")
 
 
+VALUES: dict[str, str] = {name: here for here, names in _VALUES for name in names.split()}
+"""What a value is called here, by its `normalised` names elsewhere."""
 RENAMES: dict[str, Rename] = {name: Rename(field, note) for field, note, names in _TABLE for name in names.split()}

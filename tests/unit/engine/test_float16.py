@@ -30,14 +30,8 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def half(root: Path, tiny: Path, **changes: Any) -> RunSpec:
     """Four steps, in float16."""
-    few = {
-        "model__dtype": "float16",
-        "eval_rows": 0,
-        "train__num_train_epochs": 1,
-        "lora__dropout": 0.0,
-        "train__warmup_steps": 0,
-    }
-    return small_spec(root, tiny, **{**few, **changes})
+    few = {"model__dtype": "float16", "train__num_train_epochs": 1, "train__warmup_steps": 0}
+    return small_spec(root, tiny, **{**few, "eval_rows": 0, "lora__dropout": 0.0, **changes})
 
 
 def curve(spec: RunSpec) -> list[tuple[float, float]]:

@@ -10,6 +10,8 @@ from rankzero.spec.checks import check
 from rankzero.spec.fields import all_fields
 from rankzero.spec.run_spec import RunSpec
 
+HALF = {"name": "m", "dtype": "float16"}
+
 
 def spec(**sections: Any) -> RunSpec:
     data = {"train": "t", **sections.pop("data", {})}
@@ -24,6 +26,9 @@ def spec(**sections: Any) -> RunSpec:
         ({"eval": {"early_stopping_patience": 2}}, "eval.early_stopping_patience", "needs data.eval"),
         ({"eval": {"on_start": True}}, "eval.on_start", "nothing to evaluate"),
         ({"lora": {"target_modules": ["all-linear"]}}, "lora.target_modules", "not the name of a module"),
+        ({"model": HALF, "train": {"sharding": "zero2"}}, "model.dtype", "not trained in with DeepSpeed"),
+        ({"model": HALF, "train": {"sharding": "zero3"}}, "model.dtype", "not trained in with DeepSpeed"),
+        ({"model": HALF, "train": {"master_weights": "kahan"}}, "train.master_weights", "holds weights in bfloat16"),
     ],
 )
 def test_contradictions(sections: dict[str, Any], field: str, what: str) -> None:
@@ -45,6 +50,8 @@ def test_contradictions(sections: dict[str, Any], field: str, what: str) -> None
         {"train": {"warmup_steps": 100}},
         {"data": {"eval": "e"}, "eval": {"early_stopping_patience": 2, "on_start": True}},
         {"checkpoint": {"final": "best"}},
+        {"model": HALF, "train": {"sharding": "fsdp"}},
+        {"model": HALF, "lora": {}, "train": {"optimizer": "adamw_8bit"}},
         {"lora": {"target_modules": ["q_proj"]}},
         {"lora": {"target_modules": "all-linear", "use_dora": True, "dropout": 0.1}},
     ],
