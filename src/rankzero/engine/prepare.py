@@ -16,6 +16,7 @@ from rankzero.engine.goodput import Ledger
 from rankzero.engine.inputs import read_inputs
 from rankzero.engine.worker import die_with_parent, hand_over
 from rankzero.model.load import quiet_libraries
+from rankzero.model.source import weights_fingerprint
 from rankzero.spec.run_spec import RunSpec
 
 
@@ -27,6 +28,7 @@ def main() -> None:
     console = RunConsole(speaks=True, level=payload["options"]["log_level"])
     try:
         inputs = read_inputs(RunSpec.model_validate(payload["spec"]), World(), Ledger())
+        weights_fingerprint(inputs.source.weights)  # so that processes with GPUs need not wait for it
         rows = len(inputs.train)
         logger.info("[DONE] prepared: %s, %d rows to train on", inputs.source.name, rows)
     except Exception as error:

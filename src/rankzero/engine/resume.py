@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from rankzero import __version__
+from rankzero.engine.distributed import gather_objects
 from rankzero.engine.inputs import Inputs
 from rankzero.errors import ConfigError, Problem, StorageError
 from rankzero.model.source import weights_fingerprint
@@ -39,6 +40,14 @@ def manifest_meta(spec: RunSpec, inputs: Inputs, environment: dict[str, Any]) ->
         "dtype": environment["dtype"],
         "labels": inputs.labels,
     }
+
+
+def refuse_different_weights(meta: dict[str, Any]) -> None:
+    """Raise ConfigError, on every rank, where nodes have other files of the same model: replicas of a frozen base would
+    each train on their own. A collective."""
+    if len(set(gather_objects(meta["model"]))) > 1:
+        hint = "put the files on a volume that all nodes mount, or copy them again; of a Hub model set model.revision"
+        raise ConfigError("the processes have different weights", where="model.name", hint=hint)
 
 
 def refuse_foreign_directory(run_dir: RunDir, spec: RunSpec, options: RunOptions) -> None:

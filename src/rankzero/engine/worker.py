@@ -30,7 +30,12 @@ from rankzero.engine.finish import copy_report, finish, finished_report
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.inputs import Inputs, read_inputs
 from rankzero.engine.metrics import MetricsLog
-from rankzero.engine.resume import check_same_run, manifest_meta, refuse_foreign_directory
+from rankzero.engine.resume import (
+    check_same_run,
+    manifest_meta,
+    refuse_different_weights,
+    refuse_foreign_directory,
+)
 from rankzero.engine.setup import Session, build_session, collect_environment
 from rankzero.engine.signals import stop_on_signals
 from rankzero.engine.train import Surroundings, train
@@ -85,7 +90,9 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
         logger.info("[DDP] rank %d of %d on %s", world.rank, world.world_size, device.describe())
         with ledger.phase("rendezvous"):
             stack.enter_context(process_group(world, device, dict(os.environ)))
-        meta = manifest_meta(spec, inputs, environment)
+        with ledger.phase("model files"):
+            meta = manifest_meta(spec, inputs, environment)
+            refuse_different_weights(meta)
         with ledger.phase("resume"):
             saved = find_checkpoint(run_dir, spec, meta, options, world)
         finished = finished_report(run_dir, saved["step"], total_steps(inputs, spec)) if saved else None

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from rankzero.errors import ConfigError, ExitCode, StoppedError
 from rankzero.spec.run_spec import RunSpec
 from tests.support.runs import metrics, run_here, run_root, small_spec, stop_during_step
+from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.faults
 
@@ -163,6 +164,26 @@ def test_changed_data_is_refused_unless_allowed(tmp_path: Path, tiny: Path, monk
     with pytest.raises(ConfigError, match="--allow-change data"):
         run_here(spec)
     assert run_here(spec, allow_changes=("data",))["steps"] == 12
+
+
+def test_a_changed_byte_of_the_base_is_refused_unless_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far behind the file's header, in a weight that is there before and after."""
+    model = tiny_model(tmp_path / "model", hidden=256)
+    spec = small_spec(tmp_path, model, eval_rows=0, train__max_steps=3)
+    with monkeypatch.context() as patch:
+        stop_during_step(patch, 1)
+        with pytest.raises(StoppedError):
+            run_here(spec)
+    weights = model / "model.safetensors"
+    changed = bytearray(weights.read_bytes())
+    place = len(changed) - (512 << 10)
+    assert place > 4 << 20
+    changed[place] ^= 1
+    weights.write_bytes(changed)
+    with pytest.raises(ConfigError, match="the base model's weights changed since the checkpoint") as refused:
+        run_here(spec)
+    assert "--allow-change model" in str(refused.value)
+    assert run_here(spec, allow_changes=("model",))["steps"] == 3
 
 
 def test_harmless_changes_pass(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
