@@ -3,7 +3,7 @@
 checkpoints/step-<n>/
     model/                  adapter or weights
     optimizer.safetensors   the optimizer's state by parameter name (a fully sharded run: sharded/ holds both)
-    trainer.json            schedule, learning rates, position, best so far
+    trainer.json            position: all that the loop has besides, the best so far included
     rng-rank-<r>.json       torch, CUDA, numpy and Python generators of each rank
     manifest.json           sizes and hashes; what the run was: spec, data, tokenizer, world size
 Tensors are safetensors, the rest JSON: nothing is unpickled.
@@ -58,16 +58,8 @@ class Position:
     ended_early: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Trainable:
-    """The live objects whose state makes a checkpoint."""
-
-    parallel: Parallel
-    scheduler: Any
-
-
 def save_checkpoint(
-    run_dir: RunDir, lease: Lease | None, live: Trainable, position: Position, meta: dict[str, Any], world: World
+    run_dir: RunDir, lease: Lease | None, parallel: Parallel, position: Position, meta: dict[str, Any], world: World
 ) -> None:
     """Write and commit a checkpoint of this step. A collective; raises StorageError on every rank where one fails.
 
@@ -85,9 +77,9 @@ def save_checkpoint(
     _raise_together(failure, staged)  # before the next collective, in which the others would wait for this rank
     try:
         with storage_errors(staged):
-            live.parallel.save(staged)
+            parallel.save(staged)
             if world.is_main:
-                write_json(staged / "trainer.json", _trainer_state(live, position))
+                write_json(staged / "trainer.json", {"position": asdict(position)})
     except (StorageError, OSError) as error:
         failure = str(error)
     _raise_together(failure, staged)
@@ -129,31 +121,13 @@ def newest_intact(run_dir: RunDir, notice: Callable[[str], None]) -> dict[str, A
     return None
 
 
-def load_checkpoint(directory: Path, live: Trainable, world: World) -> tuple[Position, bool]:
-    """Restore everything. Returns the position, and whether the continuation is bit-exact.
-
-    It is not where the number of processes changed: generators of ranks that did not exist cannot be restored.
-    """
-    live.parallel.load(directory)
+def load_checkpoint(directory: Path, parallel: Parallel, world: World) -> Position:
+    """Restore everything. Generators of ranks that did not exist cannot be restored: theirs stay as they were seeded."""
+    parallel.load(directory)
     state = json.loads((directory / "trainer.json").read_text(encoding="utf-8"))
-    live.scheduler.load_state_dict(state["scheduler"])
-    for group, learning_rate in zip(live.parallel.optimizer.param_groups, state["learning_rates"], strict=True):
-        group["lr"] = learning_rate
-    saved_ranks = len(list(directory.glob("rng-rank-*.json")))
-    exact = saved_ranks == world.world_size
-    if exact:
+    if len(list(directory.glob("rng-rank-*.json"))) == world.world_size:
         _restore_rng(json.loads((directory / f"rng-rank-{world.rank}.json").read_text(encoding="utf-8")))
-    return Position(**state["position"]), exact
-
-
-def _trainer_state(live: Trainable, position: Position) -> dict[str, Any]:
-    scheduler = {key: value for key, value in live.scheduler.state_dict().items() if key != "lr_lambdas"}
-    scheduler["lr_lambdas"] = [None for _ in live.parallel.optimizer.param_groups]  # functions; rebuilt from the spec
-    return {
-        "position": asdict(position),
-        "scheduler": scheduler,
-        "learning_rates": [group["lr"] for group in live.parallel.optimizer.param_groups],
-    }
+    return Position(**state["position"])
 
 
 def _rng_state() -> dict[str, Any]:

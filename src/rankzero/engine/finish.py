@@ -46,7 +46,7 @@ def finish(
 
 def export(session: Session, around: Surroundings, inputs: Inputs, position: Position) -> int:
     """Write final/ from the best checkpoint, or the last one where the spec says so or nothing was evaluated."""
-    step, parallel = position.step, session.live.parallel
+    step, parallel = position.step, session.parallel
     if around.spec.checkpoint.final == "best" and position.best_step is not None and position.best_step > 0:
         step = position.best_step
     if step != position.step:

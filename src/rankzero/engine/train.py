@@ -20,7 +20,8 @@ from rankzero.engine.distributed import World
 from rankzero.engine.evaluate import evaluate
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.metrics import MetricsLog
-from rankzero.engine.setup import Session
+from rankzero.engine.optim import set_learning_rate
+from rankzero.engine.setup import Session, learning_rate
 from rankzero.engine.signals import StopRequest
 from rankzero.engine.step import StepResult, non_finite_error
 from rankzero.errors import StoppedError
@@ -65,17 +66,18 @@ def train(session: Session, around: Surroundings, position: Position) -> Positio
             work = session.train.step(
                 seed=spec.train.seed, epoch=epoch, step_in_epoch=step_in_epoch, size=spec.train.global_batch_size
             )
-            learning_rate = session.live.scheduler.get_last_lr()[0]
+            rate = schedule.learning_rate(position.step, learning_rate(spec))
             on_pass = batch_logger(around.options, position.step, step_in_epoch, schedule.steps_per_epoch)
             with around.ledger.phase("steps"):
                 result = session.stepper.gradients(session.train, work, stop_wanted=around.stop.wanted, on_pass=on_pass)
+                set_learning_rate(session.parallel.optimizer, rate)
                 position = apply_step(session, spec, position, work, result)
             around.ledger.first_step_done()
             seconds = time.monotonic() - before
             position = replace(
                 position, seconds=position.seconds + seconds, wall_seconds=wall_before + time.monotonic() - started
             )
-            facts = step_facts(position, work, result, learning_rate, seconds, schedule.steps_per_epoch)
+            facts = step_facts(position, work, result, rate, seconds, schedule.steps_per_epoch)
 
             improved = False
             if session.eval is not None and is_due(spec.eval.every, position.step, schedule):
@@ -104,17 +106,16 @@ def train(session: Session, around: Surroundings, position: Position) -> Positio
 
 def apply_step(session: Session, spec: RunSpec, position: Position, work: Work, result: StepResult) -> Position:
     """Move the optimizer, or skip a non-finite step where the spec allows it. Raises NonFiniteError."""
-    live = session.live
+    parallel = session.parallel
     step = position.step + 1
     if result.finite:
-        live.parallel.step()
+        parallel.step()
     else:
         error = non_finite_error(session.train, work, result, step)
         if position.nonfinite_steps >= spec.train.max_nonfinite_steps:
             raise error
         logger.warning("[TRAIN] skipped %s", error)
-    live.scheduler.step()
-    live.parallel.zero_grad()
+    parallel.zero_grad()
     return replace(
         position,
         step=step,
@@ -143,7 +144,7 @@ def run_evaluation(
 
     with around.ledger.phase("eval"):
         result = evaluate(
-            session.live.parallel.model,
+            session.parallel.model,
             session.stepper,
             session.eval,
             session.device.torch_device,
@@ -159,7 +160,7 @@ def run_evaluation(
 def save(session: Session, around: Surroundings, position: Position) -> None:
     """Commit a checkpoint, move `best`, and drop what is no longer kept."""
     with around.ledger.phase("checkpoint"):
-        save_checkpoint(around.run_dir, around.lease, session.live, position, around.manifest_meta, around.world)
+        save_checkpoint(around.run_dir, around.lease, session.parallel, position, around.manifest_meta, around.world)
         if around.world.is_main:
             if position.best_step == position.step:
                 around.run_dir.set_link("best", position.step)

@@ -129,7 +129,7 @@ def out_of_memory(session: Session, spec: RunSpec, world: World, device: Device)
     ways = [f"train.micro_batch_tokens below {session.memory.micro_batch_tokens}"]
     if not session.memory.gradient_checkpointing:
         ways.append("train.gradient_checkpointing: true")
-    if world.world_size > 1 and session.live.parallel.name == "ddp":
+    if world.world_size > 1 and session.parallel.name == "ddp":
         ways.append("train.sharding: fsdp")
     if not spec.train.activation_offloading:
         ways.append("train.activation_offloading: true")

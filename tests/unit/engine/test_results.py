@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 
 from rankzero.engine import train as loop
 from rankzero.engine.evaluate import EvalResult
@@ -131,6 +132,14 @@ def test_early_stopping(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPa
     report = run_here(spec)
     assert report["ended_early"] and report["steps"] == 8 and report["best_step"] == 4
     assert run_here(spec) == report, "an early end is an end: the same command does not go on"
+
+
+def test_a_run_of_one_step_trains(tmp_path: Path, tiny: Path) -> None:
+    spec = small_spec(tmp_path, tiny, eval_rows=0, train__max_steps=1)
+    run_here(spec)
+    assert metrics(spec)[0]["learning_rate"] == 0.01
+    adapter = load_file(run_root(spec) / "final/adapter_model.safetensors")
+    assert all(adapter[name].any() for name in adapter if "lora_B" in name), "they begin with zeros"
 
 
 def test_without_evaluation_the_last_is_the_result(tmp_path: Path, tiny: Path) -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from rankzero.errors import ConfigError, ExitCode, StoppedError
 from rankzero.spec.run_spec import RunSpec
-from tests.support.runs import metrics, run_here, run_root, small_spec, stop_during_step
+from tests.support.runs import log, metrics, run_here, run_root, small_spec, stop_during_step
 
 pytestmark = pytest.mark.faults
 
@@ -163,6 +163,32 @@ def test_changed_data_is_refused_unless_allowed(tmp_path: Path, tiny: Path, monk
     with pytest.raises(ConfigError, match="--allow-change data"):
         run_here(spec)
     assert run_here(spec, allow_changes=("data",))["steps"] == 12
+
+
+def test_a_learning_rate_that_may_change_does(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = small_spec(tmp_path, tiny)
+    with monkeypatch.context() as patch:
+        stop_during_step(patch, 6)
+        with pytest.raises(StoppedError):
+            run_here(spec)
+    run_here(small_spec(tmp_path, tiny, train__learning_rate=0.001), allow_changes=("train.learning_rate",))
+    rates = [row["learning_rate"] for row in metrics(spec)]
+    assert rates == pytest.approx([0.01 * (12 - s) / 12 for s in range(6)] + [0.001 * (12 - s) / 12 for s in range(6, 12)])
+
+
+def test_a_finished_run_goes_on_for_more_epochs(tmp_path: Path, tiny: Path) -> None:
+    run_here(small_spec(tmp_path, tiny, train__num_train_epochs=1))
+    longer = small_spec(tmp_path, tiny, train__num_train_epochs=2)
+    with pytest.raises(ConfigError) as refused:
+        run_here(longer)
+    assert "another run" not in str(refused.value)
+    assert "--allow-change train.num_train_epochs" in str(refused.value)
+    report = run_here(longer, allow_changes=("train.num_train_epochs",), log_level="INFO")
+    assert report["steps"] == 8
+    rates = [row["learning_rate"] for row in metrics(longer)]
+    assert rates == pytest.approx([0.01 * (4 - s) / 4 for s in range(4)] + [0.01 * (8 - s) / 8 for s in range(4, 8)])
+    assert "continuing from step 4" in (said := log(longer))
+    assert "not bit-exactly" in said
 
 
 def test_harmless_changes_pass(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
