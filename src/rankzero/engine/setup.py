@@ -52,6 +52,7 @@ class Session:
     device: Device
     dtype: torch.dtype
     memory: MemoryPlan
+    attention: Attention
     compiled: str | None
     """Under which key the model's compiled blocks are kept; None where they are not compiled."""
 
@@ -86,8 +87,8 @@ def build_session(
         name = type(model).__name__
         parallel = spread(sharding, model, spec, world, device, dtype)
     logger.info(
-        "[MODEL] %s: %.1fM parameters, %s%s",
-        *(name, facts.total / 1e6, str(dtype).removeprefix("torch.")),
+        "[MODEL] %s: %.1fM parameters, %.1fM of them trained, %s%s",
+        *(name, facts.total / 1e6, facts.trainable / 1e6, str(dtype).removeprefix("torch.")),
         "" if world.world_size == 1 else f", {sharding}",
     )
     logger.debug(
@@ -136,6 +137,7 @@ def build_session(
         device=device,
         dtype=dtype,
         memory=memory,
+        attention=attention,
         compiled=compiled,
     )
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from rankzero.data.loader import MicroBatch, Work
-from rankzero.engine.checkpoint import Position, prune_checkpoints, save_checkpoint, with_eval
+from rankzero.engine.checkpoint import Position, prune_checkpoints, save_checkpoint, under, with_eval
 from rankzero.engine.console import RunConsole, logger
 from rankzero.engine.distributed import World
 from rankzero.engine.evaluate import evaluate
@@ -83,8 +83,7 @@ def train(session: Session, around: Surroundings, position: Position) -> Positio
             if session.eval is not None and is_due(spec.eval.every, position.step, schedule):
                 position, improved = run_evaluation(session, around, position, advance)
                 facts |= position.eval_last or {}
-                patience = spec.eval.early_stopping_patience
-                position = replace(position, ended_early=bool(patience and position.evals_since_best >= patience))
+                position = under(spec, position, same_eval_data=True)
             if around.metrics is not None:
                 around.metrics.log(position.step, facts)
             advance(1, f"loss {result.loss:.4f} {position.tokens / position.seconds:,.0f} tok/s")
@@ -164,6 +163,8 @@ def save(session: Session, around: Surroundings, position: Position) -> None:
         if around.world.is_main:
             if position.best_step == position.step:
                 around.run_dir.set_link("best", position.step)
+            elif position.best_step is None:
+                around.run_dir.drop_link("best")
             prune_checkpoints(around.run_dir, keep=around.spec.checkpoint.keep, best_step=position.best_step)
             if session.compiled is not None:
                 save_artifacts(session.compiled)

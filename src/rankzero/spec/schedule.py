@@ -32,7 +32,7 @@ class Schedule:
 
         So the W-th step is the first at the peak, no step is at 0, and what would be the step after the last one is.
         Warm-up: Goyal et al., "Accurate, Large Minibatch SGD", 2017. Cosine: Loshchilov & Hutter, "SGDR", 2017, without
-        restarts. There is no state: a run that is continued, also with another length or peak, takes its rate from here.
+        restarts. There is no state: a run that goes on, also with another length or peak, takes its rate from here.
         """
         if step < self.warmup_steps:
             return peak * (step + 1) / self.warmup_steps

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rankzero.spec.metrics import MEASURES
+
 
 class TensorBoard:
     """Scalars into `directory`; events of steps after `step` (from before a resume) are hidden."""
@@ -16,9 +18,7 @@ class TensorBoard:
     def log(self, step: int, values: dict[str, float]) -> None:
         for name, value in values.items():
             if name not in {"time", "epoch"}:
-                self._writer.add_scalar(
-                    f"{'eval' if name.startswith(('eval', 'perp')) else 'train'}/{name}", value, step
-                )
+                self._writer.add_scalar(f"{'eval' if name in MEASURES else 'train'}/{name}", value, step)
 
     def close(self) -> None:
         self._writer.close()

@@ -1,6 +1,6 @@
 """On the same batches, without dropout and in float32, the losses are those of the stock transformers.Trainer.
 
-Without a warm-up too: theirs begins with a step that trains nothing. What schedules have in common stands in test_optim.
+Without a warm-up too: theirs begins with a step that trains nothing. test_optim has what schedules have in common.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def test_leftovers_of_a_killed_save_are_removed(tmp_path: Path, tiny: Path) -> N
     ("change", "field"),
     [
         ({"train__learning_rate": 0.5}, "train.learning_rate"),
-        ({"lora__r": 8}, "lora.r"),
+        ({"lora__alpha": 8}, "lora.alpha"),
         ({"data__max_length": 64}, "data.max_length"),
         ({"train__seed": 1}, "train.seed"),
     ],
@@ -151,6 +151,29 @@ def test_another_runs_directory_is_refused_with_the_override_named(
     assert f"--allow-change {field}" in str(refused.value)
     kept = {p: p.read_bytes() for p in before}
     assert all(kept[p] == before[p] for p in before if p.name != "lease.json")
+
+
+def test_what_a_checkpoint_cannot_become_is_refused_even_where_it_is_allowed(tmp_path: Path, tiny: Path) -> None:
+    run_here(small_spec(tmp_path, tiny, train__num_train_epochs=1))
+    wider = small_spec(tmp_path, tiny, train__num_train_epochs=1, lora__r=8)
+    with pytest.raises(ConfigError, match="lora.r: 4 in the checkpoint, 8 now") as refused:
+        run_here(wider, allow_changes=("lora.r",))
+    assert "--allow-change" not in str(refused.value)
+
+
+def test_other_passes_are_not_called_bit_exact(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = small_spec(tmp_path, tiny, train__num_train_epochs=1)
+    with monkeypatch.context() as patch:
+        stop_during_step(patch, 1)
+        with pytest.raises(StoppedError):
+            run_here(spec, log_level="INFO")
+        stop_during_step(patch, 2)
+        with pytest.raises(StoppedError):
+            run_here(spec, log_level="INFO")
+    assert "continuing from step 1 bit-exactly" in log(spec)
+    run_here(small_spec(tmp_path, tiny, train__num_train_epochs=1, train__micro_batch_tokens=64), log_level="INFO")
+    said = "continuing from step 2 with the same weights, optimizer and rows, not bit-exactly: "
+    assert f"{said}tokens of a pass: 128 before, 64 now\n" in log(spec)
 
 
 def test_changed_data_is_refused_unless_allowed(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +196,9 @@ def test_a_learning_rate_that_may_change_does(tmp_path: Path, tiny: Path, monkey
             run_here(spec)
     run_here(small_spec(tmp_path, tiny, train__learning_rate=0.001), allow_changes=("train.learning_rate",))
     rates = [row["learning_rate"] for row in metrics(spec)]
-    assert rates == pytest.approx([0.01 * (12 - s) / 12 for s in range(6)] + [0.001 * (12 - s) / 12 for s in range(6, 12)])
+    assert rates == pytest.approx(
+        [0.01 * (12 - s) / 12 for s in range(6)] + [0.001 * (12 - s) / 12 for s in range(6, 12)]
+    )
 
 
 def test_a_finished_run_goes_on_for_more_epochs(tmp_path: Path, tiny: Path) -> None:
