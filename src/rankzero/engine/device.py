@@ -30,6 +30,19 @@ class Device:
         """The collective library that serves this device."""
         return "nccl" if self.kind == "cuda" else "gloo"
 
+    @property
+    def name(self) -> str:
+        """The hardware, as far as it decides how numbers are rounded."""
+        if self.kind == "cuda":
+            return torch.cuda.get_device_name(self.index)
+        capability = torch.backends.cpu.get_cpu_capability()
+        return f"{self.kind} ({platform.machine()}, {capability}, {torch.get_num_threads()} threads)"
+
+    @property
+    def adds_in_fixed_order(self) -> bool:
+        """Whether the same numbers have the same sum every time; some of a GPU's kernels add as threads come."""
+        return self.kind == "cpu"
+
     def describe(self) -> str:
         if self.kind == "cuda":
             return f"{torch.cuda.get_device_name(self.index)} (cuda:{self.index})"

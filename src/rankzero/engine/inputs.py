@@ -96,9 +96,10 @@ def _read_data(spec: RunSpec, tokenizer: Any, vision: Vision | None, world: Worl
         return show_progress(label, input_bytes(sources)) if world.is_main else nullcontext(no_progress)
 
     workers = max(1, usable_cores() // world.local_world_size)
-    say = partial(logger.info, "[DATA] %s")
+    say, warn = partial(logger.info, "[DATA] %s"), partial(logger.warning, "[DATA] %s")
     rules = None if vision is None else vision.rules
-    return training_data(spec, tokenizer, cache_root(), workers=workers, show=show, say=say, vision=rules)
+    cache = cache_root()
+    return training_data(spec, tokenizer, cache, workers=workers, show=show, say=say, warn=warn, vision=rules)
 
 
 def choose_collator(inputs: Inputs, *, padding_free: bool, always_image: bool, pad_id: int) -> Collator:

@@ -17,14 +17,13 @@ import torch
 
 from rankzero.data.batches.loader import Batches
 from rankzero.data.cache.dataset import TokenizedDataset
-from rankzero.engine.checkpoint import Trainable
 from rankzero.engine.console import logger
 from rankzero.engine.device import Device, memory_limit
 from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.heads import ClassHead, Head, SupervisedHead
 from rankzero.engine.inputs import Inputs, choose_collator
-from rankzero.engine.optim import make_optimizer, make_scheduler
+from rankzero.engine.optim import make_optimizer
 from rankzero.engine.parallel.base import Parallel
 from rankzero.engine.step import Stepper
 from rankzero.errors import ConfigError
@@ -43,7 +42,7 @@ from rankzero.spec.schedule import Schedule, make_schedule
 class Session:
     """Everything the loop works with."""
 
-    live: Trainable
+    parallel: Parallel
     stepper: Stepper
     train: Batches
     eval: Batches | None
@@ -53,6 +52,7 @@ class Session:
     device: Device
     dtype: torch.dtype
     memory: MemoryPlan
+    attention: Attention
     compiled: str | None
     """Under which key the model's compiled blocks are kept; None where they are not compiled."""
 
@@ -87,8 +87,8 @@ def build_session(
         name = type(model).__name__
         parallel = spread(sharding, model, spec, world, device, dtype)
     logger.info(
-        "[MODEL] %s: %.1fM parameters, %s%s",
-        *(name, facts.total / 1e6, str(dtype).removeprefix("torch.")),
+        "[MODEL] %s: %.1fM parameters, %.1fM of them trained, %s%s",
+        *(name, facts.total / 1e6, facts.trainable / 1e6, str(dtype).removeprefix("torch.")),
         "" if world.world_size == 1 else f", {sharding}",
     )
     logger.debug(
@@ -97,11 +97,9 @@ def build_session(
         ", rows end to end" if attention.padding_free else "",
     )
     schedule = make_schedule(len(inputs.train), spec.train)
-    warmup, total = schedule.warmup_steps, schedule.total_steps
-    scheduler = make_scheduler(parallel.optimizer, spec.train, warmup=warmup, total=total)
     logger.info(
         "[MODEL] optimizer %s, learning rate %g, schedule %s with %d warm-up steps",
-        *(spec.train.optimizer, learning_rate(spec), spec.train.lr_scheduler_type, warmup),
+        *(spec.train.optimizer, learning_rate(spec), spec.train.lr_scheduler_type, schedule.warmup_steps),
     )
     collator = choose_collator(
         inputs,
@@ -123,7 +121,7 @@ def build_session(
 
     seed_ranks(spec.train.seed, world.rank)
     return Session(
-        live=Trainable(parallel, scheduler),
+        parallel=parallel,
         stepper=Stepper(
             make_head(parallel, inputs, offload_activations=spec.train.activation_offloading),
             parallel,
@@ -139,6 +137,7 @@ def build_session(
         device=device,
         dtype=dtype,
         memory=memory,
+        attention=attention,
         compiled=compiled,
     )
 

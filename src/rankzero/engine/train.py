@@ -14,14 +14,15 @@ from typing import Any
 import torch
 
 from rankzero.data.batches.loader import MicroBatch, Work
-from rankzero.engine.checkpoint import Position, prune_checkpoints, save_checkpoint, with_eval
+from rankzero.engine.checkpoint import Position, prune_checkpoints, save_checkpoint, under, with_eval
 from rankzero.engine.console import RunConsole, logger
 from rankzero.engine.distributed import World
 from rankzero.engine.evaluate import evaluate
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.loss_scale import after_overflow, after_step, with_loss_scale
 from rankzero.engine.metrics import MetricsLog
-from rankzero.engine.setup import Session
+from rankzero.engine.optim import set_learning_rate
+from rankzero.engine.setup import Session, learning_rate
 from rankzero.engine.signals import StopRequest
 from rankzero.engine.step import StepResult, non_finite_error
 from rankzero.errors import StoppedError
@@ -67,24 +68,24 @@ def train(session: Session, around: Surroundings, position: Position) -> Positio
             work = session.train.step(
                 seed=spec.train.seed, epoch=epoch, step_in_epoch=step_in_epoch, size=spec.train.global_batch_size
             )
-            learning_rate = session.live.scheduler.get_last_lr()[0]
+            rate = schedule.learning_rate(position.step, learning_rate(spec))
             on_pass = batch_logger(around.options, position.step, step_in_epoch, schedule.steps_per_epoch)
             with around.ledger.phase("steps"):
                 position, result = gradients(session, around, position, work, on_pass)
+                set_learning_rate(session.parallel.optimizer, rate)
                 position = apply_step(session, spec, position, work, result)
             around.ledger.first_step_done()
             seconds = time.monotonic() - before
             position = replace(
                 position, seconds=position.seconds + seconds, wall_seconds=wall_before + time.monotonic() - started
             )
-            facts = step_facts(position, work, result, learning_rate, seconds, schedule.steps_per_epoch)
+            facts = step_facts(position, work, result, rate, seconds, schedule.steps_per_epoch)
 
             improved = False
             if session.eval is not None and is_due(spec.eval.every, position.step, schedule):
                 position, improved = run_evaluation(session, around, position, advance)
                 facts |= position.eval_last or {}
-                patience = spec.eval.early_stopping_patience
-                position = replace(position, ended_early=bool(patience and position.evals_since_best >= patience))
+                position = under(spec, position, same_eval_data=True)
             if around.metrics is not None:
                 around.metrics.log(position.step, facts)
             advance(1, f"loss {result.loss:.4f} {position.tokens / position.seconds:,.0f} tok/s")
@@ -127,7 +128,7 @@ def gradients(
         lowered = after_overflow(position) if result.overflowed else None
         if lowered is None:
             return position if result.finite else before, result
-        session.live.parallel.zero_grad()
+        session.parallel.zero_grad()
         position = lowered
         words = "[TRAIN] step %d: gradients overflow float16; computed again with loss scale %g"
         logger.info(words, position.step + 1, position.loss_scale)
@@ -135,18 +136,17 @@ def gradients(
 
 def apply_step(session: Session, spec: RunSpec, position: Position, work: Work, result: StepResult) -> Position:
     """Move the optimizer, or skip a non-finite step where the spec allows it. Raises NonFiniteError."""
-    live = session.live
+    parallel = session.parallel
     step = position.step + 1
     if result.finite:
-        live.parallel.step()
+        parallel.step()
         position = after_step(position)
     else:
         error = non_finite_error(session.train, work, result, step, session.dtype)
         if position.nonfinite_steps >= spec.train.max_nonfinite_steps:
             raise error
         logger.warning("[TRAIN] skipped %s", error)
-    live.scheduler.step()
-    live.parallel.zero_grad()
+    parallel.zero_grad()
     return replace(
         position,
         step=step,
@@ -175,7 +175,7 @@ def run_evaluation(
 
     with around.ledger.phase("eval"):
         result = evaluate(
-            session.live.parallel.model,
+            session.parallel.model,
             session.stepper,
             session.eval,
             session.device.torch_device,
@@ -191,10 +191,12 @@ def run_evaluation(
 def save(session: Session, around: Surroundings, position: Position) -> None:
     """Commit a checkpoint, move `best`, and drop what is no longer kept."""
     with around.ledger.phase("checkpoint"):
-        save_checkpoint(around.run_dir, around.lease, session.live, position, around.manifest_meta, around.world)
+        save_checkpoint(around.run_dir, around.lease, session.parallel, position, around.manifest_meta, around.world)
         if around.world.is_main:
             if position.best_step == position.step:
                 around.run_dir.set_link("best", position.step)
+            elif position.best_step is None:
+                around.run_dir.drop_link("best")
             prune_checkpoints(around.run_dir, keep=around.spec.checkpoint.keep, best_step=position.best_step)
             if session.compiled is not None:
                 save_artifacts(session.compiled)

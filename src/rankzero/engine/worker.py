@@ -9,13 +9,14 @@ import signal
 import sys
 import traceback
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rankzero.engine.checkpoint import Position, load_checkpoint, newest_intact
+from rankzero.engine.checkpoint import Position, load_checkpoint, newest_intact, under
 from rankzero.engine.console import RunConsole, logger, print_result, results_alone_on_stdout
 from rankzero.engine.device import Device, peak_memory, pick_device, pick_dtype, set_threads
 from rankzero.engine.distributed import (
@@ -31,8 +32,12 @@ from rankzero.engine.goodput import Ledger
 from rankzero.engine.inputs import Inputs, read_inputs
 from rankzero.engine.metrics import MetricsLog
 from rankzero.engine.resume import (
+    Differences,
     check_same_run,
+    how_it_continues,
+    layout_of,
     manifest_meta,
+    moved,
     refuse_different_weights,
     refuse_foreign_directory,
 )
@@ -87,7 +92,9 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
         if lease is not None and not run_dir.root.exists():
             lease.acquire()
             stack.callback(lease.release)
-        logger.info("[DDP] rank %d of %d on %s", world.rank, world.world_size, device.describe())
+        one = world.world_size == 1
+        place = "one process" if one else f"rank {world.rank} of {world.world_size} processes"
+        logger.info("[DDP] %s on %s", place, device.describe())
         with ledger.phase("rendezvous"):
             stack.enter_context(process_group(world, device, dict(os.environ)))
         with ledger.phase("model files"):
@@ -95,15 +102,16 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
             refuse_different_weights(meta)
         with ledger.phase("resume"):
             saved = find_checkpoint(run_dir, spec, meta, options, world)
-        finished = finished_report(run_dir, saved["step"], total_steps(inputs, spec)) if saved else None
+        finished = finished_report(run_dir, spec, saved.step, total_steps(inputs, spec)) if saved else None
         if finished is not None:
-            logger.info("[DONE] this run is finished; give it another name to train again")
+            logger.info("[DONE] %s", what_is_next(finished))
             return finished
         claim_directory(run_dir, spec, environment, world, console)
         if world.is_main and deepspeed is not None:
             write_json(run_dir.root / "deepspeed.json", deepspeed)
         session = build_session(spec, inputs, world, device, dtype, ledger)
-        position = restore(run_dir, saved, session, world, ledger)
+        layout = layout_of(session, spec, environment)
+        position = restore(run_dir, saved, session, spec, layout, world, ledger)
         metrics = open_metrics(run_dir, spec, position) if world.is_main else None
         if metrics is not None:
             stack.callback(metrics.close)
@@ -117,7 +125,7 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
             metrics=metrics,
             stop=stop,
             ledger=ledger,
-            manifest_meta=meta,
+            manifest_meta={**meta, "layout": layout},
         )
         log_plan(session, inputs, world)
         try:
@@ -139,7 +147,7 @@ def out_of_memory(session: Session, spec: RunSpec, world: World, device: Device)
     ways = [f"train.micro_batch_tokens below {session.memory.micro_batch_tokens}"]
     if not session.memory.gradient_checkpointing:
         ways.append("train.gradient_checkpointing: true")
-    if world.world_size > 1 and session.live.parallel.name == "ddp":
+    if world.world_size > 1 and session.parallel.name == "ddp":
         ways.append("train.sharding: fsdp")
     if not spec.train.activation_offloading:
         ways.append("train.activation_offloading: true")
@@ -150,17 +158,35 @@ def out_of_memory(session: Session, spec: RunSpec, world: World, device: Device)
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The checkpoint that a run goes on from, and how the run that made it differs from this one."""
+
+    step: int
+    layout: dict[str, str] | None
+    differences: Differences
+
+
 def find_checkpoint(
     run_dir: RunDir, spec: RunSpec, meta: dict[str, Any], options: RunOptions, world: World
-) -> dict[str, Any] | None:
-    """Manifest of the newest intact checkpoint, on every rank. Raises ConfigError where it is of another run."""
+) -> Saved | None:
+    """The newest intact checkpoint, on every rank. Raises ConfigError where it is of another run."""
     manifest: dict[str, Any] | None = broadcast_object(
         newest_intact(run_dir, logger.warning) if world.is_main else None
     )
-    if manifest is not None:
-        for notice in check_same_run(manifest, meta, spec, run_dir, options.allow_changes):
-            logger.warning("[STEP] %s", notice)
-    return manifest
+    if manifest is None:
+        return None
+    differences = check_same_run(manifest, meta, spec, run_dir, options.allow_changes)
+    for notice in differences.notices:
+        logger.warning("[STEP] %s", notice)
+    return Saved(manifest["step"], manifest.get("layout"), differences)
+
+
+def what_is_next(report: dict[str, Any]) -> str:
+    """What to do with a run that is over."""
+    if report["ended_early"]:
+        return "this run has ended early; raise eval.early_stopping_patience, or give it another name to train again"
+    return "this run is finished; raise its length (train.num_train_epochs), or give it another name to train again"
 
 
 def claim_directory(
@@ -178,15 +204,25 @@ def claim_directory(
     console.log_to(run_dir.log(world.rank))
 
 
-def restore(run_dir: RunDir, saved: dict[str, Any] | None, session: Session, world: World, ledger: Ledger) -> Position:
-    """Continue from `saved`, or start."""
+def restore(
+    run_dir: RunDir,
+    saved: Saved | None,
+    session: Session,
+    spec: RunSpec,
+    layout: dict[str, str],
+    world: World,
+    ledger: Ledger,
+) -> Position:
+    """Continue from `saved`, or start. Says what is as if the run had never stopped, and what is not."""
     if saved is None:
         return Position()
     with ledger.phase("resume"):
-        position, exact = load_checkpoint(run_dir.checkpoint(saved["step"]), session.live, world)
-    how = "bit-exactly" if exact else "with the same rows, not bit-exactly: the number of processes changed"
-    logger.info("[STEP] continuing from step %d %s", position.step, how)
-    return position
+        position = load_checkpoint(run_dir.checkpoint(saved.step), session.parallel, world)
+    accepted = saved.differences.accepted
+    in_order = session.device.adds_in_fixed_order
+    how = how_it_continues(position.step, accepted, moved(saved.layout, layout), fixed_order=in_order)
+    logger.info("[STEP] %s", how)
+    return under(spec, position, same_eval_data="eval_data" not in accepted)
 
 
 def open_metrics(run_dir: RunDir, spec: RunSpec, position: Position) -> MetricsLog:

@@ -7,6 +7,9 @@ from collections.abc import Callable, Collection
 from rankzero.errors import Problem
 from rankzero.spec.run_spec import RunSpec
 
+_FLOAT32_ZERO = 2.0**-150
+"""The largest number that float32 rounds to 0."""
+
 
 def check(spec: RunSpec, doubtful: Collection[str] = ()) -> list[Problem]:
     """All contradictions, each at the field to change. Rules that look at a field in `doubtful` are left out."""
@@ -38,6 +41,16 @@ def _warmup_ends(spec: RunSpec) -> list[Problem]:
     hint = "lower it, or give a share of all steps such as 0.03"
     what = f"a warm-up of {warmup:g} steps never ends in a run of {steps} (train.max_steps)"
     return [Problem(what, "train.warmup_steps", hint)]
+
+
+def _something_is_learned(spec: RunSpec) -> list[Problem]:
+    """The peak is some step's rate, so where it is not 0 a schedule is not (spec/schedule.py)."""
+    peak = spec.train.learning_rate
+    if isinstance(peak, str) or peak > _FLOAT32_ZERO:
+        return []
+    hint = "raise it; auto is 2e-4 with adapters and 2e-5 without"
+    what = f"every learning rate is 0: {peak:g} is, in the float32 that weights are trained in"
+    return [Problem(what, "train.learning_rate", hint)]
 
 
 def _something_to_evaluate(spec: RunSpec) -> list[Problem]:
@@ -145,6 +158,7 @@ def _float16_is_scaled(spec: RunSpec) -> list[Problem]:
 _RULES: tuple[tuple[tuple[str, ...], Callable[[RunSpec], list[Problem]]], ...] = (
     (("train.warmup_steps",), _warmup_is_whole),
     (("train.warmup_steps", "train.max_steps"), _warmup_ends),
+    (("train.learning_rate",), _something_is_learned),
     (("data.eval", "eval.early_stopping_patience", "eval.on_start"), _something_to_evaluate),
     (("lora.target_modules",), _keywords_stand_alone),
     (("task", "data.labels", "checkpoint.best_metric", "train.padding_free"), _fits_the_task),

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from rankzero.errors import Problem
+from rankzero.spec.fields import all_fields
+from rankzero.spec.renames import RENAMES
 from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.unknown_keys import guess
+
+IDENTITIES = {
+    "model": "the base model's weights",
+    "tokenizer": "the tokenizer or its chat template",
+    "data": "the training data (or max_length, over_length, assistant_only_loss)",
+    "eval_data": "the evaluation data",
+    "dtype": "the precision, which model.dtype: auto chose for this device",
+}
+"""What must not change besides the spec. The names are what --allow-change takes."""
+
+LENGTH = frozenset({"train.num_train_epochs", "train.max_steps"})
+"""Fields that say how long a run is, and nothing of what it was so far."""
 
 _HARMLESS = (
     *("name", "output_dir", "tracking", "checkpoint"),
@@ -20,6 +36,14 @@ _HARMLESS = (
 """Sections and fields that do not change the maths of the steps to come. Places of data, model and template are among
 them because what stands there is compared by content."""
 
+_FIXED = frozenset(
+    {
+        *("task", "data.labels", "lora.r", "lora.target_modules", "lora.use_dora"),
+        *("train.parts", "train.optimizer", "train.master_weights"),
+    }
+)
+"""Fields that decide which weights there are, or what the optimizer keeps for each: what is saved would not fit."""
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -30,16 +54,39 @@ class Change:
     new: Any
     harmless: bool
 
+    @property
+    def fixed(self) -> bool:
+        """Nothing can accept it in a run that has a checkpoint."""
+        return self.field in _FIXED
+
 
 def compare(old: RunSpec, new: RunSpec) -> list[Change]:
     """All fields that differ, in the order of the spec."""
     before, after = dict(_leaves(old.model_dump(mode="json"))), dict(_leaves(new.model_dump(mode="json")))
     fields = [*before, *(field for field in after if field not in before)]
+    unused = {"train.num_train_epochs"} if old.train.max_steps and new.train.max_steps else set()
     return [
-        Change(field, before.get(field), after.get(field), _is_harmless(field))
+        Change(field, before.get(field), after.get(field), field in unused or _is_harmless(field))
         for field in fields
         if before.get(field) != after.get(field)
     ]
+
+
+def not_allowable(names: Iterable[str]) -> list[Problem]:
+    """A problem for each of these --allow-change values that names nothing which could differ."""
+    fields = [field for field in all_fields(RunSpec) if "[]" not in field]
+    problems = []
+    for name in names:
+        inside = [field for field in fields if field.startswith(f"{name}.")]
+        if name in fields and not inside or name in IDENTITIES:
+            continue
+        if "." not in name and inside:
+            hint = f"name its fields one by one, such as {inside[0]}"
+            problems.append(Problem(f"{name} is a section", "--allow-change", hint))
+        elif name not in fields:
+            hint = guess(RunSpec, tuple(name.split(".")[:2]), RENAMES).hint
+            problems.append(Problem(f"{name} is nothing that a checkpoint is compared by", "--allow-change", hint))
+    return problems
 
 
 def _leaves(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -20,6 +20,7 @@ Task = Literal["sft", "classify"]
 Attention = Literal["auto", "eager", "sdpa", "varlen", "flex_attention", "flash_attention_2", "flash_attention_3"]
 Part = Literal["language", "experts", "router", "projector", "vision_tower"]
 Sharding = Literal["auto", "ddp", "fsdp", "zero2", "zero3"]
+LearningRateShape = Literal["linear", "cosine", "constant"]
 Metric = Literal["eval_loss", "perplexity", "accuracy", "macro_f1"]
 
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -152,10 +153,10 @@ class TrainSpec(Section):
     """Most tokens (padding included) in one forward pass on one device. Changes speed and memory, never the maths."""
     learning_rate: Literal["auto"] | Annotated[float, Field(gt=0)] = "auto"
     """Peak learning rate. auto: 2e-4 with adapters, 2e-5 for a full fine-tune."""
-    lr_scheduler_type: Literal["linear", "cosine", "constant"] = "linear"
-    """Shape after warm-up; linear and cosine end at zero."""
+    lr_scheduler_type: LearningRateShape = "linear"
+    """Shape after warm-up; linear and cosine fall towards zero, which the step after the last one would have."""
     warmup_steps: Annotated[float, Field(ge=0)] = 0.03
-    """Steps of linear warm-up; below 1: a share of all steps."""
+    """Steps of linear warm-up: step i of W has i / W of the peak. Below 1: a share of all steps, rounded down."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """AdamW's decoupled weight decay, on matrices only."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from rankzero.spec.metrics import MEASURES
 from rankzero.track.protocol import TrackedRun
 
 
@@ -19,9 +20,7 @@ class TensorBoard:
     def log(self, step: int, values: dict[str, float]) -> None:
         for name, value in values.items():
             if name not in {"time", "epoch"}:
-                self._writer.add_scalar(
-                    f"{'eval' if name.startswith(('eval', 'perp')) else 'train'}/{name}", value, step
-                )
+                self._writer.add_scalar(f"{'eval' if name in MEASURES else 'train'}/{name}", value, step)
 
     def close(self) -> None:
         self._writer.close()

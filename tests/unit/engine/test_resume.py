@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from rankzero.errors import ConfigError, ExitCode, StoppedError
 from rankzero.spec.run_spec import RunSpec
-from tests.support.runs import metrics, run_here, run_root, small_spec, stop_during_step
+from tests.support.runs import log, metrics, run_here, run_root, small_spec, stop_during_step
 from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.faults
@@ -135,7 +135,7 @@ def test_leftovers_of_a_killed_save_are_removed(tmp_path: Path, tiny: Path) -> N
     ("change", "field"),
     [
         ({"train__learning_rate": 0.5}, "train.learning_rate"),
-        ({"lora__r": 8}, "lora.r"),
+        ({"lora__alpha": 8}, "lora.alpha"),
         ({"data__max_length": 64}, "data.max_length"),
         ({"train__seed": 1}, "train.seed"),
     ],
@@ -152,6 +152,29 @@ def test_another_runs_directory_is_refused_with_the_override_named(
     assert f"--allow-change {field}" in str(refused.value)
     kept = {p: p.read_bytes() for p in before}
     assert all(kept[p] == before[p] for p in before if p.name != "lease.json")
+
+
+def test_what_a_checkpoint_cannot_become_is_refused_even_where_it_is_allowed(tmp_path: Path, tiny: Path) -> None:
+    run_here(small_spec(tmp_path, tiny, train__num_train_epochs=1))
+    wider = small_spec(tmp_path, tiny, train__num_train_epochs=1, lora__r=8)
+    with pytest.raises(ConfigError, match="lora.r: 4 in the checkpoint, 8 now") as refused:
+        run_here(wider, allow_changes=("lora.r",))
+    assert "--allow-change" not in str(refused.value)
+
+
+def test_other_passes_are_not_called_bit_exact(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = small_spec(tmp_path, tiny, train__num_train_epochs=1)
+    with monkeypatch.context() as patch:
+        stop_during_step(patch, 1)
+        with pytest.raises(StoppedError):
+            run_here(spec, log_level="INFO")
+        stop_during_step(patch, 2)
+        with pytest.raises(StoppedError):
+            run_here(spec, log_level="INFO")
+    assert "continuing from step 1 bit-exactly" in log(spec)
+    run_here(small_spec(tmp_path, tiny, train__num_train_epochs=1, train__micro_batch_tokens=64), log_level="INFO")
+    said = "continuing from step 2 with the same weights, optimizer and rows, not bit-exactly: "
+    assert f"{said}tokens of a pass: 128 before, 64 now\n" in log(spec)
 
 
 def test_changed_data_is_refused_unless_allowed(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,6 +207,34 @@ def test_a_changed_byte_of_the_base_is_refused_unless_allowed(tmp_path: Path, mo
         run_here(spec)
     assert "--allow-change model" in str(refused.value)
     assert run_here(spec, allow_changes=("model",))["steps"] == 3
+
+
+def test_a_learning_rate_that_may_change_does(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = small_spec(tmp_path, tiny)
+    with monkeypatch.context() as patch:
+        stop_during_step(patch, 6)
+        with pytest.raises(StoppedError):
+            run_here(spec)
+    run_here(small_spec(tmp_path, tiny, train__learning_rate=0.001), allow_changes=("train.learning_rate",))
+    rates = [row["learning_rate"] for row in metrics(spec)]
+    assert rates == pytest.approx(
+        [0.01 * (12 - s) / 12 for s in range(6)] + [0.001 * (12 - s) / 12 for s in range(6, 12)]
+    )
+
+
+def test_a_finished_run_goes_on_for_more_epochs(tmp_path: Path, tiny: Path) -> None:
+    run_here(small_spec(tmp_path, tiny, train__num_train_epochs=1))
+    longer = small_spec(tmp_path, tiny, train__num_train_epochs=2)
+    with pytest.raises(ConfigError) as refused:
+        run_here(longer)
+    assert "another run" not in str(refused.value)
+    assert "--allow-change train.num_train_epochs" in str(refused.value)
+    report = run_here(longer, allow_changes=("train.num_train_epochs",), log_level="INFO")
+    assert report["steps"] == 8
+    rates = [row["learning_rate"] for row in metrics(longer)]
+    assert rates == pytest.approx([0.01 * (4 - s) / 4 for s in range(4)] + [0.01 * (8 - s) / 8 for s in range(4, 8)])
+    assert "continuing from step 4" in (said := log(longer))
+    assert "not bit-exactly" in said
 
 
 def test_harmless_changes_pass(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ def spec(**sections: Any) -> RunSpec:
     ("sections", "field", "what"),
     [
         ({"train": {"warmup_steps": 1.5}}, "train.warmup_steps", "neither a share nor a whole number"),
+        ({"train": {"learning_rate": 7e-46}}, "train.learning_rate", "every learning rate is 0"),
         ({"train": {"warmup_steps": 10, "max_steps": 10}}, "train.warmup_steps", "never ends in a run of 10"),
         ({"eval": {"early_stopping_patience": 2}}, "eval.early_stopping_patience", "needs data.eval"),
         ({"eval": {"on_start": True}}, "eval.on_start", "nothing to evaluate"),
@@ -45,6 +46,7 @@ def test_contradictions(sections: dict[str, Any], field: str, what: str) -> None
     [
         {},
         {"train": {"warmup_steps": 0}},
+        {"train": {"learning_rate": 8e-46}},
         {"train": {"warmup_steps": 0.999, "max_steps": 1}},
         {"train": {"warmup_steps": 9, "max_steps": 10}},
         {"train": {"warmup_steps": 100}},

@@ -71,6 +71,7 @@ def training_data(
     workers: int,
     show: ShowProgress,
     say: Say,
+    warn: Say,
     vision: ImageRules | None = None,
 ) -> TrainingData:
     """Everything a run reads, tokenised or found in the cache. `vision`: of a model that sees images. Raises as
@@ -92,6 +93,9 @@ def training_data(
     train, held_out = read["train"], read.get("eval")
     if isinstance(spec.data.eval, EvalFraction):
         train, held_out = _held_out(train, seed, spec.data.eval.fraction)
+        if len(held_out) == 1:
+            share = f"data.eval.fraction {spec.data.eval.fraction:g} of {len(train) + 1} rows"
+            warn(f"{share} holds out one row, which tells next to nothing: raise it, or give data.eval a file")
     return TrainingData(_weighted(train, located["train"], seed, say), held_out)
 
 
