@@ -36,8 +36,10 @@ bench: $(VENV)/.train .venv-bench/.peers
 bench-gpu: $(VENV)/.dev .venv-bench/.peers
 	$(VENV)/bin/python benchmarks/gpu.py --peer-python .venv-bench/bin/python --write
 
+# How often each fault is drawn; `make test` draws once. SEEDS=20 sends SIGTERM at 60 moments of start-up, for example.
+SEEDS ?= 20
 faults: $(VENV)/.dev
-	$(PYTEST) -m faults tests
+	SEEDS=$(SEEDS) $(PYTEST) -m faults tests
 
 golden: $(VENV)/.dev
 	RANKZERO_UPDATE_GOLDEN=1 $(PYTEST) tests/unit/launch/test_render_golden.py

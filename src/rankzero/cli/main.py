@@ -30,7 +30,7 @@ from rankzero.cli.render import render
 from rankzero.cli.submit import submit
 from rankzero.cli.train import train
 from rankzero.cli.usage import as_usage_error, help_asked_for, is_parser_error
-from rankzero.errors import ExitCode, RankzeroError
+from rankzero.errors import INTERRUPTED, ExitCode, RankzeroError
 
 app = typer.Typer(
     name="rankzero",
@@ -62,7 +62,6 @@ data_command.app.command()(volcano)
 app.add_typer(data_command.app, name="data")
 
 DEBUG_VARIABLE = "RANKZERO_DEBUG"
-INTERRUPTED = 130
 
 
 def print_version(wanted: bool) -> None:

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankzero.cli.render import ClusterOption, KindOption
+from rankzero.errors import INTERRUPTED
 
 if TYPE_CHECKING:
     from rankzero.launch.backend import Backend
     from rankzero.launch.labels import Manifest
     from rankzero.launch.plan import Plan
-
-INTERRUPTED = 130
 
 
 def submit(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rankzero.errors import ConfigError, UsageError
+from rankzero.errors import ConfigError, StopNow, StoppedError, UsageError
 from rankzero.spec.run_options import RunOptions
 
 if TYPE_CHECKING:
@@ -70,15 +73,31 @@ def train(
         tokenizer_local_dir=tokenizer_local_dir,
         local_files_only=local_files_only,
     )
-    nproc = process_count(nproc_per_node)
-    spec = read_spec(arguments or [], flags, world_size=world_size(nproc))
-    options = RunOptions(log_level, log_batches, report_json, tuple(allow_change or ()))
-    if problems := not_allowable(options.allow_changes):
-        raise UsageError(problems)
-    report = start(spec, options, nproc)
+    with stopped_by_sigterm():
+        nproc = process_count(nproc_per_node)
+        spec = read_spec(arguments or [], flags, world_size=world_size(nproc))
+        options = RunOptions(log_level, log_batches, report_json, tuple(allow_change or ()))
+        if problems := not_allowable(options.allow_changes):
+            raise UsageError(problems)
+        report = start(spec, options, nproc)
     if os.environ.get("RANK", "0") == "0":
         directory = os.path.join(spec.output_dir, str(spec.name))
         typer.echo(json.dumps(report, indent=2) if as_json else summary(report, directory))
+
+
+@contextmanager
+def stopped_by_sigterm() -> Iterator[None]:
+    """SIGTERM raises StoppedError, before and after whoever trains minds it: death by it is a failure to a cluster."""
+    from rankzero.launch.processes import signals_to
+
+    def stop(_number: int) -> None:
+        raise StopNow
+
+    try:
+        with signals_to(stop, (signal.SIGTERM,)):
+            yield
+    except StopNow:
+        raise StoppedError("stopped by SIGTERM", hint="give the same command again") from None
 
 
 def process_count(wanted: str) -> int:

@@ -66,6 +66,8 @@ class Position:
     overflows: int = 0
     """How often a step's gradients were not finite at one loss scale and were computed again at half of it."""
     ended_early: bool = False
+    unevaluated: dict[str, Any] | None = None
+    """Of a step whose evaluation a stop has cut short: its object in metrics.jsonl, without what is evaluated."""
 
 
 def save_checkpoint(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from rankzero.data.batches.loader import Batches
-from rankzero.engine.distributed import sum_over_ranks
+from rankzero.engine.distributed import any_rank, sum_over_ranks
 from rankzero.engine.step import Stepper
 from rankzero.spec.metrics import macro_f1
 
@@ -34,17 +35,26 @@ def evaluate(
     device: torch.device,
     tick: Callable[[int], None],
     *,
+    stop_wanted: Callable[[], bool],
     classes: int | None,
-) -> EvalResult:
-    """Evaluate without gradients or dropout; `tick` hears of the rows of each pass. `classes`: of task classify."""
+) -> EvalResult | None:
+    """Evaluate without gradients or dropout; `tick` hears of the rows of each pass. `classes`: of task classify.
+
+    A collective. Before each pass the ranks agree whether to go on: None where `stop_wanted` came true on one of them.
+    """
     work = batches.everything()
     exact = torch.float64 if device.type != "mps" else torch.float32
     total = torch.zeros(2, dtype=exact, device=device)
     confusion_CC = torch.zeros(classes or 0, classes or 0, dtype=exact, device=device)
     model.eval()
     try:
-        with torch.no_grad():
-            for batch in batches.collated(work.passes, device):
+        with torch.no_grad(), closing(batches.collated(work.passes, device)) as passes:
+            for _ in range(batches.rounds(work.rows)):
+                if any_rank(stop_wanted(), device):
+                    return None
+                batch = next(passes, None)
+                if batch is None:  # another rank has more of them
+                    continue
                 logits_NV = stepper.predict(batch)
                 total[0] += stepper.loss_sum(batch, logits_NV)
                 total[1] += len(batch.targets_N)

@@ -67,7 +67,7 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
     ledger = Ledger()
     world = world_from_env(dict(os.environ))
     quiet_libraries()
-    with stop_on_signals() as stop, ExitStack() as stack:
+    with stop_on_signals(logger.warning) as stop, ExitStack() as stack:
         console = RunConsole(speaks=world.is_main, level=options.log_level)
         stack.callback(console.close)
         stack.enter_context(results_alone_on_stdout())
@@ -229,7 +229,8 @@ def open_metrics(run_dir: RunDir, spec: RunSpec, position: Position) -> MetricsL
     """metrics.jsonl, and the trackers of the spec."""
     tracked = TrackedRun(str(spec.name), run_dir.events)
     trackers = partial(open_trackers, spec.tracking, tracked)
-    return MetricsLog(run_dir, resume_step=position.step, trackers=trackers)
+    whole = position.step - (position.unevaluated is not None)  # the last line of the others lacks its evaluation
+    return MetricsLog(run_dir, resume_step=whole, trackers=trackers)
 
 
 def total_steps(inputs: Inputs, spec: RunSpec) -> int:
@@ -276,7 +277,7 @@ def hand_over(error: Exception) -> int:
     if isinstance(error, RankzeroError):
         known, trace = error, ""
     elif lost_a_peer(error):
-        known, trace = PeerLostError(f"another process is gone: {error}"), ""
+        known, trace = PeerLostError(f"another process is gone, or does not answer: {error}"), ""
     else:
         known = RankzeroError(f"internal error: {type(error).__name__}: {error}")
         trace = traceback.format_exc()

@@ -28,6 +28,7 @@ _HARMLESS = (
     *("name", "output_dir", "tracking", "checkpoint"),
     *("eval.every", "eval.on_start", "eval.early_stopping_patience"),
     *("train.micro_batch_tokens", "train.gradient_checkpointing", "train.max_nonfinite_steps"),
+    "train.collective_timeout_seconds",
     *("train.padding_free", "train.torch_compile", "train.activation_offloading"),
     *("train.sharding", "train.offload", "train.deepspeed"),
     *("model.name", "model.local_dir", "model.tokenizer_dir", "model.local_files_only"),

@@ -180,6 +180,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "pure_bf16 stochastic_rounding kahan_summation use_kahan_summation",
     ),
     ("train.seed", "", "random_seed data_seed set_seed"),
+    ("train.collective_timeout_seconds", "", "ddp_timeout nccl_timeout timeout_minutes train_timeout_seconds"),
     (
         "eval.every",
         _EVERY,

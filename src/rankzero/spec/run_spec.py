@@ -194,6 +194,9 @@ class TrainSpec(Section):
     """Decides row order, adapter initialisation and dropout."""
     max_nonfinite_steps: Annotated[int, Field(ge=0)] = 0
     """Skip up to this many steps whose loss or gradient is NaN or Inf; the next one ends the run."""
+    collective_timeout_seconds: PositiveInt = 600
+    """How long a process waits for the others within a step or an evaluation before it leaves with 69. Loading, saving
+    and the first step of a start, which compiles, may take 30 minutes."""
 
 
 class EvalSpec(Section):

@@ -64,17 +64,18 @@ def test_exit_codes(tmp_path: Path, words: list[str], code: int, out: str, err: 
     assert done.stderr.startswith(err)
 
 
-def test_an_interrupt_is_quiet(tmp_path: Path) -> None:
-    """Ctrl-C while the spec is read, here from a pipe that nobody writes to."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_a_signal_before_there_is_a_run(number: int, code: int, tmp_path: Path) -> None:
+    """While the spec is read, here from a pipe that nobody writes to."""
     os.mkfifo(tmp_path / "run.yaml")
     process = subprocess.Popen(
         [sys.executable, "-m", "rankzero", "train", "run.yaml"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
     )
     descriptor = os.open(tmp_path / "run.yaml", os.O_WRONLY)  # returns once the other side is reading
     try:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, err = process.communicate(timeout=30)
     finally:
         os.close(descriptor)
-    assert process.returncode == 130
+    assert process.returncode == code, err
     assert "Traceback" not in err

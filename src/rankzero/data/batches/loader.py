@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from functools import partial
 
@@ -62,13 +62,18 @@ class Batches:
         """All rows once, for an evaluation."""
         return self._divide(np.arange(len(self.dataset), dtype=np.int64))
 
+    def rounds(self, rows: Indices) -> int:
+        """Passes through these rows of the rank that has the most: how often ranks can meet between passes."""
+        return max(len(self._passes(share)) for share in self._shares(rows))
+
+    def _shares(self, rows: Indices) -> list[Indices]:
+        return divide_among_ranks(rows, self.dataset.lengths, self._world_size)
+
     def _divide(self, rows: Indices) -> Work:
         lengths = self.dataset.lengths
-        shares = divide_among_ranks(rows, lengths, self._world_size)
-        passes = self._passes(shares[self._rank])
+        passes = self._passes(self._shares(rows)[self._rank])
         if self._same_passes:
-            most = max(len(self._passes(share)) for share in shares)
-            passes += [np.empty(0, dtype=np.int64)] * (most - len(passes))
+            passes += [np.empty(0, dtype=np.int64)] * (self.rounds(rows) - len(passes))
         return Work(
             passes=passes,
             rows=rows,
@@ -81,7 +86,7 @@ class Batches:
             return packed_batches(share, self.dataset.lengths, max_tokens=self._max_tokens)
         return micro_batches(share, self.dataset.lengths, max_tokens=self._max_tokens, pass_cost=self._pass_cost)
 
-    def collated(self, passes: list[Indices], device: torch.device) -> Iterator[MicroBatch]:
+    def collated(self, passes: list[Indices], device: torch.device) -> Generator[MicroBatch]:
         """The tensors of these passes, each made while the one before it is computed."""
         return ahead(partial(self.collate, device=device), passes)
 

@@ -6,7 +6,7 @@ interpreter's lock, so a thread is enough.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -14,7 +14,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+def ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result]:
     """`function` of each item in order, the next one under way while the caller works with the last.
 
     What `function` raises is raised when its result is due, not before, and nothing is begun behind it. Whoever stops

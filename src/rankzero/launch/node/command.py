@@ -177,6 +177,7 @@ class Node:
                 workers.kill()
             elif workers.peers_are_late(grace) or (gentle_since is not None and now - gentle_since > grace):
                 workers.kill()
+            workers.end_where_suspended(all_of_them=True)
             message = self._news(POLL_SECONDS)
             if message is None:
                 continue
