@@ -27,6 +27,8 @@ OUTCOME = "rankzero.dev/outcome"
 SPEC_HASH = "rankzero.dev/spec-hash"
 """Annotation of the object that trains: hash of all that was rendered with it."""
 MANAGED_BY = "app.kubernetes.io/managed-by"
+QUEUE = "kueue.x-k8s.io/queue-name"
+QUEUE_PRIORITY = "kueue.x-k8s.io/priority-class"
 
 NODE_ROLE = "node"
 PREPARE_ROLE = "prepare"

@@ -11,6 +11,8 @@ from rankzero.launch.backend import Say
 from rankzero.launch.backends.kubernetes_api import APPLY_PATCH, Api
 from rankzero.launch.backends.kubernetes_discover import Discovery
 from rankzero.launch.backends.kubernetes_errors import NO_ANSWER, ApiError, as_error
+from rankzero.launch.backends.kubernetes_needs import needs_of
+from rankzero.launch.backends.kubernetes_preflight import Preflight
 from rankzero.launch.backends.kubernetes_resources import (
     TRAIN_JOB,
     TRAINING_RUNTIME,
@@ -53,6 +55,7 @@ class Submission:
         try:
             plan = decide(self.objects, self._existing())
             stale = self._of_other_kinds(run)
+            plan = replace(plan, problems=(*plan.problems, *self._missing(plan)))
             later = self._check(plan)
         except ApiError as error:
             raise as_error(error, self.api.place) from error
@@ -60,6 +63,14 @@ class Submission:
             if step.do == "keep" and step.note:
                 self.say(f"{name_of(step.manifest)} {step.note}")
         self._apply_all(run, plan, stale, later)
+
+    def _missing(self, plan: Steps) -> list[Problem]:
+        """What the run counts on and is not there. A run that is left as it is has it."""
+        if plan.training.do == "keep":
+            return []
+        there = plan.training.existing
+        replaces = there is not None and ended(there) is None
+        return Preflight(self.api, self.discovery, needs_of(self.objects), self.say, replaces=replaces).run()
 
     def _existing(self) -> dict[str, Manifest]:
         found = ((name_of(one), self._read(one)) for one in self.objects)

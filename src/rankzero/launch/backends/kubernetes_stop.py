@@ -36,7 +36,6 @@ from rankzero.launch.backends.kubernetes_wait import MARGIN_SECONDS, wait_until_
 from rankzero.launch.labels import Manifest
 
 _WRITE = {"fieldManager": "rankzero"}
-QUEUE = "kueue.x-k8s.io/queue-name"
 FOREGROUND: Manifest = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Foreground"}
 
 
@@ -198,7 +197,7 @@ def is_queued(api: Api, discovery: Discovery, manifest: Manifest) -> bool:
     waiting = _workloads(api, discovery, manifest)
     if waiting:
         return all(workload["spec"].get("active", True) for workload in waiting)
-    return label(manifest, QUEUE) is not None
+    return label(manifest, labels.QUEUE) is not None
 
 
 def _set_active(api: Api, discovery: Discovery, workload: Manifest, *, active: bool) -> None:
