@@ -28,13 +28,16 @@ def submit(
     kind: KindOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be applied; needs no cluster.")] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Do not wait and do not follow.")] = False,
+    allow_change: Annotated[
+        list[str] | None, typer.Option(metavar="FIELD", help="Continue although this field changed; repeatable.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The outcome as JSON on stdout.")] = False,
 ) -> None:
     """Run on a cluster, or continue there: logs until the end, and the run's exit code. Ctrl-C leaves it running."""
     from rankzero.cli.planning import plan_from
     from rankzero.launch.render import render
 
-    plan = plan_from(arguments or [], cluster, kind)
+    plan = plan_from(arguments or [], cluster, kind, allow_changes=allow_change or ())
     objects = render(plan)
     if dry_run:
         from rankzero.launch.render.content import to_yaml

@@ -21,6 +21,7 @@ from rankzero.launch.plan import make_plan
 from rankzero.launch.render import render
 from rankzero.spec.cluster_spec import ClusterSpec
 from rankzero.spec.resolve import resolve
+from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from tests.support.fake_cluster import FakeCluster
 
@@ -30,11 +31,24 @@ STORAGE = {
 }
 
 
-def objects(*, name: str = "r", steps: int = 10, **cluster: Any) -> list[Manifest]:
+def objects(
+    *,
+    name: str = "r",
+    steps: int = 10,
+    allow_changes: tuple[str, ...] = (),
+    run: dict[str, Any] | None = None,
+    **cluster: Any,
+) -> list[Manifest]:
     """The rendered objects of a run of two nodes."""
-    run = {"name": name, "model": {"name": "o/m"}, "data": {"train": "/outputs/t.jsonl"}, "train": {"max_steps": steps}}
+    data = {"train": "/outputs/t.jsonl"}
+    spec = {"name": name, "model": {"name": "o/m"}, "data": data, "train": {"max_steps": steps}, **(run or {})}
     place = {"image": "i", "namespace": "train", "num_nodes": 2, "prepare": "never", "storage": STORAGE, **cluster}
-    return render(make_plan(resolve(RunSpec.model_validate(run)), ClusterSpec.model_validate(place)))
+    plan = make_plan(
+        resolve(RunSpec.model_validate(spec)),
+        ClusterSpec.model_validate(place),
+        options=RunOptions(allow_changes=allow_changes),
+    )
+    return render(plan)
 
 
 @dataclass

@@ -143,6 +143,30 @@ def test_a_finished_run_is_made_again(bench: Bench, kind: str) -> None:
     assert bench.heard("has ended")
 
 
+@pytest.mark.parametrize("kind", ["job", "jobset", "trainjob", "pytorchjob"])
+def test_another_setting_of_a_finished_run_is_refused_here_and_not_by_its_pods(bench: Bench, kind: str) -> None:
+    bench.submit(objects(kind=kind))
+    bench.cluster.world.run_down()
+    changes = bench.cluster.changes()
+    with pytest.raises(ConfigError) as caught:
+        bench.submit(objects(kind=kind, steps=20))
+    head, change = caught.value.problems
+    assert head.what == "the run r has finished, and this is another setting of it"
+    assert "name=r-" in head.hint and "resume=continue" in head.hint
+    assert (change.where, change.hint) == ("train.max_steps", "set it back, or pass --allow-change train.max_steps")
+    assert bench.cluster.changes() == changes
+    bench.submit(objects(kind=kind, steps=20, allow_changes=("train.max_steps",)))
+    assert bench.cluster.changes() != changes
+
+
+@pytest.mark.parametrize("resume", ["new", "continue"])
+def test_what_becomes_of_another_setting_can_be_said_beforehand(bench: Bench, resume: str) -> None:
+    bench.submit(objects())
+    bench.cluster.world.run_down()
+    bench.submit(objects(steps=20, run={"resume": resume}))
+    assert f"resume: {resume}" in bench.cluster.get("configmaps", "r")["data"]["run.yaml"]
+
+
 def test_a_parked_statefulset_is_made_again(bench: Bench) -> None:
     manifests = start(bench, kind="statefulset")
     parked = bench.cluster.get("statefulsets", "r")
