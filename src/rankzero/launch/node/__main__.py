@@ -70,7 +70,7 @@ def run(spec: RunSpec, settings: NodeSettings, place: Place, output: Output, sto
                 coordinator = Coordinator(settings.num_nodes, settings.min_nodes or settings.num_nodes)
                 server = Server(place.control_port, coordinator, identity, output.say)
                 stack.callback(server.close)
-            client = Client(place, identity, settings.rendezvous_seconds, output.say)
+            client = Client(place, identity, output.say)
             stack.callback(client.close)
         with mirrored(spec, settings, place.node, output.say, lambda: stop.wanted):
             Node(spec, settings, place, os.environ, output, stop, client).run()

@@ -46,18 +46,17 @@ class Wait:
 class Client:
     """The connection to node 0, made again where it was lost."""
 
-    def __init__(self, place: Place, identity: Message, limit_seconds: float, say: Say) -> None:
-        self._place, self._identity, self._limit, self._say = place, identity, limit_seconds, say
+    def __init__(self, place: Place, identity: Message, say: Say) -> None:
+        self._place, self._identity, self._say = place, identity, say
         self._messages: queue.SimpleQueue[tuple[Channel, Message | None]] = queue.SimpleQueue()
         self._channel: Channel | None = None
 
-    def connect(self, stopped: Callable[[], bool]) -> bool:
+    def connect(self, stopped: Callable[[], bool], wait: Wait) -> bool:
         """Reach node 0 and be let in. Returns False where `stopped` became true first.
 
-        Raises ServiceError after the limit, saying what failed last, and ConfigError where node 0 refuses us.
+        Raises ServiceError when the wait is over, saying what failed last, and ConfigError where node 0 refuses us.
         """
         self.close()
-        wait = Wait(self._limit, self._say)
         while not stopped():
             trouble = self._reach()
             if not trouble:

@@ -63,6 +63,7 @@ class Node:
         self._overdue = False
         self._ours: set[int] = set()
         self._look_at = 0.0
+        self._over = False
 
     def run(self) -> None:
         """To the end of the run. Raises a RankzeroError that says why it ended otherwise."""
@@ -93,14 +94,14 @@ class Node:
                 self._output.say("this run is finished; the other nodes do not come again")
                 return None
             if not self._connected:
-                self._connected = self._client.connect(lambda: self._stop.wanted or self._is_over())
+                self._connected = self._client.connect(lambda: self._stop.wanted or self._is_over(), wait)
                 continue
             message = self._news(0.2)
+            if (message is None or "lost" in message) and wait.over:
+                who = _listed(missing)
+                hint = "see what its pod waits for; rendezvous_timeout_seconds sets how long the others wait"
+                raise ServiceError(f"{who} did not come in {wait.seconds:.0f} s", where=self._name, hint=hint)
             if message is None:
-                if wait.over:
-                    who = _listed(missing)
-                    hint = "see what its pod waits for; rendezvous_timeout_seconds sets how long the others wait"
-                    raise ServiceError(f"{who} did not come in {wait.seconds:.0f} s", where=self._name, hint=hint)
                 wait.speak(f"{_listed(missing)} of {self._place.num_nodes}")
             elif "lost" in message:
                 self._connected = False
@@ -113,10 +114,10 @@ class Node:
 
     def _is_over(self) -> bool:
         """Whether the run was finished by others, so that there is nobody to wait for. Looks now and then."""
-        if time.monotonic() < self._look_at:
-            return False
-        self._look_at = time.monotonic() + 5.0
-        return is_finished(RunDir(Path(self._spec.output_dir) / str(self._spec.name)), self._spec)
+        if not self._over and time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + 5.0
+            self._over = is_finished(RunDir(Path(self._spec.output_dir) / str(self._spec.name)), self._spec)
+        return self._over
 
     # ---- training ----
 

@@ -15,7 +15,7 @@ import pytest
 
 from rankzero.errors import ConfigError, ServiceError
 from rankzero.launch.node import client as client_module
-from rankzero.launch.node.client import Client
+from rankzero.launch.node.client import Client, Wait
 from rankzero.launch.node.coordinator import Coordinator
 from rankzero.launch.node.platform import Place
 from rankzero.launch.node.server import Server
@@ -27,9 +27,13 @@ def never() -> bool:
     return False
 
 
+def wait() -> Wait:
+    return Wait(20.0, lambda _text: None)
+
+
 def node(number: int, port: int, *, identity: dict[str, Any] | None = None, said: list[str] | None = None) -> Client:
     place = Place(number, 2, 1, "127.0.0.1", control_port=port)
-    return Client(place, identity or IDENTITY, 20.0, (said if said is not None else []).append)
+    return Client(place, identity or IDENTITY, (said if said is not None else []).append)
 
 
 def await_message(client: Client, key: str) -> dict[str, Any]:
@@ -53,9 +57,9 @@ def serving(nodes: int = 2) -> Iterator[tuple[Server, list[str]]]:
 def test_they_meet_and_start() -> None:
     with serving() as (server, _):
         first, second = node(0, server.port), node(1, server.port)
-        assert first.connect(never)
+        assert first.connect(never, wait())
         assert await_message(first, "waiting") == {"waiting": [1]}
-        assert second.connect(never)
+        assert second.connect(never, wait())
         assert await_message(first, "start") == await_message(second, "start") == {"start": 1, "nodes": [0, 1]}
         second.close()
         assert "node 1 is gone" in await_message(first, "again")["again"]
@@ -65,7 +69,7 @@ def test_they_meet_and_start() -> None:
 def test_a_node_that_is_leaving_is_gone_before_it_hangs_up() -> None:
     with serving() as (server, _):
         first, second = node(0, server.port), node(1, server.port)
-        assert first.connect(never) and second.connect(never)
+        assert first.connect(never, wait()) and second.connect(never, wait())
         await_message(first, "start")
         second.send({"ended": 75, "leaving": True})
         assert await_message(first, "again") == {"again": "node 1 was stopped", "gentle": True}
@@ -78,7 +82,7 @@ def test_last_words_arrive_though_node_0_leaves_at_once(attempt: int) -> None:
     """Node 0 alone meets an error that ends the run: the others must not take it for a lost node and wait."""
     with serving() as (server, _):
         first, second = node(0, server.port), node(1, server.port)
-        assert first.connect(never) and second.connect(never)
+        assert first.connect(never, wait()) and second.connect(never, wait())
         await_message(second, "start")
         first.send({"ended": 77, "why": {"because": f"gated {attempt}"}})
         first.close()
@@ -91,7 +95,7 @@ def test_a_node_of_another_run_is_turned_away_on_both_sides() -> None:
     with serving() as (server, said):
         stranger = node(1, server.port, identity={**IDENTITY, "spec": "xyz"})
         with pytest.raises(ConfigError, match="another run or layout.*spec.*xyz.*abc"):
-            stranger.connect(never)
+            stranger.connect(never, wait())
         assert "turned away" in said[0] and "xyz" in said[0]
 
 
@@ -119,7 +123,7 @@ def test_a_proxy_that_takes_connections_for_node_0_is_not_waited_for_without_end
         thread.start()
         place = Place(1, 2, 1, "127.0.0.1", control_port=proxy.getsockname()[1])
         with pytest.raises(ServiceError, match="takes connections but does not answer"):
-            Client(place, IDENTITY, 0.2, lambda _text: None).connect(never)
+            Client(place, IDENTITY, lambda _text: None).connect(never, Wait(0.2, lambda _text: None))
         proxy.shutdown(socket.SHUT_RDWR)
         thread.join()
 

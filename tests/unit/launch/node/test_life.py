@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from rankzero.errors import RankzeroError, StoppedError
+from rankzero.errors import RankzeroError, ServiceError, StoppedError
 from rankzero.launch.node import command
+from rankzero.launch.node.client import Client
 from rankzero.launch.node.command import Node
 from rankzero.launch.node.finished import is_finished
 from rankzero.launch.node.output import Output, Redactor
@@ -22,6 +23,7 @@ from rankzero.launch.node.settings import NodeSettings
 from rankzero.launch.node.stop import StopWish
 from rankzero.launch.processes import OpenStderr, Ranks, Workers
 from rankzero.run_dir.paths import RunDir
+from tests.support.nodes import free_port
 from tests.support.runs import run_here, run_root, small_spec
 
 Scene = tuple[Callable[[], bool], Callable[[], Any]]
@@ -34,7 +36,7 @@ class Script:
     def __init__(self, scenes: list[Scene]) -> None:
         self.scenes, self.sent = scenes, list[dict[str, Any]]()
 
-    def connect(self, _stopped: Callable[[], bool]) -> bool:
+    def connect(self, _stopped: Callable[[], bool], _wait: Any) -> bool:
         return True
 
     def send(self, message: dict[str, Any]) -> None:
@@ -164,3 +166,29 @@ def test_a_finished_run_waits_for_nobody(tmp_path: Path, tiny: Path, monkeypatch
     Node(spec, settings, place, {}, output, StopWish(), script).run()  # type: ignore[arg-type]
     (run_dir.final / "manifest.json").unlink()
     assert not is_finished(run_dir, spec)
+
+
+def away_from_node_0(folder: Path, *, seconds: float) -> Node:
+    """Node 1 whose node 0 is not there, with the client that pods have."""
+    place, output = Place(1, 2, 1, "127.0.0.1", control_port=free_port()), Output(Redactor({}))
+    client = Client(place, {}, output.say)
+    settings = NodeSettings(run="r", num_nodes=2, rendezvous_seconds=seconds)
+    return Node(small_spec(folder, folder), settings, place, {}, output, StopWish(), client)
+
+
+def test_a_replacement_in_a_finished_run_leaves_though_node_0_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is seen once, while node 0 is being looked for; the next look is seconds away."""
+    monkeypatch.setattr(command, "FINISHED_SECONDS", 0.3)
+    monkeypatch.setattr(command, "is_finished", lambda _run_dir, _spec: True)
+    away_from_node_0(tmp_path, seconds=300.0).run()
+
+
+def test_the_wait_for_node_0_ends_however_often_it_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Node 0 lets in and hangs up: no connection is the first one, but all of them are one wait."""
+    node = away_from_node_0(tmp_path, seconds=0.5)
+    monkeypatch.setattr(Client, "connect", lambda _self, _stopped, _wait: True)
+    monkeypatch.setattr(Client, "next", lambda _self, _timeout: {"lost": True})
+    with pytest.raises(ServiceError, match="did not come in"):
+        node.run()
