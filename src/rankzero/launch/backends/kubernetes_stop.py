@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rankzero.errors import Problem, RankzeroError
 from rankzero.launch import labels
 from rankzero.launch.backend import Say
-from rankzero.launch.backends.kubernetes_api import MERGE_PATCH, Api
+from rankzero.launch.backends.kubernetes_api import MERGE_PATCH, Api, list_each
 from rankzero.launch.backends.kubernetes_discover import Discovery
 from rankzero.launch.backends.kubernetes_errors import ApiError, as_error
 from rankzero.launch.backends.kubernetes_pods import has_ended
@@ -42,8 +42,7 @@ FOREGROUND: Manifest = {"kind": "DeleteOptions", "apiVersion": "v1", "propagatio
 def training_objects(api: Api, discovery: Discovery, run: str) -> list[Manifest]:
     """The objects that train a run; more than one only while its kind is being changed."""
     served = [resource for resource in TRAINING.values() if discovery.serves(resource)]
-    found = [one for resource in served for one in api.list(resource, {"labelSelector": labels.selector(run)})[0]]
-    return [one for one in found if is_training(one)]
+    return [one for one in list_each(api, served, {"labelSelector": labels.selector(run)}) if is_training(one)]
 
 
 def remove(api: Api, manifest: Manifest, *, run: str | None) -> None:
@@ -127,7 +126,7 @@ def _parts(api: Api, discovery: Discovery, run: str, *, claims: bool, say: Say) 
     trained = training_objects(api, discovery, run)
     prepared = [one for one in api.list(JOB, selector)[0] if is_preparation(one)]
     pods = api.list(POD, selector)[0]
-    runtimes = _listed(api, TRAINING_RUNTIME, selector, say) if discovery.serves(TRAINING_RUNTIME) else []
+    runtimes = _runtimes(api, discovery, selector, trained, say)
     mounted = claims_of([*trained, *prepared, *pods, *runtimes])
     for one in [*trained, *prepared]:
         say(f"removing {name_of(one)}; running pods have {_grace(api, one)} s to save")
@@ -142,11 +141,21 @@ def _parts(api: Api, discovery: Discovery, run: str, *, claims: bool, say: Say) 
         say(f"kept with all that is in them: {', '.join(f'{CLAIM.kind}/{name}' for name in sorted(mounted))}")
 
 
+def _runtimes(
+    api: Api, discovery: Discovery, selector: dict[str, str], trained: list[Manifest], say: Say
+) -> list[Manifest]:
+    """Only a TrainJob has one; whoever may not list them has none, unless it is a TrainJob's run."""
+    if not discovery.serves(TRAINING_RUNTIME):
+        return []
+    is_trainjob = any(one["kind"] == TRAIN_JOB.kind for one in trained)
+    return _listed(api, TRAINING_RUNTIME, selector, say if is_trainjob else lambda _line: None)
+
+
 def _listed(api: Api, resource: Resource, selector: dict[str, str], say: Say) -> list[Manifest]:
     try:
         return [one for one in api.list(resource, selector)[0] if not is_owned(one)]
     except ApiError as error:
-        if error.status != 403:
+        if error.status not in (403, 404):
             raise
         say(f"not permitted to look for {resource.title}; any that the run has stay")
         return []
@@ -172,10 +181,10 @@ def _deletable_claims(api: Api, discovery: Discovery, run: str, mounted: set[str
 def _mounted_elsewhere(api: Api, discovery: Discovery, run: str) -> dict[str, str]:
     """Who else mounts which claim: pods that have not ended, and other runs, whose results may be on it."""
     users: dict[str, str] = {}
-    for resource in (POD, TRAINING_RUNTIME, *TRAINING.values()):
-        for one in api.list(resource)[0] if discovery.serves(resource) else ():
-            if label(one, labels.RUN) != run and not (resource is POD and has_ended(one)):
-                users |= dict.fromkeys(claims_of(one), name_of(one))
+    kinds = [one for one in (TRAINING_RUNTIME, *TRAINING.values()) if discovery.serves(one)]
+    for one in [*api.list(POD)[0], *list_each(api, kinds)]:
+        if label(one, labels.RUN) != run and not (one["kind"] == POD.kind and has_ended(one)):
+            users |= dict.fromkeys(claims_of(one), name_of(one))
     return users
 
 
