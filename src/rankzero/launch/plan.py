@@ -93,6 +93,7 @@ def make_plan(
             nproc_per_node=cluster.nproc_per_node,
             grace_seconds=cluster.grace_period_seconds - GRACE_MARGIN_SECONDS,
             rendezvous_seconds=cluster.rendezvous_timeout_seconds,
+            max_restarts=cluster.max_restarts,
             retry_exit_offset=128 if kind == "pytorchjob" else 0,
             park=kind == "statefulset",
             prepared_marker=f"{cache.mount}/rankzero/prepared/{name}.json" if prepare and cache is not None else None,

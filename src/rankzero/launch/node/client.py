@@ -5,9 +5,10 @@ from __future__ import annotations
 import queue
 import socket
 import time
+import uuid
 from collections.abc import Callable
 
-from rankzero.errors import ConfigError, ServiceError
+from rankzero.errors import ConfigError, ServiceError, StoppedError
 from rankzero.launch.node.channel import Channel, Message
 from rankzero.launch.node.platform import Place
 
@@ -50,6 +51,8 @@ class Client:
         self._place, self._identity, self._say = place, identity, say
         self._messages: queue.SimpleQueue[tuple[Channel, Message | None]] = queue.SimpleQueue()
         self._channel: Channel | None = None
+        self._incarnation = uuid.uuid4().hex
+        """Tells this pod from another that says it is the same node."""
 
     def connect(self, stopped: Callable[[], bool], wait: Wait) -> bool:
         """Reach node 0 and be let in. Returns False where `stopped` became true first.
@@ -81,8 +84,10 @@ class Client:
             return _in_words(error, self._place)
         self._channel = Channel(connection, lambda from_, message: self._messages.put((from_, message)))
         self._channel.open()
-        self._channel.send({"hello": self._identity, "node": self._place.node})
+        self._channel.send({"hello": self._identity, "node": self._place.node, "incarnation": self._incarnation})
         reply = self.next(REPLY_SECONDS) or {}
+        if "replaced" in reply:
+            raise place_taken(self._place.node)
         if "refused" in reply:
             raise ConfigError(str(reply["refused"]), where=f"node {self._place.node}", hint="delete the older run")
         if "welcome" in reply:
@@ -113,6 +118,11 @@ class Client:
             self._channel.ended(PARTING_SECONDS)
             self._channel.close()
             self._channel = None
+
+
+def place_taken(node: int) -> StoppedError:
+    """What a pod ends with that another one has followed: it was deleted, or its node was cut off for a while."""
+    return StoppedError(f"another pod has taken the place of node {node}", hint="the run goes on without this one")
 
 
 def _in_words(error: OSError, place: Place) -> str:

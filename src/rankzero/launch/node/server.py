@@ -30,6 +30,10 @@ class Server:
         self._lock = threading.RLock()
         self._channels: dict[int, Channel] = {}
         self._node_of: dict[Channel, int] = {}
+        self._incarnation: dict[int, str] = {}
+        """Which pod each node is."""
+        self._replaced: set[tuple[int, str]] = set()
+        """Pods that newer ones have followed. They may live on where a machine is cut off, and come back."""
         self._waiting_told: dict[int, list[int]] = {}
         self._closed = threading.Event()
         self._socket = _listen(port)
@@ -87,14 +91,29 @@ class Server:
             channel.send({"refused": f"node 0 is of another run or layout (theirs, node 0's): {differs}"})
             channel.close()
             return
+        if not self._take_place(node, str(message.get("incarnation", ""))):
+            channel.send({"replaced": True})
+            channel.finish()
+            return
         older = self._channels.get(node)
         if older is not None:
             self._node_of.pop(older, None)
-            older.close()
+            older.send({"replaced": True})
+            older.finish()
         self._channels[node], self._node_of[channel] = channel, node
         self._waiting_told.pop(node, None)
         channel.send({"welcome": True})
         self._carry_out(self._coordinator.joined(node, now))
+
+    def _take_place(self, node: int, incarnation: str) -> bool:
+        """Whether this pod is the node from now on: the one that came last is, and one that was followed is not."""
+        if (node, incarnation) in self._replaced:
+            return False
+        before = self._incarnation.get(node)
+        if before not in (None, incarnation):
+            self._replaced.add((node, str(before)))
+        self._incarnation[node] = incarnation
+        return True
 
     def _heard(self, node: int, message: Message, now: float) -> None:
         if "ready" in message:

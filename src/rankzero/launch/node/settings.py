@@ -43,6 +43,8 @@ class NodeSettings:
     """From SIGTERM until processes that have not saved are killed; below the pod's own grace period."""
     rendezvous_seconds: float = 1800.0
     """Longest wait for the other nodes, at the start and after one was lost."""
+    max_restarts: int = 3
+    """How many failed attempts the run may have besides the last; who does not lead waits through all of them."""
     retry_exit_offset: int = 0
     """Added to exit codes that may be retried, where the platform takes codes below 128 as final (PyTorchJob)."""
     park: bool = False

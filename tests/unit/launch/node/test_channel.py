@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rankzero.errors import ConfigError, ServiceError
+from rankzero.errors import ConfigError, ServiceError, StoppedError
 from rankzero.launch.node import client as client_module
 from rankzero.launch.node.client import Client, Wait
 from rankzero.launch.node.coordinator import Coordinator
@@ -182,3 +182,34 @@ print(len(reaped))
 def test_orphans_are_buried_and_our_own_are_left_to_their_keeper() -> None:
     done = subprocess.run([sys.executable, "-c", ORPHANS], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.returncode) == ("2\n", 0), done.stderr
+
+
+def test_of_two_pods_of_one_node_the_newer_stays() -> None:
+    """A pod that was deleted by force lives on where its node is cut off: it must not take the place back and back."""
+    with serving() as (server, _):
+        first, old = node(0, server.port), node(1, server.port)
+        assert first.connect(never, wait()) and old.connect(never, wait())
+        assert await_message(first, "start")["start"] == 1
+        new = node(1, server.port)
+        assert new.connect(never, wait())
+        assert await_message(old, "replaced")
+        assert "node 1 was started again" in await_message(first, "again")["again"]
+        first.send({"ready": True})
+        assert await_message(new, "start")["start"] == 2
+        with pytest.raises(StoppedError, match="another pod has taken the place of node 1"):
+            old.connect(never, wait())
+        first.send({"ended": 0})
+        new.send({"ended": 0})
+        assert await_message(new, "end")["end"] == 0, "the second start was not disturbed"
+        for client in (first, old, new):
+            client.close()
+
+
+def test_a_node_that_connects_again_is_the_same_one() -> None:
+    with serving() as (server, _):
+        first, second = node(0, server.port), node(1, server.port)
+        for _ in range(2):
+            assert first.connect(never, wait()) and second.connect(never, wait())
+            assert await_message(second, "start")
+        first.close()
+        second.close()
