@@ -180,6 +180,8 @@ class ClusterSpec(Section):
     scheduler: DnsName | None = None
     """Scheduler of the pods; absent: the cluster's default."""
     service_account: ServiceAccountSpec = ServiceAccountSpec()
+    network_policy: bool = False
+    """Make a NetworkPolicy that lets nobody but the run's own pods reach its pods."""
     user: PositiveInt = 1000
     """User and group that the processes run as."""
     grace_period_seconds: Annotated[int, Field(ge=15)] = 180

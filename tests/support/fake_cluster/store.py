@@ -23,6 +23,7 @@ KINDS = {
     "serviceaccounts": ("v1", "ServiceAccount"),
     "roles": ("rbac.authorization.k8s.io/v1", "Role"),
     "rolebindings": ("rbac.authorization.k8s.io/v1", "RoleBinding"),
+    "networkpolicies": ("networking.k8s.io/v1", "NetworkPolicy"),
     "priorityclasses": ("scheduling.k8s.io/v1", "PriorityClass"),
     "resourcequotas": ("v1", "ResourceQuota"),
     "limitranges": ("v1", "LimitRange"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+
+from pydantic import SecretStr
 
 from rankzero.errors import ConfigError, Problem, RankzeroError
 from rankzero.launch import labels
@@ -14,6 +17,7 @@ from rankzero.launch.backends.kubernetes_errors import NO_ANSWER, ApiError, as_e
 from rankzero.launch.backends.kubernetes_needs import needs_of
 from rankzero.launch.backends.kubernetes_preflight import Preflight
 from rankzero.launch.backends.kubernetes_resources import (
+    SECRET,
     TRAIN_JOB,
     TRAINING_RUNTIME,
     ended,
@@ -23,11 +27,14 @@ from rankzero.launch.backends.kubernetes_resources import (
     name_of,
     resource_of,
 )
+from rankzero.launch.backends.kubernetes_secrets import put_secret
 from rankzero.launch.backends.kubernetes_steps import Step, Steps, decide
 from rankzero.launch.backends.kubernetes_stop import remove, start_again, training_objects
 from rankzero.launch.backends.kubernetes_wait import wait_until_prepared
 from rankzero.launch.backends.preparation import PreparationError
 from rankzero.launch.labels import Manifest
+from rankzero.launch.names import submission_name
+from rankzero.launch.secrets import secret_manifest
 
 MANAGER = "rankzero"
 TRIES = 4
@@ -133,6 +140,8 @@ class Submission:
                     remove(self.api, old, run=run)
                     account.removed.append(name_of(old))
             plan = _removed(plan)
+            if _is_new(plan):
+                account.secret = self._renew_secret(run)
             for step in plan.steps:
                 if name_of(step.manifest) in later:
                     self._check_now(step, account)
@@ -152,6 +161,20 @@ class Submission:
             self.say(account.text(unsure=True))
             raise
 
+    def _renew_secret(self, run: str) -> str:
+        """What the pods of this submission know each other by. It is in no rendering: a rendering is no secret."""
+        mine = self.objects[-1]["metadata"]
+        secret = secret_manifest(submission_name(run), mine["namespace"], {"token": SecretStr(secrets.token_hex(32))})
+        secret["metadata"]["labels"] |= {labels.RUN: run}
+        try:
+            put_secret(self.api, secret)
+        except ApiError as error:
+            if error.status != 403:
+                raise
+            self.say("not permitted to make a Secret: nodes cannot tell pods of this run from others that ask to join")
+            return ""
+        return name_of(secret)
+
     def _must_wait(self, plan: Steps, step: Step) -> bool:
         return self.wait and plan.training.do != "keep" and (step.do != "keep" or step.existing is not None)
 
@@ -162,10 +185,12 @@ class Submission:
         except ApiError as error:
             if error.status == 0 or error.status in (401, 429):
                 raise
-            for made in reversed([one for one in account.done if one.do == "create"]):
-                there = self._read(made.manifest)
+            made = [self._read(one.manifest) for one in reversed(account.done) if one.do == "create"]
+            secret = [self.api.read(SECRET, account.secret.partition("/")[2])] if account.secret else []
+            for there in (*made, *secret):
                 if there is not None:
                     remove(self.api, there, run=None)
+            account.secret = ""
             account.done = [one for one in account.done if one.do != "create"]
             account.doing = None
             raise
@@ -214,6 +239,7 @@ class _Account:
     done: list[Step] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     doing: Step | None = None
+    secret: str = ""
 
     def added_to(self, error: RankzeroError, *, unsure: bool = False) -> RankzeroError:
         """The error, and what to know besides."""
@@ -224,6 +250,7 @@ class _Account:
         """`applied: …; not applied: …`; with `unsure`, what was under way may or may not have been applied."""
         finished = [name_of(step.manifest) for step in self.done]
         told = [name_of(step.manifest) for step in self.done if step.do != "keep"]
+        told = [self.secret, *told] if self.secret else told
         waiting = [name_of(step.manifest) for step in self.plan.steps if step.do != "keep"]
         under_way = name_of(self.doing.manifest) if self.doing is not None else ""
         perhaps = [under_way] if unsure and under_way in waiting and under_way not in finished else []
@@ -235,6 +262,12 @@ class _Account:
             ("not applied", missing),
         ]
         return "; ".join(f"{word}: {', '.join(names)}" for word, names in parts if names) or "nothing was applied"
+
+
+def _is_new(plan: Steps) -> bool:
+    """Whether all pods of the run will be new ones. A preparation that is kept has the secret of its own submit."""
+    kept = [one for one in plan.steps if one.do == "keep" and one.existing is not None]
+    return not any(is_training(one.manifest) or is_preparation(one.manifest) for one in kept)
 
 
 def _removed(plan: Steps) -> Steps:

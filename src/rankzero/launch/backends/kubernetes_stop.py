@@ -16,6 +16,7 @@ from rankzero.launch.backends.kubernetes_resources import (
     CORE,
     JOB,
     POD,
+    SECRET,
     TRAIN_JOB,
     TRAINING,
     TRAINING_RUNTIME,
@@ -34,6 +35,7 @@ from rankzero.launch.backends.kubernetes_resources import (
 )
 from rankzero.launch.backends.kubernetes_wait import MARGIN_SECONDS, wait_until_gone
 from rankzero.launch.labels import Manifest
+from rankzero.launch.names import submission_name
 
 _WRITE = {"fieldManager": "rankzero"}
 FOREGROUND: Manifest = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Foreground"}
@@ -134,6 +136,7 @@ def _parts(api: Api, discovery: Discovery, run: str, *, claims: bool, say: Say) 
     yield from runtimes
     for resource in CORE:
         yield from _listed(api, resource, selector, say)
+    yield from _submission_secret(api, run, say)
     yield from (pod for pod in pods if not is_owned(pod))
     if claims:
         yield from _deletable_claims(api, discovery, run, mounted, say)
@@ -149,6 +152,18 @@ def _runtimes(
         return []
     is_trainjob = any(one["kind"] == TRAIN_JOB.kind for one in trained)
     return _listed(api, TRAINING_RUNTIME, selector, say if is_trainjob else lambda _line: None)
+
+
+def _submission_secret(api: Api, run: str, say: Say) -> Iterator[Manifest]:
+    try:
+        secret = api.read(SECRET, submission_name(run))
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        say(f"not permitted to look for {SECRET.kind}/{submission_name(run)}; it stays, where there is one")
+        return
+    if secret is not None and label(secret, labels.RUN) == run:
+        yield secret
 
 
 def _listed(api: Api, resource: Resource, selector: dict[str, str], say: Say) -> list[Manifest]:

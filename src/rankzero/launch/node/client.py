@@ -11,6 +11,7 @@ from collections.abc import Callable
 from rankzero.errors import ConfigError, ServiceError, StoppedError
 from rankzero.launch.node.channel import Channel, Message
 from rankzero.launch.node.platform import Place
+from rankzero.launch.node.submission import Submission
 
 Say = Callable[[str], None]
 RETRY_SECONDS = 0.5
@@ -47,8 +48,8 @@ class Wait:
 class Client:
     """The connection to node 0, made again where it was lost."""
 
-    def __init__(self, place: Place, identity: Message, say: Say) -> None:
-        self._place, self._identity, self._say = place, identity, say
+    def __init__(self, place: Place, identity: Message, submission: Submission, say: Say) -> None:
+        self._place, self._identity, self._submission, self._say = place, identity, submission, say
         self._messages: queue.SimpleQueue[tuple[Channel, Message | None]] = queue.SimpleQueue()
         self._channel: Channel | None = None
         self._incarnation = uuid.uuid4().hex
@@ -84,12 +85,16 @@ class Client:
             return _in_words(error, self._place)
         self._channel = Channel(connection, lambda from_, message: self._messages.put((from_, message)))
         self._channel.open()
-        self._channel.send({"hello": self._identity, "node": self._place.node, "incarnation": self._incarnation})
+        challenge = str((self.next(REPLY_SECONDS) or {}).get("challenge", ""))
+        hello = {"identity": self._identity, "node": self._place.node, "incarnation": self._incarnation}
+        self._channel.send({"hello": hello, "proof": self._submission.proof(challenge, hello)})
         reply = self.next(REPLY_SECONDS) or {}
         if "replaced" in reply:
             raise place_taken(self._place.node)
         if "refused" in reply:
-            raise ConfigError(str(reply["refused"]), where=f"node {self._place.node}", hint="delete the older run")
+            what = "node 0 is of another run, layout or submission, and has turned this node away"
+            hint = "node 0's log says what differs; delete the older run, or submit again"
+            raise ConfigError(what, where=f"node {self._place.node}", hint=hint)
         if "welcome" in reply:
             return ""
         self._channel.close()

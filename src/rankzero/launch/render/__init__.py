@@ -10,7 +10,7 @@ from rankzero.launch.render import docker, job, jobset, pytorchjob, statefulset,
 from rankzero.launch.render.content import content_hash
 from rankzero.launch.render.patch import merge
 from rankzero.launch.render.prepare import preparation_job
-from rankzero.launch.render.shared import claims, config_map
+from rankzero.launch.render.shared import claims, config_map, network_policy
 
 _KINDS: dict[RenderedKind, Callable[[Plan], list[Manifest]]] = {
     "job": job.objects,
@@ -28,7 +28,7 @@ def render(plan: Plan) -> list[Manifest]:
     That one carries a hash of all the others and itself, by which a later submit sees whether anything changed.
     """
     own = _KINDS[plan.kind](plan)
-    first = [config_map(plan), *claims(plan)]
+    first = [config_map(plan), *claims(plan), *network_policy(plan)]
     accounts = [manifest for manifest in own if manifest["kind"] in _ACCOUNTS]
     rest = [manifest for manifest in own if manifest["kind"] not in _ACCOUNTS]
     services = [manifest for manifest in rest if manifest["kind"] == "Service"]

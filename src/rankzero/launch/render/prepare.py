@@ -5,13 +5,13 @@ from __future__ import annotations
 from rankzero.launch import labels
 from rankzero.launch.labels import Manifest
 from rankzero.launch.names import prepare_name
+from rankzero.launch.node.prepared import ATTEMPTS
 from rankzero.launch.plan import Plan
 from rankzero.launch.render.container import container
 from rankzero.launch.render.job import DISRUPTED, NEVER_RETRIED_CODES
 from rankzero.launch.render.pod import pod_metadata, pod_spec
 from rankzero.launch.render.shared import metadata
 
-ATTEMPTS = 3
 CONTAINER = "prepare"
 
 

@@ -108,6 +108,16 @@ def claims(plan: Plan) -> list[Manifest]:
     return list(made.values())
 
 
+def network_policy(plan: Plan) -> list[Manifest]:
+    """Where asked for: the pods of a run are reached by each other alone."""
+    if not plan.cluster.network_policy or plan.kind == "docker":
+        return []
+    peers = {"podSelector": {"matchLabels": {labels.RUN: plan.name}}}
+    spec = {**peers, "policyTypes": ["Ingress"], "ingress": [{"from": [peers]}]}
+    api = "networking.k8s.io/v1"
+    return [{"apiVersion": api, "kind": "NetworkPolicy", "metadata": metadata(plan), "spec": spec}]
+
+
 def headless_service(plan: Plan, selector: dict[str, str]) -> Manifest:
     """Gives each pod a name in DNS, also while it is not ready: pods meet before they are."""
     return {

@@ -10,7 +10,7 @@ from rankzero.errors import AccessError, ConfigError, ServiceError
 from rankzero.launch.backend import LogQuery
 from rankzero.launch.backends.preparation import PreparationError
 from rankzero.launch.labels import Manifest
-from tests.support.fake_cluster import Act, life
+from tests.support.fake_cluster import Act, life, plain
 from tests.unit.launch.backends.kubernetes_runs import Bench, objects
 
 HOLDING: list[Act] = [("run",), ("log", "training"), ("hold",), ("exit", 0, "")]
@@ -46,7 +46,8 @@ def test_everything_is_checked_before_anything_is_applied(bench: Bench, kind: st
     assert all("fieldValidation=Strict" in request.path for request in dry)
     applied = [line.rpartition("/")[0] for line in bench.cluster.changes()]
     assert applied[-1] == f"PATCH {PLURALS[kind]}"
-    assert len(applied) == len(manifests)
+    assert applied[:2] == ["PATCH secrets", "POST train"], "the Secret of this submission"
+    assert len(applied[2:]) == len(manifests)
 
 
 def test_every_refusal_is_told_and_nothing_is_applied(bench: Bench) -> None:
@@ -217,7 +218,7 @@ def test_409_for_ever_is_an_error_that_names_what_was_done(bench: Bench) -> None
     bench.cluster.fail("PATCH", "/jobs/r?", status=409, reason="Conflict", message="modified", times=99, dry=False)
     with pytest.raises(ConfigError) as caught:
         bench.submit(objects())
-    assert "applied: ConfigMap/r" in str(caught.value)
+    assert "applied: Secret/r-submission, ConfigMap/r" in str(caught.value)
     assert "not applied: Job/r" in str(caught.value)
 
 
@@ -270,7 +271,8 @@ def test_a_server_that_dies_in_between(bench: Bench, plural: str, drop: str) -> 
     certain = named.get("applied", set())
     assert certain <= there <= certain | named["perhaps applied"]
     assert not there & named.get("not applied", set())
-    assert set().union(*named.values()) == {f"{one['kind']}/{one['metadata']['name']}" for one in manifests}
+    everything = {f"{one['kind']}/{one['metadata']['name']}" for one in manifests}
+    assert set().union(*named.values()) == {*everything, "Secret/r-submission"}
 
 
 def test_the_same_command_continues_after_that(bench: Bench) -> None:
@@ -373,6 +375,64 @@ class TestKueue:
         assert bench.heard("back in its queue")
         assert bench.cluster.get("workloads", "job-r")["spec"]["active"] is True
         assert bench.cluster.get("jobs", "r")["spec"]["suspend"] is True
+
+
+class TestSubmissionSecret:
+    """What the pods of one submission know each other by: new for new pods, in no output, gone with the run."""
+
+    def token(self, bench: Bench) -> str:
+        return plain(bench.cluster.get("secrets", "r-submission"))["token"]
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_every_container_refers_to_it(self, bench: Bench, kind: str) -> None:
+        manifests = start(bench, kind=kind, prepare="always")
+        token = self.token(bench)
+        assert len(token) == 64
+        assert token not in str(manifests) + "".join(bench.said)
+        for pod in bench.cluster.store.of("pods"):
+            (variable,) = [one for one in pod["spec"]["containers"][0]["env"] if "SUBMISSION" in one["name"]]
+            assert variable["valueFrom"]["secretKeyRef"] == {"name": "r-submission", "key": "token", "optional": True}
+
+    def test_a_run_that_goes_on_keeps_it_and_a_new_one_does_not(self, bench: Bench) -> None:
+        manifests = start(bench)
+        first = self.token(bench)
+        bench.submit(manifests)
+        assert self.token(bench) == first
+        bench.submit(objects(steps=20))
+        assert self.token(bench) != first
+
+    def test_a_preparation_that_is_kept_keeps_its_own(self, bench: Bench) -> None:
+        bench.cluster.script("prepare", 0, HOLDING)
+        bench.submit(objects(prepare="always"), wait=False)
+        first = self.token(bench)
+        bench.cluster.store.drop("jobs", "r")
+        bench.submit(objects(prepare="always"), wait=False)
+        assert self.token(bench) == first, "its marker is of that submission"
+
+    def test_it_goes_with_the_run(self, bench: Bench) -> None:
+        start(bench)
+        bench.cluster.store.put(
+            {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s-submission"}, "data": {}}
+        )
+        bench.backend().delete("r", claims=True, say=bench.said.append)
+        assert bench.cluster.names() == ["secrets/s-submission"]
+
+    def test_without_the_right_to_make_one_the_run_starts_all_the_same(self, bench: Bench) -> None:
+        bench.cluster.forbidden |= {("patch", "secrets"), ("get", "secrets")}
+        bench.submit(objects())
+        assert bench.heard("not permitted to make a Secret")
+        assert bench.cluster.names("jobs") == ["jobs/r"]
+        bench.backend().delete("r", claims=True, say=bench.said.append)
+        assert bench.cluster.names() == []
+
+
+def test_a_network_policy_where_asked(bench: Bench) -> None:
+    bench.submit(objects(network_policy=True))
+    policy = bench.cluster.get("networkpolicies", "r")["spec"]
+    assert policy["podSelector"] == policy["ingress"][0]["from"][0]["podSelector"]
+    assert policy["podSelector"]["matchLabels"] == {"rankzero.dev/run": "r"}
+    bench.backend().delete("r", claims=True, say=bench.said.append)
+    assert bench.cluster.names() == []
 
 
 def test_logs_of_a_run_that_was_submitted(bench: Bench) -> None:

@@ -21,6 +21,7 @@ from rankzero.launch.node.output import Output, Redactor
 from rankzero.launch.node.platform import Place
 from rankzero.launch.node.settings import NodeSettings
 from rankzero.launch.node.stop import StopWish
+from rankzero.launch.node.submission import Submission
 from rankzero.launch.processes import OpenStderr, Ranks, Workers
 from rankzero.run_dir.paths import RunDir
 from tests.support.nodes import free_port
@@ -171,7 +172,7 @@ def test_a_finished_run_waits_for_nobody(tmp_path: Path, tiny: Path, monkeypatch
 def away_from_node_0(folder: Path, *, seconds: float, node: int = 1) -> Node:
     """A node whose node 0 is not there, with the client that pods have."""
     place, output = Place(node, 4, 1, "127.0.0.1", control_port=free_port()), Output(Redactor({}))
-    client = Client(place, {}, output.say)
+    client = Client(place, {}, Submission({}), output.say)
     settings = NodeSettings(run="r", num_nodes=4, rendezvous_seconds=seconds, max_restarts=1)
     return Node(small_spec(folder, folder), settings, place, {}, output, StopWish(), client)
 
