@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from rankzero.launch.node.prepared import begin, end
-from rankzero.launch.node.submission import TOKEN_VARIABLE
+from rankzero.launch.node.settings import TOKEN_VARIABLE
 from rankzero.spec.run_spec import RunSpec
 from tests.support.nodes import Pods
 from tests.support.runs import metrics, run_here, run_root, small_spec

@@ -34,7 +34,12 @@ def cluster_from(name_or_path: str | None, overrides: Sequence[str] = (), kind: 
 
 
 def plan_from(
-    arguments: Sequence[str], cluster: str | None, kind: str | None, *, allow_changes: Sequence[str] = ()
+    arguments: Sequence[str],
+    cluster: str | None,
+    kind: str | None,
+    *,
+    allow_changes: Sequence[str] = (),
+    submitter: str = "",
 ) -> Plan:
     """The plan of `RUN.yaml key=value … cluster.key=value`. Raises ConfigError with all problems, or UsageError."""
     from rankzero.launch.plan import make_plan
@@ -54,4 +59,4 @@ def plan_from(
     run = resolve(loaded.spec)
     place = cluster_from(cluster, for_cluster, kind)
     options = RunOptions(allow_changes=tuple(allow_changes))
-    return make_plan(run, place, files=local_files(run), options=options, where=loaded.where)
+    return make_plan(run, place, files=local_files(run), options=options, submitter=submitter, where=loaded.where)

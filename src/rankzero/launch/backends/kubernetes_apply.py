@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from rankzero.errors import ConfigError, Problem, RankzeroError
 from rankzero.launch import labels
-from rankzero.launch.backend import Say
+from rankzero.launch.backend import AlreadyRunsError, Say
 from rankzero.launch.backends.kubernetes_api import APPLY_PATCH, Api
 from rankzero.launch.backends.kubernetes_discover import Discovery
 from rankzero.launch.backends.kubernetes_errors import NO_ANSWER, ApiError, as_error
@@ -20,8 +20,10 @@ from rankzero.launch.backends.kubernetes_resources import (
     SECRET,
     TRAIN_JOB,
     TRAINING_RUNTIME,
+    annotation,
     ended,
     is_preparation,
+    is_suspended,
     is_training,
     label,
     name_of,
@@ -33,6 +35,7 @@ from rankzero.launch.backends.kubernetes_stop import remove, start_again, traini
 from rankzero.launch.backends.kubernetes_wait import wait_until_prepared
 from rankzero.launch.backends.preparation import PreparationError
 from rankzero.launch.labels import Manifest
+from rankzero.launch.loose import text
 from rankzero.launch.names import submission_name
 from rankzero.launch.secrets import secret_manifest
 
@@ -55,6 +58,8 @@ class Submission:
     say: Say
     wait: bool = True
     """Whether to wait for the preparation before the training object is applied."""
+    replaces: bool = False
+    """Whether a run of the same name that is under way with another spec may be ended."""
 
     def run(self) -> None:
         """All of it."""
@@ -64,12 +69,27 @@ class Submission:
             stale = self._of_other_kinds(run)
             plan = replace(plan, problems=(*plan.problems, *self._missing(plan)))
             later = self._check(plan)
+            self._ask(plan, stale)
         except ApiError as error:
             raise as_error(error, self.api.place) from error
         for step in plan.steps:
             if step.do == "keep" and step.note:
                 self.say(f"{name_of(step.manifest)} {step.note}")
         self._apply_all(run, plan, stale, later)
+
+    def _ask(self, plan: Steps, stale: list[Manifest]) -> None:
+        """Raise AlreadyRunsError where pods would be ended that nobody has said may be."""
+        olds = [*stale, *(step.existing for step in plan.steps if step.do == "replace" and step.existing is not None)]
+        alive = [one for one in olds if _is_under_way(one)]
+        if self.replaces or not alive:
+            return
+        by = annotation(alive[0], labels.SUBMITTED_BY)
+        since = text(alive[0], "metadata", "creationTimestamp")
+        whose = f"by {by} " if by else ""
+        hint = "give this run another name; or end that one: `rankzero cancel`, or submit with --replace"
+        raise AlreadyRunsError(
+            f"is under way with another spec (submitted {whose}at {since})", where=name_of(alive[0]), hint=hint
+        )
 
     def _missing(self, plan: Steps) -> list[Problem]:
         """What the run counts on and is not there. A run that is left as it is has it."""
@@ -262,6 +282,13 @@ class _Account:
             ("not applied", missing),
         ]
         return "; ".join(f"{word}: {', '.join(names)}" for word, names in parts if names) or "nothing was applied"
+
+
+def _is_under_way(manifest: Manifest) -> bool:
+    """Whether it has pods or waits for them. One that was cancelled keeps its objects, and waits for nothing."""
+    if ended(manifest) is not None or manifest["metadata"].get("deletionTimestamp"):
+        return False
+    return not is_suspended(manifest) or label(manifest, labels.QUEUE) is not None
 
 
 def _is_new(plan: Steps) -> bool:

@@ -16,15 +16,16 @@ from rankzero.launch.node.client import Client
 from rankzero.launch.node.command import Node
 from rankzero.launch.node.coordinator import Coordinator
 from rankzero.launch.node.inputs import read_inputs
+from rankzero.launch.node.memory_lock import allow_locking
 from rankzero.launch.node.mirror import mirrored
 from rankzero.launch.node.output import Output, Redactor
 from rankzero.launch.node.park import park
 from rankzero.launch.node.platform import Place, find_place
 from rankzero.launch.node.prepared import wait_for_marker
 from rankzero.launch.node.server import Server
-from rankzero.launch.node.settings import CONFIG_DIR, NodeSettings
+from rankzero.launch.node.settings import CONFIG_DIR, TOKEN_VARIABLE, NodeSettings
 from rankzero.launch.node.stop import StopWish
-from rankzero.launch.node.submission import TOKEN_VARIABLE, Submission
+from rankzero.launch.node.submission import Submission
 from rankzero.launch.node.termination import internal, message, write
 from rankzero.launch.processes import signals_to
 from rankzero.run_dir.paths import RunDir
@@ -48,6 +49,8 @@ def main() -> None:
             root, offset, stays = Path(spec.output_dir) / str(spec.name), settings.retry_exit_offset, settings.park
             place = find_place(settings, os.environ, socket.gethostname())
             node = place.node
+            if settings.rdma:
+                allow_locking()
             if offset:
                 attempts = Attempts(RunDir(root), node, submission.name, settings.max_restarts)
                 attempts.begin()

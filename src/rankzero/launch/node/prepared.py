@@ -14,6 +14,7 @@ from typing import Any
 from rankzero import errors
 from rankzero.errors import NEVER_RETRIED, Problem, RankzeroError, ServiceError, StoppedError, StorageError
 from rankzero.launch.node.client import Say, Wait
+from rankzero.launch.node.settings import PREPARE_RESTARTS
 from rankzero.run_dir.atomic import write_json
 from rankzero.spec.resolve import spec_hash
 from rankzero.spec.run_spec import RunSpec
@@ -24,8 +25,6 @@ POLL_SECONDS = 1.0
 BEAT_SECONDS = 30.0
 SILENT_SECONDS = 600.0
 """Longer than a pod takes to be replaced where there is room for it."""
-ATTEMPTS = 3
-"""How often the preparation Job starts its pod again."""
 
 
 def begin(path: Path, spec: RunSpec, submission: str) -> int:
@@ -63,7 +62,7 @@ def end(path: Path, spec: RunSpec, submission: str, error: RankzeroError | None,
     """
     if error is None:
         _write(path, spec, submission, ok=True, starts=starts)
-    elif error.exit_code in NEVER_RETRIED or (starts > ATTEMPTS and not isinstance(error, StoppedError)):
+    elif error.exit_code in NEVER_RETRIED or (starts > PREPARE_RESTARTS and not isinstance(error, StoppedError)):
         _write(path, spec, submission, ok=False, starts=starts, error=error)
 
 
@@ -101,7 +100,7 @@ def wait_for_marker(path: Path, spec: RunSpec, submission: str, stopped: Callabl
             if marker["ok"] is False and (submission or changed or silent):
                 kind = getattr(errors, str(marker["error"]), RankzeroError)
                 raise kind([Problem(**problem) for problem in marker["problems"]])
-            if marker["ok"] is None and int(marker["starts"]) > ATTEMPTS and silent:
+            if marker["ok"] is None and int(marker["starts"]) > PREPARE_RESTARTS and silent:
                 what = f"the preparation was started {marker['starts']} times and ended each time without a word"
                 raise ServiceError(what, where=str(path), hint="see `rankzero status`: it may lack memory")
         if wait.over:

@@ -8,8 +8,7 @@ import json
 from collections.abc import Mapping
 
 from rankzero.launch.node.channel import Message
-
-TOKEN_VARIABLE = "RANKZERO_SUBMISSION_TOKEN"
+from rankzero.launch.node.settings import TOKEN_VARIABLE
 
 
 class Submission:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rankzero.launch.labels import SPEC_HASH, Manifest
+from rankzero.launch.labels import SPEC_HASH, SUBMITTED_BY, Manifest
 from rankzero.launch.plan import Plan, RenderedKind
 from rankzero.launch.render import docker, job, jobset, pytorchjob, statefulset, trainjob
 from rankzero.launch.render.content import content_hash
@@ -37,7 +37,8 @@ def render(plan: Plan) -> list[Manifest]:
     objects = [*accounts, *first, *services, *preparation, *training]
     digest = content_hash(objects)
     for manifest in training[-1:]:
-        merge(manifest, {"metadata": {"annotations": {SPEC_HASH: digest}}})
+        by = {SUBMITTED_BY: plan.submitter} if plan.submitter else {}
+        merge(manifest, {"metadata": {"annotations": {SPEC_HASH: digest, **by}}})
     return objects
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from rankzero.launch import labels
 from rankzero.launch.names import submission_name
-from rankzero.launch.node.settings import CONFIG_DIR
-from rankzero.launch.node.submission import TOKEN_VARIABLE
+from rankzero.launch.node.settings import CONFIG_DIR, TOKEN_VARIABLE
 from rankzero.launch.plan import Plan
 from rankzero.launch.render.volumes import CONFIG_VOLUME, SHM_VOLUME, TMP_VOLUME, volume_name
 from rankzero.spec.cluster_checks import env_name_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rankzero.launch import labels
 from rankzero.launch.labels import Manifest
 from rankzero.launch.names import prepare_name
-from rankzero.launch.node.prepared import ATTEMPTS
+from rankzero.launch.node.settings import PREPARE_RESTARTS
 from rankzero.launch.plan import Plan
 from rankzero.launch.render.container import container
 from rankzero.launch.render.job import DISRUPTED, NEVER_RETRIED_CODES
@@ -33,7 +33,7 @@ def preparation_job(plan: Plan) -> Manifest:
             "labels": {**metadata(plan)["labels"], labels.ROLE: labels.PREPARE_ROLE},
         },
         "spec": {
-            "backoffLimit": ATTEMPTS,
+            "backoffLimit": PREPARE_RESTARTS,
             "podReplacementPolicy": "Failed",
             "podFailurePolicy": {"rules": rules},
             "template": {

@@ -37,6 +37,7 @@ def objects(
     steps: int = 10,
     allow_changes: tuple[str, ...] = (),
     run: dict[str, Any] | None = None,
+    submitter: str = "",
     **cluster: Any,
 ) -> list[Manifest]:
     """The rendered objects of a run of two nodes."""
@@ -47,6 +48,7 @@ def objects(
         resolve(RunSpec.model_validate(spec)),
         ClusterSpec.model_validate(place),
         options=RunOptions(allow_changes=allow_changes),
+        submitter=submitter,
     )
     return render(plan)
 
@@ -106,9 +108,9 @@ class Bench:
         """A backend of its own connections."""
         return KubernetesBackend(self.api(read_timeout=read_timeout), wait=wait)
 
-    def submit(self, manifests: list[Manifest], *, wait: bool = True) -> None:
+    def submit(self, manifests: list[Manifest], *, wait: bool = True, replace: bool = True) -> None:
         """Submit, noting what is said."""
-        self.backend(wait=wait).submit(manifests, self.said.append)
+        self.backend(wait=wait).submit(manifests, self.said.append, replace=replace)
 
     def heard(self, words: str) -> bool:
         """Whether something of the kind was said."""

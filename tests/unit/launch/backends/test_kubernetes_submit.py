@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rankzero.errors import AccessError, ConfigError, ServiceError
-from rankzero.launch.backend import LogQuery
+from rankzero.launch.backend import AlreadyRunsError, LogQuery
 from rankzero.launch.backends.preparation import PreparationError
 from rankzero.launch.labels import Manifest
 from tests.support.fake_cluster import Act, life, plain
@@ -186,6 +186,26 @@ def test_a_changed_run_waits_for_the_old_pods_to_go(bench: Bench) -> None:
     assert kinds == ["PATCH jobs/r", "DELETE jobs/r", "PATCH jobs/r"]
     changes = bench.cluster.changes()
     assert changes.index("DELETE jobs/r") < len(changes) - 1 - changes[::-1].index("PATCH configmaps/r")
+    assert "max_steps: 20" in bench.cluster.get("configmaps", "r")["data"]["run.yaml"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("prepare", ["never", "always"])
+def test_a_run_that_is_under_way_is_not_ended_unasked(bench: Bench, kind: str, prepare: str) -> None:
+    start(bench, kind=kind, prepare=prepare, submitter="ada@laptop")
+    changes = bench.cluster.changes()
+    for other in (objects(kind=kind, prepare=prepare, steps=20), objects(kind="job" if kind != "job" else "jobset")):
+        with pytest.raises(AlreadyRunsError, match=r"is under way with another spec \(submitted by ada@laptop at 2026"):
+            bench.submit(other, replace=False)
+    assert bench.cluster.changes() == changes
+    bench.submit(objects(kind=kind, prepare=prepare, submitter="bob@desk"), replace=False)
+    assert bench.heard("runs already"), "the same spec asks nobody, whoever sends it"
+
+
+def test_a_cancelled_run_may_be_changed(bench: Bench) -> None:
+    start(bench)
+    bench.backend().cancel("r", bench.said.append)
+    bench.submit(objects(steps=20), replace=False)
     assert "max_steps: 20" in bench.cluster.get("configmaps", "r")["data"]["run.yaml"]
 
 

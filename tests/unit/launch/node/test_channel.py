@@ -20,7 +20,8 @@ from rankzero.launch.node.client import Client, Wait
 from rankzero.launch.node.coordinator import Coordinator
 from rankzero.launch.node.platform import Place
 from rankzero.launch.node.server import Server
-from rankzero.launch.node.submission import TOKEN_VARIABLE, Submission
+from rankzero.launch.node.settings import TOKEN_VARIABLE
+from rankzero.launch.node.submission import Submission
 
 IDENTITY = {"run": "r", "spec": "abc", "nproc": 1, "nodes": 2}
 

@@ -9,7 +9,8 @@ import pytest
 
 from rankzero.errors import AccessError, RankzeroError, ServiceError, StoppedError
 from rankzero.launch.node import prepared
-from rankzero.launch.node.prepared import ATTEMPTS, begin, end, wait_for_marker
+from rankzero.launch.node.prepared import begin, end, wait_for_marker
+from rankzero.launch.node.settings import PREPARE_RESTARTS
 from rankzero.spec.run_spec import RunSpec
 from tests.support.runs import small_spec
 
@@ -77,7 +78,7 @@ def test_without_submissions_a_failure_counts_when_it_is_new_or_nothing_replaces
 
 def test_what_is_tried_again_does_not_end_those_who_wait(tmp_path: Path, spec: RunSpec) -> None:
     marker = tmp_path / "m.json"
-    for start in range(1, ATTEMPTS + 2):
+    for start in range(1, PREPARE_RESTARTS + 2):
         assert not wait(marker, spec, "s")
         assert begin(marker, spec, "s") == start
         end(marker, spec, "s", ServiceError("no network"), starts=start)
@@ -87,7 +88,7 @@ def test_what_is_tried_again_does_not_end_those_who_wait(tmp_path: Path, spec: R
 
 def test_a_stop_is_no_failure(tmp_path: Path, spec: RunSpec) -> None:
     marker = tmp_path / "m.json"
-    end(marker, spec, "s", StoppedError("evicted"), starts=ATTEMPTS + 5)
+    end(marker, spec, "s", StoppedError("evicted"), starts=PREPARE_RESTARTS + 5)
     assert not marker.exists()
 
 
@@ -96,9 +97,9 @@ def test_one_that_dies_without_a_word_is_not_waited_for_a_day(
 ) -> None:
     marker = tmp_path / "m.json"
     monkeypatch.setattr(prepared, "SILENT_SECONDS", 0.0)
-    for _ in range(ATTEMPTS):
+    for _ in range(PREPARE_RESTARTS):
         begin(marker, spec, "s")
         assert not wait(marker, spec, "s"), "it is started again"
     begin(marker, spec, "s")
-    with pytest.raises(ServiceError, match=f"started {ATTEMPTS + 1} times and ended each time without a word"):
+    with pytest.raises(ServiceError, match=f"started {PREPARE_RESTARTS + 1} times and ended each time without a word"):
         wait(marker, spec, "s")
