@@ -131,6 +131,7 @@ def world_size(nproc: int) -> int:
 def read_spec(arguments: list[str], flags: SeedFlags, *, world_size: int) -> RunSpec:
     """The resolved spec of a command line. Raises ConfigError with all problems, or UsageError."""
     from rankzero.cli.seed_flags import as_settings, require_lora
+    from rankzero.run_dir.setting import settled
     from rankzero.spec.load import load_run_spec
     from rankzero.spec.resolve import resolve
 
@@ -143,7 +144,7 @@ def read_spec(arguments: list[str], flags: SeedFlags, *, world_size: int) -> Run
     settings = as_settings(flags, world_size=world_size)
     loaded = load_run_spec(Path(files[0]) if files else None, [*overrides, *settings], env=os.environ)
     require_lora(flags, loaded.source("lora"))
-    return resolve(loaded.spec)
+    return settled(resolve(loaded.spec))
 
 
 def start(spec: RunSpec, options: RunOptions, nproc: int) -> dict[str, Any]:

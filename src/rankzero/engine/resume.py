@@ -11,11 +11,11 @@ from rankzero import __version__
 from rankzero.engine.distributed import gather_objects
 from rankzero.engine.inputs import Inputs
 from rankzero.engine.setup import Session
-from rankzero.errors import ConfigError, Problem, StorageError
+from rankzero.errors import ConfigError, Problem
 from rankzero.model.source import weights_fingerprint
-from rankzero.run_dir.atomic import read_manifest
 from rankzero.run_dir.paths import RunDir
-from rankzero.spec.diff import IDENTITIES, LENGTH, compare
+from rankzero.run_dir.setting import newest_manifest
+from rankzero.spec.diff import IDENTITIES, LENGTH, compare, name_beside
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 
@@ -36,12 +36,18 @@ def manifest_meta(spec: RunSpec, inputs: Inputs, environment: dict[str, Any]) ->
         "rankzero": __version__,
         "spec": spec.model_dump(mode="json"),
         "world_size": environment["world_size"],
+        **_identities(inputs),
+        "dtype": environment["dtype"],
+        "labels": inputs.labels,
+    }
+
+
+def _identities(inputs: Inputs) -> dict[str, Any]:
+    return {
         "model": weights_fingerprint(inputs.source.weights),
         "tokenizer": inputs.tokenizer_fingerprint,
         "data": inputs.train.fingerprint,
         "eval_data": None if inputs.eval is None else inputs.eval.fingerprint,
-        "dtype": environment["dtype"],
-        "labels": inputs.labels,
     }
 
 
@@ -55,15 +61,17 @@ def refuse_different_weights(meta: dict[str, Any]) -> None:
 
 def refuse_foreign_directory(run_dir: RunDir, spec: RunSpec, options: RunOptions) -> None:
     """Raise ConfigError early where the directory holds another run's checkpoints. Reads, writes nothing."""
-    for step in run_dir.committed_steps():
-        try:
-            manifest = read_manifest(run_dir.checkpoint(step))
-        except StorageError:
-            continue  # spoken of when it is verified
-        problems, _ = _spec_changes(manifest, spec, options.allow_changes)
-        if problems:
-            raise ConfigError(_with_way_out(problems, run_dir))
-        return
+    manifest = newest_manifest(run_dir)
+    problems = [] if manifest is None else _spec_changes(manifest, spec, options.allow_changes)[0]
+    if problems:
+        raise ConfigError(_with_way_out(problems, run_dir, spec))
+
+
+def refuse_before_gpus(run_dir: RunDir, spec: RunSpec, inputs: Inputs, options: RunOptions) -> None:
+    """As check_same_run, as far as it can be known without the devices that will train. Reads, writes nothing."""
+    manifest = newest_manifest(run_dir)
+    if manifest is not None:
+        check_same_run(manifest, {**manifest, **_identities(inputs)}, spec, run_dir, options.allow_changes)
 
 
 def check_same_run(
@@ -82,8 +90,9 @@ def check_same_run(
         if name == "model" and spec.lora is None:
             hint = "undo it: in a full fine-tune all weights are the checkpoint's, and other ones would have no effect"
             problems.append(Problem(f"{words} changed since the checkpoint", name, hint))
-        elif name in allowed:
-            notices.append(f"{words} changed; accepted by --allow-change {name}")
+        elif name in allowed or spec.resume == "continue":
+            by = f"--allow-change {name}" if name in allowed else "resume: continue"
+            notices.append(f"{words} changed; accepted by {by}")
             names.append(name)
         else:
             problems.append(
@@ -94,7 +103,7 @@ def check_same_run(
         words = f"the classes were {before}, and are {after} now"
         problems.append(Problem(words, "data.labels", "undo it: the head that is saved is for the classes that were"))
     if problems:
-        raise ConfigError(_with_way_out(problems, run_dir))
+        raise ConfigError(_with_way_out(problems, run_dir, spec))
     return Differences(tuple(notices), tuple(names))
 
 
@@ -153,7 +162,7 @@ def _spec_changes(
         words = f"{json.dumps(change.old)} in the checkpoint, {json.dumps(change.new)} now"
         if change.fixed:
             problems.append(Problem(words, change.field, "set it back: what is saved would not fit"))
-        elif change.harmless or change.field in allowed:
+        elif change.harmless or change.field in allowed or spec.resume == "continue":
             notices.append(f"{change.field}: {words}")
             accepted += [] if change.harmless else [change.field]
         else:
@@ -162,11 +171,14 @@ def _spec_changes(
     return problems, Differences(tuple(notices), tuple(accepted))
 
 
-def _with_way_out(problems: list[Problem], run_dir: RunDir) -> list[Problem]:
+def _with_way_out(problems: list[Problem], run_dir: RunDir, spec: RunSpec) -> list[Problem]:
     if all(problem.where in LENGTH for problem in problems):
         what = "this directory holds a run of another length"
         hint = "to let it go on, with the learning rates of its new length, accept the changes below"
     else:
         what = "this directory holds checkpoints of another run"
-        hint = "give this run another name (or --output); or undo the changes below; or accept those that can be"
+        hint = (
+            f"give this run another name, such as name={name_beside(spec)} (resume=new does that by itself); or undo "
+            "the changes below; or accept those that can be one by one, or all with resume=continue"
+        )
     return [Problem(what, str(run_dir.root), hint), *problems]

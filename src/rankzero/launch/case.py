@@ -19,7 +19,6 @@ from rankzero.launch.log_lines import troubled
 from rankzero.launch.loose import at, maps, moment, text, whole
 from rankzero.launch.pods import Condition, LastWords, Pod, conditions_of, parse_last_words, parse_pod
 
-QUEUE = "kueue.x-k8s.io/queue-name"
 EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 MOST_NODES = 100_000
 """More than any cluster has; a mistyped annotation must not make a judge count for ever."""
@@ -114,7 +113,7 @@ class Case:
     @cached_property
     def queue(self) -> str:
         """The Kueue queue that admits the run; empty: none."""
-        return text(self.trainer, "metadata", "labels", QUEUE)
+        return text(self.trainer, "metadata", "labels", labels.QUEUE)
 
     @cached_property
     def workload(self) -> Mapping[str, Any]:

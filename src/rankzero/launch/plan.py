@@ -42,6 +42,8 @@ class Plan:
     """Shipped files by their path below files/."""
     prepare: bool = False
     """Whether a preparation Job goes first."""
+    submitter: str = ""
+    """Who submits it, as user@machine; empty where it is only rendered."""
 
     @property
     def run_dir(self) -> str:
@@ -55,6 +57,7 @@ def make_plan(
     *,
     files: Mapping[str, bytes] | None = None,
     options: RunOptions | None = None,
+    submitter: str = "",
     where: Callable[[str], str] = str,
 ) -> Plan:
     """Decide everything, or raise ConfigError with every problem.
@@ -93,7 +96,9 @@ def make_plan(
             nproc_per_node=cluster.nproc_per_node,
             grace_seconds=cluster.grace_period_seconds - GRACE_MARGIN_SECONDS,
             rendezvous_seconds=cluster.rendezvous_timeout_seconds,
+            max_restarts=cluster.max_restarts,
             retry_exit_offset=128 if kind == "pytorchjob" else 0,
+            rdma=cluster.resources.rdma is not None,
             park=kind == "statefulset",
             prepared_marker=f"{cache.mount}/rankzero/prepared/{name}.json" if prepare and cache is not None else None,
             mirrors=_mirrors(cluster),
@@ -101,6 +106,7 @@ def make_plan(
         ),
         files=paths.files,
         prepare=prepare,
+        submitter=submitter,
     )
 
 

@@ -107,6 +107,13 @@ def _ttl(spec: ClusterSpec) -> list[Problem]:
     return [Problem(f"a {spec.kind} has no such time", "ttl_seconds_after_finished", hint)]
 
 
+def _timeout(spec: ClusterSpec) -> list[Problem]:
+    if spec.timeout_seconds is None or spec.kind not in ("statefulset", "docker"):
+        return []
+    hint = "leave it out and end the run with `rankzero cancel`, or choose a kind that has one: job, jobset, trainjob"
+    return [Problem(f"nothing ends a {spec.kind} after a time", "timeout_seconds", hint)]
+
+
 def _taints(spec: ClusterSpec) -> list[Problem]:
     return [
         Problem("a toleration needs a key, a value or an effect", f"tolerations.{index}")
@@ -121,5 +128,6 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[ClusterSpec], list[Problem]]], ..
     (("env", "secrets"), _environment),
     (("resources",), _memory),
     (("ttl_seconds_after_finished", "kind"), _ttl),
+    (("timeout_seconds", "kind"), _timeout),
     (("tolerations",), _taints),
 )

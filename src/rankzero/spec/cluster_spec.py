@@ -180,8 +180,10 @@ class ClusterSpec(Section):
     scheduler: DnsName | None = None
     """Scheduler of the pods; absent: the cluster's default."""
     service_account: ServiceAccountSpec = ServiceAccountSpec()
-    user: PositiveInt = 1000
-    """User and group that the processes run as."""
+    network_policy: bool = False
+    """Make a NetworkPolicy that lets nobody but the run's own pods reach its pods."""
+    user: Annotated[int, Field(ge=0)] = 1000
+    """User and group that the processes run as; 0 is root, which restricted Pod Security refuses."""
     grace_period_seconds: Annotated[int, Field(ge=15)] = 180
     """Time a pod has for saving when it is asked to stop."""
     max_restarts: Annotated[int, Field(ge=0)] = 3

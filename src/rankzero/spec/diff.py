@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -25,17 +27,20 @@ LENGTH = frozenset({"train.num_train_epochs", "train.max_steps"})
 """Fields that say how long a run is, and nothing of what it was so far."""
 
 _HARMLESS = (
-    *("name", "output_dir", "tracking", "checkpoint"),
+    # sections and fields that do not change the maths of the steps to come
+    *("name", "output_dir", "resume", "tracking", "checkpoint"),
     *("eval.every", "eval.on_start", "eval.early_stopping_patience"),
     *("train.micro_batch_tokens", "train.gradient_checkpointing", "train.max_nonfinite_steps"),
     "train.collective_timeout_seconds",
     *("train.padding_free", "train.torch_compile", "train.activation_offloading"),
     *("train.sharding", "train.offload", "train.deepspeed"),
-    *("model.name", "model.local_dir", "model.tokenizer_dir", "model.local_files_only"),
+    "model.local_files_only",
+)
+_PLACES = (
+    *("model.name", "model.local_dir", "model.tokenizer_dir"),
     *("data.train", "data.eval", "data.chat_template"),
 )
-"""Sections and fields that do not change the maths of the steps to come. Places of data, model and template are among
-them because what stands there is compared by content."""
+"""Places of data, model and template: as harmless, because what stands there is compared by content."""
 
 _FIXED = frozenset(
     {
@@ -99,4 +104,25 @@ def _leaves(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def _is_harmless(field: str) -> bool:
-    return any(field == known or field.startswith(f"{known}.") for known in _HARMLESS)
+    return _is_one_of(field, (*_HARMLESS, *_PLACES))
+
+
+def _is_one_of(field: str, known: tuple[str, ...]) -> bool:
+    return any(field == one or field.startswith(f"{one}.") for one in known)
+
+
+def is_same_setting(old: RunSpec, new: RunSpec) -> bool:
+    """Whether both say the same of what is trained, on what and how; other data at another place is another setting."""
+    return _setting(old) == _setting(new)
+
+
+def name_beside(spec: RunSpec) -> str:
+    """`my-run-3f9a1c`: the run's name with a hash of its setting."""
+    digest = hashlib.sha256(json.dumps(_setting(spec)).encode()).hexdigest()
+    return f"{str(spec.name)[:90]}-{digest[:6]}"
+
+
+def _setting(spec: RunSpec) -> list[tuple[str, Any]]:
+    return [
+        (field, value) for field, value in _leaves(spec.model_dump(mode="json")) if not _is_one_of(field, _HARMLESS)
+    ]

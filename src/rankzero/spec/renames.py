@@ -205,7 +205,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ),
     ("", _BY_LENGTH, "pad_to_sequence_len group_by_length length_grouped_sampling pad_to_max_length"),
     ("", "evaluation fills its passes under train.micro_batch_tokens", "per_device_eval_batch_size eval_batch_size"),
-    ("", _SAME_COMMAND, "resume_from_checkpoint auto_resume_from_checkpoints resume resume_from ckpt_path"),
+    ("", _SAME_COMMAND, "resume_from_checkpoint auto_resume_from_checkpoints resume_from ckpt_path"),
     ("", "not needed: a run never overwrites another; give it another name", "overwrite_output_dir"),
     (
         "",

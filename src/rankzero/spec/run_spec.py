@@ -246,3 +246,7 @@ class RunSpec(Section):
     tracking: TrackingSpec = TrackingSpec()
     output_dir: Annotated[str, StringConstraints(min_length=1)] = "runs"
     """The run directory is <output_dir>/<name>."""
+    resume: Literal["refuse", "new", "continue"] = "refuse"
+    """Where the run directory holds checkpoints of another setting. refuse: an error that names every difference; new:
+    train beside it, under a name made from the setting; continue: go on from them, with the differences. The same
+    setting always continues."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rankzero.errors import ConfigError, ExitCode, StoppedError
+from rankzero.errors import ConfigError, ExitCode, RankzeroError, StoppedError
+from rankzero.launch.node import prepare
+from rankzero.launch.node.output import Output, Redactor
+from rankzero.launch.node.settings import NodeSettings
+from rankzero.launch.node.stop import StopWish
+from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from tests.support.runs import log, metrics, run_here, run_root, small_spec, stop_during_step
-from tests.support.tiny import tiny_model
+from tests.support.tiny import chat_rows, tiny_model, write_jsonl
 
 pytestmark = pytest.mark.faults
 
@@ -262,3 +268,44 @@ def test_a_flag_file_stops_the_run(tmp_path: Path, tiny: Path, monkeypatch: pyte
     with pytest.raises(StoppedError, match="saved at step 4"):
         run_here(spec)
     assert not (run_root(spec) / "stop").exists()
+
+
+def test_preparation_finds_both_conflicts_with_a_finished_run(tmp_path: Path, uninterrupted: RunSpec) -> None:
+    """Before a GPU is asked for: the spec's and the data's, with a name to take instead."""
+    error = prepared(tmp_path, other(uninterrupted, tmp_path))
+    assert isinstance(error, ConfigError)
+    assert [problem.where for problem in error.problems[1:]] == ["train.learning_rate", "data"]
+    assert "name=small-" in error.problems[0].hint
+
+
+def test_preparation_of_what_may_go_on_is_fine(tmp_path: Path, uninterrupted: RunSpec) -> None:
+    assert prepared(tmp_path, uninterrupted) is None
+    assert prepared(tmp_path, other(uninterrupted, tmp_path).model_copy(update={"resume": "continue"})) is None
+    assert prepared(tmp_path, other(uninterrupted, tmp_path), allow_changes=("train.learning_rate", "data")) is None
+
+
+def test_another_setting_goes_on_where_that_is_said(tmp_path: Path, uninterrupted: RunSpec) -> None:
+    shutil.copytree(run_root(uninterrupted), tmp_path / "runs" / "small", symlinks=True)
+    train = uninterrupted.train.model_copy(update={"num_train_epochs": 4.0})
+    changed = {"train": train, "output_dir": str(tmp_path / "runs")}
+    with pytest.raises(ConfigError, match="num_train_epochs"):
+        run_here(uninterrupted.model_copy(update=changed))
+    report = run_here(uninterrupted.model_copy(update={**changed, "resume": "continue"}))
+    assert report["steps"] == 16
+
+
+def other(spec: RunSpec, folder: Path) -> RunSpec:
+    """The same with another learning rate and other rows in its file."""
+    rows = write_jsonl(folder / "other.jsonl", chat_rows(29))
+    return spec.model_copy(
+        update={
+            "train": spec.train.model_copy(update={"learning_rate": 0.02}),
+            "data": spec.data.model_copy(update={"train": str(rows)}),
+        }
+    )
+
+
+def prepared(folder: Path, spec: RunSpec, **options: Any) -> RankzeroError | None:
+    """What the preparation's pod ends with."""
+    output = Output(Redactor({}))
+    return prepare.run(spec, NodeSettings(run="r", options=RunOptions(**options)), output, StopWish())

@@ -105,3 +105,10 @@ def test_every_profile_loads_and_a_wrong_name_lists_them() -> None:
     with pytest.raises(ConfigError, match="did you mean nebius-2x1") as caught:
         load_cluster("nebius", env={})
     assert all(name in str(caught.value) for name in profiles())
+
+
+@pytest.mark.parametrize("kind", ["statefulset", "docker"])
+def test_a_time_limit_that_nothing_keeps_is_refused(kind: str) -> None:
+    with pytest.raises(ConfigError, match=f"nothing ends a {kind} after a time"):
+        load_cluster_spec(None, ["image=i", f"kind={kind}", "timeout_seconds=60"], env={})
+    load_cluster_spec(None, ["image=i", "kind=job", "timeout_seconds=60"], env={})

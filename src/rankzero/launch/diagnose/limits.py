@@ -9,6 +9,7 @@ from rankzero.errors import ExitCode
 from rankzero.launch.case import Case
 from rankzero.launch.diagnose.finding import Finding, span
 from rankzero.launch.loose import at, text, whole
+from rankzero.launch.pods import Condition, conditions_of
 
 _MATCHED = re.compile(
     r"Container (?P<container>\S+) for pod (?:\S+/)?(?P<pod>\S+) failed with exit code (?P<code>\d+) matching"
@@ -22,7 +23,7 @@ def find(case: Case) -> Iterator[Finding]:
     if not case.trainer and not case.pods and not case.prepare_pods:
         yield from _gone(case)
         return
-    failure = case.failure
+    failure = _out_of_time(case) or case.failure
     if failure is None:
         return
     line = f"{text(case.trainer, 'kind')} Failed ({failure.reason}): {failure.message}"
@@ -62,6 +63,15 @@ def find(case: Case) -> Iterator[Finding]:
         )
 
 
+def _out_of_time(case: Case) -> Condition | None:
+    """A JobSet says only that a Job of it has failed; that it was for the time, the Job says."""
+    for job in case.objects.get("Job", ()):
+        failed = conditions_of(job).get("Failed")
+        if case.finished == "failed" and failed is not None and failed.reason == "DeadlineExceeded":
+            return failed
+    return None
+
+
 _MEANING = {
     2: "correct the command line",
     65: "correct the data (`rankzero data check`)",
@@ -72,7 +82,9 @@ _MEANING = {
 
 def _deadline(case: Case, line: str) -> Finding:
     spec = at(case.trainer, "spec")
-    seconds = whole(spec, "activeDeadlineSeconds") or whole(spec, "runPolicy", "activeDeadlineSeconds")
+    jobs = [at(job, "spec") for job in case.objects.get("Job", ())]
+    places = (spec, at(spec, "runPolicy"), *jobs)
+    seconds = next((found for place in places if (found := whole(place, "activeDeadlineSeconds"))), None)
     limit = f" of {span(seconds)}" if seconds else ""
     return Finding(
         "limit-deadline",

@@ -6,22 +6,26 @@ import os
 import signal
 import socket
 import sys
-from contextlib import ExitStack
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from rankzero.errors import NEVER_RETRIED, ExitCode, RankzeroError
+from rankzero.launch.node.attempts import Attempts
 from rankzero.launch.node.client import Client
 from rankzero.launch.node.command import Node
 from rankzero.launch.node.coordinator import Coordinator
 from rankzero.launch.node.inputs import read_inputs
+from rankzero.launch.node.memory_lock import allow_locking
 from rankzero.launch.node.mirror import mirrored
 from rankzero.launch.node.output import Output, Redactor
 from rankzero.launch.node.park import park
 from rankzero.launch.node.platform import Place, find_place
 from rankzero.launch.node.prepared import wait_for_marker
 from rankzero.launch.node.server import Server
-from rankzero.launch.node.settings import CONFIG_DIR, NodeSettings
+from rankzero.launch.node.settings import CONFIG_DIR, TOKEN_VARIABLE, NodeSettings
 from rankzero.launch.node.stop import StopWish
+from rankzero.launch.node.submission import Submission
 from rankzero.launch.node.termination import internal, message, write
 from rankzero.launch.processes import signals_to
 from rankzero.run_dir.paths import RunDir
@@ -34,7 +38,10 @@ def main() -> None:
     redact = Redactor(os.environ)
     output = Output(redact)
     stop = StopWish()
+    submission = Submission(os.environ)
+    env = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}  # processes have no use for it
     node, root, offset, stays = 0, Path(), 0, False
+    attempts: Attempts | None = None
     error: RankzeroError | None = None
     with signals_to(stop, (signal.SIGTERM, signal.SIGINT)):
         try:
@@ -42,7 +49,12 @@ def main() -> None:
             root, offset, stays = Path(spec.output_dir) / str(spec.name), settings.retry_exit_offset, settings.park
             place = find_place(settings, os.environ, socket.gethostname())
             node = place.node
-            run(spec, settings, place, output, stop)
+            if settings.rdma:
+                allow_locking()
+            if offset:
+                attempts = Attempts(RunDir(root), node, submission.name, settings.max_restarts)
+                attempts.begin()
+            run(spec, settings, place, env, submission, output, stop)
         except RankzeroError as known:
             error = known
         except Exception as unknown:  # the last frame: whatever it is, the pod's status must say it
@@ -55,25 +67,44 @@ def main() -> None:
         final = code == ExitCode.DONE or code in NEVER_RETRIED
         if stays and final and not stop.wanted:
             park(said, node, output.say, lambda: stop.wanted)
-    sys.exit(int(code) if final else int(code) + offset)
+    sys.exit(int(code) if final or not _restarts(code, attempts) else int(code) + offset)
 
 
-def run(spec: RunSpec, settings: NodeSettings, place: Place, output: Output, stop: StopWish) -> None:
+def _restarts(code: ExitCode, attempts: Attempts | None) -> bool:
+    """Whether the platform is to start the pod again, where it counts nothing itself."""
+    if attempts is None:
+        return False
+    if code == ExitCode.STOPPED:
+        with suppress(RankzeroError):  # then it is charged
+            attempts.excuse()
+        return True
+    return attempts.may_restart
+
+
+def run(
+    spec: RunSpec,
+    settings: NodeSettings,
+    place: Place,
+    env: Mapping[str, str],
+    submission: Submission,
+    output: Output,
+    stop: StopWish,
+) -> None:
     """Everything between finding the place and leaving. Raises the RankzeroError that ended it."""
     if settings.prepared_marker is not None:
-        wait_for_marker(Path(settings.prepared_marker), spec, lambda: stop.wanted, output.say)
+        wait_for_marker(Path(settings.prepared_marker), spec, submission.name, lambda: stop.wanted, output.say)
     with ExitStack() as stack:
         client = None
         if settings.num_nodes > 1:
             identity = {"run": settings.run, "spec": spec_hash(spec), "nproc": place.nproc, "nodes": place.num_nodes}
             if place.node == 0:
                 coordinator = Coordinator(settings.num_nodes, settings.min_nodes or settings.num_nodes)
-                server = Server(place.control_port, coordinator, identity, output.say)
+                server = Server(place.control_port, coordinator, identity, submission, output.say)
                 stack.callback(server.close)
-            client = Client(place, identity, settings.rendezvous_seconds, output.say)
+            client = Client(place, identity, submission, output.say)
             stack.callback(client.close)
         with mirrored(spec, settings, place.node, output.say, lambda: stop.wanted):
-            Node(spec, settings, place, os.environ, output, stop, client).run()
+            Node(spec, settings, place, env, output, stop, client).run()
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def pod_spec(plan: Plan, only: dict[str, Any], *, role: str = labels.NODE_ROLE) 
         "enableServiceLinks": False,
         "automountServiceAccountToken": cluster.service_account.token,
         "securityContext": {
-            "runAsNonRoot": True,
+            "runAsNonRoot": cluster.user != 0,
             "runAsUser": cluster.user,
             "runAsGroup": cluster.user,
             "fsGroup": cluster.user,

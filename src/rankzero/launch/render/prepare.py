@@ -6,12 +6,12 @@ from rankzero.launch import labels
 from rankzero.launch.kinds.job import DISRUPTED, NEVER_RETRIED_CODES
 from rankzero.launch.labels import Manifest
 from rankzero.launch.names import prepare_name
+from rankzero.launch.node.settings import PREPARE_RESTARTS
 from rankzero.launch.plan import Plan
 from rankzero.launch.render.container import container
 from rankzero.launch.render.pod import pod_metadata, pod_spec
 from rankzero.launch.render.shared import metadata
 
-ATTEMPTS = 3
 CONTAINER = "prepare"
 
 
@@ -33,7 +33,7 @@ def preparation_job(plan: Plan) -> Manifest:
             "labels": {**metadata(plan)["labels"], labels.ROLE: labels.PREPARE_ROLE},
         },
         "spec": {
-            "backoffLimit": ATTEMPTS,
+            "backoffLimit": PREPARE_RESTARTS,
             "podReplacementPolicy": "Failed",
             "podFailurePolicy": {"rules": rules},
             "template": {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -241,6 +241,27 @@ class Api:
         if attempt > 1:
             self.tell(f"{failure.refusal.message or failure.refusal.reason}; trying again in {delay:.0f} s")
         self.clock.sleep(delay)
+
+
+def list_each(api: Api, resources: Iterable[Resource], params: Mapping[str, str] | None = None) -> list[Manifest]:
+    """All objects of several kinds that a run may be. A kind that may not be listed, or has gone, has none.
+
+    Many users have rights for the kinds that they use and no others. Raises where not one may be listed.
+    """
+    found: list[Manifest] = []
+    refused: ApiError | None = None
+    seen = False
+    for resource in resources:
+        try:
+            found += api.list(resource, params)[0]
+            seen = True
+        except ApiError as error:
+            if error.status not in (403, 404):
+                raise
+            refused = refused or error
+    if refused is not None and not seen:
+        raise refused
+    return found
 
 
 def _decoded(response: httpx2.Response, verb: str) -> Manifest:

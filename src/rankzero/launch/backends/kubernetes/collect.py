@@ -81,9 +81,12 @@ def collect(api: Api, discovery: Discovery, run: str, *, log_lines: int) -> Evid
 def all_runs(api: Api, discovery: Discovery) -> list[Evidence]:
     """Every run of the namespace by its objects and pods, in one list call for each kind."""
     any_run = {"labelSelector": labels.RUN}
-    kinds = [one for one in (*TRAINING.values(), POD) if discovery.serves(one)]
+    kinds = [one for one in TRAINING.values() if discovery.serves(one)]
+    look = _Look(api)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = [one for each in pool.map(lambda kind: api.list(kind, any_run)[0], kinds) for one in each]
+        pods = pool.submit(api.list, POD, any_run)
+        listed = list(pool.map(lambda kind: look.list(kind, any_run), kinds))
+        found = [*(one for each in listed for one in each or ()), *pods.result()[0]]
     by_run: dict[str, list[Manifest]] = {}
     for one in found:
         by_run.setdefault(str(label(one, labels.RUN)), []).append(one)
