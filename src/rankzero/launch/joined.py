@@ -1,4 +1,4 @@
-"""Case: the evidence of one run joined: each node's newest pod, what each event is about, what has ended. Pure.
+"""JoinedEvidence: the evidence of one run joined: newest pods, events by object, what has ended. Pure.
 
 Built in one pass; status and diagnose read it and judge.
 """
@@ -16,8 +16,8 @@ from rankzero.errors import ExitCode
 from rankzero.launch import labels
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.log_lines import troubled
-from rankzero.launch.loose import at, maps, moment, text, whole
 from rankzero.launch.pods import Condition, LastWords, Pod, conditions_of, parse_last_words, parse_pod
+from rankzero.launch.untyped_json import at, maps, moment, text, whole
 
 QUEUE = "kueue.x-k8s.io/queue-name"
 EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
@@ -49,7 +49,7 @@ class Event:
     warning: bool
 
 
-class Case:
+class JoinedEvidence:
     """The evidence, joined. Attributes say what there is; nothing is judged."""
 
     def __init__(self, evidence: Evidence) -> None:

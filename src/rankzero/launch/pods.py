@@ -11,7 +11,7 @@ from typing import Any
 from rankzero.errors import NEVER_RETRIED, ExitCode
 from rankzero.launch import labels
 from rankzero.launch.labels import Manifest
-from rankzero.launch.loose import at, maps, moment, text, whole, words
+from rankzero.launch.untyped_json import at, maps, moment, text, whole, words
 
 RETRY_OFFSET = 128
 """What a PyTorchJob's pods add to exit codes that may be retried."""

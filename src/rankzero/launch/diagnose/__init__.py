@@ -1,13 +1,13 @@
 """diagnose: from what was seen of a run to what is wrong and what to do. Pure: no clock, no I/O; one module per family.
 
-A rule reads the case and yields findings; which of several comes first is decided here alone, by what causes what.
+A rule reads the joined evidence and yields findings; which of several comes first is decided here alone, by what
+causes what.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from rankzero.launch.case import Case
 from rankzero.launch.diagnose import (
     api,
     config,
@@ -24,10 +24,11 @@ from rankzero.launch.diagnose import (
 )
 from rankzero.launch.diagnose.finding import Finding, clean, redact
 from rankzero.launch.evidence import Evidence
+from rankzero.launch.joined import JoinedEvidence
 
-__all__ = ["Finding", "diagnose", "diagnose_case", "redact"]
+__all__ = ["Finding", "diagnose", "diagnose_joined", "redact"]
 
-Rule = Callable[[Case], Iterator[Finding]]
+Rule = Callable[[JoinedEvidence], Iterator[Finding]]
 
 RULES: tuple[Rule, ...] = (
     api.find,
@@ -54,16 +55,16 @@ _ECHOES = ("peer-lost", "pod-pending", "no-pods", "crash-loop", "limit-policy", 
 
 def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
     """What is wrong, the most certain and most causal first. Nothing for a run that does as it should."""
-    return diagnose_case(Case(evidence))
+    return diagnose_joined(JoinedEvidence(evidence))
 
 
-def diagnose_case(case: Case) -> tuple[Finding, ...]:
+def diagnose_joined(joined: JoinedEvidence) -> tuple[Finding, ...]:
     """The same, from evidence that is joined already."""
-    if case.finished == "succeeded":
+    if joined.finished == "succeeded":
         return ()
     found: dict[tuple[str, str], Finding] = {}
     for rule in RULES:
-        for finding in rule(case):
+        for finding in rule(joined):
             found.setdefault((finding.code, finding.cause), clean(finding))
     ordered = sorted(found.values(), key=_order)  # stable: within a place, the order of RULES stays
     telling = any(finding.severity != "info" and finding.code not in _ECHOES for finding in ordered)

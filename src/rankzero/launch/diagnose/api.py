@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from rankzero.launch.case import Case
 from rankzero.launch.diagnose.finding import Finding, Severity, listed
 from rankzero.launch.evidence import Refusal
-from rankzero.launch.loose import text
+from rankzero.launch.joined import JoinedEvidence
+from rankzero.launch.untyped_json import text
 
 _CONTROLLERS = ("Job", "JobSet", "TrainJob", "PyTorchJob", "StatefulSet", "Workload")
 _RBAC = re.compile(
@@ -37,16 +37,16 @@ _OPTIONAL = ("nodes", "storageclasses", "workloads", "localqueues", "clusterqueu
 """Kinds that many users may not read; the rest is judged without them."""
 
 
-def find(case: Case) -> Iterator[Finding]:
+def find(joined: JoinedEvidence) -> Iterator[Finding]:
     """Refused calls of ours, then refused pods."""
-    for refusal in case.evidence.refused:
-        yield from _from_refusal(refusal, case)
-    if case.finished is not None or len(case.current) >= case.num_nodes:
+    for refusal in joined.evidence.refused:
+        yield from _from_refusal(refusal, joined)
+    if joined.finished is not None or len(joined.current) >= joined.num_nodes:
         return
-    for (kind, name), events in case.events.items():
+    for (kind, name), events in joined.events.items():
         last = next((e for e in reversed(events) if e.reason in ("FailedCreate", "FailedCreatePod")), None)
         if kind in _CONTROLLERS and last is not None:
-            found = classify(last.message, f"{kind} {name} cannot make its pods", case, "broken")
+            found = classify(last.message, f"{kind} {name} cannot make its pods", joined, "broken")
             yield found or Finding(
                 "pods-refused",
                 "broken",
@@ -56,7 +56,7 @@ def find(case: Case) -> Iterator[Finding]:
             )
 
 
-def _from_refusal(refusal: Refusal, case: Case) -> Iterator[Finding]:
+def _from_refusal(refusal: Refusal, joined: JoinedEvidence) -> Iterator[Finding]:
     verb, _, what = refusal.verb.partition(" ")
     changing = verb in _CHANGING
     if refusal.status == 404 and not changing and _UNSERVED.search(refusal.message) is None:
@@ -64,7 +64,7 @@ def _from_refusal(refusal: Refusal, case: Case) -> Iterator[Finding]:
     if not changing and what.split(".")[0] in _OPTIONAL:
         return
     severity: Severity = "broken" if changing else "info"
-    found = classify(refusal.message, f"the cluster refused to {refusal.verb}", case, severity)
+    found = classify(refusal.message, f"the cluster refused to {refusal.verb}", joined, severity)
     if found is None and (refusal.status == 401 or refusal.reason == "Unauthorized"):
         found = Finding(
             "not-logged-in",
@@ -80,7 +80,7 @@ def _from_refusal(refusal: Refusal, case: Case) -> Iterator[Finding]:
             f"ask the cluster's administrator for a Role that allows {verb} on {what or 'it'}",
         )
     if found is None and refusal.status == 413:
-        found = _too_large(refusal.message, case)
+        found = _too_large(refusal.message, joined)
     if found is None and changing and refusal.status != 409:
         found = Finding(
             "refused",
@@ -95,10 +95,10 @@ def _from_refusal(refusal: Refusal, case: Case) -> Iterator[Finding]:
         yield Finding(found.code, found.severity, found.cause, found.fix, (line,))
 
 
-def classify(message: str, subject: str, case: Case, severity: Severity) -> Finding | None:
+def classify(message: str, subject: str, joined: JoinedEvidence, severity: Severity) -> Finding | None:
     """The finding that a message of the API server stands for."""
     for rule in (_rbac, _quota, _admission, _version, _missing):
-        found = rule(message, subject, case, severity)
+        found = rule(message, subject, joined, severity)
         if found is not None:
             return Finding(found.code, found.severity, found.cause, found.fix, (message,))
     if (
@@ -106,11 +106,11 @@ def classify(message: str, subject: str, case: Case, severity: Severity) -> Find
         or "Request entity too large" in message
         or "etcdserver: request is too large" in message
     ):
-        return _too_large(message, case)
+        return _too_large(message, joined)
     return None
 
 
-def _rbac(message: str, subject: str, case: Case, severity: Severity) -> Finding | None:
+def _rbac(message: str, subject: str, joined: JoinedEvidence, severity: Severity) -> Finding | None:
     match = _RBAC.search(message)
     if match is None:
         return None
@@ -127,7 +127,7 @@ def _rbac(message: str, subject: str, case: Case, severity: Severity) -> Finding
     )
 
 
-def _quota(message: str, subject: str, case: Case, severity: Severity) -> Finding | None:
+def _quota(message: str, subject: str, joined: JoinedEvidence, severity: Severity) -> Finding | None:
     match = _QUOTA.search(message)
     if match is None:
         why = _LIMIT_RANGE.search(message)
@@ -169,7 +169,7 @@ def field_of(resource: str) -> str:
     return "nproc_per_node" if "/" in resource else f"resources ({resource})"
 
 
-def _admission(message: str, subject: str, case: Case, severity: Severity) -> Finding | None:
+def _admission(message: str, subject: str, joined: JoinedEvidence, severity: Severity) -> Finding | None:
     security = _SECURITY.search(message)
     if security is not None:
         ways = [words for sign, words in _SECURITY_FIELDS if sign in security["why"]]
@@ -214,10 +214,10 @@ _SECURITY_FIELDS = (
 )
 
 
-def _version(message: str, subject: str, case: Case, severity: Severity) -> Finding | None:
+def _version(message: str, subject: str, joined: JoinedEvidence, severity: Severity) -> Finding | None:
     served = _UNSERVED.search(message)
     if served is not None:
-        kind = f"{served['kind']} ({served['version']})" if served["kind"] else _kind_title(case, subject)
+        kind = f"{served['kind']} ({served['version']})" if served["kind"] else _kind_title(joined, subject)
         return Finding(
             "kind-not-served",
             "broken",
@@ -235,11 +235,11 @@ def _version(message: str, subject: str, case: Case, severity: Severity) -> Find
     return None
 
 
-def _kind_title(case: Case, subject: str) -> str:
-    return text(case.trainer, "kind") or subject.rsplit(" ", 1)[-1]
+def _kind_title(joined: JoinedEvidence, subject: str) -> str:
+    return text(joined.trainer, "kind") or subject.rsplit(" ", 1)[-1]
 
 
-def _missing(message: str, subject: str, case: Case, severity: Severity) -> Finding | None:
+def _missing(message: str, subject: str, joined: JoinedEvidence, severity: Severity) -> Finding | None:
     account = _ACCOUNT.search(message)
     if account is not None:
         name = account["name"] or account["other"]
@@ -268,11 +268,11 @@ def _missing(message: str, subject: str, case: Case, severity: Severity) -> Find
     return None
 
 
-def _too_large(message: str, case: Case) -> Finding:
+def _too_large(message: str, joined: JoinedEvidence) -> Finding:
     return Finding(
         "config-too-large",
         "broken",
-        f"the ConfigMap of run {case.run} is larger than a cluster keeps (1 MiB): the local files shipped with it"
+        f"the ConfigMap of run {joined.run} is larger than a cluster keeps (1 MiB): the local files shipped with it"
         " are too big",
         "put the files on a volume (storage in cluster.yaml) and name them by their absolute path there in run.yaml"
         " (data.train, data.eval)",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from rankzero.launch.case import Case
 from rankzero.launch.diagnose.finding import Finding, Severity, counted, span
 from rankzero.launch.diagnose.hosts import Host, hosts_of
-from rankzero.launch.loose import seconds_between
+from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.pods import Condition, Pod
+from rankzero.launch.untyped_json import seconds_between
 
 _LOW = re.compile(r"node was low on resource: (?P<what>[\w-]+)")
 _OWN_DISK = re.compile(r"(?:ephemeral local storage usage exceeds|local ephemeral storage).*?(?P<limit>\d+\w*)?\.?\s*$")
@@ -23,12 +23,12 @@ _RESUMES = "it continues from its newest checkpoint when a new pod has started"
 STUCK_SECONDS = 120
 
 
-def find(case: Case) -> Iterator[Finding]:
+def find(joined: JoinedEvidence) -> Iterator[Finding]:
     """Lost nodes first, then what happened to single pods; the same to several pods is one finding."""
-    hosts = {host.name: host for host in hosts_of(case.evidence.nodes or ())}
+    hosts = {host.name: host for host in hosts_of(joined.evidence.nodes or ())}
     found: dict[tuple[str, str], tuple[Finding, int]] = {}
-    for pod in reversed(case.all_pods):
-        finding = _of_pod(case, pod, hosts.get(pod.host))
+    for pod in reversed(joined.all_pods):
+        finding = _of_pod(joined, pod, hosts.get(pod.host))
         if finding is not None:
             key = (finding.code, finding.severity)
             found[key] = (finding, found[key][1] + 1 if key in found else 1)
@@ -37,40 +37,40 @@ def find(case: Case) -> Iterator[Finding]:
         yield Finding(finding.code, finding.severity, finding.cause + more, finding.fix, finding.evidence, finding.node)
 
 
-def _of_pod(case: Case, pod: Pod, host: Host | None) -> Finding | None:
-    if pod.phase == "Succeeded" or case.finished is not None and not pod.is_over:
+def _of_pod(joined: JoinedEvidence, pod: Pod, host: Host | None) -> Finding | None:
+    if pod.phase == "Succeeded" or joined.finished is not None and not pod.is_over:
         return None
-    gone = _lost(case, pod, host)
+    gone = _lost(joined, pod, host)
     if gone is not None:
         return gone
-    severity: Severity = "info" if case.is_past(pod) else "failed" if case.finished else "waiting"
+    severity: Severity = "info" if joined.is_past(pod) else "failed" if joined.finished else "waiting"
     disrupted = pod.conditions.get("DisruptionTarget")
     if disrupted is not None and disrupted.status == "True":
-        return _disrupted(case, pod, disrupted, severity)
+        return _disrupted(joined, pod, disrupted, severity)
     if pod.reason == "Evicted":
         return _evicted(pod, severity)
     if pod.reason in ("NodeShutdown", "Shutdown") or "node shutdown" in pod.message:
         return _finding("node-shutdown", severity, pod, "was stopped because node {host} shuts down", pod.message)
     if pod.reason == "Preempting":
         return _preempted(pod, severity, pod.message)
-    return _refused_by_node(pod, severity) or _stuck(case, pod)
+    return _refused_by_node(pod, severity) or _stuck(joined, pod)
 
 
-def _lost(case: Case, pod: Pod, host: Host | None) -> Finding | None:
+def _lost(joined: JoinedEvidence, pod: Pod, host: Host | None) -> Finding | None:
     """The node does not answer, or is gone."""
-    if case.is_past(pod) or pod.is_over and pod.reason != "NodeLost":
+    if joined.is_past(pod) or pod.is_over and pod.reason != "NodeLost":
         return None
     unready = host is not None and not host.ready
-    absent = bool(pod.host) and case.evidence.nodes is not None and host is None and len(case.evidence.nodes) > 0
+    absent = bool(pod.host) and joined.evidence.nodes is not None and host is None and len(joined.evidence.nodes) > 0
     told = pod.reason == "NodeLost" or pod.phase == "Unknown"
-    event = next((e for e in reversed(case.events_of(pod)) if e.reason == "NodeNotReady"), None)
+    event = next((e for e in reversed(joined.events_of(pod)) if e.reason == "NodeNotReady"), None)
     if not (unready or absent or told or (event is not None and not pod.is_running)):
         return None
     state = "no longer exists" if absent else "does not answer (NotReady)"
     line = event.message if event is not None else pod.message or f"node {pod.host}: {state}"
     return Finding(
         "node-lost",
-        "waiting" if case.finished is None else "failed",
+        "waiting" if joined.finished is None else "failed",
         f"node {pod.host or '?'} {state}, and {pod.title} (pod {pod.name}) was on it",
         f"wait about 6 min until the cluster gives the pod up; {_RESUMES}. If the node is gone for good:"
         f" `kubectl delete pod {pod.name} --force`",
@@ -79,7 +79,7 @@ def _lost(case: Case, pod: Pod, host: Host | None) -> Finding | None:
     )
 
 
-def _disrupted(case: Case, pod: Pod, condition: Condition, severity: Severity) -> Finding | None:
+def _disrupted(joined: JoinedEvidence, pod: Pod, condition: Condition, severity: Severity) -> Finding | None:
     line = f"{pod.name}: DisruptionTarget ({condition.reason}): {condition.message}"
     if condition.reason in ("PreemptionByScheduler", "PreemptionByKubeScheduler"):
         return _preempted(pod, severity, line)
@@ -185,9 +185,9 @@ def _refused_by_node(pod: Pod, severity: Severity) -> Finding | None:
     )
 
 
-def _stuck(case: Case, pod: Pod) -> Finding | None:
+def _stuck(joined: JoinedEvidence, pod: Pod) -> Finding | None:
     """Asked to stop, and still there long after its grace period."""
-    waited = seconds_between(pod.deleting_since, case.now)
+    waited = seconds_between(pod.deleting_since, joined.now)
     if waited is None or waited < STUCK_SECONDS or pod.is_over:  # the time of deletion includes the grace period
         return None
     return Finding(

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 from datetime import datetime
 
-from rankzero.launch.case import Case
 from rankzero.launch.diagnose.api import field_of
 from rankzero.launch.diagnose.finding import Finding, span
-from rankzero.launch.loose import at, maps, moment, seconds_between, text
+from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.pods import Condition, conditions_of
+from rankzero.launch.untyped_json import at, maps, moment, seconds_between, text
 
 _MISSING = re.compile(r"(?P<kind>LocalQueue|ClusterQueue) (?P<name>\S+) doesn't exist")
 _INACTIVE = re.compile(r"(?P<kind>LocalQueue|ClusterQueue) (?P<name>\S+) is (?P<why>inactive|stopped)")
@@ -28,31 +28,33 @@ _TOPOLOGY = re.compile(
 _PATIENCE_SECONDS = 120
 
 
-def find(case: Case) -> Iterator[Finding]:
+def find(joined: JoinedEvidence) -> Iterator[Finding]:
     """One finding at most: a run that is admitted has none."""
-    if case.finished is not None or any(pod.is_running for pod in case.current.values()):
+    if joined.finished is not None or any(pod.is_running for pod in joined.current.values()):
         return
-    if case.workload:
-        yield from _from_workload(case)
+    if joined.workload:
+        yield from _from_workload(joined)
     elif (
-        case.queue and case.is_suspended and not any(r.verb.startswith("list workloads") for r in case.evidence.refused)
+        joined.queue
+        and joined.is_suspended
+        and not any(r.verb.startswith("list workloads") for r in joined.evidence.refused)
     ):
-        waited = seconds_between(case.created, case.now) or 0
+        waited = seconds_between(joined.created, joined.now) or 0
         if waited > _PATIENCE_SECONDS:
             yield Finding(
                 "queue-ignored",
                 "broken",
-                f"the run has waited {span(waited)} for queue {case.queue}, and Kueue has not taken note of it",
+                f"the run has waited {span(waited)} for queue {joined.queue}, and Kueue has not taken note of it",
                 "see that Kueue runs and handles this kind (`kubectl get pods -n kueue-system`), or set kind: job",
             )
 
 
-def _from_workload(case: Case) -> Iterator[Finding]:
-    conditions = conditions_of(case.workload)
+def _from_workload(joined: JoinedEvidence) -> Iterator[Finding]:
+    conditions = conditions_of(joined.workload)
     finished, admitted = conditions.get("Finished"), conditions.get("Admitted")
     if finished is not None and finished.status == "True":
         return
-    if at(case.workload, "spec").get("active") is False:
+    if at(joined.workload, "spec").get("active") is False:
         evicted = conditions.get("Evicted")
         yield Finding(
             "queue-deactivated",
@@ -64,20 +66,20 @@ def _from_workload(case: Case) -> Iterator[Finding]:
         return
     if admitted is not None and admitted.status == "True":
         return
-    queue = text(case.workload, "spec", "queueName") or case.queue
-    yield from _by_check(case, queue)
+    queue = text(joined.workload, "spec", "queueName") or joined.queue
+    yield from _by_check(joined, queue)
     reserved = conditions.get("QuotaReserved")
     if reserved is not None and reserved.status == "True":
         return
     evicted = conditions.get("Evicted")
     if evicted is not None and evicted.status == "True":
         yield _evicted(evicted, queue)
-    waited = seconds_between(_created(case), case.now) or 0
+    waited = seconds_between(_created(joined), joined.now) or 0
     yield _waiting(reserved, queue, waited)
 
 
-def _by_check(case: Case, queue: str) -> Iterator[Finding]:
-    for check in maps(case.workload, "status", "admissionChecks"):
+def _by_check(joined: JoinedEvidence, queue: str) -> Iterator[Finding]:
+    for check in maps(joined.workload, "status", "admissionChecks"):
         state, name = text(check, "state"), text(check, "name")
         if state in ("Pending", "Retry", "Rejected"):
             message = text(check, "message")
@@ -178,8 +180,8 @@ def _evicted(evicted: Condition, queue: str) -> Finding:
     )
 
 
-def _created(case: Case) -> datetime | None:
-    return moment(at(case.workload, "metadata").get("creationTimestamp"))
+def _created(joined: JoinedEvidence) -> datetime | None:
+    return moment(at(joined.workload, "metadata").get("creationTimestamp"))
 
 
 def _lines(condition: Condition | None) -> tuple[str, ...]:

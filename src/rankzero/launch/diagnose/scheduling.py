@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from rankzero.launch.case import Case
 from rankzero.launch.diagnose.api import field_of
 from rankzero.launch.diagnose.finding import Finding, counted, listed, span
 from rankzero.launch.diagnose.hosts import (
@@ -21,8 +20,9 @@ from rankzero.launch.diagnose.hosts import (
     similar,
     untolerated,
 )
-from rankzero.launch.loose import amount, seconds_between
+from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.pods import Pod
+from rankzero.launch.untyped_json import amount, seconds_between
 
 _PART = re.compile(r"(?P<count>\d+) (?P<why>(?:[^,{.]|\{[^}]*\}|\.(?=\S))+)")
 _LACKS = re.compile(r"Insufficient (?P<resource>\S+)")
@@ -33,37 +33,37 @@ _OWN_TAINTS = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io
 _PATIENCE_SECONDS = 180
 
 
-def find(case: Case) -> Iterator[Finding]:
+def find(joined: JoinedEvidence) -> Iterator[Finding]:
     """One finding for all pods that wait for the same."""
     waiting: dict[str, list[Pod]] = {}
     silent: list[Pod] = []
-    for pod in case.newest:
+    for pod in joined.newest:
         if pod.host or pod.is_over or pod.deleting_since is not None:
             continue
-        line = _said(case, pod)
+        line = _said(joined, pod)
         if line:
             waiting.setdefault(f"{pod.role} {line}", []).append(pod)
         elif not pod.waiting:
             silent.append(pod)
     for pods in waiting.values():
-        yield from _unplaced(case, _said(case, pods[0]), pods)
-    yield from _unseen(case, silent)
+        yield from _unplaced(joined, _said(joined, pods[0]), pods)
+    yield from _unseen(joined, silent)
 
 
-def _said(case: Case, pod: Pod) -> str:
+def _said(joined: JoinedEvidence, pod: Pod) -> str:
     """Why the scheduler does not place it, in its newest words."""
     condition = pod.conditions.get("PodScheduled")
     if condition is not None and condition.status == "False" and condition.message:
         return condition.message
-    events = case.events_of(pod)
+    events = joined.events_of(pod)
     return next((event.message for event in reversed(events) if event.reason == "FailedScheduling"), "")
 
 
-def _unplaced(case: Case, line: str, pods: list[Pod]) -> Iterator[Finding]:
+def _unplaced(joined: JoinedEvidence, line: str, pods: list[Pod]) -> Iterator[Finding]:
     pod = pods[0]
     who = pod.title if len(pods) == 1 else f"each of {len(pods)} pods (first {pod.name})"
     lines = [line]
-    for event in reversed(case.events_of(pod)):
+    for event in reversed(joined.events_of(pod)):
         if event.reason == "TriggeredScaleUp":
             cause = f"{who} waits for a new node: the autoscaler is adding one"
             fix = "wait; `kubectl get nodes` shows it when it has joined"
@@ -81,12 +81,12 @@ def _unplaced(case: Case, line: str, pods: list[Pod]) -> Iterator[Finding]:
         return
     if any(sign in line for sign in _ELSEWHERE) and _LACKS.search(line) is None:
         return
-    hosts = hosts_of(case.evidence.nodes) if case.evidence.nodes is not None else None
-    found = (_by_nodes(pod, who, hosts, case) if hosts else None) or _by_words(line, pod, who, hosts, case)
+    hosts = hosts_of(joined.evidence.nodes) if joined.evidence.nodes is not None else None
+    found = (_by_nodes(pod, who, hosts, joined) if hosts else None) or _by_words(line, pod, who, hosts, joined)
     yield Finding(found.code, found.severity, found.cause, found.fix, tuple(lines), pod.node)
 
 
-def _by_nodes(pod: Pod, who: str, hosts: list[Host], case: Case) -> Finding | None:
+def _by_nodes(pod: Pod, who: str, hosts: list[Host], joined: JoinedEvidence) -> Finding | None:
     """What can never fit on the nodes that there are."""
     usable = [host for host in hosts if not host.is_control_plane] or hosts
     for resource, quantity in pod.requests.items():
@@ -160,12 +160,12 @@ def _tainted(who: str, taints: str, count: int) -> Finding:
     )
 
 
-def _by_words(line: str, pod: Pod, who: str, hosts: list[Host] | None, case: Case) -> Finding:
+def _by_words(line: str, pod: Pod, who: str, hosts: list[Host] | None, joined: JoinedEvidence) -> Finding:
     """What the scheduler's message says, where the nodes say nothing or are only taken."""
     parts = [(int(match["count"]), match["why"].strip()) for match in _PART.finditer(_reasons(line))]
     lacks = {m["resource"].rstrip("."): count for count, why in parts if (m := _LACKS.search(why))}
     if lacks:
-        return _taken(pod, who, lacks, hosts, case)
+        return _taken(pod, who, lacks, hosts, joined)
     for count, why in parts:
         if "anti-affinity" in why:
             return Finding(
@@ -173,8 +173,9 @@ def _by_words(line: str, pod: Pod, who: str, hosts: list[Host] | None, case: Cas
                 "waiting",
                 f"{who} wants a node of its own, and {counted(count, 'node')} already"
                 f" {'has' if count == 1 else 'have'} one"
-                f" of the run's {case.num_nodes} pods or another it must keep away from",
-                f"add nodes, lower num_nodes from {case.num_nodes}, or set spread: {{mode: preferred}} in cluster.yaml",
+                f" of the run's {joined.num_nodes} pods or another it must keep away from",
+                f"add nodes, lower num_nodes from {joined.num_nodes}, or set spread: {{mode: preferred}} in"
+                " cluster.yaml",
             )
         if "topology spread" in why:
             return Finding(
@@ -223,7 +224,7 @@ def _reasons(line: str) -> str:
     return re.split(r"\.? (?:preemption: |no new claims)", body)[0]
 
 
-def _taken(pod: Pod, who: str, lacks: dict[str, int], hosts: list[Host] | None, case: Case) -> Finding:
+def _taken(pod: Pod, who: str, lacks: dict[str, int], hosts: list[Host] | None, joined: JoinedEvidence) -> Finding:
     """Enough in principle, or nothing known of the nodes. Devices are scarcer than cores and memory."""
     resource = max(lacks, key=lambda name: ("/" in name, lacks[name]))
     quantity = readable(resource, pod.requests.get(resource, "?"))
@@ -242,15 +243,15 @@ def _taken(pod: Pod, who: str, lacks: dict[str, int], hosts: list[Host] | None, 
     fields = listed(field_of(name) for name in lacks)
     return Finding(
         "unschedulable-resource",
-        "broken" if case.evidence.nodes is not None else "waiting",
+        "broken" if joined.evidence.nodes is not None else "waiting",
         f"{who} asks for {resource}: {quantity}, and {short}",
         f"lower {fields} in cluster.yaml to what one node has free, or wait until others end",
     )
 
 
-def _unseen(case: Case, pods: list[Pod]) -> Iterator[Finding]:
+def _unseen(joined: JoinedEvidence, pods: list[Pod]) -> Iterator[Finding]:
     """Pods that the scheduler has not said a word about."""
-    waits = [(pod, seconds_between(pod.created, case.now) or 0) for pod in pods]
+    waits = [(pod, seconds_between(pod.created, joined.now) or 0) for pod in pods]
     waits = [(pod, seconds) for pod, seconds in waits if seconds > _PATIENCE_SECONDS]
     if waits:
         pod, seconds = max(waits, key=lambda one: one[1])
