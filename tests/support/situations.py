@@ -5,7 +5,7 @@ A situation is a YAML file of `tests/fixtures/evidence_held_out`:
     about: one line for people             words: the component whose words these are
     expect: {code: the finding or null, names: [words of its cause]}
     kind: job | jobset | trainjob | pytorchjob | statefulset
-    pods: [{node: 0 | role: prepare, on: gpu-a, is: running | creating | ..., more: {any part of the pod}}]
+    pods: [{node: 0 | role: prepare, host: gpu-a, is: running | creating | ..., more: {any part of the pod}}]
     events: [{of: Pod 0 | Job | PersistentVolumeClaim rz-outputs, from, reason, message, minutes: [first, last]}]
     claims, nodes, workload, objects, status (of the object that trains), logs, refused: where they differ
 """
@@ -199,8 +199,8 @@ def _pod(kind: str, one: Mapping[str, Any]) -> dict[str, Any]:
         ],
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
     }
-    if "on" in one:
-        spec["nodeName"] = one["on"]
+    if "host" in one:
+        spec["nodeName"] = one["host"]
     metadata = {
         "name": name,
         "namespace": "train",
