@@ -298,6 +298,7 @@ def _nodes(nodes: Any) -> list[dict[str, Any]]:
             {"name": "cp-1", "gpus": 0, "taints": [{"key": "node-role.kubernetes.io/control-plane"}]},
             {"name": "gpu-a"},
             {"name": "gpu-b"},
+            {"name": "cpu-1", "gpus": 0},
         ]
     return [_node(one) for one in nodes]
 
