@@ -151,14 +151,16 @@ class JoinedEvidence:
         return None
 
     @cached_property
-    def failure(self) -> Condition | None:
-        """The condition that says why the run has failed: the training object's, or of what that made."""
+    def failures(self) -> Sequence[tuple[Mapping[str, Any], Condition]]:
+        """The objects that have failed and the condition that says why: the one that trains, then what it made."""
         owned = [one for name in KINDS.values() for one in self.objects.get(name, ()) if not _is_preparation(one)]
-        for conditions in (self.conditions, *map(conditions_of, owned)):
+        found = []
+        for one in (self.trainer, *(other for other in owned if other is not self.trainer)):
+            conditions = conditions_of(one)
             failed = conditions.get("Failed") or conditions.get("FailureTarget")
             if failed is not None and failed.status == "True":
-                return failed
-        return None
+                found.append((one, failed))
+        return found
 
     @cached_property
     def is_preparing(self) -> bool:

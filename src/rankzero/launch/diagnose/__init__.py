@@ -19,7 +19,9 @@ from rankzero.launch.diagnose import (
     network,
     progress,
     queue,
+    sandbox,
     scheduling,
+    signs,
     storage,
 )
 from rankzero.launch.diagnose.finding import Finding, clean, redact
@@ -36,8 +38,10 @@ RULES: tuple[Rule, ...] = (
     config.find,
     storage.find,
     images.find,
+    sandbox.find,
     scheduling.find,
     memory.find,
+    signs.find,
     disruption.find,
     exits.find,
     network.find,

@@ -18,6 +18,11 @@ _RBAC = re.compile(
 _QUOTA = re.compile(
     r"exceeded quota: (?P<name>[^,]+), requested: (?P<asked>.+?), used: (?P<used>.+?), limited: (?P<limit>.+?)$"
 )
+_UNSAID = re.compile(r"failed quota: (?P<name>[^:]+): must specify (?P<what>.+?)\s*$", re.DOTALL)
+_CONSTRAINTS = re.compile(
+    r"unable to validate against any security context constraint: \[?(?P<why>.+?)\]?\s*$", re.DOTALL
+)
+_ENDING = re.compile(r"in namespace (?P<name>\S+) because it is being terminated")
 _SECURITY = re.compile(r'violates PodSecurity "(?P<level>[^"]+)": (?P<why>.+)$', re.DOTALL)
 _DENIED = re.compile(r'admission webhook "(?P<name>[^"]+)" denied the request:? ?(?P<why>.*)$', re.DOTALL)
 _CALLING = re.compile(r'failed calling webhook "(?P<name>[^"]+)":? ?(?P<why>.*)$', re.DOTALL)
@@ -129,6 +134,9 @@ def _rbac(message: str, subject: str, joined: JoinedEvidence, severity: Severity
 
 def _quota(message: str, subject: str, joined: JoinedEvidence, severity: Severity) -> Finding | None:
     match = _QUOTA.search(message)
+    unsaid = _UNSAID.search(message)
+    if unsaid is not None:
+        return _request_missing(unsaid["name"], unsaid["what"], subject)
     if match is None:
         why = _LIMIT_RANGE.search(message)
         if why is None:
@@ -146,6 +154,28 @@ def _quota(message: str, subject: str, joined: JoinedEvidence, severity: Severit
         f" and a pod asks for {match['asked']}",
         f"lower {_fields_of(match['asked'])} in cluster.yaml, end another run of this namespace, or ask for more quota",
     )
+
+
+def _request_missing(name: str, what: str, subject: str) -> Finding:
+    """A quota on a resource wants every container to say how much of it it takes."""
+    resources = list(dict.fromkeys(re.findall(r"(?:requests|limits)\.[\w./-]+|\b(?:cpu|memory)\b", what)))
+    fields = listed(_UNSAID_FIELDS.get(one, f"resources ({one})") for one in resources)
+    return Finding(
+        "request-missing",
+        "broken",
+        f"{subject}: ResourceQuota {name} wants every container to say {listed(resources) or what}",
+        f"set {fields} in cluster.yaml; containers that others add to the pods need it from the namespace's LimitRange",
+    )
+
+
+_UNSAID_FIELDS = {
+    "requests.cpu": "resources.cpu",
+    "cpu": "resources.cpu",
+    "requests.memory": "resources.memory",
+    "memory": "resources.memory",
+    "limits.cpu": "resources.limits.cpu",
+    "limits.memory": "resources.limits.memory",
+}
 
 
 def _fields_of(asked: str) -> str:
@@ -184,6 +214,9 @@ def _admission(message: str, subject: str, joined: JoinedEvidence, severity: Sev
             f"{subject}: Pod Security {security['level']} forbids {security['why']}",
             f"{fix} whose label pod-security.kubernetes.io/enforce allows it",
         )
+    constraints = _CONSTRAINTS.search(message)
+    if constraints is not None:
+        return _constrained(constraints["why"], subject)
     denied = _DENIED.search(message)
     if denied is not None:
         return Finding(
@@ -205,6 +238,28 @@ def _admission(message: str, subject: str, joined: JoinedEvidence, severity: Sev
     return None
 
 
+def _constrained(why: str, subject: str) -> Finding:
+    """OpenShift tells the objections of every constraint, and which of them the pod's account may not even use."""
+    parts = re.split(r", (?=provider |spec\.|\.spec|\.containers|\.initContainers)", why)
+    telling = [part.strip() for part in parts if "not usable by" not in part]
+    ways = [words for sign, words in _CONSTRAINT_FIELDS if any(sign in part for part in telling)]
+    return Finding(
+        "scc-denied",
+        "broken",
+        f"{subject}: OpenShift's security context constraints forbid it: {listed(telling, 4) or why}",
+        f"{'; '.join(ways) or 'take what it names out of pod_patch'}; or ask for another constraint (`oc adm policy"
+        " add-scc-to-user nonroot-v2 -z ACCOUNT`, with service_account.name: ACCOUNT in cluster.yaml)",
+    )
+
+
+_CONSTRAINT_FIELDS = (
+    ("must be in the ranges", "set user in cluster.yaml to a number of the range"),
+    ("is not an allowed group", "set user in cluster.yaml to a number of the namespace's range"),
+    ("IPC_LOCK", "leave out resources.rdma, which needs IPC_LOCK"),
+    ("hostPath", "give storage.<name>.claim in place of storage.<name>.host_path"),
+    ("rivileged", "remove privileged from pod_patch"),
+    ("hostNetwork", "remove hostNetwork from pod_patch"),
+)
 _SECURITY_FIELDS = (
     ("IPC_LOCK", "leave out resources.rdma, which needs IPC_LOCK"),
     ("hostPath", "give storage.<name>.claim in place of storage.<name>.host_path"),
@@ -257,6 +312,11 @@ def _missing(message: str, subject: str, joined: JoinedEvidence, severity: Sever
             f"{subject}: there is no PriorityClass {priority['name']}",
             "set priority_class in cluster.yaml to one that `kubectl get priorityclass` lists, or leave it out",
         )
+    ending = _ENDING.search(message)
+    if ending is not None:
+        cause = f"namespace {ending['name']} is being deleted (being terminated), so nothing new can be made in it"
+        fix = f"wait until it is gone and `kubectl create namespace {ending['name']}`, or set namespace in cluster.yaml"
+        return Finding("namespace-missing", "broken", cause, fix)
     namespace = _NAMESPACE.search(message)
     if namespace is not None:
         return Finding(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from rankzero.launch.diagnose.finding import Finding, counted
+from rankzero.launch.diagnose.signs import RECENT_SECONDS, START_ENDINGS, START_REASONS, of_text
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.pods import Pod
 from rankzero.launch.untyped_json import seconds_between
@@ -24,9 +25,6 @@ _NO_COMMAND = re.compile(
 )
 _NO_PACKAGE = re.compile(r"No module named '?rankzero(?:\.[\w.]+)?'?")
 _AS_ROOT = re.compile(r"container has runAsNonRoot and image (?:will run as root|has non-numeric user)")
-RECENT_SECONDS = 900
-"""The kubelet repeats what is still true; older events may be cured."""
-CONFIG_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 
 
 def find(joined: JoinedEvidence) -> Iterator[Finding]:
@@ -36,6 +34,8 @@ def find(joined: JoinedEvidence) -> Iterator[Finding]:
         if pod.is_running or pod.phase == "Succeeded":
             continue
         for line in _lines(joined, pod):
+            if of_text(line) is not None:
+                break
             found = _classify(line, pod, joined)
             if found is not None:
                 missing.setdefault(found.cause, []).append((pod, line, found))
@@ -53,10 +53,10 @@ def explains(message: str) -> bool:
 
 def _lines(joined: JoinedEvidence, pod: Pod) -> Iterator[str]:
     """What the kubelet says of a pod that does not start, the surest first."""
-    if pod.waiting in CONFIG_REASONS:
+    if pod.waiting in START_REASONS:
         yield pod.waiting_message
     for end in pod.endings:
-        if end.reason in ("StartError", "ContainerCannotRun", "Error") and end.message:
+        if end.reason in (*START_ENDINGS, "Error") and end.message:
             yield end.message
     for event in reversed(joined.events_of(pod)):
         old = (seconds_between(event.at, joined.now) or 0) > RECENT_SECONDS
@@ -64,8 +64,11 @@ def _lines(joined: JoinedEvidence, pod: Pod) -> Iterator[str]:
             yield event.message
     if not pod.is_running and (pod.ended is not None or pod.before is not None):
         yield joined.log_of(pod)
-    if pod.waiting in CONFIG_REASONS:
+    if pod.waiting in START_REASONS:
         yield f"{pod.waiting}: {pod.waiting_message}"
+    for end in pod.endings:
+        if end.reason in START_ENDINGS:
+            yield f"{end.reason}: {end.message}"
 
 
 def _classify(line: str, pod: Pod, joined: JoinedEvidence) -> Finding | None:
@@ -105,10 +108,10 @@ def _classify(line: str, pod: Pod, joined: JoinedEvidence) -> Finding | None:
             f"image {pod.image} has {lacks}, so the node command cannot start",
             "set image in cluster.yaml to one built from docker/Dockerfile: it holds rankzero[train]",
         )
-    if line.startswith(CONFIG_REASONS):
+    if line.startswith((*START_REASONS, *START_ENDINGS)):
         return _finding(
             "container-config",
-            f"the container cannot be made: {line}",
+            f"the container cannot be started: {line}",
             "correct what the message names in cluster.yaml (env, secrets, storage, pod_patch)",
         )
     return None

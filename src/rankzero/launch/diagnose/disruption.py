@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from rankzero.launch.diagnose.finding import Finding, Severity, counted, span
+from rankzero.launch.diagnose.finding import Finding, Severity, counted, listed, span
 from rankzero.launch.diagnose.hosts import Host, hosts_of
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.pods import Condition, Pod
@@ -21,6 +21,8 @@ _DEVICES = re.compile(
 _OUT_OF = re.compile(r"^OutOf(?P<resource>\S+)$")
 _RESUMES = "it continues from its newest checkpoint when a new pod has started"
 STUCK_SECONDS = 120
+_KEPT = ("FailedKillPod", "FailedUnmount", "FailedUnMount", "FailedUnmountDevice", "ExceededGracePeriod")
+"""What the kubelet says of a pod that it cannot end."""
 
 
 def find(joined: JoinedEvidence) -> Iterator[Finding]:
@@ -40,7 +42,7 @@ def find(joined: JoinedEvidence) -> Iterator[Finding]:
 def _of_pod(joined: JoinedEvidence, pod: Pod, host: Host | None) -> Finding | None:
     if pod.phase == "Succeeded" or joined.finished is not None and not pod.is_over:
         return None
-    gone = _lost(joined, pod, host)
+    gone = _lost(joined, pod, host) or _stuck(joined, pod, host)
     if gone is not None:
         return gone
     severity: Severity = "info" if joined.is_past(pod) else "failed" if joined.finished else "waiting"
@@ -53,7 +55,7 @@ def _of_pod(joined: JoinedEvidence, pod: Pod, host: Host | None) -> Finding | No
         return _finding("node-shutdown", severity, pod, "was stopped because node {host} shuts down", pod.message)
     if pod.reason == "Preempting":
         return _preempted(pod, severity, pod.message)
-    return _refused_by_node(pod, severity) or _stuck(joined, pod)
+    return _refused_by_node(pod, severity)
 
 
 def _lost(joined: JoinedEvidence, pod: Pod, host: Host | None) -> Finding | None:
@@ -142,14 +144,31 @@ def _evicted(pod: Pod, severity: Severity) -> Finding | None:
     low = _LOW.search(pod.message)
     if low is not None and low["what"] == "memory":
         return None  # memory.py has it
-    if low is None and _OWN_DISK.search(pod.message) is None:
+    if low is not None and low["what"] == "pids":
+        return _no_pids(pod, severity)
+    if low is None and _OWN_DISK.search(pod.message) is not None:
+        cause = f"{pod.title} (pod {pod.name}) wrote more scratch files than it may (ephemeral storage): {pod.message}"
+        fix = "keep caches and results on claims: give storage.cache.claim and storage.outputs.claim in cluster.yaml"
+        return Finding("scratch-full", severity, cause, fix, (pod.message,), pod.node)
+    if low is None:
         return _finding("evicted", severity, pod, f"was evicted from node {{host}}: {pod.message}", pod.message)
-    what = low["what"] if low is not None else "its own ephemeral storage"
     return Finding(
         "evicted-disk",
         severity,
-        f"{pod.title} (pod {pod.name}) was evicted from node {pod.host or '?'}, which ran low on {what}",
+        f"{pod.title} (pod {pod.name}) was evicted from node {pod.host or '?'}, which ran low on {low['what']}",
         "keep caches and results on claims: give storage.cache.claim and storage.outputs.claim in cluster.yaml",
+        (pod.message,),
+        pod.node,
+    )
+
+
+def _no_pids(pod: Pod, severity: Severity) -> Finding:
+    return Finding(
+        "thread-limit",
+        severity,
+        f"node {pod.host or '?'} ran out of process numbers, and {pod.title} (pod {pod.name}) had to go",
+        "see which pods of that node start so many threads (`kubectl top pod`, OMP_NUM_THREADS in env of"
+        " cluster.yaml), or have its pid limit raised",
         (pod.message,),
         pod.node,
     )
@@ -172,7 +191,27 @@ def _refused_by_node(pod: Pod, severity: Severity) -> Finding | None:
             (f"{pod.reason}: {pod.message}",),
             pod.node,
         )
+    if pod.reason == "TopologyAffinityError":
+        return Finding(
+            "node-topology",
+            severity,
+            f"node {pod.host or '?'} cannot give {pod.title} (pod {pod.name}) cores and devices that lie together:"
+            f" {pod.message}",
+            "lower resources.cpu or nproc_per_node in cluster.yaml to what one socket has, ask for whole nodes, or"
+            " have the kubelet's topologyManagerPolicy relaxed",
+            (f"{pod.reason}: {pod.message}",),
+            pod.node,
+        )
     out_of = _OUT_OF.match(pod.reason)
+    if out_of is None and "rejected" in pod.message:
+        return Finding(
+            "node-refused",
+            severity,
+            f"node {pod.host or '?'} turned {pod.title} (pod {pod.name}) away: {pod.reason}: {pod.message}",
+            f"nothing, if a new pod starts elsewhere; else `kubectl describe node {pod.host or 'NODE'}`",
+            (f"{pod.reason}: {pod.message}",),
+            pod.node,
+        )
     if out_of is None:
         return None
     return Finding(
@@ -185,17 +224,37 @@ def _refused_by_node(pod: Pod, severity: Severity) -> Finding | None:
     )
 
 
-def _stuck(joined: JoinedEvidence, pod: Pod) -> Finding | None:
+def _stuck(joined: JoinedEvidence, pod: Pod, host: Host | None) -> Finding | None:
     """Asked to stop, and still there long after its grace period."""
     waited = seconds_between(pod.deleting_since, joined.now)
-    if waited is None or waited < STUCK_SECONDS or pod.is_over:  # the time of deletion includes the grace period
+    if waited is None or waited < STUCK_SECONDS:  # the time of deletion includes the grace period
         return None
+    lines = [event.message for event in reversed(joined.events_of(pod)) if event.reason in _KEPT]
+    well = host is not None and host.ready
+    if pod.finalizers:
+        why = f"finalizer {listed(pod.finalizers)} keeps it"
+        fix = f"have what sets {pod.finalizers[0]} remove it, or `kubectl edit pod {pod.name}` and take it out"
+    elif pod.is_over:
+        return None
+    elif lines:
+        why = f"node {pod.host or '?'} cannot end it: {lines[0]}"
+        fix = f"restart node {pod.host or 'NODE'} (a process or mount of the pod hangs there), then {_force(pod)}"
+    else:
+        why = f"node {pod.host or '?'} {'is well, but does not end it' if well else 'may not answer'}"
+        fix = (
+            f"`kubectl get node {pod.host or 'NODE'}`; if it is gone, {_force(pod)}"
+            if not well
+            else f"have the administrator look at the kubelet and runtime of {pod.host}; then {_force(pod)}"
+        )
     return Finding(
         "stuck-terminating",
         "broken",
-        f"pod {pod.name} should have ended {span(waited)} ago and is still there: node {pod.host or '?'} may not"
-        " answer",
-        f"`kubectl get node {pod.host or 'NODE'}`; if it is gone, `kubectl delete pod {pod.name} --force`",
-        (f"deletionTimestamp is {span(waited)} ago",),
+        f"pod {pod.name} should have ended {span(waited)} ago and is still there: {why}",
+        fix,
+        (f"deletionTimestamp is {span(waited)} ago", *lines[:1]),
         pod.node,
     )
+
+
+def _force(pod: Pod) -> str:
+    return f"`kubectl delete pod {pod.name} --force` (only once nothing of it runs there)"

@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterator
 
 from rankzero.errors import ExitCode
-from rankzero.launch.diagnose.config import CONFIG_REASONS
 from rankzero.launch.diagnose.config import explains as is_config
 from rankzero.launch.diagnose.finding import Finding, Severity, counted
 from rankzero.launch.diagnose.memory import explains as is_memory
 from rankzero.launch.diagnose.network import explains as is_network
+from rankzero.launch.diagnose.signs import START_ENDINGS, START_REASONS
+from rankzero.launch.diagnose.signs import explains as is_sign
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.log_lines import SaidError, last_error
 from rankzero.launch.pods import Ended, Pod
@@ -64,7 +65,7 @@ def find(joined: JoinedEvidence) -> Iterator[Finding]:
 
 
 def _of_end(joined: JoinedEvidence, pod: Pod, end: Ended, severity: Severity) -> Finding | None:
-    if end.code in (0, None) or is_memory(joined, pod, end) or is_network(joined, pod, end):
+    if end.code in (0, None) or any(explains(joined, pod, end) for explains in (is_memory, is_sign, is_network)):
         return None
     if end.words is not None and (end.words.outcome == "peer_lost" or _PEER.match(end.words.what)):
         return Finding(
@@ -84,7 +85,7 @@ def _of_end(joined: JoinedEvidence, pod: Pod, end: Ended, severity: Severity) ->
         code, fix = _CODES[ExitCode(end.code)]
         cause = f"{pod.title} (pod {pod.name}) left with exit code {end.code} and said nothing more"
         return Finding(code, severity, cause, fix, (f"{pod.name}: exit code {end.code}",), pod.node)
-    if end.reason in ("StartError", "ContainerCannotRun") or pod.reason in ("Evicted", "NodeLost", "NodeShutdown"):
+    if end.reason in START_ENDINGS or pod.reason in ("Evicted", "NodeLost", "NodeShutdown"):
         return None
     disrupted = pod.conditions.get("DisruptionTarget")
     if (disrupted is not None and disrupted.status == "True") or is_config(end.message or joined.log_of(pod)):
@@ -197,7 +198,7 @@ def _crash_loops(joined: JoinedEvidence) -> Iterator[Finding]:
                 (pod.waiting_message,),
                 pod.node,
             )
-        elif pod.waiting in CONFIG_REASONS and not pod.waiting_message:
+        elif pod.waiting in START_REASONS and not pod.waiting_message:
             yield Finding(
                 "container-config",
                 "broken",

@@ -21,17 +21,25 @@ REASONS = (
 SLOW_SECONDS = 300
 _AUTH = re.compile(
     r"(?i)\b401\b|\b403\b|unauthorized|authentication required|pull access denied|insufficient_scope|no basic auth"
-    r"|denied:"
+    r"|denied:|access denied|authorization failed|failed to authorize"
 )
 _RATE = re.compile(r"(?i)\b429\b|toomanyrequests|rate limit")
 _NOT_FOUND = re.compile(r"(?i)manifest unknown|NotFound|: not found|\b404\b|name unknown")
-_PLATFORM = re.compile(r"no match for platform in manifest|exec format error|no matching manifest for")
+_PLATFORM = re.compile(
+    r"no match for platform in manifest|exec format error|no matching manifest for|no image found in .*for architecture"
+)
 _NAME = re.compile(r"(?i)invalid reference format|couldn't parse image|InvalidImageName")
 _DNS = re.compile(r"lookup (?P<host>[\w.-]+)(?: on \S+)?: (?P<why>no such host|\w[^:\"]*)")
 _TLS = re.compile(r"x509: [^\"]+|server gave HTTP response to HTTPS client")
 _DISK = re.compile(r"no space left on device")
 _UNREACHABLE = re.compile(
     r"(?i)i/o timeout|connection refused|connection reset|handshake timeout|deadline ?exceeded|network is unreachable"
+)
+_OPERATORS_INIT = "init-pytorch"
+"""What the training operator puts before every worker of a PyTorchJob; it waits for the master's name."""
+_OPERATORS_FIX = (
+    "have the training operator started with --pytorch-init-container-image set to an image that the nodes can pull, or"
+    " set kind: job (or jobset) in cluster.yaml, which needs no init container"
 )
 _PULL_SECRET = re.compile(r"Unable to retrieve some image pull secrets \((?P<names>[^)]*)\)")
 
@@ -89,6 +97,11 @@ def _failed(joined: JoinedEvidence, image: str, pods: list[Pod]) -> Finding:
     ]
     told = max((line for line in lines if line), key=_says, default="")
     code, cause, fix = _classify(told, image, pod)
+    if pod.init:
+        cause = f"init container {pod.init}, which is not rankzero's, cannot start: {cause}"
+        fix = f"correct the image of {pod.init} in pod_patch of cluster.yaml, or where the cluster adds it to pods"
+    if pod.init == _OPERATORS_INIT:
+        code, fix = "operator-init", _OPERATORS_FIX
     secret = next((m for e in joined.events_of(pod) if (m := _PULL_SECRET.search(e.message))), None)
     if secret is not None and code in ("image-auth", "image-not-found"):
         cause += f"; pull secret {secret['names']} does not exist in the namespace"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rankzero.errors import ExitCode
 from rankzero.launch.diagnose.finding import Finding, span
@@ -22,14 +23,16 @@ def find(joined: JoinedEvidence) -> Iterator[Finding]:
     if not joined.trainer and not joined.pods and not joined.prepare_pods:
         yield from _gone(joined)
         return
-    failure = joined.failure
-    if failure is None:
+    for failed, condition in joined.failures:
+        if _DEADLINE.search(f"{condition.reason} {condition.message}"):
+            yield _deadline(joined, failed, f"{text(failed, 'kind')} Failed ({condition.reason}): {condition.message}")
+            return
+    if not joined.failures:
         return
+    failure = joined.failures[0][1]
     line = f"{text(joined.trainer, 'kind')} Failed ({failure.reason}): {failure.message}"
     said = f"{failure.reason} {failure.message}"
-    if _DEADLINE.search(said):
-        yield _deadline(joined, line)
-    elif _BACKOFF.search(said):
+    if _BACKOFF.search(said):
         allowed = _allowed(joined)
         yield Finding(
             "limit-restarts",
@@ -70,9 +73,10 @@ _MEANING = {
 }
 
 
-def _deadline(joined: JoinedEvidence, line: str) -> Finding:
-    spec = at(joined.trainer, "spec")
-    seconds = whole(spec, "activeDeadlineSeconds") or whole(spec, "runPolicy", "activeDeadlineSeconds")
+def _deadline(joined: JoinedEvidence, failed: Mapping[str, Any], line: str) -> Finding:
+    """`failed` is the object that had the time limit: a JobSet leaves it to its Jobs."""
+    specs = [at(one, "spec", *path) for one in (joined.trainer, failed) for path in ((), ("runPolicy",))]
+    seconds = next((found for spec in specs if (found := whole(spec, "activeDeadlineSeconds"))), None)
     limit = f" of {span(seconds)}" if seconds else ""
     return Finding(
         "limit-deadline",

@@ -25,7 +25,8 @@ _SHM = re.compile(
 _SHM_VOLUME = re.compile(r'Usage of EmptyDir volume "(?P<name>[^"]*shm[^"]*)" exceeds the limit "(?P<limit>[^"]+)"')
 _CUDA = re.compile(
     r"(?:CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUDA error: out of memory|HIP out of memory"
-    r"|CUBLAS_STATUS_ALLOC_FAILED|error: [^:]*(?:GPU|NVIDIA|cuda)[^:]*: out of memory)"
+    r"|CUBLAS_STATUS_ALLOC_FAILED|Cuda failure (?:\d+ )?'out of memory'"
+    r"|error: [^:]*(?:GPU|NVIDIA|cuda)[^:]*: out of memory)"
 )
 _KILLED = re.compile(r"process (?P<process>\d+) was killed by SIGKILL")
 _GPU_NAME = re.compile(r"(?i)gpu|nvidia|cuda|amd|gib|gb")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from rankzero.errors import ExitCode
 from rankzero.launch.diagnose.finding import Finding, Severity, counted, listed
+from rankzero.launch.diagnose.signs import explains as is_sign
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.log_lines import find_line
 from rankzero.launch.pods import Ended, Pod
@@ -21,6 +22,8 @@ _NCCL = re.compile(
     r"NCCL error|ncclSystemError|ncclRemoteError|ncclInternalError|ncclUnhandledCudaError|ncclInvalidUsage"
     r"|NCCL WARN (?!.*(?:NET/Plugin|MNNVL))|NCCL communicator was aborted|Some NCCL operations have failed or timed out"
 )
+_LAST_ERROR = re.compile(r"Last error:\s*(?P<line>[^\n]+)")
+"""What NCCL itself says, behind what PyTorch says of it."""
 _DNS = re.compile(
     r"(?i)(?:name or service not known|temporary failure in name resolution|could not resolve|nodename nor servname"
     r"|getaddrinfo failed|name does not resolve|cannot be resolved|no such host|does not resolve)"
@@ -75,7 +78,7 @@ def find(joined: JoinedEvidence) -> Iterator[Finding]:
 
 def _sign(joined: JoinedEvidence, pod: Pod, end: Ended) -> _Sign | None:
     """Our own words are believed first; a log's line only where the ending itself says nothing better."""
-    if end.code in (0, 2, 65, 75, 77, 78) or end.reason == "OOMKilled":
+    if end.code in (0, 2, 65, 75, 77, 78) or end.reason == "OOMKilled" or is_sign(joined, pod, end):
         return None
     said = end.words.sentence if end.words is not None else end.message
     texts = [said]
@@ -87,7 +90,9 @@ def _sign(joined: JoinedEvidence, pod: Pod, end: Ended) -> _Sign | None:
                 continue  # a service, not a peer
             match = pattern.search(text)
             if match is not None:
-                return _Sign(code, find_line(text, pattern) or match[0], match)
+                last = _LAST_ERROR.search(text, match.start()) if code == "nccl-error" else None
+                line = last["line"].strip() if last is not None else find_line(text, pattern)
+                return _Sign(code, line or match[0], match)
     return None
 
 
@@ -115,7 +120,8 @@ def _timeout(joined: JoinedEvidence, several: list[tuple[Pod, _Sign]], severity:
         severity,
         f"{operation} (sequence number {facts.get('SeqNum', '?')}) of {_who(several)} got no answer{after}{missing}",
         f"`rankzero logs{f' --node {absent[0]}' if absent else ''}` shows the silent rank; if all wait, set env:"
-        " {NCCL_DEBUG: INFO} and env.NCCL_SOCKET_IFNAME in cluster.yaml",
+        " {NCCL_DEBUG: INFO} in cluster.yaml to see which network NCCL takes (NCCL_SOCKET_IFNAME only for one that pods"
+        " have)",
         (sign.line,),
         absent[0] if absent else pod.node,
     )
@@ -124,8 +130,16 @@ def _timeout(joined: JoinedEvidence, several: list[tuple[Pod, _Sign]], severity:
 def _nccl(joined: JoinedEvidence, several: list[tuple[Pod, _Sign]], severity: Severity) -> Finding:
     pod, sign = several[0]
     remote = "ncclRemoteError" in sign.line
-    fix = "set env: {NCCL_DEBUG: INFO, NCCL_SOCKET_IFNAME: eth0} in cluster.yaml to see and choose the network"
-    if re.search(r"(?i)\bib\b|ibv_|mlx5|NET/IB|infiniband|rdma", sign.line):
+    fix = (
+        "set env: {NCCL_DEBUG: INFO} in cluster.yaml to see which network NCCL takes, and that network policies and"
+        " meshes pass all ports between the pods"
+    )
+    if "NET/OFI" in sign.line:
+        fix = (
+            "set resources.rdma: vpc.amazonaws.com/efa in cluster.yaml, so that pods get the EFA device, and see that"
+            " the security group passes all traffic within itself"
+        )
+    elif re.search(r"(?i)\bib\b|ibv_|mlx5|NET/IB|infiniband|rdma", sign.line):
         fix = (
             "set resources.rdma in cluster.yaml to the site's device (rdma/ib …), or env: {NCCL_IB_DISABLE: '1'}"
             " to do without"

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from rankzero.launch.diagnose.finding import Finding, listed, span
+from rankzero.launch.diagnose.finding import Finding, counted, listed, span
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.log_lines import awaited_nodes, last_progress, last_spoken, progress_gap
 from rankzero.launch.pods import Pod
 from rankzero.launch.untyped_json import seconds_between, text
 
 PATIENCE_SECONDS = 120
+_PARTING_SECONDS = 60
+"""What a sidecar may take to leave after the container it stands beside."""
 SILENT = timedelta(minutes=5)
 STALLED = timedelta(minutes=15)
 USUAL_TIMES = 8
@@ -23,6 +25,7 @@ def find(joined: JoinedEvidence) -> Iterator[Finding]:
     if joined.finished is not None or joined.is_suspended:
         return
     yield from _no_pods(joined)
+    yield from _held(joined)
     yield from _partly(joined)
     yield from _still(joined)
 
@@ -41,6 +44,31 @@ def _no_pods(joined: JoinedEvidence) -> Iterator[Finding]:
         )
 
 
+def _held(joined: JoinedEvidence) -> Iterator[Finding]:
+    """Pods whose own container has ended, and which another one keeps from ending."""
+    held = [
+        (pod, pod.ended)
+        for pod in joined.newest
+        if pod.ended is not None and pod.beside and not pod.is_over and pod.deleting_since is None
+    ]
+    held = [(pod, end) for pod, end in held if (seconds_between(end.finished, joined.now) or 0) > _PARTING_SECONDS]
+    if not held:
+        return
+    pod, end = held[0]
+    others = listed(pod.beside)
+    more = f" (and {counted(len(held) - 1, 'other pod')})" if len(held) > 1 else ""
+    yield Finding(
+        "sidecar-running",
+        "broken",
+        f"{pod.title} has ended with exit code {end.code}, but {others} runs on in pod {pod.name}{more}, which so never"
+        " ends and keeps its GPUs",
+        f"keep {others} out of the pods (labels and annotations in cluster.yaml, such as sidecar.istio.io/inject:"
+        f" 'false') or have it made a native sidecar; `kubectl delete pod {pod.name}` frees the GPUs",
+        (f"{pod.name}: {others} running since after {end.reason}",),
+        pod.node,
+    )
+
+
 def _partly(joined: JoinedEvidence) -> Iterator[Finding]:
     """Some pods run, others are only on their way, and nothing else says why."""
     running = [pod for pod in joined.current.values() if pod.is_running]
@@ -50,6 +78,7 @@ def _partly(joined: JoinedEvidence) -> Iterator[Finding]:
         if pod.host
         and not pod.is_running
         and not pod.is_over
+        and pod.ended is None
         and pod.waiting in ("", "ContainerCreating", "PodInitializing")
         and pod.deleting_since is None
     ]

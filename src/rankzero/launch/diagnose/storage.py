@@ -15,7 +15,8 @@ _NO_CLAIM = re.compile(r'persistentvolumeclaims? "(?P<name>[^"]+)" not found')
 _NO_CLASS = re.compile(r'storageclass(?:es)?\.storage\.k8s\.io "(?P<name>[^"]+)" not found')
 _MULTI = re.compile(r'Multi-Attach error for volume "(?P<volume>[^"]+)"(?P<why>.*)', re.DOTALL)
 _NOT_SHARED = re.compile(
-    r"(?i)multi.?node.?(?:multi|reader|single|access).?\w*|access ?modes?.{0,40}(?:not supported|unsupported|invalid)"
+    r"(?i)multi.?node.?(?:multi|reader|single|access).?\w*|multi.?writer.{0,40}(?:mount|filesystem|not supported)"
+    r"|ReadWriteMany.{0,40}not supported|access ?modes?.{0,40}(?:not supported|unsupported|invalid)"
     r"|only supports? .{0,40}ReadWriteOnce|volume capabilit(?:y|ies).{0,60}not supported"
 )
 _MOUNT = re.compile(
@@ -23,7 +24,7 @@ _MOUNT = re.compile(
 )
 _NO_DRIVER = re.compile(r"driver name (?P<driver>\S+) not found in the list of registered CSI drivers")
 _HOST_PATH = re.compile(r"hostPath type check failed: (?P<path>\S+) is not (?P<what>.+?)\s*$")
-_ZONE = "volume node affinity conflict"
+_ZONE = re.compile(r"volume node affinity conflict|PersistentVolume's node affinity")
 _PROVISIONER = re.compile(r"external provisioner ['\"](?P<name>[^'\"]+)['\"]")
 _PATIENCE_SECONDS = 120
 
@@ -187,7 +188,7 @@ def _classify(line: str, pod: Pod, joined: JoinedEvidence, claims: Mapping[str, 
     match = _MULTI.search(line)
     if match is not None:
         return _multi_attach(match["volume"], match["why"], pod, joined, claims)
-    if _ZONE in line:
+    if _ZONE.search(line):
         return _other_zone(pod, claims)
     match = _NO_DRIVER.search(line)
     if match is not None:
