@@ -126,7 +126,8 @@ class Pod:
     @property
     def title(self) -> str:
         """How findings speak of it."""
-        return f"node {self.node}" if self.role == labels.NODE_ROLE else "the preparation pod"
+        own = f"node {self.node}" if self.role == labels.NODE_ROLE else "the preparation pod"
+        return f"init container {self.init} of {own}" if self.init else own
 
     @property
     def endings(self) -> tuple[Ended, ...]:
@@ -249,7 +250,7 @@ def _container(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[Mapp
     if text(state, "state", "waiting", "reason") in ("", "PodInitializing") and not at(state, "state", "running"):
         for first in maps(status, "initContainerStatuses"):
             stuck = text(first, "state", "waiting", "reason")
-            if stuck and stuck != "PodInitializing":
+            if (stuck and stuck != "PodInitializing") or whole(first, "state", "terminated", "exitCode"):
                 return own, {**first, "restartCount": state.get("restartCount")}, text(first, "name")
     return own, state, ""
 

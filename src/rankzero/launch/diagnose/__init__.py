@@ -28,7 +28,7 @@ from rankzero.launch.diagnose.finding import Finding, clean, redact
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.joined import JoinedEvidence
 
-__all__ = ["Finding", "diagnose", "diagnose_joined", "redact"]
+__all__ = ["SYMPTOMS", "Finding", "diagnose", "diagnose_joined", "redact"]
 
 Rule = Callable[[JoinedEvidence], Iterator[Finding]]
 
@@ -53,6 +53,16 @@ _LATE = ("nccl-timeout", "nccl-error", "connection-lost", "rendezvous-timeout", 
 """What happens to the peers of a pod that something else happened to."""
 _LAST = ("pod-pending", "no-pods", "node-silent", "stalled", "stopped")
 """What follows from nearly anything, or says little; reached limits too."""
+SYMPTOMS = frozenset(
+    {
+        *("connection-lost", "peer-lost", "crash", "crash-loop", "internal-error", "service-unavailable"),
+        *("pod-pending", "no-pods", "node-silent", "stalled", "limit-failed", "limit-restarts", "limit-policy"),
+        *("unschedulable", "scale-up-failed", "queue-waiting", "image-pull", "container-config", "pod-sandbox"),
+        *("pods-refused", "refused", "evicted", "disrupted", "node-refused"),
+    }
+)
+"""Kinds of findings that say what happened, in the words of who saw it, and where to look: the cause is left open, so
+whatever names one comes first."""
 _ECHOES = ("peer-lost", "pod-pending", "no-pods", "crash-loop", "limit-policy", "limit-failed", "queue-waiting")
 """Left out beside anything that says more."""
 
@@ -77,4 +87,4 @@ def diagnose_joined(joined: JoinedEvidence) -> tuple[Finding, ...]:
 
 def _order(finding: Finding) -> tuple[bool, int]:
     last = finding.code in _LAST or finding.code.startswith("limit-")
-    return finding.severity == "info", 2 if last else 1 if finding.code in _LATE else 0
+    return finding.severity == "info", 2 if last else 1 if finding.code in _LATE or finding.code in SYMPTOMS else 0

@@ -35,6 +35,7 @@ _ACCOUNT = re.compile(
     r'serviceaccounts? "(?P<name>[^"]+)" not found|error looking up service account \S+/(?P<other>[^:]+):'
 )
 _PRIORITY = re.compile(r"no PriorityClass with name (?P<name>\S+) was found")
+_RUNTIME_CLASS = re.compile(r'RuntimeClass "(?P<name>[^"]+)" not found|runtimeclass\S* "(?P<other>[^"]+)" not found')
 _NAMESPACE = re.compile(r'namespaces "(?P<name>[^"]+)" not found')
 _LIMIT_RANGE = re.compile(r"(?P<why>(?:maximum|minimum) \S+ usage per \w+ is .+?)(?:\.|$)")
 _CHANGING = ("create", "patch", "update", "apply", "delete")
@@ -312,6 +313,14 @@ def _missing(message: str, subject: str, joined: JoinedEvidence, severity: Sever
             f"{subject}: there is no PriorityClass {priority['name']}",
             "set priority_class in cluster.yaml to one that `kubectl get priorityclass` lists, or leave it out",
         )
+    runtime = _RUNTIME_CLASS.search(message)
+    if runtime is not None:
+        name = runtime["name"] or runtime["other"]
+        cause = f"{subject}: there is no RuntimeClass {name}"
+        fix = (
+            f"take runtimeClassName out of pod_patch in cluster.yaml, or have the GPU operator make RuntimeClass {name}"
+        )
+        return Finding("gpu-runtime", "broken", cause, fix)
     ending = _ENDING.search(message)
     if ending is not None:
         cause = f"namespace {ending['name']} is being deleted (being terminated), so nothing new can be made in it"

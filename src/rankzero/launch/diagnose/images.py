@@ -98,7 +98,7 @@ def _failed(joined: JoinedEvidence, image: str, pods: list[Pod]) -> Finding:
     told = max((line for line in lines if line), key=_says, default="")
     code, cause, fix = _classify(told, image, pod)
     if pod.init:
-        cause = f"init container {pod.init}, which is not rankzero's, cannot start: {cause}"
+        cause = f"{pod.title}, which is not rankzero's, cannot start: {cause}"
         fix = f"correct the image of {pod.init} in pod_patch of cluster.yaml, or where the cluster adds it to pods"
     if pod.init == _OPERATORS_INIT:
         code, fix = "operator-init", _OPERATORS_FIX

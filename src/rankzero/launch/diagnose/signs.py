@@ -74,7 +74,7 @@ SIGNS: tuple[Sign, ...] = (
     Sign(
         "gpu-runtime",
         re.compile(
-            r"nvidia-container-cli(?:\.real)?: |nvidia-container-runtime(?:-hook)?\b.*(?:fail|error|exit)"
+            r"nvidia-container-(?:cli|runtime|toolkit)|nvidia-(?:ctk|cdi-hook)"
             r"|(?:no runtime for|RuntimeHandler|runtime handler|invalid runtime name:?) \"?(?P<handler>nvidia[\w-]*)"
             r"|unresolvable CDI devices (?P<device>[^\s\"]+)|failed to inject CDI devices"
             r"|could not select device driver .*gpu|unsupported display driver / cuda driver combination"

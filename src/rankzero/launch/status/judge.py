@@ -244,7 +244,8 @@ def _is_peer(end: Ended) -> bool:
 
 def _with_verdict(status: RunStatus) -> RunStatus:
     trouble = next((finding for finding in status.findings if finding.severity != "info"), None)
-    if trouble is not None and status.phase not in ("Stopped", "Succeeded"):
+    put_aside = status.phase == "Stopped" and trouble is not None and trouble.code.startswith("queue-")
+    if trouble is not None and (put_aside or status.phase not in ("Stopped", "Succeeded")):
         return replace(status, verdict=_sentence(trouble.cause))
     return replace(status, verdict=_sentence(_healthy(status)))
 
