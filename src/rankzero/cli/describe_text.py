@@ -8,7 +8,7 @@ from typing import Any
 from rankzero.launch.diagnose import redact
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.labels import Manifest
-from rankzero.launch.loose import amount, at, maps, moment, text
+from rankzero.launch.untyped_json import amount, at, maps, moment, text
 
 MOST_EVENTS = 40
 

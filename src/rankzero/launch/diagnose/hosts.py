@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rankzero.launch.loose import amount, at, maps, text, words
 from rankzero.launch.pods import Pod, conditions_of
+from rankzero.launch.untyped_json import amount, at, maps, text, words
 
 _OWN_TAINTS = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rankzero.launch.backends.kubernetes.resources import CLAIM, is_preparation, is_training, label
 from rankzero.launch.labels import QUEUE, QUEUE_PRIORITY, Manifest
-from rankzero.launch.loose import amount, at, maps, text, words
+from rankzero.launch.untyped_json import amount, at, maps, text, words
 
 
 @dataclass(slots=True)

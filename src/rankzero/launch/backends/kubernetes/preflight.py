@@ -22,7 +22,7 @@ from rankzero.launch.backends.kubernetes.resources import (
     Resource,
 )
 from rankzero.launch.labels import Manifest
-from rankzero.launch.loose import amount, at, maps, words
+from rankzero.launch.untyped_json import amount, at, maps, words
 
 _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 

@@ -8,8 +8,8 @@ import yaml
 
 from rankzero.errors import Problem
 from rankzero.launch.labels import Manifest
-from rankzero.launch.loose import at, text
 from rankzero.launch.node.settings import NodeSettings
+from rankzero.launch.untyped_json import at, text
 from rankzero.spec.diff import compare, name_beside
 from rankzero.spec.run_spec import RunSpec
 
