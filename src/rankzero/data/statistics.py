@@ -113,7 +113,7 @@ class Counts:
             messages = example.messages
             length = 0
             for message in messages:
-                length += len(message.content)
+                length += len(message.content) + len(message.reasoning)
             characters[length] += 1
             if example.templated:
                 shapes[tuple([message.role for message in messages])] += 1  # a list is twice as fast as a generator
