@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -61,15 +60,6 @@ def turn_row(message: Message, content: Any, flag: str = "loss") -> dict[str, An
     elif message.train is not None:
         turn[flag] = message.train if flag == "loss" else int(message.train)
     return turn
-
-
-def reasoning_in_text(message: Message) -> Message:
-    """The turn with its reasoning where formats have it that know only text: in tags before the answer."""
-    if not message.reasoning:
-        return message
-    opening = f"<think>\n{message.reasoning}\n</think>\n\n"
-    offsets = tuple(offset + len(opening) for offset in message.image_offsets)
-    return replace(message, content=opening + message.content, image_offsets=offsets, reasoning="")
 
 
 def beside(conversation: Conversation) -> dict[str, Any]:
