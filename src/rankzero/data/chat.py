@@ -80,10 +80,16 @@ class Renderer:
         if speechless := _without_answer(conversation, weights):
             return speechless
         try:
-            return self._with_own_template(conversation, weights)
+            try:
+                return self._with_own_template(conversation, weights)
+            except (WordsLostError, RewrittenError):
+                # Templates that leave reasoning out may do so only once another turn follows.
+                thoughts = any(w and m.thought for m, w in zip(conversation.messages, weights, strict=True))
+                if thoughts and (kept := self._with_reasoning_kept(conversation, weights)):
+                    return kept
+                raise
         except WordsLostError as error:
-            kept = self._with_reasoning_kept(conversation, weights) if error.thought else None
-            return kept or _lost(conversation.line, error)
+            return _lost(conversation.line, error)
         except TemplateRefusedError as error:
             return RowProblem(
                 conversation.line, "refused by the chat template", f"the chat template says: {error}", _hint(str(error))
@@ -127,8 +133,10 @@ class Renderer:
         keeping = self._keeps_reasoning
         if keeping is None or conversation.images or not keeping.agrees(conversation):
             return None
+        apart = tuple(message.with_thought_apart() for message in conversation.messages)
         try:
-            row = self._trained(ChatText(conversation, weights, keeping.template, self._parts))
+            text = ChatText(replace(conversation, messages=apart), weights, keeping.template, self._parts)
+            row = self._trained(text)
         except (WordsLostError, TemplateRefusedError, LeftOutError):
             return None
         return replace(row, notes=(keeping.note,))

@@ -62,6 +62,10 @@ class Message:
         offsets = tuple(max(0, offset - cut) for offset in self.image_offsets)
         return replace(self, content=self.answer, image_offsets=offsets, reasoning="")
 
+    def with_thought_apart(self) -> Message:
+        """The same turn with its reasoning in `reasoning`, wherever the row has it."""
+        return replace(self.without_thought(), reasoning=self.thought)
+
 
 def _thought(content: str) -> re.Match[str] | None:
     return _THOUGHT.match(content) if "</think>" in content else None
