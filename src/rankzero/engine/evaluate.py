@@ -18,14 +18,15 @@ from rankzero.spec.metrics import macro_f1
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """`metrics` holds eval_loss = sum of losses / targets, and what the task adds to it.
+    """`metrics` holds eval_loss = sum of weight × loss / sum of weights over the targets, and what the task adds to it.
 
     perplexity = exp(eval_loss), with the exponent cut at 700; accuracy and macro_f1 are shares from 0 to 1.
     """
 
     metrics: dict[str, float]
     rows: int
-    targets: int
+    targets: float
+    """The sum of their weights: their number where all count in full."""
 
 
 def evaluate(
@@ -57,7 +58,7 @@ def evaluate(
                     continue
                 logits_NV = stepper.predict(batch)
                 total[0] += stepper.loss_sum(batch, logits_NV)
-                total[1] += len(batch.targets_N)
+                total[1] += len(batch.targets_N) if batch.weights_N is None else batch.weights_N.sum()
                 if classes is not None:
                     pairs_N = batch.targets_N * classes + logits_NV.argmax(dim=-1)
                     confusion_CC += torch.bincount(pairs_N, minlength=classes**2).view(classes, classes)
@@ -72,4 +73,4 @@ def evaluate(
         sum_over_ranks(confusion_CC)
         accuracy = float(confusion_CC.diagonal().sum()) / targets
         metrics = {"eval_loss": loss, "accuracy": accuracy, "macro_f1": macro_f1(confusion_CC.tolist())}
-    return EvalResult(metrics, len(batches.dataset), int(targets))
+    return EvalResult(metrics, len(batches.dataset), targets)

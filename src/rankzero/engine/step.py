@@ -1,7 +1,8 @@
 """One optimizer step: forward and backward passes, the token-normalised loss, one gradient reduction, clipping.
 
-Loss of a step = sum of token losses / trained tokens, both over the whole global batch. Every pass divides by that
-same total, so how the batch was cut into ranks and passes cannot change the result.
+Loss of a step = sum of weight × token loss / sum of weights, both over the trained tokens of the whole global batch,
+in which every token weighs 1 unless its row says otherwise. Every pass divides by that same total, so how the batch was
+cut into ranks and passes cannot change the result.
 """
 
 from __future__ import annotations
@@ -71,9 +72,12 @@ class Stepper:
         return logits_NV.float()
 
     def loss_sum(self, batch: MicroBatch, logits_NV: torch.Tensor | None = None) -> torch.Tensor:
-        """Sum of the losses of a pass's targets, in float32."""
+        """Sum of the losses of a pass's targets, each times its weight, in float32."""
         logits_NV = self.predict(batch) if logits_NV is None else logits_NV
-        return F.cross_entropy(logits_NV, batch.targets_N, reduction="sum")
+        if batch.weights_N is None:
+            return F.cross_entropy(logits_NV, batch.targets_N, reduction="sum")
+        losses_N = F.cross_entropy(logits_NV, batch.targets_N, reduction="none")
+        return (losses_N * batch.weights_N).sum()
 
     def gradients(
         self,
@@ -93,7 +97,7 @@ class Stepper:
         computed = 0
         for number, batch in enumerate(batches.collated(work.passes, self._device), 1):
             loss = self.loss_sum(batch)
-            self._parallel.backward(loss / work.supervised * loss_scale, last=number == len(work.passes))
+            self._parallel.backward(loss / work.loss_weight * loss_scale, last=number == len(work.passes))
             losses.append(loss.detach())
             computed += batch.computed
             on_pass(batch, loss)
@@ -103,7 +107,7 @@ class Stepper:
         sum_over_ranks(sums)
         norm = self._parallel.reduce_gradients(self._max_grad_norm, loss_scale=loss_scale)
         loss_sum, stop, computed_all, grad_norm = torch.cat([sums, norm.reshape(1).to(sums)]).tolist()
-        step_loss = loss_sum / work.supervised
+        step_loss = loss_sum / work.loss_weight
         finite = math.isfinite(step_loss) and math.isfinite(grad_norm)
         suspects = () if finite else _suspect_rows(work.passes, losses)
         return StepResult(step_loss, grad_norm, stop > 0, finite, int(computed_all), suspects)

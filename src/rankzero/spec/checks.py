@@ -155,6 +155,21 @@ def _float16_is_scaled(spec: RunSpec) -> list[Problem]:
     return problems
 
 
+_GIVEN_BY_US = ("messages", "tools", "add_generation_prompt")
+
+
+def _turns_to_train(spec: RunSpec) -> list[Problem]:
+    problems = []
+    if spec.data.train_on == "last_turn" and not spec.data.assistant_only_loss:
+        hint = "leave it out, or set data.assistant_only_loss: true"
+        what = "the last turn alone cannot be trained while every token is (data.assistant_only_loss: false)"
+        problems.append(Problem(what, "data.train_on", hint))
+    for name in sorted(spec.data.chat_template_kwargs.keys() & set(_GIVEN_BY_US)):
+        hint = "these are for what only the template knows, such as enable_thinking"
+        problems.append(Problem(f"`{name}` comes from the rows", f"data.chat_template_kwargs.{name}", hint))
+    return problems
+
+
 _RULES: tuple[tuple[tuple[str, ...], Callable[[RunSpec], list[Problem]]], ...] = (
     (("train.warmup_steps",), _warmup_is_whole),
     (("train.warmup_steps", "train.max_steps"), _warmup_ends),
@@ -162,6 +177,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[RunSpec], list[Problem]]], ...] =
     (("data.eval", "eval.early_stopping_patience", "eval.on_start"), _something_to_evaluate),
     (("lora.target_modules",), _keywords_stand_alone),
     (("task", "data.labels", "checkpoint.best_metric", "train.padding_free"), _fits_the_task),
+    (("data.train_on", "data.assistant_only_loss", "data.chat_template_kwargs"), _turns_to_train),
     (("model.quantization", "lora", "train.sharding"), _quantized_base_has_adapters),
     (("train.sharding", "train.offload", "train.deepspeed"), _sharding_options),
     (("train.master_weights", "train.optimizer", "train.sharding", "lora"), _low_precision_training),

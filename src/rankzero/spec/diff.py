@@ -17,7 +17,7 @@ from rankzero.spec.unknown_keys import guess
 IDENTITIES = {
     "model": "the base model's weights",
     "tokenizer": "the tokenizer or its chat template",
-    "data": "the training data (or max_length, over_length, assistant_only_loss)",
+    "data": "the training data (or what makes tokens of it: max_length, assistant_only_loss, reasoning, …)",
     "eval_data": "the evaluation data",
     "dtype": "the precision, which model.dtype: auto chose for this device",
 }

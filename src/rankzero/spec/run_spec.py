@@ -6,7 +6,7 @@ comments of `rankzero init` are made from them.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -17,6 +17,8 @@ from rankzero.spec.row_formats import RowFormat as RowFormat
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 OverLength = Literal["truncate", "drop"]
 Task = Literal["sft", "classify"]
+TrainOn = Literal["all_turns", "last_turn"]
+Reasoning = Literal["keep", "last", "drop"]
 Attention = Literal["auto", "eager", "sdpa", "varlen", "flex_attention", "flash_attention_2", "flash_attention_3"]
 Part = Literal["language", "experts", "router", "projector", "vision_tower"]
 Sharding = Literal["auto", "ddp", "fsdp", "zero2", "zero3"]
@@ -112,6 +114,11 @@ class DataSpec(Section):
     """What happens to a longer row: truncate (keep its first max_length tokens) or drop. Both are counted."""
     assistant_only_loss: bool = True
     """Chat rows: train on the assistant's turns and their end token only. false: on every token."""
+    train_on: TrainOn = "all_turns"
+    """Chat rows: which of the assistant's turns are trained where the row itself does not say. last_turn: the last."""
+    reasoning: Reasoning = "keep"
+    """The reasoning of answers (`<think>…</think>`, `reasoning_content`). keep: all that is trained, or an error; last:
+    only that of turns behind the last question; drop: none. What is left out is counted."""
     deduplicate: bool = False
     """Drop rows that are token for token the same as an earlier one."""
     labels: Annotated[tuple[str, ...], Field(min_length=2)] | None = None
@@ -119,7 +126,10 @@ class DataSpec(Section):
     image_max_tokens: PositiveInt | None = None
     """Most tokens that one image becomes; larger images are scaled down. Absent: as the model's processor has it."""
     chat_template: str | None = None
-    """A Jinja file to use instead of the tokenizer's chat template; it is saved with the result."""
+    """A Jinja file to use instead of the tokenizer's chat template, or `plain`: rankzero's own, for tokenizers without
+    one. It is saved with the result. Absent: the tokenizer's, and plain with a warning where it has none."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """What the chat template is given besides the turns: {enable_thinking: false}, {documents: […]}."""
 
 
 class LoraSpec(Section):

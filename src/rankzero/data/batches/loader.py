@@ -27,6 +27,8 @@ class Work:
     rows: Indices
     tokens: int
     supervised: int
+    loss_weight: float
+    """What the losses of the trained tokens are multiplied by, summed up: their number where all count in full."""
 
 
 class Batches:
@@ -79,6 +81,7 @@ class Batches:
             rows=rows,
             tokens=int(lengths[rows].sum()),
             supervised=int(self.dataset.supervised[rows].sum()),
+            loss_weight=float(self.dataset.loss_weights[rows].sum()),
         )
 
     def _passes(self, share: Indices) -> list[Indices]:

@@ -45,7 +45,12 @@ def input_bytes(sources: Sequence[LocatedSource]) -> int:
 def token_rules(spec: RunSpec, vision: ImageRules | None = None) -> TokenRules:
     """What decides the tokens of a row. `vision`: of a model that sees images."""
     data = spec.data
-    return TokenRules(data.max_length, data.over_length, data.assistant_only_loss, spec.task, vision)
+    return TokenRules(
+        *(data.max_length, data.over_length, data.assistant_only_loss, spec.task, vision),
+        train_on=data.train_on,
+        reasoning=data.reasoning,
+        template_kwargs=data.chat_template_kwargs,
+    )
 
 
 def parts_of(data: DataSpec) -> dict[str, list[SourceSpec]]:
@@ -89,6 +94,8 @@ def training_data(
             f"{label}: {len(dataset)} rows, {stats.tokens} tokens{trained}; "
             f"{stats.truncated} truncated, {sum(stats.dropped.values())} dropped"
         )
+        for note, rows in stats.notes.items():
+            say(f"{label}: {rows} rows: {note}")
         read[label] = _deduplicated(dataset, label, say) if spec.data.deduplicate else dataset
     train, held_out = read["train"], read.get("eval")
     if isinstance(spec.data.eval, EvalFraction):

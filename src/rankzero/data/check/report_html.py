@@ -89,6 +89,7 @@ def _tokens(tokens: TokenCounts) -> list[str]:
             (f"Dropped: {name.replace('_', ' ')}", f"{rows:,}", percent(rows, tokens.examples))
             for name, rows in by_count(tokens.dropped)
         ),
+        *((name.capitalize(), f"{rows:,}", percent(rows, tokens.examples)) for name, rows in by_count(tokens.notes)),
     ]
     opened = [(repr(opening), f"{rows:,}") for opening, rows in by_count(tokens.unopened)[:10]]
     note = (

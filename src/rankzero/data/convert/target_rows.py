@@ -53,7 +53,11 @@ def turn_row(message: Message, content: Any, flag: str = "loss") -> dict[str, An
         turn["tool_call_id"] = message.tool_call_id
     if message.name is not None:
         turn["name"] = message.name
-    if message.train is not None:
+    if message.reasoning:
+        turn["reasoning_content"] = message.reasoning
+    if message.train and message.weight != 1:
+        turn["loss_weight"] = message.weight
+    elif message.train is not None:
         turn[flag] = message.train if flag == "loss" else int(message.train)
     return turn
 

@@ -15,10 +15,12 @@ import orjson
 from rankzero.data.convert.target_rows import beside, content_parts, tagged, turn_row, turn_rows
 from rankzero.data.rows.conversation import Conversation, Message
 from rankzero.data.rows.formats.images import TAG
+from rankzero.data.tokens.turns import with_thought_in_text
 
 RAW_AS_CHAT = "raw prompt and completion become chat turns"
 CHAT_AS_RAW = "a question and its answer become raw prompt and completion"
 NAMES_LEFT_OUT = "ids and groups of rows are left out"
+REASONING_AS_TEXT = "reasoning becomes <think>…</think> before the answer"
 CALL_IDS = "ids of tool calls are left out: calls and answers are in the same order"
 
 
@@ -57,6 +59,16 @@ def _chat_turns(conversation: Conversation, target: str) -> tuple[Sequence[Messa
     raise CannotSayError("plain text", f"{target} needs a question, and the row is plain text", "use --to text")
 
 
+def _plain_turns(conversation: Conversation, target: str) -> tuple[Sequence[Message], tuple[str, ...]]:
+    """The row's chat turns for a format that has neither weights nor a place for reasoning."""
+    turns, rules = _chat_turns(conversation, target)
+    if any(turn.weight != 1 for turn in turns):
+        raise CannotSayError("per-turn weight", f"{target} cannot say how much a turn counts", "use --to messages")
+    if any(turn.reasoning for turn in turns):
+        return tuple(map(with_thought_in_text, turns)), (*rules, REASONING_AS_TEXT)
+    return turns, rules
+
+
 def _require_tags(turns: Sequence[Message], conversation: Conversation, target: str) -> None:
     if conversation.images and any(TAG in turn.content for turn in turns):
         what = f"a text has {TAG} as text beside images, and {target} would take it for an image"
@@ -72,7 +84,7 @@ def to_messages(conversation: Conversation) -> tuple[dict[str, Any], tuple[str, 
 
 def to_openai(conversation: Conversation) -> tuple[dict[str, Any], tuple[str, ...]]:
     """As OpenAI's fine-tuning takes it: `weight`, ids on calls, images in user turns alone."""
-    turns, rules = _chat_turns(conversation, "openai")
+    turns, rules = _plain_turns(conversation, "openai")
     left = list(conversation.images)
     rows = []
     for turn in turns:
@@ -99,7 +111,7 @@ _FROM = {"user": "human", "assistant": "gpt", "system": "system", "tool": "obser
 
 def to_sharegpt(conversation: Conversation) -> tuple[dict[str, Any], tuple[str, ...]]:
     """from and value; no per-turn loss, no ids of tool calls, no text beside a call."""
-    turns, rules = _chat_turns(conversation, "sharegpt")
+    turns, rules = _plain_turns(conversation, "sharegpt")
     _require_tags(turns, conversation, "sharegpt")
     rows = []
     waiting: list[str | None] = []
@@ -131,7 +143,7 @@ def to_sharegpt(conversation: Conversation) -> tuple[dict[str, Any], tuple[str, 
 
 def _single(conversation: Conversation, target: str, *, system: bool) -> tuple[list[Message], tuple[str, ...]]:
     """The turns of a row that has one question and one answer, and a system prompt at most."""
-    turns, rules = _chat_turns(conversation, target)
+    turns, rules = _plain_turns(conversation, target)
     roles = [turn.role for turn in turns]
     if conversation.tools or any(turn.tool_calls for turn in turns):
         raise CannotSayError("tools", f"{target} has no place for tools")
@@ -177,8 +189,8 @@ def to_prompt_completion_text(conversation: Conversation) -> tuple[dict[str, Any
     """Two strings, as tables can hold them."""
     _require_plain(conversation, "prompt_completion")
     if conversation.templated:
-        turns, _ = _single(conversation, "prompt_completion in a table", system=False)
-        return {"prompt": turns[0].content, "completion": turns[1].content}, (CHAT_AS_RAW,)
+        turns, rules = _single(conversation, "prompt_completion in a table", system=False)
+        return {"prompt": turns[0].content, "completion": turns[1].content}, (*rules, CHAT_AS_RAW)
     if len(conversation.messages) != 2:
         raise CannotSayError(
             "plain text", "prompt_completion needs a prompt, and the row is plain text", "use --to text"

@@ -46,6 +46,8 @@ class TokenizerParts:
     eos_id: int
     """-1, and the token empty, where there is none."""
     specials: tuple[str, ...]
+    opens_with_bos: bool = False
+    """Whether the tokenizer itself begins every text with its BOS token."""
 
     @property
     def fingerprint(self) -> str:
@@ -88,7 +90,14 @@ def take_apart(tokenizer: Tokenizer, task: Task = "sft") -> TokenizerParts:
         eos_token=eos_token,
         eos_id=-1 if eos_id is None else int(eos_id),
         specials=tuple(sorted(specials, key=lambda token: (-len(token), token))),
+        opens_with_bos=_opens_with_bos(tokenizer, variables),
     )
+
+
+def _opens_with_bos(tokenizer: Tokenizer, variables: Mapping[str, str]) -> bool:
+    bos = variables.get("bos_token")
+    first = tokenizer.backend_tokenizer.encode("a", add_special_tokens=True).tokens[:1]
+    return bos is not None and first == [bos]
 
 
 def _keep_whole_offsets(post_processor: Any) -> None:

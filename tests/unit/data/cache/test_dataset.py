@@ -35,7 +35,9 @@ def directory(tmp_path: Path) -> Path:
                 columns = {
                     "input_ids": rows,
                     "trained": [[len(row) - 1, len(row)] for row in rows],
+                    "weights": [[0.5] if len(row) == 4 else [] for row in rows],
                     "supervised": [1 for _ in rows],
+                    "loss_weight": [0.5 if len(row) == 4 else 1.0 for row in rows],
                     "line": lines,
                     "source": [number for _ in rows],
                     "group": [line for _ in rows],
@@ -75,6 +77,15 @@ def test_ids_come_straight_from_the_map(directory: Path) -> None:
     ids, mask = TokenizedDataset.open(directory, []).row(2)
     assert ids.dtype == np.int32 and not ids.flags.owndata and not ids.flags.writeable
     assert mask.dtype == np.bool_
+
+
+def test_weights(directory: Path) -> None:
+    dataset = TokenizedDataset.open(directory, [])
+    assert dataset.loss_weights.tolist() == [1, 1, 1, 0.5]
+    assert dataset.select([3, 0]).loss_weights.tolist() == [0.5, 1]
+    assert [dataset.weights(i) is None for i in range(4)] == [True, True, True, False]
+    weights = dataset.select([3]).weights(0)
+    assert weights is not None and weights.tolist() == [0, 0, 0, 0.5] and weights.dtype == np.float32
 
 
 def test_labels_and_images(directory: Path) -> None:

@@ -254,17 +254,17 @@ class TestBadData:
 
 
 class TestConfiguration:
-    def test_chat_rows_without_a_template(self, path: str, own_cache: Path) -> None:
-        with pytest.raises(ConfigError, match="no chat template") as caught:
-            prepare(sources(path), tiny_tokenizer(chat_template=None), TokenRules(), own_cache)
+    def test_a_template_that_is_none(self, path: str, own_cache: Path) -> None:
+        with pytest.raises(ConfigError, match="not valid Jinja") as caught:
+            prepare(sources(path), tiny_tokenizer(chat_template="{% trans %}"), TokenRules(), own_cache)
         assert caught.value.exit_code == ExitCode.CONFIG and left_behind(own_cache) == []
 
-    def test_chat_rows_without_a_template_in_a_worker(
+    def test_a_template_that_is_none_in_a_worker(
         self, path: str, own_cache: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(rankzero.data.pool, "SMALL_BYTES", 0)
-        with pytest.raises(ConfigError, match="no chat template"):
-            prepare(sources(path), tiny_tokenizer(chat_template=None), TokenRules(), own_cache, workers=2)
+        with pytest.raises(ConfigError, match="not valid Jinja"):
+            prepare(sources(path), tiny_tokenizer(chat_template="{% trans %}"), TokenRules(), own_cache, workers=2)
 
     def test_tokenizer_without_eos(self, path: str, own_cache: Path) -> None:
         tokenizer = tiny_tokenizer()

@@ -86,11 +86,17 @@ def test_another_opening() -> None:
     assert first.serving.endswith("assistant\n>> ") and first.training.endswith("assistant\nb<|im_end|>\n")
 
 
-def test_an_answer_that_the_template_rewrites() -> None:
+def test_an_answer_whose_space_the_template_rewrites() -> None:
+    template = CHATML.replace("message['content']", "(message['content'] | replace('  ', ' '))")
+    found = compared(tiny_tokenizer(chat_template=template), user_assistant("Which?", "My  colour is red."))
+    first = found.first["answer"]
+    assert "My  colour" in first.serving and "My colour " in first.training
+
+
+def test_a_row_that_cannot_be_trained_is_not_compared() -> None:
     template = CHATML.replace("message['content']", "(message['content'] | replace('colour', 'color'))")
     found = compared(tiny_tokenizer(chat_template=template), user_assistant("Which?", "My colour is red."))
-    first = found.first["answer"]
-    assert "My colour" in first.serving and "My color " in first.training
+    assert (found.rows, found.answers) == (1, 0)
 
 
 def test_a_server_with_a_renderer_of_its_own() -> None:

@@ -73,6 +73,11 @@ FORMATS: dict[str, Format] = {
     ),
 }
 
+_ANSWERS_ONLY = frozenset({"messages", "sharegpt", "prompt_completion", "alpaca", "query_response", "openorca"})
+"""Shapes whose answers are to be learnt, unless a key beside them says which answers are wanted."""
+
+_JUDGED = frozenset({"label", "kto_tag", "rejected_response", "rejected_messages", "rejected_images"})
+
 _SHAPES = "; ".join(format_.shape for format_ in FORMATS.values())
 _ALL_READS = frozenset[str]().union(*(format_.reads for format_ in FORMATS.values()))
 
@@ -91,6 +96,8 @@ def convert(row: object, line: int, wanted: str = "auto") -> tuple[str, Result]:
         unread = [key for key in row if key in format_.unread and row[key]]
         if unread:
             result = [*(result if isinstance(result, list) else ()), _unread(unread, line)]
+    if name in _ANSWERS_ONLY and not row.keys().isdisjoint(_JUDGED) and (judged := _judged(row, line)):
+        return name, [judged]
     return name, result
 
 
@@ -108,6 +115,20 @@ def check_columns(name: str, names: Mapping[str, str], seen: Collection[str] | N
     """Everything that is wrong with a column map of format `name` ("auto": of any); `seen` are the data's columns."""
     known = _ALL_READS if name == "auto" else FORMATS[name].reads
     return columns.check_columns(name, names, known, seen)
+
+
+def _judged(row: Row, line: int) -> RowProblem | None:
+    """Why a row whose answer is judged, or beside a worse one, is none to learn the answer of."""
+    for key in ("label", "kto_tag"):
+        if str(row.get(key)).lower() in ("true", "false"):
+            what = f"`{key}` says whether the answer is wanted: unpaired preference rows are for task kto"
+            hint = f"to fine-tune on the wanted answers, keep the rows whose `{key}` is true, without the key"
+            return RowProblem(line, "unpaired preference rows are for task kto", what, hint)
+    worse = next((key for key in ("rejected_response", "rejected_messages", "rejected_images") if row.get(key)), None)
+    if worse is None:
+        return None
+    what = f"`{worse}` is an answer that is not wanted: preference rows are for task dpo"
+    return RowProblem(line, "preference rows are for task dpo", what, f"to fine-tune on the answers, remove `{worse}`")
 
 
 def _unread(keys: list[str], line: int) -> RowProblem:

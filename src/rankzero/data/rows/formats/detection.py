@@ -72,9 +72,6 @@ def _weak(row: Row, line: int, strong: set[str]) -> str | RowProblem | None:
         return "query_response"
     if shaped == {"text"} and (keys & _QUERY):
         return _ambiguous(row, line, sorted({"text", *(keys & _QUERY)}), "text")
-    if shaped == {"prompt", "completion"} and isinstance(row.get("label"), bool):
-        what = "`label` says whether `completion` is wanted: unpaired preference rows are not read yet"
-        return RowProblem(line, "unpaired preference row", what, "keep the rows whose label is true, without the label")
     return None
 
 
