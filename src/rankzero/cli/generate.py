@@ -24,7 +24,7 @@ def generate(
     from rankzero.cli.train import require_engine
     from rankzero.run_dir.result import find_result
 
-    result = find_result(model, "sft", base=base)
+    result = find_result(model, "writes", base=base)
     require_engine()
     from rankzero.engine.ask import ask
 

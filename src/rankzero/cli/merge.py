@@ -66,6 +66,7 @@ def adapter_of(path: Path, model: str | None) -> tuple[Path, RunSpec]:
     """
     from rankzero.spec.load import load_run_spec
     from rankzero.spec.run_spec import RunSpec
+    from rankzero.spec.tasks import task_that
 
     if (path / "run.yaml").is_file():
         path = path / "final"
@@ -84,7 +85,7 @@ def adapter_of(path: Path, model: str | None) -> tuple[Path, RunSpec]:
     name = model or settings.get("base_model_name_or_path")
     if not name:
         raise ConfigError("the adapter does not name its base", where=str(path / ADAPTER_CONFIG), hint="give --model")
-    task = "classify" if settings.get("task_type") == "SEQ_CLS" else "sft"
+    task = task_that(uses="classifies" if settings.get("task_type") == "SEQ_CLS" else "writes")
     return path, RunSpec.model_validate({"task": task, "model": {"name": name}, "data": {"train": "none"}})
 
 

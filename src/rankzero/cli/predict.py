@@ -28,7 +28,7 @@ def predict(
 
     if not files and not text:
         raise UsageError("there is no text", where="command line", hint="pass --text '…', or a file of rows")
-    result = find_result(model, "classify")
+    result = find_result(model, "classifies")
     require_engine()
     from rankzero.data.read.texts import read_texts
     from rankzero.engine.ask import put_into_classes

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from rankzero.errors import ConfigError, StopNow, StoppedError, UsageError
+from rankzero.spec.metrics import MEASURES
 from rankzero.spec.run_options import RunOptions
+from rankzero.spec.tasks import TASKS
 
 if TYPE_CHECKING:
     from rankzero.cli.seed_flags import SeedFlags
@@ -183,15 +185,12 @@ def summary(report: dict[str, Any], run_dir: str) -> str:
         lines.append(f"eval loss      {before}{_scores(report)}{of}")
     if not same:
         lines.append(f"               {_scores(last)}, of the last step ({last['step']})")
-    if report["spec"]["task"] == "classify":
-        lines.append(f'next           rankzero predict {run_dir} --text "a text"')
-    else:
-        lines.append(f'next           rankzero generate {run_dir} "a question"')
+    lines.append(f"next           {TASKS[report['spec']['task']].command.format(run=run_dir)}")
     return "\n".join(lines)
 
 
 def _scores(evaluation: dict[str, Any]) -> str:
     """`0.0281 (perplexity 1.03)`, from a report or from one evaluation in it."""
-    names = ("perplexity", "accuracy", "macro_f1")
-    more = ", ".join(f"{name} {evaluation[name]:.4g}" for name in names if evaluation.get(name) is not None)
+    shown = [name for name in MEASURES if name != "eval_loss" and evaluation.get(name) is not None]
+    more = ", ".join(f"{name} {evaluation[name]:.4g}" for name in shown)
     return f"{evaluation['eval_loss']:.4f} ({more})"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,11 +22,11 @@ from rankzero.engine.console import logger
 from rankzero.engine.device import Device, memory_limit
 from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger
-from rankzero.engine.heads import ClassHead, Head, SupervisedHead
-from rankzero.engine.inputs import Inputs, choose_collator
+from rankzero.engine.inputs import Inputs
 from rankzero.engine.optim import make_optimizer
 from rankzero.engine.parallel.base import Parallel
 from rankzero.engine.step import Stepper
+from rankzero.engine.tasks.protocol import Meter
 from rankzero.errors import ConfigError
 from rankzero.model.attention import Attention, choose_attention
 from rankzero.model.compiling import compile_blocks
@@ -47,6 +48,8 @@ class Session:
     train: Batches
     eval: Batches | None
     schedule: Schedule
+    new_meter: Callable[[], Meter]
+    """What an evaluation measures besides its loss."""
     labels: tuple[str, ...] | None
     stop_ids: list[int]
     device: Device
@@ -101,12 +104,8 @@ def build_session(
         "[MODEL] optimizer %s, learning rate %g, schedule %s with %d warm-up steps",
         *(spec.train.optimizer, learning_rate(spec), spec.train.lr_scheduler_type, schedule.warmup_steps),
     )
-    collator = choose_collator(
-        inputs,
-        padding_free=attention.padding_free,
-        always_image=parallel.same_passes,
-        pad_id=inputs.pad_token_id,
-    )
+    task = inputs.task
+    collator = task.collator(inputs, padding_free=attention.padding_free, always_image=parallel.same_passes)
 
     def batches(dataset: TokenizedDataset) -> Batches:
         return Batches(
@@ -123,8 +122,9 @@ def build_session(
     return Session(
         parallel=parallel,
         stepper=Stepper(
-            make_head(parallel, inputs, offload_activations=spec.train.activation_offloading),
+            task.head(parallel, offload_activations=spec.train.activation_offloading),
             parallel,
+            task.loss_sum,
             device=device.torch_device,
             dtype=dtype,
             max_grad_norm=spec.train.max_grad_norm,
@@ -132,6 +132,7 @@ def build_session(
         train=batches(inputs.train),
         eval=None if inputs.eval is None else batches(inputs.eval),
         schedule=schedule,
+        new_meter=partial(task.meter, inputs.labels, device.torch_device),
         labels=inputs.labels,
         stop_ids=stop_token_ids(parallel.module, inputs.tokenizer),
         device=device,
@@ -205,13 +206,6 @@ def spread(sharding: str, model: Any, spec: RunSpec, world: World, device: Devic
     from rankzero.engine.parallel.replicas import Replicated
 
     return Replicated(model, make, world=world, device=device)
-
-
-def make_head(parallel: Parallel, inputs: Inputs, *, offload_activations: bool) -> Head:
-    """Logits of what the task trains."""
-    if inputs.labels is not None:
-        return ClassHead(parallel.model, offload_activations=offload_activations)
-    return SupervisedHead(parallel.model, parallel.module, offload_activations=offload_activations)
 
 
 def learning_rate(spec: RunSpec) -> float:

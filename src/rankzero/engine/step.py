@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from rankzero.data.batches.loader import Batches, MicroBatch, Work
 from rankzero.data.order import Indices
@@ -21,6 +20,9 @@ from rankzero.engine.distributed import gather_objects, sum_over_ranks
 from rankzero.engine.heads import Head
 from rankzero.engine.parallel.base import Parallel
 from rankzero.errors import NonFiniteError, Problem
+
+LossSum = Callable[[torch.Tensor, MicroBatch], torch.Tensor]
+"""From the logits of a pass's targets, in float32, to the sum of their losses, each times its weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class Stepper:
         self,
         head: Head,
         parallel: Parallel,
+        loss_sum: LossSum,
         *,
         device: torch.device,
         dtype: torch.dtype,
@@ -55,6 +58,7 @@ class Stepper:
     ) -> None:
         self._head = head
         self._parallel = parallel
+        self._loss_sum = loss_sum
         self._device = device
         self._dtype = dtype
         self._max_grad_norm = max_grad_norm
@@ -73,11 +77,7 @@ class Stepper:
 
     def loss_sum(self, batch: MicroBatch, logits_NV: torch.Tensor | None = None) -> torch.Tensor:
         """Sum of the losses of a pass's targets, each times its weight, in float32."""
-        logits_NV = self.predict(batch) if logits_NV is None else logits_NV
-        if batch.weights_N is None:
-            return F.cross_entropy(logits_NV, batch.targets_N, reduction="sum")
-        losses_N = F.cross_entropy(logits_NV, batch.targets_N, reduction="none")
-        return (losses_N * batch.weights_N).sum()
+        return self._loss_sum(self.predict(batch) if logits_NV is None else logits_NV, batch)
 
     def gradients(
         self,

@@ -240,7 +240,7 @@ def run_evaluation(
             session.device.torch_device,
             tick,
             stop_wanted=lambda: around.stop.wanted,
-            classes=None if session.labels is None else len(session.labels),
+            meter=session.new_meter(),
         )
     if result is None:
         logger.info(

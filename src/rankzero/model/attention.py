@@ -89,7 +89,7 @@ def choose_attention(spec: RunSpec, config: Any, device_kind: str, dtype: torch.
 
     Raises ConfigError with everything that was asked for and cannot be had.
     """
-    kind = kind_of(config, spec.task)
+    kind = kind_of(config, spec.task_section.uses)
     found = _CLASSES[kind].get(type(config), None)
     case = _Case(kind, config, found[0] if isinstance(found, tuple) else found, device_kind, dtype)
     together = _cannot_lie_end_to_end(case)

@@ -44,7 +44,7 @@ def load_speaker(spec: RunSpec, adapter: Path | None, dtype: torch.dtype, device
     if any(kind.endswith("ForSequenceClassification") for kind in config.architectures or ()):
         hint = f"use `rankzero predict {spec.model.name} --text …`"
         raise ConfigError(f"{spec.model.name} puts texts into classes; it writes none", where="model", hint=hint)
-    vision = load_vision(source, spec, tokenizer) if kind_of(config, spec.task) == "vision" else None
+    vision = load_vision(source, spec, tokenizer) if kind_of(config, spec.task_section.uses) == "vision" else None
     model = load_model(source, spec, config, dtype, device=device)
     if adapter is not None:
         model = load_adapter(model, adapter)

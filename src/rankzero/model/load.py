@@ -25,7 +25,8 @@ from rankzero.errors import ConfigError
 from rankzero.model.parts import after_encoder
 from rankzero.model.quantize import forget_packing, keep_layout, quantization_config
 from rankzero.model.source import ModelSource
-from rankzero.spec.run_spec import ModelSpec, RunSpec, Task
+from rankzero.spec.run_spec import ModelSpec, RunSpec
+from rankzero.spec.tasks import ModelUse
 
 ModelKind = Literal["causal", "vision", "classifier"]
 
@@ -94,9 +95,9 @@ def check_vocabulary(tokenizer: Any, config: Any, source: ModelSource) -> None:
         )
 
 
-def kind_of(config: Any, task: Task) -> ModelKind:
-    """Which class of model a config and a task ask for. Raises ConfigError where transformers has none for both."""
-    if task == "classify":
+def kind_of(config: Any, use: ModelUse) -> ModelKind:
+    """Which class of model a config and a use ask for. Raises ConfigError where transformers has none for both."""
+    if use == "classifies":
         kind: ModelKind = "classifier"
     elif getattr(config, "vision_config", None) is not None and _has_class(config, "vision"):
         kind = "vision"
@@ -133,7 +134,7 @@ def load_model(
     checkpoint has none, or one for another number of classes: those rows stand for other classes and cannot be kept.
     Raises ConfigError.
     """
-    kind = kind_of(config, spec.task)
+    kind = kind_of(config, spec.task_section.uses)
     config = _own_config(config, kind, labels, pad_token_id)
     quantised = quantization_config(spec.model, config, dtype, device)
     try:
@@ -178,7 +179,7 @@ def empty_model(
 
     Weights that loading would quantise are not quantised here. Raises ConfigError.
     """
-    kind = kind_of(config, spec.task)
+    kind = kind_of(config, spec.task_section.uses)
     config = _own_config(config, kind, labels, pad_token_id)
     forget_packing(config)
     with torch.device("meta"):

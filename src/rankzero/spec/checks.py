@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 
 from rankzero.errors import Problem
 from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.tasks import TASKS, task_that
 
 _FLOAT32_ZERO = 2.0**-150
 """The largest number that float32 rounds to 0."""
@@ -74,20 +75,30 @@ def _keywords_stand_alone(spec: RunSpec) -> list[Problem]:
 
 def _fits_the_task(spec: RunSpec) -> list[Problem]:
     problems = []
-    classify = spec.task == "classify"
-    if spec.data.labels is not None and not classify:
-        problems.append(Problem("labels are for task classify", "data.labels", "set task: classify, or leave it out"))
+    own = spec.task_section
+    for name, task in TASKS.items():
+        for field in task.fields:
+            if field not in own.fields and _value(spec, field) is not None:
+                problems.append(Problem(f"this is for task {name}", field, f"set task: {name}, or leave it out"))
     if spec.data.labels is not None and len(set(spec.data.labels)) < len(spec.data.labels):
         problems.append(Problem("a label stands twice", "data.labels", "name each class once"))
     metric = spec.checkpoint.best_metric
-    if metric in ("accuracy", "macro_f1") and not classify:
-        problems.append(Problem(f"{metric} is for task classify", "checkpoint.best_metric", "take eval_loss"))
-    if metric == "perplexity" and classify:
-        problems.append(Problem("perplexity is for task sft", "checkpoint.best_metric", "take accuracy or macro_f1"))
-    if spec.train.padding_free is True and classify:
+    if metric != "eval_loss" and metric not in own.metrics:
+        owner = next(name for name, other in TASKS.items() if metric in other.metrics)
+        instead = " or ".join(name for name, better in own.metrics.items() if better == "higher") or "eval_loss"
+        problems.append(Problem(f"{metric} is for task {owner}", "checkpoint.best_metric", f"take {instead}"))
+    if spec.train.padding_free is True and own.trains != "answers":
         hint = "leave it out: rows of like length share a pass"
-        problems.append(Problem("padding_free is for task sft", "train.padding_free", hint))
+        where = "train.padding_free"
+        problems.append(Problem(f"padding_free is for task {task_that(trains='answers')}", where, hint))
     return problems
+
+
+def _value(spec: RunSpec, field: str) -> object:
+    value: object = spec
+    for name in field.split("."):
+        value = getattr(value, name)
+    return value
 
 
 def _quantized_base_has_adapters(spec: RunSpec) -> list[Problem]:

@@ -6,24 +6,29 @@ comments of `rankzero init` are made from them.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from rankzero.spec.batch_size import BatchSize
 from rankzero.spec.names import RUN_NAME_PATTERN
 from rankzero.spec.row_formats import RowFormat as RowFormat
+from rankzero.spec.tasks import TASKS, TaskSection
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 OverLength = Literal["truncate", "drop"]
-Task = Literal["sft", "classify"]
 TrainOn = Literal["all_turns", "last_turn"]
 Reasoning = Literal["keep", "last", "drop"]
 Attention = Literal["auto", "eager", "sdpa", "varlen", "flex_attention", "flash_attention_2", "flash_attention_3"]
 Part = Literal["language", "experts", "router", "projector", "vision_tower"]
 Sharding = Literal["auto", "ddp", "fsdp", "zero2", "zero3"]
 LearningRateShape = Literal["linear", "cosine", "constant"]
-Metric = Literal["eval_loss", "perplexity", "accuracy", "macro_f1"]
+if TYPE_CHECKING:
+    Task = str
+    Metric = str
+else:  # the names that spec/tasks.py has, for the schema and for suggestions
+    Task = Literal[tuple(TASKS)]
+    Metric = Literal["eval_loss", *dict.fromkeys(name for task in TASKS.values() for name in task.metrics)]
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Every = Literal["epoch"] | PositiveInt
@@ -260,3 +265,8 @@ class RunSpec(Section):
     """Where the run directory holds checkpoints of another setting. refuse: an error that names every difference; new:
     train beside it, under a name made from the setting; continue: go on from them, with the differences. The same
     setting always continues."""
+
+    @property
+    def task_section(self) -> TaskSection:
+        """What its task needs of data and model."""
+        return TASKS[self.task]

@@ -97,7 +97,7 @@ def scripted_evaluations(monkeypatch: pytest.MonkeyPatch, losses: list[float]) -
     """Evaluations that give these losses one after the other."""
     left = iter(losses)
 
-    def scripted(*_: Any, classes: int | None) -> EvalResult:
+    def scripted(*_: Any, stop_wanted: Any, meter: Any) -> EvalResult:
         loss = next(left)
         return EvalResult({"eval_loss": loss, "perplexity": math.exp(loss)}, rows=7, targets=70)
 

@@ -19,6 +19,7 @@ from rankzero.engine.distributed import World
 from rankzero.engine.heads import SupervisedHead
 from rankzero.engine.parallel.replicas import Replicated
 from rankzero.engine.step import Stepper
+from rankzero.engine.tasks.protocol import weighted_cross_entropy
 from rankzero.errors import ExitCode, NonFiniteError
 from tests.support.runs import metrics, run_here, small_spec
 
@@ -92,6 +93,7 @@ def stepper_of(model: Any) -> Stepper:
     return Stepper(
         SupervisedHead(model, model),
         Replicated(model, lambda named: torch.optim.SGD(named.values()), world=World(), device=Device("cpu")),
+        weighted_cross_entropy,
         device=torch.device("cpu"),
         dtype=torch.float32,
         max_grad_norm=None,

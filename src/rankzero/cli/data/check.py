@@ -128,10 +128,10 @@ def _look(
 
         tokenizer = load_tokenizer(wanted.tokenizer, wanted.chat_template)
         rules = wanted.rules
-        if rules.task == "sft":
+        if rules.trains == "answers":
             vision = load_image_rules(wanted.tokenizer, tokenizer, wanted.chat_template, wanted.image_max_tokens)
             rules = replace(rules, vision=vision)
-        tokens = Tokens(take_apart(tokenizer, rules.task), rules)
+        tokens = Tokens(take_apart(tokenizer, rules.trains), rules)
     options = CheckOptions(
         tokens=tokens,
         images=images,

@@ -88,7 +88,7 @@ def load_image_rules(
     from rankzero.model.vision import Vision
     from rankzero.model.vision_rules import ProcessorPlace
 
-    if kind_of(config, "sft") != "vision":
+    if kind_of(config, "writes") != "vision":
         return None
     vision = Vision(ProcessorPlace(name, tokenizer=place.name, max_tokens=max_tokens, **options))
     if chat_template is None and vision.chat_template is not None:

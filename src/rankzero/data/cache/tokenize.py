@@ -50,7 +50,7 @@ class Shard:
 
 def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
     """Changes when the same text could become other tokens: vocabulary, merges, special tokens, chat template."""
-    return take_apart(tokenizer, "classify").fingerprint  # the task that asks least of a tokenizer
+    return take_apart(tokenizer, "label").fingerprint  # what asks least of a tokenizer
 
 
 def prepare(
@@ -122,7 +122,7 @@ def _job(
     located = expand([source for source in sources if isinstance(source, SourceSpec)])
     located = (*located, *(source for source in sources if isinstance(source, LocatedSource)))
     require_readable([path for source in located for path in source.files])
-    return Job(located, take_apart(tokenizer, rules.task), rules, seed)
+    return Job(located, take_apart(tokenizer, rules.trains), rules, seed)
 
 
 def _existing(directory: Path, paths: Sequence[str]) -> TokenizedDataset | None:
@@ -262,7 +262,7 @@ def _nothing_left(stats: DatasetStats, paths: Sequence[str], rules: TokenRules) 
     }
     reasons = ", ".join(f"{count} × {reason}" for reason, count in stats.dropped.items())
     most = max(stats.dropped, key=lambda reason: stats.dropped[reason])
-    what = "no row is left" if rules.task == "classify" else "no row has a trained token"
+    what = "no row is left" if rules.trains == "label" else "no row has a trained token"
     what += f": all {stats.rows_in} are dropped ({reasons})"
     hint = hints.get(most, "`rankzero data check` lists what is left out and why")
     return DataError(what, where=", ".join(paths), hint=hint)

@@ -46,7 +46,7 @@ def token_rules(spec: RunSpec, vision: ImageRules | None = None) -> TokenRules:
     """What decides the tokens of a row. `vision`: of a model that sees images."""
     data = spec.data
     return TokenRules(
-        *(data.max_length, data.over_length, data.assistant_only_loss, spec.task, vision),
+        *(data.max_length, data.over_length, data.assistant_only_loss, spec.task_section.trains, vision),
         train_on=data.train_on,
         reasoning=data.reasoning,
         template_kwargs=data.chat_template_kwargs,
@@ -89,7 +89,7 @@ def training_data(
         with show(f"tokenise {label}", sources) as advance:
             dataset = prepare(sources, tokenizer, rules, cache_dir, workers=workers, seed=seed, progress=advance)
         stats = dataset.stats
-        trained = "" if spec.task == "classify" else f", {stats.supervised_tokens} trained"
+        trained = "" if spec.task_section.trains == "label" else f", {stats.supervised_tokens} trained"
         say(
             f"{label}: {len(dataset)} rows, {stats.tokens} tokens{trained}; "
             f"{stats.truncated} truncated, {sum(stats.dropped.values())} dropped"

@@ -91,7 +91,7 @@ def rows_to_show(
 ) -> Iterator[ShownRow]:
     """The row at `line`, or the first `count` rows. Raises DataError at a row that cannot be read or rendered."""
     require_readable([source.path])
-    parts = take_apart(tokenizer, rules.task)
+    parts = take_apart(tokenizer, rules.trains)
     renderer, encoder = Renderer(parts, rules), Encoder(parts, rules)
     backend = Backend.from_str(parts.backend)
     found = 0

@@ -51,7 +51,7 @@ class Renderer:
     def render(self, conversation: Conversation, image_root: str = ".") -> Rendered | RowProblem:
         """The row as text, or why there is none; its images are below `image_root`. Raises ConfigError where a chat
         row finds no valid template."""
-        if self._rules.task == "classify":
+        if self._rules.trains == "label":
             return _render_labelled(conversation)
         if other := _other_task(conversation):
             return other

@@ -10,7 +10,8 @@ from rankzero.data.rows.conversation import Conversation
 from rankzero.data.tokens.image_tokens import ImageRules
 
 if TYPE_CHECKING:  # workers need not load pydantic
-    from rankzero.spec.run_spec import OverLength, Reasoning, Task, TrainOn
+    from rankzero.spec.run_spec import OverLength, Reasoning, TrainOn
+    from rankzero.spec.tasks import Trains
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class TokenRules:
     max_length: int = 2048
     over_length: OverLength = "truncate"
     assistant_only_loss: bool = True
-    task: Task = "sft"
+    trains: Trains = "answers"
     vision: ImageRules | None = None
     """Of a model that sees images."""
     train_on: TrainOn = "all_turns"

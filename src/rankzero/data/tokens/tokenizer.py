@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rankzero.errors import ConfigError
 
 if TYPE_CHECKING:  # workers need not load pydantic
-    from rankzero.spec.run_spec import Task
+    from rankzero.spec.tasks import Trains
 
 
 class Tokenizer(Protocol):
@@ -58,7 +58,7 @@ class TokenizerParts:
         return hashlib.sha256(whole.encode()).hexdigest()
 
 
-def take_apart(tokenizer: Tokenizer, task: Task = "sft") -> TokenizerParts:
+def take_apart(tokenizer: Tokenizer, trains: Trains = "answers") -> TokenizerParts:
     """The parts of a fast tokenizer. Raises ConfigError where one that the task needs is missing."""
     if not getattr(tokenizer, "is_fast", False):
         raise ConfigError(
@@ -71,7 +71,7 @@ def take_apart(tokenizer: Tokenizer, task: Task = "sft") -> TokenizerParts:
         name: str(token) for name, token in tokenizer.special_tokens_map.items() if not isinstance(token, (list, dict))
     }
     eos_id = tokenizer.eos_token_id if "eos_token" in variables else None
-    if eos_id is None and task == "sft":
+    if eos_id is None and trains == "answers":
         raise ConfigError(
             "the tokenizer has no end-of-sequence token, so a model could not learn where to stop",
             where="model.tokenizer_dir",

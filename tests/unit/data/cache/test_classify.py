@@ -55,7 +55,7 @@ def labelled(path: Path, *labels: object) -> str:
 
 
 def tokenise(tokenizer: Any, cache: Path, path: str, **rules: Any) -> TokenizedDataset:
-    return prepare([SourceSpec(path=path)], tokenizer, TokenRules(task="classify", **rules), cache)
+    return prepare([SourceSpec(path=path)], tokenizer, TokenRules(trains="label", **rules), cache)
 
 
 def ids_of(dataset: TokenizedDataset) -> list[list[int]]:
