@@ -1,4 +1,4 @@
-"""float16 on several processes: where one overflows, all compute the step again; the curve is one process's."""
+"""float16 on two processes: where one overflows both compute the step again, and the curve is that of one process."""
 
 from __future__ import annotations
 
