@@ -41,10 +41,13 @@ def merge(
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as an object.")] = False,
 ) -> None:
     """Write a run's adapter and its base model as one model that needs no adapter."""
+    from rankzero.cli.output import warn_of_changes
     from rankzero.cli.train import require_engine
+    from rankzero.run_dir.result import verify_result
 
     directory, spec = adapter_of(Path(adapter), model)
     require_engine()
+    warn_of_changes(verify_result(directory))
     from rankzero.model.load import quiet_libraries
     from rankzero.model.merge import merge as merge_model
 

@@ -123,14 +123,28 @@ def prune_checkpoints(run_dir: RunDir, *, keep: int, best_step: int | None) -> N
             shutil.rmtree(doomed, ignore_errors=True)
 
 
-def newest_intact(run_dir: RunDir, notice: Callable[[str], None]) -> dict[str, Any] | None:
-    """Manifest of the newest checkpoint whose every byte verifies; each one that does not is spoken of."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a run directory holds. `newest`: the manifest of the newest checkpoint whose every byte verifies."""
+
+    newest: dict[str, Any] | None
+    damaged: tuple[int, ...] = ()
+    """Steps of checkpoints that are not what was saved."""
+
+
+def find_checkpoints(run_dir: RunDir, notice: Callable[[str], None]) -> Found:
+    """Look for the checkpoint to continue from; each damaged one is spoken of. Of those that are older than the one
+    found, manifests and sizes are looked at, and nothing else is read."""
+    newest: dict[str, Any] | None = None
+    damaged = []
     for step in run_dir.committed_steps():
         try:
-            return verify_directory(run_dir.checkpoint(step))
+            manifest = verify_directory(run_dir.checkpoint(step), hashes=newest is None)
+            newest = newest or manifest
         except StorageError as error:
             notice(f"checkpoint step-{step} is damaged and is not used: {error}")
-    return None
+            damaged.append(step)
+    return Found(newest, tuple(damaged))
 
 
 def load_checkpoint(directory: Path, parallel: Parallel, world: World) -> Position:

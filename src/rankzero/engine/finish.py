@@ -12,14 +12,16 @@ from rankzero.engine.checkpoint import Position
 from rankzero.engine.console import duration, logger
 from rankzero.engine.distributed import broadcast_object
 from rankzero.engine.inputs import Inputs
+from rankzero.engine.metrics import evaluations
 from rankzero.engine.report import make_report
 from rankzero.engine.setup import Session
 from rankzero.engine.train import Surroundings
 from rankzero.errors import StorageError
 from rankzero.model.weights import export_final
-from rankzero.run_dir.atomic import commit_directory, read_manifest, stage_name, storage_errors, write_json
+from rankzero.run_dir.atomic import MANIFEST, commit_directory, stage_name, storage_errors, verify_directory, write_json
 from rankzero.run_dir.paths import RunDir
-from rankzero.spec.metrics import MEASURES
+from rankzero.run_dir.result import verify_result
+from rankzero.spec.metrics import HIGHER_IS_BETTER, MEASURES
 from rankzero.spec.run_spec import RunSpec
 
 
@@ -46,9 +48,8 @@ def finish(
 
 def export(session: Session, around: Surroundings, inputs: Inputs, position: Position) -> int:
     """Write final/ from the best checkpoint, or the last one where the spec says so or nothing was evaluated."""
-    step, parallel = position.step, session.parallel
-    if around.spec.checkpoint.final == "best" and position.best_step is not None and position.best_step > 0:
-        step = position.best_step
+    parallel = session.parallel
+    step: int = broadcast_object(chosen_step(around.spec, around.run_dir, position) if around.world.is_main else None)
     if step != position.step:
         parallel.load_weights(around.run_dir.checkpoint(step))
     state = parallel.export_state()
@@ -66,10 +67,42 @@ def export(session: Session, around: Surroundings, inputs: Inputs, position: Pos
     return step
 
 
+def chosen_step(spec: RunSpec, run_dir: RunDir, position: Position) -> int:
+    """The step whose weights become the result: the best one that is intact, or the last, which is in memory.
+
+    Reads every byte of a checkpoint before it is used; a damaged one is set aside, and that is said.
+    """
+    best = position.best_step
+    if spec.checkpoint.final != "best" or not best:
+        return position.step
+    values = evaluations(run_dir.metrics, spec.checkpoint.best_metric)
+    there = {position.step, *run_dir.committed_steps()}
+    sign = -1 if spec.checkpoint.best_metric in HIGHER_IS_BETTER else 1
+    others = sorted((sign * values[step], -step) for step in there & values.keys() - {best})
+    for step in (best, *(-negative for _, negative in others)):
+        if step != position.step:
+            try:
+                verify_directory(run_dir.checkpoint(step))
+            except StorageError as error:
+                logger.warning("[RESULT] the checkpoint of step %d is damaged and is not used: %s", step, error)
+                if run_dir.checkpoint(step).is_dir():
+                    logger.warning("[RESULT] it is now %s", run_dir.set_aside(step))
+                continue
+        if step != best:
+            logger.warning("[RESULT] final/ is made from step %d, the next best: step %d is lost", step, best)
+            if run_dir.checkpoint(step).is_dir():
+                run_dir.set_link("best", step)
+        return step
+    logger.warning("[RESULT] final/ is made from the last step, %d: no evaluated checkpoint is intact", position.step)
+    return position.step
+
+
 def finished_report(run_dir: RunDir, spec: RunSpec, last_step: int, total_steps: int) -> dict[str, Any] | None:
     """The report of a run that has nothing left to do; None where there is something."""
     try:
-        read_manifest(run_dir.final)
+        if not (run_dir.final / MANIFEST).is_file():
+            return None
+        verify_result(run_dir.final)
         report: dict[str, Any] = json.loads(run_dir.report.read_text(encoding="utf-8"))
     except (StorageError, OSError, ValueError):
         return None

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from rankzero.engine.checkpoint import Position, load_checkpoint, newest_intact, under
+from rankzero.engine.checkpoint import Found, Position, find_checkpoints, load_checkpoint, under
 from rankzero.engine.console import RunConsole, logger, print_result, results_alone_on_stdout
 from rankzero.engine.device import Device, peak_memory, pick_device, pick_dtype, set_threads
 from rankzero.engine.distributed import (
@@ -44,9 +45,10 @@ from rankzero.engine.resume import (
 from rankzero.engine.setup import Session, build_session, collect_environment
 from rankzero.engine.signals import stop_on_signals
 from rankzero.engine.train import Surroundings, train
-from rankzero.errors import ExitCode, PeerLostError, RankzeroError
+from rankzero.errors import ExitCode, PeerLostError, RankzeroError, StorageError
 from rankzero.model.load import quiet_libraries
-from rankzero.run_dir.atomic import remove_stale, write_json, write_text
+from rankzero.redaction import Redactor
+from rankzero.run_dir.atomic import put_back_displaced, remove_stale, write_json, write_text
 from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.resolve import to_yaml
@@ -86,27 +88,27 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
         lease = Lease(run_dir.root) if world.is_main else None
         if lease is not None and run_dir.root.exists():
             lease.acquire()
-            stack.callback(lease.release)
+            let_go(stack, lease.release)
         inputs = read_inputs(spec, world, ledger)
         environment = collect_environment(device, dtype, world)
         if lease is not None and not run_dir.root.exists():
             lease.acquire()
-            stack.callback(lease.release)
-        one = world.world_size == 1
-        place = "one process" if one else f"rank {world.rank} of {world.world_size} processes"
-        logger.info("[DDP] %s on %s", place, device.describe())
+            let_go(stack, lease.release)
+        logger.info("[DDP] %s on %s", place_of(world), device.describe())
         with ledger.phase("rendezvous"):
             stack.enter_context(process_group(world, device, dict(os.environ)))
         with ledger.phase("model files"):
             meta = manifest_meta(spec, inputs, environment)
             refuse_different_weights(meta)
         with ledger.phase("resume"):
-            saved = find_checkpoint(run_dir, spec, meta, options, world)
+            found, saved = find_checkpoint(run_dir, spec, meta, options, world)
         finished = finished_report(run_dir, spec, saved.step, total_steps(inputs, spec)) if saved else None
         if finished is not None:
             logger.info("[DONE] %s", what_is_next(finished))
             return finished
         claim_directory(run_dir, spec, environment, world, console)
+        if world.is_main:
+            set_aside(run_dir, found)
         if world.is_main and deepspeed is not None:
             write_json(run_dir.root / "deepspeed.json", deepspeed)
         session = build_session(spec, inputs, world, device, dtype, ledger)
@@ -114,7 +116,7 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
         position = restore(run_dir, saved, session, spec, layout, world, ledger)
         metrics = open_metrics(run_dir, spec, position) if world.is_main else None
         if metrics is not None:
-            stack.callback(metrics.close)
+            let_go(stack, metrics.close)
         around = Surroundings(
             spec=spec,
             options=options,
@@ -140,6 +142,24 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
         if world.is_main:
             copy_report(report, options.report_json)
         return report
+
+
+def let_go(stack: ExitStack, release: Callable[[], None]) -> None:
+    """Call `release` when the run is over. That it fails is said, and hides neither what ended the run nor its result:
+    a full disk that ends a run also keeps it from giving back what it held."""
+
+    def quietly() -> None:
+        try:
+            release()
+        except (OSError, StorageError) as error:
+            logger.warning("[STEP] while ending: %s", error)
+
+    stack.callback(quietly)
+
+
+def place_of(world: World) -> str:
+    """Which of the run's processes this one is."""
+    return "one process" if world.world_size == 1 else f"rank {world.rank} of {world.world_size} processes"
 
 
 def out_of_memory(session: Session, spec: RunSpec, world: World, device: Device) -> RankzeroError:
@@ -169,17 +189,29 @@ class Saved:
 
 def find_checkpoint(
     run_dir: RunDir, spec: RunSpec, meta: dict[str, Any], options: RunOptions, world: World
-) -> Saved | None:
-    """The newest intact checkpoint, on every rank. Raises ConfigError where it is of another run."""
-    manifest: dict[str, Any] | None = broadcast_object(
-        newest_intact(run_dir, logger.warning) if world.is_main else None
-    )
-    if manifest is None:
-        return None
-    differences = check_same_run(manifest, meta, spec, run_dir, options.allow_changes)
+) -> tuple[Found, Saved | None]:
+    """What the directory holds and, on every rank, the newest intact checkpoint. Raises ConfigError where that is of
+    another run."""
+    if world.is_main:
+        for name in [*put_back_displaced(run_dir.root), *put_back_displaced(run_dir.checkpoints)]:
+            logger.info("[STEP] %s was being replaced when an earlier start was killed; the older one is used", name)
+    found: Found = broadcast_object(find_checkpoints(run_dir, logger.warning) if world.is_main else None)
+    if found.newest is None:
+        return found, None
+    differences = check_same_run(found.newest, meta, spec, run_dir, options.allow_changes)
     for notice in differences.notices:
         logger.warning("[STEP] %s", notice)
-    return Saved(manifest["step"], manifest.get("layout"), differences)
+    return found, Saved(found.newest["step"], found.newest.get("layout"), differences)
+
+
+def set_aside(run_dir: RunDir, found: Found) -> None:
+    """Rename what is damaged, so that nothing counts it as kept or takes it for the last one."""
+    for step in found.damaged:
+        logger.warning("[STEP] step-%d is now %s; delete it when you have looked", step, run_dir.set_aside(step))
+    if found.newest is not None:
+        run_dir.set_link("last", found.newest["step"])
+    elif found.damaged:
+        logger.warning("[STEP] no checkpoint is intact: the run begins again")
 
 
 def what_is_next(report: dict[str, Any]) -> str:
@@ -281,8 +313,9 @@ def hand_over(error: Exception) -> int:
     else:
         known = RankzeroError(f"internal error: {type(error).__name__}: {error}")
         trace = traceback.format_exc()
-    problems = [{"what": p.what, "where": p.where, "hint": p.hint} for p in known.problems]
-    value = {"type": type(known).__name__, "problems": problems, "traceback": trace}
+    redact = Redactor(os.environ)
+    problems = [{"what": redact(p.what), "where": redact(p.where), "hint": redact(p.hint)} for p in known.problems]
+    value = {"type": type(known).__name__, "problems": problems, "traceback": redact(trace)}
     write_json(Path(os.environ[ERROR_FILE_VARIABLE]), value)
     return known.exit_code
 

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankzero.errors import ConfigError
+from rankzero.errors import ConfigError, Problem, StorageError
+from rankzero.run_dir.atomic import MANIFEST, faults, read_manifest
 
 if TYPE_CHECKING:
     from rankzero.spec.run_spec import RunSpec
     from rankzero.spec.tasks import ModelUse
 
 FINAL = "final"
+WEIGHTS = "model"
+"""Of a checkpoint: the directory with its weights."""
 ADAPTER_CONFIG = "adapter_config.json"
 
 
@@ -25,13 +28,16 @@ class Result:
     adapter: Path | None = None
     labels: tuple[str, ...] | None = None
     """Of a classifier's adapter: the classes by number."""
+    changed: tuple[str, ...] = ()
+    """Files of a run's result, none with weights, that are not as the run wrote them."""
 
 
 def find_result(target: str, use: ModelUse, *, base: bool = False) -> Result:
     """What `target` stands for: a run directory or the final/ in it, another adapter's directory, or any model, by
     directory or Hub id. `base`: the run's model as it was before training.
 
-    Raises ConfigError where a run has no result yet, or a model with another use.
+    Reads the whole result, to see that it is what the run wrote. Raises ConfigError where a run has no result yet, or
+    a model with another use; StorageError where its weights are damaged.
     """
     directory = Path(target)
     if directory.name == FINAL and (directory.parent / "run.yaml").is_file():
@@ -43,6 +49,34 @@ def find_result(target: str, use: ModelUse, *, base: bool = False) -> Result:
     if (directory / ADAPTER_CONFIG).is_file():
         return _of_adapter(directory, use)
     return Result(_plain_spec(use, {"name": target}))
+
+
+def verify_result(directory: Path) -> tuple[str, ...]:
+    """Check the files of a result, or of the checkpoint that `directory` lies in, against the manifest that they were
+    committed with. Returns the names of those that were changed since and hold no weights: people edit templates.
+
+    Without a manifest, as where someone has copied the weights alone, there is nothing to check against. Raises
+    StorageError where weights are not what was saved, a file is missing or the manifest is damaged.
+    """
+    root = directory.parent if directory.name == WEIGHTS else directory
+    if not (root / MANIFEST).is_file():
+        return ()
+    try:
+        manifest = read_manifest(root)
+    except StorageError as error:
+        raise _with_hint(error, f"delete {MANIFEST} to use the files as they are, unchecked") from error
+    inside = "" if root == directory else f"{WEIGHTS}/"
+    files = {name: entry for name, entry in manifest["files"].items() if name.startswith(inside)}
+    found = faults(root, {"files": files})
+    for name, fault in found.items():
+        if name.endswith(".safetensors") or not (root / name).is_file():
+            again = "give the run's `rankzero train` command again: it writes a damaged result anew from its checkpoint"
+            raise _with_hint(fault, again)
+    return tuple(found)
+
+
+def _with_hint(error: StorageError, hint: str) -> StorageError:
+    return StorageError([Problem(problem.what, problem.where, hint) for problem in error.problems])
 
 
 def _of_run(run: Path, use: ModelUse, *, base: bool) -> Result:
@@ -62,7 +96,7 @@ def _of_run(run: Path, use: ModelUse, *, base: bool) -> Result:
     data = spec.data.model_copy(update={"chat_template": None})
     weights = {"tokenizer_dir": str(final)} if spec.lora else {"local_dir": str(final), "tokenizer_dir": None}
     asked = spec.model_copy(update={"data": data, "model": spec.model.model_copy(update=weights)})
-    return Result(asked, final if spec.lora else None, _labels(final) or spec.data.labels)
+    return Result(asked, final if spec.lora else None, _labels(final) or spec.data.labels, verify_result(final))
 
 
 def _of_adapter(directory: Path, use: ModelUse) -> Result:

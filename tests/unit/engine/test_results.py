@@ -54,6 +54,9 @@ def test_the_result_loads_in_plain_transformers_and_scores_what_was_reported(
         config = json.loads((final / "adapter_config.json").read_text())
         assert config["base_model_name_or_path"] == str(tiny) and config["peft_type"] == "LORA"
     assert tokenizer.chat_template
+    (tmp_path / "mine").touch()
+    modes = {path.stat().st_mode for path in run_root(spec).rglob("*") if path.is_file()}
+    assert modes == {(tmp_path / "mine").stat().st_mode}, "another user's server can read what the umask lets it"
     assert json.loads((final / "generation_config.json").read_text())["eos_token_id"] == tokenizer.eos_token_id
     assert plain_eval_loss(model.eval(), tokenizer, chat_rows(7)) == pytest.approx(report["eval_loss"], rel=1e-5)
 

@@ -18,7 +18,7 @@ from rankzero.launch.node.coordinator import Coordinator
 from rankzero.launch.node.inputs import read_inputs
 from rankzero.launch.node.memory_lock import allow_locking
 from rankzero.launch.node.mirror import mirrored
-from rankzero.launch.node.output import Output, Redactor
+from rankzero.launch.node.output import Output
 from rankzero.launch.node.park import park
 from rankzero.launch.node.platform import Place, find_place
 from rankzero.launch.node.prepared import wait_for_marker
@@ -28,6 +28,7 @@ from rankzero.launch.node.stop import StopWish
 from rankzero.launch.node.submission import Submission
 from rankzero.launch.node.termination import internal, message, write
 from rankzero.launch.processes import signals_to
+from rankzero.redaction import Redactor
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.resolve import spec_hash
 from rankzero.spec.run_spec import RunSpec

@@ -13,7 +13,7 @@ from pathlib import Path
 from rankzero.errors import ExitCode, RankzeroError, StoppedError
 from rankzero.launch.node.inputs import read_inputs
 from rankzero.launch.node.mirror import downloaded
-from rankzero.launch.node.output import Output, Redactor
+from rankzero.launch.node.output import Output
 from rankzero.launch.node.prepared import beating, begin, end
 from rankzero.launch.node.reaper import reap_orphans
 from rankzero.launch.node.settings import CONFIG_DIR, NodeSettings
@@ -21,6 +21,7 @@ from rankzero.launch.node.stop import StopWish
 from rankzero.launch.node.submission import Submission
 from rankzero.launch.node.termination import internal, message, write
 from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, signals_to, write_payload
+from rankzero.redaction import Redactor
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
 

@@ -16,12 +16,13 @@ from rankzero.errors import RankzeroError, ServiceError, StoppedError
 from rankzero.launch.node import command
 from rankzero.launch.node.client import Client
 from rankzero.launch.node.command import Node
-from rankzero.launch.node.output import Output, Redactor
+from rankzero.launch.node.output import Output
 from rankzero.launch.node.platform import Place
 from rankzero.launch.node.settings import NodeSettings
 from rankzero.launch.node.stop import StopWish
 from rankzero.launch.node.submission import Submission
 from rankzero.launch.processes import OpenStderr, Ranks, Workers
+from rankzero.redaction import Redactor
 from rankzero.run_dir.finished import is_finished
 from rankzero.run_dir.paths import RunDir
 from tests.support.nodes import free_port
