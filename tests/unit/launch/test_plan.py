@@ -169,3 +169,34 @@ def test_root_where_it_is_asked_for() -> None:
     (job,) = [one for one in render(plan(cluster=cluster_spec(user=0))) if one["kind"] == "Job"]
     security = job["spec"]["template"]["spec"]["securityContext"]
     assert (security["runAsUser"], security["runAsNonRoot"]) == (0, False)
+
+
+def test_the_preparation_goes_by_what_the_site_says_of_its_nodes() -> None:
+    patch = {
+        "hostNetwork": True,
+        "containers": [
+            {
+                "name": "node",
+                "securityContext": {"readOnlyRootFilesystem": True},
+                "resources": {"limits": {"x": 1}},
+            },
+            {"name": "sidecar", "image": "s"},
+        ],
+    }
+    cluster = cluster_spec(
+        storage={"outputs": CLAIM, "cache": {"mount": "/cache", "claim": "c"}},
+        queue={"name": "gpus"},
+        node_selector={"kubernetes.io/arch": "arm64"},
+        tolerations=[{"key": "reserved"}],
+        pod_patch=patch,
+    )
+    (job,) = [one for one in render(plan(cluster=cluster)) if one["metadata"]["name"] == "r-prepare"]
+    pod = job["spec"]["template"]["spec"]
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+    assert pod["nodeSelector"] == {"kubernetes.io/arch": "arm64"}
+    assert {"key": "reserved", "operator": "Exists"} in pod["tolerations"]
+    assert pod["hostNetwork"] is True
+    prepare, sidecar = pod["containers"]
+    assert (prepare["name"], sidecar["name"]) == ("prepare", "sidecar")
+    assert prepare["securityContext"]["readOnlyRootFilesystem"] is True
+    assert set(prepare["resources"]["limits"]) == {"memory"}
