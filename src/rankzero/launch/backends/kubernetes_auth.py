@@ -137,10 +137,12 @@ _FILES = ("certificate-authority", "client-certificate", "client-key", "tokenFil
 
 def _resolved(value: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Relative paths are relative to the file that they stand in."""
-    found = {key: str(folder.absolute() / value[key]) if key in _FILES and value[key] else value[key] for key in value}
-    command = (found.get("exec") or {}).get("command", "")
-    if "/" in command:  # else it is looked for in PATH
-        found["exec"] = {**found["exec"], "command": str(folder.absolute() / command)}
+    found: dict[str, Any] = {
+        key: str(folder.absolute() / value[key]) if key in _FILES and value[key] else value[key] for key in value
+    }
+    login = found.get("exec")
+    if isinstance(login, dict) and "/" in str(login.get("command")):  # else it is looked for in PATH
+        found["exec"] = {**login, "command": str(folder.absolute() / str(login["command"]))}
     return found
 
 
