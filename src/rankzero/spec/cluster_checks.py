@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from rankzero.errors import Problem
 from rankzero.spec.cluster_spec import ClusterSpec, VolumeSpec
 from rankzero.spec.quantity import as_bytes
-from rankzero.spec.secret_names import looks_secret
+from rankzero.spec.secret_names import holds_secret, looks_secret
 
 RESERVED_MOUNTS = ("/etc/rankzero", "/dev/shm", "/dev", "/tmp", "/proc", "/sys", "/")
 _OURS = {"POD_NAME", "NODE_NAME", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"}
@@ -67,8 +67,8 @@ def _volume(name: str, volume: VolumeSpec) -> list[Problem]:
 
 def _environment(spec: ClusterSpec) -> list[Problem]:
     problems = []
-    for name in spec.env:
-        if looks_secret(name):
+    for name, value in spec.env.items():
+        if looks_secret(name) or holds_secret(value):
             hint = f"secrets: {{{name}: {{name: NAME-OF-SECRET, key: KEY}}}}; `rankzero secret set` creates it"
             problems.append(Problem("this looks like a secret, and env is written into manifests", f"env.{name}", hint))
         if name in _OURS or name.startswith(_OUR_PREFIXES):
