@@ -133,11 +133,16 @@ class _Paths:
         if posixpath.isabs(path):
             self._must_be_mounted(path, field_name)
             return path
-        return self.shipped(path) or self._missing(path, field_name)
+        return self.shipped(path, field_name) or self._missing(path, field_name)
 
-    def shipped(self, path: str) -> str | None:
+    def shipped(self, path: str, field_name: str) -> str | None:
         """Where the pods find a local file or directory; None where there is none."""
         found = self._matching(path)
+        if found and posixpath.normpath(path).startswith(".."):
+            hint = "copy it below this directory, or put it on a volume: whoever reads the ConfigMap reads it"
+            what = f"{path} is outside of this directory, and is not shipped"
+            self.problems.append(Problem(what, self._where(field_name), hint))
+            return path
         for name in found:
             self.files[inside_name(name)] = self._available[name]
         return posixpath.join(CONFIG_DIR, "files", inside_name(path)) if found else None
@@ -198,7 +203,7 @@ def _model_in_pods(model: ModelSpec, paths: _Paths) -> ModelSpec:
     elif posixpath.isabs(model.name):
         paths.file(model.name, "model.name")
     else:
-        changes["name"] = paths.shipped(model.name) or model.name  # else a Hub id
+        changes["name"] = paths.shipped(model.name, "model.name") or model.name  # else a Hub id
     if model.tokenizer_dir is not None:
         changes["tokenizer_dir"] = paths.file(model.tokenizer_dir, "model.tokenizer_dir")
     return model.model_copy(update=changes)

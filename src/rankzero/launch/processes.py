@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -153,10 +153,11 @@ class Workers:
                     process.send_signal(each)
 
     def kill(self) -> None:
-        """End whatever is left."""
+        """End whatever is left, with all that they have started: each leads a group of its own."""
         for process in self.processes:
-            if process.poll() is None:
-                process.kill()
+            process.poll()
+            with suppress(ProcessLookupError, PermissionError):  # nobody is left; some systems say it in this way
+                os.killpg(process.pid, signal.SIGKILL)
         for process in self.processes:
             process.wait()
 

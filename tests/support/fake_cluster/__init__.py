@@ -56,6 +56,8 @@ class FakeCluster:
     ends_idle_watches: bool = False
     """A watch in a world where nothing happens any more ends, as it does on a server after its time."""
 
+    date: str = "Sat, 21 Nov 2026 08:00:00 GMT"
+    """What answers have as their time."""
     dying: bool = False
     """The request that is being answered is the last one."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +96,10 @@ def test_too_much_to_ship(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         make_plan(run, cluster_spec(), files=local_files(run))
 
 
-def test_paths_cannot_climb_out_of_the_pods_folder() -> None:
-    made = plan(run_spec(data={"train": "../../etc/passwd.jsonl"}), **{"../../etc/passwd.jsonl": b"{}"})
-    assert list(made.files) == ["up/up/etc/passwd.jsonl"]
+@pytest.mark.parametrize("path", ["../../etc/passwd.jsonl", "a/../../x.jsonl"])
+def test_files_outside_of_the_directory_are_not_shipped(path: str) -> None:
+    with pytest.raises(ConfigError, match="outside of this directory"):
+        plan(run_spec(data={"train": path}), **{posixpath.normpath(path): b"{}"})
 
 
 def test_settings_survive_their_file() -> None:
@@ -169,3 +171,34 @@ def test_root_where_it_is_asked_for() -> None:
     (job,) = [one for one in render(plan(cluster=cluster_spec(user=0))) if one["kind"] == "Job"]
     security = job["spec"]["template"]["spec"]["securityContext"]
     assert (security["runAsUser"], security["runAsNonRoot"]) == (0, False)
+
+
+def test_the_preparation_goes_by_what_the_site_says_of_its_nodes() -> None:
+    patch = {
+        "hostNetwork": True,
+        "containers": [
+            {
+                "name": "node",
+                "securityContext": {"readOnlyRootFilesystem": True},
+                "resources": {"limits": {"x": 1}},
+            },
+            {"name": "sidecar", "image": "s"},
+        ],
+    }
+    cluster = cluster_spec(
+        storage={"outputs": CLAIM, "cache": {"mount": "/cache", "claim": "c"}},
+        queue={"name": "gpus"},
+        node_selector={"kubernetes.io/arch": "arm64"},
+        tolerations=[{"key": "reserved"}],
+        pod_patch=patch,
+    )
+    (job,) = [one for one in render(plan(cluster=cluster)) if one["metadata"]["name"] == "r-prepare"]
+    pod = job["spec"]["template"]["spec"]
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+    assert pod["nodeSelector"] == {"kubernetes.io/arch": "arm64"}
+    assert {"key": "reserved", "operator": "Exists"} in pod["tolerations"]
+    assert pod["hostNetwork"] is True
+    prepare, sidecar = pod["containers"]
+    assert (prepare["name"], sidecar["name"]) == ("prepare", "sidecar")
+    assert prepare["securityContext"]["readOnlyRootFilesystem"] is True
+    assert set(prepare["resources"]["limits"]) == {"memory"}

@@ -10,7 +10,7 @@ from rankzero.launch.node.settings import PREPARE_RESTARTS
 from rankzero.launch.plan import Plan
 from rankzero.launch.render.container import container
 from rankzero.launch.render.pod import pod_metadata, pod_spec
-from rankzero.launch.render.shared import metadata
+from rankzero.launch.render.shared import metadata, top_metadata
 
 CONTAINER = "prepare"
 
@@ -30,7 +30,7 @@ def preparation_job(plan: Plan) -> Manifest:
         "kind": "Job",
         "metadata": {
             **metadata(plan, prepare_name(plan.name)),
-            "labels": {**metadata(plan)["labels"], labels.ROLE: labels.PREPARE_ROLE},
+            "labels": {**top_metadata(plan)["labels"], labels.ROLE: labels.PREPARE_ROLE},
         },
         "spec": {
             "backoffLimit": PREPARE_RESTARTS,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from rankzero.errors import RankzeroError, ServiceError, StoppedError
@@ -234,3 +237,23 @@ def test_a_node_whose_place_was_taken_leaves(tmp_path: Path) -> None:
     assert isinstance(error, StoppedError)
     assert "another pod has taken the place of node 1" in str(error)
     assert script.sent == [], "it has no say in the run any more"
+
+
+def test_handlers_are_there_before_anything_that_takes_time() -> None:
+    """PID 1 ignores SIGTERM until it has a handler, and importing what a node needs takes over a second."""
+    code = "import sys, rankzero.launch.node.__main__; print([m for m in ('pydantic', 'yaml') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
+
+
+def test_what_a_process_started_ends_with_it(tmp_path: Path) -> None:
+    """A helper, such as a loader of data or a compiler, holds memory and a device after its parent was killed."""
+    helper = tmp_path / "helper"
+    code = f"import subprocess; p = subprocess.Popen(['sleep', '600']); open({str(helper)!r}, 'w').write(str(p.pid))"
+    (tmp_path / "starts_a_helper.py").write_text(code)
+    workers = Workers(tmp_path, Ranks(0, 1, 1), module="starts_a_helper")
+    workers.start(tmp_path / "none", {**os.environ, "PYTHONPATH": str(tmp_path)}, 0.0, lambda _local: None)
+    workers.processes[0].wait(timeout=60)
+    process = psutil.Process(int(helper.read_text()))
+    workers.kill()
+    assert process.wait(timeout=60) is not None or not process.is_running()

@@ -17,10 +17,12 @@ from rankzero.launch.backends.kubernetes.errors import NO_ANSWER, ApiError, as_e
 from rankzero.launch.backends.kubernetes.needs import needs_of
 from rankzero.launch.backends.kubernetes.preflight import Preflight
 from rankzero.launch.backends.kubernetes.resources import (
+    CLAIM,
     SECRET,
     TRAIN_JOB,
     TRAINING_RUNTIME,
     annotation,
+    claims_of,
     ended,
     is_preparation,
     is_suspended,
@@ -37,7 +39,7 @@ from rankzero.launch.backends.preparation import PreparationError
 from rankzero.launch.labels import Manifest
 from rankzero.launch.names import submission_name
 from rankzero.launch.secrets import secret_manifest
-from rankzero.launch.untyped_json import text
+from rankzero.launch.untyped_json import at, text
 
 MANAGER = "rankzero"
 TRIES = 4
@@ -196,7 +198,25 @@ class Submission:
         return name_of(secret)
 
     def _must_wait(self, plan: Steps, step: Step) -> bool:
-        return self.wait and plan.training.do != "keep" and (step.do != "keep" or step.existing is not None)
+        if plan.training.do == "keep" or (step.do == "keep" and step.existing is None):
+            return False
+        if self.wait:
+            return True
+        alone = self._on_one_node_at_a_time(step.manifest)
+        if alone:
+            self.say(
+                f"{CLAIM.kind}/{alone} can be on one node at a time, so the preparation is waited for all the same"
+            )
+        return bool(alone)
+
+    def _on_one_node_at_a_time(self, preparation: Manifest) -> str:
+        """A claim that preparation and training would take from each other, each waiting for the other; or nothing."""
+        for name in sorted(claims_of(preparation)):
+            claim = self.api.read(CLAIM, name) or {}
+            modes = at(claim, "spec").get("accessModes") or ()
+            if modes and all(mode in ("ReadWriteOnce", "ReadWriteOncePod") for mode in modes):
+                return name
+        return ""
 
     def _check_now(self, step: Step, account: _Account) -> None:
         """Judge what could not be judged before; where it is refused, take back what was made for it."""

@@ -11,7 +11,7 @@ from rankzero.launch.backend import AlreadyRunsError, LogQuery
 from rankzero.launch.backends.preparation import PreparationError
 from rankzero.launch.labels import Manifest
 from tests.support.fake_cluster import Act, life, plain
-from tests.unit.launch.backends.kubernetes.runs import Bench, objects
+from tests.unit.launch.backends.kubernetes.runs import STORAGE, Bench, objects
 
 HOLDING: list[Act] = [("run",), ("log", "training"), ("hold",), ("exit", 0, "")]
 KINDS = ["job", "jobset", "trainjob", "pytorchjob", "statefulset"]
@@ -331,6 +331,20 @@ class TestPreparation:
     def test_detached_it_does_not(self, bench: Bench) -> None:
         bench.cluster.script("prepare", 0, HOLDING)
         bench.submit(objects(prepare="always"), wait=False)
+        assert bench.cluster.names("jobs") == ["jobs/r", "jobs/r-prepare"]
+
+    @pytest.mark.parametrize("given", [False, True])
+    def test_a_cache_that_only_one_node_can_have_is_prepared_first_even_so(self, bench: Bench, given: bool) -> None:
+        """Else the pod that trains may take the volume first, and wait for the preparation, which waits for it."""
+        access = {"accessModes": ["ReadWriteOnce"]}
+        cache = {"mount": "/cache", "claim": "cache"} | ({} if given else {"size": "1Gi", "access": "ReadWriteOnce"})
+        if given:
+            claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "cache"}, "spec": access}
+            bench.cluster.store.put(claim)
+        storage = {"outputs": STORAGE["outputs"], "cache": cache}
+        bench.submit(objects(prepare="always", num_nodes=1, storage=storage), wait=False)
+        assert bench.heard("PersistentVolumeClaim/cache can be on one node at a time")
+        assert bench.cluster.get("jobs", "r-prepare")["status"]["conditions"][0]["type"] == "Complete"
         assert bench.cluster.names("jobs") == ["jobs/r", "jobs/r-prepare"]
 
     def test_its_failure_is_the_commands(self, bench: Bench) -> None:
