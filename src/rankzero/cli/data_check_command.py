@@ -23,6 +23,7 @@ from rankzero.cli.data_inputs import (
     Inputs,
     MaxLengthOption,
     ModelOption,
+    ReasoningOption,
     TemplateOption,
     Wanted,
     what_is_wanted,
@@ -44,6 +45,7 @@ def check(
     max_length: MaxLengthOption = None,
     chat_template: TemplateOption = None,
     all_tokens: AllTokensOption = False,
+    reasoning: ReasoningOption = "keep",
     row_format: FormatOption = "auto",
     columns: ColumnsOption = None,
     images: ImagesOption = False,
@@ -64,7 +66,7 @@ def check(
 
     tolerance = Tolerance.parse(max_bad)
     wanted = what_is_wanted(
-        inputs, Flags(model, max_length, chat_template, all_tokens, row_format, columns, image_root)
+        inputs, Flags(model, max_length, chat_template, all_tokens, row_format, columns, image_root, reasoning)
     )
     report, comparison = _look(wanted, images=images, quarantine=quarantine, keep_all=as_json)
     if html is not None:
@@ -83,6 +85,7 @@ def stats(
     max_length: MaxLengthOption = None,
     chat_template: TemplateOption = None,
     all_tokens: AllTokensOption = False,
+    reasoning: ReasoningOption = "keep",
     row_format: FormatOption = "auto",
     columns: ColumnsOption = None,
     images: ImagesOption = False,
@@ -93,7 +96,7 @@ def stats(
     """Count what is in the data: rows, turns, lengths, tokens, duplicates. Bad rows are counted, and no error."""
     require("orjson")
     wanted = what_is_wanted(
-        inputs, Flags(model, max_length, chat_template, all_tokens, row_format, columns, image_root)
+        inputs, Flags(model, max_length, chat_template, all_tokens, row_format, columns, image_root, reasoning)
     )
     report, _ = _look(wanted, images=images, compare=False)
     if report.damaged or not report.counts.readable:
@@ -146,7 +149,7 @@ def _look(
         return report, None
     from rankzero.data.serving import compare as compare_rows
 
-    serve = partial(served_prompt, tokenizer)
+    serve = partial(served_prompt, tokenizer, kwargs=tokens.rules.template_kwargs)
     stops = stop_tokens(tokenizer, wanted.tokenizer)
     return report, compare_rows(report.samples, tokens.parts, tokens.rules, serve, stops)
 

@@ -10,7 +10,8 @@ from rankzero.data.conversation import Conversation
 from rankzero.data.image_tokens import ImageRules
 
 if TYPE_CHECKING:  # workers need not load pydantic
-    from rankzero.spec.run_spec import OverLength, Reasoning, Task, TrainOn
+    from rankzero.spec.row_formats import Reasoning
+    from rankzero.spec.run_spec import OverLength, Task, TrainOn
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from rankzero.cache import cache_root
+from rankzero.data.built_in_templates import PLAIN, read_template
 from rankzero.data.collate import Collator, LabelledText, PaddedText
 from rankzero.data.collate_packed import PackedText
 from rankzero.data.collate_vision import PicturedText
@@ -27,6 +28,7 @@ from rankzero.model.positions import position_limit
 from rankzero.model.source import ModelSource, locate
 from rankzero.model.targets import target_modules
 from rankzero.model.vision import Vision, load_vision
+from rankzero.spec.names import PLAIN_TEMPLATE
 from rankzero.spec.run_spec import RunSpec
 
 
@@ -72,6 +74,7 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
     with ledger.phase("data"):
         logger.info("[STEP] read and tokenise the data")
         data = _read_data(spec, tokenizer, vision, world)
+        _keep_plain_template(tokenizer, data)
         labels = label_set(data.train, spec.data.labels) if spec.task == "classify" else None
         if labels is not None:
             for dataset in (data.train, data.eval):
@@ -81,6 +84,18 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
     return Inputs(
         source, kind, tokenizer, config, vision, data.train, data.eval, labels, tokenizer_fingerprint(tokenizer)
     )
+
+
+def _keep_plain_template(tokenizer: Any, data: TrainingData) -> None:
+    """Give a tokenizer without a chat template the plain one that rows were rendered with, so that the result is used
+    as it was trained."""
+    datasets = [dataset for dataset in (data.train, data.eval) if dataset is not None]
+    if tokenizer.chat_template is None and any(PLAIN in dataset.stats.notes for dataset in datasets):
+        tokenizer.chat_template = read_template(PLAIN_TEMPLATE, tokenizer)
+        logger.warning(
+            "[DATA] the tokenizer has no chat template: chat rows are rendered with rankzero's plain one, which is "
+            "saved with the result. data.chat_template: plain says that this is meant; a Jinja file takes another one"
+        )
 
 
 def within_positions(spec: RunSpec, positions: int | None) -> RunSpec:

@@ -12,13 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from rankzero.spec.batch_size import BatchSize
 from rankzero.spec.names import RUN_NAME_PATTERN
+from rankzero.spec.row_formats import Reasoning as Reasoning
 from rankzero.spec.row_formats import RowFormat as RowFormat
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 OverLength = Literal["truncate", "drop"]
 Task = Literal["sft", "classify"]
 TrainOn = Literal["all_turns", "last_turn"]
-Reasoning = Literal["keep", "last", "drop"]
 Attention = Literal["auto", "eager", "sdpa", "varlen", "flex_attention", "flash_attention_2", "flash_attention_3"]
 Part = Literal["language", "experts", "router", "projector", "vision_tower"]
 Sharding = Literal["auto", "ddp", "fsdp", "zero2", "zero3"]

@@ -231,9 +231,7 @@ class TestTrainingTemplates:
         )
         assert template != template_text("qwen3")
         tokenizer = tiny_tokenizer(chat_template=template)
-        assert trained(TWICE, tokenizer) == [
-            text.removeprefix("<think>\n") + "<|im_end|>" for text in (FIRST, SECOND)
-        ]
+        assert trained(TWICE, tokenizer) == [text.removeprefix("<think>\n") + "<|im_end|>" for text in (FIRST, SECOND)]
 
     def test_an_empty_thought_that_the_prompt_has_is_not_trained(self) -> None:
         row = user_assistant("q", FIRST, "r", "b")

@@ -100,9 +100,7 @@ def _read_turn(item: dict[str, Any], line: int, where: str, slots: Slots) -> Mes
         return thought
     if name in _CALLS:
         calls, bad = read_calls(value, line, f"{where}.value")
-        return (
-            bad[0] if bad else Message(role, "", loss.train, tool_calls=calls, weight=loss.weight, reasoning=thought)
-        )
+        return bad[0] if bad else Message(role, "", loss.train, tool_calls=calls, weight=loss.weight, reasoning=thought)
     if not isinstance(value, str):
         reason = "content is null" if value is None else "content is not a string"
         return RowProblem(line, reason, f"{where}.value is {kind(value)}, not a string")

@@ -104,9 +104,7 @@ def _read_rich(item: Mapping[str, Any], line: int, where: str, slots: Slots) -> 
         what = f"{where} has a `name` or `tool_call_id` that is not a string"
         return [RowProblem(line, "bad tool answer", what)]
     spoken = cast(Role, role)
-    return Message(
-        spoken, content, loss.train, offsets, calls, answers or None, name or None, loss.weight, thought
-    )
+    return Message(spoken, content, loss.train, offsets, calls, answers or None, name or None, loss.weight, thought)
 
 
 def empty_reply(line: int, where: str) -> RowProblem:
@@ -183,7 +181,7 @@ def _bad_content(item: Mapping[str, Any], line: int, where: str) -> RowProblem:
     if isinstance(content, list):
         kinds = [str(part.get("type")) if isinstance(part, dict) else kind(part) for part in content]
         if "thinking" in kinds:
-            hint = "reasoning is {\"type\": \"thinking\", \"thinking\": \"…\"} before the text of the same turn"
+            hint = 'reasoning is {"type": "thinking", "thinking": "…"} before the text of the same turn'
             return RowProblem(line, "reasoning after the text", f"{where}.content has reasoning behind text", hint)
         odd = next((kind for kind in kinds if kind not in ("text", "image")), "text without a string")
         what = f"{where}.content has a part that is neither text nor an image ({odd[:40]})"

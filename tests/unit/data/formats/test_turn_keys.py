@@ -74,7 +74,9 @@ class TestLoss:
         assert last_is_bad(**keys) == reason
 
     def test_only_the_assistant_is_asked_for(self) -> None:
-        row = {"messages": [{"role": "user", "content": "q", "loss_weight": 0.5}, *user_assistant("q", "a")["messages"]]}
+        row = {
+            "messages": [{"role": "user", "content": "q", "loss_weight": 0.5}, *user_assistant("q", "a")["messages"]]
+        }
         assert reasons(row) == ["training another role"]
         row["messages"][0]["loss_weight"] = 0
         assert good(row).messages[0].train is False
