@@ -24,6 +24,12 @@ def spec(**sections: Any) -> RunSpec:
         ({"eval": {"early_stopping_patience": 2}}, "eval.early_stopping_patience", "needs data.eval"),
         ({"eval": {"on_start": True}}, "eval.on_start", "nothing to evaluate"),
         ({"lora": {"target_modules": ["all-linear"]}}, "lora.target_modules", "not the name of a module"),
+        (
+            {"data": {"train_on": "last_turn", "assistant_only_loss": False}},
+            "data.train_on",
+            "cannot be trained while every token is",
+        ),
+        ({"data": {"chat_template_kwargs": {"tools": []}}}, "data.chat_template_kwargs", "comes from the rows"),
     ],
 )
 def test_contradictions(sections: dict[str, Any], field: str, what: str) -> None:
@@ -45,6 +51,7 @@ def test_contradictions(sections: dict[str, Any], field: str, what: str) -> None
         {"train": {"warmup_steps": 100}},
         {"data": {"eval": "e"}, "eval": {"early_stopping_patience": 2, "on_start": True}},
         {"checkpoint": {"final": "best"}},
+        {"data": {"train_on": "last_turn", "chat_template_kwargs": {"enable_thinking": False, "documents": [{}]}}},
         {"lora": {"target_modules": ["q_proj"]}},
         {"lora": {"target_modules": "all-linear", "use_dora": True, "dropout": 0.1}},
     ],
