@@ -302,6 +302,22 @@ class TestCache:
             assert again.row(7)[0].tolist() == expected
         assert sorted(left_behind(own_cache)) == ["manifest.json", "part-00000.arrow"]
 
+    def test_a_flipped_byte_is_noticed(
+        self, path: str, tokenizer: Any, own_cache: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        first = prepare(sources(path), tokenizer, TokenRules(), own_cache)
+        expected = [first.row(i)[0].tolist() for i in range(len(first))]
+        part = first.directory / "part-00000.arrow"
+        for at in (len(part.read_bytes()) // 3, -200):
+            flipped = bytearray(part.read_bytes())
+            flipped[at] ^= 1
+            part.unlink()
+            part.write_bytes(flipped)
+            again = prepare(sources(path), tokenizer, TokenRules(), own_cache)
+            assert [again.row(i)[0].tolist() for i in range(len(again))] == expected
+            assert "is damaged and is made again" in caplog.text and "bytes are not those" in caplog.text
+            caplog.clear()
+
     def test_a_cache_that_cannot_be_written(self, path: str, tokenizer: Any, tmp_path: Path) -> None:
         in_the_way = tmp_path / "file"
         in_the_way.write_text("")
