@@ -40,9 +40,7 @@ def show(
 
     tokenizer = load_tokenizer(TokenizerPlace(model), chat_template)
     vision = load_image_rules(TokenizerPlace(model), tokenizer, chat_template)
-    rules = TokenRules(
-        max_length=max_length, assistant_only_loss=not train_on_all, vision=vision, reasoning=reasoning
-    )
+    rules = TokenRules(max_length=max_length, assistant_only_loss=not train_on_all, vision=vision, reasoning=reasoning)
 
     source = SourceSpec(path=file, format=row_format)
     colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
