@@ -17,6 +17,7 @@ from rankzero.cli.data_inputs import (
     ColumnsOption,
     Flags,
     FormatOption,
+    HeaderOption,
     HtmlOption,
     ImageRootOption,
     ImagesOption,
@@ -50,6 +51,7 @@ def check(
     columns: ColumnsOption = None,
     images: ImagesOption = False,
     image_root: ImageRootOption = None,
+    header: HeaderOption = None,
     max_bad: Annotated[
         str, typer.Option("--max-bad", metavar="N|N%", help="Pass with a warning while no more rows are bad.")
     ] = "0",
@@ -66,7 +68,7 @@ def check(
 
     tolerance = Tolerance.parse(max_bad)
     wanted = what_is_wanted(
-        inputs, Flags(model, max_length, chat_template, all_tokens, row_format, columns, image_root, reasoning)
+        inputs, Flags(model, max_length, chat_template, all_tokens, row_format, columns, image_root, reasoning, header)
     )
     report, comparison = _look(wanted, images=images, quarantine=quarantine, keep_all=as_json)
     if html is not None:
@@ -90,13 +92,14 @@ def stats(
     columns: ColumnsOption = None,
     images: ImagesOption = False,
     image_root: ImageRootOption = None,
+    header: HeaderOption = None,
     html: HtmlOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Count what is in the data: rows, turns, lengths, tokens, duplicates. Bad rows are counted, and no error."""
     require("orjson")
     wanted = what_is_wanted(
-        inputs, Flags(model, max_length, chat_template, all_tokens, row_format, columns, image_root, reasoning)
+        inputs, Flags(model, max_length, chat_template, all_tokens, row_format, columns, image_root, reasoning, header)
     )
     report, _ = _look(wanted, images=images, compare=False)
     if report.damaged or not report.counts.readable:

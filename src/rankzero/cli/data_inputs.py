@@ -22,6 +22,10 @@ ColumnsOption = Annotated[
     list[str] | None,
     typer.Option("--columns", metavar="OURS=THEIRS", help="As data.train[].columns: prompt=question. Repeatable."),
 ]
+HeaderOption = Annotated[
+    bool | None,
+    typer.Option("--header/--no-header", help="As data.train[].header: whether the first line of a table has names."),
+]
 Inputs = Annotated[
     list[str],
     typer.Argument(metavar="FILE…|RUN.yaml", help="Data as in data.train, or a run spec with key=value overrides."),
@@ -52,6 +56,7 @@ class Flags:
     columns: list[str] | None
     image_root: str | None
     reasoning: Reasoning = "keep"
+    header: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,7 @@ def what_is_wanted(inputs: list[str], flags: Flags) -> Wanted:
             ("--columns", flags.columns),
             ("--format", None if flags.row_format == "auto" else flags.row_format),
             ("--image-root", flags.image_root),
+            ("--header", flags.header),
         )
         if value is not None
     ]
@@ -101,7 +107,12 @@ def _from_flags(inputs: list[str], flags: Flags) -> Wanted:
     if flags.model is None and reads_tokens:
         hint = "--model says whose tokens and whose template"
         raise UsageError("there is nothing to count tokens with", where="command line", hint=hint)
-    shape = {"format": flags.row_format, "columns": column_map(flags.columns), "image_root": flags.image_root}
+    shape = {
+        "format": flags.row_format,
+        "columns": column_map(flags.columns),
+        "image_root": flags.image_root,
+        "header": "auto" if flags.header is None else flags.header,
+    }
     sources = [SourceSpec.model_validate({"path": path, **shape}) for path in inputs]
     place = None if flags.model is None else TokenizerPlace(flags.model)
     kept = TokenRules(

@@ -1,7 +1,8 @@
 """The chat templates that come with rankzero: a plain one for models without, and some for training with reasoning.
 
 A template for training is never chosen by a model's name. It is one that renders what the model's own template renders
-wherever there is no reasoning. That is tried out: for the head of an answer once, and for every row that it is used for.
+wherever there is no reasoning. That is tried out: for the head of an answer once, and for every row that it is to
+render.
 """
 
 from __future__ import annotations

@@ -85,6 +85,9 @@ class SourceSpec(Section):
     """Only this many rows, drawn without repetition by train.seed."""
     image_root: str | None = None
     """Directory that image paths are relative to; absent: the directory of the file."""
+    header: Literal["auto"] | bool = "auto"
+    """Whether the first line of CSV and TSV names the columns. false: they are column_1, column_2 and so on. auto: it
+    does, and one that looks like a row is an error."""
 
 
 class EvalFraction(Section):

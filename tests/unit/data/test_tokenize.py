@@ -18,6 +18,7 @@ import rankzero.data.segments
 import rankzero.data.tokenize
 from rankzero.data.dataset import TokenizedDataset
 from rankzero.data.tokenize import TokenRules, prepare, tokenizer_fingerprint
+from rankzero.data.validate import check
 from rankzero.errors import ConfigError, DataError, ExitCode, StorageError
 from rankzero.spec.run_spec import SourceSpec
 from tests.support.families import family_tokenizer
@@ -249,6 +250,33 @@ class TestBadData:
         with pytest.raises(DataError, match="changed while it was read"):
             prepare(sources(path), tokenizer, TokenRules(), own_cache)
         assert left_behind(own_cache) == []
+
+
+class TestTablesWithoutNames:
+    COLUMNS = {"prompt": "column_1", "completion": "column_2"}
+
+    @pytest.fixture
+    def table(self, tmp_path: Path) -> str:
+        path = tmp_path / "f.csv"
+        path.write_text("What is 2+2?,4\nWhat is 3+3?,6\n")
+        return str(path)
+
+    def test_no_row_is_lost(self, table: str, tokenizer: Any, own_cache: Path) -> None:
+        given = [SourceSpec(path=table, columns=self.COLUMNS, header=False)]
+        dataset = prepare(given, tokenizer, TokenRules(), own_cache)
+        assert [tokenizer.decode(dataset.row(i)[0]).startswith(f"What is {n}") for i, n in ((0, 2), (1, 3))] == [
+            True
+        ] * 2
+        sampled = prepare([given[0].model_copy(update={"sample": 2})], tokenizer, TokenRules(), own_cache)
+        assert len(sampled) == 2
+        assert check(given).counts.readable == 2
+
+    def test_the_first_row_is_not_taken_for_names(self, table: str, tokenizer: Any, own_cache: Path) -> None:
+        mapped = {"prompt": "What is 2+2?", "completion": "4"}
+        with pytest.raises(DataError, match="looks like a row"):
+            prepare([SourceSpec(path=table, columns=mapped)], tokenizer, TokenRules(), own_cache)
+        said = SourceSpec(path=table, columns=mapped, header=True)
+        assert len(prepare([said], tokenizer, TokenRules(), own_cache)) == 1
 
 
 class TestConfiguration:
