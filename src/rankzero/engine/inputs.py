@@ -14,6 +14,7 @@ from rankzero.data.cache.tokenize import tokenizer_fingerprint
 from rankzero.data.cache.training_data import TrainingData, input_bytes, training_data
 from rankzero.data.progress import Progress, no_progress, show_progress
 from rankzero.data.read.locate import LocatedSource
+from rankzero.data.tokens.built_in_templates import PLAIN, read_template
 from rankzero.engine.console import logger
 from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger
@@ -24,6 +25,7 @@ from rankzero.model.positions import position_limit
 from rankzero.model.source import ModelSource, locate
 from rankzero.model.targets import target_modules
 from rankzero.model.vision import Vision, load_vision
+from rankzero.spec.names import PLAIN_TEMPLATE
 from rankzero.spec.run_spec import RunSpec
 
 
@@ -71,12 +73,25 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
     with ledger.phase("data"):
         logger.info("[STEP] read and tokenise the data")
         data = _read_data(spec, tokenizer, vision, world)
+        _keep_plain_template(tokenizer, data)
         labels = task.labels(spec, data)
         if labels is not None:
             logger.info("[DATA] %d classes: %s", len(labels), ", ".join(labels[:20]))
     return Inputs(
         task, source, kind, tokenizer, config, vision, data.train, data.eval, labels, tokenizer_fingerprint(tokenizer)
     )
+
+
+def _keep_plain_template(tokenizer: Any, data: TrainingData) -> None:
+    """Give a tokenizer without a chat template the plain one that rows were rendered with, so that the result is used
+    as it was trained."""
+    datasets = [dataset for dataset in (data.train, data.eval) if dataset is not None]
+    if tokenizer.chat_template is None and any(PLAIN in dataset.stats.notes for dataset in datasets):
+        tokenizer.chat_template = read_template(PLAIN_TEMPLATE, tokenizer)
+        logger.warning(
+            "[DATA] the tokenizer has no chat template: chat rows are rendered with rankzero's plain one, which is "
+            "saved with the result. data.chat_template: plain says that this is meant; a Jinja file takes another one"
+        )
 
 
 def within_positions(spec: RunSpec, positions: int | None) -> RunSpec:

@@ -17,6 +17,7 @@ from rankzero.launch.names import object_name
 from rankzero.launch.node.settings import CONFIG_DIR, Mirror, NodeSettings
 from rankzero.spec.cluster_spec import ClusterSpec, VolumeSpec
 from rankzero.spec.data_paths import parse_data_path
+from rankzero.spec.names import PLAIN_TEMPLATE
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec, SourceSpec, TrainSpec
 
@@ -222,7 +223,7 @@ def _data_in_pods(data: DataSpec, paths: _Paths) -> DataSpec:
         return value
 
     changes = {"train": sources(data.train, "data.train"), "eval": sources(data.eval, "data.eval")}
-    if data.chat_template is not None:
+    if data.chat_template is not None and data.chat_template != PLAIN_TEMPLATE:
         changes["chat_template"] = paths.file(data.chat_template, "data.chat_template")
     return data.model_copy(update=changes)
 

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -21,6 +20,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from rankzero.data.tokens.built_in_templates import read_template
 from rankzero.errors import ConfigError
 from rankzero.model.parts import after_encoder
 from rankzero.model.quantize import forget_packing, keep_layout, quantization_config
@@ -47,7 +47,8 @@ def quiet_libraries() -> None:
 
 
 def load_tokenizer(source: ModelSource, spec: ModelSpec, chat_template: str | None) -> Any:
-    """The tokenizer, with the chat template of `chat_template` (a Jinja file) where given. Raises ConfigError."""
+    """The tokenizer, with the chat template of `chat_template` (a Jinja file, or `plain`) where given. Raises
+    ConfigError."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             str(source.tokenizer), trust_remote_code=spec.trust_remote_code, local_files_only=True
@@ -59,13 +60,12 @@ def load_tokenizer(source: ModelSource, spec: ModelSpec, chat_template: str | No
             hint="check tokenizer.json and tokenizer_config.json against the model's Hub page",
         ) from error
     if chat_template is not None:
-        path = Path(chat_template)
         try:
-            tokenizer.chat_template = path.read_text(encoding="utf-8")
+            tokenizer.chat_template = read_template(chat_template, tokenizer)
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"{path} cannot be read: {error}", where="data.chat_template", hint="give the path of a Jinja file"
-            ) from error
+            hint = "give the path of a Jinja file, or plain"
+            what = f"{chat_template} cannot be read: {error}"
+            raise ConfigError(what, where="data.chat_template", hint=hint) from error
     return tokenizer
 
 

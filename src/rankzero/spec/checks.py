@@ -177,7 +177,7 @@ def _turns_to_train(spec: RunSpec) -> list[Problem]:
         problems.append(Problem(what, "data.train_on", hint))
     for name in sorted(spec.data.chat_template_kwargs.keys() & set(_GIVEN_BY_US)):
         hint = "these are for what only the template knows, such as enable_thinking"
-        problems.append(Problem(f"`{name}` comes from the rows", f"data.chat_template_kwargs.{name}", hint))
+        problems.append(Problem(f"`{name}` comes from the rows", "data.chat_template_kwargs", hint))
     return problems
 
 

@@ -52,3 +52,7 @@ def slug(text: str, *, limit: int = 40) -> str:
 def default_run_name(model_name: str, method: str, spec_hash: str) -> str:
     """`qwen3-8b-lora-3f9a1c`: the same spec has the same name, so the same command continues the same run."""
     return f"{slug(model_name)}-{method}-{spec_hash[:6]}"
+
+
+PLAIN_TEMPLATE = "plain"
+"""What data.chat_template is for rankzero's own template instead of a file."""

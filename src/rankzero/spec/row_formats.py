@@ -17,3 +17,6 @@ RowFormat = Literal[
     "preference",
     "classification",
 ]
+
+Reasoning = Literal["keep", "last", "drop"]
+"""How much of the reasoning of answers is trained: data.reasoning."""

@@ -12,13 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from rankzero.spec.batch_size import BatchSize
 from rankzero.spec.names import RUN_NAME_PATTERN
+from rankzero.spec.row_formats import Reasoning as Reasoning
 from rankzero.spec.row_formats import RowFormat as RowFormat
 from rankzero.spec.tasks import TASKS, TaskSection
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 OverLength = Literal["truncate", "drop"]
 TrainOn = Literal["all_turns", "last_turn"]
-Reasoning = Literal["keep", "last", "drop"]
 Attention = Literal["auto", "eager", "sdpa", "varlen", "flex_attention", "flash_attention_2", "flash_attention_3"]
 Part = Literal["language", "experts", "router", "projector", "vision_tower"]
 Sharding = Literal["auto", "ddp", "fsdp", "zero2", "zero3"]
@@ -92,6 +92,9 @@ class SourceSpec(Section):
     """Only this many rows, drawn without repetition by train.seed."""
     image_root: str | None = None
     """Directory that image paths are relative to; absent: the directory of the file."""
+    header: Literal["auto"] | bool = "auto"
+    """Whether the first line of CSV and TSV names the columns. false: they are column_1, column_2 and so on. auto: it
+    does, and one that looks like a row is an error."""
 
 
 class EvalFraction(Section):

@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 
 from rankzero.errors import ConfigError, ExitCode, RankzeroError, StoppedError
 from rankzero.launch.node import prepare
-from rankzero.launch.node.output import Output, Redactor
+from rankzero.launch.node.output import Output
 from rankzero.launch.node.settings import NodeSettings
 from rankzero.launch.node.stop import StopWish
+from rankzero.redaction import Redactor
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from tests.support.runs import log, metrics, run_here, run_root, small_spec, stop_during_step

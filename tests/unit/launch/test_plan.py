@@ -68,6 +68,14 @@ def test_local_files_travel_with_the_run(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(config["binaryData"]) == 2
 
 
+def test_the_plain_chat_template_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plain").write_text("another")
+    run = run_spec(data={"train": "/outputs/t.jsonl", "chat_template": "plain"})
+    assert local_files(run) == {}
+    assert plan(run).run.data.chat_template == "plain"
+
+
 def test_the_name_does_not_depend_on_the_place() -> None:
     unnamed = resolve(RunSpec.model_validate({"model": {"name": "org/model"}, "data": {"train": "t.jsonl"}}))
     assert plan(unnamed, **{"t.jsonl": b"{}"}).run.name == unnamed.name

@@ -14,8 +14,8 @@ from rankzero.errors import ConfigError
 from rankzero.launch.backend import LogLine
 from rankzero.launch.diagnose import redact
 from rankzero.launch.evidence import Evidence
-from rankzero.launch.node.output import Redactor
 from rankzero.launch.printable import printable
+from rankzero.redaction import Redactor
 from rankzero.spec.cluster_load import load_cluster_spec
 
 TOKEN = "hf_" + "a1B2" * 8

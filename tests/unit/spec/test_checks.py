@@ -30,6 +30,12 @@ def spec(**sections: Any) -> RunSpec:
         ({"model": HALF, "train": {"sharding": "zero2"}}, "model.dtype", "not trained in with DeepSpeed"),
         ({"model": HALF, "train": {"sharding": "zero3"}}, "model.dtype", "not trained in with DeepSpeed"),
         ({"model": HALF, "train": {"master_weights": "kahan"}}, "train.master_weights", "holds weights in bfloat16"),
+        (
+            {"data": {"train_on": "last_turn", "assistant_only_loss": False}},
+            "data.train_on",
+            "cannot be trained while every token is",
+        ),
+        ({"data": {"chat_template_kwargs": {"tools": []}}}, "data.chat_template_kwargs", "comes from the rows"),
     ],
 )
 def test_contradictions(sections: dict[str, Any], field: str, what: str) -> None:
@@ -54,6 +60,7 @@ def test_contradictions(sections: dict[str, Any], field: str, what: str) -> None
         {"checkpoint": {"final": "best"}},
         {"model": HALF, "train": {"sharding": "fsdp"}},
         {"model": HALF, "lora": {}, "train": {"optimizer": "adamw_8bit"}},
+        {"data": {"train_on": "last_turn", "chat_template_kwargs": {"enable_thinking": False, "documents": [{}]}}},
         {"lora": {"target_modules": ["q_proj"]}},
         {"lora": {"target_modules": "all-linear", "use_dora": True, "dropout": 0.1}},
     ],

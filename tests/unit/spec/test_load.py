@@ -116,6 +116,11 @@ class TestOverrides:
         text = "model: {name: m}\ndata: {train: t, eval: e.jsonl}\n"
         assert load(text, "data.eval.fraction=0.5").spec.data.eval == EvalFraction(fraction=0.5)
 
+    def test_what_only_the_chat_template_knows(self) -> None:
+        text = f"{SMALL.rstrip()[:-1]}, chat_template_kwargs: {{documents: [{{title: x}}], enable_thinking: true}}}}\n"
+        spec = load(text, "data.chat_template_kwargs.enable_thinking=false").spec
+        assert spec.data.chat_template_kwargs == {"documents": [{"title": "x"}], "enable_thinking": False}
+
     def test_an_override_mends_the_file(self) -> None:
         text = "model: {name: '${NOPE}'}\ndata: {train: t}\ntrain: {max_steps: x}\n"
         assert load(text, "model.name=m", "train.max_steps=3").spec.train.max_steps == 3

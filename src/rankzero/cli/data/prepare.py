@@ -61,6 +61,8 @@ def prepare(
                 f"{label}: {facts['rows']:,} of {facts['rows_in']:,} rows, {facts['tokens']:,} tokens{trained}\n"
                 f"  {facts['directory']}"
             )
+            for note, rows in facts["notes"].items():
+                typer.echo(f"  {rows:,} rows: {note}")
 
 
 def show(label: str, sources: Sequence[LocatedSource]) -> AbstractContextManager[Progress]:

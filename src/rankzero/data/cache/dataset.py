@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rankzero.errors import StorageError
-from rankzero.run_dir.atomic import read_manifest
+from rankzero.run_dir.atomic import file_sha256, read_manifest
 
 Int32 = npt.NDArray[np.int32]
 Indices = npt.NDArray[np.int64]
@@ -274,13 +275,30 @@ def _lists(column: Any) -> tuple[Int32, npt.NDArray[Any]]:
     return column.offsets.to_numpy(), column.values.to_numpy()
 
 
+def verify_bytes(directory: Path, workers: int = 1) -> None:
+    """Compare every byte of a committed directory with what was written, `workers` files at a time. Raises
+    StorageError.
+
+    For the first opening in a run: a byte that the disk or the network changed would else be trained, or make Arrow
+    read where nothing is.
+    """
+    files = {directory / name: entry["sha256"] for name, entry in _verified_manifest(directory)["files"].items()}
+    with ThreadPoolExecutor(max(1, min(workers, len(files)))) as pool:
+        for (path, expected), found in zip(files.items(), pool.map(file_sha256, files), strict=True):
+            if found != expected:
+                raise _damaged(path, "its bytes are not those that were written")
+
+
 def _verified_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest, with every file in its full size. Hashing gigabytes at every start is not worth it: the directory
-    was synced before it got its name."""
+    """The manifest, with every file in its full size. The bytes are compared by `verify_bytes`, once in a run."""
     manifest = read_manifest(directory)
     for name, entry in manifest["files"].items():
         path = directory / name
         if not path.is_file() or path.stat().st_size != entry["size"]:
-            hint = f"delete {directory}; the data is then tokenised again"
-            raise StorageError("tokenised data is damaged", where=str(path), hint=hint)
+            raise _damaged(path, "it is missing, or not as long as it was written")
     return manifest
+
+
+def _damaged(path: Path, why: str) -> StorageError:
+    hint = f"delete {path.parent}; the data is then tokenised again"
+    return StorageError(f"tokenised data is damaged: {why}", where=str(path), hint=hint)

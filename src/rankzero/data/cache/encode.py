@@ -34,7 +34,7 @@ class Block:
     ranges: Int32
     range_offsets: Int32
     weights: npt.NDArray[np.float32]
-    """What the losses of each range are multiplied by, rows as in `weight_offsets`; of rows in which all are 1: none."""
+    """What the losses of each range are multiplied by, row by row as `weight_offsets` say; none where all are 1."""
     weight_offsets: Int32
     supervised: Int32
     loss_weight: npt.NDArray[np.float64]

@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 from filelock import FileLock, Timeout
 
-from rankzero.data.cache.dataset import DatasetStats, TokenizedDataset
+from rankzero.data.cache.dataset import DatasetStats, TokenizedDataset, verify_bytes
 from rankzero.data.cache.encode import Task, chunk_encoder
 from rankzero.data.cache.job import CODE_VERSION, Job
 from rankzero.data.cache.segments import SEGMENT_CHUNKS, Segments, Tally
@@ -30,6 +30,7 @@ from rankzero.data.rows.problems import ProblemLog
 from rankzero.data.tokens.chat import TokenRules
 from rankzero.data.tokens.tokenizer import Tokenizer, take_apart
 from rankzero.errors import DataError, Problem, StorageError
+from rankzero.machine import usable_cores
 from rankzero.spec.run_spec import SourceSpec
 
 __all__ = ["Shard", "TokenRules", "prepare", "prepare_shard", "tokenizer_fingerprint"]
@@ -73,10 +74,10 @@ def prepare(
     """
     job = _job(sources, tokenizer, rules, seed)
     directory = cache_dir / "tokenized" / job.fingerprint(cache_dir)
-    dataset = _existing(directory, job.paths)
+    dataset = _existing(directory, job.paths, workers)
     if dataset is None:
         with _cache_errors(directory), _exclusive(directory.with_name(f"{directory.name}.lock")):
-            dataset = _existing(directory, job.paths)  # made by another process while this one waited
+            dataset = _existing(directory, job.paths, workers)  # made by another process while this one waited
             if dataset is None:
                 try:
                     _make(directory, job, Shard(), worker_count(job.size, workers), progress)
@@ -106,7 +107,7 @@ def prepare_shard(
     """
     job = _job(sources, tokenizer, rules, seed)
     directory = cache_dir / "tokenized" / job.fingerprint(cache_dir)
-    dataset = _existing(directory, job.paths)
+    dataset = _existing(directory, job.paths, workers)
     if dataset is None:
         with _cache_errors(directory):
             directory.parent.mkdir(parents=True, exist_ok=True)
@@ -125,11 +126,12 @@ def _job(
     return Job(located, take_apart(tokenizer, rules.trains), rules, seed)
 
 
-def _existing(directory: Path, paths: Sequence[str]) -> TokenizedDataset | None:
-    """What an earlier run made, if it is there and whole."""
+def _existing(directory: Path, paths: Sequence[str], workers: int | None) -> TokenizedDataset | None:
+    """What an earlier run made, if it is there and whole to the last byte."""
     if not directory.exists():
         return None
     try:
+        verify_bytes(directory, usable_cores() if workers is None else workers)
         return TokenizedDataset.open(directory, paths)
     except (StorageError, OSError, KeyError, TypeError, pa.ArrowInvalid) as error:
         _logger.warning("%s is damaged and is made again: %s", directory, str(error).splitlines()[0])

@@ -95,7 +95,7 @@ def rows_to_show(
     renderer, encoder = Renderer(parts, rules), Encoder(parts, rules)
     backend = Backend.from_str(parts.backend)
     found = 0
-    for chunk in read_chunks(source.path):
+    for chunk in read_chunks(source.path, header=source.header):
         if line is not None and chunk.first_line + chunk.data.count(b"\n") < line:
             continue
         parsed = parse(chunk, source.format)

@@ -76,7 +76,7 @@ class Conversion:
 def read_file(source: SourceSpec, index: int) -> Iterator[Chunk]:
     """A file, whatever its container."""
     require_readable([source.path])
-    return read_chunks(source.path, index)
+    return read_chunks(source.path, index, header=source.header)
 
 
 def convert(

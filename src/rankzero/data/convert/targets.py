@@ -15,7 +15,6 @@ import orjson
 from rankzero.data.convert.target_rows import beside, content_parts, tagged, turn_row, turn_rows
 from rankzero.data.rows.conversation import Conversation, Message
 from rankzero.data.rows.formats.images import TAG
-from rankzero.data.tokens.turns import with_thought_in_text
 
 RAW_AS_CHAT = "raw prompt and completion become chat turns"
 CHAT_AS_RAW = "a question and its answer become raw prompt and completion"
@@ -65,7 +64,7 @@ def _plain_turns(conversation: Conversation, target: str) -> tuple[Sequence[Mess
     if any(turn.weight != 1 for turn in turns):
         raise CannotSayError("per-turn weight", f"{target} cannot say how much a turn counts", "use --to messages")
     if any(turn.reasoning for turn in turns):
-        return tuple(map(with_thought_in_text, turns)), (*rules, REASONING_AS_TEXT)
+        return tuple(turn.with_thought_in_text() for turn in turns), (*rules, REASONING_AS_TEXT)
     return turns, rules
 
 

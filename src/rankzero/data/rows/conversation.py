@@ -66,6 +66,14 @@ class Message:
         """The same turn with its reasoning in `reasoning`, wherever the row has it."""
         return replace(self.without_thought(), reasoning=self.thought)
 
+    def with_thought_in_text(self) -> Message:
+        """The same turn with its reasoning where those have it who know only text: in tags before the answer."""
+        if not self.reasoning:
+            return self
+        opening = f"<think>\n{self.reasoning}\n</think>\n\n"
+        offsets = tuple(offset + len(opening) for offset in self.image_offsets)
+        return replace(self, content=opening + self.content, image_offsets=offsets, reasoning="")
+
 
 def _thought(content: str) -> re.Match[str] | None:
     return _THOUGHT.match(content) if "</think>" in content else None

@@ -1,7 +1,8 @@
 """The chat templates that come with rankzero: a plain one for models without, and some for training with reasoning.
 
 A template for training is never chosen by a model's name. It is one that renders what the model's own template renders
-wherever there is no reasoning, which is tried out, for the head of an answer once and for every row that it is used for.
+wherever there is no reasoning. That is tried out: for the head of an answer once, and for every row that it is to
+render.
 """
 
 from __future__ import annotations
@@ -13,13 +14,25 @@ from typing import Any
 
 from rankzero.data.rows.conversation import Conversation, Message
 from rankzero.data.tokens.template import ChatTemplate, TemplateRefusedError
+from rankzero.data.tokens.tokenizer import Tokenizer, opens_with_bos
 from rankzero.data.tokens.turns import turn_of
+from rankzero.spec.names import PLAIN_TEMPLATE
 
 PLAIN = "chat template: plain, since the tokenizer has none"
 
 _FOLDER = Path(__file__).with_name("templates")
 _FOR_TRAINING = ("qwen3", "deepseek_r1")
 _QUESTION, _ANSWER = Message("user", "question"), Message("assistant", "answer")
+
+
+def read_template(wanted: str, tokenizer: Tokenizer) -> str:
+    """The text of a Jinja file, or of rankzero's plain template where that is wanted, as it is for this tokenizer.
+
+    Raises OSError or UnicodeDecodeError where a file cannot be read.
+    """
+    if wanted == PLAIN_TEMPLATE:
+        return plain_template(opens_with_bos=opens_with_bos(tokenizer))
+    return Path(wanted).read_text(encoding="utf-8")
 
 
 def plain_template(*, opens_with_bos: bool) -> str:

@@ -129,11 +129,15 @@ class Renderer:
             raise LeftOutError("turn left out by the chat template", what)
 
     def _with_reasoning_kept(self, conversation: Conversation, weights: tuple[float, ...]) -> Rendered | None:
-        """The row by a template for training; None where there is none for this model, or not for such a row."""
+        """The row by a template for training; None where there is none for this model, or not for such a row. Turns
+        that are not trained lose their reasoning, as they do in use."""
         keeping = self._keeps_reasoning
         if keeping is None or conversation.images or not keeping.agrees(conversation):
             return None
-        apart = tuple(message.with_thought_apart() for message in conversation.messages)
+        apart = tuple(
+            message.with_thought_apart() if weight else replace(message, reasoning="")
+            for message, weight in zip(conversation.messages, weights, strict=True)
+        )
         try:
             text = ChatText(replace(conversation, messages=apart), weights, keeping.template, self._parts)
             row = self._trained(text)

@@ -60,7 +60,7 @@ class Row:
         if not self.weights:
             return float(self.supervised)
         weighted = zip(self.ranges, np.array(self.weights, dtype=np.float32).tolist(), strict=True)
-        return sum((end - start) * weight for (start, end), weight in weighted)
+        return float(sum((end - start) * weight for (start, end), weight in weighted))
 
 
 def cuts_images(images_end: int, max_length: int) -> bool:

@@ -10,7 +10,8 @@ from rankzero.data.rows.conversation import Conversation
 from rankzero.data.tokens.image_tokens import ImageRules
 
 if TYPE_CHECKING:  # workers need not load pydantic
-    from rankzero.spec.run_spec import OverLength, Reasoning, TrainOn
+    from rankzero.spec.row_formats import Reasoning
+    from rankzero.spec.run_spec import OverLength, TrainOn
     from rankzero.spec.tasks import Trains
 
 

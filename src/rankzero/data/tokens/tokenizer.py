@@ -90,14 +90,16 @@ def take_apart(tokenizer: Tokenizer, trains: Trains = "answers") -> TokenizerPar
         eos_token=eos_token,
         eos_id=-1 if eos_id is None else int(eos_id),
         specials=tuple(sorted(specials, key=lambda token: (-len(token), token))),
-        opens_with_bos=_opens_with_bos(tokenizer, variables),
+        opens_with_bos=opens_with_bos(tokenizer),
     )
 
 
-def _opens_with_bos(tokenizer: Tokenizer, variables: Mapping[str, str]) -> bool:
-    bos = variables.get("bos_token")
-    first = tokenizer.backend_tokenizer.encode("a", add_special_tokens=True).tokens[:1]
-    return bos is not None and first == [bos]
+def opens_with_bos(tokenizer: Tokenizer) -> bool:
+    """Whether the tokenizer itself begins every text with its BOS token."""
+    bos = tokenizer.special_tokens_map.get("bos_token")
+    if bos is None or not tokenizer.is_fast:
+        return False
+    return bool(tokenizer.backend_tokenizer.encode("a", add_special_tokens=True).tokens[:1] == [str(bos)])
 
 
 def _keep_whole_offsets(post_processor: Any) -> None:

@@ -6,7 +6,6 @@ Knows templates; nothing of what is trained.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -30,7 +29,7 @@ def turn_of(
     if thought and keys and not (knows_thoughts and not message.reasoning):
         message = message.without_thought()
     elif message.reasoning:
-        message, thought = with_thought_in_text(message), ""
+        message, thought = message.with_thought_in_text(), ""
     else:
         thought = ""
     content = _parts(message) if in_parts or message.image_offsets else message.content
@@ -44,15 +43,6 @@ def turn_of(
     if message.name is not None:
         turn["name"] = message.name
     return turn
-
-
-def with_thought_in_text(message: Message) -> Message:
-    """The turn with its reasoning where it stands for those who know only text: in tags before the answer."""
-    if not message.reasoning:
-        return message
-    opening = f"<think>\n{message.reasoning}\n</think>\n\n"
-    offsets = tuple(offset + len(opening) for offset in message.image_offsets)
-    return replace(message, content=opening + message.content, image_offsets=offsets, reasoning="")
 
 
 def _parts(message: Message) -> list[dict[str, str]]:

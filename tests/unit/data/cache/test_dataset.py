@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rankzero.data.cache.dataset import SCHEMA, DatasetStats, TokenizedDataset
+from rankzero.data.cache.dataset import SCHEMA, DatasetStats, TokenizedDataset, verify_bytes
 from rankzero.errors import StorageError
 from rankzero.run_dir.atomic import commit_directory
 
@@ -146,6 +146,17 @@ def test_damage_is_a_storage_error(directory: Path) -> None:
     (directory / "part-00001.arrow").unlink()
     with pytest.raises(StorageError, match="damaged"):
         TokenizedDataset.open(directory, [])
+
+
+def test_every_byte_can_be_compared(directory: Path) -> None:
+    verify_bytes(directory, workers=3)
+    part = directory / "part-00001.arrow"
+    flipped = bytearray(part.read_bytes())
+    flipped[len(flipped) // 2] ^= 4
+    part.write_bytes(flipped)
+    with pytest.raises(StorageError, match="bytes are not those that were written") as caught:
+        verify_bytes(directory)
+    assert caught.value.problems[0].where == str(part)
 
 
 def test_another_layout_is_a_storage_error(directory: Path, tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ def read_reasoning(
         return RowProblem(line, "reasoning of another role", what, "remove it")
     if len(thoughts) > 1 or content.lstrip().startswith("<think>"):
         return RowProblem(line, "reasoning in two places", f"{where} has reasoning in two places", _PLACES)
-    return thoughts.pop()
+    (thought,) = thoughts
+    return str(thought)
 
 
 def thinking_part(part: Mapping[str, Any]) -> str | None:
