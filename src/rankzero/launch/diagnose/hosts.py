@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,11 @@ from rankzero.launch.pods import Pod, conditions_of
 from rankzero.launch.untyped_json import amount, at, maps, text, words
 
 _OWN_TAINTS = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
+_PASSING = re.compile(
+    r"(?i)^(?:node\.kubernetes\.io/|node\.cloudprovider|karpenter\.sh/(?:unregistered|disrupt)|ToBeDeleted|DeletionCandidate"
+    r"|\S*agent-not-ready|\S*startup)"
+)
+"""Taints of nodes that are just coming, going or sick: not for runs to tolerate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +28,11 @@ class Host:
     taints: tuple[Mapping[str, Any], ...]
     cordoned: bool
     ready: bool
+
+    @property
+    def takes_pods(self) -> bool:
+        """Whether it is open for new pods now."""
+        return self.ready and not self.cordoned and not any(is_passing(text(taint, "key")) for taint in self.taints)
 
     @property
     def is_control_plane(self) -> bool:
@@ -53,14 +64,19 @@ def misses(host: Host, selector: Mapping[str, str]) -> bool:
 
 
 def untolerated(host: Host, pod: Pod) -> list[str]:
-    """Taints that keep the pod off, as `key=value:effect`."""
+    """Taints that keep the pod off as long as nobody changes them, as `key=value:effect`."""
     found = []
     for taint in host.taints:
-        if text(taint, "effect") in ("NoSchedule", "NoExecute") and not any(
-            _tolerates(t, taint) for t in pod.tolerations
-        ):
+        if text(taint, "effect") not in ("NoSchedule", "NoExecute") or is_passing(text(taint, "key")):
+            continue
+        if not any(_tolerates(t, taint) for t in pod.tolerations):
             found.append(taint_text(taint))
     return found
+
+
+def is_passing(taint: str) -> bool:
+    """Whether a taint only says that a node is coming, going or sick."""
+    return _PASSING.match(taint) is not None
 
 
 def taint_text(taint: Mapping[str, Any]) -> str:

@@ -41,7 +41,7 @@ _LOST = re.compile(
     r"|Connect(?:ion)? (?:timeout|timed out)"
 )
 _HOST = re.compile(
-    r"(?:host=|hostname |resolve (?:host(?:name)?:? )?|lookup "
+    r"(?:host=|https?://|hostname |resolve (?:host(?:name)?:? )?|lookup "
     r"|the name )['\"]?(?P<named>[a-z0-9][a-z0-9-]*(?:\.[a-z0-9-]+)*)"
     r"|(?P<pod>\b[a-z0-9][a-z0-9-]*-\d+\.[a-z0-9][\w.-]*)"
 )

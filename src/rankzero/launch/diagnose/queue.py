@@ -130,7 +130,11 @@ def _waiting(reserved: Condition | None, queue: str, waited: float) -> Finding:
         return _too_much(never, message, queue, lines)
     topology = _TOPOLOGY.search(message)
     if topology is not None or reason == "TopologyPlacementFailed":
-        fit = f"{topology['fit'] or 0} of {topology['of'] or topology['all']} pods fit" if topology else message
+        fit = (
+            f"{topology['fit'] or 0} of {topology['of'] or topology['all']} pods fit into topology {topology['name']}"
+            if topology
+            else message
+        )
         cause = f"queue {queue} finds no place close enough together: {fit}"
         fix = "wait, lower num_nodes, or take the topology annotation out of annotations in cluster.yaml"
         return Finding("queue-topology", "waiting", cause, fix, lines)

@@ -16,6 +16,7 @@ from rankzero.launch.diagnose.finding import Finding, counted, listed, span
 from rankzero.launch.diagnose.hosts import (
     Host,
     hosts_of,
+    is_passing,
     largest,
     misses,
     readable,
@@ -33,11 +34,6 @@ _TAINT = re.compile(r"had (?:untolerated )?taint \{(?P<taint>[^}]*)\}")
 _SOME_TAINT = re.compile(r"had untolerated taint\(s\)")
 _GPU_NODES = re.compile(r"(?i)gpu|nvidia|amd\.com|accelerator|cuda|h100|h200|a100|b200|l40|mi300")
 """Taints by whose names alone one sees that they keep others off the nodes with GPUs."""
-_PASSING = re.compile(
-    r"(?i)^(?:node\.kubernetes\.io/|node\.cloudprovider|karpenter\.sh/(?:unregistered|disrupt)|ToBeDeleted|DeletionCandidate"
-    r"|\S*agent-not-ready|\S*startup)"
-)
-"""Taints of nodes that are just coming, going or sick: not for runs to tolerate."""
 _CLOSED = "unschedulable-taint"
 _CAPACITY = ("unschedulable-resource", "unschedulable-taken")
 _ELSEWHERE = (
@@ -123,7 +119,7 @@ def _by_nodes(pod: Pod, who: str, hosts: list[Host], joined: JoinedEvidence) -> 
         most, name = largest(free, resource)
         if (amount(quantity) or 0) > (amount(most) or 0):
             return _too_large(pod, who, resource, quantity, most, name, free)
-    if all(host.cordoned or not host.ready for host in free):
+    if not any(host.takes_pods for host in free):
         names = listed(host.name for host in free)
         fix = f"`kubectl uncordon {free[0].name}` once it may be used again, or wait"
         return Finding("unschedulable-cordoned", "waiting", f"{who} fits only on {names}, which take no pods now", fix)
@@ -233,7 +229,7 @@ def _by_labels(parts: list[tuple[int, str]], pod: Pod, who: str) -> Finding | No
 
 
 def _by_taints(parts: list[tuple[int, str]], taints: list[tuple[int, str]], who: str) -> Finding | None:
-    closed = [(count, taint) for count, taint in taints if not _PASSING.match(taint)]
+    closed = [(count, taint) for count, taint in taints if not is_passing(taint)]
     if closed:
         names = listed(taint.replace(": ", "=").rstrip("= ") for _, taint in closed)
         return _tainted(who, names, sum(count for count, _ in closed))
@@ -275,7 +271,7 @@ def _taints(parts: list[tuple[int, str]]) -> list[tuple[int, str]]:
 
 def _keeps_off_gpus(taints: list[tuple[int, str]], lacks: dict[str, int], line: str) -> bool:
     """Whether the nodes that lack devices never had any, and those with GPUs are behind these taints."""
-    closed = [taint for _, taint in taints if not _PASSING.match(taint)]
+    closed = [taint for _, taint in taints if not is_passing(taint)]
     if not closed or not any("/" in resource for resource in lacks):
         return False
     preemption = line.partition("preemption: ")[2]
