@@ -10,7 +10,8 @@ from typing import Any
 from rankzero.launch.pods import Pod, conditions_of
 from rankzero.launch.untyped_json import amount, at, maps, text, words
 
-_OWN_TAINTS = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
+_SYSTEM = re.compile(r"node-role\.kubernetes\.io/|CriticalAddonsOnly|components\.gke\.io/|virtual-kubelet\.io/")
+"""Taints of nodes that are for the cluster's own services."""
 _PASSING = re.compile(
     r"(?i)^(?:node\.kubernetes\.io/|node\.cloudprovider|karpenter\.sh/(?:unregistered|disrupt)|ToBeDeleted|DeletionCandidate"
     r"|\S*agent-not-ready|\S*startup)"
@@ -35,9 +36,9 @@ class Host:
         return self.ready and not self.cordoned and not any(is_passing(text(taint, "key")) for taint in self.taints)
 
     @property
-    def is_control_plane(self) -> bool:
-        """Not meant for anybody's pods."""
-        return any(text(taint, "key") in _OWN_TAINTS for taint in self.taints)
+    def is_system(self) -> bool:
+        """Whether it is for the cluster's own services, and for nobody's pods."""
+        return any(is_system(text(taint, "key")) for taint in self.taints)
 
 
 def hosts_of(manifests: Sequence[Mapping[str, Any]]) -> list[Host]:
@@ -72,6 +73,11 @@ def untolerated(host: Host, pod: Pod) -> list[str]:
         if not any(_tolerates(t, taint) for t in pod.tolerations):
             found.append(taint_text(taint))
     return found
+
+
+def is_system(taint: str) -> bool:
+    """Whether a taint keeps nodes for the cluster's own services."""
+    return _SYSTEM.match(taint) is not None
 
 
 def is_passing(taint: str) -> bool:

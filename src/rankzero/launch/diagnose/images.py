@@ -26,7 +26,8 @@ _AUTH = re.compile(
 _RATE = re.compile(r"(?i)\b429\b|toomanyrequests|rate limit")
 _NOT_FOUND = re.compile(r"(?i)manifest unknown|NotFound|: not found|\b404\b|name unknown")
 _PLATFORM = re.compile(
-    r"no match for platform in manifest|exec format error|no matching manifest for|no image found in .*for architecture"
+    r"no match for platform in manifest|(?i:exec format error)|no matching manifest for"
+    r"|no image found in .*for architecture"
 )
 _NAME = re.compile(r"(?i)invalid reference format|couldn't parse image|InvalidImageName")
 _DNS = re.compile(r"lookup (?P<host>[\w.-]+)(?: on \S+)?: (?P<why>no such host|\w[^:\"]*)")

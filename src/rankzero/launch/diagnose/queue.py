@@ -126,7 +126,11 @@ def _waiting(reserved: Condition | None, queue: str, waited: float) -> Finding:
         return Finding("queue-inactive", "broken", cause, fix, lines)
     never, unused = _NEVER.search(message), _UNUSED.search(message)
     other_flavor = never is not None and unused is not None and never["resource"] == unused["resource"]
-    if (never is not None or reason == "ExceedsMaxQuota") and not other_flavor:
+    flavor = _by_flavor(message, queue, lines)
+    tainted = (
+        flavor is not None and flavor.code == "flavor-taint"
+    )  # then what the other flavors never have is no matter
+    if (never is not None or reason == "ExceedsMaxQuota") and not other_flavor and not tainted:
         return _too_much(never, message, queue, lines)
     topology = _TOPOLOGY.search(message)
     if topology is not None or reason == "TopologyPlacementFailed":
@@ -148,7 +152,6 @@ def _waiting(reserved: Condition | None, queue: str, waited: float) -> Finding:
             " or num_nodes, or set queue.priority"
         )
         return Finding("quota-waiting", "waiting", cause, fix, lines)
-    flavor = _by_flavor(message, queue, lines)
     if flavor is not None:
         return flavor
     cause = f"queue {queue} has not admitted the run after {span(waited)}{': ' + message if message else ''}"

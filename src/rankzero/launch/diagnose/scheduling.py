@@ -17,6 +17,7 @@ from rankzero.launch.diagnose.hosts import (
     Host,
     hosts_of,
     is_passing,
+    is_system,
     largest,
     misses,
     readable,
@@ -41,7 +42,6 @@ _ELSEWHERE = (
     *("PersistentVolume's node affinity", "binding volumes"),
 )
 """Reported with the claims."""
-_OWN_TAINTS = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
 _PATIENCE_SECONDS = 180
 
 
@@ -99,7 +99,7 @@ def _unplaced(joined: JoinedEvidence, line: str, pods: list[Pod]) -> Iterator[Fi
 
 def _by_nodes(pod: Pod, who: str, hosts: list[Host], joined: JoinedEvidence) -> Finding | None:
     """What can never fit on the nodes that there are."""
-    usable = [host for host in hosts if not host.is_control_plane] or hosts
+    usable = [host for host in hosts if not host.is_system] or hosts
     for resource, quantity in pod.requests.items():
         most, name = largest(usable, resource)
         if (amount(quantity) or 0) > (amount(most) or 0):
@@ -181,6 +181,7 @@ def _by_words(line: str, pod: Pod, who: str, hosts: list[Host] | None, joined: J
         return _taken(pod, who, lacks, hosts, joined)
     return (
         (_by_taints(parts, taints, who) if hidden else None)
+        or _by_room(parts, who)
         or _by_spread(parts, who, joined)
         or _by_labels(parts, pod, who)
         or _by_taints(parts, taints, who)
@@ -192,6 +193,14 @@ def _by_words(line: str, pod: Pod, who: str, hosts: list[Host] | None, joined: J
             "change in cluster.yaml what the scheduler names (resources, node_selector, tolerations, spread)",
         )
     )
+
+
+def _by_room(parts: list[tuple[int, str]], who: str) -> Finding | None:
+    count = next((count for count, why in parts if "Too many pods" in why), None)
+    if count is None:
+        return None
+    cause = f"{counted(count, 'node')} have as many pods as they may, so {who} waits"
+    return Finding("unschedulable-taken", "waiting", cause, "wait, or choose other nodes with node_selector")
 
 
 def _by_spread(parts: list[tuple[int, str]], who: str, joined: JoinedEvidence) -> Finding | None:
@@ -257,16 +266,13 @@ def _by_state(parts: list[tuple[int, str]], who: str) -> Finding | None:
             return Finding(
                 "unschedulable-cordoned", "waiting", cause, "`kubectl uncordon NODE` once it may be used again"
             )
-        if "Too many pods" in why:
-            cause = f"{counted(count, 'node')} have as many pods as they may, so {who} waits"
-            return Finding("unschedulable-taken", "waiting", cause, "wait, or choose other nodes with node_selector")
     return None
 
 
 def _taints(parts: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Taints that the scheduler names, with the number of nodes; those of the control plane are no matter of ours."""
+    """Taints that the scheduler names, with the number of nodes; those of the system's nodes are no matter of ours."""
     found = [(count, match["taint"]) for count, why in parts if (match := _TAINT.search(why)) is not None]
-    return [(count, taint) for count, taint in found if not taint.startswith(_OWN_TAINTS)]
+    return [(count, taint) for count, taint in found if not is_system(taint)]
 
 
 def _keeps_off_gpus(taints: list[tuple[int, str]], lacks: dict[str, int], line: str) -> bool:
@@ -292,7 +298,7 @@ def _taken(pod: Pod, who: str, lacks: dict[str, int], hosts: list[Host] | None, 
     short = f"{counted(lacks[resource], 'node')} {'has' if lacks[resource] == 1 else 'have'} less free"
     field = field_of(resource)
     if hosts:
-        most, name = largest([host for host in hosts if not host.is_control_plane] or hosts, resource)
+        most, name = largest([host for host in hosts if not host.is_system] or hosts, resource)
         if name:
             return Finding(
                 "unschedulable-taken",

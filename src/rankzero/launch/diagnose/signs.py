@@ -132,7 +132,7 @@ SIGNS: tuple[Sign, ...] = (
     ),
     Sign(
         "image-platform",
-        re.compile(r"exec format error"),
+        re.compile(r"(?i)exec format error"),
         "image {image} is not made for the processors of {hosts} ({who})",
         "build the image for the nodes' processors, or choose nodes with node_selector: {{kubernetes.io/arch: …}}",
     ),
@@ -141,7 +141,7 @@ SIGNS: tuple[Sign, ...] = (
         re.compile(
             r"can't start new thread|pthread_create failed[^\n]*Resource temporarily unavailable"
             r"|Thread creation failed: Resource temporarily|OMP: Error #34|failed to create new OS thread"
-            r"|fork: (?:retry: )?Resource temporarily unavailable"
+            r"|(?:fork: (?:retry: )?|what\(\): +)Resource temporarily unavailable"
         ),
         "{who} may have no more threads or processes on {hosts}: {line}",
         "have podPidsLimit of the kubelet on {hosts} raised, or start fewer: OMP_NUM_THREADS and OPENBLAS_NUM_THREADS"
@@ -172,7 +172,10 @@ SIGNS: tuple[Sign, ...] = (
         of_service=True,
     ),
 )
-ON_CPU = Sign("no-driver", re.compile(r"\[DDP\] rank \d+ of \d+ on cpu \("), _NO_GPU, _GIVE_GPU)
+ON_CPU = (
+    Sign("no-driver", re.compile(r"UserWarning: CUDA initialization: "), f"{_NO_GPU}: {{line}}", _GIVE_GPU),
+    Sign("no-driver", re.compile(r"\[DDP\] rank \d+ of \d+ on cpu \("), _NO_GPU, _GIVE_GPU),
+)
 _DEVICE_LINE = re.compile(r"UserWarning: CUDA initialization: [^\n]+|\[DDP\] rank \d+ of \d+ on \w[^\n]*")
 """What PyTorch and the run itself say of the device, before the first step."""
 _INTERFACES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
@@ -245,7 +248,7 @@ def _of_pod(joined: JoinedEvidence, pod: Pod) -> tuple[Seen, Severity] | None:
             return seen, "info" if past or (end is pod.before and pod.is_running) else "failed"
     if pod.is_running and not past and any("gpu" in resource for resource in pod.requests):
         device = _DEVICE_LINE.search(joined.log_of(pod))
-        seen = of_text(device[0], (*SIGNS, ON_CPU)) if device is not None else None
+        seen = of_text(device[0], (*SIGNS, *ON_CPU)) if device is not None else None
         return (seen, "broken") if seen is not None else None
     return None
 
