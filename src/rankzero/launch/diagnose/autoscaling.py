@@ -74,7 +74,7 @@ def _of_event(event: Event, events: Sequence[Event], joined: JoinedEvidence, who
         claims = list(dict.fromkeys(m["name"] for one in events for m in _CLAIM.finditer(one.message)))
         if len(claims) >= _IN_VAIN:
             return _in_vain(who, claims, span((joined.now - events[0].at).total_seconds()))
-        return _coming(who, f"Karpenter is making one ({claims[-1]})" if claims else "Karpenter has chosen one")
+        return _coming(who, f"Karpenter has chosen {event.message.rpartition(': ')[2]}")
     return _by_pools(event.message, who)
 
 

@@ -21,6 +21,7 @@ _UNUSED = re.compile(
 _NEVER = re.compile(
     r"insufficient quota for (?P<resource>\S+) in flavor (?P<flavor>[^,\s]+)[^()]*\((?P<asked>\S+) > (?P<most>\S+?)\)"
 )
+_UNCOVERED = re.compile(r"resource (?P<resource>\S+) unavailable in ClusterQueue")
 _FLAVOR_TAINT = re.compile(
     r"untolerated taint \{?(?P<key>[^\s{}=:]+)[ =]?(?P<value>[^\s{}:]*?)[ :]+(?P<effect>NoSchedule|NoExecute)[^{}]*?\}?"
     r" in flavor (?P<flavor>[^,\s]+)"
@@ -126,6 +127,13 @@ def _waiting(reserved: Condition | None, queue: str, waited: float) -> Finding:
         return Finding("queue-inactive", "broken", cause, fix, lines)
     never, unused = _NEVER.search(message), _UNUSED.search(message)
     other_flavor = never is not None and unused is not None and never["resource"] == unused["resource"]
+    uncovered = _UNCOVERED.search(message)
+    if uncovered is not None:
+        cause = f"queue {queue} gives out no {uncovered['resource']} at all, so it never admits the run"
+        fix = (
+            f"leave out {field_of(uncovered['resource'])} in cluster.yaml, or set queue.name to a queue that covers it"
+        )
+        return Finding("quota-too-small", "broken", cause, fix, lines)
     flavor = _by_flavor(message, queue, lines)
     tainted = (
         flavor is not None and flavor.code == "flavor-taint"

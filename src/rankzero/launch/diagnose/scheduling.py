@@ -93,7 +93,11 @@ def _unplaced(joined: JoinedEvidence, line: str, pods: list[Pod]) -> Iterator[Fi
         return
     found = never or _by_words(line, pod, who, hosts, joined)
     stays = autoscaling.says_no(joined, pod)
-    more = f"; the autoscaler adds none ({stays.rpartition(': ')[2]})" if stays and found.code in _CAPACITY else ""
+    more = (
+        f"; the autoscaler adds none ({stays.partition('scale-up: ')[2] or stays})"
+        if stays and found.code in _CAPACITY
+        else ""
+    )
     yield Finding(found.code, found.severity, found.cause + more, found.fix, (line, stays), pod.node)
 
 
