@@ -37,7 +37,7 @@ _ACCOUNT = re.compile(
 _PRIORITY = re.compile(r"no PriorityClass with name (?P<name>\S+) was found")
 _RUNTIME_CLASS = re.compile(r'RuntimeClass "(?P<name>[^"]+)" not found|runtimeclass\S* "(?P<other>[^"]+)" not found')
 _NAMESPACE = re.compile(r'namespaces "(?P<name>[^"]+)" not found')
-_LIMIT_RANGE = re.compile(r"(?P<why>(?:maximum|minimum) \S+ usage per \w+ is .+?)(?:\.|$)")
+_LIMIT_RANGE = re.compile(r"(?P<why>(?:maximum|minimum) \S+ usage per \w+ is .+?)(?:\.|\]?\s*$)")
 _CHANGING = ("create", "patch", "update", "apply", "delete")
 _OPTIONAL = ("nodes", "storageclasses", "workloads", "localqueues", "clusterqueues")
 """Kinds that many users may not read; the rest is judged without them."""

@@ -33,7 +33,7 @@ _GROUPS = re.compile(r"\{(?:\S*/)?(?P<name>[^\s/{}]+) (?P<from>\d+)->(?P<to>\d+)
 _CLAIM = re.compile(r"nodeclaim/(?P<name>[\w.-]+)")
 _CAPPED = re.compile(r"max (?:node group|nodepool|cluster)[^,]*(?:reached|limit)[^,]*|max cluster \S+ limit reached")
 _BACKOFF = re.compile(r"in backoff after failed scale-up")
-_POOL = re.compile(r'(?i)(?:nodepool|provisioner)(?::? "|=)(?P<name>[\w.-]+)')
+_POOL = re.compile(r'(?i)(?:nodepool|provisioner)(?::? "|="?)(?P<name>[\w.-]+)')
 _POOL_TAINT = re.compile(r"did not tolerate (?:taint )?\(?(?:taint=)?(?P<taint>[^\s),;]+)")
 _POOL_LIMITS = re.compile(r"exceed limits")
 _NO_MACHINE = re.compile(r"no instance type")
@@ -74,7 +74,7 @@ def _of_event(event: Event, events: Sequence[Event], joined: JoinedEvidence, who
         claims = list(dict.fromkeys(m["name"] for one in events for m in _CLAIM.finditer(one.message)))
         if len(claims) >= _IN_VAIN:
             return _in_vain(who, claims, span((joined.now - events[0].at).total_seconds()))
-        return _coming(who, f"Karpenter is making one ({claims[-1]})" if claims else "Karpenter has chosen one")
+        return _coming(who, f"Karpenter has chosen {event.message.rpartition(': ')[2]}")
     return _by_pools(event.message, who)
 
 

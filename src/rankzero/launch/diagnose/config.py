@@ -20,8 +20,8 @@ _CONFIG_KEY = re.compile(
 )
 _SECRET_VOLUME = re.compile(r"references non-existent secret key: (?P<key>\S+)")
 _NO_COMMAND = re.compile(
-    r'exec: "(?P<command>[^"]+)": (?:executable file not found in \$PATH|stat .*: no such file)'
-    r"|no such file or directory: unknown"
+    r'(?:exec: "|executable file `)(?P<command>[^"`]+)["`]:? (?:not found in \$PATH'
+    r"|executable file not found in \$PATH|stat .*: no such file)|(?<!fork/)\bexec:? [^\n]*no such file or directory"
 )
 _NO_PACKAGE = re.compile(r"No module named '?rankzero(?:\.[\w.]+)?'?")
 _AS_ROOT = re.compile(r"container has runAsNonRoot and image (?:will run as root|has non-numeric user)")

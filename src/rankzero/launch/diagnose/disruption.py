@@ -141,6 +141,16 @@ def _evicted(pod: Pod, severity: Severity) -> Finding | None:
         cause = f"{pod.title} (pod {pod.name}) wrote more than {volume['limit']} to scratch volume {own}"
         fix = f"raise storage.{own}.size in cluster.yaml, or give storage.{own}.claim"
         return Finding("scratch-full", severity, cause, fix, (pod.message,), pod.node)
+    if "DiskPressure" in pod.message:
+        return Finding(
+            "evicted-disk",
+            severity,
+            f"node {pod.host or '?'} is short of disk (DiskPressure) and turned {pod.title} (pod {pod.name}) away",
+            f"have the disk of {pod.host or 'the node'} cleaned, and keep caches and results on claims"
+            " (storage.cache.claim, storage.outputs.claim in cluster.yaml)",
+            (pod.message,),
+            pod.node,
+        )
     low = _LOW.search(pod.message)
     if low is not None and low["what"] == "memory":
         return None  # memory.py has it

@@ -102,6 +102,12 @@ def listed(names: Iterable[str], most: int = 6) -> str:
     return f"{shown} and {len(every) - most} more" if len(every) > most else shown
 
 
+def hosts_named(names: Iterable[str], most: int = 4) -> str:
+    """`node a`, or `nodes a, b`."""
+    every = list(dict.fromkeys(name or "?" for name in names))
+    return f"{'node' if len(every) == 1 else 'nodes'} {listed(every, most)}"
+
+
 def counted(count: int, one: str, several: str | None = None) -> str:
     """`1 pod` or `3 pods`."""
     return f"{count} {one if count == 1 else several or one + 's'}"

@@ -26,7 +26,8 @@ _AUTH = re.compile(
 _RATE = re.compile(r"(?i)\b429\b|toomanyrequests|rate limit")
 _NOT_FOUND = re.compile(r"(?i)manifest unknown|NotFound|: not found|\b404\b|name unknown")
 _PLATFORM = re.compile(
-    r"no match for platform in manifest|exec format error|no matching manifest for|no image found in .*for architecture"
+    r"no match for platform in manifest|(?i:exec format error)|no matching manifest for"
+    r"|no image found in .*for architecture"
 )
 _NAME = re.compile(r"(?i)invalid reference format|couldn't parse image|InvalidImageName")
 _DNS = re.compile(r"lookup (?P<host>[\w.-]+)(?: on \S+)?: (?P<why>no such host|\w[^:\"]*)")
@@ -117,7 +118,8 @@ def _says(line: str) -> int:
 
 def _classify(told: str, image: str, pod: Pod) -> tuple[str, str, str]:
     """Code, cause and fix. A registry hides what one may not see, so some words mean either."""
-    host = image.split("/")[0] if "." in image.split("/")[0] else "docker.io"
+    first, _, rest = image.partition("/")
+    host = first if rest and "." in first else "docker.io"
     if pod.waiting == "ErrImageNeverPull" or "not present with pull policy of Never" in told:
         fix = "load the image on the nodes, or set image_pull_policy: IfNotPresent in cluster.yaml"
         return "image-never-pulled", f"image {image} is not on node {pod.host} and image_pull_policy is Never", fix

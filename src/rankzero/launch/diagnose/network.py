@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from rankzero.errors import ExitCode
 from rankzero.launch.diagnose.finding import Finding, Severity, counted, listed
 from rankzero.launch.diagnose.signs import explains as is_sign
+from rankzero.launch.diagnose.signs import leaves_open
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.log_lines import find_line
 from rankzero.launch.pods import Ended, Pod
@@ -41,7 +42,7 @@ _LOST = re.compile(
     r"|Connect(?:ion)? (?:timeout|timed out)"
 )
 _HOST = re.compile(
-    r"(?:host=|hostname |resolve (?:host(?:name)?:? )?|lookup "
+    r"(?:host=|https?://|hostname |resolve (?:host(?:name)?:? )?|lookup "
     r"|the name )['\"]?(?P<named>[a-z0-9][a-z0-9-]*(?:\.[a-z0-9-]+)*)"
     r"|(?P<pod>\b[a-z0-9][a-z0-9-]*-\d+\.[a-z0-9][\w.-]*)"
 )
@@ -82,7 +83,7 @@ def _sign(joined: JoinedEvidence, pod: Pod, end: Ended) -> _Sign | None:
         return None
     said = end.words.sentence if end.words is not None else end.message
     texts = [said]
-    if end.words is None or end.code in (69, 70):
+    if leaves_open(end):
         texts.append(joined.trouble_of(pod) if end is pod.endings[0] else "")
     for text in texts:
         for code, pattern in _PATTERNS:

@@ -21,6 +21,7 @@ _UNUSED = re.compile(
 _NEVER = re.compile(
     r"insufficient quota for (?P<resource>\S+) in flavor (?P<flavor>[^,\s]+)[^()]*\((?P<asked>\S+) > (?P<most>\S+?)\)"
 )
+_UNCOVERED = re.compile(r"resource (?P<resource>\S+) unavailable in ClusterQueue")
 _FLAVOR_TAINT = re.compile(
     r"untolerated taint \{?(?P<key>[^\s{}=:]+)[ =]?(?P<value>[^\s{}:]*?)[ :]+(?P<effect>NoSchedule|NoExecute)[^{}]*?\}?"
     r" in flavor (?P<flavor>[^,\s]+)"
@@ -126,11 +127,26 @@ def _waiting(reserved: Condition | None, queue: str, waited: float) -> Finding:
         return Finding("queue-inactive", "broken", cause, fix, lines)
     never, unused = _NEVER.search(message), _UNUSED.search(message)
     other_flavor = never is not None and unused is not None and never["resource"] == unused["resource"]
-    if (never is not None or reason == "ExceedsMaxQuota") and not other_flavor:
+    uncovered = _UNCOVERED.search(message)
+    if uncovered is not None:
+        cause = f"queue {queue} gives out no {uncovered['resource']} at all, so it never admits the run"
+        fix = (
+            f"leave out {field_of(uncovered['resource'])} in cluster.yaml, or set queue.name to a queue that covers it"
+        )
+        return Finding("quota-too-small", "broken", cause, fix, lines)
+    flavor = _by_flavor(message, queue, lines)
+    tainted = (
+        flavor is not None and flavor.code == "flavor-taint"
+    )  # then what the other flavors never have is no matter
+    if (never is not None or reason == "ExceedsMaxQuota") and not other_flavor and not tainted:
         return _too_much(never, message, queue, lines)
     topology = _TOPOLOGY.search(message)
     if topology is not None or reason == "TopologyPlacementFailed":
-        fit = f"{topology['fit'] or 0} of {topology['of'] or topology['all']} pods fit" if topology else message
+        fit = (
+            f"{topology['fit'] or 0} of {topology['of'] or topology['all']} pods fit into topology {topology['name']}"
+            if topology
+            else message
+        )
         cause = f"queue {queue} finds no place close enough together: {fit}"
         fix = "wait, lower num_nodes, or take the topology annotation out of annotations in cluster.yaml"
         return Finding("queue-topology", "waiting", cause, fix, lines)
@@ -144,7 +160,6 @@ def _waiting(reserved: Condition | None, queue: str, waited: float) -> Finding:
             " or num_nodes, or set queue.priority"
         )
         return Finding("quota-waiting", "waiting", cause, fix, lines)
-    flavor = _by_flavor(message, queue, lines)
     if flavor is not None:
         return flavor
     cause = f"queue {queue} has not admitted the run after {span(waited)}{': ' + message if message else ''}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from rankzero.launch.diagnose.finding import Finding, counted, listed
+from rankzero.launch.diagnose.finding import Finding, counted, hosts_named
 from rankzero.launch.diagnose.signs import RECENT_SECONDS, of_text
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.pods import Pod
@@ -54,7 +54,7 @@ def _kind(message: str) -> str:
 def _where(several: list[tuple[Pod, str]]) -> tuple[str, str]:
     pod = several[0][0]
     others = f" (and {counted(len(several) - 1, 'other pod')})" if len(several) > 1 else ""
-    return f"pod {pod.name}{others}", f"node {listed((one.host for one, _ in several), 4)}"
+    return f"pod {pod.name}{others}", hosts_named(one.host for one, _ in several)
 
 
 def _no_address(several: list[tuple[Pod, str]]) -> Finding:
@@ -62,7 +62,7 @@ def _no_address(several: list[tuple[Pod, str]]) -> Finding:
     return Finding(
         "no-pod-ip",
         "broken",
-        f"{hosts} has no IP address left for {who}: {_tail(several[0][1])}",
+        f"no IP address is left on {hosts} for {who}: {_tail(several[0][1])}",
         "end other pods there or choose nodes of another subnet (node_selector); the administrator can give the node"
         " pool a larger range of pod addresses",
         (several[0][1],),

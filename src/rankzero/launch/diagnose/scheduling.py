@@ -16,6 +16,8 @@ from rankzero.launch.diagnose.finding import Finding, counted, listed, span
 from rankzero.launch.diagnose.hosts import (
     Host,
     hosts_of,
+    is_passing,
+    is_system,
     largest,
     misses,
     readable,
@@ -33,11 +35,6 @@ _TAINT = re.compile(r"had (?:untolerated )?taint \{(?P<taint>[^}]*)\}")
 _SOME_TAINT = re.compile(r"had untolerated taint\(s\)")
 _GPU_NODES = re.compile(r"(?i)gpu|nvidia|amd\.com|accelerator|cuda|h100|h200|a100|b200|l40|mi300")
 """Taints by whose names alone one sees that they keep others off the nodes with GPUs."""
-_PASSING = re.compile(
-    r"(?i)^(?:node\.kubernetes\.io/|node\.cloudprovider|karpenter\.sh/(?:unregistered|disrupt)|ToBeDeleted|DeletionCandidate"
-    r"|\S*agent-not-ready|\S*startup)"
-)
-"""Taints of nodes that are just coming, going or sick: not for runs to tolerate."""
 _CLOSED = "unschedulable-taint"
 _CAPACITY = ("unschedulable-resource", "unschedulable-taken")
 _ELSEWHERE = (
@@ -45,7 +42,6 @@ _ELSEWHERE = (
     *("PersistentVolume's node affinity", "binding volumes"),
 )
 """Reported with the claims."""
-_OWN_TAINTS = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
 _PATIENCE_SECONDS = 180
 
 
@@ -97,13 +93,17 @@ def _unplaced(joined: JoinedEvidence, line: str, pods: list[Pod]) -> Iterator[Fi
         return
     found = never or _by_words(line, pod, who, hosts, joined)
     stays = autoscaling.says_no(joined, pod)
-    more = f"; the autoscaler adds none ({stays.rpartition(': ')[2]})" if stays and found.code in _CAPACITY else ""
+    more = (
+        f"; the autoscaler adds none ({stays.partition('scale-up: ')[2] or stays})"
+        if stays and found.code in _CAPACITY
+        else ""
+    )
     yield Finding(found.code, found.severity, found.cause + more, found.fix, (line, stays), pod.node)
 
 
 def _by_nodes(pod: Pod, who: str, hosts: list[Host], joined: JoinedEvidence) -> Finding | None:
     """What can never fit on the nodes that there are."""
-    usable = [host for host in hosts if not host.is_control_plane] or hosts
+    usable = [host for host in hosts if not host.is_system] or hosts
     for resource, quantity in pod.requests.items():
         most, name = largest(usable, resource)
         if (amount(quantity) or 0) > (amount(most) or 0):
@@ -123,7 +123,7 @@ def _by_nodes(pod: Pod, who: str, hosts: list[Host], joined: JoinedEvidence) -> 
         most, name = largest(free, resource)
         if (amount(quantity) or 0) > (amount(most) or 0):
             return _too_large(pod, who, resource, quantity, most, name, free)
-    if all(host.cordoned or not host.ready for host in free):
+    if not any(host.takes_pods for host in free):
         names = listed(host.name for host in free)
         fix = f"`kubectl uncordon {free[0].name}` once it may be used again, or wait"
         return Finding("unschedulable-cordoned", "waiting", f"{who} fits only on {names}, which take no pods now", fix)
@@ -185,6 +185,7 @@ def _by_words(line: str, pod: Pod, who: str, hosts: list[Host] | None, joined: J
         return _taken(pod, who, lacks, hosts, joined)
     return (
         (_by_taints(parts, taints, who) if hidden else None)
+        or _by_room(parts, who)
         or _by_spread(parts, who, joined)
         or _by_labels(parts, pod, who)
         or _by_taints(parts, taints, who)
@@ -196,6 +197,14 @@ def _by_words(line: str, pod: Pod, who: str, hosts: list[Host] | None, joined: J
             "change in cluster.yaml what the scheduler names (resources, node_selector, tolerations, spread)",
         )
     )
+
+
+def _by_room(parts: list[tuple[int, str]], who: str) -> Finding | None:
+    count = next((count for count, why in parts if "Too many pods" in why), None)
+    if count is None:
+        return None
+    cause = f"{counted(count, 'node')} have as many pods as they may, so {who} waits"
+    return Finding("unschedulable-taken", "waiting", cause, "wait, or choose other nodes with node_selector")
 
 
 def _by_spread(parts: list[tuple[int, str]], who: str, joined: JoinedEvidence) -> Finding | None:
@@ -233,7 +242,7 @@ def _by_labels(parts: list[tuple[int, str]], pod: Pod, who: str) -> Finding | No
 
 
 def _by_taints(parts: list[tuple[int, str]], taints: list[tuple[int, str]], who: str) -> Finding | None:
-    closed = [(count, taint) for count, taint in taints if not _PASSING.match(taint)]
+    closed = [(count, taint) for count, taint in taints if not is_passing(taint)]
     if closed:
         names = listed(taint.replace(": ", "=").rstrip("= ") for _, taint in closed)
         return _tainted(who, names, sum(count for count, _ in closed))
@@ -261,21 +270,18 @@ def _by_state(parts: list[tuple[int, str]], who: str) -> Finding | None:
             return Finding(
                 "unschedulable-cordoned", "waiting", cause, "`kubectl uncordon NODE` once it may be used again"
             )
-        if "Too many pods" in why:
-            cause = f"{counted(count, 'node')} have as many pods as they may, so {who} waits"
-            return Finding("unschedulable-taken", "waiting", cause, "wait, or choose other nodes with node_selector")
     return None
 
 
 def _taints(parts: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Taints that the scheduler names, with the number of nodes; those of the control plane are no matter of ours."""
+    """Taints that the scheduler names, with the number of nodes; those of the system's nodes are no matter of ours."""
     found = [(count, match["taint"]) for count, why in parts if (match := _TAINT.search(why)) is not None]
-    return [(count, taint) for count, taint in found if not taint.startswith(_OWN_TAINTS)]
+    return [(count, taint) for count, taint in found if not is_system(taint)]
 
 
 def _keeps_off_gpus(taints: list[tuple[int, str]], lacks: dict[str, int], line: str) -> bool:
     """Whether the nodes that lack devices never had any, and those with GPUs are behind these taints."""
-    closed = [taint for _, taint in taints if not _PASSING.match(taint)]
+    closed = [taint for _, taint in taints if not is_passing(taint)]
     if not closed or not any("/" in resource for resource in lacks):
         return False
     preemption = line.partition("preemption: ")[2]
@@ -296,7 +302,7 @@ def _taken(pod: Pod, who: str, lacks: dict[str, int], hosts: list[Host] | None, 
     short = f"{counted(lacks[resource], 'node')} {'has' if lacks[resource] == 1 else 'have'} less free"
     field = field_of(resource)
     if hosts:
-        most, name = largest([host for host in hosts if not host.is_control_plane] or hosts, resource)
+        most, name = largest([host for host in hosts if not host.is_system] or hosts, resource)
         if name:
             return Finding(
                 "unschedulable-taken",

@@ -7,11 +7,12 @@ that says nothing of the cause. Patterns are the stable part of a component's me
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rankzero.errors import ExitCode
-from rankzero.launch.diagnose.finding import Finding, Severity, counted, listed
+from rankzero.launch.diagnose.finding import Finding, Severity, counted, hosts_named, listed
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.log_lines import find_line
 from rankzero.launch.pods import Ended, Pod
@@ -23,6 +24,7 @@ START_ENDINGS = ("StartError", "ContainerCannotRun")
 """How a container ends that could not be made."""
 RECENT_SECONDS = 900
 """The kubelet repeats what is still true; older events may be cured."""
+_LONGEST_LINE = 200
 _OWN_AFFAIR = (0, 2, 65, 75, 77, 78)
 """Exit codes with which the run itself says what was wrong."""
 _SAYS_LITTLE = re.compile(
@@ -51,7 +53,7 @@ class Sign:
 
 
 _HUB_HINT = "or put the files on a volume (model.local_dir, HF_HUB_OFFLINE)"
-_NO_GPU = "{who} sees no GPU on {hosts}, though it asked for some: no NVIDIA driver reaches the container"
+_NO_GPU = "no GPU of {hosts} is seen by {who}, though GPUs were asked for: no NVIDIA driver reaches the container"
 _GIVE_GPU = (
     "have the administrator look at {host} (driver, container toolkit; some sites want pod_patch: {{runtimeClassName:"
     " nvidia}} in cluster.yaml); set gpu: false where no GPU is wanted"
@@ -67,7 +69,7 @@ SIGNS: tuple[Sign, ...] = (
             r"|CUDA driver version is insufficient|cudaErrorInsufficientDriver"
             r"|forward compatibility was attempted on non supported HW|PTX was compiled with an unsupported toolchain"
         ),
-        "the NVIDIA driver of {hosts} is too old for image {image} ({who})",
+        "the NVIDIA driver of {hosts} is too old for image {image} of {who}",
         "have the driver of {hosts} brought up to date, or set image in cluster.yaml to one with an older CUDA, or"
         " choose nodes with node_selector",
     ),
@@ -89,13 +91,13 @@ SIGNS: tuple[Sign, ...] = (
             r"uncorrectable (?:ECC|NVLink) error|GPU is lost|fallen off the bus|hardware stack error|GPU requires reset"
             r"|NVRM: Xid \([^)]*\): (?:48|62|63|64|74|79|94|95|119|120)\b|row.?remap\w* fail"
         ),
-        "a GPU of {hosts} is broken ({who}): {line}",
+        "a GPU of {hosts}, which {who} had, is broken: {line}",
         f"{_CORDON} and continues; have the GPU of {{host}} reset or repaired (`nvidia-smi -q` there)",
     ),
     Sign(
         "gpu-fabric",
         re.compile(r"(?i)system not yet initialized|Error 802\b|CUDA_ERROR_SYSTEM_NOT_READY|fabric ?manager.{0,60}not"),
-        "the GPUs of {hosts} cannot be used, since its NVIDIA fabric manager does not run or does not fit ({who})",
+        "{who} cannot use the GPUs of {hosts}: NVIDIA's fabric manager does not run there, or does not fit the driver",
         "have nvidia-fabricmanager started on {host}, in the driver's own version; until then " + _CORDON,
     ),
     Sign(
@@ -103,7 +105,7 @@ SIGNS: tuple[Sign, ...] = (
         re.compile(
             r"no kernel image is available for execution|is not compatible with the current PyTorch installation"
         ),
-        "the PyTorch of image {image} is not made for the GPUs of {hosts} ({who})",
+        "the PyTorch of image {image} is not made for the GPUs that {who} got on {hosts}",
         "set image in cluster.yaml to one whose PyTorch knows these GPUs, or choose other nodes with node_selector",
     ),
     Sign(
@@ -126,14 +128,14 @@ SIGNS: tuple[Sign, ...] = (
     Sign(
         "network-interface",
         re.compile(r"no socket interface found|Unable to find address for:? ?(?P<name>[\w.-]+)"),
-        "{who} has no network interface of the name that {variables} asks for: {line}",
+        "no network interface of {who} has the name that {variables} asks for: {line}",
         "take {variables} out of env in cluster.yaml (without it the interface of the pod's own address is taken), or"
         " set it to one that `kubectl exec {pod} -- ls /sys/class/net` shows",
     ),
     Sign(
         "image-platform",
-        re.compile(r"exec format error"),
-        "image {image} is not made for the processors of {hosts} ({who})",
+        re.compile(r"(?i)exec format error"),
+        "image {image} of {who} is not made for the processors of {hosts}",
         "build the image for the nodes' processors, or choose nodes with node_selector: {{kubernetes.io/arch: …}}",
     ),
     Sign(
@@ -141,7 +143,7 @@ SIGNS: tuple[Sign, ...] = (
         re.compile(
             r"can't start new thread|pthread_create failed[^\n]*Resource temporarily unavailable"
             r"|Thread creation failed: Resource temporarily|OMP: Error #34|failed to create new OS thread"
-            r"|fork: (?:retry: )?Resource temporarily unavailable"
+            r"|(?:fork: (?:retry: )?|what\(\): +)Resource temporarily unavailable"
         ),
         "{who} may have no more threads or processes on {hosts}: {line}",
         "have podPidsLimit of the kubelet on {hosts} raised, or start fewer: OMP_NUM_THREADS and OPENBLAS_NUM_THREADS"
@@ -166,13 +168,16 @@ SIGNS: tuple[Sign, ...] = (
     Sign(
         "hub-tls",
         re.compile(r"(?i)CERTIFICATE_VERIFY_FAILED|certificate verify failed|self[- ]signed certificate"),
-        "{who} does not trust the certificate that it is shown (a proxy that opens TLS, or a company's own): {said}",
+        "a certificate that {who} was shown is not trusted (of a proxy that opens TLS, or of the site itself): {said}",
         "put the authority's certificate on a volume or into the image, and set env: {{SSL_CERT_FILE: …,"
         f" REQUESTS_CA_BUNDLE: …}}}} in cluster.yaml, {_HUB_HINT}",
         of_service=True,
     ),
 )
-ON_CPU = Sign("no-driver", re.compile(r"\[DDP\] rank \d+ of \d+ on cpu \("), _NO_GPU, _GIVE_GPU)
+ON_CPU = (
+    Sign("no-driver", re.compile(r"UserWarning: CUDA initialization: "), f"{_NO_GPU}: {{line}}", _GIVE_GPU),
+    Sign("no-driver", re.compile(r"\[DDP\] rank \d+ of \d+ on cpu \("), _NO_GPU, _GIVE_GPU),
+)
 _DEVICE_LINE = re.compile(r"UserWarning: CUDA initialization: [^\n]+|\[DDP\] rank \d+ of \d+ on \w[^\n]*")
 """What PyTorch and the run itself say of the device, before the first step."""
 _INTERFACES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
@@ -204,6 +209,11 @@ def explains(joined: JoinedEvidence, pod: Pod, end: Ended) -> bool:
     return of_end(joined, pod, end) is not None
 
 
+def leaves_open(end: Ended) -> bool:
+    """Whether what a container said when it ended says nothing of the cause, so that its log may."""
+    return end.words is None or _SAYS_LITTLE.search(end.words.sentence) is not None
+
+
 def of_text(text: str, signs: tuple[Sign, ...] = SIGNS) -> Seen | None:
     """The sign in a message."""
     for sign in signs:
@@ -219,7 +229,7 @@ def of_end(joined: JoinedEvidence, pod: Pod, end: Ended) -> Seen | None:
         return None
     said = end.words.sentence if end.words is not None else end.message
     seen = of_text(said)
-    if seen is None and (end.words is None or _SAYS_LITTLE.search(said)) and end is pod.endings[0]:
+    if seen is None and leaves_open(end) and end is pod.endings[0]:
         seen = of_text(joined.trouble_of(pod))
     if seen is None:
         return None
@@ -245,7 +255,7 @@ def _of_pod(joined: JoinedEvidence, pod: Pod) -> tuple[Seen, Severity] | None:
             return seen, "info" if past or (end is pod.before and pod.is_running) else "failed"
     if pod.is_running and not past and any("gpu" in resource for resource in pod.requests):
         device = _DEVICE_LINE.search(joined.log_of(pod))
-        seen = of_text(device[0], (*SIGNS, ON_CPU)) if device is not None else None
+        seen = of_text(device[0], (*SIGNS, *ON_CPU)) if device is not None else None
         return (seen, "broken") if seen is not None else None
     return None
 
@@ -275,11 +285,11 @@ def _finding(several: list[tuple[Pod, Seen]], severity: Severity) -> Finding:
     value = pod.interfaces.get(variable)
     names = {
         "who": who,
-        "hosts": f"node {listed(dict.fromkeys(one.host or '?' for one, _ in several), 3)}",
+        "hosts": hosts_named((one.host for one, _ in several), 3),
         "host": pod.host or "the node",
         "pod": pod.name,
         "image": pod.image,
-        "line": seen.line,
+        "line": textwrap.shorten(seen.line, _LONGEST_LINE, placeholder=" …"),
         "said": next((end.words.sentence for end in pod.endings if end.words is not None), seen.line),
         "variables": f"{variable}: {value}" if value else variable,
     }
