@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from rankzero.model.memory import MemoryPlan, choose_sharding, model_facts, plan
 from rankzero.model.parts import freeze_to, wanted_parts
 from rankzero.spec.run_spec import RunSpec, Sharding
 from rankzero.spec.schedule import Schedule, make_schedule
+from rankzero.spec.shardings import sharding_section
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +73,17 @@ def build_session(
         facts = model_facts(spec, inputs.config, shape, dtype)
         limit = memory_limit(device, world.local_world_size)
         sharding = choose_sharding(spec, facts, limit, world.world_size)
-        if sharding == "fsdp" and world.world_size == 1:
-            sharding = alone(spec)
+        if world.world_size == 1:
+            sharding = alone(sharding, spec)
         memory = plan_memory(
             *(spec, facts, limit, device.kind),
             sharding=sharding,
             world_size=world.world_size,
             trained_share=largest_trained_share(inputs.train),
         )
-        receives = sharding in ("fsdp", "zero3") and not world.is_main and spec.model.quantization == "none"
+        receives = (
+            not sharding_section(sharding).whole_weights and not world.is_main and spec.model.quantization == "none"
+        )
         model = shape if receives else make_model(spec, inputs, device, dtype, attention, empty=False)
         apply_kernels(model, spec.model.kernels, device_kind=device.kind, local_files_only=spec.model.local_files_only)
         if memory.gradient_checkpointing:
@@ -143,12 +147,14 @@ def build_session(
     )
 
 
-def alone(spec: RunSpec) -> Sharding:
-    """What fsdp is on a single process: nothing is spread, so a replica. Raises ConfigError where it is to offload."""
-    if spec.train.offload != "none":
+def alone(sharding: Sharding, spec: RunSpec) -> Sharding:
+    """What a sharding is on a single process: nothing is spread by fsdp, so a replica. Raises ConfigError where it is
+    to offload."""
+    instead = sharding_section(sharding).alone
+    if instead is not None and spec.train.offload != "none":
         hint = "take train.sharding: zero3, which offloads on one process too, or start several"
-        raise ConfigError("fsdp offloads on several processes only", where="train.offload", hint=hint)
-    return "ddp"
+        raise ConfigError(f"{sharding} offloads on several processes only", where="train.offload", hint=hint)
+    return instead or sharding
 
 
 def largest_trained_share(dataset: TokenizedDataset) -> float:
@@ -160,8 +166,8 @@ def weights_dtype(spec: RunSpec, dtype: torch.dtype) -> torch.dtype:
     """What the weights are loaded in: a frozen base as it computes, trained ones as float32 masters or in bfloat16."""
     if spec.lora is not None:
         return dtype
-    deepspeed = spec.train.sharding.startswith("zero")  # it makes float32 masters of its own
-    in_bfloat16 = dtype is torch.bfloat16 and (spec.train.master_weights != "float32" or deepspeed)
+    own_masters = sharding_section(spec.train.sharding).own_masters
+    in_bfloat16 = dtype is torch.bfloat16 and (spec.train.master_weights != "float32" or own_masters)
     return dtype if in_bfloat16 else torch.float32
 
 
@@ -192,20 +198,12 @@ def make_model(
     return model
 
 
-def spread(sharding: str, model: Any, spec: RunSpec, world: World, device: Device, dtype: torch.dtype) -> Parallel:
+def spread(sharding: Sharding, model: Any, spec: RunSpec, world: World, device: Device, dtype: torch.dtype) -> Parallel:
     """The model over the processes, with its optimizer. Only the way that is taken is imported."""
     make = partial(make_optimizer, spec=spec.train, learning_rate=learning_rate(spec))
-    if sharding == "fsdp":
-        from rankzero.engine.parallel.fsdp import Fsdp
-
-        return Fsdp(model, make, spec=spec, world=world, device=device, dtype=dtype)
-    if sharding != "ddp":
-        from rankzero.engine.parallel.zero.parallel import Zero
-
-        return Zero(model, make, spec=spec, world=world, device=device, dtype=dtype)
-    from rankzero.engine.parallel.replicas import Replicated
-
-    return Replicated(model, make, world=world, device=device)
+    way = import_module(f"rankzero.engine.parallel.{sharding_section(sharding).module}")
+    parallel: Parallel = way.spread(model, make, spec=spec, world=world, device=device, dtype=dtype)
+    return parallel
 
 
 def learning_rate(spec: RunSpec) -> float:

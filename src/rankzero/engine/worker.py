@@ -55,6 +55,7 @@ from rankzero.spec.resolve import to_yaml
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.schedule import make_schedule
+from rankzero.spec.shardings import sharding_section
 from rankzero.track.protocol import TrackedRun, open_trackers
 
 ERROR_FILE_VARIABLE = "RANKZERO_ERROR_FILE"
@@ -75,10 +76,10 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
         stack.enter_context(results_alone_on_stdout())
         set_threads(world.local_world_size)
         device = pick_device(world.local_rank)
-        zero = spec.train.sharding.startswith("zero")
-        dtype = pick_dtype(spec.model.dtype, device, loss_scaling=not zero)
+        section = sharding_section(spec.train.sharding)
+        dtype = pick_dtype(spec.model.dtype, device, loss_scaling=section.scales_losses)
         deepspeed = None
-        if zero:
+        if section.reads_deepspeed_file:
             from rankzero.engine.parallel.zero.parallel import deepspeed_config
 
             deepspeed = deepspeed_config(spec, world, device, dtype)
@@ -167,7 +168,7 @@ def out_of_memory(session: Session, spec: RunSpec, world: World, device: Device)
     ways = [f"train.micro_batch_tokens below {session.memory.micro_batch_tokens}"]
     if not session.memory.gradient_checkpointing:
         ways.append("train.gradient_checkpointing: true")
-    if world.world_size > 1 and session.parallel.name == "ddp":
+    if world.world_size > 1 and not sharding_section(session.parallel.name).divides:
         ways.append("train.sharding: fsdp")
     if not spec.train.activation_offloading:
         ways.append("train.activation_offloading: true")

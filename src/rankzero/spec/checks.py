@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 
 from rankzero.errors import Problem
 from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.shardings import SHARDINGS, sharding_section
 from rankzero.spec.tasks import TASKS, task_that
 
 _FLOAT32_ZERO = 2.0**-150
@@ -108,34 +109,31 @@ def _quantized_base_has_adapters(spec: RunSpec) -> list[Problem]:
     if spec.lora is None:
         what = f"{quantization} weights cannot be trained themselves"
         return [Problem(what, "model.quantization", "write a lora section: lora: {} for the defaults")]
-    if spec.train.sharding == "zero3":
-        hint = "take fsdp, zero2 or ddp"
-        return [Problem(f"ZeRO-3 cannot spread {quantization} weights", "train.sharding", hint)]
+    if not sharding_section(spec.train.sharding).packed_weights:
+        able = ", ".join(name for name, section in SHARDINGS.items() if section.packed_weights)
+        what = f"{spec.train.sharding} cannot spread {quantization} weights"
+        return [Problem(what, "train.sharding", f"take one of {able}")]
     return []
 
 
 def _sharding_options(spec: RunSpec) -> list[Problem]:
     sharding, offload = spec.train.sharding, spec.train.offload
     problems = []
-    if offload != "none" and sharding in ("auto", "ddp"):
-        hint = "set train.sharding to fsdp, zero2 or zero3, or leave offload out"
-        problems.append(Problem(f"offload needs sharding, which is {sharding}", "train.offload", hint))
-    if offload == "optimizer" and sharding == "fsdp":
-        hint = "fsdp keeps all of it there (offload: all); zero2 and zero3 can keep the optimizer's state alone"
-        problems.append(Problem("fsdp cannot offload the optimizer's state alone", "train.offload", hint))
-    if offload == "all" and sharding == "zero2":
-        hint = "take offload: optimizer, or zero3"
-        problems.append(Problem("ZeRO-2 has whole weights on every GPU", "train.offload", hint))
-    if spec.train.deepspeed is not None and not sharding.startswith("zero"):
-        hint = "set train.sharding to zero2 or zero3"
-        problems.append(Problem(f"a DeepSpeed file is not used by {sharding}", "train.deepspeed", hint))
+    section = sharding_section(sharding)
+    if offload in section.refused_offload:
+        what, hint = section.refused_offload[offload]
+        problems.append(Problem(what.format(sharding=sharding), "train.offload", hint))
+    if spec.train.deepspeed is not None and not section.reads_deepspeed_file:
+        able = " or ".join(name for name, other in SHARDINGS.items() if other.reads_deepspeed_file)
+        what = f"a DeepSpeed file is not used by {sharding}"
+        problems.append(Problem(what, "train.deepspeed", f"set train.sharding to {able}"))
     return problems
 
 
 def _low_precision_training(spec: RunSpec) -> list[Problem]:
     problems = []
     master, optimizer = spec.train.master_weights, spec.train.optimizer
-    zero = spec.train.sharding.startswith("zero")
+    section = sharding_section(spec.train.sharding)
     if master != "float32":
         if spec.lora is not None:
             hint = "leave it out: adapters are held in float32"
@@ -143,10 +141,10 @@ def _low_precision_training(spec: RunSpec) -> list[Problem]:
         if optimizer != "adamw":
             hint = "take optimizer: adamw, or master_weights: float32"
             problems.append(Problem(f"{master} is not available with {optimizer}", "train.master_weights", hint))
-        if zero:
+        if section.own_masters:
             hint = "DeepSpeed holds float32 weights itself; for bfloat16 weights take ddp or fsdp"
             problems.append(Problem(f"{master} is not available with DeepSpeed", "train.master_weights", hint))
-    if optimizer == "adamw_8bit" and (zero or spec.train.sharding == "fsdp"):
+    if optimizer == "adamw_8bit" and section.divides:
         hint = "take optimizer: adamw, whose state is spread over the processes, or sharding: ddp"
         problems.append(Problem("adamw_8bit works on whole weights only", "train.optimizer", hint))
     return problems
@@ -156,7 +154,7 @@ def _float16_is_scaled(spec: RunSpec) -> list[Problem]:
     if spec.model.dtype != "float16":
         return []
     problems = []
-    if spec.train.sharding.startswith("zero"):
+    if not sharding_section(spec.train.sharding).scales_losses:
         hint = "take train.sharding: fsdp, or dtype: auto, which is bfloat16 or float32 with DeepSpeed"
         problems.append(Problem("float16 is not trained in with DeepSpeed", "model.dtype", hint))
     if spec.train.master_weights != "float32":

@@ -14,6 +14,7 @@ from rankzero.spec.batch_size import BatchSize
 from rankzero.spec.names import RUN_NAME_PATTERN
 from rankzero.spec.row_formats import Reasoning as Reasoning
 from rankzero.spec.row_formats import RowFormat as RowFormat
+from rankzero.spec.shardings import SHARDINGS
 from rankzero.spec.tasks import TASKS, TaskSection
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -21,14 +22,15 @@ OverLength = Literal["truncate", "drop"]
 TrainOn = Literal["all_turns", "last_turn"]
 Attention = Literal["auto", "eager", "sdpa", "varlen", "flex_attention", "flash_attention_2", "flash_attention_3"]
 Part = Literal["language", "experts", "router", "projector", "vision_tower"]
-Sharding = Literal["auto", "ddp", "fsdp", "zero2", "zero3"]
 LearningRateShape = Literal["linear", "cosine", "constant"]
 if TYPE_CHECKING:
     Task = str
     Metric = str
-else:  # the names that spec/tasks.py has, for the schema and for suggestions
+    Sharding = str
+else:  # the names that spec/tasks.py and spec/shardings.py have, for the schema and for suggestions
     Task = Literal[tuple(TASKS)]
     Metric = Literal["eval_loss", *dict.fromkeys(name for task in TASKS.values() for name in task.metrics)]
+    Sharding = Literal["auto", *SHARDINGS]
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Every = Literal["epoch"] | PositiveInt

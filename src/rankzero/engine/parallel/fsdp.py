@@ -166,3 +166,6 @@ class Fsdp:
             if self._world.is_main:
                 whole[name] = value.detach().cpu()
         return whole
+
+
+spread = Fsdp

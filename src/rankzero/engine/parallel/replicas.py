@@ -20,7 +20,7 @@ from rankzero.engine.parallel.formats import (
     write_tensors,
 )
 from rankzero.model.weights import load_weights, save_weights
-from rankzero.spec.run_spec import Sharding
+from rankzero.spec.run_spec import RunSpec, Sharding
 
 
 class Replicated:
@@ -90,3 +90,16 @@ def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:
         return torch.nn.utils.get_total_norm(gradients)
     norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
     return torch.stack(norms).square().sum().sqrt()
+
+
+def spread(
+    module: Any,
+    make_optimizer: Callable[[dict[str, torch.nn.Parameter]], torch.optim.Optimizer],
+    *,
+    spec: RunSpec,
+    world: World,
+    device: Device,
+    dtype: torch.dtype,
+) -> Replicated:
+    """As the other shardings; what is computed in which precision is the loop's matter here."""
+    return Replicated(module, make_optimizer, world=world, device=device)

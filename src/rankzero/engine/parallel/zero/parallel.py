@@ -227,3 +227,6 @@ def _optimizer_for(
     for group in optimizer.param_groups:
         group["params"] = [real[id(stand_in)] for stand_in in group["params"]]
     return optimizer
+
+
+spread = Zero
