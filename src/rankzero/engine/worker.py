@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import os
 import signal
@@ -45,7 +46,7 @@ from rankzero.engine.resume import (
 from rankzero.engine.setup import Session, build_session, collect_environment
 from rankzero.engine.signals import stop_on_signals
 from rankzero.engine.train import Surroundings, train
-from rankzero.errors import ExitCode, PeerLostError, RankzeroError, StorageError
+from rankzero.errors import INTERRUPTED, ExitCode, PeerLostError, RankzeroError, StorageError
 from rankzero.model.load import quiet_libraries
 from rankzero.redaction import Redactor
 from rankzero.run_dir.atomic import put_back_displaced, remove_stale, write_json, write_text
@@ -60,6 +61,7 @@ from rankzero.track.protocol import TrackedRun, open_trackers
 
 ERROR_FILE_VARIABLE = "RANKZERO_ERROR_FILE"
 PARENT_VARIABLE = "RANKZERO_PARENT"
+STACK_VARIABLE = "RANKZERO_STACK_FILE"
 
 
 def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
@@ -295,12 +297,15 @@ def main() -> None:
     process fail too, and theirs would only bury the cause.
     """
     die_with_parent()
+    tell_where_on_request()
     payload = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     options = RunOptions(**{**payload["options"], "allow_changes": tuple(payload["options"]["allow_changes"])})
     try:
         report = run(RunSpec.model_validate(payload["spec"]), options)
     except Exception as error:
         sys.exit(hand_over(error))
+    except KeyboardInterrupt:  # before the run listens itself
+        sys.exit(INTERRUPTED)
     if os.environ.get("RANK", "0") == "0":
         print_result(json.dumps(report))
 
@@ -319,6 +324,13 @@ def hand_over(error: Exception) -> int:
     value = {"type": type(known).__name__, "problems": problems, "traceback": redact(trace)}
     write_json(Path(os.environ[ERROR_FILE_VARIABLE]), value)
     return known.exit_code
+
+
+def tell_where_on_request() -> None:
+    """On SIGUSR1 write the stacks of all threads, also from within a call that never returns."""
+    path = os.environ.get(STACK_VARIABLE)
+    if path is not None:
+        faulthandler.register(signal.SIGUSR1, file=open(path, "w"), all_threads=True)  # noqa: SIM115 - open till the end
 
 
 def die_with_parent() -> None:

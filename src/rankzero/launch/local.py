@@ -59,7 +59,9 @@ def _watch(workers: Workers) -> None:
     with signals_to(forward, (signal.SIGTERM, signal.SIGINT)):
         while workers.running():
             overdue = stop_at is not None and time.monotonic() - stop_at > GRACE_SECONDS
-            if overdue or workers.peers_are_late(GRACE_SECONDS):
+            if overdue:
                 workers.kill()
+            elif workers.peers_are_late(GRACE_SECONDS):
+                workers.end_late_peers()
             workers.end_where_suspended(all_of_them=False)
             time.sleep(POLL_SECONDS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,8 @@ PEER_SECONDS = 10.0
 """How long peers of a dead worker may take to notice and leave by themselves."""
 SUSPENDED_SECONDS = 30.0
 """How long a worker may be suspended while the others wait for it."""
+STACK_SECONDS = 2.0
+"""How long a worker may take to write where it is."""
 POLL_SECONDS = 0.05
 
 OpenStderr = Callable[[int], IO[bytes] | int | None]
@@ -60,6 +63,7 @@ class Workers:
         self._failed_at = 0.0
         self._ended: RankzeroError | None = None
         self._suspended_since: dict[int, float] = {}
+        self._late: dict[int, str] = {}
         self._passed_on: set[int] = set()
         self._asked = itertools.count()
 
@@ -73,6 +77,7 @@ class Workers:
                 "WORLD_SIZE": ranks.world_size,
                 "LOCAL_WORLD_SIZE": ranks.count,
                 "RANKZERO_ERROR_FILE": self._directory / f"error-{local}.json",
+                "RANKZERO_STACK_FILE": self._stack(local),
                 "RANKZERO_STARTED_AT": started,
                 "RANKZERO_PARENT": os.getpid(),
             }
@@ -111,6 +116,19 @@ class Workers:
             return True
         return time.monotonic() - self._failed_at > (grace_seconds if code == ExitCode.STOPPED else PEER_SECONDS)
 
+    def end_late_peers(self) -> None:
+        """End those that are late, after asking them where they are: of peers that waited for one, that one is left."""
+        late = [local for local, process in enumerate(self.processes) if process.poll() is None]
+        for local in late:
+            if self._listens(local):
+                self.processes[local].send_signal(signal.SIGUSR1)
+        deadline = time.monotonic() + STACK_SECONDS
+        while len(self._late) < len(late) and time.monotonic() < deadline:
+            self._late = {local: place for local in late if (place := _innermost(self._stack(local)))}
+            time.sleep(POLL_SECONDS)
+        self._late = {local: self._late.get(local, "") for local in late}
+        self.kill()
+
     def end_where_suspended(self, *, all_of_them: bool) -> None:
         """End all where some have been suspended for long, which the others would wait for until their time limit.
 
@@ -133,6 +151,13 @@ class Workers:
         """Whether a second Ctrl-C has ended one, which has said so."""
         return any(process.returncode == INTERRUPTED for process in self.processes)
 
+    def _stack(self, local: int) -> Path:
+        """Where a worker writes its stacks when it gets SIGUSR1; it makes the file when it begins to listen."""
+        return self._directory / f"stack-{local}"
+
+    def _listens(self, local: int) -> bool:
+        return self._stack(local).exists()
+
     def _suspended(self) -> list[int]:
         return [local for local, process in enumerate(self.processes) if _is_suspended(process)]
 
@@ -145,10 +170,12 @@ class Workers:
             self.signal(number)
 
     def signal(self, number: int) -> None:
-        """Pass a signal on, also to those that are suspended: they go on to hear it."""
-        self._passed_on.add(number)
-        for process in self.processes:
-            for each in (number, signal.SIGCONT):
+        """Pass a signal on, also to those that are suspended: they go on to hear it. What does not listen yet is ended
+        by SIGTERM instead of Ctrl-C's signal, at which Python would print where it was."""
+        for local, process in enumerate(self.processes):
+            heard = number if self._listens(local) else signal.SIGTERM
+            self._passed_on.add(heard)
+            for each in (heard, signal.SIGCONT):
                 if process.poll() is None:
                     process.send_signal(each)
 
@@ -171,7 +198,17 @@ class Workers:
             return None
         first = failed[0] if self._first_failed is None else self._first_failed
         found = {local: self._error_of(local) for local in [first, *failed]}
+        if self._late and isinstance(found[first], errors.PeerLostError):
+            return self._hung()
         return next((error for error in found.values() if not isinstance(error, errors.PeerLostError)), found[first])
+
+    def _hung(self) -> RankzeroError:
+        """Those that were left when the others had given up waiting."""
+        words = [
+            f"process {self._ranks.first + local}{place and f' at {place}'}" for local, place in self._late.items()
+        ]
+        what = f"the other processes waited in vain for {', '.join(words)}"
+        return ServiceError(what, hint="the same command continues from the newest checkpoint")
 
     def report(self) -> str:
         """Rank 0's report as JSON."""
@@ -200,6 +237,14 @@ class Workers:
             hint = "the machine may be out of memory: lower train.micro_batch_tokens" if name == "SIGKILL" else ""
             return RankzeroError(f"process {rank} was killed by {name}\n{tail}".rstrip(), hint=hint)
         return RankzeroError(f"process {rank} failed with exit code {code}\n{tail}".rstrip())
+
+
+def _innermost(stack: Path) -> str:
+    """`file:line in function`, where the main thread of a worker is; empty where it has not said so (yet)."""
+    text = stack.read_text(encoding="utf-8", errors="replace") if stack.is_file() else ""
+    threads = re.findall(r"^(?:Current t|T)hread .*\n((?:  .*\n)+)", text, flags=re.MULTILINE)
+    frame = re.match(r'  File "(.*)", line (\d+) in (.*)\n', threads[-1]) if threads else None
+    return f"{frame[1]}:{frame[2]} in {frame[3]}" if frame else ""
 
 
 def _is_suspended(process: subprocess.Popen[bytes]) -> bool:

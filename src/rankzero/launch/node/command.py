@@ -185,8 +185,10 @@ class Node:
                 self._output.say(f"processes have not saved in {grace:.0f} s; they are ended")
                 self._overdue = True
                 workers.kill()
-            elif workers.peers_are_late(grace) or (gentle_since is not None and now - gentle_since > grace):
+            elif gentle_since is not None and now - gentle_since > grace:
                 workers.kill()
+            elif workers.peers_are_late(grace):
+                workers.end_late_peers()
             workers.end_where_suspended(all_of_them=True)
             message = self._news(POLL_SECONDS)
             if message is None:
