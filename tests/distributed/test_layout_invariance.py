@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from rankzero.spec.run_spec import RunSpec
 from tests.support.runs import metrics, run_here, run_processes_here, run_root, small_spec
+from tests.support.tiny import chat_rows, write_jsonl
 
 pytestmark = pytest.mark.distributed
 
@@ -18,7 +19,14 @@ ADAPTER_TOLERANCE = 1e-3
 
 
 def spec_in(tmp_path: Path, tiny: Path, **changes: object) -> RunSpec:
-    return small_spec(tmp_path, tiny, rows=37, eval_rows=11, lora__dropout=0.0, **changes)
+    """Rows of which some count less or more than others, so that the weights are the same in every layout too."""
+    spec = small_spec(tmp_path, tiny, rows=37, eval_rows=11, lora__dropout=0.0, **changes)
+    for path, count in ((spec.data.train, 37), (spec.data.eval, 11)):
+        rows = chat_rows(count)
+        for row in rows[::3]:
+            row["messages"][1]["loss_weight"] = 0.25 if len(row["messages"][1]["content"]) % 2 else 2
+        write_jsonl(Path(str(path)), rows)
+    return spec
 
 
 def adapter(spec: RunSpec) -> torch.Tensor:
