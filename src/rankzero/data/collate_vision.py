@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from rankzero.data.batching import Indices
-from rankzero.data.collate import MicroBatch, pad_right, to_device
+from rankzero.data.collate import MicroBatch, pad_right, padded_places, to_device
 from rankzero.data.dataset import TokenizedDataset
 from rankzero.data.images.decode import load_rgb
 from rankzero.errors import DataError, Problem
@@ -126,4 +126,5 @@ class PicturedText:
             predicts_BT=to_device(padded.predicts_BT, device),
             targets_N=to_device(padded.targets_N, device),
             computed=padded.input_ids_BT.size,
+            **padded_places(rows, inputs["input_ids"]),
         )

@@ -69,7 +69,9 @@ def train(session: Session, around: Surroundings, position: Position) -> Positio
             rate = schedule.learning_rate(position.step, learning_rate(spec))
             on_pass = batch_logger(around.options, position.step, step_in_epoch, schedule.steps_per_epoch)
             with around.ledger.phase("steps"):
-                result = session.stepper.gradients(session.train, work, stop_wanted=around.stop.wanted, on_pass=on_pass)
+                result = session.stepper.gradients(
+                    session.train, work, position.step, stop_wanted=around.stop.wanted, on_pass=on_pass
+                )
                 set_learning_rate(session.parallel.optimizer, rate)
                 position = apply_step(session, spec, position, work, result)
             around.ledger.first_step_done()
