@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rankzero.errors import ConfigError
 from rankzero.model import compiling
 from rankzero.model.compiling import artifact_key, compile_blocks, load_artifacts, save_artifacts
-from rankzero.model.dropout import Places, place_dropout
+from rankzero.model.dropout import Places, Share, drop, place_dropout
 
 needs_compiler = pytest.mark.skipif(
     not any(shutil.which(name) for name in ("g++", "c++", "clang++")), reason="torch compiles for CPUs through C++"
@@ -100,6 +100,19 @@ def test_losses_and_names_stay_and_a_second_process_does_not_compile_again(tmp_p
     assert runs[1]["misses"] == 0 and runs[1]["hits"] == runs[0]["misses"]
     (kept,) = (tmp_path / "ours").rglob("artifacts.bin")
     assert kept.stat().st_mode & 0o777 == 0o600
+
+
+@needs_compiler
+def test_compiled_dropout_drops_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its integers overflow on purpose, also where a compiler could think that they do not."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    keys, share = torch.arange(-(2**31), 2**31, 2**29 + 12345, dtype=torch.int32), Share.of(0.3)
+    values = torch.randn(len(keys), 77, requires_grad=True)
+    found = torch.compile(drop, dynamic=True)(values, keys, share)
+    expected = drop(values, keys, share)
+    assert torch.equal(found, expected)
+    (ours,), (theirs,) = (torch.autograd.grad(outcome.sum(), values) for outcome in (found, expected))
+    assert torch.equal(ours, theirs)
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing")
