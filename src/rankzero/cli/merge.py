@@ -65,6 +65,7 @@ def adapter_of(path: Path, model: str | None) -> tuple[Path, RunSpec]:
     Raises ConfigError where there is no adapter.
     """
     from rankzero.spec.load import load_run_spec
+    from rankzero.spec.local_paths import absolute
     from rankzero.spec.run_spec import RunSpec
 
     if (path / "run.yaml").is_file():
@@ -78,7 +79,8 @@ def adapter_of(path: Path, model: str | None) -> tuple[Path, RunSpec]:
     changed: dict[str, Any] = {} if model is None else {"name": model, "local_dir": None, "tokenizer_dir": None}
     for parent in path.resolve().parents[:3]:  # <run>/final, <run>/checkpoints/step-<n>/model
         if (parent / "run.yaml").is_file():
-            spec = load_run_spec(parent / "run.yaml", env={}).spec
+            loaded = load_run_spec(parent / "run.yaml", env={})
+            spec = absolute(loaded.spec, loaded.base)
             return path, spec.model_copy(update={"model": spec.model.model_copy(update=changed)})
     settings = json.loads((path / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     name = model or settings.get("base_model_name_or_path")

@@ -13,7 +13,10 @@ from rankzero.errors import ConfigError, UsageError
 from rankzero.spec.run_options import RunOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rankzero.cli.seed_flags import SeedFlags
+    from rankzero.preflight.look import Part
     from rankzero.spec.run_spec import RunSpec
 
 
@@ -50,6 +53,8 @@ def train(
 ) -> None:
     """Train a run on this machine, or continue it: every local GPU, or the CPU."""
     from rankzero.cli.seed_flags import SeedFlags
+    from rankzero.preflight.look import EVERYTHING
+    from rankzero.spec.local_paths import shown
 
     flags = SeedFlags(
         model=model,
@@ -70,11 +75,13 @@ def train(
         local_files_only=local_files_only,
     )
     nproc = process_count(nproc_per_node)
-    spec = read_spec(arguments or [], flags, world_size=world_size(nproc))
+    # One process of a machine says what is wrong there.
+    parts = EVERYTHING if os.environ.get("LOCAL_RANK", "0") == "0" else ()
+    spec = read_spec(arguments or [], flags, parts, world_size=world_size(nproc))
     options = RunOptions(log_level, log_batches, report_json, tuple(allow_change or ()))
     report = start(spec, options, nproc)
     if os.environ.get("RANK", "0") == "0":
-        directory = os.path.join(spec.output_dir, str(spec.name))
+        directory = shown(os.path.join(spec.output_dir, str(spec.name)))
         typer.echo(json.dumps(report, indent=2) if as_json else summary(report, directory))
 
 
@@ -106,10 +113,17 @@ def world_size(nproc: int) -> int:
     return int(text)
 
 
-def read_spec(arguments: list[str], flags: SeedFlags, *, world_size: int) -> RunSpec:
-    """The resolved spec of a command line. Raises ConfigError with all problems, or UsageError."""
+def read_spec(
+    arguments: list[str], flags: SeedFlags, parts: Sequence[Part] = ("paths",), *, world_size: int
+) -> RunSpec:
+    """The resolved spec of a command line, all paths in it absolute; `parts` is what preflight looks at.
+
+    Raises UsageError, or the error of preflight's worst finding with all problems.
+    """
     from rankzero.cli.seed_flags import as_settings, require_lora
-    from rankzero.spec.load import load_run_spec
+    from rankzero.preflight.look import look
+    from rankzero.spec.load import read_run_spec
+    from rankzero.spec.local_paths import absolute
     from rankzero.spec.resolve import resolve
 
     files = [argument for argument in arguments if "=" not in argument]
@@ -119,9 +133,11 @@ def read_spec(arguments: list[str], flags: SeedFlags, *, world_size: int) -> Run
         raise UsageError("nothing to train", hint="rankzero train RUN.yaml; `rankzero init` writes one to start from")
     overrides = [argument for argument in arguments if "=" in argument]
     settings = as_settings(flags, world_size=world_size)
-    loaded = load_run_spec(Path(files[0]) if files else None, [*overrides, *settings], env=os.environ)
-    require_lora(flags, loaded.source("lora"))
-    return resolve(loaded.spec)
+    reading = read_run_spec(Path(files[0]) if files else None, [*overrides, *settings], env=os.environ)
+    if reading.found is not None:
+        require_lora(flags, reading.found.source("lora"))
+    loaded = look(reading, parts)
+    return absolute(resolve(loaded.spec), loaded.base)
 
 
 def start(spec: RunSpec, options: RunOptions, nproc: int) -> dict[str, Any]:

@@ -47,8 +47,10 @@ def find_result(target: str, task: Task, *, base: bool = False) -> Result:
 
 def _of_run(run: Path, task: Task, *, base: bool) -> Result:
     from rankzero.spec.load import load_run_spec
+    from rankzero.spec.local_paths import absolute
 
-    spec = load_run_spec(run / "run.yaml", env={}).spec
+    loaded = load_run_spec(run / "run.yaml", env={})
+    spec = absolute(loaded.spec, loaded.base)
     if spec.task != task:
         what = "this run is a text classifier" if spec.task == "classify" else "this run writes text"
         raise ConfigError(what, where=str(run), hint=f"use `{_COMMANDS[spec.task]} {run}`")

@@ -103,7 +103,7 @@ def test_an_unknown_architecture(copy: Path) -> None:
 
 @pytest.mark.parametrize("name", ["./nowhere", "/no/such/dir", "a/b/c"])
 def test_a_path_that_is_no_directory(name: str) -> None:
-    with pytest.raises(ConfigError, match="is no directory"):
+    with pytest.raises(ConfigError, match="there is no directory"):
         locate(ModelSpec(name=name))
 
 

@@ -42,9 +42,10 @@ def test_full_weights_stand_alone(tmp_path: Path) -> None:
 
 
 def test_the_model_before_training_needs_no_result(tmp_path: Path) -> None:
-    result = find_result(str(run_of(tmp_path, final=False, lora={})), "sft", base=True)
+    run = run_of(tmp_path, final=False, lora={})
+    result = find_result(str(run), "sft", base=True)
     assert result.adapter is None and result.spec.model.name == "base"
-    assert result.spec.data.chat_template == "t.jinja"
+    assert result.spec.data.chat_template == str(run / "t.jinja"), "relative to the file that says it"
 
 
 def test_classes_of_an_adapter(tmp_path: Path) -> None:

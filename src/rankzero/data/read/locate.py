@@ -5,7 +5,6 @@ Knows what paths mean and where downloads go; the network is asked only for what
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +12,8 @@ from dataclasses import dataclass
 from rankzero.data.read.download import download, remember, remembered
 from rankzero.data.read.file_names import files_of_directory
 from rankzero.data.read.hub_layout import CONVERTED, UnsureError, choose, choose_converted
+from rankzero.data.read.local import local_files
 from rankzero.data.read.network import Network, RealNetwork, RemoteFile
-from rankzero.data.read.sources import probe
 from rankzero.errors import DataError, Problem, ServiceError
 from rankzero.machine import offline as no_network
 from rankzero.spec.data_paths import DataPath, parse_data_path
@@ -54,7 +53,7 @@ def expand(
         elif path.sample == 0:
             problems.append(Problem("a sample of no rows", source.path, "#500 samples 500 rows"))
         elif path.place == "local":
-            files = _local(path.path)
+            files = local_files(path.path)
             if isinstance(files, Problem):
                 problems.append(files)
             else:
@@ -68,24 +67,6 @@ def expand(
         files = _remote(path, source.path, network or RealNetwork(), offline or no_network())
         located[index] = LocatedSource(source, files, path.sample or source.sample)
     return tuple(located[index] for index in range(len(sources)))
-
-
-def _local(path: str) -> tuple[str, ...] | Problem:
-    if os.path.isdir(path):
-        try:
-            names = [entry.name for entry in os.scandir(path) if entry.is_file()]
-        except OSError as error:
-            return Problem(f"cannot be read: {error.strerror}", path, f"try: ls -l {path}")
-        files = files_of_directory(names, path)
-        return files if isinstance(files, Problem) else tuple(os.path.join(path, name) for name in files)
-    if os.path.exists(path) or not glob.has_magic(path):
-        problem = probe(path)
-        return Problem(problem.what, path, problem.hint) if problem and problem.reason == "no such file" else (path,)
-    found = sorted(name for name in glob.glob(path, recursive=True) if os.path.isfile(name))
-    if not found:
-        hint = f"it is relative to {os.getcwd()}; ** stands for any folders"
-        return Problem("no file matches the pattern", path, hint)
-    return tuple(found)
 
 
 def _remote(path: DataPath, text: str, network: Network, offline: bool) -> tuple[str, ...]:

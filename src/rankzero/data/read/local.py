@@ -1,0 +1,50 @@
+"""Data paths of this machine as files: one, those of a directory, or those that a pattern matches. Reads no file."""
+
+from __future__ import annotations
+
+import glob
+import os
+
+from rankzero.data.read.file_names import files_of_directory
+from rankzero.errors import Problem
+from rankzero.spec.local_paths import near, shown
+
+_POD = "KUBERNETES_SERVICE_HOST"
+"""A variable that every pod has."""
+
+
+def local_files(path: str) -> tuple[str, ...] | Problem:
+    """The files that a path means, in an order that does not depend on the machine; or why there are none."""
+    if os.path.isdir(path):
+        return _of_directory(path)
+    if os.path.exists(path):
+        return (path,)
+    if not glob.has_magic(path):
+        return Problem("no such file", path, missing_hint(path))
+    found = sorted(name for name in glob.glob(path, recursive=True) if os.path.isfile(name))
+    if not found:
+        return Problem("no file matches the pattern", path, f"{_relative_to(path)}** stands for any folders")
+    return tuple(found)
+
+
+def missing_hint(path: str) -> str:
+    """What may have been meant by a path that does not exist."""
+    close = near(path)
+    if close:
+        return f"did you mean {shown(close)}?"
+    if _POD in os.environ:
+        return "the path is looked up inside the pod: is the volume mounted there?"
+    return "" if os.path.isabs(path) else f"the path is relative to {os.getcwd()}"
+
+
+def _relative_to(path: str) -> str:
+    return "" if os.path.isabs(path) else f"it is relative to {os.getcwd()}; "
+
+
+def _of_directory(path: str) -> tuple[str, ...] | Problem:
+    try:
+        names = [entry.name for entry in os.scandir(path) if entry.is_file()]
+    except OSError as error:
+        return Problem(f"cannot be read: {error.strerror}", path, f"try: ls -l {path}")
+    files = files_of_directory(names, path)
+    return files if isinstance(files, Problem) else tuple(os.path.join(path, name) for name in files)
