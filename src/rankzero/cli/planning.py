@@ -62,7 +62,7 @@ def plan_from(arguments: Sequence[str], cluster: str | None, kind: str | None) -
     overrides = [argument for argument in arguments if "=" in argument]
     for_cluster = [text.removeprefix(CLUSTER_PREFIX) for text in overrides if text.startswith(CLUSTER_PREFIX)]
     for_run = [text for text in overrides if not text.startswith(CLUSTER_PREFIX)]
-    loaded = look_for_files(read_run_spec(Path(files[0]), for_run, env=os.environ))
+    loaded = look_for_files(read_run_spec(Path(files[0]), for_run, env=os.environ, for_pods=True))
     run = resolve(loaded.spec)
     place = cluster_from(cluster, for_cluster, kind, beside=loaded.base)
     return make_plan(run, place, files=local_files(run, loaded.base), where=loaded.where)

@@ -91,14 +91,18 @@ def load_run_spec(
 
 
 def read_run_spec(
-    path: Path | None, overrides: Sequence[str | Setting] = (), *, env: Mapping[str, str]
+    path: Path | None, overrides: Sequence[str | Setting] = (), *, env: Mapping[str, str], for_pods: bool = False
 ) -> Reading[RunSpec]:
-    """As load_run_spec, with the problems in the result. What cannot be read at all is raised as there."""
+    """As load_run_spec, with the problems in the result. What cannot be read at all is raised as there.
+
+    `for_pods`: a relative output_dir is on a volume of theirs, wherever it was written.
+    """
     reading = read_spec(RunSpec, path, overrides, env=env, renames=RENAMES, check=check)
     found = reading.found
     if found is None or found.base == Path.cwd():
         return reading
-    typed = [field.field for field in path_fields(found.spec) if not _is_of(found, field.field, path)]
+    names = [field.field for field in path_fields(found.spec) if not (for_pods and field.kind == "output")]
+    typed = [name for name in names if not _is_of(found, name, path)]
     return replace(reading, found=replace(found, spec=moved(found.spec, typed, Path.cwd(), found.base)))
 
 
