@@ -64,10 +64,12 @@ def adapter_of(path: Path, model: str | None) -> tuple[Path, RunSpec]:
 
     Raises ConfigError where there is no adapter.
     """
+    from rankzero.run_dir.result import require_target
     from rankzero.spec.load import load_run_spec
     from rankzero.spec.local_paths import absolute
     from rankzero.spec.run_spec import RunSpec
 
+    require_target(str(path))
     if (path / "run.yaml").is_file():
         path = path / "final"
     if not (path / ADAPTER_CONFIG).is_file():

@@ -173,6 +173,12 @@ def near(path: str | Path) -> str | None:
     return os.path.join(folder, close[0]) if close else None
 
 
+def meant_here(name: str) -> str:
+    """The beginning of a hint: `models/tiney` has the shape of a Hub id; beside models/tiny it may be a slip."""
+    close = near(name) if "/" in name else None
+    return f"did you mean {shown(close)}, which is here? Else: " if close else ""
+
+
 def shown(path: str | Path) -> str:
     """A path as a person wants to read it: relative where it is below the working directory."""
     text, here = str(path), os.getcwd()

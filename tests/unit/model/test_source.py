@@ -122,6 +122,16 @@ def test_offline_and_not_cached(how: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert "local_dir" in str(refused.value)
 
 
+def test_a_slip_in_a_path_that_looks_like_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models/tiny").mkdir(parents=True)
+    (tmp_path / "rows.jsonl").touch()
+    with pytest.raises(ConfigError, match="did you mean models/tiny, which is here"):
+        locate(ModelSpec(name="models/tinny"))
+    with pytest.raises(ConfigError, match=r"rows\.jsonl is a file, not a model"):
+        locate(ModelSpec(name="rows.jsonl"))
+
+
 def test_the_fingerprint_follows_the_weights(copy: Path) -> None:
     before = weights_fingerprint(copy)
     assert weights_fingerprint(copy) == before

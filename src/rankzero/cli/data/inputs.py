@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankzero.cli.data.tokenizer_option import TokenizerPlace
+from rankzero.cli.data.tokenizer_option import TokenizerPlace, find_tokenizer
 from rankzero.errors import UsageError
 from rankzero.spec.row_formats import RowFormat
 
@@ -92,14 +92,14 @@ def what_is_wanted(inputs: list[str], flags: Flags) -> Wanted:
 
 def _from_flags(inputs: list[str], flags: Flags) -> Wanted:
     from rankzero.data.tokens.chat import TokenRules
-    from rankzero.spec.run_spec import SourceSpec
+    from rankzero.spec.run_spec import ModelSpec, SourceSpec
 
     if flags.model is None and (flags.max_length or flags.chat_template or flags.all_tokens):
         hint = "--model says whose tokens and whose template"
         raise UsageError("there is nothing to count tokens with", where="command line", hint=hint)
     shape = {"format": flags.row_format, "columns": column_map(flags.columns), "image_root": flags.image_root}
     sources = [SourceSpec.model_validate({"path": path, **shape}) for path in inputs]
-    place = None if flags.model is None else TokenizerPlace(flags.model)
+    place = None if flags.model is None else find_tokenizer(ModelSpec(name=flags.model), "--model")
     kept = TokenRules(max_length=flags.max_length or 2048, assistant_only_loss=not flags.all_tokens)
     return Wanted(sources, (), place, flags.chat_template, kept)
 
@@ -112,7 +112,7 @@ def _from_spec(inputs: list[str]) -> Wanted:
     spec = read_spec(inputs, SeedFlags(), world_size=1)
     parts = parts_of(spec.data)
     template = None if spec.data.chat_template is None else Path(spec.data.chat_template)
-    place = TokenizerPlace.of(spec.model)
+    place = find_tokenizer(spec.model)
     return Wanted(
         parts["train"],
         parts.get("eval", ()),

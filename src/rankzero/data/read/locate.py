@@ -17,6 +17,7 @@ from rankzero.data.read.network import Network, RealNetwork, RemoteFile
 from rankzero.errors import DataError, Problem, ServiceError
 from rankzero.machine import offline as no_network
 from rankzero.spec.data_paths import DataPath, parse_data_path
+from rankzero.spec.local_paths import meant_here
 from rankzero.spec.run_spec import SourceSpec
 
 _LOCAL_PROTOCOLS = ("file://", "local://")
@@ -77,7 +78,8 @@ def _remote(path: DataPath, text: str, network: Network, offline: bool) -> tuple
         what = "it is not in the cache, and the network is not to be used"
         if path.place == "hub":
             what = f"no such file; as a Hub data set {what}"
-        raise ServiceError(what, where=text, hint="once with the network, without HF_HUB_OFFLINE, fetches it")
+        meant = meant_here(path.path) if path.place == "hub" else ""
+        raise ServiceError(what, where=text, hint=f"{meant}once with the network, without HF_HUB_OFFLINE, fetches it")
     try:
         wanted = _in_data_set(path, network) if path.place == "hub" else _at_url(path.path, network)
         files = tuple(download(file, network) for file in wanted)
