@@ -6,6 +6,9 @@ import hashlib
 import os
 import shutil
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from rankzero.cache import cache_root
@@ -44,13 +47,27 @@ def gguf_as_safetensors(file: Path) -> Path:
     return target
 
 
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """No progress bars of transformers' own; the one over GGUF tensors is not among those that it can switch off."""
+    from transformers import modeling_gguf_pytorch_utils as reader
+
+    bar = reader.tqdm
+    reader.tqdm = partial(bar, disable=True)
+    try:
+        yield
+    finally:
+        reader.tqdm = bar
+
+
 def _convert_gguf(file: Path, staged: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     directory, name = str(file.resolve().parent), file.name
-    tokenizer = AutoTokenizer.from_pretrained(directory, gguf_file=name)
-    quantised = AutoModelForCausalLM.from_pretrained(directory, gguf_file=name, dtype=torch.float32)
+    with _without_bars():
+        tokenizer = AutoTokenizer.from_pretrained(directory, gguf_file=name)
+        quantised = AutoModelForCausalLM.from_pretrained(directory, gguf_file=name, dtype=torch.float32)
     config = quantised.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config

@@ -35,6 +35,16 @@ def test_reading_a_spec_imports_nothing_of_the_engine() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_the_engine_s_libraries_say_nothing_by_themselves() -> None:
+    """On CPUs with avx512_bf16 bitsandbytes advises a package as it is imported; here it does so on any."""
+    code = (
+        "import logging, rankzero.engine.worker, rankzero.model.merge;"
+        "logging.getLogger('bitsandbytes.backends.cpu.ops').warning('pip install this')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
 def test_help_answers_at_once(tmp_path: Path) -> None:
     """The least of several runs: what the work takes, not what the machine's other work adds."""
     best = 1e9

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,11 +44,14 @@ def find_tokenizer(model: ModelSpec, where: str = "model.name") -> TokenizerPlac
         return str(path if path.is_dir() else snapshot(model.model_copy(update={"name": name}), TOKENIZER))
 
     try:
-        own = directory(model.local_dir or model.name)
-        tokenizer = own if model.tokenizer_dir is None else directory(model.tokenizer_dir)
+        tokenizer = directory(model.tokenizer_dir or model.local_dir or model.name)
     except RankzeroError as error:
         raise type(error)(Problem(p.what, where, p.hint) for p in error.problems) from error
-    return TokenizerPlace(tokenizer, model.trust_remote_code, None if own == tokenizer else own)
+    own = None
+    if model.tokenizer_dir is not None:
+        with suppress(RankzeroError):  # all that is asked of it is whether it sees images
+            own = directory(model.local_dir or model.name)
+    return TokenizerPlace(tokenizer, model.trust_remote_code, own)
 
 
 def load_tokenizer(place: TokenizerPlace, chat_template: Path | None) -> Any:

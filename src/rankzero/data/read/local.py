@@ -5,10 +5,11 @@ from __future__ import annotations
 import glob
 import os
 
-from rankzero.data.read.file_names import files_of_directory
+from rankzero.data.read.file_names import files_of_directory, is_data_file
 from rankzero.errors import Problem
 from rankzero.spec.local_paths import near, shown
 
+_SHOWN = 5
 _POD = "KUBERNETES_SERVICE_HOST"
 """A variable that every pod has."""
 
@@ -34,7 +35,12 @@ def missing_hint(path: str) -> str:
         return f"did you mean {shown(close)}?"
     if _POD in os.environ:
         return "the path is looked up inside the pod: is the volume mounted there?"
-    return "" if os.path.isabs(path) else f"the path is relative to {os.getcwd()}"
+    folder = os.path.abspath(os.path.dirname(path))
+    if not os.path.isdir(folder):
+        return f"there is no directory {folder}"
+    beside = sorted(name for name in os.listdir(folder) if is_data_file(name))
+    there = ", ".join(beside[:_SHOWN]) + (" …" if len(beside) > _SHOWN else "")
+    return f"{folder} has {there or 'no data files'}"
 
 
 def _relative_to(path: str) -> str:
