@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 FormatOption = Annotated[RowFormat, typer.Option("--format", help="Row shape; auto decides row by row.")]
 ColumnsOption = Annotated[
     list[str] | None,
-    typer.Option("--columns", metavar="OURS=THEIRS", help="As data.train[].columns: prompt=question. Repeatable."),
+    typer.Option("--columns", metavar="OURS=THEIRS", help="As data.train[].columns: prompt=question,completion=reply."),
 ]
 Inputs = Annotated[
     list[str],
@@ -125,9 +126,10 @@ def _from_spec(inputs: list[str]) -> Wanted:
 
 
 def column_map(texts: Sequence[str] | None) -> dict[str, str]:
-    """`prompt=question` as names. Raises UsageError."""
+    """`prompt=question,completion=reply` as names. Raises UsageError."""
     names: dict[str, str] = {}
-    for text in texts or ():
+    pairs = [pair for text in texts or () for pair in re.split(r",(?=\w+=)", text)]
+    for text in pairs:
         ours, equals, theirs = text.partition("=")
         if not (ours and equals and theirs):
             hint = "write our name and the data's: --columns prompt=question"
