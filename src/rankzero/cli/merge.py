@@ -41,7 +41,7 @@ def merge(
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as an object.")] = False,
 ) -> None:
     """Write a run's adapter and its base model as one model that needs no adapter."""
-    from rankzero.cli.train import require_engine
+    from rankzero.cli.installed import require_engine
 
     directory, spec = adapter_of(Path(adapter), model)
     require_engine()

@@ -18,7 +18,8 @@ def quickstart(
     output_dir: Annotated[str, typer.Option(help="The run directory is DIR/quickstart.", metavar="DIR")] = "runs",
 ) -> None:
     """Fine-tune SmolLM2-135M-Instruct on facts about rankzero: about a minute and a half on two CPU cores."""
-    from rankzero.cli.train import require_engine, summary
+    from rankzero.cli.installed import require_engine
+    from rankzero.cli.train import summary
 
     require_engine()
     typer.echo("loading SmolLM2-135M-Instruct and asking it three questions about rankzero …", err=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rankzero.errors import ConfigError, UsageError
+from rankzero.errors import UsageError
 from rankzero.spec.run_options import RunOptions
 
 if TYPE_CHECKING:
@@ -142,6 +142,8 @@ def read_spec(
 
 def start(spec: RunSpec, options: RunOptions, nproc: int) -> dict[str, Any]:
     """Run in this process, or as several. Returns the report."""
+    from rankzero.cli.installed import require_engine
+
     require_engine()
     if nproc == 1:
         from rankzero.engine.worker import run
@@ -151,15 +153,6 @@ def start(spec: RunSpec, options: RunOptions, nproc: int) -> dict[str, Any]:
 
     report: dict[str, Any] = json.loads(run_processes(spec, options, nproc, os.environ))
     return report
-
-
-def require_engine() -> None:
-    """Raise ConfigError where only the launcher is installed."""
-    from importlib.util import find_spec
-
-    missing = [name for name in ("torch", "transformers", "peft", "pyarrow", "orjson") if find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"training needs {', '.join(missing)}", hint="pip install 'rankzero[train]'")
 
 
 def summary(report: dict[str, Any], run_dir: str) -> str:

@@ -15,9 +15,9 @@ from rankzero.data.batches.collators.text import Collator, LabelledText, PaddedT
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.labels import label_codes, label_set
 from rankzero.data.cache.tokenize import tokenizer_fingerprint
-from rankzero.data.cache.training_data import TrainingData, input_bytes, training_data
+from rankzero.data.cache.training_data import TrainingData, training_data
 from rankzero.data.progress import Progress, no_progress, show_progress
-from rankzero.data.read.locate import LocatedSource
+from rankzero.data.read.locate import LocatedSource, input_bytes
 from rankzero.engine.console import logger
 from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 from pathlib import Path
 
 from rankzero.errors import Problem
@@ -64,7 +65,8 @@ def _of(problem: Problem, field: str) -> Finding:
 
 def _hub_findings(model: ModelSpec) -> list[Finding]:
     """A Hub model that is not here although it may not be fetched either."""
-    if model.name.endswith(".gguf") or not (model.local_files_only or offline()):
+    stays_here = model.local_files_only or offline()
+    if model.name.endswith(".gguf") or not stays_here or importlib.util.find_spec("huggingface_hub") is None:
         return []
     if cached(model):
         return []

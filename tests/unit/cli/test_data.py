@@ -185,7 +185,7 @@ class TestCheck:
     def test_without_the_engine_s_packages(self, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "orjson", None)
         done = cli(f"data check {write(tmp_path / '1.jsonl', GOOD)}")
-        assert done.code == 78 and "rankzero[train]" in done.err
+        assert done.code == 78 and "rankzero[data]" in done.err
 
     def test_a_check_without_a_model_loads_no_torch(self, tmp_path: Path) -> None:
         import subprocess

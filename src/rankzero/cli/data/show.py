@@ -12,7 +12,8 @@ import typer
 from rankzero.cli.data.check import check, stats
 from rankzero.cli.data.convert import convert
 from rankzero.cli.data.inputs import FormatOption
-from rankzero.cli.data.tokenizer_option import find_tokenizer, load_image_rules, load_tokenizer, require
+from rankzero.cli.data.tokenizer_option import find_tokenizer, load_image_rules, load_tokenizer
+from rankzero.cli.installed import require_tokenizer
 
 app = typer.Typer(no_args_is_help=True, help="Look at training data, and make it: check, show, count, convert.")
 app.command()(check)
@@ -32,7 +33,7 @@ def show(
     train_on_all: Annotated[bool, typer.Option("--all-tokens", help="As data.assistant_only_loss: false.")] = False,
 ) -> None:
     """Print rows token by token as the model gets them; trained tokens are green, or in ⟦brackets⟧."""
-    require("orjson", "numpy", "tokenizers", "transformers")
+    require_tokenizer()
     from rankzero.data.check.show import rows_to_show
     from rankzero.data.tokens.chat import TokenRules
     from rankzero.spec.run_spec import ModelSpec, SourceSpec

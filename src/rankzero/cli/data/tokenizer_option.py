@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankzero.cli.installed import require_tokenizer
 from rankzero.errors import ConfigError, Problem, RankzeroError, UsageError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def find_tokenizer(model: ModelSpec, where: str = "model.name") -> TokenizerPlac
 
     Raises ConfigError, AccessError or ServiceError.
     """
-    require("numpy", "tokenizers", "transformers")
+    require_tokenizer()
     from rankzero.model.hub import TOKENIZER, snapshot
 
     def directory(name: str) -> str:
@@ -118,15 +118,3 @@ def stop_tokens(tokenizer: Any, place: TokenizerPlace) -> list[str]:
         return []
     ids = ids if isinstance(ids, list) else [ids]
     return [str(tokenizer.convert_ids_to_tokens(token)) for token in ids if isinstance(token, int)]
-
-
-def require(*modules: str) -> None:
-    """Raise ConfigError for what is not installed: the launcher alone can be without what reads data."""
-    for name in modules:
-        try:
-            found = importlib.util.find_spec(name)
-        except ValueError:
-            found = None
-        if found is None:
-            hint = 'pip install "rankzero[train]"'
-            raise ConfigError(f"this command needs {name}, which is not installed", hint=hint)

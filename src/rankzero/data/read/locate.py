@@ -33,6 +33,11 @@ class LocatedSource:
     """Rows to draw from all of its files together; None: all rows."""
 
 
+def input_bytes(sources: Sequence[LocatedSource]) -> int:
+    """What a progress bar over the files of these sources counts to."""
+    return sum(os.path.getsize(path) for source in sources for path in source.files if os.path.isfile(path))
+
+
 def expand(
     sources: Sequence[SourceSpec], *, network: Network | None = None, offline: bool = False
 ) -> tuple[LocatedSource, ...]:
