@@ -36,6 +36,16 @@ def test_reading_a_spec_imports_nothing_of_the_engine() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_the_engine_s_libraries_say_nothing_by_themselves() -> None:
+    """On CPUs with avx512_bf16 bitsandbytes advises a package as it is imported; here it does so on any."""
+    code = (
+        "import logging, rankzero.engine.worker, rankzero.model.merge;"
+        "logging.getLogger('bitsandbytes.backends.cpu.ops').warning('Failed to load CPU gemm_4bit_forward')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
 def test_help_answers_at_once(tmp_path: Path) -> None:
     """0.2 s of work on an idle machine; the same work costs up to twice that where another program shares the core."""
 

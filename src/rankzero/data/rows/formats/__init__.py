@@ -78,7 +78,7 @@ _ANSWERS_ONLY = frozenset({"messages", "sharegpt", "prompt_completion", "alpaca"
 
 _JUDGED = frozenset({"label", "kto_tag", "rejected_response", "rejected_messages", "rejected_images"})
 
-_SHAPES = "; ".join(format_.shape for format_ in FORMATS.values())
+_SHAPES = "".join(f"\n    {format_.shape}" for format_ in FORMATS.values())
 _ALL_READS = frozenset[str]().union(*(format_.reads for format_ in FORMATS.values()))
 
 
@@ -86,7 +86,7 @@ def convert(row: object, line: int, wanted: str = "auto") -> tuple[str, Result]:
     """The name of the row's format and the row as a conversation, or all that is wrong with it."""
     if not isinstance(row, dict):
         what = f"the line is {kind(row)}, not an object"
-        return wanted, [RowProblem(line, "not an object", what, f"accepted: {_SHAPES}")]
+        return wanted, [RowProblem(line, "not an object", what, f"accepted are{_SHAPES}")]
     name = detect(row, line) if wanted == "auto" else _asserted(row, line, wanted)
     if isinstance(name, RowProblem):
         return wanted, [name]

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rankzero.data.rows.formats import oasst
+from rankzero.data.rows.formats.guess import as_field, as_flag, likely_columns
 from rankzero.data.rows.formats.outcome import Row
 from rankzero.data.rows.formats.query_response import QUERY, RESPONSE
 from rankzero.data.rows.problems import RowProblem
@@ -116,7 +117,7 @@ def _retells(row: Row) -> bool:
 
 
 def _no_match(row: Row, line: int, shapes: str) -> RowProblem:
-    accepted = f"accepted: {shapes}"
+    accepted = f"accepted are{shapes}"
     lone = next((key for key in ("chosen", "rejected") if row.get(key) is not None), None)
     if lone is not None:
         other = "rejected" if lone == "chosen" else "chosen"
@@ -132,4 +133,7 @@ def _no_match(row: Row, line: int, shapes: str) -> RowProblem:
         return RowProblem(line, "completion without prompt", what, 'plain text is {"text": "…"}')
     nulls = sorted(key for key in row if key in _STRONG | _QUERY | _RESPONSE and row[key] is None)
     what = f"the row's keys are {listed(row)}" + (f"; {listed(nulls)} is null" if nulls else "")
+    likely = {} if nulls else likely_columns(row)
+    if likely:
+        accepted = f"likely: {as_flag(likely)} (in a run spec, data.train: [{{path: …, {as_field(likely)}}}])"
     return RowProblem(line, "unknown row shape", what, accepted)
