@@ -12,6 +12,7 @@ import pytest
 
 import rankzero.data.job
 import rankzero.data.tokenize
+from rankzero.data.containers.delimited import Header
 from rankzero.data.dataset import TokenizedDataset
 from rankzero.data.sources import Chunk, read_chunks
 from rankzero.data.tokenize import Shard, TokenRules, prepare, prepare_shard
@@ -29,8 +30,8 @@ def tokenizer() -> Any:
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some twenty chunks of a few rows, two in a segment."""
 
-    def small_chunks(path: str, source: int = 0) -> Iterator[Chunk]:
-        return read_chunks(path, source, 700)
+    def small_chunks(path: str, source: int = 0, *, header: Header = "auto") -> Iterator[Chunk]:
+        return read_chunks(path, source, 700, header=header)
 
     monkeypatch.setattr(rankzero.data.job, "read_chunks", small_chunks)
     monkeypatch.setattr(rankzero.data.tokenize, "SEGMENT_CHUNKS", 2)
