@@ -30,3 +30,8 @@ class Resource:
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         scope = f"/namespaces/{namespace}" if self.namespaced else ""
         return f"{root}{scope}/{self.plural}" + (f"/{name}" if name else "") + (f"/{part}" if part else "")
+
+
+POD = Resource("", "v1", "pods", "Pod")
+JOB = Resource("batch", "v1", "jobs", "Job")
+"""What prepares a run of any kind, and a kind of its own."""

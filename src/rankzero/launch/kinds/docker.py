@@ -7,10 +7,9 @@ from rankzero.launch.labels import Manifest
 from rankzero.launch.plan import Plan
 from rankzero.launch.render.pod import pod_template
 from rankzero.launch.render.shared import metadata
-from rankzero.launch.resource import Resource
+from rankzero.launch.resource import POD
 from rankzero.launch.untyped_json import at
 
-POD = Resource("", "v1", "pods", "Pod")
 NODE_LABEL = "rankzero.dev/node"
 
 

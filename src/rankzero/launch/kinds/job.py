@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rankzero.errors import NEVER_RETRIED, ExitCode
 from rankzero.launch.kinds.kind import Kind, PodSpecs, by_conditions, by_mark
 from rankzero.launch.labels import Manifest
 from rankzero.launch.plan import Plan
+from rankzero.launch.render.failures import failure_rules
 from rankzero.launch.render.pod import pod_template
 from rankzero.launch.render.shared import headless_service, top_metadata
-from rankzero.launch.resource import Resource
+from rankzero.launch.resource import JOB
 from rankzero.launch.untyped_json import at, whole
 
-JOB = Resource("batch", "v1", "jobs", "Job")
 INDEX = "batch.kubernetes.io/job-completion-index"
 """Label or annotation of an Indexed Job's pods."""
-NEVER_RETRIED_CODES = sorted(int(code) for code in NEVER_RETRIED)
-DISRUPTED = [{"type": "DisruptionTarget", "status": "True"}]
 
 
 def objects(plan: Plan) -> list[Manifest]:
@@ -51,23 +48,6 @@ def _spec(plan: Plan) -> dict[str, Any]:
     if cluster.ttl_seconds_after_finished is not None:
         spec["ttlSecondsAfterFinished"] = cluster.ttl_seconds_after_finished
     return {**spec, "template": template}
-
-
-def failure_rules(container: str, *, stopped: str) -> list[dict[str, Any]]:
-    """The exit codes as rules, in this order: never right by trying again; saved, so no restart is charged; disrupted.
-
-    `stopped` is the action of the last two. Every rule has `onPodConditions`, which API servers before 1.29 insist on.
-    """
-
-    def codes(action: str, values: list[int]) -> dict[str, Any]:
-        rule = {"containerName": container, "operator": "In", "values": values}
-        return {"action": action, "onExitCodes": rule}
-
-    return [
-        codes("FailJob", NEVER_RETRIED_CODES),
-        codes(stopped, [int(ExitCode.STOPPED)]),
-        {"action": stopped, "onPodConditions": DISRUPTED},
-    ]
 
 
 def pods_of_job(spec: Mapping[str, Any]) -> PodSpecs:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rankzero.launch.kinds.job import INDEX, failure_rules, pods_of_job
+from rankzero.launch.kinds.job import INDEX, pods_of_job
 from rankzero.launch.kinds.kind import Kind, PodSpecs, by_conditions, by_mark
 from rankzero.launch.labels import Manifest
 from rankzero.launch.plan import Plan
+from rankzero.launch.render.failures import failure_rules
 from rankzero.launch.render.pod import pod_template
 from rankzero.launch.render.shared import run_annotations, run_labels, top_metadata
 from rankzero.launch.resource import Resource

@@ -26,7 +26,6 @@ from rankzero.launch.backends.kubernetes.resources import (
     CONFIG_MAP,
     EVENT,
     NODE,
-    POD,
     SERVICE,
     STORAGE_CLASS,
     TEMPLATES,
@@ -36,7 +35,7 @@ from rankzero.launch.backends.kubernetes.resources import (
 )
 from rankzero.launch.evidence import Evidence, Refusal
 from rankzero.launch.labels import Manifest
-from rankzero.launch.resource import Resource
+from rankzero.launch.resource import POD, Resource
 
 MOST_LOGS = 24
 """Pods whose last lines are fetched: a thousand failed pods fail for one reason."""

@@ -13,9 +13,9 @@ from rankzero.launch.backend import LogLine, LogQuery
 from rankzero.launch.backends.kubernetes.api import Api
 from rankzero.launch.backends.kubernetes.errors import NO_ANSWER, ApiError
 from rankzero.launch.backends.kubernetes.pods import container_name, has_ended, is_running, restarts, started_at
-from rankzero.launch.backends.kubernetes.resources import POD
 from rankzero.launch.backends.kubernetes.streams import Streams
 from rankzero.launch.labels import Manifest
+from rankzero.launch.resource import POD
 
 MOST_FAILURES = 10
 """Readings of an ended pod's log that may break before it is given up, aloud."""

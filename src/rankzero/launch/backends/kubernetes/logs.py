@@ -19,7 +19,6 @@ from rankzero.launch.backends.kubernetes.errors import ApiError
 from rankzero.launch.backends.kubernetes.log_reader import PodLog
 from rankzero.launch.backends.kubernetes.pods import has_ended, has_log, waiting_for
 from rankzero.launch.backends.kubernetes.resources import (
-    POD,
     TRAINING,
     annotation,
     ended,
@@ -31,10 +30,9 @@ from rankzero.launch.backends.kubernetes.resources import (
 )
 from rankzero.launch.backends.kubernetes.stop import is_queued, training_objects
 from rankzero.launch.backends.kubernetes.streams import Change, Streams
-from rankzero.launch.kinds.job import JOB
 from rankzero.launch.labels import Manifest
 from rankzero.launch.log_choice import Wanted
-from rankzero.launch.resource import Resource
+from rankzero.launch.resource import JOB, POD, Resource
 
 AT_ONCE = 16
 MOST_FOLLOWED = 64

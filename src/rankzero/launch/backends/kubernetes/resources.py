@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rankzero.launch import kinds, labels
-from rankzero.launch.kinds.job import JOB
 from rankzero.launch.labels import Manifest
-from rankzero.launch.resource import Resource
+from rankzero.launch.resource import JOB, POD, Resource
 
-POD = Resource("", "v1", "pods", "Pod")
 CONFIG_MAP = Resource("", "v1", "configmaps", "ConfigMap")
 CLAIM = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 SERVICE = Resource("", "v1", "services", "Service")

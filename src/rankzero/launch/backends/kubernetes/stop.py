@@ -14,7 +14,6 @@ from rankzero.launch.backends.kubernetes.pods import has_ended
 from rankzero.launch.backends.kubernetes.resources import (
     CLAIM,
     CORE,
-    POD,
     SECRET,
     TEMPLATES,
     TRAINING,
@@ -32,10 +31,9 @@ from rankzero.launch.backends.kubernetes.resources import (
 )
 from rankzero.launch.backends.kubernetes.wait import MARGIN_SECONDS, wait_until_gone
 from rankzero.launch.kinds import kind_of
-from rankzero.launch.kinds.job import JOB
 from rankzero.launch.labels import Manifest
 from rankzero.launch.names import submission_name
-from rankzero.launch.resource import Resource
+from rankzero.launch.resource import JOB, POD, Resource
 
 _WRITE = {"fieldManager": "rankzero"}
 FOREGROUND: Manifest = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Foreground"}
