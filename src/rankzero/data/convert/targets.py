@@ -12,9 +12,9 @@ from typing import Any
 
 import orjson
 
-from rankzero.data.convert.target_rows import beside, content_parts, tagged, turn_row, turn_rows
 from rankzero.data.rows.conversation import Conversation, Message
 from rankzero.data.rows.formats.images import TAG
+from rankzero.data.rows.formats.writing import beside, content_parts, tagged, turn_row, turn_rows
 
 RAW_AS_CHAT = "raw prompt and completion become chat turns"
 CHAT_AS_RAW = "a question and its answer become raw prompt and completion"

@@ -19,7 +19,7 @@ from rankzero.data.rows.formats import (
     sharegpt,
     text,
 )
-from rankzero.data.rows.formats.outcome import Noted, Result, Row
+from rankzero.data.rows.formats.format import Noted, Result, Row
 from rankzero.data.rows.problems import RowProblem, kind
 from rankzero.errors import Problem
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rankzero.data.rows.conversation import Conversation, Message
 from rankzero.data.rows.formats.fields import read_id, read_text
-from rankzero.data.rows.formats.outcome import Noted, Result, Row
+from rankzero.data.rows.formats.format import Noted, Result, Row
 from rankzero.data.rows.problems import RowProblem, kind
 
 KEYS = (frozenset({"text", "label"}), frozenset({"sentence", "label"}))

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from rankzero.data.rows.formats.outcome import Row
+from rankzero.data.rows.formats.format import Row
 from rankzero.data.rows.formats.query_response import ALIASES
 from rankzero.errors import Problem
 

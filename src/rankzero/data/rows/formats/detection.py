@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rankzero.data.rows.formats import oasst
-from rankzero.data.rows.formats.outcome import Row
+from rankzero.data.rows.formats.format import Row
 from rankzero.data.rows.formats.query_response import QUERY, RESPONSE
 from rankzero.data.rows.problems import RowProblem
 

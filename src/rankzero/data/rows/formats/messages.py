@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rankzero.data.rows.conversation import Message
 from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat
+from rankzero.data.rows.formats.format import Result, Row
 from rankzero.data.rows.formats.images import Slots
-from rankzero.data.rows.formats.outcome import Result, Row
 from rankzero.data.rows.formats.turns import SHAPE as SHAPE
 from rankzero.data.rows.formats.turns import read_messages
 from rankzero.data.rows.problems import RowProblem

@@ -11,7 +11,7 @@ from typing import Any
 
 from rankzero.data.rows.conversation import Conversation, Message, Role
 from rankzero.data.rows.formats.fields import as_name
-from rankzero.data.rows.formats.outcome import Noted, Result, Row
+from rankzero.data.rows.formats.format import Noted, Result, Row
 from rankzero.data.rows.problems import RowProblem, kind
 
 READS = frozenset({"message_tree_id", "prompt", "message_id", "parent_id", "text", "role", "rank", "deleted"})

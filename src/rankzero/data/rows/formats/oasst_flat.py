@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rankzero.data.rows.formats.fields import as_name
-from rankzero.data.rows.formats.outcome import Row
+from rankzero.data.rows.formats.format import Row
 from rankzero.data.rows.problems import RowProblem
 
 MAX_DEPTH = 200

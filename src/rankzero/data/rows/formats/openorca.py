@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat, read_system, read_text
+from rankzero.data.rows.formats.format import Result, Row
 from rankzero.data.rows.formats.images import Slots
-from rankzero.data.rows.formats.outcome import Result, Row
 from rankzero.data.rows.problems import RowProblem
 
 KEYS = frozenset({"system_prompt", "question", "response"})

@@ -6,8 +6,8 @@ from typing import Any
 
 from rankzero.data.rows.conversation import Conversation, Message
 from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat, read_id, untrained
+from rankzero.data.rows.formats.format import Result, Row
 from rankzero.data.rows.formats.images import Slots
-from rankzero.data.rows.formats.outcome import Result, Row
 from rankzero.data.rows.formats.turns import read_messages
 from rankzero.data.rows.problems import RowProblem, kind
 

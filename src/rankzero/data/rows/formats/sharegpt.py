@@ -6,9 +6,9 @@ from typing import Any
 
 from rankzero.data.rows.conversation import Message, Role
 from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat
+from rankzero.data.rows.formats.format import Result, Row
 from rankzero.data.rows.formats.images import Slots
 from rankzero.data.rows.formats.messages import require_reply
-from rankzero.data.rows.formats.outcome import Result, Row
 from rankzero.data.rows.formats.tools import read_calls
 from rankzero.data.rows.formats.turns import empty_reply, read_messages, read_train_flag
 from rankzero.data.rows.problems import RowProblem, kind
