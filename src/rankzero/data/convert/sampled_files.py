@@ -14,7 +14,7 @@ from rankzero.data.cache.selection import sample
 from rankzero.data.read.locate import LocatedSource
 from rankzero.data.read.sources import count_rows, read_chunks
 from rankzero.data.rows.chunks import Chunk, select
-from rankzero.data.rows.trees import is_spread
+from rankzero.data.rows.trees import pieces_in
 from rankzero.errors import DataError
 from rankzero.spec.run_spec import SourceSpec
 
@@ -43,7 +43,7 @@ def _drawn(source: LocatedSource, index: int, seed: int) -> list[npt.NDArray[np.
     """Of each file the ordinals of its rows in the sample, which is one of all files together."""
     path, wanted = source.source.path, source.sample or 0
     first = next((chunk for file in source.files for chunk in read_chunks(file)), None)
-    if first is not None and is_spread(first):
+    if first is not None and pieces_in(first, source.source.format):
         hint = "convert all of them, then sample the result"
         raise DataError("a sample of messages would tear their trees apart", where=path, hint=hint)
     counts = [count_rows(file) for file in source.files]

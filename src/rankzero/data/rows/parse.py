@@ -13,8 +13,7 @@ import orjson
 
 from rankzero.data.rows.chunks import Chunk, lines
 from rankzero.data.rows.conversation import Conversation
-from rankzero.data.rows.formats import FORMATS, Noted, Result, Row, convert, reason
-from rankzero.data.rows.formats.columns import rename
+from rankzero.data.rows.formats import FORMATS, Noted, Result, Row, convert, reason, rename
 from rankzero.data.rows.problems import RowProblem
 
 
@@ -157,7 +156,7 @@ def _duplicate_key(
     A quote inside a JSON string is escaped, so a quoted name is a key or, rarely, a whole value; counting is cheap.
     Only when there are more than the row's shape explains is the line parsed again to be sure.
     """
-    if name != "oasst" and not _more_keys_than_expected(line, row, name, columns):
+    if not FORMATS[name].nests and not _more_keys_than_expected(line, row, name, columns):
         return None
     found: list[str] = []
 
@@ -192,6 +191,6 @@ def _more_keys_than_expected(line: bytes, row: Row, name: str, columns: Mapping[
     return any(line.count(_QUOTED[key]) > sum(key in turn for turn in turns) for key in _TURN_KEYS)
 
 
-_TURN_LISTS = frozenset({"messages", "prompt", "completion", "conversations", "conversation", "chosen", "rejected"})
-_TURN_KEYS = ("role", "content", "from", "value", "human", "assistant")
-_QUOTED = {key: f'"{key}"'.encode() for key in {key for of in FORMATS.values() for key in of.reads}.union(_TURN_KEYS)}
+_TURN_LISTS = frozenset[str]().union(*(of.turn_lists for of in FORMATS.values()))
+_TURN_KEYS = frozenset[str]().union(*(of.turn_keys for of in FORMATS.values()))
+_QUOTED = {key: f'"{key}"'.encode() for key in _TURN_KEYS.union(*(of.reads for of in FORMATS.values()))}

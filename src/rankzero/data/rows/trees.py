@@ -1,7 +1,7 @@
-"""Files of one message a line as chunks of one tree a line, which `rows.parse` reads. Knows lines; nothing of turns.
+"""Files that have rows in pieces, one a line, as chunks of whole rows for `rows.parse`. Knows lines; no format.
 
-A message's tree is spread over the file, so the whole file is read before its first tree is known. What is kept of it
-are the texts and what orders them.
+The pieces of one row (the messages of a tree) are spread over the file, so the whole file is read before its first row
+is known. What is kept of it are the texts and what orders them.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 import orjson
 
 from rankzero.data.rows.chunks import Chunk, NumberedLine, lines, pack
-from rankzero.data.rows.formats.oasst import is_flat
-from rankzero.data.rows.formats.oasst_flat import group_flat_rows
+from rankzero.data.rows.formats import FORMATS
+from rankzero.data.rows.formats.format import Pieces
 from rankzero.data.rows.parse import read_json
 from rankzero.data.rows.problems import RowProblem
 
 
 @dataclass(slots=True)
-class Joined:
-    """A file's trees as chunks, in the order of their roots, and the rows that belong to none.
+class JoinedFile:
+    """A file's whole rows as chunks, in the order of their first pieces, and the pieces that belong to none.
 
-    `rows` in the file = rows in the chunks + `merged` (rows that became part of another's tree) + rows with problems.
+    `rows` in the file = rows in the chunks + `merged` (pieces beyond the first of their row) + rows with problems.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
@@ -33,22 +33,25 @@ class Joined:
     merged: int = 0
 
 
-def is_spread(chunk: Chunk) -> bool:
-    """Whether the first row of a file is one message of a tree: then `join_trees` has to come before `parse`."""
+def pieces_in(chunk: Chunk, wanted: str) -> Pieces | None:
+    """The pieces of a format that the first row of a file is one of: then `join_pieces` has to come before `parse`.
+    Where the format is stated, only that one's."""
     for number, line in lines(chunk):
         if line and not line.isspace():
             row = read_json(line, number)
-            return isinstance(row, dict) and is_flat(row)
-    return False
+            possible = [format_.pieces for name, format_ in FORMATS.items() if wanted in ("auto", name)]
+            found = (pieces for pieces in possible if pieces is not None and pieces.is_piece(row))
+            return next(found, None) if isinstance(row, dict) else None
+    return None
 
 
-def join_trees(chunks: Iterable[Chunk]) -> Joined:
-    """The chunks of one file. Lines that are no messages of trees stay as they are, for `parse` to judge."""
-    joined = Joined()
+def join_pieces(chunks: Iterable[Chunk], pieces: Pieces) -> JoinedFile:
+    """The chunks of one file. Lines that are no pieces stay as they are, for `parse` to judge."""
+    joined = JoinedFile()
     others: list[NumberedLine] = []
     source = 0
 
-    def messages() -> Iterator[tuple[int, dict[str, Any]]]:
+    def found() -> Iterator[tuple[int, dict[str, Any]]]:
         nonlocal source
         for chunk in chunks:
             source = chunk.source
@@ -59,14 +62,14 @@ def join_trees(chunks: Iterable[Chunk]) -> Joined:
                     continue
                 joined.rows += 1
                 row = None if problem else read_json(line, number)
-                if isinstance(row, dict) and is_flat(row):
+                if isinstance(row, dict) and pieces.is_piece(row):
                     yield number, row
                 else:
                     others.append((number, line, problem))
 
-    grouped = group_flat_rows(messages())
-    joined.problems = grouped.problems
-    joined.merged = sum(tree.rows - 1 for tree in grouped.trees)
-    trees: list[NumberedLine] = [(tree.line, orjson.dumps(tree.row), None) for tree in grouped.trees]
-    joined.chunks = list(pack(sorted([*trees, *others], key=lambda row: row[0]), source))
+    whole = pieces.join(found())
+    joined.problems = whole.problems
+    joined.merged = sum(one.rows - 1 for one in whole.wholes)
+    rows: list[NumberedLine] = [(one.line, orjson.dumps(one.row), None) for one in whole.wholes]
+    joined.chunks = list(pack(sorted([*rows, *others], key=lambda row: row[0]), source))
     return joined

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankzero.data.convert.convert import convert
-from rankzero.data.convert.targets import CALL_IDS
+from rankzero.data.rows.formats.sharegpt import CALL_IDS
 from rankzero.spec.run_spec import SourceSpec
 from tests.unit.data.convert.convert_support import conversations, read_rows, run, table_rows, write_rows
 from tests.unit.data.rows.formats.support import ROWS, TOOL
