@@ -19,8 +19,8 @@ from rankzero.data.read.sources import count_rows, read_chunks
 from rankzero.data.rows.chunks import Chunk, count_in, select
 from rankzero.data.rows.formats import check_columns
 from rankzero.data.rows.parse import seen_keys
+from rankzero.data.rows.pieces import join_pieces, pieces_in
 from rankzero.data.rows.problems import RowProblem
-from rankzero.data.rows.trees import join_pieces, pieces_in
 from rankzero.data.tokens.chat import TokenRules
 from rankzero.data.tokens.tokenizer import TokenizerParts
 from rankzero.errors import ConfigError, DataError, Problem

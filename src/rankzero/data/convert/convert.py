@@ -22,8 +22,8 @@ from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.formats import WRITERS, check_columns
 from rankzero.data.rows.formats.format import CannotSayError, Writer, Written
 from rankzero.data.rows.parse import parse, seen_keys
+from rankzero.data.rows.pieces import join_pieces, pieces_in
 from rankzero.data.rows.problems import ProblemLog, RowProblem
-from rankzero.data.rows.trees import join_pieces, pieces_in
 from rankzero.errors import DataError, Problem, RankzeroError, UsageError
 from rankzero.run_dir.atomic import whole_file
 

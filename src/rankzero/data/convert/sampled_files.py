@@ -14,7 +14,7 @@ from rankzero.data.cache.selection import sample
 from rankzero.data.read.locate import LocatedSource
 from rankzero.data.read.sources import count_rows, read_chunks
 from rankzero.data.rows.chunks import Chunk, select
-from rankzero.data.rows.trees import pieces_in
+from rankzero.data.rows.pieces import pieces_in
 from rankzero.errors import DataError
 from rankzero.spec.run_spec import SourceSpec
 
