@@ -14,10 +14,15 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
+from rankzero.data.cache.selection import sample
 from rankzero.data.convert.writers import SUFFIXES, Container, RowWriter, opener
 from rankzero.data.progress import Progress, no_progress
-from rankzero.data.read.sources import NO_ROWS, read_chunks, require_readable
-from rankzero.data.rows.chunks import Chunk, lines
+from rankzero.data.read.locate import LocatedSource
+from rankzero.data.read.sources import NO_ROWS, count_rows, read_chunks, require_readable
+from rankzero.data.rows.chunks import Chunk, lines, select
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.formats import WRITERS, check_columns
 from rankzero.data.rows.formats.format import CannotSayError, Writer, Written
@@ -254,3 +259,44 @@ def _require_free(sources: Sequence[SourceSpec], outs: Sequence[Path], overwrite
             raise UsageError(f"{out} is there already", hint="give another name, or --overwrite")
     if len({out.resolve() for out in outs}) < len(outs):
         raise UsageError("the result and the quarantine are the same file", hint="give two names")
+
+
+class SampledFiles:
+    """Every file of some sources as a source of its own, of a sampled one only the rows drawn: what `convert` reads.
+
+    Training reads by way of `cache/job`, which also joins rows in pieces; here they are joined by whoever reads. Raises
+    DataError for a sample that cannot be drawn.
+    """
+
+    def __init__(self, located: Sequence[LocatedSource], seed: int) -> None:
+        self.files: list[SourceSpec] = []
+        self._keep: list[npt.NDArray[np.int64] | None] = []
+        for index, source in enumerate(located):
+            self.files += [source.source.model_copy(update={"path": path, "sample": None}) for path in source.files]
+            self._keep += [None] * len(source.files) if source.sample is None else _drawn(source, index, seed)
+
+    def read(self, source: SourceSpec, index: int) -> Iterator[Chunk]:
+        """The chunks of one file, which is `files[index]`."""
+        chunks, keep = read_chunks(source.path, index), self._keep[index]
+        if keep is None:
+            return chunks
+        return (
+            Chunk(index, chunk.first_line, chunk.data, chunk.numbers, chunk.problems) for chunk in select(chunks, keep)
+        )
+
+
+def _drawn(source: LocatedSource, index: int, seed: int) -> list[npt.NDArray[np.int64] | None]:
+    """Of each file the ordinals of its rows in the sample, which is one of all files together."""
+    path, wanted = source.source.path, source.sample or 0
+    first = next((chunk for file in source.files for chunk in read_chunks(file)), None)
+    if first is not None and pieces_in(first, source.source.format):
+        hint = "convert all of them, then sample the result"
+        raise DataError("a sample of messages would tear their trees apart", where=path, hint=hint)
+    counts = [count_rows(file) for file in source.files]
+    try:
+        rows = sample(sum(counts), wanted, seed=seed, source=index)
+    except ValueError as error:
+        hint = f"ask for {sum(counts)} or fewer, or leave the sample out"
+        raise DataError(f"a sample of {wanted} rows of only {sum(counts)}", where=path, hint=hint) from error
+    ends = np.cumsum([0, *counts])
+    return [rows[(rows >= low) & (rows < high)] - low for low, high in zip(ends[:-1], ends[1:], strict=True)]
