@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -85,7 +85,7 @@ class Batches:
             return packed_batches(share, self.dataset.lengths, max_tokens=self._max_tokens)
         return micro_batches(share, self.dataset.lengths, max_tokens=self._max_tokens, pass_cost=self._pass_cost)
 
-    def collated(self, passes: list[Indices], device: torch.device) -> Iterator[MicroBatch]:
+    def collated(self, passes: list[Indices], device: torch.device) -> Generator[MicroBatch]:
         """The tensors of these passes, each made while the one before it is computed."""
         return ahead(partial(self.collate, device=device), passes)
 
@@ -96,7 +96,7 @@ class Batches:
         return self._collator(self.dataset, rows, device) if len(rows) else self._collator.idle(device)
 
 
-def ahead(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
+def ahead(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> Generator[_Result]:
     """`function` of each item in order, the next one under way in a thread while the caller works with the last.
 
     While the device computes a pass, the next one is read, decoded and sent. Both spend their time outside the

@@ -1,4 +1,4 @@
-"""Rows of a text and its label. Read and checked; SFT does not train them. Knows nothing of tokens."""
+"""Rows of a text and its label, for task classify. Knows nothing of tokens."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import rankzero
-from rankzero.data.rows.formats import FORMATS
+from rankzero.data.rows.formats import FORMATS, WRITERS
 from tests.support.additions import Package
 
 FILE = '''
@@ -107,6 +107,21 @@ def test_a_format_is_its_file_and_its_name(tmp_path: Path) -> None:
     assert read(tmp_path / "back.csv") == ['"ask","reply"', '"q0","a0"', '"q1","a1"', '"q2","a2"']
     assert found["cannot"][0] != 0 and "one question and one answer" in found["cannot"][1]
     assert not (tmp_path / "long.out.jsonl").exists()
+
+
+def test_the_example_of_the_docs_is_that_of_the_code() -> None:
+    docs = (Path(__file__).parents[5] / "docs" / "architecture.md").read_text()
+    file, name = (
+        docs.partition("# data/rows/formats/alpaca.py\n")[2].partition("```")[0].split("# spec/row_formats.py\n")
+    )
+    source = Path(rankzero.__file__).parent
+    assert len(file) > 200 and file.strip() in (source / "data" / "rows" / "formats" / "alpaca.py").read_text()
+    assert name in (source / "spec" / "row_formats.py").read_text() and name.strip()
+
+
+def test_what_the_docs_say_cannot_be_written() -> None:
+    assert FORMATS.keys() - WRITERS.keys() == {"query_response", "openorca", "oasst"}
+    assert WRITERS.keys() - FORMATS.keys() == {"openai"}
 
 
 def test_no_other_file_asks_for_a_format_by_name() -> None:
