@@ -327,6 +327,7 @@ def test_a_data_set_by_the_hubs_own_client(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "ENDPOINT", place)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # read when the client was first imported
     try:
         (rows,) = located("o/n", RealNetwork()).files
         assert Path(rows).read_bytes() == _Hub.FILES["train.jsonl"]
