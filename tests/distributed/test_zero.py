@@ -16,9 +16,9 @@ from rankzero.spec.run_spec import RunSpec
 from tests.support.forked import run_forked
 from tests.support.runs import metrics, run_here, run_processes_here, run_root
 from tests.support.tasks import task_spec
-from tests.support.zero import assert_same_curve, needs_deepspeed, run_replicas, zero_spec
+from tests.support.zero import NEEDS_DEEPSPEED, assert_same_curve, run_replicas, zero_spec
 
-pytestmark = [pytest.mark.distributed, needs_deepspeed]
+pytestmark = [pytest.mark.distributed, *NEEDS_DEEPSPEED]
 
 
 @pytest.fixture(scope="module")

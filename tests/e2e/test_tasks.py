@@ -166,7 +166,7 @@ def ours_loaded(spec: RunSpec) -> Any:
     from rankzero.model.generate import load_speaker
     from rankzero.run_dir.result import find_result
 
-    result = find_result(str(run_root(spec)), "sft")
+    result = find_result(str(run_root(spec)), "writes")
     return load_speaker(result.spec, result.adapter, torch.float32, torch.device("cpu")).model
 
 

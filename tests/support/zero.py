@@ -20,9 +20,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "full": {"lora": None, "train__learning_rate": 0.001, "train__weight_decay": 0.1},
 }
 
-needs_deepspeed = pytest.mark.skipif(
-    importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is an extra: pip install 'rankzero[deepspeed]'"
-)
+_missing = importlib.util.find_spec("deepspeed") is None
+NEEDS_DEEPSPEED = [
+    pytest.mark.deepspeed,
+    pytest.mark.skipif(_missing, reason="DeepSpeed is an extra: make test-deepspeed"),
+]
+"""Marks of tests of DeepSpeed itself."""
 
 
 def zero_spec(path: Path, tiny: Path, method: str, **changes: Any) -> RunSpec:

@@ -41,10 +41,13 @@ def merge(
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as an object.")] = False,
 ) -> None:
     """Write a run's adapter and its base model as one model that needs no adapter."""
+    from rankzero.cli.output import warn_of_changes
     from rankzero.cli.train import require_engine
+    from rankzero.run_dir.result import verify_result
 
     directory, spec = adapter_of(Path(adapter), model)
     require_engine()
+    warn_of_changes(verify_result(directory))
     from rankzero.model.load import quiet_libraries
     from rankzero.model.merge import merge as merge_model
 
@@ -66,6 +69,7 @@ def adapter_of(path: Path, model: str | None) -> tuple[Path, RunSpec]:
     """
     from rankzero.spec.load import load_run_spec
     from rankzero.spec.run_spec import RunSpec
+    from rankzero.spec.tasks import task_that
 
     if (path / "run.yaml").is_file():
         path = path / "final"
@@ -84,7 +88,7 @@ def adapter_of(path: Path, model: str | None) -> tuple[Path, RunSpec]:
     name = model or settings.get("base_model_name_or_path")
     if not name:
         raise ConfigError("the adapter does not name its base", where=str(path / ADAPTER_CONFIG), hint="give --model")
-    task = "classify" if settings.get("task_type") == "SEQ_CLS" else "sft"
+    task = task_that(uses="classifies" if settings.get("task_type") == "SEQ_CLS" else "writes")
     return path, RunSpec.model_validate({"task": task, "model": {"name": name}, "data": {"train": "none"}})
 
 

@@ -33,12 +33,20 @@ def cluster_from(name_or_path: str | None, overrides: Sequence[str] = (), kind: 
     return load_cluster(chosen, settings, env=os.environ).spec
 
 
-def plan_from(arguments: Sequence[str], cluster: str | None, kind: str | None) -> Plan:
+def plan_from(
+    arguments: Sequence[str],
+    cluster: str | None,
+    kind: str | None,
+    *,
+    allow_changes: Sequence[str] = (),
+    submitter: str = "",
+) -> Plan:
     """The plan of `RUN.yaml key=value … cluster.key=value`. Raises ConfigError with all problems, or UsageError."""
     from rankzero.launch.plan import make_plan
     from rankzero.launch.ship import local_files
     from rankzero.spec.load import load_run_spec
     from rankzero.spec.resolve import resolve
+    from rankzero.spec.run_options import RunOptions
 
     files = [argument for argument in arguments if "=" not in argument]
     if len(files) != 1:
@@ -50,4 +58,5 @@ def plan_from(arguments: Sequence[str], cluster: str | None, kind: str | None) -
     loaded = load_run_spec(Path(files[0]), for_run, env=os.environ)
     run = resolve(loaded.spec)
     place = cluster_from(cluster, for_cluster, kind)
-    return make_plan(run, place, files=local_files(run), where=loaded.where)
+    options = RunOptions(allow_changes=tuple(allow_changes))
+    return make_plan(run, place, files=local_files(run), options=options, submitter=submitter, where=loaded.where)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rankzero.errors import ConfigError, UsageError
+from rankzero.errors import ConfigError, StopNow, StoppedError, UsageError
+from rankzero.spec.metrics import MEASURES
 from rankzero.spec.run_options import RunOptions
+from rankzero.spec.tasks import TASKS
 
 if TYPE_CHECKING:
     from rankzero.cli.seed_flags import SeedFlags
@@ -50,6 +55,7 @@ def train(
 ) -> None:
     """Train a run on this machine, or continue it: every local GPU, or the CPU."""
     from rankzero.cli.seed_flags import SeedFlags
+    from rankzero.spec.diff import not_allowable
 
     flags = SeedFlags(
         model=model,
@@ -69,13 +75,31 @@ def train(
         tokenizer_local_dir=tokenizer_local_dir,
         local_files_only=local_files_only,
     )
-    nproc = process_count(nproc_per_node)
-    spec = read_spec(arguments or [], flags, world_size=world_size(nproc))
-    options = RunOptions(log_level, log_batches, report_json, tuple(allow_change or ()))
-    report = start(spec, options, nproc)
+    with stopped_by_sigterm():
+        nproc = process_count(nproc_per_node)
+        spec = read_spec(arguments or [], flags, world_size=world_size(nproc))
+        options = RunOptions(log_level, log_batches, report_json, tuple(allow_change or ()))
+        if problems := not_allowable(options.allow_changes):
+            raise UsageError(problems)
+        report = start(spec, options, nproc)
     if os.environ.get("RANK", "0") == "0":
         directory = os.path.join(spec.output_dir, str(spec.name))
         typer.echo(json.dumps(report, indent=2) if as_json else summary(report, directory))
+
+
+@contextmanager
+def stopped_by_sigterm() -> Iterator[None]:
+    """SIGTERM raises StoppedError, before and after whoever trains minds it: death by it is a failure to a cluster."""
+    from rankzero.launch.processes import signals_to
+
+    def stop(_number: int) -> None:
+        raise StopNow
+
+    try:
+        with signals_to(stop, (signal.SIGTERM,)):
+            yield
+    except StopNow:
+        raise StoppedError("stopped by SIGTERM", hint="give the same command again") from None
 
 
 def process_count(wanted: str) -> int:
@@ -109,6 +133,7 @@ def world_size(nproc: int) -> int:
 def read_spec(arguments: list[str], flags: SeedFlags, *, world_size: int) -> RunSpec:
     """The resolved spec of a command line. Raises ConfigError with all problems, or UsageError."""
     from rankzero.cli.seed_flags import as_settings, require_lora
+    from rankzero.run_dir.setting import settled
     from rankzero.spec.load import load_run_spec
     from rankzero.spec.resolve import resolve
 
@@ -121,7 +146,7 @@ def read_spec(arguments: list[str], flags: SeedFlags, *, world_size: int) -> Run
     settings = as_settings(flags, world_size=world_size)
     loaded = load_run_spec(Path(files[0]) if files else None, [*overrides, *settings], env=os.environ)
     require_lora(flags, loaded.source("lora"))
-    return resolve(loaded.spec)
+    return settled(resolve(loaded.spec))
 
 
 def start(spec: RunSpec, options: RunOptions, nproc: int) -> dict[str, Any]:
@@ -152,13 +177,20 @@ def summary(report: dict[str, Any], run_dir: str) -> str:
         f"run directory  {run_dir}",
         f"train loss     {report['train_loss_first']:.4f} -> {report['train_loss_last']:.4f}",
     ]
+    last = report["last_evaluation"]
+    same = last is None or last["step"] == report["final_step"]
     if report["eval_loss"] is not None:
         before = f"{report['eval_loss_first']:.4f} -> " if report["eval_loss_first"] is not None else ""
-        names = ("perplexity", "accuracy", "macro_f1")
-        more = ", ".join(f"{name} {report[name]:.4g}" for name in names if report[name] is not None)
-        lines.append(f"eval loss      {before}{report['eval_loss']:.4f} ({more})")
-    if report["spec"]["task"] == "classify":
-        lines.append(f'next           rankzero predict {run_dir} --text "a text"')
-    else:
-        lines.append(f'next           rankzero generate {run_dir} "a question"')
+        of = "" if same else f", of final/ (step {report['final_step']})"
+        lines.append(f"eval loss      {before}{_scores(report)}{of}")
+    if not same:
+        lines.append(f"               {_scores(last)}, of the last step ({last['step']})")
+    lines.append(f"next           {TASKS[report['spec']['task']].command.format(run=run_dir)}")
     return "\n".join(lines)
+
+
+def _scores(evaluation: dict[str, Any]) -> str:
+    """`0.0281 (perplexity 1.03)`, from a report or from one evaluation in it."""
+    shown = [name for name in MEASURES if name != "eval_loss" and evaluation.get(name) is not None]
+    more = ", ".join(f"{name} {evaluation[name]:.4g}" for name in shown)
+    return f"{evaluation['eval_loss']:.4f} ({more})"

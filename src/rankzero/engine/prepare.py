@@ -14,8 +14,12 @@ from rankzero.engine.console import RunConsole, logger
 from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.inputs import read_inputs
+from rankzero.engine.resume import refuse_before_gpus
 from rankzero.engine.worker import die_with_parent, hand_over
 from rankzero.model.load import quiet_libraries
+from rankzero.model.source import weights_fingerprint
+from rankzero.run_dir.paths import RunDir
+from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 
 
@@ -26,7 +30,10 @@ def main() -> None:
     quiet_libraries()
     console = RunConsole(speaks=True, level=payload["options"]["log_level"])
     try:
-        inputs = read_inputs(RunSpec.model_validate(payload["spec"]), World(), Ledger())
+        spec, options = RunSpec.model_validate(payload["spec"]), RunOptions(**payload["options"])
+        inputs = read_inputs(spec, World(), Ledger())
+        weights_fingerprint(inputs.source.weights)  # so that processes with GPUs need not wait for it
+        refuse_before_gpus(RunDir(Path(spec.output_dir) / str(spec.name)), spec, inputs, options)
         rows = len(inputs.train)
         logger.info("[DONE] prepared: %s, %d rows to train on", inputs.source.name, rows)
     except Exception as error:

@@ -21,7 +21,10 @@ GRACE_SECONDS = 170.0
 
 
 def run_processes(spec: RunSpec, options: RunOptions, nproc: int, env: Mapping[str, str]) -> str:
-    """Run `nproc` workers to their end. Returns rank 0's report as JSON; raises the first failing worker's error."""
+    """Run `nproc` workers to their end. Returns rank 0's report as JSON; raises the first failing worker's error.
+
+    Raises KeyboardInterrupt where a second Ctrl-C ended them: they have said what it cost.
+    """
     at = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="rankzero-") as name:
         directory = Path(name)
@@ -36,6 +39,8 @@ def run_processes(spec: RunSpec, options: RunOptions, nproc: int, env: Mapping[s
         ranks = Ranks(first=0, count=nproc, world_size=nproc)
         with started(directory, ranks, payload, {**env, **meeting}, at, stderr) as workers:
             _watch(workers)
+            if workers.interrupted:
+                raise KeyboardInterrupt
             failure = workers.failure()
             if failure is not None:
                 raise failure
@@ -56,4 +61,5 @@ def _watch(workers: Workers) -> None:
             overdue = stop_at is not None and time.monotonic() - stop_at > GRACE_SECONDS
             if overdue or workers.peers_are_late(GRACE_SECONDS):
                 workers.kill()
+            workers.end_where_suspended(all_of_them=False)
             time.sleep(POLL_SECONDS)

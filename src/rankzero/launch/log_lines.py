@@ -27,7 +27,8 @@ _SLACK = timedelta(minutes=5)
 LONGEST_LINE = 300
 _SIGNS = (
     *("error", "warn", "nccl", "memory", "shm", "bus", "timed", "timeout", "joined", "resol", "refused", "reset"),
-    *("closed", "pipe", "known", "host", "kill", "wait", "not", "module"),
+    *("closed", "pipe", "known", "host", "kill", "wait", "not", "module", "lost", "ecc", "xid", "thread", "driver"),
+    *("429", "certificate", "format", "resource", "no cuda"),
 )
 
 

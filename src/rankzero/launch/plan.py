@@ -17,6 +17,7 @@ from rankzero.launch.names import object_name
 from rankzero.launch.node.settings import CONFIG_DIR, Mirror, NodeSettings
 from rankzero.spec.cluster_spec import ClusterSpec, VolumeSpec
 from rankzero.spec.data_paths import parse_data_path
+from rankzero.spec.names import PLAIN_TEMPLATE
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec, SourceSpec, TrainSpec
 
@@ -42,6 +43,8 @@ class Plan:
     """Shipped files by their path below files/."""
     prepare: bool = False
     """Whether a preparation Job goes first."""
+    submitter: str = ""
+    """Who submits it, as user@machine; empty where it is only rendered."""
 
     @property
     def run_dir(self) -> str:
@@ -55,6 +58,7 @@ def make_plan(
     *,
     files: Mapping[str, bytes] | None = None,
     options: RunOptions | None = None,
+    submitter: str = "",
     where: Callable[[str], str] = str,
 ) -> Plan:
     """Decide everything, or raise ConfigError with every problem.
@@ -93,7 +97,9 @@ def make_plan(
             nproc_per_node=cluster.nproc_per_node,
             grace_seconds=cluster.grace_period_seconds - GRACE_MARGIN_SECONDS,
             rendezvous_seconds=cluster.rendezvous_timeout_seconds,
+            max_restarts=cluster.max_restarts,
             retry_exit_offset=128 if kind == "pytorchjob" else 0,
+            rdma=cluster.resources.rdma is not None,
             park=kind == "statefulset",
             prepared_marker=f"{cache.mount}/rankzero/prepared/{name}.json" if prepare and cache is not None else None,
             mirrors=_mirrors(cluster),
@@ -101,6 +107,7 @@ def make_plan(
         ),
         files=paths.files,
         prepare=prepare,
+        submitter=submitter,
     )
 
 
@@ -127,11 +134,16 @@ class _Paths:
         if posixpath.isabs(path):
             self._must_be_mounted(path, field_name)
             return path
-        return self.shipped(path) or self._missing(path, field_name)
+        return self.shipped(path, field_name) or self._missing(path, field_name)
 
-    def shipped(self, path: str) -> str | None:
+    def shipped(self, path: str, field_name: str) -> str | None:
         """Where the pods find a local file or directory; None where there is none."""
         found = self._matching(path)
+        if found and posixpath.normpath(path).startswith(".."):
+            hint = "copy it below this directory, or put it on a volume: whoever reads the ConfigMap reads it"
+            what = f"{path} is outside of this directory, and is not shipped"
+            self.problems.append(Problem(what, self._where(field_name), hint))
+            return path
         for name in found:
             self.files[inside_name(name)] = self._available[name]
         return posixpath.join(CONFIG_DIR, "files", inside_name(path)) if found else None
@@ -192,7 +204,7 @@ def _model_in_pods(model: ModelSpec, paths: _Paths) -> ModelSpec:
     elif posixpath.isabs(model.name):
         paths.file(model.name, "model.name")
     else:
-        changes["name"] = paths.shipped(model.name) or model.name  # else a Hub id
+        changes["name"] = paths.shipped(model.name, "model.name") or model.name  # else a Hub id
     if model.tokenizer_dir is not None:
         changes["tokenizer_dir"] = paths.file(model.tokenizer_dir, "model.tokenizer_dir")
     return model.model_copy(update=changes)
@@ -211,7 +223,7 @@ def _data_in_pods(data: DataSpec, paths: _Paths) -> DataSpec:
         return value
 
     changes = {"train": sources(data.train, "data.train"), "eval": sources(data.eval, "data.eval")}
-    if data.chat_template is not None:
+    if data.chat_template is not None and data.chat_template != PLAIN_TEMPLATE:
         changes["chat_template"] = paths.file(data.chat_template, "data.chat_template")
     return data.model_copy(update=changes)
 

@@ -11,7 +11,7 @@ from typing import Any
 from rankzero.errors import NEVER_RETRIED, ExitCode
 from rankzero.launch import labels
 from rankzero.launch.labels import Manifest
-from rankzero.launch.loose import at, maps, moment, text, whole, words
+from rankzero.launch.untyped_json import at, maps, moment, text, whole, words
 
 RETRY_OFFSET = 128
 """What a PyTorchJob's pods add to exit codes that may be retried."""
@@ -99,10 +99,19 @@ class Pod:
     """Size of /dev/shm; empty: not limited."""
     claims: Mapping[str, str] = field(default_factory=dict)
     """Names of the volumes of the spec, by claim."""
+    interfaces: Mapping[str, str] = field(default_factory=dict)
+    """Values of NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME; no other variable's value is kept."""
     secrets: Mapping[str, str] = field(default_factory=dict)
     """Names of environment variables, by `secret` and by `secret/key`."""
     selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Mapping[str, Any], ...] = ()
+    gates: tuple[str, ...] = ()
+    """Scheduling gates."""
+    init: str = ""
+    """The init container that `waiting` and `image` are about; empty: the container that trains or prepares."""
+    beside: tuple[str, ...] = ()
+    """Other containers that run."""
+    finalizers: tuple[str, ...] = ()
 
     @property
     def is_running(self) -> bool:
@@ -117,7 +126,8 @@ class Pod:
     @property
     def title(self) -> str:
         """How findings speak of it."""
-        return f"node {self.node}" if self.role == labels.NODE_ROLE else "the preparation pod"
+        own = f"node {self.node}" if self.role == labels.NODE_ROLE else "the preparation pod"
+        return f"init container {self.init} of {own}" if self.init else own
 
     @property
     def endings(self) -> tuple[Ended, ...]:
@@ -139,7 +149,7 @@ def parse_pod(manifest: Manifest) -> Pod:
             }
         }
     )
-    container, state = _container(spec, status)
+    container, state, init = _container(spec, status)
     offset = RETRY_OFFSET if own_labels.get(labels.KIND) == "pytorchjob" else 0
     resources = at(container, "resources")
     own, before = at(state, "state"), at(state, "lastState")
@@ -161,7 +171,7 @@ def parse_pod(manifest: Manifest) -> Pod:
         ended=_ended(at(own, "terminated"), offset),
         before=_ended(at(before, "terminated"), offset),
         restarts=whole(state, "restartCount") or 0,
-        image=text(container, "image"),
+        image=text(state, "image") if init else text(container, "image"),
         conditions=conditions_of(manifest),
         requests={**words(at(resources, "limits")), **words(at(resources, "requests"))},
         limits=words(at(resources, "limits")),
@@ -171,9 +181,22 @@ def parse_pod(manifest: Manifest) -> Pod:
             for volume in maps(spec, "volumes")
             if text(volume, "persistentVolumeClaim", "claimName")
         },
+        interfaces={
+            text(variable, "name"): text(variable, "value")
+            for variable in maps(container, "env")
+            if text(variable, "name").endswith("_SOCKET_IFNAME")
+        },
         secrets=_secrets(container),
         selector=words(at(spec, "nodeSelector")),
         tolerations=tuple(maps(spec, "tolerations")),
+        gates=tuple(text(gate, "name") for gate in maps(spec, "schedulingGates")),
+        init=init,
+        beside=tuple(
+            text(other, "name")
+            for other in maps(status, "containerStatuses")
+            if other is not state and at(other, "state", "running")
+        ),
+        finalizers=_texts(metadata.get("finalizers")),
     )
 
 
@@ -212,8 +235,13 @@ def parse_last_words(message: str) -> LastWords | None:
     )
 
 
-def _container(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The container that trains or prepares, and its state; an init container's while that has not let it start."""
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(one for one in value if isinstance(one, str)) if isinstance(value, list | tuple) else ()
+
+
+def _container(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any], str]:
+    """The container that trains or prepares, its state, and no name; or the state and name of an init container that
+    has not let it start."""
     wanted = (*labels.NODE_CONTAINERS, "prepare")
     containers = list(maps(spec, "containers"))
     own = next((one for one in containers if text(one, "name") in wanted), containers[0] if containers else {})
@@ -222,9 +250,9 @@ def _container(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[Mapp
     if text(state, "state", "waiting", "reason") in ("", "PodInitializing") and not at(state, "state", "running"):
         for first in maps(status, "initContainerStatuses"):
             stuck = text(first, "state", "waiting", "reason")
-            if stuck and stuck != "PodInitializing":
-                return own, {**first, "restartCount": state.get("restartCount")}
-    return own, state
+            if (stuck and stuck != "PodInitializing") or whole(first, "state", "terminated", "exitCode"):
+                return own, {**first, "restartCount": state.get("restartCount")}, text(first, "name")
+    return own, state, ""
 
 
 def _ended(state: Mapping[str, Any], offset: int) -> Ended | None:

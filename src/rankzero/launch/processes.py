@@ -13,19 +13,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from rankzero import errors
-from rankzero.errors import ExitCode, Problem, RankzeroError, StoppedError
+from rankzero.errors import INTERRUPTED, ExitCode, Problem, RankzeroError, ServiceError, StoppedError
 from rankzero.machine import usable_cores
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 
 PEER_SECONDS = 10.0
 """How long peers of a dead worker may take to notice and leave by themselves."""
+SUSPENDED_SECONDS = 30.0
+"""How long a worker may be suspended while the others wait for it."""
 POLL_SECONDS = 0.05
 
 OpenStderr = Callable[[int], IO[bytes] | int | None]
@@ -56,6 +58,8 @@ class Workers:
         self.processes: list[subprocess.Popen[bytes]] = []
         self._first_failed: int | None = None
         self._failed_at = 0.0
+        self._ended: RankzeroError | None = None
+        self._suspended_since: dict[int, float] = {}
         self._passed_on: set[int] = set()
         self._asked = itertools.count()
 
@@ -97,11 +101,40 @@ class Workers:
         return any(process.poll() is None for process in self.processes)
 
     def peers_are_late(self, grace_seconds: float) -> bool:
-        """Whether one failed and the others had their time to notice. A stopped one's peers are still saving."""
+        """Whether one failed and the others had their time to notice. A stopped one's peers are still saving; those
+        that are suspended never will, and those of an interrupted one need not."""
         if self._first_failed is None:
             return False
-        stopping = self.processes[self._first_failed].returncode == ExitCode.STOPPED
-        return time.monotonic() - self._failed_at > (grace_seconds if stopping else PEER_SECONDS)
+        code = self.processes[self._first_failed].returncode
+        left = [local for local, process in enumerate(self.processes) if process.poll() is None]
+        if code == INTERRUPTED or (left and len(self._suspended()) == len(left)):
+            return True
+        return time.monotonic() - self._failed_at > (grace_seconds if code == ExitCode.STOPPED else PEER_SECONDS)
+
+    def end_where_suspended(self, *, all_of_them: bool) -> None:
+        """End all where some have been suspended for long, which the others would wait for until their time limit.
+
+        `all_of_them`: also where none is left to wait here. Without it that is someone's pause.
+        """
+        suspended = self._suspended()
+        now = time.monotonic()
+        self._suspended_since = {local: self._suspended_since.get(local, now) for local in suspended}
+        if not suspended or (len(suspended) == len(self.processes) and not all_of_them):
+            return
+        long = [local for local, since in self._suspended_since.items() if now - since > SUSPENDED_SECONDS]
+        if long:
+            ranks = ", ".join(str(self._ranks.first + local) for local in long)
+            what = f"process {ranks} was suspended (SIGSTOP) for {SUSPENDED_SECONDS:.0f} s while the others waited"
+            self._ended = ServiceError(what, hint="the same command continues from the newest checkpoint")
+            self.kill()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a second Ctrl-C has ended one, which has said so."""
+        return any(process.returncode == INTERRUPTED for process in self.processes)
+
+    def _suspended(self) -> list[int]:
+        return [local for local, process in enumerate(self.processes) if _is_suspended(process)]
 
     def ask_to_stop(self, number: int) -> None:
         """Pass a stop signal on, the first time: a second one would end processes that are saving.
@@ -112,23 +145,27 @@ class Workers:
             self.signal(number)
 
     def signal(self, number: int) -> None:
-        """Pass a signal on."""
+        """Pass a signal on, also to those that are suspended: they go on to hear it."""
         self._passed_on.add(number)
         for process in self.processes:
-            if process.poll() is None:
-                process.send_signal(number)
+            for each in (number, signal.SIGCONT):
+                if process.poll() is None:
+                    process.send_signal(each)
 
     def kill(self) -> None:
-        """End whatever is left."""
+        """End whatever is left, with all that they have started: each leads a group of its own."""
         for process in self.processes:
-            if process.poll() is None:
-                process.kill()
+            process.poll()
+            with suppress(ProcessLookupError, PermissionError):  # nobody is left; some systems say it in this way
+                os.killpg(process.pid, signal.SIGKILL)
         for process in self.processes:
             process.wait()
 
     def failure(self) -> RankzeroError | None:
         """What the first one that failed said; None where all succeeded. Of several the one that did not lose a peer:
         processes of a dead one fail too, and theirs would only bury the cause."""
+        if self._ended is not None:
+            return self._ended
         failed = [local for local, process in enumerate(self.processes) if process.returncode != 0]
         if not failed:
             return None
@@ -163,6 +200,17 @@ class Workers:
             hint = "the machine may be out of memory: lower train.micro_batch_tokens" if name == "SIGKILL" else ""
             return RankzeroError(f"process {rank} was killed by {name}\n{tail}".rstrip(), hint=hint)
         return RankzeroError(f"process {rank} failed with exit code {code}\n{tail}".rstrip())
+
+
+def _is_suspended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a process has been stopped by SIGSTOP or its like. A debugger's stop is another; without /proc: False."""
+    if process.poll() is not None:
+        return False
+    try:
+        stat = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] == "T"
 
 
 def _read_error(file: Path) -> dict[str, Any] | None:

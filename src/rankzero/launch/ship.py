@@ -9,6 +9,7 @@ from pathlib import Path
 from rankzero.errors import DataError
 from rankzero.launch.plan import MOST_SHIPPED_BYTES
 from rankzero.spec.data_paths import parse_data_path
+from rankzero.spec.names import PLAIN_TEMPLATE
 from rankzero.spec.run_spec import RunSpec
 
 
@@ -31,10 +32,8 @@ def local_files(run: RunSpec) -> dict[str, bytes]:
 
 
 def _model_paths(run: RunSpec) -> list[str]:
-    given = [
-        *(run.model.local_dir or run.model.name, run.model.tokenizer_dir),
-        *(run.data.chat_template, run.train.deepspeed),
-    ]
+    template = None if run.data.chat_template == PLAIN_TEMPLATE else run.data.chat_template
+    given = [run.model.local_dir or run.model.name, run.model.tokenizer_dir, template, run.train.deepspeed]
     return [path for path in given if path]
 
 

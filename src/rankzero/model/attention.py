@@ -89,7 +89,7 @@ def choose_attention(spec: RunSpec, config: Any, device_kind: str, dtype: torch.
 
     Raises ConfigError with everything that was asked for and cannot be had.
     """
-    kind = kind_of(config, spec.task)
+    kind = kind_of(config, spec.task_section.uses)
     found = _CLASSES[kind].get(type(config), None)
     case = _Case(kind, config, found[0] if isinstance(found, tuple) else found, device_kind, dtype)
     together = _cannot_lie_end_to_end(case)
@@ -191,7 +191,7 @@ def _no_flash(case: _Case, name: str) -> Iterator[tuple[str, str]]:
         yield f"{name} needs an NVIDIA GPU", "leave it out: auto takes the fastest that there is"
         return
     if not case.half:
-        yield f"{name} computes in bfloat16 only", "set model.dtype: bfloat16, or leave model.attention out"
+        yield f"{name} computes in 16 bits only", "set model.dtype: bfloat16, or leave model.attention out"
     if not _installed(name):
         yield f"{_PACKAGES[name]} is not installed", f"pip install {_PACKAGES[name]}, or leave it out"
     major = torch.cuda.get_device_capability()[0]

@@ -65,7 +65,7 @@ def lora_config(spec: RunSpec, model: Any, targets: Targets, base_name: str) -> 
         raise TypeError("there is no lora section")
     modules = [name for name, _ in model.named_modules()]
     config = LoraConfig(
-        task_type="SEQ_CLS" if spec.task == "classify" else "CAUSAL_LM",
+        task_type="SEQ_CLS" if spec.task_section.uses == "classifies" else "CAUSAL_LM",
         base_model_name_or_path=base_name,
         r=spec.lora.r,
         lora_alpha=spec.lora.alpha,

@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from rankzero.cache import cache_root
+from rankzero.data.read.hashing import file_digest, remembered_digest
 from rankzero.errors import AccessError, ConfigError, Problem, ServiceError
-from rankzero.machine import offline
-from rankzero.run_dir.atomic import file_sha256
+from rankzero.machine import offline, usable_cores
+from rankzero.run_dir.atomic import file_sha256, storage_errors
 from rankzero.spec.run_spec import ModelSpec
 
+_log = logging.getLogger("rankzero.model")
+
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
-_FINGERPRINT_BYTES = 4 << 20
+_SAID_BYTES = 1 << 30
+"""Hashing fewer takes a moment that needs no words."""
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 _HUB_IGNORED = ["original/*", "consolidated*", "onnx/*", "openvino/*"]
 
@@ -36,19 +42,36 @@ class ModelSource:
 
 
 def weights_fingerprint(directory: Path) -> str:
-    """Tells two models apart without reading gigabytes: the config, and name, size and head of each weights file.
+    """Tells two models apart by all of their bytes: the config, and name and sha256 of each file that is loaded.
 
-    A safetensors file starts with the names, shapes and offsets of its tensors; the tensors follow.
+    Large files are read once and remembered in the cache until their inode, size or times change. Raises StorageError.
     """
     digest = hashlib.sha256()
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     config.pop("transformers_version", None)
     digest.update(json.dumps(config, sort_keys=True).encode())
-    for path in sorted([*directory.glob("*.safetensors"), *directory.glob("pytorch_model*.bin")]):
-        digest.update(f"{path.name}:{path.stat().st_size}:".encode())
-        with path.open("rb") as file:
-            digest.update(file.read(_FINGERPRINT_BYTES))
+    files, cache = _weight_files(directory), cache_root()
+    unread = sum(path.stat().st_size for path in files if remembered_digest(str(path), cache) is None)
+    if unread > _SAID_BYTES:
+        _log.info("[STEP] hash the weights, %.1f GB: once, then as long as they stay as they are", unread / 1e9)
+    with storage_errors(directory), ThreadPoolExecutor(usable_cores()) as pool:
+        for path, sha256 in zip(files, pool.map(lambda path: file_digest(str(path), cache), files), strict=True):
+            digest.update(f"{path.name}:{sha256}:".encode())
     return digest.hexdigest()
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    """The files that are loaded: one, the shards of an index, or pickles where there is nothing else."""
+    whole, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    if whole.is_file():
+        return [whole]
+    if index.is_file():
+        return [directory / shard for shard in sorted(_shards(index))]
+    return sorted(directory.glob("pytorch_model*.bin"))
+
+
+def _shards(index: Path) -> set[str]:
+    return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
 
 
 def locate(spec: ModelSpec) -> ModelSource:
@@ -98,7 +121,7 @@ def _weight_problems(directory: Path, *, trust_pickle: bool) -> list[Problem]:
         return problems
     index = directory / "model.safetensors.index.json"
     if index.is_file():
-        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        shards = sorted(_shards(index))
         missing = [shard for shard in shards if not (directory / shard).is_file()]
         hint = f"copy the {len(missing)} of {len(shards)} shards that are missing"
         return problems + [Problem(f"{shard} is missing", str(directory), hint) for shard in missing]

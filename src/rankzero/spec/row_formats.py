@@ -24,3 +24,6 @@ RowFormat = Literal[
 ]
 
 ROW_FORMATS: tuple[str, ...] = tuple(name for name in get_args(RowFormat) if name != "auto")
+
+Reasoning = Literal["keep", "last", "drop"]
+"""How much of the reasoning of answers is trained: data.reasoning."""

@@ -6,10 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.support.cpu_time import of_children
 
 HEAVY = ("torch", "transformers", "datasets", "numpy", "peft", "pyarrow", "rich", "pydantic", "yaml")
 
@@ -36,15 +37,12 @@ def test_reading_a_spec_imports_nothing_of_the_engine() -> None:
 
 
 def test_help_answers_at_once(tmp_path: Path) -> None:
-    """The least of several runs: what the work takes, not what the machine's other work adds."""
-    best = 1e9
-    for _ in range(8):
-        started = time.perf_counter()
+    """0.2 s of work on an idle machine; the same work costs up to twice that where another program shares the core."""
+
+    def ask() -> None:
         assert run("--help", cwd=tmp_path).returncode == 0
-        best = min(best, time.perf_counter() - started)
-        if best < 0.3:
-            return
-    pytest.fail(f"rankzero --help took {best:.2f} s")
+
+    assert min(of_children(ask) for _ in range(5)) < 0.45
 
 
 @pytest.mark.parametrize(
@@ -64,17 +62,18 @@ def test_exit_codes(tmp_path: Path, words: list[str], code: int, out: str, err: 
     assert done.stderr.startswith(err)
 
 
-def test_an_interrupt_is_quiet(tmp_path: Path) -> None:
-    """Ctrl-C while the spec is read, here from a pipe that nobody writes to."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_a_signal_before_there_is_a_run(number: int, code: int, tmp_path: Path) -> None:
+    """While the spec is read, here from a pipe that nobody writes to."""
     os.mkfifo(tmp_path / "run.yaml")
     process = subprocess.Popen(
         [sys.executable, "-m", "rankzero", "train", "run.yaml"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
     )
     descriptor = os.open(tmp_path / "run.yaml", os.O_WRONLY)  # returns once the other side is reading
     try:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, err = process.communicate(timeout=30)
     finally:
         os.close(descriptor)
-    assert process.returncode == 130
+    assert process.returncode == code, err
     assert "Traceback" not in err

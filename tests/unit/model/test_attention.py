@@ -143,7 +143,7 @@ def test_all_problems_are_told_at_once(machine: Any) -> None:
         choose_attention(spec("flash_attention_3", True), config("nemotron"), "cuda", torch.float32)
     whats = [problem.what for problem in caught.value.problems]
     assert whats == [
-        "flash_attention_3 computes in bfloat16 only",
+        "flash_attention_3 computes in 16 bits only",
         "flash-attn-3 is not installed",
         "flash_attention_3 does not run on this GPU",
         "nemotron has not been shown to keep rows apart that lie end to end",

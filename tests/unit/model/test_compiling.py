@@ -135,6 +135,10 @@ def test_a_key_is_of_the_model_its_form_and_its_versions(monkeypatch: pytest.Mon
     elsewhere = tiny()
     elsewhere.config._name_or_path = "/another/place"
     assert artifact_key(elsewhere) == keys[0]
+    monkeypatch.setenv("RANKZERO_CPU_FEATURES", "avx2 fma")
+    keys.append(artifact_key(tiny()))
+    monkeypatch.setenv("RANKZERO_CPU_FEATURES", "avx2 avx512_bf16 fma")
+    assert torch.cuda.is_available() or artifact_key(tiny()) not in keys, "machine code of another CPU"
     monkeypatch.setattr(compiling, "version", lambda package: "0")
     assert artifact_key(tiny()) not in keys
 

@@ -17,12 +17,14 @@ from rankzero.cli.data.inputs import (
     ColumnsOption,
     Flags,
     FormatOption,
+    HeaderOption,
     HtmlOption,
     ImageRootOption,
     ImagesOption,
     Inputs,
     MaxLengthOption,
     ModelOption,
+    ReasoningOption,
     TemplateOption,
     Wanted,
     what_is_wanted,
@@ -44,10 +46,12 @@ def check(
     max_length: MaxLengthOption = None,
     chat_template: TemplateOption = None,
     all_tokens: AllTokensOption = False,
+    reasoning: ReasoningOption = "keep",
     row_format: FormatOption = "auto",
     columns: ColumnsOption = None,
     images: ImagesOption = False,
     image_root: ImageRootOption = None,
+    header: HeaderOption = None,
     max_bad: Annotated[
         str, typer.Option("--max-bad", metavar="N|N%", help="Pass with a warning while no more rows are bad.")
     ] = "0",
@@ -64,7 +68,7 @@ def check(
 
     tolerance = Tolerance.parse(max_bad)
     wanted = what_is_wanted(
-        inputs, Flags(model, max_length, chat_template, all_tokens, row_format, columns, image_root)
+        inputs, Flags(model, max_length, chat_template, all_tokens, row_format, columns, image_root, reasoning, header)
     )
     report, comparison = _look(wanted, images=images, quarantine=quarantine, keep_all=as_json)
     if html is not None:
@@ -83,17 +87,19 @@ def stats(
     max_length: MaxLengthOption = None,
     chat_template: TemplateOption = None,
     all_tokens: AllTokensOption = False,
+    reasoning: ReasoningOption = "keep",
     row_format: FormatOption = "auto",
     columns: ColumnsOption = None,
     images: ImagesOption = False,
     image_root: ImageRootOption = None,
+    header: HeaderOption = None,
     html: HtmlOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Count what is in the data: rows, turns, lengths, tokens, duplicates. Bad rows are counted, and no error."""
     require("orjson")
     wanted = what_is_wanted(
-        inputs, Flags(model, max_length, chat_template, all_tokens, row_format, columns, image_root)
+        inputs, Flags(model, max_length, chat_template, all_tokens, row_format, columns, image_root, reasoning, header)
     )
     report, _ = _look(wanted, images=images, compare=False)
     if report.damaged or not report.counts.readable:
@@ -128,10 +134,10 @@ def _look(
 
         tokenizer = load_tokenizer(wanted.tokenizer, wanted.chat_template)
         rules = wanted.rules
-        if rules.task == "sft":
+        if rules.trains == "answers":
             vision = load_image_rules(wanted.tokenizer, tokenizer, wanted.chat_template, wanted.image_max_tokens)
             rules = replace(rules, vision=vision)
-        tokens = Tokens(take_apart(tokenizer, rules.task), rules)
+        tokens = Tokens(take_apart(tokenizer, rules.trains), rules)
     options = CheckOptions(
         tokens=tokens,
         images=images,
@@ -146,7 +152,7 @@ def _look(
         return report, None
     from rankzero.data.check.serving import compare as compare_rows
 
-    serve = partial(served_prompt, tokenizer)
+    serve = partial(served_prompt, tokenizer, kwargs=tokens.rules.template_kwargs)
     stops = stop_tokens(tokenizer, wanted.tokenizer)
     return report, compare_rows(report.samples, tokens.parts, tokens.rules, serve, stops)
 

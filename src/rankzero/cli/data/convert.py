@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rankzero.cli.data.inputs import ColumnsOption, FormatOption, column_map
+from rankzero.cli.data.inputs import ColumnsOption, FormatOption, HeaderOption, column_map
 from rankzero.cli.data.tokenizer_option import require
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def convert(
     ] = None,
     row_format: FormatOption = "auto",
     columns: ColumnsOption = None,
+    header: HeaderOption = None,
     quarantine: Annotated[
         Path | None,
         typer.Option("--quarantine", metavar="FILE", help="Set rows aside that cannot be converted; else an error."),
@@ -49,7 +50,8 @@ def convert(
     from rankzero.spec.run_spec import SourceSpec
 
     names = column_map(columns)
-    given = [SourceSpec.model_validate({"path": path, "format": row_format, "columns": names}) for path in inputs]
+    shape_in = {"format": row_format, "columns": names, "header": "auto" if header is None else header}
+    given = [SourceSpec.model_validate({"path": path, **shape_in}) for path in inputs]
     located = expand(given)
     sampled = SampledFiles(located, seed)
     with show_progress("converting", input_bytes(located)) as advance:

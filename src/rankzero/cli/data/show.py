@@ -11,7 +11,7 @@ import typer
 
 from rankzero.cli.data.check import check, stats
 from rankzero.cli.data.convert import convert
-from rankzero.cli.data.inputs import FormatOption
+from rankzero.cli.data.inputs import FormatOption, ReasoningOption
 from rankzero.cli.data.tokenizer_option import TokenizerPlace, load_image_rules, load_tokenizer, require
 
 app = typer.Typer(no_args_is_help=True, help="Look at training data, and make it: check, show, count, convert.")
@@ -30,6 +30,7 @@ def show(
     chat_template: Annotated[Path | None, typer.Option("--chat-template", help="As data.chat_template.")] = None,
     row_format: FormatOption = "auto",
     train_on_all: Annotated[bool, typer.Option("--all-tokens", help="As data.assistant_only_loss: false.")] = False,
+    reasoning: ReasoningOption = "keep",
 ) -> None:
     """Print rows token by token as the model gets them; trained tokens are green, or in ⟦brackets⟧."""
     require("orjson", "numpy", "tokenizers", "transformers")
@@ -39,7 +40,7 @@ def show(
 
     tokenizer = load_tokenizer(TokenizerPlace(model), chat_template)
     vision = load_image_rules(TokenizerPlace(model), tokenizer, chat_template)
-    rules = TokenRules(max_length=max_length, assistant_only_loss=not train_on_all, vision=vision)
+    rules = TokenRules(max_length=max_length, assistant_only_loss=not train_on_all, vision=vision, reasoning=reasoning)
 
     source = SourceSpec(path=file, format=row_format)
     colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ

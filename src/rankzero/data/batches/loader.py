@@ -31,6 +31,8 @@ class Work:
     rows: Indices
     tokens: int
     supervised: int
+    loss_weight: float
+    """What the losses of the trained tokens are multiplied by, summed up: their number where all count in full."""
 
 
 class Batches:
@@ -66,18 +68,24 @@ class Batches:
         """All rows once, for an evaluation."""
         return self._divide(np.arange(len(self.dataset), dtype=np.int64))
 
+    def rounds(self, rows: Indices) -> int:
+        """Passes through these rows of the rank that has the most: how often ranks can meet between passes."""
+        return max(len(self._passes(share)) for share in self._shares(rows))
+
+    def _shares(self, rows: Indices) -> list[Indices]:
+        return divide_among_ranks(rows, self.dataset.lengths, self._world_size)
+
     def _divide(self, rows: Indices) -> Work:
         lengths = self.dataset.lengths
-        shares = divide_among_ranks(rows, lengths, self._world_size)
-        passes = self._passes(shares[self._rank])
+        passes = self._passes(self._shares(rows)[self._rank])
         if self._same_passes:
-            most = max(len(self._passes(share)) for share in shares)
-            passes += [np.empty(0, dtype=np.int64)] * (most - len(passes))
+            passes += [np.empty(0, dtype=np.int64)] * (self.rounds(rows) - len(passes))
         return Work(
             passes=passes,
             rows=rows,
             tokens=int(lengths[rows].sum()),
             supervised=int(self.dataset.supervised[rows].sum()),
+            loss_weight=float(self.dataset.loss_weights[rows].sum()),
         )
 
     def _passes(self, share: Indices) -> list[Indices]:

@@ -26,7 +26,7 @@ from rankzero.data.tokens.tokenizer import TokenizerParts
 from rankzero.errors import ConfigError, DataError, Problem
 from rankzero.spec.run_spec import SourceSpec
 
-CODE_VERSION = 3
+CODE_VERSION = 4
 """Part of the content hash: raise it when the same rows and rules come to give other tokens or another layout."""
 
 OnProblems = Callable[[str, list[RowProblem]], None]
@@ -49,7 +49,7 @@ class Job:
         for source in self.located:
             spec = source.source
             if spec.columns:
-                first = next((chunk for path in source.files for chunk in read_chunks(path)), None)
+                first = next((chunk for path in source.files for chunk in read_chunks(path, header=spec.header)), None)
                 seen = None if first is None else seen_keys(first)
                 found = check_columns(spec.format, spec.columns, seen or None)
                 problems += [Problem(p.what, f"{spec.path} {p.where}", p.hint) for p in found]
@@ -77,7 +77,7 @@ class Job:
         """Of a sample also the seed and which source it is: two samples of one file are not the same rows."""
         spec, count = self.spec_of(file), self.located[self.source_of[file]].sample
         drawn = [] if count is None else [count, self._seed, self.source_of[file]]
-        return [content, spec.format, sorted(spec.columns.items()), *drawn]
+        return [content, spec.format, sorted(spec.columns.items()), spec.header, *drawn]
 
     def require_unchanged(self) -> None:
         """Raise DataError where a file is no longer what was hashed."""
@@ -100,7 +100,7 @@ class Job:
     def _rows(self, index: int, path: str, on_problems: OnProblems) -> Iterable[Chunk]:
         """A file's chunks; rows that are spread over its lines are joined first."""
         spec = self.spec_of(index)
-        chunks = read_chunks(path, index)
+        chunks = read_chunks(path, index, header=spec.header)
         if spec.columns:
             return chunks
         first = next(chunks, None)
@@ -141,4 +141,6 @@ class Job:
 
     def _count(self, index: int, path: str) -> int:
         chunks = self._rows(index, path, lambda _path, _problems: None)
-        return sum(count_in(chunk) for chunk in chunks) if isinstance(chunks, (list, tuple)) else count_rows(path)
+        if isinstance(chunks, (list, tuple)):
+            return sum(count_in(chunk) for chunk in chunks)
+        return count_rows(path, header=self.spec_of(index).header)

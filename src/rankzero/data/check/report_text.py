@@ -142,6 +142,7 @@ def _tokens(page: _Page, tokens: TokenCounts) -> None:
     page.say("dropped", (f"{rows:,} by {name.replace('_', ' ')}" for name, rows in by_count(tokens.dropped)))
     for opening, rows in by_count(tokens.unopened)[:2]:
         page.say("unopened", [f"{rows:,} answers lack the {opening!r} that opens them in use"])
+    page.say("rendered", (f"{note} ({rows:,})" for note, rows in by_count(tokens.notes)), separator="; ")
     _histogram(page, "tokens", tokens.lengths, tokens.cap)
 
 

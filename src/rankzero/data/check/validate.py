@@ -180,7 +180,7 @@ class _Check:
             progress(chunk.length)
         for index, path in enumerate(job.paths):
             if path in self._spread and job.located[job.source_of[index]].sample is None:
-                merged = count_rows(path) - rows[index]
+                merged = count_rows(path, header=job.spec_of(index).header) - rows[index]
                 self._counts.add(Counts(rows=merged, merged=merged))
         return rows
 
@@ -218,7 +218,8 @@ class _Check:
         """Read the rows again whose problems came late."""
         for index, problems in sorted(self._late.items()):
             wanted = {problem.line for problem in problems}
-            for chunk in read_chunks(job.paths[index], index) if wanted else ():
+            header = job.spec_of(index).header
+            for chunk in read_chunks(job.paths[index], index, header=header) if wanted else ():
                 rows = [(number, line) for number, line in lines(chunk) if number in wanted]
                 quarantine.add(job.paths[index], rows, problems)
 

@@ -83,7 +83,7 @@ class Conversion:
 def read_file(source: SourceSpec, index: int) -> Iterator[Chunk]:
     """A file, whatever its container."""
     require_readable([source.path])
-    return read_chunks(source.path, index)
+    return read_chunks(source.path, index, header=source.header)
 
 
 def convert(
@@ -277,7 +277,7 @@ class SampledFiles:
 
     def read(self, source: SourceSpec, index: int) -> Iterator[Chunk]:
         """The chunks of one file, which is `files[index]`."""
-        chunks, keep = read_chunks(source.path, index), self._keep[index]
+        chunks, keep = read_chunks(source.path, index, header=source.header), self._keep[index]
         if keep is None:
             return chunks
         return (
@@ -287,12 +287,12 @@ class SampledFiles:
 
 def _drawn(source: LocatedSource, index: int, seed: int) -> list[npt.NDArray[np.int64] | None]:
     """Of each file the ordinals of its rows in the sample, which is one of all files together."""
-    path, wanted = source.source.path, source.sample or 0
-    first = next((chunk for file in source.files for chunk in read_chunks(file)), None)
+    path, wanted, header = source.source.path, source.sample or 0, source.source.header
+    first = next((chunk for file in source.files for chunk in read_chunks(file, header=header)), None)
     if first is not None and pieces_in(first, source.source.format):
         hint = "convert all of them, then sample the result"
         raise DataError("a sample of messages would tear their trees apart", where=path, hint=hint)
-    counts = [count_rows(file) for file in source.files]
+    counts = [count_rows(file, header=header) for file in source.files]
     try:
         rows = sample(sum(counts), wanted, seed=seed, source=index)
     except ValueError as error:

@@ -1,7 +1,8 @@
 """One image file as RGB pixels, or what is wrong with it. Knows Pillow's faults; nothing of rows.
 
 Decisions, the same for checking and for training:
-- The file is decoded whole: a cut-off JPEG opens and passes Pillow's `verify()`, and fails only here.
+- The file is decoded whole: a cut-off JPEG opens and passes Pillow's `verify()`, and fails only here. A PNG whose
+  compressed pixels end early does not even fail when it is decoded, and is measured.
 - What the bytes are decides, not the suffix. Formats that run other programs (EPS) or hold no picture are not read,
   nor is AVIF, whose decoder raises RuntimeError for damage that is told from faults of our own by no means.
 - EXIF orientation is applied, so that "left" in a question is left in the pixels.
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from rankzero.data.images.paths import Refused, inside
+from rankzero.data.images.png import missing_share
 from rankzero.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -130,8 +132,22 @@ def _read(file: Path, limits: ImageLimits, look: Callable[[Image], Looked]) -> L
 
 
 def _loaded(image: Image) -> Image:
+    stream = image.fp  # type: ignore[attr-defined]
     image.load()
+    if image.format == "PNG" and _ends_in_nothing(image):
+        missing = missing_share(stream)
+        if missing > 0:
+            what = f"the image is cut off: {missing:.0%} of its pixels are not in the file"
+            raise ImageError("damaged image", what, "was it copied, or written, to the end?")
     return _rgb(_upright(image))
+
+
+def _ends_in_nothing(image: Image) -> bool:
+    """Whether one of the last two rows has no bit set, as rows have that a PNG file lacks: Pillow says nothing of them.
+    (Of interlaced files the last row may come from an early pass.)"""
+    width, height = image.size
+    rows = (image.crop((0, row, width, row + 1)).tobytes() for row in range(max(0, height - 2), height))
+    return not all(map(any, rows))
 
 
 def _upright_size(image: Image) -> tuple[int, int]:

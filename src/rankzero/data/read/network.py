@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from rankzero.errors import AccessError, ConfigError, DataError, RankzeroError, ServiceError, StorageError
@@ -35,7 +35,7 @@ class RemoteFile:
     """A file that can be downloaded."""
 
     name: str
-    """Its path in the data set or, of other places, its last part."""
+    """Its path in the data set or in the directory that was asked for or, of other places, its last part."""
     url: str
     size: int | None = None
     version: str = ""
@@ -91,8 +91,10 @@ class RealNetwork:
                 names = [name for name in sorted(fs.glob(path)) if fs.isfile(name)]
                 return Found(tuple(_file(fs, name) for name in names))
             if fs.isdir(path):
-                names = sorted(entry["name"] for entry in fs.ls(path, detail=True) if entry["type"] == "file")
-                return Found(tuple(_file(fs, name) for name in names), is_directory=True)
+                inside = f"{path.rstrip('/')}/"
+                names = sorted(name for name in fs.find(path) if name.startswith(inside))
+                files = (replace(_file(fs, name), name=name.removeprefix(inside)) for name in names)
+                return Found(tuple(files), is_directory=True)
             return Found((_file(fs, path),))
 
     def data_set(self, name: str, revision: str | None) -> tuple[RemoteFile, ...]:

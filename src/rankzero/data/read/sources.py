@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rankzero.data.read.containers.json_lines import read_lines
 from rankzero.data.read.containers.layout import Layout, find_layout
@@ -13,6 +13,9 @@ from rankzero.data.read.containers.stream import DamagedError, blocks
 from rankzero.data.rows.chunks import CHUNK_BYTES, UTF8_BOM, Chunk, count_in, lines, pack
 from rankzero.data.rows.problems import RowProblem
 from rankzero.errors import DataError, Problem, StorageError
+
+if TYPE_CHECKING:
+    from rankzero.data.read.containers.delimited import Header
 
 __all__ = [
     "CHUNK_BYTES",
@@ -34,8 +37,9 @@ _BLOCK_BYTES = 1 << 20
 """Of containers that are not cut at lines: what is looked at in one go."""
 
 
-def read_chunks(path: str, source: int = 0, size: int = CHUNK_BYTES) -> Iterator[Chunk]:
-    """The rows of a file as JSON lines, in chunks of about `size` bytes; a longer row makes a longer chunk.
+def read_chunks(path: str, source: int = 0, size: int = CHUNK_BYTES, *, header: Header = "auto") -> Iterator[Chunk]:
+    """The rows of a file as JSON lines, in chunks of about `size` bytes; a longer row makes a longer chunk. `header`:
+    whether the first line of CSV and TSV names the columns.
 
     Raises DataError where the file as a whole cannot be read (`probe` says so before), StorageError where the volume
     fails. What is wrong with one row is in the chunk.
@@ -54,7 +58,7 @@ def read_chunks(path: str, source: int = 0, size: int = CHUNK_BYTES) -> Iterator
     elif layout.kind in ("csv", "tsv"):
         from rankzero.data.read.containers.delimited import read_delimited
 
-        rows = read_delimited(blocks(path, layout.packing, min(size, _BLOCK_BYTES)), _SEPARATORS[layout.kind])
+        rows = read_delimited(blocks(path, layout.packing, min(size, _BLOCK_BYTES)), _SEPARATORS[layout.kind], header)
     else:
         from rankzero.data.read.containers.json_values import read_values
 
@@ -65,7 +69,7 @@ def read_chunks(path: str, source: int = 0, size: int = CHUNK_BYTES) -> Iterator
 _SEPARATORS = {"csv": ",", "tsv": "\t"}
 
 
-def count_rows(path: str) -> int:
+def count_rows(path: str, *, header: Header = "auto") -> int:
     """Rows of the file, good and bad, without blank lines. Raises as `read_chunks` does."""
     layout = _layout(path)
     if layout is not None and layout.kind == "parquet":
@@ -75,7 +79,7 @@ def count_rows(path: str) -> int:
             return count_parquet(path, layout.packing)
         except DamagedError as damage:
             raise DataError(damage.what, where=path, hint=damage.hint) from damage
-    return sum(count_in(chunk) for chunk in read_chunks(path))
+    return sum(count_in(chunk) for chunk in read_chunks(path, header=header))
 
 
 def numbering(path: str) -> Literal["line", "row"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,9 @@ import orjson
 from rankzero.data.rows.chunks import Chunk, lines
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.formats import FORMATS, Noted, Result, Row, convert, reason, rename
+from rankzero.data.rows.formats.reasoning import REASONING_KEYS
+from rankzero.data.rows.formats.turn_loss import LOSS_KEYS
+from rankzero.data.rows.formats.turns import unread_keys
 from rankzero.data.rows.problems import RowProblem
 
 
@@ -88,6 +92,18 @@ def _count(parsed: Parsed, original: Row, row: Row, name: str, result: Result) -
         else:  # the values that are read are still the file's own; those that no key leads to any more are not
             read = {id(value) for key, value in row.items() if key in reads}
             parsed.ignored_keys.update(key for key, value in original.items() if id(value) not in read)
+    for key in _TURN_LISTS.intersection(row):
+        if unread := _unread_of_turns(row[key]):
+            parsed.ignored_keys.update(f"{key}[].{name}" for name in unread)
+
+
+def _unread_of_turns(turns: object) -> set[str]:
+    """Keys of any of the turns that nothing reads."""
+    if not isinstance(turns, list):
+        return set()
+    # Nearly always a turn is who speaks and what.
+    richer = (turn for turn in turns if isinstance(turn, dict) and len(turn) > 2)
+    return set().union(*map(unread_keys, richer))
 
 
 def seen_keys(chunk: Chunk, rows: int = 200) -> set[str]:
@@ -154,9 +170,11 @@ def _duplicate_key(
     """A key that is there twice, of which parsers keep the last in silence.
 
     A quote inside a JSON string is escaped, so a quoted name is a key or, rarely, a whole value; counting is cheap.
-    Only when there are more than the row's shape explains is the line parsed again to be sure.
+    Only when there are more than the row's shape explains, or where letters are escaped that need not be and so might
+    be those of a key, is the line parsed again to be sure.
     """
-    if not FORMATS[name].nests and not _more_keys_than_expected(line, row, name, columns):
+    escaped = b"\\u00" in line and _ESCAPED_LETTER.search(line)
+    if not FORMATS[name].nests and not escaped and not _more_keys_than_expected(line, row, name, columns):
         return None
     found: list[str] = []
 
@@ -191,6 +209,9 @@ def _more_keys_than_expected(line: bytes, row: Row, name: str, columns: Mapping[
     return any(line.count(_QUOTED[key]) > sum(key in turn for turn in turns) for key in _TURN_KEYS)
 
 
+_ESCAPED_LETTER = re.compile(rb"\\u00(?:3[0-9]|[46][1-9a-fA-F]|[57][0-9aA]|5[fF])")
+"""A letter, digit or underscore, of which the names of keys are made."""
+
 _TURN_LISTS = frozenset[str]().union(*(of.turn_lists for of in FORMATS.values()))
-_TURN_KEYS = frozenset[str]().union(*(of.turn_keys for of in FORMATS.values()))
+_TURN_KEYS = frozenset({"tool_calls", *LOSS_KEYS, *REASONING_KEYS}).union(*(of.turn_keys for of in FORMATS.values()))
 _QUOTED = {key: f'"{key}"'.encode() for key in _TURN_KEYS.union(*(of.reads for of in FORMATS.values()))}

@@ -67,6 +67,7 @@ def jobset_spec(plan: Plan, job_labels: dict[str, str] | None = None) -> dict[st
 def _rules() -> list[dict[str, Any]]:
     reason = {"onJobFailureReasons": ["PodFailurePolicy"]}
     return [
+        {"name": "outOfTime", "action": "FailJobSet", "onJobFailureReasons": ["DeadlineExceeded"]},
         {
             "name": "neverRetried",
             "action": "FailJobSet",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rankzero.launch.kinds import docker, job, jobset, pytorchjob, statefulset, trainjob
-from rankzero.launch.labels import SPEC_HASH, Manifest
+from rankzero.launch.labels import SPEC_HASH, SUBMITTED_BY, Manifest
 from rankzero.launch.plan import Plan, RenderedKind
 from rankzero.launch.render.content import content_hash
 from rankzero.launch.render.patch import merge
 from rankzero.launch.render.prepare import preparation_job
-from rankzero.launch.render.shared import claims, config_map
+from rankzero.launch.render.shared import claims, config_map, network_policy
 
 _KINDS: dict[RenderedKind, Callable[[Plan], list[Manifest]]] = {
     "job": job.objects,
@@ -28,7 +28,7 @@ def render(plan: Plan) -> list[Manifest]:
     That one carries a hash of all the others and itself, by which a later submit sees whether anything changed.
     """
     own = _KINDS[plan.kind](plan)
-    first = [config_map(plan), *claims(plan)]
+    first = [config_map(plan), *claims(plan), *network_policy(plan)]
     accounts = [manifest for manifest in own if manifest["kind"] in _ACCOUNTS]
     rest = [manifest for manifest in own if manifest["kind"] not in _ACCOUNTS]
     services = [manifest for manifest in rest if manifest["kind"] == "Service"]
@@ -37,7 +37,8 @@ def render(plan: Plan) -> list[Manifest]:
     objects = [*accounts, *first, *services, *preparation, *training]
     digest = content_hash(objects)
     for manifest in training[-1:]:
-        merge(manifest, {"metadata": {"annotations": {SPEC_HASH: digest}}})
+        by = {SUBMITTED_BY: plan.submitter} if plan.submitter else {}
+        merge(manifest, {"metadata": {"annotations": {SPEC_HASH: digest, **by}}})
     return objects
 
 

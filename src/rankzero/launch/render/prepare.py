@@ -6,12 +6,12 @@ from rankzero.launch import labels
 from rankzero.launch.kinds.job import DISRUPTED, NEVER_RETRIED_CODES
 from rankzero.launch.labels import Manifest
 from rankzero.launch.names import prepare_name
+from rankzero.launch.node.settings import PREPARE_RESTARTS
 from rankzero.launch.plan import Plan
 from rankzero.launch.render.container import container
 from rankzero.launch.render.pod import pod_metadata, pod_spec
-from rankzero.launch.render.shared import metadata
+from rankzero.launch.render.shared import metadata, top_metadata
 
-ATTEMPTS = 3
 CONTAINER = "prepare"
 
 
@@ -30,10 +30,10 @@ def preparation_job(plan: Plan) -> Manifest:
         "kind": "Job",
         "metadata": {
             **metadata(plan, prepare_name(plan.name)),
-            "labels": {**metadata(plan)["labels"], labels.ROLE: labels.PREPARE_ROLE},
+            "labels": {**top_metadata(plan)["labels"], labels.ROLE: labels.PREPARE_ROLE},
         },
         "spec": {
-            "backoffLimit": ATTEMPTS,
+            "backoffLimit": PREPARE_RESTARTS,
             "podReplacementPolicy": "Failed",
             "podFailurePolicy": {"rules": rules},
             "template": {

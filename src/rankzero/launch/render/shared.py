@@ -10,9 +10,6 @@ from rankzero.launch.labels import Manifest
 from rankzero.launch.plan import Plan
 from rankzero.spec.resolve import to_yaml as spec_to_yaml
 
-QUEUE = "kueue.x-k8s.io/queue-name"
-QUEUE_PRIORITY = "kueue.x-k8s.io/priority-class"
-
 
 def run_labels(plan: Plan, role: str | None = None) -> dict[str, str]:
     """Labels of an object; with `role`, of pods."""
@@ -52,9 +49,9 @@ def top_metadata(plan: Plan, name: str | None = None) -> dict[str, Any]:
     value = metadata(plan, name)
     queue = plan.cluster.queue
     if queue is not None:
-        value["labels"][QUEUE] = queue.name
+        value["labels"][labels.QUEUE] = queue.name
         if queue.priority is not None:
-            value["labels"][QUEUE_PRIORITY] = queue.priority
+            value["labels"][labels.QUEUE_PRIORITY] = queue.priority
     return value
 
 
@@ -109,6 +106,16 @@ def claims(plan: Plan) -> list[Manifest]:
             "spec": spec,
         }
     return list(made.values())
+
+
+def network_policy(plan: Plan) -> list[Manifest]:
+    """Where asked for: the pods of a run are reached by each other alone."""
+    if not plan.cluster.network_policy or plan.kind == "docker":
+        return []
+    peers = {"podSelector": {"matchLabels": {labels.RUN: plan.name}}}
+    spec = {**peers, "policyTypes": ["Ingress"], "ingress": [{"from": [peers]}]}
+    api = "networking.k8s.io/v1"
+    return [{"apiVersion": api, "kind": "NetworkPolicy", "metadata": metadata(plan), "spec": spec}]
 
 
 def headless_service(plan: Plan, selector: dict[str, str]) -> Manifest:

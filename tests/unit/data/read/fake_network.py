@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,9 +39,11 @@ class FakeNetwork:
 
     def find(self, url: str) -> Found:
         """See Network."""
-        inside = sorted(name for name in self.files if name.startswith(url.rstrip("/") + "/"))
+        folder = url.rstrip("/") + "/"
+        inside = sorted(name for name in self.files if name.startswith(folder))
         if inside:
-            return Found(tuple(self.file(name) for name in inside), is_directory=True)
+            files = (replace(self.file(name), name=name.removeprefix(folder)) for name in inside)
+            return Found(tuple(files), is_directory=True)
         return Found((self.file(url),)) if url in self.files else Found(())
 
     def file(self, url: str) -> RemoteFile:

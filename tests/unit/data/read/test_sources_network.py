@@ -42,7 +42,7 @@ def test_files_patterns_and_directories(memory: fsspec.AbstractFileSystem) -> No
     found = network.find("memory://b/*.jsonl")
     assert [file.name for file in found.files] == ["a.jsonl", "c.jsonl"] and not found.is_directory
     found = network.find("memory://b")
-    assert [file.name for file in found.files] == ["a.jsonl", "c.jsonl"] and found.is_directory
+    assert [file.name for file in found.files] == ["a.jsonl", "c.jsonl", "x/README.md"] and found.is_directory
     assert b"".join(network.read(found.files[0], 2)) == b"e\n"
     assert network.find("memory://b/*.nothing").files == ()
 

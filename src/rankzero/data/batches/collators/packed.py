@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from rankzero.data.batches.collators.text import MicroBatch, to_device
+from rankzero.data.batches.collators.text import MicroBatch, target_weights, to_device
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.order import Indices
 
@@ -25,13 +26,14 @@ class PackedText:
 
     def __call__(self, dataset: TokenizedDataset, rows: Indices, device: torch.device) -> MicroBatch:
         tokens = [dataset.row(int(row)) for row in rows]
-        return _end_to_end(
+        batch = _end_to_end(
             rows,
             [ids[:-1] for ids, _ in tokens],
             predicts=np.concatenate([mask[1:] for _, mask in tokens]),
             targets=np.concatenate([ids[1:][mask[1:]] for ids, mask in tokens]),
             device=device,
         )
+        return replace(batch, weights_N=target_weights(dataset, rows, [mask for _, mask in tokens], device))
 
     def idle(self, device: torch.device) -> MicroBatch:
         """One row of two tokens that predicts nothing."""

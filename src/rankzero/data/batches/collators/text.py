@@ -31,6 +31,8 @@ class MicroBatch:
     """Trained tokens in the order in which `predicts_BT` selects, or classes."""
     computed: int
     """Tokens that go through the model, padding included."""
+    weights_N: torch.Tensor | None = None
+    """What each target's loss is multiplied by; None where all count in full."""
 
 
 class Collator(Protocol):
@@ -67,6 +69,21 @@ def pad_right(rows: Sequence[tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]
     return Padded(input_ids_BT, predicts_BT, np.concatenate(targets).astype(np.int64))
 
 
+def target_weights(
+    dataset: TokenizedDataset, rows: Indices, masks: Sequence[npt.NDArray[np.bool_]], device: torch.device
+) -> torch.Tensor | None:
+    """What each target of these rows counts, in the order in which `pad_right` and packing have them. `masks`: which
+    tokens of each row are trained."""
+    of_rows = [dataset.weights(int(row)) for row in rows]
+    if all(weights is None for weights in of_rows):
+        return None
+    counted = [
+        np.ones(mask[1:].sum(), np.float32) if weights is None else weights[1:][mask[1:]]
+        for weights, mask in zip(of_rows, masks, strict=True)
+    ]
+    return to_device(np.concatenate(counted), device)
+
+
 class PaddedText:
     """Rows padded on the right to the longest. The last token of a row is only ever a target, so it is not fed in.
 
@@ -77,13 +94,15 @@ class PaddedText:
     packed = False
 
     def __call__(self, dataset: TokenizedDataset, rows: Indices, device: torch.device) -> MicroBatch:
-        padded = pad_right([dataset.row(int(row)) for row in rows])
+        tokens = [dataset.row(int(row)) for row in rows]
+        padded = pad_right(tokens)
         return MicroBatch(
             rows=rows,
             inputs={"input_ids": to_device(padded.input_ids_BT, device)},
             predicts_BT=to_device(padded.predicts_BT, device),
             targets_N=to_device(padded.targets_N, device),
             computed=padded.input_ids_BT.size,
+            weights_N=target_weights(dataset, rows, [mask for _, mask in tokens], device),
         )
 
     def idle(self, device: torch.device) -> MicroBatch:

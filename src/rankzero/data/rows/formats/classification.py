@@ -59,6 +59,7 @@ FORMAT = Format(
     reads=frozenset({"text", "sentence", "label", "id"}),
     shape=SHAPE,
     to_conversation=to_conversation,
+    learns_answers=False,
     claims=tuple(Claim(text, beside=frozenset({"text"}), judge=_labelled) for text in _TEXTS),
     writers=(Writer("classification", to_row, {"text": "text", "label": "text"}),),
 )

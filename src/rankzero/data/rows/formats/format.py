@@ -91,9 +91,9 @@ class CannotSayError(Exception):
         self.reason, self.hint = reason, hint
 
 
-Column = Literal["text", "flag", "json"] | Sequence["Column"] | Mapping[str, "Column"]
-"""What a table's column holds: text, true or false, any value as JSON in a string, a list (of the one kind that is
-named) or an object."""
+Column = Literal["text", "flag", "number", "json"] | Sequence["Column"] | Mapping[str, "Column"]
+"""What a table's column holds: text, true or false, a number, any value as JSON in a string, a list (of the one kind
+that is named) or an object."""
 
 Written = tuple[dict[str, Any], tuple[str, ...]]
 """A row as the format has it, and the named rules that were applied on the way."""
@@ -130,6 +130,8 @@ class Format:
     """Of a row that has what it `needs`, and its line."""
     unread: Keys = SEEN
     """Keys that it must not leave out in silence; those that it reads are taken away."""
+    learns_answers: bool = True
+    """Whether the answers are to be learnt, unless a key beside them says which of them are wanted."""
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Other names that a key may have in the data."""
 

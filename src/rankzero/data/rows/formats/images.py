@@ -71,10 +71,10 @@ class Slots:
             self._sources.append(None)
         return "".join(pieces), tuple(offsets)
 
-    def message(self, role: Role, text: str, train: bool | None = None) -> Message:
+    def message(self, role: Role, text: str) -> Message:
         """A turn of this text, its tags taken out."""
         content, offsets = self.take(text)
-        return Message(role, content, train, offsets)
+        return Message(role, content, image_offsets=offsets)
 
     def place(self, turns: tuple[Message, ...], line: int) -> Placed:
         """Give every place its image. Images that have none stand before the first user turn."""

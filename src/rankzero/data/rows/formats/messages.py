@@ -9,7 +9,7 @@ from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat
 from rankzero.data.rows.formats.format import CannotSayError, Column, Format, Keys, Result, Row, Writer, Written
 from rankzero.data.rows.formats.images import Slots
 from rankzero.data.rows.formats.turns import SHAPE, read_messages
-from rankzero.data.rows.formats.writing import beside, chat_turns, content_parts, turn_row, turn_rows
+from rankzero.data.rows.formats.writing import beside, chat_turns, content_parts, plain_turns, turn_row, turn_rows
 from rankzero.data.rows.problems import RowProblem
 
 KEYS = frozenset({"messages"})
@@ -60,7 +60,7 @@ def _to_columns(conversation: Conversation) -> Written:
 
 def to_openai(conversation: Conversation) -> Written:
     """As OpenAI's fine-tuning takes it: `weight`, ids on calls, images in user turns alone."""
-    turns, rules = chat_turns(conversation, "openai")
+    turns, rules = plain_turns(conversation, "openai")
     left = list(conversation.images)
     rows = []
     for turn in turns:

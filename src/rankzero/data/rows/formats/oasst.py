@@ -202,6 +202,7 @@ FORMAT = Format(
     reads=frozenset({"message_tree_id", "prompt", "parent_id", "replies", *_KEPT}),
     shape=SHAPE,
     to_conversation=to_conversation,
+    learns_answers=False,
     claims=(Claim(_FLAT, beside=frozenset({"text"}), judge=lambda row, _keys, _line: is_flat(row)),),
     settles=lambda row, marks: marks == {"prompt"} and is_tree(row),
     nests=True,

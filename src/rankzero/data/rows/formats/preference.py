@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,6 @@ from rankzero.data.rows.conversation import Conversation, Message
 from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat, read_id, untrained
 from rankzero.data.rows.formats.format import (
     CannotSayError,
-    Claim,
     Format,
     Keys,
     Noted,
@@ -112,14 +110,6 @@ def _prompt(value: object, chosen: list[Any], line: int, slots: Slots) -> tuple[
     return turns, problems
 
 
-def _unpaired(row: Row, _keys: Set[str], line: int) -> bool | RowProblem:
-    """An answer and whether it is wanted, as KTO has them."""
-    if not isinstance(row["label"], bool):
-        return False
-    what = "`label` says whether `completion` is wanted: unpaired preference rows are not read yet"
-    return RowProblem(line, "unpaired preference row", what, "keep the rows whose label is true, without the label")
-
-
 def _near_miss(row: Row, marks: Keys, line: int) -> RowProblem | None:
     """One answer of the two."""
     lone = next((key for key in ("chosen", "rejected") if key in marks), None)
@@ -154,9 +144,9 @@ FORMAT = Format(
     reads=KEYS | CHAT_FIELDS | {"prompt"},
     shape='{"prompt": "…", "chosen": "…", "rejected": "…"}',
     to_conversation=to_conversation,
+    learns_answers=False,
     marks=(KEYS, KEYS | {"prompt"}),
     only_together=KEYS,
-    claims=(Claim(frozenset({"prompt", "completion", "label"}), frozenset({"prompt", "completion"}), _unpaired),),
     near_miss=_near_miss,
     turn_lists=KEYS | {"prompt"},
     writers=(Writer("preference", to_row),),

@@ -100,8 +100,8 @@ def to_columns(conversation: Conversation) -> Written:
     """Two strings, as tables can hold them."""
     require_plain(conversation, "prompt_completion")
     if conversation.templated:
-        turns, _ = one_round(conversation, "prompt_completion in a table", system=False)
-        return {"prompt": turns[0].content, "completion": turns[1].content}, (CHAT_AS_RAW,)
+        turns, rules = one_round(conversation, "prompt_completion in a table", system=False)
+        return {"prompt": turns[0].content, "completion": turns[1].content}, (*rules, CHAT_AS_RAW)
     if len(conversation.messages) != 2:
         what = "prompt_completion needs a prompt, and the row is plain text"
         raise CannotSayError("plain text", what, "use --as text")

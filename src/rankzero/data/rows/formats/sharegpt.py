@@ -11,9 +11,11 @@ from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat
 from rankzero.data.rows.formats.format import CannotSayError, Column, Format, Result, Row, Writer, Written
 from rankzero.data.rows.formats.images import TAG, Slots
 from rankzero.data.rows.formats.messages import require_reply
+from rankzero.data.rows.formats.reasoning import read_reasoning
 from rankzero.data.rows.formats.tools import read_calls
-from rankzero.data.rows.formats.turns import empty_reply, read_messages, read_train_flag
-from rankzero.data.rows.formats.writing import beside, chat_turns, tagged
+from rankzero.data.rows.formats.turn_loss import read_loss
+from rankzero.data.rows.formats.turns import empty_reply, read_messages
+from rankzero.data.rows.formats.writing import beside, plain_turns, tagged
 from rankzero.data.rows.problems import RowProblem, kind
 
 KEYS = (frozenset({"conversations"}), frozenset({"conversation"}))
@@ -93,18 +95,22 @@ def _read_turn(item: dict[str, Any], line: int, where: str, slots: Slots) -> Mes
     if value is None and "value" not in item:
         return RowProblem(line, "turn without content", f"{where} has no `value`", f"expected: {SHAPE}")
     role = _ROLES[name]
-    train = read_train_flag(item, role, line, where)
-    if isinstance(train, RowProblem):
-        return train
+    loss = read_loss(item, role, line, where)
+    if isinstance(loss, RowProblem):
+        return loss
+    thought = read_reasoning(item, "", value if isinstance(value, str) else "", role, line, where)
+    if isinstance(thought, RowProblem):
+        return thought
     if name in _CALLS:
         calls, bad = read_calls(value, line, f"{where}.value")
-        return bad[0] if bad else Message(role, "", train, tool_calls=calls)
+        return bad[0] if bad else Message(role, "", loss.train, tool_calls=calls, weight=loss.weight, reasoning=thought)
     if not isinstance(value, str):
         reason = "content is null" if value is None else "content is not a string"
         return RowProblem(line, reason, f"{where}.value is {kind(value)}, not a string")
-    if role == "assistant" and not value.strip() and train is not False:
+    if role == "assistant" and not value.strip() and loss.train is not False:
         return empty_reply(line, where)
-    return slots.message(role, value, train)
+    content, offsets = slots.take(value)
+    return Message(role, content, loss.train, offsets, weight=loss.weight, reasoning=thought)
 
 
 _FROM = {"user": "human", "assistant": "gpt", "system": "system", "tool": "observation"}
@@ -112,7 +118,7 @@ _FROM = {"user": "human", "assistant": "gpt", "system": "system", "tool": "obser
 
 def to_row(conversation: Conversation) -> Written:
     """from and value; no per-turn loss, no ids of tool calls, no text beside a call."""
-    turns, rules = chat_turns(conversation, "sharegpt")
+    turns, rules = plain_turns(conversation, "sharegpt")
     if conversation.images and any(TAG in turn.content for turn in turns):
         what = f"a text has {TAG} as text beside images, and sharegpt would take it for an image"
         raise CannotSayError("image tag as text", what)

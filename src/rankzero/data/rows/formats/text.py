@@ -36,6 +36,7 @@ FORMAT = Format(
     reads=KEYS | {"id"},
     shape='{"text": "…"}',
     to_conversation=to_conversation,
+    learns_answers=False,
     marks=(KEYS,),
     writers=(Writer("text", to_row, {"text": "text"}),),
 )

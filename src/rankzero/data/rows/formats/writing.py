@@ -16,6 +16,7 @@ from rankzero.data.rows.formats.format import CannotSayError
 from rankzero.data.rows.formats.images import TAG
 
 RAW_AS_CHAT = "raw prompt and completion become chat turns"
+REASONING_AS_TEXT = "reasoning becomes <think>…</think> before the answer"
 
 
 def require_plain(conversation: Conversation, target: str) -> None:
@@ -37,9 +38,19 @@ def chat_turns(conversation: Conversation, target: str) -> tuple[Sequence[Messag
     raise CannotSayError("plain text", f"{target} needs a question, and the row is plain text", "use --as text")
 
 
+def plain_turns(conversation: Conversation, target: str) -> tuple[Sequence[Message], tuple[str, ...]]:
+    """The row's chat turns for a format that has neither weights nor a place for reasoning."""
+    turns, rules = chat_turns(conversation, target)
+    if any(turn.weight != 1 for turn in turns):
+        raise CannotSayError("per-turn weight", f"{target} cannot say how much a turn counts", "use --as messages")
+    if any(turn.reasoning for turn in turns):
+        return tuple(turn.with_thought_in_text() for turn in turns), (*rules, REASONING_AS_TEXT)
+    return turns, rules
+
+
 def one_round(conversation: Conversation, target: str, *, system: bool) -> tuple[list[Message], tuple[str, ...]]:
     """The turns of a row that has one question and one answer, and a system prompt at most."""
-    turns, rules = chat_turns(conversation, target)
+    turns, rules = plain_turns(conversation, target)
     roles = [turn.role for turn in turns]
     if conversation.tools or any(turn.tool_calls for turn in turns):
         raise CannotSayError("tools", f"{target} has no place for tools")
@@ -98,7 +109,11 @@ def turn_row(message: Message, content: Any, flag: str = "loss") -> dict[str, An
         turn["tool_call_id"] = message.tool_call_id
     if message.name is not None:
         turn["name"] = message.name
-    if message.train is not None:
+    if message.reasoning:
+        turn["reasoning_content"] = message.reasoning
+    if message.train and message.weight != 1:
+        turn["loss_weight"] = message.weight
+    elif message.train is not None:
         turn[flag] = message.train if flag == "loss" else int(message.train)
     return turn
 

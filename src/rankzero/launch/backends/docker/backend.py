@@ -63,8 +63,11 @@ class DockerBackend:
         self._docker.host()
         return Served(kinds=frozenset({"docker"}))
 
-    def submit(self, objects: Sequence[Manifest], say: Say) -> None:
-        """Check, make, prepare, start. Containers of this very rendering that run already are left alone."""
+    def submit(self, objects: Sequence[Manifest], say: Say, *, replace: bool = True) -> None:
+        """Check, make, prepare, start. Containers of this very rendering that run already are left alone.
+
+        Those of another are replaced whatever `replace` says: all containers here are this machine's user's own.
+        """
         request = docker_submit.read(objects)
         files = self._files(request.run)
         told = docker_submit.submit(self._docker, request, files, say, env=self._env, gpu_count=self._gpu_count)

@@ -44,10 +44,10 @@ class KubernetesBackend:
         with self._spoken():
             return self._discovery.served()
 
-    def submit(self, objects: Sequence[Manifest], say: Say) -> None:
+    def submit(self, objects: Sequence[Manifest], say: Say, *, replace: bool = False) -> None:
         """Check all objects on the server, then apply them in order."""
         with self._spoken():
-            Submission(self._api, self._discovery, objects, say, wait=self._wait).run()
+            Submission(self._api, self._discovery, objects, say, wait=self._wait, replaces=replace).run()
 
     def runs(self) -> list[Evidence]:
         """All runs of the namespace."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.errors import ApiError
 from rankzero.launch.backends.kubernetes.pods import (
     container_name,
+    has_ended,
     has_log,
     is_running,
     is_unhealthy,
@@ -41,6 +43,8 @@ MOST_LOGS = 24
 FEW_PODS = 16
 MOST_LOG_BYTES = 64 * 1024
 AT_ONCE = 8
+MOST_NODES = 32
+"""Read one by one; more are quicker in a list."""
 T = TypeVar("T")
 
 
@@ -55,18 +59,18 @@ def collect(api: Api, discovery: Discovery, run: str, *, log_lines: int) -> Evid
         pods = pool.submit(look.list, POD, ours)
         claims = pool.submit(look.list, CLAIM)
         events = pool.submit(look.list, EVENT)
-        nodes = pool.submit(look.list, NODE)
         classes = pool.submit(look.list, STORAGE_CLASS)
         queued = pool.submit(look.list, workloads) if workloads is not None else None
         found = [_without_data(one) for each in objects for one in each.result() or ()]
         found_pods = pods.result() or []
+        nodes = pool.submit(look.nodes, found_pods)
         logs = pool.map(lambda pod: look.tail(pod, log_lines), _worth_reading(found_pods) if log_lines else ())
         mounted = claims_of([found, found_pods])
         found += [one for one in claims.result() or () if one["metadata"]["name"] in mounted]
         everything = [*found, *found_pods]
         return Evidence(
             run=run,
-            now=api.clock.now(),
+            now=api.now(),
             objects=tuple(found),
             pods=tuple(found_pods),
             events=tuple(_about(run, everything, events.result() or ())),
@@ -81,13 +85,16 @@ def collect(api: Api, discovery: Discovery, run: str, *, log_lines: int) -> Evid
 def all_runs(api: Api, discovery: Discovery) -> list[Evidence]:
     """Every run of the namespace by its objects and pods, in one list call for each kind."""
     any_run = {"labelSelector": labels.RUN}
-    kinds = [one for one in (*TRAINING.values(), POD) if discovery.serves(one)]
+    kinds = [one for one in TRAINING.values() if discovery.serves(one)]
+    look = _Look(api)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = [one for each in pool.map(lambda kind: api.list(kind, any_run)[0], kinds) for one in each]
+        pods = pool.submit(api.list, POD, any_run)
+        listed = list(pool.map(lambda kind: look.list(kind, any_run), kinds))
+        found = [*(one for each in listed for one in each or ()), *pods.result()[0]]
     by_run: dict[str, list[Manifest]] = {}
     for one in found:
         by_run.setdefault(str(label(one, labels.RUN)), []).append(one)
-    now = api.clock.now()
+    now = api.now()
     return [
         Evidence(
             run=run,
@@ -116,6 +123,23 @@ class _Look:
             self.refused.append(error.refusal)
             return None
 
+    def nodes(self, pods: Sequence[Manifest]) -> builtins.list[Manifest] | None:
+        """The cluster's nodes that pods are on, and all of them where a pod has found none.
+
+        None where that is not permitted; or where there are more than a page, so that what is missing says nothing.
+        """
+        names = sorted({str(pod["spec"]["nodeName"]) for pod in pods if pod["spec"].get("nodeName")})
+        try:
+            if any(not pod["spec"].get("nodeName") and not has_ended(pod) for pod in pods) or len(names) > MOST_NODES:
+                return self.api.page(NODE)
+            found = [self.api.read(NODE, name) for name in names]
+        except ApiError as error:
+            if error.status not in (403, 404):
+                raise
+            self.refused.append(error.refusal)
+            return None
+        return [one for one in found if one is not None]
+
     def tail(self, pod: Manifest, count: int) -> tuple[str, str]:
         """A pod's name and its last lines: those of the instance before this one first, where it was restarted."""
         name = str(pod["metadata"]["name"])
@@ -127,6 +151,7 @@ class _Look:
     def _log(self, pod: Manifest, count: int, *, previous: bool) -> str:
         path = POD.path(self.api.place.namespace, str(pod["metadata"]["name"]), "log")
         params = {"container": container_name(pod), "tailLines": str(count), "limitBytes": str(MOST_LOG_BYTES)}
+        params["timestamps"] = "true"  # the kubelet's, in UTC: what lines say of the time is by the pod's own clock
         try:
             return self.api.text(path, {**params, "previous": "true"} if previous else params)
         except ApiError as error:

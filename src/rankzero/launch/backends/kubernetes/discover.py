@@ -41,6 +41,16 @@ class Discovery:
         versions = self._versions(KUEUE)
         return Resource(KUEUE, versions[0], "workloads", "Workload") if versions else None
 
+    def queues(self) -> tuple[Resource, Resource] | None:
+        """Kueue's LocalQueue and WorkloadPriorityClass; None without Kueue."""
+        versions = self._versions(KUEUE)
+        if not versions:
+            return None
+        return (
+            Resource(KUEUE, versions[0], "localqueues", "LocalQueue"),
+            Resource(KUEUE, versions[0], "workloadpriorityclasses", "WorkloadPriorityClass", namespaced=False),
+        )
+
     def _versions(self, group: str) -> list[str]:
         """Versions of a group, the preferred one first."""
         if self._groups is None:

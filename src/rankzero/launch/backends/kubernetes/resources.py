@@ -47,7 +47,11 @@ NODE = Resource("", "v1", "nodes", "Node", namespaced=False)
 SERVICE_ACCOUNT = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 ROLE = Resource("rbac.authorization.k8s.io", "v1", "roles", "Role")
 ROLE_BINDING = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
+NETWORK_POLICY = Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
 STORAGE_CLASS = Resource("storage.k8s.io", "v1", "storageclasses", "StorageClass", namespaced=False)
+PRIORITY_CLASS = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False)
+RESOURCE_QUOTA = Resource("", "v1", "resourcequotas", "ResourceQuota")
+LIMIT_RANGE = Resource("", "v1", "limitranges", "LimitRange")
 JOB = Resource("batch", "v1", "jobs", "Job")
 STATEFUL_SET = Resource("apps", "v1", "statefulsets", "StatefulSet")
 JOB_SET = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
@@ -64,7 +68,7 @@ TRAINING = {
     "job": JOB,
 }
 """The object that trains, by ClusterSpec.kind; owners before what they own."""
-CORE = (CONFIG_MAP, SERVICE, SERVICE_ACCOUNT, ROLE, ROLE_BINDING)
+CORE = (CONFIG_MAP, SERVICE, SERVICE_ACCOUNT, ROLE, ROLE_BINDING, NETWORK_POLICY)
 """What every cluster serves and a run may have besides."""
 _BY_KIND = {one.kind: one for one in (*TRAINING.values(), TRAINING_RUNTIME, *CORE, POD, CLAIM, SECRET)}
 

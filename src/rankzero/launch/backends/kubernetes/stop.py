@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rankzero.errors import Problem, RankzeroError
 from rankzero.launch import labels
 from rankzero.launch.backend import Say
-from rankzero.launch.backends.kubernetes.api import MERGE_PATCH, Api
+from rankzero.launch.backends.kubernetes.api import MERGE_PATCH, Api, list_each
 from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.errors import ApiError, as_error
 from rankzero.launch.backends.kubernetes.pods import has_ended
@@ -16,6 +16,7 @@ from rankzero.launch.backends.kubernetes.resources import (
     CORE,
     JOB,
     POD,
+    SECRET,
     TRAIN_JOB,
     TRAINING,
     TRAINING_RUNTIME,
@@ -34,17 +35,16 @@ from rankzero.launch.backends.kubernetes.resources import (
 )
 from rankzero.launch.backends.kubernetes.wait import MARGIN_SECONDS, wait_until_gone
 from rankzero.launch.labels import Manifest
+from rankzero.launch.names import submission_name
 
 _WRITE = {"fieldManager": "rankzero"}
-QUEUE = "kueue.x-k8s.io/queue-name"
 FOREGROUND: Manifest = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Foreground"}
 
 
 def training_objects(api: Api, discovery: Discovery, run: str) -> list[Manifest]:
     """The objects that train a run; more than one only while its kind is being changed."""
     served = [resource for resource in TRAINING.values() if discovery.serves(resource)]
-    found = [one for resource in served for one in api.list(resource, {"labelSelector": labels.selector(run)})[0]]
-    return [one for one in found if is_training(one)]
+    return [one for one in list_each(api, served, {"labelSelector": labels.selector(run)}) if is_training(one)]
 
 
 def remove(api: Api, manifest: Manifest, *, run: str | None) -> None:
@@ -128,7 +128,7 @@ def _parts(api: Api, discovery: Discovery, run: str, *, claims: bool, say: Say) 
     trained = training_objects(api, discovery, run)
     prepared = [one for one in api.list(JOB, selector)[0] if is_preparation(one)]
     pods = api.list(POD, selector)[0]
-    runtimes = _listed(api, TRAINING_RUNTIME, selector, say) if discovery.serves(TRAINING_RUNTIME) else []
+    runtimes = _runtimes(api, discovery, selector, trained, say)
     mounted = claims_of([*trained, *prepared, *pods, *runtimes])
     for one in [*trained, *prepared]:
         say(f"removing {name_of(one)}; running pods have {_grace(api, one)} s to save")
@@ -136,6 +136,7 @@ def _parts(api: Api, discovery: Discovery, run: str, *, claims: bool, say: Say) 
     yield from runtimes
     for resource in CORE:
         yield from _listed(api, resource, selector, say)
+    yield from _submission_secret(api, run, say)
     yield from (pod for pod in pods if not is_owned(pod))
     if claims:
         yield from _deletable_claims(api, discovery, run, mounted, say)
@@ -143,11 +144,33 @@ def _parts(api: Api, discovery: Discovery, run: str, *, claims: bool, say: Say) 
         say(f"kept with all that is in them: {', '.join(f'{CLAIM.kind}/{name}' for name in sorted(mounted))}")
 
 
+def _runtimes(
+    api: Api, discovery: Discovery, selector: dict[str, str], trained: list[Manifest], say: Say
+) -> list[Manifest]:
+    """Only a TrainJob has one; whoever may not list them has none, unless it is a TrainJob's run."""
+    if not discovery.serves(TRAINING_RUNTIME):
+        return []
+    is_trainjob = any(one["kind"] == TRAIN_JOB.kind for one in trained)
+    return _listed(api, TRAINING_RUNTIME, selector, say if is_trainjob else lambda _line: None)
+
+
+def _submission_secret(api: Api, run: str, say: Say) -> Iterator[Manifest]:
+    try:
+        secret = api.read(SECRET, submission_name(run))
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        say(f"not permitted to look for {SECRET.kind}/{submission_name(run)}; it stays, where there is one")
+        return
+    if secret is not None and label(secret, labels.RUN) == run:
+        yield secret
+
+
 def _listed(api: Api, resource: Resource, selector: dict[str, str], say: Say) -> list[Manifest]:
     try:
         return [one for one in api.list(resource, selector)[0] if not is_owned(one)]
     except ApiError as error:
-        if error.status != 403:
+        if error.status not in (403, 404):
             raise
         say(f"not permitted to look for {resource.title}; any that the run has stay")
         return []
@@ -173,10 +196,10 @@ def _deletable_claims(api: Api, discovery: Discovery, run: str, mounted: set[str
 def _mounted_elsewhere(api: Api, discovery: Discovery, run: str) -> dict[str, str]:
     """Who else mounts which claim: pods that have not ended, and other runs, whose results may be on it."""
     users: dict[str, str] = {}
-    for resource in (POD, TRAINING_RUNTIME, *TRAINING.values()):
-        for one in api.list(resource)[0] if discovery.serves(resource) else ():
-            if label(one, labels.RUN) != run and not (resource is POD and has_ended(one)):
-                users |= dict.fromkeys(claims_of(one), name_of(one))
+    kinds = [one for one in (TRAINING_RUNTIME, *TRAINING.values()) if discovery.serves(one)]
+    for one in [*api.list(POD)[0], *list_each(api, kinds)]:
+        if label(one, labels.RUN) != run and not (one["kind"] == POD.kind and has_ended(one)):
+            users |= dict.fromkeys(claims_of(one), name_of(one))
     return users
 
 
@@ -198,7 +221,7 @@ def is_queued(api: Api, discovery: Discovery, manifest: Manifest) -> bool:
     waiting = _workloads(api, discovery, manifest)
     if waiting:
         return all(workload["spec"].get("active", True) for workload in waiting)
-    return label(manifest, QUEUE) is not None
+    return label(manifest, labels.QUEUE) is not None
 
 
 def _set_active(api: Api, discovery: Discovery, workload: Manifest, *, active: bool) -> None:

@@ -1,4 +1,4 @@
-"""Case: the evidence of one run joined: each node's newest pod, what each event is about, what has ended. Pure.
+"""JoinedEvidence: the evidence of one run joined: newest pods, events by object, what has ended. Pure.
 
 Built in one pass; status and diagnose read it and judge.
 """
@@ -16,10 +16,9 @@ from rankzero.errors import ExitCode
 from rankzero.launch import labels
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.log_lines import troubled
-from rankzero.launch.loose import at, maps, moment, text, whole
 from rankzero.launch.pods import Condition, LastWords, Pod, conditions_of, parse_last_words, parse_pod
+from rankzero.launch.untyped_json import at, maps, moment, text, whole
 
-QUEUE = "kueue.x-k8s.io/queue-name"
 EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 MOST_NODES = 100_000
 """More than any cluster has; a mistyped annotation must not make a judge count for ever."""
@@ -49,7 +48,7 @@ class Event:
     warning: bool
 
 
-class Case:
+class JoinedEvidence:
     """The evidence, joined. Attributes say what there is; nothing is judged."""
 
     def __init__(self, evidence: Evidence) -> None:
@@ -114,7 +113,7 @@ class Case:
     @cached_property
     def queue(self) -> str:
         """The Kueue queue that admits the run; empty: none."""
-        return text(self.trainer, "metadata", "labels", QUEUE)
+        return text(self.trainer, "metadata", "labels", labels.QUEUE)
 
     @cached_property
     def workload(self) -> Mapping[str, Any]:
@@ -151,14 +150,16 @@ class Case:
         return None
 
     @cached_property
-    def failure(self) -> Condition | None:
-        """The condition that says why the run has failed: the training object's, or of what that made."""
+    def failures(self) -> Sequence[tuple[Mapping[str, Any], Condition]]:
+        """The objects that have failed and the condition that says why: the one that trains, then what it made."""
         owned = [one for name in KINDS.values() for one in self.objects.get(name, ()) if not _is_preparation(one)]
-        for conditions in (self.conditions, *map(conditions_of, owned)):
+        found = []
+        for one in (self.trainer, *(other for other in owned if other is not self.trainer)):
+            conditions = conditions_of(one)
             failed = conditions.get("Failed") or conditions.get("FailureTarget")
             if failed is not None and failed.status == "True":
-                return failed
-        return None
+                found.append((one, failed))
+        return found
 
     @cached_property
     def is_preparing(self) -> bool:
