@@ -6,6 +6,7 @@ signal handler, with `go` (or `go-RANK`) it ends with the exit code that is in i
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
@@ -31,6 +32,7 @@ def main() -> None:
     """Wait to be told."""
     if not (folder / "deaf").exists():
         signal.signal(signal.SIGTERM, on_signal)
+    faulthandler.register(signal.SIGUSR1, file=open(os.environ["RANKZERO_STACK_FILE"], "w"))  # noqa: SIM115
     for name in ("up", f"up-{rank}"):
         (folder / name).touch()
     while not (told := [path for path in (folder / "go", folder / f"go-{rank}") if path.exists()]):

@@ -29,8 +29,10 @@ from rankzero.engine.parallel.base import Parallel
 from rankzero.engine.step import Stepper
 from rankzero.engine.tasks.protocol import Meter
 from rankzero.errors import ConfigError
+from rankzero.model import dropout_attention
 from rankzero.model.attention import Attention, choose_attention
 from rankzero.model.compiling import compile_blocks
+from rankzero.model.dropout import Places, place_dropout
 from rankzero.model.kernels import apply_kernels
 from rankzero.model.load import empty_model, load_model, stop_token_ids
 from rankzero.model.lora import apply_lora
@@ -89,6 +91,10 @@ def build_session(
         if memory.gradient_checkpointing:
             model.enable_input_require_grads()
             model.gradient_checkpointing_enable({"use_reentrant": False})
+        places = Places(spec.train.seed)
+        place_dropout(model, places)
+        if attention.implementation == dropout_attention.NAME:
+            dropout_attention.place_attention(model, places)
         compiled = compile_blocks(model) if spec.train.torch_compile else None
         model.train()
         name = type(model).__name__
@@ -132,6 +138,7 @@ def build_session(
             device=device.torch_device,
             dtype=dtype,
             max_grad_norm=spec.train.max_grad_norm,
+            places=places,
         ),
         train=batches(inputs.train),
         eval=None if inputs.eval is None else batches(inputs.eval),
@@ -215,7 +222,8 @@ def learning_rate(spec: RunSpec) -> float:
 
 
 def seed_ranks(seed: int, rank: int) -> None:
-    """Dropout differs between ranks; nothing else draws random numbers during training."""
+    """Each rank's own streams. Nothing should draw from them during training: dropout does not (model/dropout.py), and
+    what does after all is warned of (engine/step.py)."""
     torch.manual_seed((seed + 1_000_003 * rank) % 2**63)
     random.seed(seed + rank)
     np.random.seed((seed + rank) % 2**32)

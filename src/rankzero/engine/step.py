@@ -16,10 +16,12 @@ import torch
 
 from rankzero.data.batches.loader import Batches, MicroBatch, Work
 from rankzero.data.order import Indices
+from rankzero.engine.console import logger
 from rankzero.engine.distributed import gather_objects, sum_over_ranks
 from rankzero.engine.heads import Head
 from rankzero.engine.parallel.base import Parallel
 from rankzero.errors import NonFiniteError, Problem
+from rankzero.model.dropout import Places
 
 LossSum = Callable[[torch.Tensor, MicroBatch], torch.Tensor]
 """From the logits of a pass's targets, in float32, to the sum of their losses, each times its weight."""
@@ -55,8 +57,12 @@ class Stepper:
         device: torch.device,
         dtype: torch.dtype,
         max_grad_norm: float | None,
+        places: Places,
     ) -> None:
+        """`places` hears of every pass that trains; the model's dropout is tied to it."""
         self._head = head
+        self._places = places
+        self._watched = False
         self._parallel = parallel
         self._loss_sum = loss_sum
         self._device = device
@@ -83,24 +89,28 @@ class Stepper:
         self,
         batches: Batches,
         work: Work,
+        step: int,
         *,
         stop_wanted: bool,
         on_pass: Callable[[MicroBatch, torch.Tensor], None],
         loss_scale: float = 1.0,
     ) -> StepResult:
-        """Compute and reduce the step's gradients, and clip them. The optimizer has not moved yet.
+        """Compute and reduce the gradients of the step after `step` finished ones, and clip them. The optimizer has not
+        moved yet.
 
         Losses are multiplied by `loss_scale`, a power of two, and the reduced gradients divided by it. The wish to stop
         travels in the same reduction as the loss, so that all ranks agree on the step.
         """
         losses: list[torch.Tensor] = []
         computed = 0
-        for number, batch in enumerate(batches.collated(work.passes, self._device), 1):
-            loss = self.loss_sum(batch)
-            self._parallel.backward(loss / work.loss_weight * loss_scale, last=number == len(work.passes))
-            losses.append(loss.detach())
-            computed += batch.computed
-            on_pass(batch, loss)
+        with self._watch_generators():
+            for number, batch in enumerate(batches.collated(work.passes, self._device), 1):
+                self._places.begin_pass(step, batch.row_of_BT, batch.position_BT, batch.predicts_BT)
+                loss = self.loss_sum(batch)
+                self._parallel.backward(loss / work.loss_weight * loss_scale, last=number == len(work.passes))
+                losses.append(loss.detach())
+                computed += batch.computed
+                on_pass(batch, loss)
         sums = torch.tensor([0.0, float(stop_wanted), float(computed)], device=self._device)
         if losses:
             sums[0] = torch.stack(losses).sum()
@@ -111,6 +121,26 @@ class Stepper:
         finite = math.isfinite(step_loss) and math.isfinite(grad_norm)
         suspects = () if finite else _suspect_rows(work.passes, losses)
         return StepResult(step_loss, grad_norm, stop > 0, finite, int(computed_all), suspects)
+
+    @contextmanager
+    def _watch_generators(self) -> Iterator[None]:
+        """In the first step, warn where something still draws from this process's stream of random numbers: what it
+        draws depends on what else the process computes."""
+        if self._watched:
+            yield
+            return
+        self._watched, before = True, _generators(self._device)
+        yield
+        if not torch.equal(before, _generators(self._device)):
+            logger.warning("[TRAIN] %s", self._places.what_is_left())
+
+
+def _generators(device: torch.device) -> torch.Tensor:
+    """The state of the generators that a model could draw from."""
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return torch.cat(states)
 
 
 def non_finite_error(batches: Batches, work: Work, result: StepResult, step: int, dtype: torch.dtype) -> NonFiniteError:

@@ -154,7 +154,7 @@ def gradients(
     before = position
     while True:
         result = session.stepper.gradients(
-            *(session.train, work),
+            *(session.train, work, position.step),
             stop_wanted=around.stop.wanted,
             on_pass=on_pass,
             loss_scale=position.loss_scale or 1.0,

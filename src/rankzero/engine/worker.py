@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import os
 import signal
@@ -45,10 +46,17 @@ from rankzero.engine.resume import (
 from rankzero.engine.setup import Session, build_session, collect_environment
 from rankzero.engine.signals import stop_on_signals
 from rankzero.engine.train import Surroundings, train
-from rankzero.errors import ExitCode, PeerLostError, RankzeroError, StorageError
+from rankzero.errors import INTERRUPTED, ExitCode, PeerLostError, RankzeroError, StorageError
 from rankzero.model.load import quiet_libraries
 from rankzero.redaction import Redactor
 from rankzero.run_dir.atomic import put_back_displaced, remove_stale, write_json, write_text
+from rankzero.run_dir.handover import (
+    ERROR_FILE_VARIABLE,
+    PARENT_VARIABLE,
+    STACK_FILE_VARIABLE,
+    read_payload,
+    write_error,
+)
 from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.resolve import to_yaml
@@ -57,9 +65,6 @@ from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.schedule import make_schedule
 from rankzero.spec.shardings import sharding_section
 from rankzero.track.protocol import TrackedRun, open_trackers
-
-ERROR_FILE_VARIABLE = "RANKZERO_ERROR_FILE"
-PARENT_VARIABLE = "RANKZERO_PARENT"
 
 
 def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
@@ -295,12 +300,13 @@ def main() -> None:
     process fail too, and theirs would only bury the cause.
     """
     die_with_parent()
-    payload = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    options = RunOptions(**{**payload["options"], "allow_changes": tuple(payload["options"]["allow_changes"])})
+    tell_where_on_request()
     try:
-        report = run(RunSpec.model_validate(payload["spec"]), options)
+        report = run(*read_payload(Path(sys.argv[1]).read_text(encoding="utf-8")))
     except Exception as error:
         sys.exit(hand_over(error))
+    except KeyboardInterrupt:  # before the run listens itself
+        sys.exit(INTERRUPTED)
     if os.environ.get("RANK", "0") == "0":
         print_result(json.dumps(report))
 
@@ -314,11 +320,15 @@ def hand_over(error: Exception) -> int:
     else:
         known = RankzeroError(f"internal error: {type(error).__name__}: {error}")
         trace = traceback.format_exc()
-    redact = Redactor(os.environ)
-    problems = [{"what": redact(p.what), "where": redact(p.where), "hint": redact(p.hint)} for p in known.problems]
-    value = {"type": type(known).__name__, "problems": problems, "traceback": redact(trace)}
-    write_json(Path(os.environ[ERROR_FILE_VARIABLE]), value)
+    write_error(Path(os.environ[ERROR_FILE_VARIABLE]), known, trace, Redactor(os.environ))
     return known.exit_code
+
+
+def tell_where_on_request() -> None:
+    """On SIGUSR1 write the stacks of all threads, also from within a call that never returns."""
+    path = os.environ.get(STACK_FILE_VARIABLE)
+    if path is not None:
+        faulthandler.register(signal.SIGUSR1, file=open(path, "w"), all_threads=True)  # noqa: SIM115 - open till the end
 
 
 def die_with_parent() -> None:

@@ -19,7 +19,7 @@ from transformers import (
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from rankzero.errors import ConfigError, Problem
-from rankzero.model import varlen
+from rankzero.model import dropout_attention, varlen
 from rankzero.model.load import ModelKind, kind_of
 from rankzero.spec.run_spec import RunSpec
 
@@ -98,6 +98,9 @@ def choose_attention(spec: RunSpec, config: Any, device_kind: str, dtype: torch.
     if problems:
         raise ConfigError(problems)
     varlen.register()
+    dropout_attention.register()
+    if wanted == "auto" and free is not True and case.dropout and case.supports("_supports_sdpa"):
+        return Attention(dropout_attention.NAME, False)
     if wanted != "auto":
         return Attention(wanted, free is True or (free == "auto" and together is None and _gains(case, wanted)))
     if free is True or (free == "auto" and _gains(case, wanted)):

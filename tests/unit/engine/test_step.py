@@ -21,7 +21,9 @@ from rankzero.engine.parallel.replicas import Replicated
 from rankzero.engine.step import Stepper
 from rankzero.engine.tasks.protocol import weighted_cross_entropy
 from rankzero.errors import ExitCode, NonFiniteError
-from tests.support.runs import metrics, run_here, small_spec
+from rankzero.model.dropout import Places
+from tests.support.runs import log, metrics, run_here, small_spec
+from tests.support.tasks import task_spec
 
 
 class Rows:
@@ -97,6 +99,7 @@ def stepper_of(model: Any) -> Stepper:
         device=torch.device("cpu"),
         dtype=torch.float32,
         max_grad_norm=None,
+        places=Places(0),
     )
 
 
@@ -108,7 +111,7 @@ def test_padding_and_dropped_logits_change_nothing(collator: Any, max_tokens: in
     for rows in (ROWS, WEIGHTED):
         reference = reference_loss(model, rows)
         plan = batches(rows, max_tokens=max_tokens, collator=collator())
-        result = stepper_of(model).gradients(plan, plan.everything(), stop_wanted=False, on_pass=lambda *_: None)
+        result = stepper_of(model).gradients(plan, plan.everything(), 0, stop_wanted=False, on_pass=lambda *_: None)
         assert result.loss == pytest.approx(reference, rel=1e-5)
         assert result.finite and not result.stop
 
@@ -119,7 +122,7 @@ def test_a_weight_is_that_of_the_gradient_and_the_sum_of_all_weights_the_denomin
     def gradient(rows: Rows) -> tuple[float, float]:
         plan = batches(rows)
         stepper = stepper_of(AutoModelForCausalLM.from_pretrained(tiny))
-        result = stepper.gradients(plan, plan.everything(), stop_wanted=False, on_pass=lambda *_: None)
+        result = stepper.gradients(plan, plan.everything(), 0, stop_wanted=False, on_pass=lambda *_: None)
         return result.loss, result.grad_norm
 
     one, other = ([5, 6, 7, 8], [0.0, 0, 1, 1]), ([4, 3, 2, 9], [0.0, 1, 1, 0])
@@ -225,3 +228,13 @@ def test_bfloat16_trains(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyP
     report = run_here(spec)
     assert report["environment"]["dtype"] == "bfloat16"
     assert report["train_loss_last"] < report["train_loss_first"]
+
+
+@pytest.mark.parametrize(("attention", "warned"), [("auto", False), ("sdpa", True)])
+def test_dropout_that_depends_on_the_layout_is_warned_of(
+    attention: str, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's attention draws from each process's own stream; what is taken by default does not."""
+    spec = task_spec("classify", tmp_path, rows=8, eval_rows=0, train__max_steps=1, model__attention=attention)
+    run_here(spec)
+    assert ("losses depend on processes and passes" in log(spec)) is warned

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rankzero.errors import ServiceError, StoppedError
+from rankzero.errors import PeerLostError, ServiceError, StoppedError
 from rankzero.launch import local, processes
 from rankzero.launch.processes import Ranks, Workers
 from rankzero.spec.run_options import RunOptions
@@ -69,6 +71,21 @@ def test_nobody_waits_for_a_suspended_peer_of_a_dead_process(two: Two) -> None:
     two.workers.kill()
     failure = two.workers.failure()
     assert failure is not None and "process 0 failed with exit code 69" in str(failure)
+
+
+def test_the_one_that_was_waited_for_is_named_with_its_place(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0's collective timed out; rank 1 is still there, and has not noticed."""
+    error = {"type": "PeerLostError", "problems": [{"what": "Timed out", "where": "", "hint": ""}], "traceback": ""}
+    (two.folder / "error-0.json").write_text(json.dumps(error))
+    two.tell(0, 69)
+    wait_for(lambda: two.left(0))
+    monkeypatch.setattr(processes, "PEER_SECONDS", -1.0)
+    assert two.workers.peers_are_late(SECONDS)
+    two.workers.end_late_peers()
+    assert not two.workers.running()
+    failure = two.workers.failure()
+    assert isinstance(failure, ServiceError) and not isinstance(failure, PeerLostError)
+    assert re.search(r"waited in vain for process 1 at .*stand_in.py:\d+ in main", str(failure)), failure
 
 
 def test_a_suspended_process_hears_that_it_is_to_stop(two: Two) -> None:

@@ -6,6 +6,7 @@ when a layer is made, so the answer can be given for any CPU; the rearranging it
 
 from __future__ import annotations
 
+import logging
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -104,3 +105,12 @@ def test_merging_generating_and_classifying_leave_the_layers_alone(tmp_path: Pat
     classifier = load_classifier(spec, tmp_path / "classes", CLASSES, torch.float32, CPU)
     assert four_bit_layers(classifier.model)
     assert {prediction.label for prediction in classify(classifier, ["one", "two"])} <= set(CLASSES)
+
+
+def test_kernels_that_nobody_needs_are_not_missed(avx512_bf16: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """bitsandbytes says so when it is imported on such a CPU; another warning of the same place is heard."""
+    del avx512_bf16
+    source = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    source.warning("Failed to load CPU gemm_4bit_forward from kernels-community: %s.", "No module named 'kernels'")
+    source.warning("something else")
+    assert caplog.messages == ["something else"]

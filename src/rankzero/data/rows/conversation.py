@@ -43,6 +43,11 @@ class Message:
     """The reasoning before the answer, where the row gives it apart from the text (`reasoning_content`)."""
 
     @property
+    def plain(self) -> bool:
+        """Whether the text as it stands is all that the turn says: no reasoning in it or beside it, and no images."""
+        return not self.reasoning and not self.image_offsets and "</think>" not in self.content
+
+    @property
     def thought(self) -> str:
         """The reasoning before the answer, given apart or as `<think>…</think>` at the beginning of the text."""
         if self.reasoning or self.role not in ANSWERING:

@@ -92,8 +92,8 @@ def _count(parsed: Parsed, original: Row, row: Row, name: str, result: Result) -
         else:  # the values that are read are still the file's own; those that no key leads to any more are not
             read = {id(value) for key, value in row.items() if key in reads}
             parsed.ignored_keys.update(key for key, value in original.items() if id(value) not in read)
-    for key in _TURN_LISTS.intersection(row):
-        if unread := _unread_of_turns(row[key]):
+    for key in row:
+        if key in _TURN_LISTS and (unread := _unread_of_turns(row[key])):
             parsed.ignored_keys.update(f"{key}[].{name}" for name in unread)
 
 
@@ -102,8 +102,8 @@ def _unread_of_turns(turns: object) -> set[str]:
     if not isinstance(turns, list):
         return set()
     # Nearly always a turn is who speaks and what.
-    richer = (turn for turn in turns if isinstance(turn, dict) and len(turn) > 2)
-    return set().union(*map(unread_keys, richer))
+    richer = [turn for turn in turns if isinstance(turn, dict) and len(turn) > 2]
+    return set().union(*map(unread_keys, richer)) if richer else set()
 
 
 def seen_keys(chunk: Chunk, rows: int = 200) -> set[str]:

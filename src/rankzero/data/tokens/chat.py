@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
-from rankzero.data.rows.conversation import Conversation
+from rankzero.data.rows.conversation import ANSWERING, Conversation
 from rankzero.data.rows.problems import RowProblem
 from rankzero.data.tokens.built_in_templates import PLAIN, TrainingTemplate, plain_template, training_template
 from rankzero.data.tokens.chat_text import ChatText, LeftOutError, Rendered, RewrittenError, WordsLostError
@@ -59,6 +59,8 @@ class Renderer:
         if isinstance(pictures, RowProblem):
             return pictures
         conversation, notes = with_wanted_reasoning(conversation, self._rules)
+        if notes and (speechless := _without_answer(conversation)):
+            return speechless
         row = self._templated(conversation) if conversation.templated else _render_raw(conversation)
         if isinstance(row, RowProblem):
             return row
@@ -77,8 +79,6 @@ class Renderer:
 
     def _templated(self, conversation: Conversation) -> Rendered | RowProblem:
         weights = turn_weights(conversation, self._rules)
-        if speechless := _without_answer(conversation, weights):
-            return speechless
         try:
             try:
                 return self._with_own_template(conversation, weights)
@@ -119,7 +119,7 @@ class Renderer:
     def _require_context(self, text: ChatText) -> None:
         """Raise LeftOutError where a turn that answers are given to is not in the text at all. Which are follows from
         who speaks when, so each order of roles is looked at once."""
-        order = (bool(text.tools), *((turn["role"], bool(turn["content"])) for turn in text.turns))
+        order = (bool(text.tools), *[(turn["role"], bool(turn["content"])) for turn in text.turns])
         if order not in self._left_out:
             self._left_out[order] = first_left_out(self.template, text.turns, text.tools)
         i = self._left_out[order]
@@ -150,11 +150,11 @@ class Renderer:
         return text.answers() if only_answers else text.everything()
 
 
-def _without_answer(conversation: Conversation, weights: tuple[float, ...]) -> RowProblem | None:
+def _without_answer(conversation: Conversation) -> RowProblem | None:
     """Why a row cannot be trained that has nothing left to say without its reasoning."""
-    for i, (message, weight) in enumerate(zip(conversation.messages, weights, strict=True)):
+    for i, message in enumerate(conversation.messages):
         silent = not (message.content.strip() or message.reasoning or message.tool_calls or message.image_offsets)
-        if weight and message.role == "assistant" and silent:
+        if message.role in ANSWERING and message.train is not False and silent:
             what = f"turn {i + 1} is reasoning without an answer, and data.reasoning leaves reasoning out"
             return RowProblem(conversation.line, "nothing but reasoning", what, "remove the row")
     return None

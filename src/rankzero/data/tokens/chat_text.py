@@ -114,7 +114,10 @@ class ChatText:
         """
         spans = {i: self._span(i) for i in self._trained}
         for i, (start, end) in spans.items():
-            self._require_words([i], self.text[start:end])
+            # Nearly always the words stand there as they are: looked for in place, which costs next to nothing.
+            message = self.messages[i]
+            if not (message.plain and self.text.find(message.content.strip(), start, end) >= 0):
+                self._require_words([i], self.text[start:end])
         return self._rendered([(*span, self.weights[i]) for i, span in spans.items()], unopened=self.unopened)
 
     def everything(self) -> Rendered:
@@ -132,16 +135,10 @@ class ChatText:
         add_eos = final.role == "assistant" and weight > 0 and not self._ends_with_token()
         # Without what the template puts behind the turn (a newline, say): the end token is to come right after it.
         text = self.text.rstrip() if add_eos else self.text
-        kept = [(start, min(end, len(text)), weight) for start, end, weight in weighted if start < len(text)]
-        weights = tuple(weight for *_, weight in kept)
-        return Rendered(
-            text,
-            [(start, end) for start, end, _ in kept],
-            raw=False,
-            add_eos=add_eos,
-            unopened=unopened,
-            weights=weights if any(weight != 1 for weight in weights) else (),
-        )
+        spans = [(start, min(end, len(text))) for start, end, _ in weighted if start < len(text)]
+        weights = tuple([weight for start, _, weight in weighted if start < len(text)])
+        plain = weights.count(1) == len(weights)
+        return Rendered(text, spans, raw=False, add_eos=add_eos, unopened=unopened, weights=() if plain else weights)
 
     @property
     def _trained(self) -> list[int]:

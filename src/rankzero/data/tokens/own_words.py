@@ -12,6 +12,8 @@ _EXCERPT = 40
 
 def words_of(message: Message) -> list[str]:
     """What the turn itself says, in order: its reasoning, then its text, cut where images stand in it."""
+    if message.plain:
+        return [message.content]
     thought = [message.thought] if message.thought else []
     offset = len(message.content) - len(message.answer)
     bounds = [0, *(max(0, at - offset) for at in message.image_offsets), len(message.answer)]

@@ -47,16 +47,14 @@ def turn_weights(conversation: Conversation, rules: TokenRules) -> tuple[float, 
     """
     messages = conversation.messages
     answers_only = rules.assistant_only_loss or conversation.completion_only
-    last = max((i for i, message in enumerate(messages) if message.role == "assistant"), default=-1)
-
-    def weight(i: int) -> float:
-        message = messages[i]
-        if message.train is False or (answers_only and message.role != "assistant"):
-            return 0.0
-        earlier = rules.train_on == "last_turn" and message.train is None and i != last
-        return 0.0 if earlier else message.weight
-
-    return tuple(map(weight, range(len(messages))))
+    weights = [
+        0.0 if message.train is False or (answers_only and message.role != "assistant") else message.weight
+        for message in messages
+    ]
+    if rules.train_on == "last_turn":
+        last = max((i for i, message in enumerate(messages) if message.role == "assistant"), default=-1)
+        weights = [weight if i == last or messages[i].train is not None else 0.0 for i, weight in enumerate(weights)]
+    return tuple(weights)
 
 
 LEFT_OUT = "reasoning left out (data.reasoning: drop)"

@@ -25,7 +25,7 @@ def turn_of(
     Reasoning is where the template reads it: under its `keys`, where it has such, else as `<think>…</think>` before
     the answer. What stands so in the row stays so for a template that `knows_thoughts`.
     """
-    thought = message.thought
+    thought = "" if message.plain else message.thought
     if thought and keys and not (knows_thoughts and not message.reasoning):
         message = message.without_thought()
     elif message.reasoning:

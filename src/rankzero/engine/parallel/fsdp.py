@@ -22,7 +22,6 @@ from rankzero.engine.parallel.formats import (
     is_sharded,
     read_sharded,
     read_tensors,
-    saved_buffers,
     sharded_tensors,
     tensor_file_errors,
     write_sharded,
@@ -31,7 +30,7 @@ from rankzero.engine.parallel.formats import (
 from rankzero.engine.parallel.parts import Cut, local
 from rankzero.engine.parallel.wrapping import wrap
 from rankzero.errors import StorageError
-from rankzero.model.weights import read_state, save_weights
+from rankzero.model.weights import read_state, save_weights, saved_buffers
 from rankzero.spec.run_spec import RunSpec, Sharding
 
 

@@ -24,8 +24,9 @@ from rankzero.launch.node.platform import Place
 from rankzero.launch.node.reaper import reap_orphans
 from rankzero.launch.node.settings import NodeSettings
 from rankzero.launch.node.stop import StopWish
-from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, started, write_payload
+from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, started
 from rankzero.run_dir.finished import is_finished
+from rankzero.run_dir.handover import RENDEZVOUS_VARIABLE, write_payload
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
 
@@ -168,7 +169,7 @@ class Node:
     def _meeting(self, directory: Path, ranks: Ranks) -> dict[str, str]:
         """How the processes find each other."""
         if ranks.world_size == ranks.count:
-            meeting = {"RANKZERO_RENDEZVOUS": (directory / "rendezvous").as_uri()}
+            meeting = {RENDEZVOUS_VARIABLE: (directory / "rendezvous").as_uri()}
             if "GLOO_SOCKET_IFNAME" not in self._env and Path("/sys/class/net/lo").exists():
                 meeting["GLOO_SOCKET_IFNAME"] = "lo"
             return meeting
@@ -185,8 +186,10 @@ class Node:
                 self._output.say(f"processes have not saved in {grace:.0f} s; they are ended")
                 self._overdue = True
                 workers.kill()
-            elif workers.peers_are_late(grace) or (gentle_since is not None and now - gentle_since > grace):
+            elif gentle_since is not None and now - gentle_since > grace:
                 workers.kill()
+            elif workers.peers_are_late(grace):
+                workers.end_late_peers()
             workers.end_where_suspended(all_of_them=True)
             message = self._news(POLL_SECONDS)
             if message is None:

@@ -20,8 +20,9 @@ from rankzero.launch.node.settings import CONFIG_DIR, NodeSettings
 from rankzero.launch.node.stop import StopWish
 from rankzero.launch.node.submission import Submission
 from rankzero.launch.node.termination import internal, message, write
-from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, signals_to, write_payload
+from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, signals_to
 from rankzero.redaction import Redactor
+from rankzero.run_dir.handover import write_payload
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
 

@@ -56,11 +56,13 @@ def _end_to_end(
     borders = to_device(np.cumsum([0, *lengths], dtype=np.int32), device)
     longest = max(lengths)
     input_ids = np.concatenate(ids).astype(np.int64)
+    row_of = np.repeat(rows if len(rows) else np.zeros(1, np.int64), lengths)
+    position_ids = to_device(positions[None], device)
     return MicroBatch(
         rows=rows,
         inputs={
             "input_ids": to_device(input_ids[None], device),
-            "position_ids": to_device(positions[None], device),
+            "position_ids": position_ids,
             "cu_seq_lens_q": borders,
             "cu_seq_lens_k": borders,
             "max_length_q": longest,
@@ -69,4 +71,6 @@ def _end_to_end(
         predicts_BT=to_device(predicts[None], device),
         targets_N=to_device(targets.astype(np.int64), device),
         computed=input_ids.size if len(rows) else 0,
+        row_of_BT=to_device(row_of[None], device),
+        position_BT=position_ids,
     )
