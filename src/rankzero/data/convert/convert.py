@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankzero.data.cache.selection import sample
-from rankzero.data.convert.writers import SUFFIXES, Container, RowWriter, opener
+from rankzero.data.convert.writers import SUFFIXES, Container, RowWriter, opener, unplaced
 from rankzero.data.progress import Progress, no_progress
 from rankzero.data.read.locate import LocatedSource
 from rankzero.data.read.sources import NO_ROWS, count_rows, read_chunks, require_readable
@@ -217,14 +217,13 @@ def _row(conversation: Conversation, writes: Writer, container: Container) -> Wr
     if container == "jsonl":
         return writes.to_row(conversation)
     row, rules = (writes.to_columns or writes.to_row)(conversation)
-    if not writes.flat:
-        return row, rules
-    beyond = [key for key, value in row.items() if key not in writes.columns and key not in _NAMES]
-    if beyond:  # pragma: no cover - the table form of a row has its columns and names alone
-        raise CannotSayError("more than a table's columns", f"a table has no column for `{beyond[0]}`")
-    if any(name in row for name in _NAMES):
-        rules = (*rules, NAMES_LEFT_OUT)
-    return {key: str(value) for key, value in row.items() if key in writes.columns}, rules
+    if writes.flat:
+        if any(name in row for name in _NAMES):
+            rules = (*rules, NAMES_LEFT_OUT)
+        row = {key: str(value) for key, value in row.items() if key not in _NAMES}
+    if key := unplaced(row, writes.columns):  # of one that is written, nothing is left out in silence
+        raise CannotSayError("more than a table's columns", f"a table has no column for `{key}`")
+    return row, rules
 
 
 def _set_aside(chunk: Chunk, bad: set[int], file: IO[bytes]) -> None:

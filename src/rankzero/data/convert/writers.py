@@ -92,7 +92,7 @@ class Parquet:
 
 def _type(column: Column) -> Any:
     if isinstance(column, str):
-        return pa.bool_() if column == "flag" else pa.string()
+        return {"flag": pa.bool_(), "number": pa.float64()}.get(column, pa.string())
     if isinstance(column, Mapping):
         return pa.struct([(name, _type(inner)) for name, inner in column.items()])
     return pa.list_(_type(column[0]))
@@ -100,13 +100,27 @@ def _type(column: Column) -> Any:
 
 def _cell(value: Any, column: Column) -> Any:
     """A value with JSON in a string wherever the column has that."""
-    if value is None or column in ("text", "flag"):
+    if value is None or column in ("text", "flag", "number"):
         return value
     if column == "json":
         return orjson.dumps(value).decode()
     if isinstance(column, Mapping):
         return {name: _cell(value.get(name), inner) for name, inner in column.items()}
     return [_cell(one, column[0]) for one in value]
+
+
+def unplaced(value: Any, column: Column) -> str:
+    """The path of the first key that no column has; "" where each has one."""
+    if value is None or isinstance(column, str):
+        return ""
+    if not isinstance(column, Mapping):
+        return next((found for one in value if (found := unplaced(one, column[0]))), "")
+    for name, inner in value.items():
+        if name not in column:
+            return str(name)
+        if found := unplaced(inner, column[name]):
+            return f"{name}.{found}"
+    return ""
 
 
 def opener(container: Container, writes: Writer) -> Callable[[IO[bytes]], RowWriter]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,21 @@ class TestFiles:
         run(rows * 1500, to, tmp_path, "out.parquet")
         write_rows(tmp_path / "back.jsonl", pq.read_table(tmp_path / "out.parquet").to_pylist())
         assert conversations(tmp_path / "back.jsonl") == conversations(tmp_path / "in.jsonl")
+
+    def test_parquet_of_turns_with_reasoning_and_weights(self, tmp_path: Path) -> None:
+        row = user_assistant("q", "a", "r", "b")
+        row["messages"][1] |= {"reasoning_content": "x", "loss_weight": 0.5}
+        run([row], "messages", tmp_path, "out.parquet")
+        write_rows(tmp_path / "back.jsonl", pq.read_table(tmp_path / "out.parquet").to_pylist())
+        assert conversations(tmp_path / "back.jsonl") == conversations(tmp_path / "in.jsonl")
+
+    def test_what_no_column_of_a_parquet_file_has_is_a_problem(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        less = {"messages": [{"role": "text"}]}
+        monkeypatch.setitem(WRITERS, "messages", replace(WRITERS["messages"], columns=less))
+        with pytest.raises(DataError, match="no column for `messages.content`"):
+            run([user_assistant("q", "a")], "messages", tmp_path, "out.parquet")
 
     def test_names_of_rows_have_no_column_in_a_table(self, tmp_path: Path) -> None:
         result, out = run([{"prompt": "p", "completion": "c", "id": 1}], "prompt_completion", tmp_path, "out.csv")

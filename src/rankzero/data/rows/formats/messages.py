@@ -89,6 +89,8 @@ _TURN: Column = {
     "tool_calls": "json",
     "tool_call_id": "text",
     "name": "text",
+    "reasoning_content": "text",
+    "loss_weight": "number",
 }
 _COLUMNS: dict[str, Column] = {
     "messages": [_TURN],
