@@ -109,6 +109,8 @@ class TestPage:
 
     def test_every_finding_is_in_it(self, everything: tuple[CheckReport, Comparison]) -> None:
         report, comparison = everything
+        assert report.counts.tokens is not None
+        report.counts.tokens.notes["rendered with qwen3"] = 1
         page = Page(report_html(report, comparison, "My data"))
         for found in (
             "My data",
@@ -121,6 +123,7 @@ class TestPage:
             "also trained on",
             "Tokens an example, before anything is cut",
             "Truncated",
+            "Rendered with qwen3",
             "think block in serving",
             "In quarantine",
             "In use the template opens with",

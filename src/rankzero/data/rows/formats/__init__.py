@@ -12,6 +12,7 @@ from typing import Any
 
 from rankzero.data.rows.formats.detection import Detector, listed
 from rankzero.data.rows.formats.format import Format, Noted, Result, Row, Writer
+from rankzero.data.rows.formats.judged import JUDGED, judged
 from rankzero.data.rows.problems import RowProblem, kind
 from rankzero.errors import Problem
 from rankzero.spec.row_formats import ROW_FORMATS
@@ -30,7 +31,6 @@ WRITERS: dict[str, Writer] = {writer.name: writer for format_ in FORMATS.values(
 
 _DETECTOR = Detector(tuple(FORMATS.values()))
 _ALL_READS = frozenset[str]().union(*(format_.reads for format_ in FORMATS.values()))
-_JUDGED = frozenset({"label", "kto_tag", "rejected_response", "rejected_messages", "rejected_images"})
 _ALIASES = {ours: names for format_ in FORMATS.values() for ours, names in format_.aliases.items()}
 
 
@@ -48,8 +48,8 @@ def convert(row: object, line: int, wanted: str = "auto") -> tuple[str, Result]:
         unread = [key for key in row if key in format_.unread and row[key]]
         if unread:
             result = [*(result if isinstance(result, list) else ()), _unread(unread, line)]
-    if format_.learns_answers and not row.keys().isdisjoint(_JUDGED) and (judged := _judged(row, line)):
-        return name, [judged]
+    if format_.learns_answers and not row.keys().isdisjoint(JUDGED) and (problem := judged(row, line)):
+        return name, [problem]
     return name, result
 
 
@@ -62,20 +62,6 @@ def reason(row: Row, name: str) -> str:
     """Why the row is read as `name`: `alpaca: keys instruction, input, output`."""
     read = FORMATS[name].reads - {"id", "conversation_id"}
     return f"{name}: keys {', '.join(key for key in row if key in read and row[key] is not None)}"
-
-
-def _judged(row: Row, line: int) -> RowProblem | None:
-    """Why a row whose answer is judged, or beside a worse one, is none to learn the answer of."""
-    for key in ("label", "kto_tag"):
-        if str(row.get(key)).lower() in ("true", "false"):
-            what = f"`{key}` says whether the answer is wanted: unpaired preference rows are for task kto"
-            hint = f"to fine-tune on the wanted answers, keep the rows whose `{key}` is true, without the key"
-            return RowProblem(line, "unpaired preference rows are for task kto", what, hint)
-    worse = next((key for key in ("rejected_response", "rejected_messages", "rejected_images") if row.get(key)), None)
-    if worse is None:
-        return None
-    what = f"`{worse}` is an answer that is not wanted: preference rows are for task dpo"
-    return RowProblem(line, "preference rows are for task dpo", what, f"to fine-tune on the answers, remove `{worse}`")
 
 
 def _unread(keys: list[str], line: int) -> RowProblem:

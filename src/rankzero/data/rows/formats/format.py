@@ -149,8 +149,10 @@ class Format:
     # Where a key may stand several times in one line, so that what is more is there twice by mistake.
     turn_lists: Keys = frozenset()
     """Keys whose values are lists of turns."""
-    turn_keys: Keys = frozenset({"role", "content"})
-    """Keys of those turns."""
+    turn_keys: Keys = frozenset()
+    """Keys of those turns that decide what is trained."""
+    unread_in_turn: Callable[[Mapping[str, Any]], Set[str]] | None = None
+    """Of such a turn the keys that say something and that nothing reads."""
     nests: bool = False
     """Objects lie in objects, to any depth."""
 

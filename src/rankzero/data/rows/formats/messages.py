@@ -8,7 +8,7 @@ from rankzero.data.rows.conversation import Conversation, Message
 from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat
 from rankzero.data.rows.formats.format import CannotSayError, Column, Format, Keys, Result, Row, Writer, Written
 from rankzero.data.rows.formats.images import Slots
-from rankzero.data.rows.formats.turns import SHAPE, read_messages
+from rankzero.data.rows.formats.turns import SHAPE, TURN_KEYS, read_messages, unread_keys
 from rankzero.data.rows.formats.writing import beside, chat_turns, content_parts, plain_turns, turn_row, turn_rows
 from rankzero.data.rows.problems import RowProblem
 
@@ -109,5 +109,7 @@ FORMAT = Format(
     marks=(KEYS,),
     settles=_repeats,
     turn_lists=KEYS,
+    turn_keys=TURN_KEYS,
+    unread_in_turn=unread_keys,
     writers=(Writer("messages", to_messages, _COLUMNS, _to_columns), Writer("openai", to_openai)),
 )

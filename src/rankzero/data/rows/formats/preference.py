@@ -19,7 +19,7 @@ from rankzero.data.rows.formats.format import (
 )
 from rankzero.data.rows.formats.images import Slots
 from rankzero.data.rows.formats.prompt_completion import chat_only
-from rankzero.data.rows.formats.turns import read_messages
+from rankzero.data.rows.formats.turns import TURN_KEYS, read_messages, unread_keys
 from rankzero.data.rows.formats.writing import beside, turn_row, turn_rows
 from rankzero.data.rows.problems import RowProblem, kind
 
@@ -149,5 +149,7 @@ FORMAT = Format(
     only_together=KEYS,
     near_miss=_near_miss,
     turn_lists=KEYS | {"prompt"},
+    turn_keys=TURN_KEYS,
+    unread_in_turn=unread_keys,
     writers=(Writer("preference", to_row),),
 )

@@ -8,7 +8,7 @@ from rankzero.data.rows.conversation import Conversation, Message
 from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat, read_id, untrained
 from rankzero.data.rows.formats.format import CannotSayError, Format, Keys, Result, Row, Writer, Written
 from rankzero.data.rows.formats.images import Slots
-from rankzero.data.rows.formats.turns import read_messages
+from rankzero.data.rows.formats.turns import TURN_KEYS, read_messages, unread_keys
 from rankzero.data.rows.formats.writing import beside, one_round, require_plain, turn_rows
 from rankzero.data.rows.problems import RowProblem, kind
 
@@ -118,5 +118,7 @@ FORMAT = Format(
     marks=(KEYS,),
     near_miss=_near_miss,
     turn_lists=KEYS,
+    turn_keys=TURN_KEYS,
+    unread_in_turn=unread_keys,
     writers=(Writer("prompt_completion", to_row, {"prompt": "text", "completion": "text"}, to_columns),),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -11,10 +12,10 @@ from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat
 from rankzero.data.rows.formats.format import CannotSayError, Column, Format, Result, Row, Writer, Written
 from rankzero.data.rows.formats.images import TAG, Slots
 from rankzero.data.rows.formats.messages import require_reply
-from rankzero.data.rows.formats.reasoning import read_reasoning
+from rankzero.data.rows.formats.reasoning import REASONING_KEYS, read_reasoning
 from rankzero.data.rows.formats.tools import read_calls
-from rankzero.data.rows.formats.turn_loss import read_loss
-from rankzero.data.rows.formats.turns import empty_reply, read_messages
+from rankzero.data.rows.formats.turn_loss import LOSS_KEYS, read_loss
+from rankzero.data.rows.formats.turns import TURN_KEYS, empty_reply, read_messages, unread_beside, unread_keys
 from rankzero.data.rows.formats.writing import beside, plain_turns, tagged
 from rankzero.data.rows.problems import RowProblem, kind
 
@@ -113,6 +114,17 @@ def _read_turn(item: dict[str, Any], line: int, where: str, slots: Slots) -> Mes
     return Message(role, content, loss.train, offsets, weight=loss.weight, reasoning=thought)
 
 
+_READ_OF_FROM = frozenset({"from", "value", *LOSS_KEYS, *REASONING_KEYS})
+_READ_OF_PAIR = frozenset({"human", "assistant"})
+
+
+def _unread_in_turn(item: Mapping[str, Any]) -> set[str]:
+    """In whichever of the three forms the turn is."""
+    if "role" in item:
+        return unread_keys(item)
+    return unread_beside(item, _READ_OF_FROM if "from" in item else _READ_OF_PAIR)
+
+
 _FROM = {"user": "human", "assistant": "gpt", "system": "system", "tool": "observation"}
 
 
@@ -166,6 +178,7 @@ FORMAT = Format(
     to_conversation=to_conversation,
     marks=KEYS,
     turn_lists=frozenset({"conversations", "conversation"}),
-    turn_keys=frozenset({"from", "value", "human", "assistant", "role", "content"}),
+    turn_keys=TURN_KEYS | _READ_OF_FROM | _READ_OF_PAIR,
+    unread_in_turn=_unread_in_turn,
     writers=(Writer("sharegpt", to_row, _COLUMNS),),
 )

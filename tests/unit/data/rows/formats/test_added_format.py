@@ -124,6 +124,12 @@ def test_what_the_docs_say_cannot_be_written() -> None:
     assert WRITERS.keys() - FORMATS.keys() == {"openai"}
 
 
+def test_formats_with_lists_of_turns_say_what_is_read_of_a_turn() -> None:
+    for format_ in FORMATS.values():
+        told = (bool(format_.turn_lists), bool(format_.turn_keys), format_.unread_in_turn is not None)
+        assert len(set(told)) == 1, format_.name
+
+
 def test_no_other_file_asks_for_a_format_by_name() -> None:
     keys = frozenset[str]().union(*(format_.reads for format_ in FORMATS.values()))
     names = FORMATS.keys() - keys  # `text` and `messages` are keys of rows as well
