@@ -42,8 +42,8 @@ def convert(
 ) -> None:
     """Write data as one file of another kind or row shape. Every row is accounted for."""
     require_data()
+    from rankzero.data.convert.convert import SampledFiles
     from rankzero.data.convert.convert import convert as convert_rows
-    from rankzero.data.convert.sampled_files import SampledFiles
     from rankzero.data.progress import show_progress
     from rankzero.data.read.locate import expand, input_bytes
     from rankzero.spec.run_spec import SourceSpec

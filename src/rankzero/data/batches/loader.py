@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from rankzero.data.batches.collators.text import Collator, MicroBatch
 from rankzero.data.batches.plan import divide_among_ranks, micro_batches, packed_batches
-from rankzero.data.batches.prefetch import ahead
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.order import Indices, permutation
 
-__all__ = ["Batches", "MicroBatch", "Work"]
+__all__ = ["Batches", "MicroBatch", "Work", "ahead"]
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,3 +102,27 @@ class Batches:
         if device.type == "cuda":
             torch.cuda.set_device(device)  # each thread has its own; pinning would else open the first GPU
         return self._collator(self.dataset, rows, device) if len(rows) else self._collator.idle(device)
+
+
+def ahead(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> Generator[_Result]:
+    """`function` of each item in order, the next one under way in a thread while the caller works with the last.
+
+    While the device computes a pass, the next one is read, decoded and sent. Both spend their time outside the
+    interpreter's lock, so a thread is enough.
+
+    What `function` raises is raised when its result is due, not before, and nothing is begun behind it. Whoever stops
+    early closes the iterator, which waits for the one that is under way.
+    """
+    left = iter(items)
+    with ThreadPoolExecutor(1, thread_name_prefix="ahead") as thread:
+
+        def begin() -> Future[_Result] | None:
+            for item in left:
+                return thread.submit(function, item)
+            return None
+
+        under_way = begin()
+        while under_way is not None:
+            result = under_way.result()
+            under_way = begin()
+            yield result

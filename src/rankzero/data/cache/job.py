@@ -19,8 +19,8 @@ from rankzero.data.read.sources import count_rows, read_chunks
 from rankzero.data.rows.chunks import Chunk, count_in, select
 from rankzero.data.rows.formats import check_columns
 from rankzero.data.rows.parse import seen_keys
+from rankzero.data.rows.pieces import join_pieces, pieces_in
 from rankzero.data.rows.problems import RowProblem
-from rankzero.data.rows.trees import is_spread, join_trees
 from rankzero.data.tokens.chat import TokenRules
 from rankzero.data.tokens.tokenizer import TokenizerParts
 from rankzero.errors import ConfigError, DataError, Problem
@@ -98,18 +98,19 @@ class Job:
             yield from chunks if wanted is None else select(chunks, wanted)
 
     def _rows(self, index: int, path: str, on_problems: OnProblems) -> Iterable[Chunk]:
-        """A file's chunks; messages of trees that are spread over its lines are joined first."""
+        """A file's chunks; rows that are spread over its lines are joined first."""
         spec = self.spec_of(index)
         chunks = read_chunks(path, index, header=spec.header)
-        if spec.format not in ("auto", "oasst") or spec.columns:
+        if spec.columns:
             return chunks
         first = next(chunks, None)
         if first is None:
             return ()
         whole = chain([first], chunks)
-        if not is_spread(first):
+        pieces = pieces_in(first, spec.format)
+        if pieces is None:
             return whole
-        joined = join_trees(whole)
+        joined = join_pieces(whole, pieces)
         on_problems(path, joined.problems)
         return joined.chunks
 

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankzero.data.convert.convert import convert
-from rankzero.data.convert.targets import CALL_IDS, REASONING_AS_TEXT
+from rankzero.data.rows.formats.sharegpt import CALL_IDS
+from rankzero.data.rows.formats.writing import REASONING_AS_TEXT
 from rankzero.errors import DataError
 from rankzero.spec.run_spec import SourceSpec
 from tests.unit.data.convert.convert_support import conversations, read_rows, run, table_rows, write_rows

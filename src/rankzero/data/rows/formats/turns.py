@@ -192,20 +192,20 @@ def _bad_content(item: Mapping[str, Any], line: int, where: str) -> RowProblem:
 
 
 def unread_keys(item: Mapping[str, Any]) -> set[str]:
-    """Keys of a turn, in whichever form, that say something and that nothing reads."""
-    if "role" in item:
-        reads = _READ_OF_ROLE | (_READ_OF_TOOL if item["role"] in ("tool", "function") else frozenset())
-    elif "from" in item:
-        reads = _READ_OF_FROM
-    else:
-        reads = _READ_OF_PAIR
+    """Keys of a turn of role and content that say something and that nothing reads."""
+    return unread_beside(item, _READ_OF_TOOL if item.get("role") in ("tool", "function") else _READ)
+
+
+def unread_beside(item: Mapping[str, Any], reads: frozenset[str]) -> set[str]:
+    """Keys of a turn that say something, beside those that are read."""
     return {key for key, value in item.items() if key not in reads and value is not None and value not in ("", [], {})}
 
 
-_READ_OF_ROLE = frozenset({"role", "content", "tool_calls", "function_call", *LOSS_KEYS, *REASONING_KEYS})
-_READ_OF_TOOL = frozenset({"name", "tool_call_id"})
-_READ_OF_FROM = frozenset({"from", "value", *LOSS_KEYS, *REASONING_KEYS})
-_READ_OF_PAIR = frozenset({"human", "assistant"})
+TURN_KEYS = frozenset({"role", "content", "tool_calls", *LOSS_KEYS, *REASONING_KEYS})
+"""What decides how a turn of role and content is trained."""
+
+_READ = TURN_KEYS | {"function_call"}
+_READ_OF_TOOL = _READ | {"name", "tool_call_id"}
 
 
 def _unlinked(turns: list[Message], line: int, key: str) -> list[RowProblem]:

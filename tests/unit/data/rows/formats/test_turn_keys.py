@@ -173,6 +173,12 @@ class TestUnread:
             "conversation[].system": 1,
         }
 
+    def test_turns_of_a_list_that_is_not_read_are_not_looked_into(self, tmp_path: Path) -> None:
+        turns = [{"role": "user", "content": "q", "id": 1}, {"role": "assistant", "content": "a"}]
+        row = {"messages": turns, "prompt": turns[:1]}  # says again how the messages begin
+        report = check_file(write(tmp_path / "f.jsonl", json.dumps(row).encode()))
+        assert report.counts.ignored_keys == {"prompt": 1, "messages[].id": 1}
+
     def test_what_tool_turns_have_is_read(self, tmp_path: Path) -> None:
         call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
         turns = [

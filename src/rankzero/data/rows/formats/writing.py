@@ -1,4 +1,8 @@
-"""Turns, calls and images of a conversation as JSON values. Pure; knows no format as a whole."""
+"""What the writers of several formats share: turns, calls and images as JSON values, and what a format cannot say.
+
+Where the text stays and only its frame changes (raw prompt and completion as chat turns), a named rule says so and is
+counted. Pure; knows no format as a whole.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,59 @@ from typing import Any
 import orjson
 
 from rankzero.data.rows.conversation import Conversation, Message
+from rankzero.data.rows.formats.format import CannotSayError
 from rankzero.data.rows.formats.images import TAG
+
+RAW_AS_CHAT = "raw prompt and completion become chat turns"
+REASONING_AS_TEXT = "reasoning becomes <think>…</think> before the answer"
+
+
+def require_plain(conversation: Conversation, target: str) -> None:
+    """Raise where the row has what only a format of its own can say."""
+    if conversation.rejected:
+        raise CannotSayError("preference row", f"{target} has no place for a rejected answer", "use --as preference")
+    if conversation.label is not None:
+        raise CannotSayError("classification row", f"{target} has no place for a label", "use --as classification")
+
+
+def chat_turns(conversation: Conversation, target: str) -> tuple[Sequence[Message], tuple[str, ...]]:
+    """The row's chat turns; raw prompt and completion as two of them."""
+    require_plain(conversation, target)
+    if conversation.templated:
+        return conversation.messages, ()
+    if len(conversation.messages) == 2:
+        prompt, completion = conversation.messages
+        return (Message("user", prompt.content), Message("assistant", completion.content)), (RAW_AS_CHAT,)
+    raise CannotSayError("plain text", f"{target} needs a question, and the row is plain text", "use --as text")
+
+
+def plain_turns(conversation: Conversation, target: str) -> tuple[Sequence[Message], tuple[str, ...]]:
+    """The row's chat turns for a format that has neither weights nor a place for reasoning."""
+    turns, rules = chat_turns(conversation, target)
+    if any(turn.weight != 1 for turn in turns):
+        raise CannotSayError("per-turn weight", f"{target} cannot say how much a turn counts", "use --as messages")
+    if any(turn.reasoning for turn in turns):
+        return tuple(turn.with_thought_in_text() for turn in turns), (*rules, REASONING_AS_TEXT)
+    return turns, rules
+
+
+def one_round(conversation: Conversation, target: str, *, system: bool) -> tuple[list[Message], tuple[str, ...]]:
+    """The turns of a row that has one question and one answer, and a system prompt at most."""
+    turns, rules = plain_turns(conversation, target)
+    roles = [turn.role for turn in turns]
+    if conversation.tools or any(turn.tool_calls for turn in turns):
+        raise CannotSayError("tools", f"{target} has no place for tools")
+    if conversation.images:
+        raise CannotSayError("images", f"{target} has no place for images")
+    if roles not in ([["user", "assistant"], ["system", "user", "assistant"]] if system else [["user", "assistant"]]):
+        what = f"{target} has one question and one answer, and the row's turns are {', '.join(roles[:8])}"
+        raise CannotSayError("more than one round", what, "use --as messages or --as sharegpt")
+    marked = any(turn.train is not None for turn in turns[:-1]) and not conversation.completion_only
+    if turns[-1].train is False or marked:
+        raise CannotSayError("per-turn loss", f"{target} cannot say that a turn is not trained")
+    if not all(turn.content.strip() for turn in turns):
+        raise CannotSayError("empty turn", f"{target} has no place for a turn without text")
+    return list(turns), rules
 
 
 def tagged(message: Message) -> str:
