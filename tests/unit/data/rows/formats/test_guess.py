@@ -8,8 +8,7 @@ import pytest
 
 from rankzero.cli.data.inputs import column_map
 from rankzero.data.rows.conversation import Conversation
-from rankzero.data.rows.formats import convert
-from rankzero.data.rows.formats.columns import rename
+from rankzero.data.rows.formats import convert, rename
 from rankzero.data.rows.formats.guess import as_flag, likely_columns
 
 
