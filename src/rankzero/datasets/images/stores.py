@@ -23,6 +23,7 @@ from rankzero.data.images.paths import refusal
 from rankzero.data.read.download import download
 from rankzero.data.read.network import Network, RealNetwork
 from rankzero.errors import ConfigError, DataError, UsageError
+from rankzero.wording import first_line
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip", ".parquet")
 
@@ -222,7 +223,7 @@ class ParquetStore:
                 if not left.isdisjoint(keys):
                     yield from self._images(file, group, image, keys, left)
         except (failures, OSError) as error:
-            what = f"the Parquet file cannot be read: {str(error).splitlines()[0]}"
+            what = f"the Parquet file cannot be read: {first_line(error)}"
             raise DataError(what, where=str(self._path), hint="was the download cut off?") from error
 
     def _columns(self, schema: Any) -> tuple[str, str]:

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rankzero.errors import ExitCode
-from rankzero.launch.diagnose.finding import Finding, Severity, counted, listed
+from rankzero.launch.diagnose.finding import Finding, Severity
 from rankzero.launch.diagnose.signs import explains as is_sign
 from rankzero.launch.diagnose.signs import leaves_open
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.log_lines import find_line
 from rankzero.launch.pods import Ended, Pod
+from rankzero.wording import counted, listed
 
 _TIMEOUT = re.compile(
     r"Watchdog caught collective operation timeout: \w+\((?P<facts>[^\n]*?)\)"

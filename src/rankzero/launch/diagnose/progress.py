@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from rankzero.launch.diagnose.finding import Finding, counted, listed, span
+from rankzero.launch.diagnose.finding import Finding, span
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.log_lines import awaited_nodes, last_progress, last_spoken, progress_gap
 from rankzero.launch.pods import Pod
 from rankzero.launch.untyped_json import seconds_between, text
+from rankzero.wording import counted, listed
 
 PATIENCE_SECONDS = 120
 _PARTING_SECONDS = 60
