@@ -16,7 +16,7 @@ from tests.support.runs import metrics, run_here, run_root, small_spec
 LOSS_TOLERANCE = 1e-4
 WEIGHTS_TOLERANCE = 1e-3
 METHODS: dict[str, dict[str, Any]] = {
-    "adapters": {"lora__dropout": 0.0},
+    "adapters": {"lora__dropout": 0.1},
     "full": {"lora": None, "train__learning_rate": 0.001, "train__weight_decay": 0.1},
 }
 

@@ -21,8 +21,8 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of {prompt, reply}.")] = False,
 ) -> None:
     """Answer prompts greedily with the result of a run. In a prompt, <image> says where the next image stands."""
+    from rankzero.cli.installed import require_engine
     from rankzero.cli.output import warn_of_changes
-    from rankzero.cli.train import require_engine
     from rankzero.run_dir.result import find_result
 
     result = find_result(model, "writes", base=base)

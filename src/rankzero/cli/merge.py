@@ -41,8 +41,8 @@ def merge(
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as an object.")] = False,
 ) -> None:
     """Write a run's adapter and its base model as one model that needs no adapter."""
+    from rankzero.cli.installed import require_engine
     from rankzero.cli.output import warn_of_changes
-    from rankzero.cli.train import require_engine
     from rankzero.run_dir.result import verify_result
 
     directory, spec = adapter_of(Path(adapter), model)
@@ -67,10 +67,13 @@ def adapter_of(path: Path, model: str | None) -> tuple[Path, RunSpec]:
 
     Raises ConfigError where there is no adapter.
     """
+    from rankzero.run_dir.result import require_target
     from rankzero.spec.load import load_run_spec
+    from rankzero.spec.local_paths import absolute
     from rankzero.spec.run_spec import RunSpec
     from rankzero.spec.tasks import task_that
 
+    require_target(str(path))
     if (path / "run.yaml").is_file():
         path = path / "final"
     if not (path / ADAPTER_CONFIG).is_file():
@@ -82,7 +85,8 @@ def adapter_of(path: Path, model: str | None) -> tuple[Path, RunSpec]:
     changed: dict[str, Any] = {} if model is None else {"name": model, "local_dir": None, "tokenizer_dir": None}
     for parent in path.resolve().parents[:3]:  # <run>/final, <run>/checkpoints/step-<n>/model
         if (parent / "run.yaml").is_file():
-            spec = load_run_spec(parent / "run.yaml", env={}).spec
+            loaded = load_run_spec(parent / "run.yaml", env={})
+            spec = absolute(loaded.spec, loaded.base)
             return path, spec.model_copy(update={"model": spec.model.model_copy(update=changed)})
     settings = json.loads((path / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     name = model or settings.get("base_model_name_or_path")

@@ -36,7 +36,8 @@ def warn_of_changes(names: tuple[str, ...]) -> None:
 
 
 def _problem_text(problem: Problem, word: str, colour: str) -> str:
-    where = f"{problem.where}: " if problem.where else ""
+    here = os.path.join(os.getcwd(), "")  # a path below it is read more easily from there
+    where = f"{problem.where.removeprefix(here) if here != '/' else problem.where}: " if problem.where else ""
     hint = f"\n  {_paint('hint:', '36')} {problem.hint}" if problem.hint else ""
     return f"{_paint(f'{word}:', colour)} {where}{problem.what}{hint}\n"
 

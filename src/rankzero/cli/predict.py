@@ -23,8 +23,8 @@ def predict(
     ] = False,
 ) -> None:
     """Put texts into the classes of a classifier; one line for each, in order."""
+    from rankzero.cli.installed import require_engine
     from rankzero.cli.output import warn_of_changes
-    from rankzero.cli.train import require_engine
     from rankzero.run_dir.result import find_result
 
     if not files and not text:

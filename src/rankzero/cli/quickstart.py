@@ -18,7 +18,8 @@ def quickstart(
     output_dir: Annotated[str, typer.Option(help="The run directory is DIR/quickstart.", metavar="DIR")] = "runs",
 ) -> None:
     """Fine-tune SmolLM2-135M-Instruct on facts about rankzero: about a minute and a half on two CPU cores."""
-    from rankzero.cli.train import require_engine, summary
+    from rankzero.cli.installed import require_engine
+    from rankzero.cli.train import summary
 
     require_engine()
     typer.echo("loading SmolLM2-135M-Instruct and asking it three questions about rankzero …", err=True)
@@ -26,13 +27,15 @@ def quickstart(
     from rankzero.engine.quickstart import quickstart as run_quickstart
     from rankzero.engine.worker import run
     from rankzero.spec.load import Setting, load_run_spec
+    from rankzero.spec.local_paths import absolute, shown
     from rankzero.spec.resolve import resolve
 
     settings = [Setting(name, value, "quickstart") for name, value in overrides(find_model(), output_dir).items()]
-    spec = resolve(load_run_spec(RECIPE / "run.yaml", settings, env=os.environ).spec)
+    loaded = load_run_spec(RECIPE / "run.yaml", settings, env=os.environ)
+    spec = absolute(resolve(loaded.spec), loaded.base)
     result = run_quickstart(spec, lambda resolved: run(resolved, RunOptions()))
     typer.echo(conversation(result))
-    typer.echo(summary(result.report, str(result.run_dir)))
+    typer.echo(summary(result.report, shown(result.run_dir)))
     typer.echo(f"train your own  rankzero init, then: rankzero train run.yaml   (this one: {RECIPE / 'run.yaml'})")
 
 

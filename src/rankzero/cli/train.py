@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rankzero.errors import ConfigError, StopNow, StoppedError, UsageError
+from rankzero.errors import StopNow, StoppedError, UsageError
 from rankzero.spec.metrics import MEASURES
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.tasks import TASKS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rankzero.cli.seed_flags import SeedFlags
+    from rankzero.preflight.look import Part
     from rankzero.spec.run_spec import RunSpec
 
 
@@ -55,7 +58,9 @@ def train(
 ) -> None:
     """Train a run on this machine, or continue it: every local GPU, or the CPU."""
     from rankzero.cli.seed_flags import SeedFlags
+    from rankzero.preflight.look import EVERYTHING
     from rankzero.spec.diff import not_allowable
+    from rankzero.spec.local_paths import shown
 
     flags = SeedFlags(
         model=model,
@@ -77,13 +82,15 @@ def train(
     )
     with stopped_by_sigterm():
         nproc = process_count(nproc_per_node)
-        spec = read_spec(arguments or [], flags, world_size=world_size(nproc))
+        # One process of a machine says what is wrong there.
+        parts = EVERYTHING if os.environ.get("LOCAL_RANK", "0") == "0" else ()
+        spec = read_spec(arguments or [], flags, parts, world_size=world_size(nproc))
         options = RunOptions(log_level, log_batches, report_json, tuple(allow_change or ()))
         if problems := not_allowable(options.allow_changes):
             raise UsageError(problems)
         report = start(spec, options, nproc)
     if os.environ.get("RANK", "0") == "0":
-        directory = os.path.join(spec.output_dir, str(spec.name))
+        directory = shown(os.path.join(spec.output_dir, str(spec.name)))
         typer.echo(json.dumps(report, indent=2) if as_json else summary(report, directory))
 
 
@@ -130,11 +137,18 @@ def world_size(nproc: int) -> int:
     return int(text)
 
 
-def read_spec(arguments: list[str], flags: SeedFlags, *, world_size: int) -> RunSpec:
-    """The resolved spec of a command line. Raises ConfigError with all problems, or UsageError."""
+def read_spec(
+    arguments: list[str], flags: SeedFlags, parts: Sequence[Part] = ("paths",), *, world_size: int
+) -> RunSpec:
+    """The resolved spec of a command line, all paths in it absolute; `parts` is what preflight looks at.
+
+    Raises UsageError, or the error of preflight's worst finding with all problems.
+    """
     from rankzero.cli.seed_flags import as_settings, require_lora
+    from rankzero.preflight.look import look
     from rankzero.run_dir.setting import settled
-    from rankzero.spec.load import load_run_spec
+    from rankzero.spec.load import read_run_spec
+    from rankzero.spec.local_paths import absolute
     from rankzero.spec.resolve import resolve
 
     files = [argument for argument in arguments if "=" not in argument]
@@ -144,13 +158,17 @@ def read_spec(arguments: list[str], flags: SeedFlags, *, world_size: int) -> Run
         raise UsageError("nothing to train", hint="rankzero train RUN.yaml; `rankzero init` writes one to start from")
     overrides = [argument for argument in arguments if "=" in argument]
     settings = as_settings(flags, world_size=world_size)
-    loaded = load_run_spec(Path(files[0]) if files else None, [*overrides, *settings], env=os.environ)
-    require_lora(flags, loaded.source("lora"))
-    return settled(resolve(loaded.spec))
+    reading = read_run_spec(Path(files[0]) if files else None, [*overrides, *settings], env=os.environ)
+    if reading.found is not None:
+        require_lora(flags, reading.found.source("lora"))
+    loaded = look(reading, parts)
+    return settled(absolute(resolve(loaded.spec), loaded.base))
 
 
 def start(spec: RunSpec, options: RunOptions, nproc: int) -> dict[str, Any]:
     """Run in this process, or as several. Returns the report."""
+    from rankzero.cli.installed import require_engine
+
     require_engine()
     if nproc == 1:
         from rankzero.engine.worker import run
@@ -160,15 +178,6 @@ def start(spec: RunSpec, options: RunOptions, nproc: int) -> dict[str, Any]:
 
     report: dict[str, Any] = json.loads(run_processes(spec, options, nproc, os.environ))
     return report
-
-
-def require_engine() -> None:
-    """Raise ConfigError where only the launcher is installed."""
-    from importlib.util import find_spec
-
-    missing = [name for name in ("torch", "transformers", "peft", "pyarrow", "orjson") if find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"training needs {', '.join(missing)}", hint="pip install 'rankzero[train]'")
 
 
 def summary(report: dict[str, Any], run_dir: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -11,17 +11,18 @@ from typing import Any
 from rankzero.cache import cache_root
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.tokenize import tokenizer_fingerprint
-from rankzero.data.cache.training_data import TrainingData, input_bytes, training_data
+from rankzero.data.cache.training_data import TrainingData, training_data
 from rankzero.data.progress import Progress, no_progress, show_progress
-from rankzero.data.read.locate import LocatedSource
+from rankzero.data.read.locate import LocatedSource, input_bytes
 from rankzero.data.tokens.built_in_templates import PLAIN, read_template
 from rankzero.engine.console import logger
 from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.tasks.protocol import Task, find_task
+from rankzero.errors import ConfigError, Problem
 from rankzero.machine import usable_cores
 from rankzero.model.load import ModelKind, check_vocabulary, kind_of, load_config, load_tokenizer, meta_model
-from rankzero.model.positions import position_limit
+from rankzero.model.positions import Context, computed_context, position_limit
 from rankzero.model.source import ModelSource, locate
 from rankzero.model.targets import target_modules
 from rankzero.model.vision import Vision, load_vision
@@ -73,6 +74,7 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
     with ledger.phase("data"):
         logger.info("[STEP] read and tokenise the data")
         data = _read_data(spec, tokenizer, vision, world)
+        require_context({"data.train": data.train, "data.eval": data.eval}, computed_context(config))
         _keep_plain_template(tokenizer, data)
         labels = task.labels(spec, data)
         if labels is not None:
@@ -100,6 +102,31 @@ def within_positions(spec: RunSpec, positions: int | None) -> RunSpec:
         return spec
     logger.info("[DATA] data.max_length is %d here: the model has no more positions", positions)
     return spec.model_copy(update={"data": spec.data.model_copy(update={"max_length": positions})})
+
+
+def require_context(parts: Mapping[str, TokenizedDataset | None], context: Context | None) -> None:
+    """Raise ConfigError where rows are longer than a model's context; a warning where the model can be stretched."""
+    if context is None:
+        return
+    problems = []
+    for field, dataset in parts.items():
+        beyond = 0 if dataset is None else int((dataset.lengths > context.length).sum())
+        if dataset is None or not beyond:
+            continue
+        what = (
+            f"{beyond} of {len(dataset)} rows are longer than the model's context of {context.length} tokens "
+            f"(max_position_embeddings), the longest by {int(dataset.lengths.max()) - context.length}"
+        )
+        hint = f"set data.max_length: {context.length}; data.over_length says whether longer rows are cut or dropped"
+        problems.append(Problem(what, field, hint))
+    if not problems:
+        return
+    if not context.extended:
+        raise ConfigError(problems)
+    for problem in problems:
+        logger.warning(
+            "[DATA] %s: %s; its config stretches positions, so they are trained", problem.where, problem.what
+        )
 
 
 def _read_data(spec: RunSpec, tokenizer: Any, vision: Vision | None, world: World) -> TrainingData:

@@ -51,9 +51,6 @@ def overrides(model: str, output_dir: str) -> dict[str, Any]:
     """What the recipe's run.yaml leaves to the machine."""
     return {
         "model.name": model,
-        "data.train": str(RECIPE / "train.jsonl"),
-        "data.eval": str(RECIPE / "eval.jsonl"),
-        "data.chat_template": str(RECIPE / "chat_template.jinja"),
         "output_dir": output_dir,
     }
 

@@ -307,6 +307,9 @@ def main() -> None:
         sys.exit(hand_over(error))
     except KeyboardInterrupt:  # before the run listens itself
         sys.exit(INTERRUPTED)
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)  # the outcome is decided; the interpreter takes a moment to end
     if os.environ.get("RANK", "0") == "0":
         print_result(json.dumps(report))
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from rankzero.errors import ExitCode
-from rankzero.launch import labels
+from rankzero.launch import kinds, labels
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.log_lines import troubled
 from rankzero.launch.pods import Condition, LastWords, Pod, conditions_of, parse_last_words, parse_pod
@@ -22,15 +22,6 @@ from rankzero.launch.untyped_json import at, maps, moment, text, whole
 EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 MOST_NODES = 100_000
 """More than any cluster has; a mistyped annotation must not make a judge count for ever."""
-KINDS = {
-    "trainjob": "TrainJob",
-    "jobset": "JobSet",
-    "pytorchjob": "PyTorchJob",
-    "statefulset": "StatefulSet",
-    "job": "Job",
-}
-"""Kind of the object that trains, by ClusterSpec.kind; owners before what they own."""
-_SUCCEEDED = frozenset({"Complete", "Completed", "Succeeded"})
 
 Finished = Literal["succeeded", "stopped", "failed"]
 
@@ -84,7 +75,7 @@ class JoinedEvidence:
             return label
         own = text(self.trainer, "kind")
         if own:
-            return next(kind for kind, name in KINDS.items() if name == own)
+            return next(name for name, kind in kinds.controlled().items() if kind.resource.kind == own)
         first = next((at(pod, "metadata", "labels") for pod in self.evidence.pods), {})
         return text(first, labels.KIND)
 
@@ -100,7 +91,13 @@ class JoinedEvidence:
     @cached_property
     def min_nodes(self) -> int:
         """With how few of them it trains."""
-        return whole(self.trainer, "spec", "elasticPolicy", "minReplicas") or self.num_nodes
+        path = self.trained_by.fewest_nodes if self.trained_by is not None else ()
+        return (whole(self.trainer, *path) if path else None) or self.num_nodes
+
+    @cached_property
+    def trained_by(self) -> kinds.Kind | None:
+        """The kind of the object that trains; None where there is no such object."""
+        return kinds.kind_of(self.trainer)
 
     def annotation(self, name: str) -> str:
         """An annotation of the run: of its training object, its ConfigMap or a pod."""
@@ -123,14 +120,11 @@ class JoinedEvidence:
     @cached_property
     def is_suspended(self) -> bool:
         """Whether the training object is told to have no pods."""
-        spec = at(self.trainer, "spec")
-        if text(self.trainer, "kind") == "StatefulSet":
-            return spec.get("replicas") == 0
-        return at(spec, "runPolicy").get("suspend") is True or spec.get("suspend") is True
+        return self.trained_by is not None and self.trained_by.switch.is_off(self.trainer)
 
     @cached_property
     def outcome(self) -> LastWords | None:
-        """What node 0 of a StatefulSet noted at the end of the run."""
+        """What node 0 noted on the object at the end of a run that parks."""
         return parse_last_words(text(self.trainer, "metadata", "annotations", labels.OUTCOME))
 
     @cached_property
@@ -138,11 +132,10 @@ class JoinedEvidence:
         """How the run ended; None while it may still go on."""
         if self.outcome is not None:
             return _by_words(self.outcome)
-        for condition in self.conditions.values():
-            if condition.status == "True" and condition.type in _SUCCEEDED:
-                return "succeeded"
-            if condition.status == "True" and condition.type == "Failed":
-                return "failed"
+        if self.trained_by is not None and not self.trained_by.parks:
+            end = self.trained_by.end(self.trainer)
+            if end is not None:
+                return "succeeded" if end == "complete" else "failed"
         if not self.trainer and not self.current and self.prepare_pods and self.prepare_pods[-1].phase == "Failed":
             return _by_codes([self.prepare_pods[-1]])  # bare pods: nothing tries again
         if not self.trainer and self.current and all(pod.is_over for pod in self.current.values()):
@@ -152,7 +145,7 @@ class JoinedEvidence:
     @cached_property
     def failures(self) -> Sequence[tuple[Mapping[str, Any], Condition]]:
         """The objects that have failed and the condition that says why: the one that trains, then what it made."""
-        owned = [one for name in KINDS.values() for one in self.objects.get(name, ()) if not _is_preparation(one)]
+        owned = [one for one in self._of_kinds() if not _is_preparation(one)]
         found = []
         for one in (self.trainer, *(other for other in owned if other is not self.trainer)):
             conditions = conditions_of(one)
@@ -225,12 +218,24 @@ class JoinedEvidence:
         return newest is not None and newest is not pod and not newest.is_over
 
     def _trainer(self) -> Mapping[str, Any]:
-        for name in KINDS.values():
-            for manifest in self.objects.get(name, ()):
-                owned = any(owner.get("controller") for owner in maps(manifest, "metadata", "ownerReferences"))
-                if not owned and not _is_preparation(manifest):
-                    return manifest
+        for manifest in self._of_kinds():
+            owned = any(owner.get("controller") for owner in maps(manifest, "metadata", "ownerReferences"))
+            if not owned and not _is_preparation(manifest):
+                return manifest
         return {}
+
+    def _of_kinds(self) -> list[Mapping[str, Any]]:
+        """Objects that train or prepare, and those that these made; owners before what they own."""
+        return [one for kind in kinds.controlled().values() for one in self.objects.get(kind.resource.kind, ())]
+
+    @cached_property
+    def restarts_counted(self) -> int:
+        """How often a controller says that it has started all pods again."""
+        counting = [kind for kind in kinds.controlled().values() if kind.restarts_made]
+        counts = (
+            whole(one, *kind.restarts_made) for kind in counting for one in self.objects.get(kind.resource.kind, ())
+        )
+        return max((count or 0 for count in counts), default=0)
 
     def _finished_by_pods(self) -> Finished | None:
         """Bare pods: nobody but they can tell."""

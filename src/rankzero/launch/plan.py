@@ -10,18 +10,18 @@ import posixpath
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Literal
 
 from rankzero.errors import ConfigError, Problem
+from rankzero.launch.kinds import kind_named
 from rankzero.launch.names import object_name
 from rankzero.launch.node.settings import CONFIG_DIR, Mirror, NodeSettings
 from rankzero.spec.cluster_spec import ClusterSpec, VolumeSpec
 from rankzero.spec.data_paths import parse_data_path
+from rankzero.spec.kinds import kind_meant, kind_section
 from rankzero.spec.names import PLAIN_TEMPLATE
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec, SourceSpec, TrainSpec
 
-RenderedKind = Literal["job", "jobset", "trainjob", "pytorchjob", "statefulset", "docker"]
 MOST_SHIPPED_BYTES = 720 * 1024
 """A ConfigMap holds 1 MiB, and files in it are base64: a third larger."""
 GRACE_MARGIN_SECONDS = 10
@@ -35,7 +35,8 @@ class Plan:
     run: RunSpec
     """Resolved; paths are those of the pods."""
     cluster: ClusterSpec
-    kind: RenderedKind
+    kind: str
+    """Name of its kind, never `auto`."""
     name: str
     """Name of the run's objects."""
     settings: NodeSettings
@@ -79,7 +80,7 @@ def make_plan(
     if problems:
         raise ConfigError(problems)
     name = object_name(str(run.name))
-    kind: RenderedKind = "job" if cluster.kind == "auto" else cluster.kind
+    kind = kind_named(kind_meant(cluster.kind))
     cache = cluster.storage.get("cache")
     prepare = cluster.prepare == "always" or (cluster.prepare == "auto" and cache is not None and _is_kept(cache))
     if prepare and (cache is None or not _is_kept(cache)):
@@ -88,7 +89,7 @@ def make_plan(
     return Plan(
         run=seen,
         cluster=cluster,
-        kind=kind,
+        kind=kind_meant(cluster.kind),
         name=name,
         settings=NodeSettings(
             run=name,
@@ -98,9 +99,9 @@ def make_plan(
             grace_seconds=cluster.grace_period_seconds - GRACE_MARGIN_SECONDS,
             rendezvous_seconds=cluster.rendezvous_timeout_seconds,
             max_restarts=cluster.max_restarts,
-            retry_exit_offset=128 if kind == "pytorchjob" else 0,
+            retry_exit_offset=kind.retry_exit_offset,
             rdma=cluster.resources.rdma is not None,
-            park=kind == "statefulset",
+            park=kind.parks,
             prepared_marker=f"{cache.mount}/rankzero/prepared/{name}.json" if prepare and cache is not None else None,
             mirrors=_mirrors(cluster),
             options=options or RunOptions(),
@@ -257,7 +258,7 @@ def _is_kept(volume: VolumeSpec) -> bool:
 
 
 def _access_problems(cluster: ClusterSpec) -> list[Problem]:
-    if cluster.num_nodes == 1 or cluster.kind == "docker":
+    if cluster.num_nodes == 1 or kind_section(cluster.kind).on_this_machine:
         return []
     outputs = cluster.storage.get("outputs")
     alone = outputs is not None and outputs.claim is None and outputs.host_path is None

@@ -9,12 +9,10 @@ from datetime import datetime
 from typing import Any
 
 from rankzero.errors import NEVER_RETRIED, ExitCode
-from rankzero.launch import labels
+from rankzero.launch import kinds, labels
 from rankzero.launch.labels import Manifest
 from rankzero.launch.untyped_json import at, maps, moment, text, whole, words
 
-RETRY_OFFSET = 128
-"""What a PyTorchJob's pods add to exit codes that may be retried."""
 SHM_MOUNT = "/dev/shm"
 
 
@@ -140,23 +138,17 @@ def parse_pod(manifest: Manifest) -> Pod:
     metadata, spec, status = at(manifest, "metadata"), at(manifest, "spec"), at(manifest, "status")
     own_labels = words(at(metadata, "labels"))
     name = text(metadata, "name")
-    node = labels.node_index(
-        {
-            "metadata": {
-                "name": name if name.isascii() else "",
-                "labels": own_labels,
-                "annotations": words(at(metadata, "annotations")),
-            }
-        }
-    )
+    marks = {"labels": own_labels, "annotations": words(at(metadata, "annotations"))}
+    plain = {"metadata": {"name": name if name.isascii() else "", **marks}}
+    kind = kinds.kind_of_pod(plain)
     container, state, init = _container(spec, status)
-    offset = RETRY_OFFSET if own_labels.get(labels.KIND) == "pytorchjob" else 0
+    offset = kind.retry_exit_offset if kind is not None else 0
     resources = at(container, "resources")
     own, before = at(state, "state"), at(state, "lastState")
     return Pod(
         name=name,
         namespace=text(metadata, "namespace"),
-        node=node,
+        node=kinds.node_index(plain),
         role=own_labels.get(labels.ROLE, labels.NODE_ROLE),
         phase=text(status, "phase") or "Pending",
         reason=text(status, "reason"),
@@ -242,7 +234,7 @@ def _texts(value: object) -> tuple[str, ...]:
 def _container(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any], str]:
     """The container that trains or prepares, its state, and no name; or the state and name of an init container that
     has not let it start."""
-    wanted = (*labels.NODE_CONTAINERS, "prepare")
+    wanted = (*kinds.containers(), labels.PREPARE_ROLE)
     containers = list(maps(spec, "containers"))
     own = next((one for one in containers if text(one, "name") in wanted), containers[0] if containers else {})
     states = {text(state, "name"): state for state in maps(status, "containerStatuses")}

@@ -18,12 +18,13 @@ from peft import PeftConfig
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 
 from rankzero.errors import ConfigError
+from rankzero.model.files import TOKENIZER_FILES
 from rankzero.model.load import load_config, load_model, load_tokenizer
 from rankzero.model.lora import load_adapter
 from rankzero.model.predict import padding_id
 from rankzero.model.quantize import is_quantised
 from rankzero.model.quantizer import unpack
-from rankzero.model.source import TOKENIZER_FILES, locate
+from rankzero.model.source import locate
 from rankzero.model.weights import save_whole
 from rankzero.run_dir.atomic import commit_directory, stage_name, storage_errors
 from rankzero.spec.run_spec import RunSpec

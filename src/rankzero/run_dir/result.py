@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankzero.errors import ConfigError, Problem, StorageError
 from rankzero.run_dir.atomic import MANIFEST, faults, read_manifest
+from rankzero.spec.local_paths import near
 
 if TYPE_CHECKING:
     from rankzero.spec.run_spec import RunSpec
@@ -18,6 +19,8 @@ FINAL = "final"
 WEIGHTS = "model"
 """Of a checkpoint: the directory with its weights."""
 ADAPTER_CONFIG = "adapter_config.json"
+DEFAULT_OUTPUT = "runs"
+_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ def find_result(target: str, use: ModelUse, *, base: bool = False) -> Result:
     directory or Hub id. `base`: the run's model as it was before training.
 
     Reads the whole result, to see that it is what the run wrote. Raises ConfigError where a run has no result yet, or
-    a model with another use; StorageError where its weights are damaged.
+    a model with another use, and where there is no such run; StorageError where its weights are damaged.
     """
     directory = Path(target)
     if directory.name == FINAL and (directory.parent / "run.yaml").is_file():
@@ -48,7 +51,48 @@ def find_result(target: str, use: ModelUse, *, base: bool = False) -> Result:
         raise ConfigError("this is no run directory: run.yaml is missing", where=target, hint="leave --base out")
     if (directory / ADAPTER_CONFIG).is_file():
         return _of_adapter(directory, use)
-    return Result(_plain_spec(use, {"name": target}))
+    require_target(target)
+    return Result(_plain_spec(use, {"name": str(directory.absolute()) if directory.is_dir() else target}))
+
+
+def require_target(target: str) -> None:
+    """Raise ConfigError where a target was meant to be something here, and is not, before the Hub is asked for it.
+
+    `runs/nope` has the shape of a Hub id; where `runs` holds runs it is a run that does not exist.
+    """
+    path = Path(target).expanduser()
+    if path.is_file() and path.suffix != ".gguf":
+        raise ConfigError("this is a file, not a run or a model", where=target, hint=_choices(path.parent))
+    if path.exists():
+        if runs := runs_in(path):
+            raise ConfigError("this holds runs, and is none itself", where=target, hint=f"name one: {_listed(runs)}")
+        return
+    is_path = target.startswith((".", "/", "~")) or target.count("/") > 1
+    if is_path or ("/" in target and runs_in(path.parent)):
+        close = near(path)
+        hint = f"did you mean {close}?" if close else _choices(path.parent)
+        raise ConfigError("there is no such run", where=target, hint=hint)
+    if "/" not in target and (Path(DEFAULT_OUTPUT) / target / "run.yaml").is_file():
+        hint = f"did you mean {DEFAULT_OUTPUT}/{target}?"
+        raise ConfigError("there is no such directory", where=target, hint=hint)
+
+
+def runs_in(directory: Path) -> list[str]:
+    """The run directories in a directory, the latest first."""
+    try:
+        found = [entry for entry in directory.iterdir() if (entry / "run.yaml").is_file()]
+    except OSError:
+        return []
+    return [str(entry) for entry in sorted(found, key=lambda entry: entry.stat().st_mtime, reverse=True)]
+
+
+def _choices(directory: Path) -> str:
+    runs = runs_in(directory) or runs_in(Path(DEFAULT_OUTPUT))
+    return f"there are {_listed(runs)}" if runs else "give a run directory, a model's directory, or a Hub id"
+
+
+def _listed(runs: list[str]) -> str:
+    return ", ".join(runs[:_SHOWN]) + (" …" if len(runs) > _SHOWN else "")
 
 
 def verify_result(directory: Path) -> tuple[str, ...]:
@@ -81,8 +125,10 @@ def _with_hint(error: StorageError, hint: str) -> StorageError:
 
 def _of_run(run: Path, use: ModelUse, *, base: bool) -> Result:
     from rankzero.spec.load import load_run_spec
+    from rankzero.spec.local_paths import absolute
 
-    spec = load_run_spec(run / "run.yaml", env={}).spec
+    loaded = load_run_spec(run / "run.yaml", env={})
+    spec = absolute(loaded.spec, loaded.base)
     task = spec.task_section
     if task.uses != use:
         raise ConfigError(f"this run {task.result}", where=str(run), hint=f"use `{task.command.format(run=run)}`")

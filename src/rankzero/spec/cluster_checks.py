@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 
 from rankzero.errors import Problem
 from rankzero.spec.cluster_spec import ClusterSpec, VolumeSpec
+from rankzero.spec.kinds import kind_section, kinds_that_honour
 from rankzero.spec.quantity import as_bytes
 from rankzero.spec.secret_names import holds_secret, looks_secret
 
@@ -29,8 +30,9 @@ def _elastic(spec: ClusterSpec) -> list[Problem]:
     if spec.min_nodes > spec.num_nodes:
         hint = "num_nodes is the most, min_nodes the least"
         problems.append(Problem(f"{spec.min_nodes} is more than num_nodes ({spec.num_nodes})", "min_nodes", hint))
-    if spec.kind != "pytorchjob":
-        hint = "set kind: pytorchjob, or leave min_nodes out: pods that are lost are replaced and waited for anyway"
+    if "min_nodes" in kind_section(spec.kind).cannot:
+        able = " or ".join(kinds_that_honour("min_nodes"))
+        hint = f"set kind: {able}, or leave min_nodes out: pods that are lost are replaced and waited for anyway"
         problems.append(Problem(f"kind {spec.kind} always has all its pods", "min_nodes", hint))
     return problems
 
@@ -108,16 +110,17 @@ def _memory(spec: ClusterSpec) -> list[Problem]:
 
 
 def _ttl(spec: ClusterSpec) -> list[Problem]:
-    if spec.ttl_seconds_after_finished is None or spec.kind not in ("trainjob", "statefulset"):
+    if spec.ttl_seconds_after_finished is None or "ttl_seconds_after_finished" not in kind_section(spec.kind).cannot:
         return []
     hint = "leave it out; `rankzero delete` removes the run"
     return [Problem(f"a {spec.kind} has no such time", "ttl_seconds_after_finished", hint)]
 
 
 def _timeout(spec: ClusterSpec) -> list[Problem]:
-    if spec.timeout_seconds is None or spec.kind not in ("statefulset", "docker"):
+    if spec.timeout_seconds is None or "timeout_seconds" not in kind_section(spec.kind).cannot:
         return []
-    hint = "leave it out and end the run with `rankzero cancel`, or choose a kind that has one: job, jobset, trainjob"
+    able = ", ".join(kinds_that_honour("timeout_seconds"))
+    hint = f"leave it out and end the run with `rankzero cancel`, or choose a kind that has one: {able}"
     return [Problem(f"nothing ends a {spec.kind} after a time", "timeout_seconds", hint)]
 
 

@@ -5,10 +5,11 @@ One cluster.yaml serves every run spec, and one run spec every cluster.yaml.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
+from rankzero.spec.kinds import KINDS
 from rankzero.spec.names import (
     ABSOLUTE_PATH_PATTERN,
     DNS_LABEL_PATTERN,
@@ -33,7 +34,10 @@ LabelKey = Annotated[str, StringConstraints(pattern=LABEL_KEY_PATTERN)]
 LabelValue = Annotated[str, StringConstraints(pattern=LABEL_VALUE_PATTERN)]
 Cores = Annotated[float, Field(ge=0.001)]
 
-Kind = Literal["auto", "job", "jobset", "trainjob", "pytorchjob", "statefulset", "docker"]
+if TYPE_CHECKING:
+    Kind = str
+else:  # the names that spec/kinds.py has, for the schema and for suggestions
+    Kind = Literal["auto", *KINDS]
 
 
 class LimitsSpec(Section):

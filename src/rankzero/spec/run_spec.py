@@ -149,8 +149,8 @@ class LoraSpec(Section):
     """Rank."""
     alpha: Annotated[float, Field(gt=0)] = 16
     """The adapter's output is scaled by alpha / r (by alpha / sqrt(r) with use_rslora)."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    """Dropout on the adapter's input."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout on the adapter's input: the same values in every layout, by train.seed, step, row and position."""
     target_modules: Literal["auto", "all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "auto"
     """Module names. auto: the attention projections of the architecture; all-linear: every linear layer."""
     use_dora: bool = False

@@ -13,6 +13,7 @@ from rankzero.spec.load import load_run_spec
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from tests.support.cli import Cli
+from tests.support.paper_model import paper_model
 
 SMALL = "model: {name: m}\ndata: {train: t.jsonl}\n"
 REPORT = {
@@ -33,6 +34,8 @@ REPORT = {
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
     monkeypatch.chdir(tmp_path)
     Path("run.yaml").write_text(SMALL, encoding="utf-8")
+    Path("t.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
+    paper_model(tmp_path / "m")
     return Cli(capfd, monkeypatch)
 
 
@@ -80,15 +83,15 @@ class TestTrain:
 
     def test_the_seeds_flags_without_a_file(self, cli: Cli, started: Started) -> None:
         done = cli(
-            "train --model Qwen/Qwen2.5-3B-Instruct --data /tmp/ds.jsonl --output /tmp/out --epochs 2 --seq-len 512 "
+            "train --model m --data t.jsonl --output out/r --epochs 2 --seq-len 512 "
             "--batch 2 --grad-accum 4 --bf16 --lora --lora-r 16 --lora-alpha 32 --lora-dropout 0.1 "
-            "--target-modules q_proj v_proj --log-level DEBUG --log-batches all --model-local-dir /m "
-            "--tokenizer-local-dir /t --local-files-only --report-json r.json --nproc-per-node 3 "
+            "--target-modules q_proj v_proj --log-level DEBUG --log-batches all --model-local-dir m "
+            "--tokenizer-local-dir m --local-files-only --report-json r.json --nproc-per-node 3 "
             "--allow-change train.seed --allow-change data"
         )
         assert done.code == 0, done.err
         spec, options, nproc = started.last
-        assert (spec.output_dir, spec.name, nproc) == ("/tmp", "out", 3)
+        assert (spec.output_dir, spec.name, nproc) == (str(Path("out").resolve()), "r", 3)
         assert spec.train.global_batch_size == 2 * 4 * 3
         assert spec.lora is not None
         assert (spec.lora.r, spec.lora.target_modules) == (16, ("q_proj", "v_proj"))

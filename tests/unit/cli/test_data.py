@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, get_args
@@ -32,6 +34,22 @@ def bad(tmp_path: Path) -> str:
 
 def test_every_format_can_be_named() -> None:
     assert get_args(get_args(FormatOption)[0]) == get_args(RowFormat)
+
+
+@pytest.mark.parametrize("command", ["check rows.jsonl", "stats rows.jsonl", "show rows.jsonl", "check run.yaml"])
+def test_a_hub_that_does_not_answer_is_told_as_training_tells_it(command: str, tmp_path: Path) -> None:
+    """In a process of its own, since the Hub's client reads its address once."""
+    write(tmp_path / "rows.jsonl", GOOD)
+    (tmp_path / "run.yaml").write_text("model: {name: org/model}\ndata: {train: rows.jsonl}\n", encoding="utf-8")
+    flag = [] if command.endswith("yaml") else ["--model", "org/model"]
+    env = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    words = [sys.executable, "-m", "rankzero", "data", *command.split(), *flag]
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
+    where = "--model" if flag else "model.name"
+    lines = done.stderr.splitlines()
+    assert done.returncode == 69, done.stderr
+    assert lines[0] == f"error: {where}: the Hub did not answer for org/model"
+    assert len(lines) == 2 and lines[1].startswith("  hint: check the network"), done.stderr
 
 
 class TestCheck:
@@ -199,7 +217,7 @@ class TestCheck:
     def test_without_the_engine_s_packages(self, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "orjson", None)
         done = cli(f"data check {write(tmp_path / '1.jsonl', GOOD)}")
-        assert done.code == 78 and "rankzero[train]" in done.err
+        assert done.code == 78 and "rankzero[data]" in done.err
 
     def test_a_check_without_a_model_loads_no_torch(self, tmp_path: Path) -> None:
         import subprocess

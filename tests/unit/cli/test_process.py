@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,16 @@ def test_reading_a_spec_imports_nothing_of_the_engine() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_engine_s_libraries_say_nothing_by_themselves() -> None:
+    """On CPUs with avx512_bf16 bitsandbytes advises a package as it is imported; here it does so on any."""
+    code = (
+        "import logging, rankzero.engine.worker, rankzero.model.merge;"
+        "logging.getLogger('bitsandbytes.backends.cpu.ops').warning('Failed to load CPU gemm_4bit_forward')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_help_answers_at_once(tmp_path: Path) -> None:
@@ -77,3 +88,29 @@ def test_a_signal_before_there_is_a_run(number: int, code: int, tmp_path: Path) 
         os.close(descriptor)
     assert process.returncode == code, err
     assert "Traceback" not in err
+
+
+def test_sigterm_while_the_command_line_is_imported(tmp_path: Path) -> None:
+    """Before anything can have been trained: to a cluster that is a stop, not a failure."""
+    (tmp_path / "typer.py").write_text(
+        f"import pathlib, time\npathlib.Path({str(tmp_path / 'importing')!r}).touch()\ntime.sleep(600)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])}
+    command = [sys.executable, "-m", "rankzero", "train", "run.yaml"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "importing").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.terminate()
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err.splitlines()[0]) == (75, "stopped: stopped by SIGTERM")
+
+
+def test_sigterm_while_the_interpreter_ends_changes_no_outcome(tmp_path: Path) -> None:
+    program = (
+        "import atexit, os, signal; atexit.register(os.kill, os.getpid(), signal.SIGTERM)\n"
+        "from rankzero.__main__ import main; main()"
+    )
+    command = [sys.executable, "-c", program, "train", "nope.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 78, done.stderr

@@ -87,3 +87,31 @@ def test_it_answers_at_once_and_without_torch(arguments: list[str]) -> None:
         subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
     assert min(of_children(render) for _ in range(3)) < 2.0  # 0.35 s on an idle machine
+
+
+def test_from_another_directory(cli: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files, and the cluster.yaml, are those beside the run spec; the objects are the same wherever it is typed."""
+    (here / "run.yaml").write_text("model: {name: org/m}\ndata: {train: t.jsonl}\n")
+    (here / "t.jsonl").write_text('{"text": "a"}\n')
+    (here / "cluster.yaml").write_text("image: mine\nstorage: {outputs: {mount: /outputs, claim: c}}\n")
+    beside = cli("render run.yaml")
+    (here / "elsewhere").mkdir()
+    monkeypatch.chdir(here / "elsewhere")
+    done = cli("render ../run.yaml")
+    assert (done.code, done.out) == (0, beside.out), done.err
+    (here / "elsewhere/cluster.yaml").write_text("image: other\n")
+    two = cli("render ../run.yaml")
+    assert two.code == 2 and "one is beside the run spec and one in the working directory" in two.err
+    assert cli("render ../run.yaml --cluster ../cluster.yaml").out == beside.out
+    assert "/outputs/mine" in cli("render ../run.yaml --cluster ../cluster.yaml output_dir=mine").out
+
+
+def test_a_file_of_the_wrong_directory_is_not_shipped(cli: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "run.yaml").write_text(RUN.replace("/outputs/t.jsonl", "t.jsonl"))
+    (here / "elsewhere").mkdir()
+    (here / "elsewhere/t.jsonl").write_text('{"text": "a"}\n')
+    monkeypatch.chdir(here / "elsewhere")
+    done = cli("render ../run.yaml --cluster docker")
+    assert done.code == 78 and "only the working directory has t.jsonl" in done.err
+    typed = cli("render ../run.yaml --cluster docker data.train=t.jsonl")
+    assert typed.code == 0 and "elsewhere/t.jsonl" in typed.out, typed.err

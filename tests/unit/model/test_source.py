@@ -105,7 +105,7 @@ def test_an_unknown_architecture(copy: Path) -> None:
 
 @pytest.mark.parametrize("name", ["./nowhere", "/no/such/dir", "a/b/c"])
 def test_a_path_that_is_no_directory(name: str) -> None:
-    with pytest.raises(ConfigError, match="is no directory"):
+    with pytest.raises(ConfigError, match="there is no directory"):
         locate(ModelSpec(name=name))
 
 
@@ -122,6 +122,16 @@ def test_offline_and_not_cached(how: str, monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(ConfigError, match="not in the local cache") as refused:
         locate(ModelSpec(name="org/model", local_files_only=how == "local_files_only"))
     assert "local_dir" in str(refused.value)
+
+
+def test_a_slip_in_a_path_that_looks_like_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models/tiny").mkdir(parents=True)
+    (tmp_path / "rows.jsonl").touch()
+    with pytest.raises(ConfigError, match="did you mean models/tiny, which is here"):
+        locate(ModelSpec(name="models/tinny"))
+    with pytest.raises(ConfigError, match=r"rows\.jsonl is a file, not a model"):
+        locate(ModelSpec(name="rows.jsonl"))
 
 
 def flip(file: Path, place: int) -> None:

@@ -42,9 +42,10 @@ def test_full_weights_stand_alone(tmp_path: Path) -> None:
 
 
 def test_the_model_before_training_needs_no_result(tmp_path: Path) -> None:
-    result = find_result(str(run_of(tmp_path, final=False, lora={})), "writes", base=True)
+    run = run_of(tmp_path, final=False, lora={})
+    result = find_result(str(run), "writes", base=True)
     assert result.adapter is None and result.spec.model.name == "base"
-    assert result.spec.data.chat_template == "t.jinja"
+    assert result.spec.data.chat_template == str(run / "t.jinja"), "relative to the file that says it"
 
 
 def test_classes_of_an_adapter(tmp_path: Path) -> None:
@@ -90,3 +91,37 @@ def test_the_wrong_command_the_other_way_round(tmp_path: Path) -> None:
 def test_no_result_yet(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="final/ is missing"):
         find_result(str(run_of(tmp_path, final=False)), "writes")
+
+
+class TestNoSuchRun:
+    """What was meant to be here is not asked of the Hub."""
+
+    @pytest.fixture(autouse=True)
+    def runs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        for name in ("alpaca-3", "oasst"):
+            (tmp_path / "runs" / name).mkdir(parents=True)
+            (tmp_path / "runs" / name / "run.yaml").touch()
+        (tmp_path / "rows.jsonl").touch()
+
+    @pytest.mark.parametrize(
+        ("target", "what", "hint"),
+        [
+            ("runs/alpaca", "there is no such run", "did you mean runs/alpaca-3?"),
+            ("runs/xyz", "there is no such run", "runs/oasst"),
+            ("./nope", "there is no such run", "runs/oasst"),
+            ("nowhere/a/b", "there is no such run", "runs/oasst"),
+            ("oasst", "there is no such directory", "did you mean runs/oasst?"),
+            ("rows.jsonl", "this is a file", "runs/oasst"),
+            ("runs", "this holds runs", "runs/oasst"),
+        ],
+    )
+    def test_it_is_said_with_the_nearest_name(self, target: str, what: str, hint: str) -> None:
+        with pytest.raises(ConfigError) as refused:
+            find_result(target, "writes")
+        (problem,) = refused.value.problems
+        assert what in problem.what and hint in problem.hint and problem.where == target
+
+    @pytest.mark.parametrize("target", ["org/model", "gpt2", "Qwen/Qwen3-0.6B"])
+    def test_what_the_hub_may_have_is_left_to_it(self, target: str) -> None:
+        assert find_result(target, "writes").spec.model.name == target

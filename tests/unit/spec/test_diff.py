@@ -53,7 +53,7 @@ def test_harmless(override: str) -> None:
         *("train.adam_beta1=0", "train.max_grad_norm=null", "data.max_length=99", "data.assistant_only_loss=no"),
         *(
             "lora.r=8",
-            "lora.dropout=0",
+            "lora.dropout=0.1",
             "lora.target_modules=all-linear",
             "model.dtype=float32",
             "model.attention=eager",

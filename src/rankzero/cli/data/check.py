@@ -29,7 +29,8 @@ from rankzero.cli.data.inputs import (
     Wanted,
     what_is_wanted,
 )
-from rankzero.cli.data.tokenizer_option import load_image_rules, load_tokenizer, require, served_prompt, stop_tokens
+from rankzero.cli.data.tokenizer_option import load_image_rules, load_tokenizer, served_prompt, stop_tokens
+from rankzero.cli.installed import require_data
 from rankzero.errors import DataError, Problem
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with every problem.")] = False,
 ) -> None:
     """Look at every row as training would read it. Exit status 65 when the data cannot be trained on."""
-    require("orjson")
+    require_data()
     from rankzero.data.check.report import Tolerance
 
     tolerance = Tolerance.parse(max_bad)
@@ -97,7 +98,7 @@ def stats(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Count what is in the data: rows, turns, lengths, tokens, duplicates. Bad rows are counted, and no error."""
-    require("orjson")
+    require_data()
     wanted = what_is_wanted(
         inputs, Flags(model, max_length, chat_template, all_tokens, row_format, columns, image_root, reasoning, header)
     )
@@ -128,7 +129,6 @@ def _look(
 
     tokens, tokenizer = None, None
     if wanted.tokenizer is not None and wanted.rules is not None:
-        require("numpy", "tokenizers", "transformers")
         from rankzero.data.check.token_counts import Tokens
         from rankzero.data.tokens.tokenizer import take_apart
 

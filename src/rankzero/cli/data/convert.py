@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from rankzero.cli.data.inputs import ColumnsOption, FormatOption, HeaderOption, column_map
-from rankzero.cli.data.tokenizer_option import require
+from rankzero.cli.installed import require_data
 
 if TYPE_CHECKING:
     from rankzero.data.convert.convert import Conversion
@@ -41,12 +41,11 @@ def convert(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write data as one file of another kind or row shape. Every row is accounted for."""
-    require("orjson", "pyarrow")
-    from rankzero.data.cache.training_data import input_bytes
+    require_data()
     from rankzero.data.convert.convert import SampledFiles
     from rankzero.data.convert.convert import convert as convert_rows
     from rankzero.data.progress import show_progress
-    from rankzero.data.read.locate import expand
+    from rankzero.data.read.locate import expand, input_bytes
     from rankzero.spec.run_spec import SourceSpec
 
     names = column_map(columns)

@@ -6,7 +6,6 @@ their defaults from the environment, as a Job sets them.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rankzero.errors import ConfigError, UsageError
+from rankzero.cli.installed import require_data
+from rankzero.errors import UsageError
 
 if TYPE_CHECKING:
     from rankzero.datasets.frame import FrameSettings, Recipe
@@ -115,7 +115,7 @@ def fire(
     State: the image, the question, the latest attempts with the feedback on them. Action: the next attempt. Writes
     fire_bc_SPLIT.jsonl and stats.json. Nothing is downloaded unless --input or --images says so.
     """
-    _require("orjson", "numpy")
+    require_data()
     from rankzero.datasets import fire as recipe
     from rankzero.datasets.frame import Recipe
 
@@ -156,7 +156,7 @@ def volcano(
 
     Writes volcano_SPLIT.jsonl and stats.json. Nothing is downloaded unless --input or --images says so.
     """
-    _require("orjson", "numpy")
+    require_data()
     from rankzero.datasets import volcano as recipe
     from rankzero.datasets.frame import Recipe
 
@@ -252,11 +252,3 @@ def _names(values: Sequence[str] | None) -> list[str]:
         if not name.replace("_", "").isalnum():
             raise UsageError(f"{name!r} cannot be a split", where="--splits")
     return list(dict.fromkeys(names))
-
-
-def _require(*modules: str) -> None:
-    """The launcher alone can be installed without what reads data."""
-    for name in modules:
-        if importlib.util.find_spec(name) is None:
-            hint = 'pip install "rankzero[train]"'
-            raise ConfigError(f"this command needs {name}, which is not installed", hint=hint)

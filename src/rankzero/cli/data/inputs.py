@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankzero.cli.data.tokenizer_option import TokenizerPlace
+from rankzero.cli.data.tokenizer_option import TokenizerPlace, find_tokenizer
 from rankzero.errors import UsageError
 from rankzero.spec.row_formats import Reasoning, RowFormat
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 FormatOption = Annotated[RowFormat, typer.Option("--format", help="Row shape; auto decides row by row.")]
 ColumnsOption = Annotated[
     list[str] | None,
-    typer.Option("--columns", metavar="OURS=THEIRS", help="As data.train[].columns: prompt=question. Repeatable."),
+    typer.Option("--columns", metavar="OURS=THEIRS", help="As data.train[].columns: prompt=question,completion=reply."),
 ]
 HeaderOption = Annotated[
     bool | None,
@@ -101,7 +102,7 @@ def what_is_wanted(inputs: list[str], flags: Flags) -> Wanted:
 
 def _from_flags(inputs: list[str], flags: Flags) -> Wanted:
     from rankzero.data.tokens.chat import TokenRules
-    from rankzero.spec.run_spec import SourceSpec
+    from rankzero.spec.run_spec import ModelSpec, SourceSpec
 
     reads_tokens = flags.max_length or flags.chat_template or flags.all_tokens or flags.reasoning != "keep"
     if flags.model is None and reads_tokens:
@@ -114,7 +115,7 @@ def _from_flags(inputs: list[str], flags: Flags) -> Wanted:
         "header": "auto" if flags.header is None else flags.header,
     }
     sources = [SourceSpec.model_validate({"path": path, **shape}) for path in inputs]
-    place = None if flags.model is None else TokenizerPlace(flags.model)
+    place = None if flags.model is None else find_tokenizer(ModelSpec(name=flags.model), "--model")
     kept = TokenRules(
         max_length=flags.max_length or 2048, assistant_only_loss=not flags.all_tokens, reasoning=flags.reasoning
     )
@@ -129,7 +130,7 @@ def _from_spec(inputs: list[str]) -> Wanted:
     spec = read_spec(inputs, SeedFlags(), world_size=1)
     parts = parts_of(spec.data)
     template = None if spec.data.chat_template is None else Path(spec.data.chat_template)
-    place = TokenizerPlace.of(spec.model)
+    place = find_tokenizer(spec.model)
     return Wanted(
         parts["train"],
         parts.get("eval", ()),
@@ -142,9 +143,10 @@ def _from_spec(inputs: list[str]) -> Wanted:
 
 
 def column_map(texts: Sequence[str] | None) -> dict[str, str]:
-    """`prompt=question` as names. Raises UsageError."""
+    """`prompt=question,completion=reply` as names. Raises UsageError."""
     names: dict[str, str] = {}
-    for text in texts or ():
+    pairs = [pair for text in texts or () for pair in re.split(r",(?=\w+=)", text)]
+    for text in pairs:
         ours, equals, theirs = text.partition("=")
         if not (ours and equals and theirs):
             hint = "write our name and the data's: --columns prompt=question"

@@ -26,16 +26,18 @@ def prepare(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Tokenise the data of a run into the cache, where training finds it. Goes on where a killed one stopped."""
+    from rankzero.cli.installed import require_engine
+
+    require_engine()
     from rankzero.cache import cache_root
     from rankzero.cli.seed_flags import SeedFlags
-    from rankzero.cli.train import read_spec, require_engine
+    from rankzero.cli.train import read_spec
     from rankzero.data.cache.training_data import prepare_part
     from rankzero.model.load import kind_of, load_config, load_tokenizer, quiet_libraries
     from rankzero.model.source import locate
     from rankzero.model.vision import load_vision
 
     part = parse_shard(shard)
-    require_engine()
     spec = read_spec(arguments, SeedFlags(), world_size=1)
     quiet_libraries()
     source = locate(spec.model)
@@ -67,8 +69,8 @@ def prepare(
 
 def show(label: str, sources: Sequence[LocatedSource]) -> AbstractContextManager[Progress]:
     """A progress bar over the bytes of all files."""
-    from rankzero.data.cache.training_data import input_bytes
     from rankzero.data.progress import show_progress
+    from rankzero.data.read.locate import input_bytes
 
     return show_progress(label, input_bytes(sources))
 

@@ -12,7 +12,8 @@ import typer
 from rankzero.cli.data.check import check, stats
 from rankzero.cli.data.convert import convert
 from rankzero.cli.data.inputs import FormatOption, ReasoningOption
-from rankzero.cli.data.tokenizer_option import TokenizerPlace, load_image_rules, load_tokenizer, require
+from rankzero.cli.data.tokenizer_option import find_tokenizer, load_image_rules, load_tokenizer
+from rankzero.cli.installed import require_tokenizer
 
 app = typer.Typer(no_args_is_help=True, help="Look at training data, and make it: check, show, count, convert.")
 app.command()(check)
@@ -33,13 +34,14 @@ def show(
     reasoning: ReasoningOption = "keep",
 ) -> None:
     """Print rows token by token as the model gets them; trained tokens are green, or in ⟦brackets⟧."""
-    require("orjson", "numpy", "tokenizers", "transformers")
+    require_tokenizer()
     from rankzero.data.check.show import rows_to_show
     from rankzero.data.tokens.chat import TokenRules
-    from rankzero.spec.run_spec import SourceSpec
+    from rankzero.spec.run_spec import ModelSpec, SourceSpec
 
-    tokenizer = load_tokenizer(TokenizerPlace(model), chat_template)
-    vision = load_image_rules(TokenizerPlace(model), tokenizer, chat_template)
+    place = find_tokenizer(ModelSpec(name=model), "--model")
+    tokenizer = load_tokenizer(place, chat_template)
+    vision = load_image_rules(place, tokenizer, chat_template)
     rules = TokenRules(max_length=max_length, assistant_only_loss=not train_on_all, vision=vision, reasoning=reasoning)
 
     source = SourceSpec(path=file, format=row_format)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankzero.errors import ConfigError, UsageError
+from rankzero.cli.installed import require_tokenizer
+from rankzero.errors import ConfigError, Problem, RankzeroError, UsageError
 
 if TYPE_CHECKING:
     from rankzero.data.tokens.image_tokens import ImageRules
@@ -18,27 +19,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerPlace:
-    """Where a tokenizer is, and how it may be loaded."""
+    """The directory of a tokenizer, and how it may be loaded."""
 
     name: str
-    """A directory or a Hub id."""
-    revision: str | None = None
     trust_remote_code: bool = False
-    local_files_only: bool = False
     model: str | None = None
-    """Where the model's config and processor are; None: where the tokenizer is."""
+    """The directory of the model's config and processor; None: where the tokenizer is."""
 
-    @classmethod
-    def of(cls, model: ModelSpec) -> TokenizerPlace:
-        """That of a run's model. Raises as `locate` does, for a .gguf file."""
-        name = model.tokenizer_dir or model.local_dir or model.name
+
+def find_tokenizer(model: ModelSpec, where: str = "model.name") -> TokenizerPlace:
+    """The tokenizer of a model, fetched where it is on the Hub only. `where` is what named the model.
+
+    Raises ConfigError, AccessError or ServiceError.
+    """
+    require_tokenizer()
+    from rankzero.model.hub import TOKENIZER, snapshot
+
+    def directory(name: str) -> str:
         if name.endswith(".gguf"):
             from rankzero.model.source import locate
 
-            name = str(locate(model).tokenizer)
-        own = model.local_dir or model.name
-        other = None if own == name or own.endswith(".gguf") else own
-        return cls(name, model.revision, model.trust_remote_code, model.local_files_only, other)
+            return str(locate(model).tokenizer)
+        path = Path(name).expanduser()
+        return str(path if path.is_dir() else snapshot(model.model_copy(update={"name": name}), TOKENIZER))
+
+    try:
+        tokenizer = directory(model.tokenizer_dir or model.local_dir or model.name)
+    except RankzeroError as error:
+        raise type(error)(Problem(p.what, where, p.hint) for p in error.problems) from error
+    own = None
+    if model.tokenizer_dir is not None:
+        with suppress(RankzeroError):  # all that is asked of it is whether it sees images
+            own = directory(model.local_dir or model.name)
+    return TokenizerPlace(tokenizer, model.trust_remote_code, own)
 
 
 def load_tokenizer(place: TokenizerPlace, chat_template: Path | None) -> Any:
@@ -47,10 +60,7 @@ def load_tokenizer(place: TokenizerPlace, chat_template: Path | None) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            place.name,
-            revision=place.revision,
-            trust_remote_code=place.trust_remote_code,
-            local_files_only=place.local_files_only,
+            place.name, trust_remote_code=place.trust_remote_code, local_files_only=True
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -75,13 +85,8 @@ def load_image_rules(
     from transformers import AutoConfig
 
     name = place.model or place.name
-    options: dict[str, Any] = {
-        "revision": place.revision,
-        "trust_remote_code": place.trust_remote_code,
-        "local_files_only": place.local_files_only,
-    }
     try:
-        config = AutoConfig.from_pretrained(name, **options)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=place.trust_remote_code, local_files_only=True)
     except (OSError, ValueError, KeyError):
         return None
     if getattr(config, "vision_config", None) is None:
@@ -92,7 +97,7 @@ def load_image_rules(
 
     if kind_of(config, "writes") != "vision":
         return None
-    vision = Vision(ProcessorPlace(name, tokenizer=place.name, max_tokens=max_tokens, **options))
+    vision = Vision(ProcessorPlace(name, place.name, place.trust_remote_code, max_tokens))
     if chat_template is None and vision.chat_template is not None:
         tokenizer.chat_template = vision.chat_template
     return vision.rules
@@ -114,26 +119,9 @@ def served_prompt(
 def stop_tokens(tokenizer: Any, place: TokenizerPlace) -> list[str]:
     """Tokens at which serving stops besides the tokenizer's end token: those of generation_config.json, where it is on
     this machine."""
-    file: Any = Path(place.name) / "generation_config.json"
-    if not Path(place.name).is_dir():
-        from huggingface_hub import try_to_load_from_cache
-
-        file = try_to_load_from_cache(place.name, "generation_config.json", revision=place.revision)
     try:
-        ids = json.loads(Path(file).read_text(encoding="utf-8")).get("eos_token_id")
+        ids = json.loads((Path(place.name) / "generation_config.json").read_text(encoding="utf-8")).get("eos_token_id")
     except (OSError, TypeError, ValueError, AttributeError):
         return []
     ids = ids if isinstance(ids, list) else [ids]
     return [str(tokenizer.convert_ids_to_tokens(token)) for token in ids if isinstance(token, int)]
-
-
-def require(*modules: str) -> None:
-    """Raise ConfigError for what is not installed: the launcher alone can be without what reads data."""
-    for name in modules:
-        try:
-            found = importlib.util.find_spec(name)
-        except ValueError:
-            found = None
-        if found is None:
-            hint = 'pip install "rankzero[train]"'
-            raise ConfigError(f"this command needs {name}, which is not installed", hint=hint)

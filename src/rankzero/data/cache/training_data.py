@@ -37,11 +37,6 @@ class TrainingData:
     eval: TokenizedDataset | None
 
 
-def input_bytes(sources: Sequence[LocatedSource]) -> int:
-    """What a progress bar over the files of these sources counts to."""
-    return sum(os.path.getsize(path) for source in sources for path in source.files if os.path.isfile(path))
-
-
 def token_rules(spec: RunSpec, vision: ImageRules | None = None) -> TokenRules:
     """What decides the tokens of a row. `vision`: of a model that sees images."""
     data = spec.data

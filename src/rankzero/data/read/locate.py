@@ -5,7 +5,6 @@ Knows what paths mean and where downloads go; the network is asked only for what
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,11 +13,12 @@ from pathlib import Path
 from rankzero.data.read.download import download, remember, remembered
 from rankzero.data.read.file_names import files_of_directory
 from rankzero.data.read.hub_layout import CONVERTED, UnsureError, choose, choose_converted
+from rankzero.data.read.local import local_files
 from rankzero.data.read.network import Network, RealNetwork, RemoteFile
-from rankzero.data.read.sources import probe
 from rankzero.errors import DataError, Problem, ServiceError
 from rankzero.machine import offline as no_network
 from rankzero.spec.data_paths import DataPath, parse_data_path
+from rankzero.spec.local_paths import meant_here
 from rankzero.spec.run_spec import SourceSpec
 
 _LOCAL_PROTOCOLS = ("file://", "local://")
@@ -32,6 +32,11 @@ class LocatedSource:
     files: tuple[str, ...]
     sample: int | None
     """Rows to draw from all of its files together; None: all rows."""
+
+
+def input_bytes(sources: Sequence[LocatedSource]) -> int:
+    """What a progress bar over the files of these sources counts to."""
+    return sum(os.path.getsize(path) for source in sources for path in source.files if os.path.isfile(path))
 
 
 def expand(
@@ -55,7 +60,7 @@ def expand(
         elif path.sample == 0:
             problems.append(Problem("a sample of no rows", source.path, "#500 samples 500 rows"))
         elif path.place == "local":
-            files = _local(path.path)
+            files = local_files(path.path)
             if isinstance(files, Problem):
                 problems.append(files)
             else:
@@ -71,42 +76,6 @@ def expand(
     return tuple(located[index] for index in range(len(sources)))
 
 
-def _local(path: str) -> tuple[str, ...] | Problem:
-    if os.path.isdir(path):
-        try:
-            names = _names_below(path)
-        except OSError as error:
-            where = str(error.filename or path)
-            return Problem(f"cannot be read: {error.strerror}", where, f"try: ls -l {where}")
-        files = files_of_directory(names, path)
-        return files if isinstance(files, Problem) else tuple(os.path.join(path, name) for name in files)
-    if os.path.exists(path) or not glob.has_magic(path):
-        problem = probe(path)
-        return Problem(problem.what, path, problem.hint) if problem and problem.reason == "no such file" else (path,)
-    found = sorted(name for name in glob.glob(path, recursive=True) if os.path.isfile(name))
-    if not found:
-        hint = f"it is relative to {os.getcwd()}; ** stands for any folders"
-        return Problem("no file matches the pattern", path, hint)
-    return tuple(found)
-
-
-def _names_below(folder: str) -> list[str]:
-    """Files of a directory and of the folders in it, by their paths from there, but for hidden ones. Raises OSError."""
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    names: list[str] = []
-    seen = {os.path.realpath(folder)}
-    for at, folders, files in os.walk(folder, onerror=fail, followlinks=True):
-        real = {name: os.path.realpath(os.path.join(at, name)) for name in folders if not name.startswith((".", "_"))}
-        folders[:] = sorted(name for name in real if real[name] not in seen)  # a link may lead back up
-        seen.update(real.values())
-        paths = (os.path.join(at, name) for name in files)
-        names += [os.path.relpath(path, folder) for path in paths if os.path.isfile(path)]
-    return names
-
-
 def _remote(path: DataPath, text: str, network: Network, offline: bool) -> tuple[str, ...]:
     key = repr((path.place, path.path, path.subset, path.split, path.revision))
     if offline:
@@ -115,7 +84,8 @@ def _remote(path: DataPath, text: str, network: Network, offline: bool) -> tuple
         what = "it is not in the cache, and the network is not to be used"
         if path.place == "hub":
             what = f"no such file; as a Hub data set {what}"
-        raise ServiceError(what, where=text, hint="once with the network, without HF_HUB_OFFLINE, fetches it")
+        meant = meant_here(path.path) if path.place == "hub" else ""
+        raise ServiceError(what, where=text, hint=f"{meant}once with the network, without HF_HUB_OFFLINE, fetches it")
     try:
         wanted = _in_data_set(path, network) if path.place == "hub" else _at_url(path.path, network)
         files = tuple(download(file, network) for file in wanted)

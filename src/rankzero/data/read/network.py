@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from rankzero.errors import AccessError, ConfigError, DataError, RankzeroError, ServiceError, StorageError
+from rankzero.spec.local_paths import meant_here
 
 _BLOCK_BYTES = 4 << 20
 _VERSION_KEYS = ("ETag", "etag", "blob_id", "md5Hash", "checksum", "Last-Modified", "LastModified", "mtime", "created")
@@ -198,7 +199,7 @@ def _as_ours(error: Exception, where: str) -> RankzeroError:
         hint = f"accept the terms at https://huggingface.co/datasets/{name}, then {_LOGIN}"
         return AccessError("the data set is gated", where=where, hint=hint)
     if "RepositoryNotFoundError" in kinds:
-        hint = f"neither a file here nor a Hub data set of this name. If it is private: {_LOGIN}"
+        hint = f"{meant_here(where)}neither a file here nor a Hub data set of this name. If it is private: {_LOGIN}"
         return DataError("there is no such data set", where=where, hint=hint)
     if "RevisionNotFoundError" in kinds:
         return DataError("the data set has no such revision", where=where, hint="a branch, a tag or a commit")

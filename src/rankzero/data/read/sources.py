@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from rankzero.data.read.containers.json_lines import read_lines
 from rankzero.data.read.containers.layout import Layout, find_layout
 from rankzero.data.read.containers.stream import DamagedError, blocks
+from rankzero.data.read.local import missing_hint
 from rankzero.data.rows.chunks import CHUNK_BYTES, UTF8_BOM, Chunk, count_in, lines, pack
 from rankzero.data.rows.problems import RowProblem
 from rankzero.errors import DataError, Problem, StorageError
@@ -128,7 +128,7 @@ def probe(path: str) -> RowProblem | None:
         if file.is_dir():
             return _directory(file)
         if not file.exists():
-            return _missing(file)
+            return RowProblem(0, "no such file", "no such file", missing_hint(path))
         if not file.is_file():
             hint = "data is read more than once: write it to a file first"
             return RowProblem(0, "not a regular file", "is not a regular file", hint)
@@ -141,18 +141,6 @@ def probe(path: str) -> RowProblem | None:
 
         return parquet_problem(path, layout.packing)
     return None if isinstance(layout, Layout) else layout
-
-
-def _missing(file: Path) -> RowProblem:
-    names = [entry.name for entry in file.parent.iterdir()] if file.parent.is_dir() else []
-    near = difflib.get_close_matches(file.name, names, n=1)
-    if near:
-        hint = f"did you mean {file.parent / near[0]}?"
-    elif file.is_absolute():
-        hint = "on a cluster the path is looked up inside the pod: is the volume mounted there?"
-    else:
-        hint = f"the path is relative to {Path.cwd()}"
-    return RowProblem(0, "no such file", "no such file", hint)
 
 
 def _directory(folder: Path) -> RowProblem:

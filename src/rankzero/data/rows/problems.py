@@ -13,6 +13,8 @@ KEPT = 1000
 
 _SHOWN = 20
 _SHOWN_PER_REASON = 5
+_MOST_ALIKE = 2
+"""Rows of a file with the same fault in the same words that are shown one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,7 @@ class ProblemLog:
             lines.append(Problem(f"{self.total} problems: {counts}", hint=hint))
             shown = self._examples()
         hinted: set[str] = set()
-        for located in shown:
-            problem = located.public()
+        for problem in _once(shown):
             # The same hint under every line would hide what differs.
             lines.append(Problem(problem.what, problem.where) if problem.hint in hinted else problem)
             hinted.add(problem.hint)
@@ -95,3 +96,19 @@ class ProblemLog:
             if seen[located.problem.reason] <= _SHOWN_PER_REASON:
                 examples.append(located)
         return examples[:_SHOWN]
+
+
+def _once(found: Iterable[LocatedProblem]) -> list[Problem]:
+    """Problems as errors show them; what is wrong with many rows of a file in the same words is said once."""
+    alike: dict[tuple[str, str, str], list[LocatedProblem]] = {}
+    for located in found:
+        row = located.problem
+        alike.setdefault((located.path, row.what, row.hint), []).append(located)
+    problems: list[Problem] = []
+    for same in alike.values():
+        shown = [located.public() for located in same]
+        if len(same) > _MOST_ALIKE:
+            also = ", ".join(str(located.problem.line) for located in same[1:])
+            shown = [Problem(f"{shown[0].what} (also at {also})", shown[0].where, shown[0].hint)]
+        problems += shown
+    return problems

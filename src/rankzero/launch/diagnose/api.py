@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from rankzero.launch.diagnose.finding import Finding, Severity, listed
 from rankzero.launch.evidence import Refusal
 from rankzero.launch.joined import JoinedEvidence
+from rankzero.launch.kinds import controlled, kind_of
 from rankzero.launch.untyped_json import text
+from rankzero.spec.kinds import EVERYWHERE
 
-_CONTROLLERS = ("Job", "JobSet", "TrainJob", "PyTorchJob", "StatefulSet", "Workload")
+_WORKLOAD = "Workload"
 _RBAC = re.compile(
     r'User "(?P<user>[^"]+)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)" in API group "(?P<group>[^"]*)"'
     r'(?: in the namespace "(?P<namespace>[^"]+)")?'
@@ -49,9 +51,10 @@ def find(joined: JoinedEvidence) -> Iterator[Finding]:
         yield from _from_refusal(refusal, joined)
     if joined.finished is not None or len(joined.current) >= joined.num_nodes:
         return
+    controllers = {_WORKLOAD, *(kind.resource.kind for kind in controlled().values())}
     for (kind, name), events in joined.events.items():
         last = next((e for e in reversed(events) if e.reason in ("FailedCreate", "FailedCreatePod")), None)
-        if kind in _CONTROLLERS and last is not None:
+        if kind in controllers and last is not None:
             found = classify(last.message, f"{kind} {name} cannot make its pods", joined, "broken")
             yield found or Finding(
                 "pods-refused",
@@ -274,11 +277,12 @@ def _version(message: str, subject: str, joined: JoinedEvidence, severity: Sever
     served = _UNSERVED.search(message)
     if served is not None:
         kind = f"{served['kind']} ({served['version']})" if served["kind"] else _kind_title(joined, subject)
+        needed = _needed(served["kind"], joined)
         return Finding(
             "kind-not-served",
             "broken",
             f"this cluster does not serve {kind}: its controller is not installed, or in another version",
-            "set kind: job in cluster.yaml (every cluster has it), or install the controller",
+            f"set kind: {EVERYWHERE} in cluster.yaml (every cluster has it), or install {needed}",
         )
     fields = _FIELD.findall(message)
     if fields:
@@ -286,13 +290,20 @@ def _version(message: str, subject: str, joined: JoinedEvidence, severity: Sever
             "api-version",
             "broken",
             f"{subject}: this cluster serves another version of the kind, without {listed(fields)}",
-            "set another kind in cluster.yaml (kind: job is the same everywhere), or bring its controller up to date",
+            f"set another kind in cluster.yaml (kind: {EVERYWHERE} is the same everywhere), or bring its controller"
+            " up to date",
         )
     return None
 
 
 def _kind_title(joined: JoinedEvidence, subject: str) -> str:
     return text(joined.trainer, "kind") or subject.rsplit(" ", 1)[-1]
+
+
+def _needed(title: str | None, joined: JoinedEvidence) -> str:
+    """What makes a cluster serve the kind."""
+    kind = kind_of({"kind": title}) if title else joined.trained_by
+    return kind.needs if kind is not None and kind.needs else "the controller"
 
 
 def _missing(message: str, subject: str, joined: JoinedEvidence, severity: Severity) -> Finding | None:

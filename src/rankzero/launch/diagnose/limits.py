@@ -9,7 +9,8 @@ from typing import Any
 from rankzero.errors import ExitCode
 from rankzero.launch.diagnose.finding import Finding, span
 from rankzero.launch.joined import JoinedEvidence
-from rankzero.launch.untyped_json import at, text, whole
+from rankzero.launch.kinds import kind_of
+from rankzero.launch.untyped_json import text, whole
 
 _MATCHED = re.compile(
     r"Container (?P<container>\S+) for pod (?:\S+/)?(?P<pod>\S+) failed with exit code (?P<code>\d+) matching"
@@ -75,8 +76,8 @@ _MEANING = {
 
 def _deadline(joined: JoinedEvidence, failed: Mapping[str, Any], line: str) -> Finding:
     """`failed` is the object that had the time limit: a JobSet leaves it to its Jobs."""
-    specs = [at(one, "spec", *path) for one in (joined.trainer, failed) for path in ((), ("runPolicy",))]
-    seconds = next((found for spec in specs if (found := whole(spec, "activeDeadlineSeconds"))), None)
+    limits = [(one, kind.time_limit) for one in (joined.trainer, failed) if (kind := kind_of(one)) is not None]
+    seconds = next((found for one, path in limits if path and (found := whole(one, *path))), None)
     limit = f" of {span(seconds)}" if seconds else ""
     return Finding(
         "limit-deadline",
@@ -98,12 +99,8 @@ def _used_up(allowed: int | None) -> str:
 
 
 def _allowed(joined: JoinedEvidence) -> int | None:
-    spec = at(joined.trainer, "spec")
-    for path in (("backoffLimit",), ("failurePolicy", "maxRestarts"), ("runPolicy", "backoffLimit")):
-        found = whole(spec, *path)
-        if found is not None:
-            return found
-    return None
+    kind = joined.trained_by
+    return whole(joined.trainer, *kind.restarts_allowed) if kind is not None and kind.restarts_allowed else None
 
 
 def _gone(joined: JoinedEvidence) -> Iterator[Finding]:

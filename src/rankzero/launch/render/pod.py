@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rankzero.launch import labels
+from rankzero.launch import kinds, labels
 from rankzero.launch.plan import Plan
 from rankzero.launch.render.container import container
 from rankzero.launch.render.patch import merge
@@ -65,7 +65,7 @@ def _patch_of_preparation(patch: dict[str, Any], container: str) -> dict[str, An
     if isinstance(containers, list):
         found["containers"] = [
             {key: value for key, value in {**one, "name": container}.items() if key != "resources"}
-            if isinstance(one, dict) and one.get("name") in labels.NODE_CONTAINERS
+            if isinstance(one, dict) and one.get("name") in kinds.containers()
             else one
             for one in containers
         ]

@@ -8,6 +8,7 @@ from typing import Any
 from rankzero.launch import labels
 from rankzero.launch.labels import Manifest
 from rankzero.launch.plan import Plan
+from rankzero.spec.kinds import kind_section
 from rankzero.spec.resolve import to_yaml as spec_to_yaml
 
 
@@ -110,7 +111,7 @@ def claims(plan: Plan) -> list[Manifest]:
 
 def network_policy(plan: Plan) -> list[Manifest]:
     """Where asked for: the pods of a run are reached by each other alone."""
-    if not plan.cluster.network_policy or plan.kind == "docker":
+    if not plan.cluster.network_policy or kind_section(plan.kind).on_this_machine:
         return []
     peers = {"podSelector": {"matchLabels": {labels.RUN: plan.name}}}
     spec = {**peers, "policyTypes": ["Ingress"], "ingress": [{"from": [peers]}]}

@@ -15,7 +15,7 @@ from rankzero.launch.joined import Finished, JoinedEvidence
 from rankzero.launch.log_lines import Progress, awaited_nodes, last_progress
 from rankzero.launch.pods import Ended, LastWords, Pod, conditions_of
 from rankzero.launch.status.model import NodeState, Phase, RunRow, RunStatus
-from rankzero.launch.untyped_json import at, seconds_between, whole
+from rankzero.launch.untyped_json import at, seconds_between
 
 _STARTED = "[STEP] train"
 CLOCK_SLACK = timedelta(minutes=2)
@@ -165,10 +165,9 @@ def _run_dir(joined: JoinedEvidence) -> str:
 
 
 def _restarts(joined: JoinedEvidence) -> int:
-    """Pods that were followed by others, and containers that were started again; a JobSet counts for itself."""
+    """Pods that were followed by others, and containers that were started again; some controllers count too."""
     seen = len(joined.replaced) + sum(pod.restarts for pod in joined.current.values())
-    counts = [whole(one, "status", "restarts") or 0 for one in joined.objects.get("JobSet", ())]
-    return max([seen, *counts])
+    return max(seen, joined.restarts_counted)
 
 
 def _nodes(joined: JoinedEvidence, phase: Phase) -> tuple[NodeState, ...]:

@@ -60,7 +60,7 @@ class TestShow:
     def test_errors(self, tmp_path: Path, model: str) -> None:
         path = write(tmp_path / "f.jsonl", GOOD)
         _, error = run("show", path, "--model", str(tmp_path / "none"))
-        assert isinstance(error, ConfigError) and error.problems[0].where == str(tmp_path / "none")
+        assert isinstance(error, ConfigError) and "there is no directory" in error.problems[0].what
         _, error = run("show", path, "--model", model, "--chat-template", str(tmp_path / "none"))
         assert isinstance(error, UsageError)
         _, error = run("show", str(tmp_path / "none"), "--model", model)

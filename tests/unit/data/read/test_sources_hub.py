@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from rankzero.data.read.locate import expand
 from rankzero.data.read.network import RemoteFile
-from rankzero.errors import AccessError
+from rankzero.errors import AccessError, ServiceError
+from rankzero.spec.run_spec import SourceSpec
 from tests.unit.data.read.fake_network import FakeNetwork, fault, located, own_cache
 
 __all__ = ["own_cache"]
@@ -38,6 +40,15 @@ def test_shards_are_split_by_name() -> None:
     problem = fault("o/n[dev]", network)
     assert problem.what == "it has no split 'dev'" and "train, test" in problem.hint and problem.where == "o/n[dev]"
     assert "#500" in fault("o/n[train:10%]", network).hint
+
+
+def test_a_slip_in_a_path_that_looks_like_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/train.jsonl").touch()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ServiceError, match=r"did you mean data/train\.jsonl, which is here"):
+        expand([SourceSpec(path="data/train")])
 
 
 def test_words_in_names_and_folders_are_splits() -> None:

@@ -38,7 +38,7 @@ def convert(row: object, line: int, wanted: str = "auto") -> tuple[str, Result]:
     """The name of the row's format and the row as a conversation, or all that is wrong with it."""
     if not isinstance(row, dict):
         what = f"the line is {kind(row)}, not an object"
-        return wanted, [RowProblem(line, "not an object", what, f"accepted: {_DETECTOR.shapes}")]
+        return wanted, [RowProblem(line, "not an object", what, f"accepted are{_DETECTOR.shapes}")]
     name = detect(row, line) if wanted == "auto" else _asserted(row, line, wanted)
     if isinstance(name, RowProblem):
         return wanted, [name]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rankzero.data.rows.formats.format import Claim, Format, Keys, Row
+from rankzero.data.rows.formats.guess import as_field, as_flag, likely_columns
 from rankzero.data.rows.problems import RowProblem
 
 
@@ -37,7 +38,7 @@ class Detector:
         self._marks: Keys = frozenset[str]().union(*self._of_marks)
         self._claims = tuple((format_.name, claim) for format_ in formats for claim in format_.claims)
         self._verdicts: dict[Keys, _Verdict] = {}
-        self.shapes = "; ".join(format_.shape for format_ in formats)
+        self.shapes = "".join(f"\n    {format_.shape}" for format_ in formats)
 
     def detect(self, row: Row, line: int) -> str | RowProblem:
         """The name of the format that the row's keys call for. A key whose value is null counts as absent."""
@@ -76,7 +77,7 @@ class Detector:
         return verdict
 
     def _no_match(self, row: Row, marks: Keys, line: int) -> RowProblem:
-        accepted = f"accepted: {self.shapes}"
+        accepted = f"accepted are{self.shapes}"
         for format_ in self._formats:
             problem = None if format_.near_miss is None else format_.near_miss(row, marks, line)
             if problem is not None:
@@ -85,6 +86,9 @@ class Detector:
         known = known.union(*(names for format_ in self._formats for names in format_.aliases.values()))
         nulls = sorted(key for key in row if key in known and row[key] is None)
         what = f"the row's keys are {listed(row)}" + (f"; {listed(nulls)} is null" if nulls else "")
+        likely = {} if nulls else likely_columns(row)
+        if likely:
+            accepted = f"likely: {as_flag(likely)} (in a run spec, data.train: [{{path: …, {as_field(likely)}}}])"
         return RowProblem(line, "unknown row shape", what, accepted)
 
 

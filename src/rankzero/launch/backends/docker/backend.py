@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rankzero.errors import RankzeroError
-from rankzero.launch import labels
+from rankzero.launch import kinds, labels
 from rankzero.launch.backend import LogLine, LogQuery, Say, Served
 from rankzero.launch.backends.docker import submit as docker_submit
 from rankzero.launch.backends.docker.command import Docker
@@ -181,7 +181,7 @@ class DockerBackend:
 
 def _source(inspected: Inspected) -> Source:
     pod = asked_for(inspected)
-    return Source(pod["metadata"]["name"], labels.node_index(pod), labels.role_of(pod))
+    return Source(pod["metadata"]["name"], kinds.node_index(pod), labels.role_of(pod))
 
 
 def _annotation(inspected: Inspected, name: str) -> str | None:

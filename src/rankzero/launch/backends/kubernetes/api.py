@@ -16,10 +16,10 @@ import httpx2
 from rankzero.launch.backend import Say
 from rankzero.launch.backends.kubernetes.auth import Connection
 from rankzero.launch.backends.kubernetes.errors import NO_ANSWER, ApiError, Place
-from rankzero.launch.backends.kubernetes.resources import POD, Resource
 from rankzero.launch.backends.kubernetes.streams import Change, Clock, Streams, split_lines
 from rankzero.launch.evidence import Refusal
 from rankzero.launch.labels import Manifest
+from rankzero.launch.resource import POD, Resource
 
 ATTEMPTS = 6
 LONGEST_DELAY = 20.0

@@ -19,8 +19,6 @@ from rankzero.launch.backends.kubernetes.preflight import Preflight
 from rankzero.launch.backends.kubernetes.resources import (
     CLAIM,
     SECRET,
-    TRAIN_JOB,
-    TRAINING_RUNTIME,
     annotation,
     claims_of,
     ended,
@@ -36,6 +34,7 @@ from rankzero.launch.backends.kubernetes.steps import Step, Steps, decide
 from rankzero.launch.backends.kubernetes.stop import remove, start_again, training_objects
 from rankzero.launch.backends.kubernetes.wait import wait_until_prepared
 from rankzero.launch.backends.preparation import PreparationError
+from rankzero.launch.kinds import kind_of
 from rankzero.launch.labels import Manifest
 from rankzero.launch.names import submission_name
 from rankzero.launch.secrets import secret_manifest
@@ -126,7 +125,7 @@ class Submission:
             except ApiError as error:
                 if error.status == 0 or error.status in (401, 429):
                     raise
-                if _needs_its_runtime(step, plan, error):
+                if _needs_its_template(step, plan, error):
                     later.add(name_of(step.manifest))
                 else:
                     refused.append(error)
@@ -322,10 +321,13 @@ def _removed(plan: Steps) -> Steps:
     return replace(plan, steps=tuple(replace(one, existing=None) if one.do == "replace" else one for one in plan.steps))
 
 
-def _needs_its_runtime(step: Step, plan: Steps, error: ApiError) -> bool:
-    """A TrainJob is refused while its TrainingRuntime is missing, which it is until it has been applied."""
-    fresh = any(one.manifest["kind"] == TRAINING_RUNTIME.kind and one.do == "create" for one in plan.steps)
-    return fresh and step.manifest["kind"] == TRAIN_JOB.kind and "untime" in error.refusal.message
+def _needs_its_template(step: Step, plan: Steps, error: ApiError) -> bool:
+    """An object is refused while its template is missing, which it is until it has been applied."""
+    kind = kind_of(step.manifest) if is_training(step.manifest) else None
+    if kind is None or kind.template is None or kind.template.missing not in error.refusal.message:
+        return False
+    template = kind.template.resource.kind
+    return any(one.manifest["kind"] == template and one.do == "create" for one in plan.steps)
 
 
 def _once(problems: Sequence[Problem]) -> list[Problem]:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from rankzero.launch import labels
+from rankzero.launch import kinds, labels
 from rankzero.launch.backends.kubernetes.api import Api
 from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.errors import ApiError
@@ -26,17 +26,16 @@ from rankzero.launch.backends.kubernetes.resources import (
     CONFIG_MAP,
     EVENT,
     NODE,
-    POD,
     SERVICE,
     STORAGE_CLASS,
+    TEMPLATES,
     TRAINING,
-    TRAINING_RUNTIME,
-    Resource,
     claims_of,
     label,
 )
 from rankzero.launch.evidence import Evidence, Refusal
 from rankzero.launch.labels import Manifest
+from rankzero.launch.resource import POD, Resource
 
 MOST_LOGS = 24
 """Pods whose last lines are fetched: a thousand failed pods fail for one reason."""
@@ -51,7 +50,7 @@ T = TypeVar("T")
 def collect(api: Api, discovery: Discovery, run: str, *, log_lines: int) -> Evidence:
     """Everything about one run. What may not be read is noted in `refused`. Raises ApiError."""
     ours = {"labelSelector": labels.selector(run)}
-    kinds = [one for one in (*TRAINING.values(), TRAINING_RUNTIME) if discovery.serves(one)]
+    kinds = [one for one in (*TRAINING.values(), *TEMPLATES) if discovery.serves(one)]
     workloads = discovery.workloads()
     look = _Look(api)
     with ThreadPoolExecutor(AT_ONCE) as pool:  # one after the other, a distant cluster takes seconds
@@ -168,7 +167,7 @@ def _worth_reading(pods: Sequence[Manifest]) -> list[Manifest]:
 
     def rank(pod: Manifest) -> tuple[bool, bool, int]:
         trains = labels.role_of(pod) == labels.NODE_ROLE
-        return not (trains and labels.node_index(pod) == 0), not is_unhealthy(pod), labels.node_index(pod)
+        return not (trains and kinds.node_index(pod) == 0), not is_unhealthy(pod), kinds.node_index(pod)
 
     few = len(candidates) <= FEW_PODS
     wanted = [pod for pod in candidates if few or not rank(pod)[0] or is_unhealthy(pod)]

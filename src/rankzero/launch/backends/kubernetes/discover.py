@@ -5,8 +5,13 @@ from __future__ import annotations
 from rankzero.launch.backend import Served
 from rankzero.launch.backends.kubernetes.api import Api
 from rankzero.launch.backends.kubernetes.errors import ApiError
-from rankzero.launch.backends.kubernetes.resources import KUEUE, TRAIN_JOB, TRAINING, Resource
+from rankzero.launch.backends.kubernetes.resources import (
+    KUEUE,
+    TRAINING,
+)
+from rankzero.launch.kinds.trainjob import TRAIN_JOB
 from rankzero.launch.labels import Manifest
+from rankzero.launch.resource import Resource
 
 NEWEST_TRAINER = "2.3"
 _VERSION_NOTE = "/api/v1/namespaces/kubeflow-system/configmaps/kubeflow-trainer-public"
@@ -23,7 +28,7 @@ class Discovery:
     def served(self) -> Served:
         """Kinds that a run can become here."""
         kinds = frozenset(kind for kind, resource in TRAINING.items() if self.serves(resource))
-        return Served(kinds, self._trainer_version() if "trainjob" in kinds else None)
+        return Served(kinds, self._trainer_version() if self.serves(TRAIN_JOB) else None)
 
     def serves(self, resource: Resource) -> bool:
         """Whether there is this very version of a kind."""

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rankzero.errors import AccessError, ConfigError, Problem, RankzeroError, ServiceError
-from rankzero.launch.backends.kubernetes.resources import Resource
 from rankzero.launch.evidence import Refusal
+from rankzero.launch.resource import Resource
 
 NO_ANSWER = 0
 """Status of a call that got none."""

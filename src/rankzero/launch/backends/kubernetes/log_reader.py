@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from rankzero.launch import labels
+from rankzero.launch import kinds, labels
 from rankzero.launch.backend import LogLine, LogQuery
 from rankzero.launch.backends.kubernetes.api import Api
 from rankzero.launch.backends.kubernetes.errors import NO_ANSWER, ApiError
 from rankzero.launch.backends.kubernetes.pods import container_name, has_ended, is_running, restarts, started_at
-from rankzero.launch.backends.kubernetes.resources import POD
 from rankzero.launch.backends.kubernetes.streams import Streams
 from rankzero.launch.labels import Manifest
+from rankzero.launch.resource import POD
 
 MOST_FAILURES = 10
 """Readings of an ended pod's log that may break before it is given up, aloud."""
@@ -206,7 +206,7 @@ class PodLog:
                 line = read_stamp(text)
                 if self._seam.is_new(line):
                     yield LogLine(
-                        labels.node_index(self.pod), self._name, labels.role_of(self.pod), line.text, line.time
+                        kinds.node_index(self.pod), self._name, labels.role_of(self.pod), line.text, line.time
                     )
         except ApiError as error:
             # 400: this instance has no log (any more); a pod that has gone takes its log along

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 
-from rankzero.launch import labels
+from rankzero.launch import kinds, labels
 from rankzero.launch.backend import LogLine, LogQuery
 from rankzero.launch.backends.kubernetes.api import Api
 from rankzero.launch.backends.kubernetes.discover import Discovery
@@ -19,10 +19,7 @@ from rankzero.launch.backends.kubernetes.errors import ApiError
 from rankzero.launch.backends.kubernetes.log_reader import PodLog
 from rankzero.launch.backends.kubernetes.pods import has_ended, has_log, waiting_for
 from rankzero.launch.backends.kubernetes.resources import (
-    JOB,
-    POD,
     TRAINING,
-    Resource,
     annotation,
     ended,
     is_preparation,
@@ -35,6 +32,7 @@ from rankzero.launch.backends.kubernetes.stop import is_queued, training_objects
 from rankzero.launch.backends.kubernetes.streams import Change, Streams
 from rankzero.launch.labels import Manifest
 from rankzero.launch.log_choice import Wanted
+from rankzero.launch.resource import JOB, POD, Resource
 
 AT_ONCE = 16
 MOST_FOLLOWED = 64
@@ -195,7 +193,7 @@ class Following:
             self.api.tell(f"{pod['metadata']['name']} waits: {words}")
 
     def _follow(self, uid: str, pod: Manifest) -> None:
-        if len(self._open()) >= MOST_FOLLOWED and labels.node_index(pod) != 0:
+        if len(self._open()) >= MOST_FOLLOWED and kinds.node_index(pod) != 0:
             if "many" not in self._said:
                 self.api.tell(f"following {MOST_FOLLOWED} pods; --node N shows one of the others")
             self._said.add("many")
@@ -273,4 +271,4 @@ class Following:
 
 
 def _is_wanted(wanted: Wanted, pod: Manifest) -> bool:
-    return wanted.pod(labels.role_of(pod), labels.node_index(pod))
+    return wanted.pod(labels.role_of(pod), kinds.node_index(pod))

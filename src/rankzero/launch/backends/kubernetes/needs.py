@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rankzero.launch.backends.kubernetes.resources import CLAIM, is_preparation, is_training, label
+from rankzero.launch.kinds import kind_of
 from rankzero.launch.labels import QUEUE, QUEUE_PRIORITY, Manifest
 from rankzero.launch.untyped_json import amount, at, maps, text, words
 
@@ -53,15 +54,9 @@ def needs_of(objects: Sequence[Manifest]) -> Needs:
 
 def pod_specs(manifest: Manifest) -> Iterator[tuple[Mapping[str, Any], int]]:
     """Every pod spec inside an object, and how many pods are made of it."""
-    spec = at(manifest, "spec")
-    for replicas in at(spec, "pytorchReplicaSpecs").values():
-        yield at(replicas, "template", "spec"), int(replicas.get("replicas", 1))
-    inner = at(spec, "template", "spec")  # a Job's or StatefulSet's pod, or the JobSet of a TrainingRuntime
-    for replicated in (*maps(spec, "replicatedJobs"), *maps(inner, "replicatedJobs")):
-        job = at(replicated, "template", "spec")
-        yield at(job, "template", "spec"), int(job.get("parallelism", 1))
-    if "containers" in inner:
-        yield inner, int(spec.get("parallelism") or spec.get("replicas") or 1)
+    kind = kind_of(manifest)
+    if kind is not None:
+        yield from kind.pod_specs(manifest)
 
 
 def _add_pod(found: Needs, pod: Mapping[str, Any], made: set[tuple[str, str]]) -> None:

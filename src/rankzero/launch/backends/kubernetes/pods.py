@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from rankzero.launch.labels import NODE_CONTAINERS, PREPARE_ROLE, Manifest
-
-_CONTAINERS = (*NODE_CONTAINERS, PREPARE_ROLE)
+from rankzero.launch.kinds import containers
+from rankzero.launch.labels import PREPARE_ROLE, Manifest
 
 
 def container_name(pod: Mapping[str, Any]) -> str:
     """The container that does the work; the others, if any, are the site's."""
     names = [str(one["name"]) for one in pod["spec"]["containers"]]
-    return next((name for name in names if name in _CONTAINERS), names[0])
+    return next((name for name in names if name in (*containers(), PREPARE_ROLE)), names[0])
 
 
 def container_status(pod: Mapping[str, Any]) -> Manifest:

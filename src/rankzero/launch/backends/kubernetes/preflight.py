@@ -19,9 +19,9 @@ from rankzero.launch.backends.kubernetes.resources import (
     SECRET,
     SERVICE_ACCOUNT,
     STORAGE_CLASS,
-    Resource,
 )
 from rankzero.launch.labels import Manifest
+from rankzero.launch.resource import Resource
 from rankzero.launch.untyped_json import amount, at, maps, words
 
 _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"

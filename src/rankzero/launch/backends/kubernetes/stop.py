@@ -14,13 +14,9 @@ from rankzero.launch.backends.kubernetes.pods import has_ended
 from rankzero.launch.backends.kubernetes.resources import (
     CLAIM,
     CORE,
-    JOB,
-    POD,
     SECRET,
-    TRAIN_JOB,
+    TEMPLATES,
     TRAINING,
-    TRAINING_RUNTIME,
-    Resource,
     claims_of,
     ended,
     grace_seconds,
@@ -34,8 +30,10 @@ from rankzero.launch.backends.kubernetes.resources import (
     suspension,
 )
 from rankzero.launch.backends.kubernetes.wait import MARGIN_SECONDS, wait_until_gone
+from rankzero.launch.kinds import kind_of
 from rankzero.launch.labels import Manifest
 from rankzero.launch.names import submission_name
+from rankzero.launch.resource import JOB, POD, Resource
 
 _WRITE = {"fieldManager": "rankzero"}
 FOREGROUND: Manifest = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Foreground"}
@@ -65,11 +63,12 @@ def remove(api: Api, manifest: Manifest, *, run: str | None) -> None:
 
 
 def _grace(api: Api, manifest: Manifest) -> int:
-    """How long its pods may take to leave; a TrainJob's are described by its runtime."""
-    runtime = None
-    if manifest["kind"] == TRAIN_JOB.kind:
-        runtime = api.read(TRAINING_RUNTIME, str(manifest["spec"]["runtimeRef"]["name"]))
-    return grace_seconds([manifest, runtime])
+    """How long its pods may take to leave; some kinds have them described by another object of their name."""
+    kind = kind_of(manifest)
+    described = None
+    if kind is not None and kind.template is not None:
+        described = api.read(kind.template.resource, str(manifest["metadata"]["name"]))
+    return grace_seconds([manifest, described])
 
 
 def _pods_of(api: Api, manifest: Manifest, run: str | None) -> set[str]:
@@ -128,12 +127,12 @@ def _parts(api: Api, discovery: Discovery, run: str, *, claims: bool, say: Say) 
     trained = training_objects(api, discovery, run)
     prepared = [one for one in api.list(JOB, selector)[0] if is_preparation(one)]
     pods = api.list(POD, selector)[0]
-    runtimes = _runtimes(api, discovery, selector, trained, say)
-    mounted = claims_of([*trained, *prepared, *pods, *runtimes])
+    templates = _templates(api, discovery, selector, trained, say)
+    mounted = claims_of([*trained, *prepared, *pods, *templates])
     for one in [*trained, *prepared]:
         say(f"removing {name_of(one)}; running pods have {_grace(api, one)} s to save")
         yield one
-    yield from runtimes
+    yield from templates
     for resource in CORE:
         yield from _listed(api, resource, selector, say)
     yield from _submission_secret(api, run, say)
@@ -144,14 +143,18 @@ def _parts(api: Api, discovery: Discovery, run: str, *, claims: bool, say: Say) 
         say(f"kept with all that is in them: {', '.join(f'{CLAIM.kind}/{name}' for name in sorted(mounted))}")
 
 
-def _runtimes(
+def _templates(
     api: Api, discovery: Discovery, selector: dict[str, str], trained: list[Manifest], say: Say
 ) -> list[Manifest]:
-    """Only a TrainJob has one; whoever may not list them has none, unless it is a TrainJob's run."""
-    if not discovery.serves(TRAINING_RUNTIME):
-        return []
-    is_trainjob = any(one["kind"] == TRAIN_JOB.kind for one in trained)
-    return _listed(api, TRAINING_RUNTIME, selector, say if is_trainjob else lambda _line: None)
+    """Few kinds have one; whoever may not list them has none, unless the run is of such a kind."""
+    used = {kind.template for one in trained if (kind := kind_of(one)) is not None}
+    own = {template.resource for template in used if template is not None}
+    return [
+        one
+        for resource in TEMPLATES
+        if discovery.serves(resource)
+        for one in _listed(api, resource, selector, say if resource in own else lambda _line: None)
+    ]
 
 
 def _submission_secret(api: Api, run: str, say: Say) -> Iterator[Manifest]:
@@ -196,7 +199,7 @@ def _deletable_claims(api: Api, discovery: Discovery, run: str, mounted: set[str
 def _mounted_elsewhere(api: Api, discovery: Discovery, run: str) -> dict[str, str]:
     """Who else mounts which claim: pods that have not ended, and other runs, whose results may be on it."""
     users: dict[str, str] = {}
-    kinds = [one for one in (TRAINING_RUNTIME, *TRAINING.values()) if discovery.serves(one)]
+    kinds = [one for one in (*TEMPLATES, *TRAINING.values()) if discovery.serves(one)]
     for one in [*api.list(POD)[0], *list_each(api, kinds)]:
         if label(one, labels.RUN) != run and not (one["kind"] == POD.kind and has_ended(one)):
             users |= dict.fromkeys(claims_of(one), name_of(one))

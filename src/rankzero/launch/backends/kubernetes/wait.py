@@ -7,9 +7,13 @@ from rankzero.launch import labels
 from rankzero.launch.backend import Say
 from rankzero.launch.backends.kubernetes.api import WATCH_SECONDS, Api
 from rankzero.launch.backends.kubernetes.pods import waiting_for
-from rankzero.launch.backends.kubernetes.resources import JOB, POD, Resource, ended, name_of
+from rankzero.launch.backends.kubernetes.resources import (
+    ended,
+    name_of,
+)
 from rankzero.launch.backends.preparation import preparation_failed
 from rankzero.launch.labels import Manifest
+from rankzero.launch.resource import JOB, POD, Resource
 
 MARGIN_SECONDS = 120
 """On top of the pods' grace period: for the controllers, and for nodes to say that a pod is gone."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rankzero.errors import AccessError, ServiceError
-from rankzero.launch import labels
+from rankzero.launch import kinds, labels
 from rankzero.launch.backend import LogLine, LogQuery
 from rankzero.launch.backends.docker.backend import DockerBackend
 from tests.unit.launch.backends.docker.conftest import NODES, Submit, states
@@ -26,7 +26,7 @@ def test_evidence_is_in_the_api_s_shapes(daemon: Daemon, submit: Submit, backend
     daemon.finish(NODES[1], 1)
     evidence = backend.collect("tiny", log_lines=2)
     first, second = evidence.pods
-    assert [labels.node_index(one) for one in evidence.pods] == [0, 1]
+    assert [kinds.node_index(one) for one in evidence.pods] == [0, 1]
     assert first["status"]["phase"] == "Failed"
     ended = first["status"]["containerStatuses"][0]["state"]["terminated"]
     assert ended == {
