@@ -336,6 +336,6 @@ def _pyarrow() -> tuple[Any, type[Exception]]:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
-        hint = 'pip install "rankzero[train]"'
+        hint = 'pip install "rankzero[data]"'
         raise ConfigError("Parquet needs pyarrow, which is not installed", hint=hint) from error
     return parquet, pyarrow.ArrowException
