@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 
 from rankzero.launch import kinds, labels
 from rankzero.launch.backend import LogLine, LogQuery
@@ -14,6 +12,7 @@ from rankzero.launch.backends.kubernetes.api import Api
 from rankzero.launch.backends.kubernetes.errors import NO_ANSWER, ApiError
 from rankzero.launch.backends.kubernetes.streams import Streams
 from rankzero.launch.labels import Manifest
+from rankzero.launch.log_stamps import Moment, Stamped, read_stamp
 from rankzero.launch.pods import Pod, parse_pod
 from rankzero.launch.resource import POD
 
@@ -21,34 +20,6 @@ MOST_FAILURES = 10
 """Readings of an ended pod's log that may break before it is given up, aloud."""
 SILENCE_SECONDS = 300.0
 """A log stream has no heartbeat: after this the connection is made anew, without loss."""
-_STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d) ?")
-Moment = tuple[datetime, int]
-"""Seconds and nanoseconds: what the kubelet writes is finer than a datetime."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stamped:
-    """A line and when it was written."""
-
-    text: str
-    moment: Moment | None
-
-    @property
-    def time(self) -> datetime | None:
-        """To microseconds."""
-        if self.moment is None:
-            return None
-        second, nanos = self.moment
-        return second.replace(microsecond=nanos // 1000)
-
-
-def read_stamp(line: str) -> Stamped:
-    """A line of a log that was asked for with timestamps."""
-    match = _STAMP.match(line)
-    if match is None:
-        return Stamped(line, None)
-    second = datetime.fromisoformat(match[1] + match[3]).astimezone(UTC)
-    return Stamped(line[match.end() :], (second, int((match[2] or "").ljust(9, "0"))))
 
 
 @dataclass(slots=True)
