@@ -61,7 +61,7 @@ def kind_of_pod(pod: Mapping[str, Any]) -> Kind | None:
 
 
 def node_index(pod: Mapping[str, Any]) -> int:
-    """Which node of the run a pod is, as its own kind or any other says it; 0 where nothing does, or where it prepares."""
+    """Which node of the run a pod is, as its own kind or any other says it; 0 where nothing does, or it prepares."""
     if text(pod, "metadata", "labels", labels.ROLE) == labels.PREPARE_ROLE:
         return 0
     own = kind_of_pod(pod)
