@@ -21,7 +21,6 @@ from rankzero.launch.backends.kubernetes.resources import (
     SERVICE,
     STORAGE_CLASS,
     TEMPLATES,
-    TRAINING,
     claims_of,
     label,
 )
@@ -43,7 +42,7 @@ T = TypeVar("T")
 def collect(api: Api, discovery: Discovery, run: str, *, log_lines: int) -> Evidence:
     """Everything about one run. What may not be read is noted in `refused`. Raises ApiError."""
     ours = {"labelSelector": labels.selector(run)}
-    kinds = [one for one in (*TRAINING.values(), *TEMPLATES) if discovery.serves(one)]
+    kinds = [*discovery.training().values(), *(one for one in TEMPLATES if discovery.serves(one))]
     workloads = discovery.workloads()
     look = _Look(api)
     with ThreadPoolExecutor(AT_ONCE) as pool:  # one after the other, a distant cluster takes seconds
@@ -78,7 +77,7 @@ def collect(api: Api, discovery: Discovery, run: str, *, log_lines: int) -> Evid
 def all_runs(api: Api, discovery: Discovery) -> list[Evidence]:
     """Every run of the namespace by its objects and pods, in one list call for each kind."""
     any_run = {"labelSelector": labels.RUN}
-    kinds = [one for one in TRAINING.values() if discovery.serves(one)]
+    kinds = discovery.training().values()
     look = _Look(api)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         pods = pool.submit(api.list, POD, any_run)

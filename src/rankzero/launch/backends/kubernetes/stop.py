@@ -41,8 +41,8 @@ FOREGROUND: Manifest = {"kind": "DeleteOptions", "apiVersion": "v1", "propagatio
 
 def training_objects(api: Api, discovery: Discovery, run: str) -> list[Manifest]:
     """The objects that train a run; more than one only while its kind is being changed."""
-    served = [resource for resource in TRAINING.values() if discovery.serves(resource)]
-    return [one for one in list_each(api, served, {"labelSelector": labels.selector(run)}) if is_training(one)]
+    served = discovery.training().values()
+    return [one for one in list_each(api, list(served), {"labelSelector": labels.selector(run)}) if is_training(one)]
 
 
 def remove(api: Api, manifest: Manifest, *, run: str | None) -> None:
