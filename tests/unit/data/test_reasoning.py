@@ -285,6 +285,16 @@ class TestOwnWords:
         found = problem(row, tiny_tokenizer(chat_template=template))
         assert found.reason == "turn left out by the chat template" and "'Be kind.'" in found.what
 
+    def test_a_role_that_the_template_does_not_know(self) -> None:
+        template = CHATML.replace(
+            "{% for message in messages %}", "{% for message in messages if message.role in 'user assistant system' %}"
+        )
+        row = chat(("developer", "Be kind."), ("user", "q"), ("assistant", "a"))
+        found = problem(row, tiny_tokenizer(chat_template=template))
+        assert "turn 1 out (developer)" in found.what and found.hint.startswith(
+            "name its role system, or set data.chat"
+        )
+
 
 class TestKwargs:
     def test_they_reach_the_template(self) -> None:
