@@ -56,7 +56,8 @@ class ModelSpec(Section):
     dtype: Dtype = "auto"
     """Compute precision. auto: bfloat16 where the device computes it natively, else float32."""
     attention: Attention = "auto"
-    """Attention implementation. varlen: torch's own for rows laid end to end. auto: the fastest that is installed."""
+    """Attention implementation. varlen: torch's own for rows laid end to end. auto: the fastest that is installed, or
+    for a model with attention dropout one that drops the same in every layout."""
     quantization: Literal["none", "nf4", "fp8"] = "none"
     """Hold the frozen base in fewer bits under adapters. nf4: 4-bit NormalFloat with double quantisation (QLoRA);
     fp8: 8-bit floats."""
