@@ -100,6 +100,7 @@ def choose_attention(spec: RunSpec, config: Any, device_kind: str, dtype: torch.
     varlen.register()
     dropout_attention.register()
     if wanted == "auto" and free is not True and case.dropout and case.supports("_supports_sdpa"):
+        _log.debug("rows are padded: attention has dropout, which fused kernels do not tie to places")
         return Attention(dropout_attention.NAME, False)
     if wanted != "auto":
         return Attention(wanted, free is True or (free == "auto" and together is None and _gains(case, wanted)))

@@ -66,7 +66,8 @@ class ModelSpec(Section):
     """Compute precision. auto: bfloat16 where the device computes it natively, float16 on other GPUs (V100, T4), else
     float32. float16 has a loss scale that adapts itself; weights that are trained are float32 beside it."""
     attention: Attention = "auto"
-    """Attention implementation. varlen: torch's own for rows laid end to end. auto: the fastest that is installed."""
+    """Attention implementation. varlen: torch's own for rows laid end to end. auto: the fastest that is installed, or
+    for a model with attention dropout one that drops the same in every layout."""
     quantization: Literal["none", "nf4", "fp8"] = "none"
     """Hold the frozen base in fewer bits under adapters. nf4: 4-bit NormalFloat with double quantisation (QLoRA);
     fp8: 8-bit floats."""

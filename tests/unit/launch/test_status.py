@@ -44,7 +44,7 @@ def test_progress_is_read_as_the_console_writes_it() -> None:
     """The real formatter and the real sentence, not a copy of them."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(console._FORMAT)
+    handler.setFormatter(console._Redacted())
     console.logger.addHandler(handler)
     level = console.logger.level
     console.logger.setLevel(logging.INFO)
