@@ -33,6 +33,8 @@ def test_the_others_do_not_wait_for_ever(tmp_path: Path, tiny: Path) -> None:
     assert "Traceback" not in error
     assert run_forked(spec).codes == [0, 0]
     assert [row["step"] for row in metrics(spec)] == list(range(1, 13))
+    again = run_forked(spec)
+    assert again.codes == [0, 0] and "this run is finished" in again.said
 
 
 def one_hangs(directory: Path, cache: str, text: str) -> None:

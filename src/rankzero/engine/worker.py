@@ -108,7 +108,7 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
             refuse_different_weights(meta)
         with ledger.phase("resume"):
             found, saved = find_checkpoint(run_dir, spec, meta, options, world)
-        finished = finished_report(run_dir, spec, saved.step, total_steps(inputs, spec)) if saved else None
+        finished = finished_before(run_dir, spec, saved.step, total_steps(inputs, spec), world) if saved else None
         if finished is not None:
             logger.info("[DONE] %s", what_is_next(finished))
             return finished
@@ -218,6 +218,15 @@ def set_aside(run_dir: RunDir, found: Found) -> None:
         run_dir.set_link("last", found.newest["step"])
     elif found.damaged:
         logger.warning("[STEP] no checkpoint is intact: the run begins again")
+
+
+def finished_before(
+    run_dir: RunDir, spec: RunSpec, last_step: int, total_steps: int, world: World
+) -> dict[str, Any] | None:
+    """The report of a run that has nothing left to do, on every rank. One of them reads the whole result for it."""
+    report = finished_report(run_dir, spec, last_step, total_steps) if world.is_main else None
+    found: dict[str, Any] | None = broadcast_object(report)
+    return found
 
 
 def what_is_next(report: dict[str, Any]) -> str:
