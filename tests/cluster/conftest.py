@@ -250,6 +250,8 @@ def local_losses(cluster: Cluster) -> list[float]:
 @pytest.fixture
 def served_kinds(cluster: Cluster) -> set[str]:
     """What the API serves."""
-    from rankzero.launch.backends.kubernetes.backend import open_kubernetes
+    from rankzero.launch.backends.kubernetes.api import Api
+    from rankzero.launch.backends.kubernetes.auth import connect
+    from rankzero.launch.backends.kubernetes.discover import Discovery
 
-    return set(open_kubernetes(None, cluster.namespace, say=print).served().kinds)
+    return set(Discovery(Api(connect(None, os.environ), cluster.namespace, say=print)).training())

@@ -19,16 +19,6 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """What the place can run."""
-
-    kinds: frozenset[str] = frozenset()
-    """Of ClusterSpec.kind: job, jobset, trainjob, pytorchjob, statefulset, docker."""
-    trainer_version: str | None = None
-    """Served flavour of the TrainJob API: 2.0, 2.1, 2.2 or 2.3."""
-
-
-@dataclass(frozen=True, slots=True)
 class LogQuery:
     """Which lines are wanted."""
 
@@ -58,9 +48,6 @@ class AlreadyRunsError(ConfigError):
 
 class Backend(Protocol):
     """One place. Every method raises ServiceError where it does not answer, AccessError where it refuses us."""
-
-    def served(self) -> Served:
-        """Ask what the place can run."""
 
     def submit(self, objects: Sequence[Manifest], say: Say, *, replace: bool = False) -> None:
         """Check all objects, then apply them in order; existing ones are brought up to date or replaced.

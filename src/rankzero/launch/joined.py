@@ -16,10 +16,9 @@ from rankzero.errors import ExitCode
 from rankzero.launch import kinds, labels
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.log_lines import troubled
-from rankzero.launch.pods import Condition, LastWords, Pod, conditions_of, parse_last_words, parse_pod
+from rankzero.launch.pods import EARLIEST, Condition, LastWords, Pod, conditions_of, parse_last_words, parse_pod
 from rankzero.launch.untyped_json import at, maps, moment, text, whole
 
-EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 MOST_NODES = 100_000
 """More than any cluster has; a mistyped annotation must not make a judge count for ever."""
 

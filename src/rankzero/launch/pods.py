@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from rankzero.errors import NEVER_RETRIED, ExitCode
@@ -14,6 +14,8 @@ from rankzero.launch.labels import Manifest
 from rankzero.launch.untyped_json import at, maps, moment, text, whole, words
 
 SHM_MOUNT = "/dev/shm"
+EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
+"""Of what says no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,10 @@ class Pod:
     created: datetime | None
     deleting_since: datetime | None
     grace: int
+    container: str
+    """Name of the container that trains or prepares; others, if any, are the site's."""
+    runs: bool
+    """Whether an instance of it runs at this moment, though the pod may be told to leave."""
     waiting: str
     """Reason for which the container is not running: ContainerCreating, ImagePullBackOff …"""
     waiting_message: str
@@ -122,6 +128,33 @@ class Pod:
         return self.phase in ("Succeeded", "Failed")
 
     @property
+    def began(self) -> datetime | None:
+        """When the newest instance of its container started, to the second."""
+        return self.running_since or (self.ended.started if self.ended is not None else None)
+
+    @property
+    def has_log(self) -> bool:
+        """Whether its container has run at all."""
+        return bool(self.restarts) or (not self.init and (self.runs or self.ended is not None))
+
+    @property
+    def is_unhealthy(self) -> bool:
+        """Whether its log may say what went wrong."""
+        return self.phase == "Failed" or bool(self.restarts) or bool(self.ended is not None and self.ended.code)
+
+    @property
+    def waits_for(self) -> str | None:
+        """Why it does not run yet, in a few words; None where it runs or has ended."""
+        if self.waiting:
+            return _reason(self.waiting, self.waiting_message)
+        if self.phase != "Pending":
+            return None
+        placed = self.conditions.get("PodScheduled")
+        if placed is not None and placed.status == "False":
+            return _reason(placed.reason or "not scheduled", placed.message)
+        return "Pending"
+
+    @property
     def title(self) -> str:
         """How findings speak of it."""
         own = f"node {self.node}" if self.role == labels.NODE_ROLE else "the preparation pod"
@@ -157,6 +190,8 @@ def parse_pod(manifest: Manifest) -> Pod:
         created=moment(metadata.get("creationTimestamp")),
         deleting_since=moment(metadata.get("deletionTimestamp")),
         grace=whole(spec, "terminationGracePeriodSeconds") or 30,
+        container=text(container, "name"),
+        runs="running" in own and not init,
         waiting=text(own, "waiting", "reason"),
         waiting_message=text(own, "waiting", "message"),
         running_since=moment(at(own, "running").get("startedAt")),
@@ -225,6 +260,10 @@ def parse_last_words(message: str) -> LastWords | None:
         checkpoint=whole(value, "checkpoint"),
         run_dir=text(value, "run_dir"),
     )
+
+
+def _reason(reason: str, message: str) -> str:
+    return f"{reason}: {message}" if message else reason
 
 
 def _texts(value: object) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from rankzero.model.quantize import forget_packing, keep_layout, quantization_co
 from rankzero.model.source import ModelSource
 from rankzero.spec.run_spec import ModelSpec, RunSpec
 from rankzero.spec.tasks import ModelUse
+from rankzero.wording import first_line
 
 ModelKind = Literal["causal", "vision", "classifier"]
 
@@ -55,7 +56,7 @@ def load_tokenizer(source: ModelSource, spec: ModelSpec, chat_template: str | No
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"the tokenizer cannot be loaded: {_first_line(error)}",
+            f"the tokenizer cannot be loaded: {first_line(error)}",
             where=str(source.tokenizer),
             hint="check tokenizer.json and tokenizer_config.json against the model's Hub page",
         ) from error
@@ -77,7 +78,7 @@ def load_config(source: ModelSource, spec: ModelSpec) -> Any:
         )
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
-            f"config.json cannot be used: {_first_line(error)}",
+            f"config.json cannot be used: {first_line(error)}",
             where=str(source.weights),
             hint="a newer transformers may know this architecture; model.trust_remote_code runs the model's own code",
         ) from error
@@ -153,10 +154,10 @@ def load_model(
                 output_loading_info=True,
             )
     except ImportError as error:
-        raise ConfigError(_first_line(error), where="model.attention", hint="use model.attention: auto") from error
+        raise ConfigError(first_line(error), where="model.attention", hint="use model.attention: auto") from error
     except Exception as error:  # safetensors, torch and transformers each have their own; the cause is kept
         raise ConfigError(
-            f"the weights cannot be loaded: {_first_line(error)}",
+            f"the weights cannot be loaded: {first_line(error)}",
             where=str(source.weights),
             hint="a file may be cut off or belong to another model; copy it again",
         ) from error
@@ -242,7 +243,3 @@ def _check_loaded(model: Any, kind: ModelKind, report: dict[str, Any], source: M
             where=str(source.weights),
             hint="the files may belong to another architecture than config.json says; copy them again",
         )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -13,11 +13,13 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rankzero.spec.data_paths import parse_data_path
 from rankzero.spec.names import PLAIN_TEMPLATE
-from rankzero.spec.run_spec import DataSpec, RunSpec, SourceSpec
+
+if TYPE_CHECKING:
+    from rankzero.spec.run_spec import DataSpec, RunSpec, SourceSpec
 
 PathKind = Literal["model", "data", "file", "directory", "output"]
 """model: a directory, a .gguf file or a Hub id; data: as `data.train[].path`; output: where run directories are."""

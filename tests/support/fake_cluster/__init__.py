@@ -124,14 +124,6 @@ class FakeCluster:
                 self.documents[f"/apis/{group}/{version}"] = {"resources": [{"name": name} for name in plurals]}
         self.documents["/apis"] = {"kind": "APIGroupList", "groups": listed}
 
-    def trainjob_fields(self, *names: str) -> None:
-        """What the served schema of TrainJob has in its spec."""
-        kind = [{"group": "trainer.kubeflow.org", "version": "v1alpha1", "kind": "TrainJob"}]
-        spec = {"properties": {name: {} for name in names}}
-        schema = {"x-kubernetes-group-version-kind": kind, "properties": {"spec": spec}}
-        path = "/openapi/v3/apis/trainer.kubeflow.org/v1alpha1"
-        self.documents[path] = {"components": {"schemas": {"TrainJob": schema}}}
-
     def fail(self, method: str, part: str, **what: Any) -> Fault:
         """Order a fault."""
         fault = Fault(method, part, **what)

@@ -57,7 +57,7 @@ from rankzero.errors import ConfigError
 from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.needs import needs_of
 from rankzero.launch.backends.kubernetes.resources import (
-    TRAINING, ended, is_suspended, is_training, resource_of, suspension
+    ended, is_suspended, is_training, resource_of, suspension
 )
 from rankzero.launch.diagnose import diagnose
 from rankzero.launch.evidence import Evidence, Refusal
@@ -121,7 +121,7 @@ print(json.dumps({
     "path": resource_of(crew).path("train"),
     "trains": [is_training(one) for one in objects],
     "pods": needs_of(objects).pods,
-    "served": Discovery(Cluster()).serves(TRAINING["crew"]),
+    "served": list(Discovery(Cluster()).training()),
     "unserved": [found.fix for found in diagnose(evidence(crew, refused=(unserved,)))][:1],
     "suspended": [is_suspended(crew), is_suspended(resting), suspension(crew, suspend=False)],
     "ended": [ended(crew), ended(home), ended(failed)],
@@ -145,7 +145,7 @@ def test_a_new_kind_is_planned_rendered_and_judged_from_its_file_and_one_registr
     assert said["path"] == "/apis/crews.example/v3/namespaces/train/crews"
     assert said["trains"] == [False, True]
     assert said["pods"] == 2
-    assert said["served"] is True
+    assert said["served"] == ["crew"]
     assert "the crew's captain" in said["unserved"][0]
     assert said["suspended"] == [False, True, {"spec": {"at": {"rest": False}}}]
     assert said["ended"] == [None, "complete", "failed"]

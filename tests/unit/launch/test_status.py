@@ -156,6 +156,7 @@ class TestPhases:
     def test_elastic_runs_with_fewer(self) -> None:
         evidence = named("healthy_running").evidence
         elastic = _with(evidence, {"elasticPolicy": {"minReplicas": 1, "maxReplicas": 2}})
+        elastic = replace(elastic, objects=({**elastic.objects[0], "kind": "PyTorchJob"}, *elastic.objects[1:]))
         assert run_status(replace(elastic, pods=elastic.pods[:1])).phase == "Running"
         assert run_status(replace(evidence, pods=evidence.pods[:1])).phase == "Starting"
 

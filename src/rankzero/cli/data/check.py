@@ -32,6 +32,7 @@ from rankzero.cli.data.inputs import (
 from rankzero.cli.data.tokenizer_option import load_image_rules, load_tokenizer, served_prompt, stop_tokens
 from rankzero.cli.installed import require_data
 from rankzero.errors import DataError, Problem
+from rankzero.wording import counted
 
 if TYPE_CHECKING:
     from rankzero.data.check.report import CheckReport, Tolerance
@@ -176,7 +177,7 @@ def _judge(report: CheckReport, tolerance: Tolerance, *, in_json: bool) -> None:
         raise DataError(problem)
     if report.ok:
         return
-    found = f"{_count(counts.bad, 'bad row')} of {counts.rows:,}"
+    found = f"{counted(counts.bad, 'bad row')} of {counts.rows:,}"
     if report.passes(tolerance):
         typer.echo(
             f"warning: {found}, within --max-bad {tolerance}; training itself stops at a bad row\n"
@@ -185,7 +186,7 @@ def _judge(report: CheckReport, tolerance: Tolerance, *, in_json: bool) -> None:
         )
         return
     if in_json:
-        raise DataError(f"{_count(report.log.total, 'problem')}; the JSON lists them")
+        raise DataError(f"{counted(report.log.total, 'problem')}; the JSON lists them")
     error = report.log.error()
     if str(tolerance) != "0" and not report.damaged:
         raise DataError([Problem(f"{found}, more than --max-bad {tolerance}"), *error.problems])
@@ -212,7 +213,3 @@ def _echo_lines(report: CheckReport, comparison: Comparison | None) -> None:
 def _echo_json(value: dict[str, Any]) -> None:
     text = json.dumps(value, ensure_ascii=False, indent=2)
     typer.echo(text.encode("utf-8", "backslashreplace").decode())
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")

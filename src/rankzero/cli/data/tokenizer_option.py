@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankzero.cli.installed import require_tokenizer
 from rankzero.errors import ConfigError, Problem, RankzeroError, UsageError
+from rankzero.wording import first_line
 
 if TYPE_CHECKING:
     from rankzero.data.tokens.image_tokens import ImageRules
@@ -63,7 +64,7 @@ def load_tokenizer(place: TokenizerPlace, chat_template: Path | None) -> Any:
             place.name, trust_remote_code=place.trust_remote_code, local_files_only=True
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = first_line(error)
         hint = "give a directory with tokenizer.json and tokenizer_config.json, or a Hub id"
         raise ConfigError(f"the tokenizer cannot be loaded: {reason}", where=place.name, hint=hint) from error
     if chat_template is not None:

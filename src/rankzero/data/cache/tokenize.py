@@ -32,6 +32,7 @@ from rankzero.data.tokens.tokenizer import Tokenizer, take_apart
 from rankzero.errors import DataError, Problem, StorageError
 from rankzero.machine import usable_cores
 from rankzero.spec.run_spec import SourceSpec
+from rankzero.wording import first_line
 
 __all__ = ["Shard", "TokenRules", "prepare", "prepare_shard", "tokenizer_fingerprint"]
 
@@ -134,7 +135,7 @@ def _existing(directory: Path, paths: Sequence[str], workers: int | None) -> Tok
         verify_bytes(directory, usable_cores() if workers is None else workers)
         return TokenizedDataset.open(directory, paths)
     except (StorageError, OSError, KeyError, TypeError, pa.ArrowInvalid) as error:
-        _logger.warning("%s is damaged and is made again: %s", directory, str(error).splitlines()[0])
+        _logger.warning("%s is damaged and is made again: %s", directory, first_line(error))
         return None
 
 

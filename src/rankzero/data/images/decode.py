@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar
 from rankzero.data.images.paths import Refused, inside
 from rankzero.data.images.png import missing_share
 from rankzero.errors import ConfigError, DataError
+from rankzero.wording import first_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -125,7 +126,7 @@ def _read(file: Path, limits: ImageLimits, look: Callable[[Image], Looked]) -> L
             except (OSError, SyntaxError, ValueError) as error:
                 if isinstance(error, OSError) and error.errno is not None:  # Pillow's own have none: the volume failed
                     raise
-                what = f"the image is cut off or damaged: {_first_line(error)}"
+                what = f"the image is cut off or damaged: {first_line(error)[:200]}"
                 raise ImageError("damaged image", what) from error
     except OSError as error:
         raise ImageError("unreadable file", f"cannot be read: {error.strerror or error}") from error
@@ -207,10 +208,6 @@ def _unidentified(stream: BinaryIO) -> ImageError:
     if head[4:12] == b"ftypavif":
         return ImageError("not an image", "is an AVIF file, which is not read", "convert it to PNG, JPEG or WebP")
     return ImageError("not an image", f"is {kind}" if kind else f"is no image that can be read ({head[:8]!r}…)")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 @lru_cache

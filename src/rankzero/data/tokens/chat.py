@@ -8,7 +8,14 @@ from functools import cached_property
 from rankzero.data.rows.conversation import ANSWERING, Conversation
 from rankzero.data.rows.problems import RowProblem
 from rankzero.data.tokens.built_in_templates import PLAIN, TrainingTemplate, plain_template, training_template
-from rankzero.data.tokens.chat_text import ChatText, LeftOutError, Rendered, RewrittenError, WordsLostError
+from rankzero.data.tokens.chat_text import (
+    OTHER_TEMPLATE,
+    ChatText,
+    LeftOutError,
+    Rendered,
+    RewrittenError,
+    WordsLostError,
+)
 from rankzero.data.tokens.image_tokens import ImageRules, Picture, Pictures
 from rankzero.data.tokens.own_words import excerpt
 from rankzero.data.tokens.template import ChatTemplate, TemplateRefusedError
@@ -95,8 +102,7 @@ class Renderer:
                 conversation.line, "refused by the chat template", f"the chat template says: {error}", _hint(str(error))
             )
         except LeftOutError as error:
-            hint = "set data.chat_template to one that has a place for it"
-            return RowProblem(conversation.line, error.reason, str(error), hint)
+            return RowProblem(conversation.line, error.reason, str(error), error.hint)
         except RewrittenError as error:
             return RowProblem(
                 conversation.line,
@@ -126,7 +132,8 @@ class Renderer:
         if i is not None:
             message = text.messages[i]
             what = f"the chat template leaves turn {i + 1} out ({message.role}): {excerpt(message.content)!r}"
-            raise LeftOutError("turn left out by the chat template", what)
+            hint = "name its role system, or " if message.role == "developer" else ""
+            raise LeftOutError("turn left out by the chat template", what, f"{hint}{OTHER_TEMPLATE}")
 
     def _with_reasoning_kept(self, conversation: Conversation, weights: tuple[float, ...]) -> Rendered | None:
         """The row by a template for training; None where there is none for this model, or not for such a row. Turns

@@ -26,6 +26,8 @@ from rankzero.data.tokens.template import ChatTemplate, Span, TemplateRefusedErr
 from rankzero.data.tokens.tokenizer import TokenizerParts
 from rankzero.data.tokens.turns import STAND_IN, turn_of, with_text
 
+OTHER_TEMPLATE = "set data.chat_template to one that has a place for it"
+
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
@@ -62,9 +64,9 @@ class RewrittenError(Exception):
 class LeftOutError(Exception):
     """The template leaves something of the row out without a word."""
 
-    def __init__(self, reason: str, what: str) -> None:
+    def __init__(self, reason: str, what: str, hint: str = OTHER_TEMPLATE) -> None:
         super().__init__(what)
-        self.reason = reason
+        self.reason, self.hint = reason, hint
 
 
 class WordsLostError(Exception):

@@ -23,6 +23,7 @@ from rankzero.data.images.paths import refusal
 from rankzero.data.read.download import download
 from rankzero.data.read.network import Network, RealNetwork
 from rankzero.errors import ConfigError, DataError, UsageError
+from rankzero.wording import first_line
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip", ".parquet")
 
@@ -222,7 +223,7 @@ class ParquetStore:
                 if not left.isdisjoint(keys):
                     yield from self._images(file, group, image, keys, left)
         except (failures, OSError) as error:
-            what = f"the Parquet file cannot be read: {str(error).splitlines()[0]}"
+            what = f"the Parquet file cannot be read: {first_line(error)}"
             raise DataError(what, where=str(self._path), hint="was the download cut off?") from error
 
     def _columns(self, schema: Any) -> tuple[str, str]:
@@ -335,6 +336,6 @@ def _pyarrow() -> tuple[Any, type[Exception]]:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
-        hint = 'pip install "rankzero[train]"'
+        hint = 'pip install "rankzero[data]"'
         raise ConfigError("Parquet needs pyarrow, which is not installed", hint=hint) from error
     return parquet, pyarrow.ArrowException

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from rankzero.launch.diagnose.finding import Finding, Severity, listed
+from rankzero.launch.diagnose.finding import Finding, Severity
 from rankzero.launch.evidence import Refusal
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.kinds import controlled, kind_of
 from rankzero.launch.untyped_json import text
 from rankzero.spec.kinds import EVERYWHERE
+from rankzero.wording import listed
 
 _WORKLOAD = "Workload"
 _RBAC = re.compile(

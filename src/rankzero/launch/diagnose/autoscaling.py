@@ -9,9 +9,10 @@ import re
 from collections.abc import Sequence
 from datetime import timedelta
 
-from rankzero.launch.diagnose.finding import Finding, listed, span
+from rankzero.launch.diagnose.finding import Finding, span
 from rankzero.launch.joined import Event, JoinedEvidence
 from rankzero.launch.pods import Pod
+from rankzero.wording import listed
 
 _REASONS = ("TriggeredScaleUp", "NotTriggerScaleUp", "FailedScaleUp", "Nominated")
 _KARPENTERS = ("Failed to schedule pod", "Could not schedule pod")

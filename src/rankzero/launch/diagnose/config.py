@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from rankzero.launch.diagnose.finding import Finding, counted
+from rankzero.launch.diagnose.finding import Finding
 from rankzero.launch.diagnose.signs import RECENT_SECONDS, START_ENDINGS, START_REASONS, of_text
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.pods import Pod
 from rankzero.launch.untyped_json import seconds_between
+from rankzero.wording import counted
 
 _SECRET = re.compile(r'secrets? "(?P<name>[^"]+)" not found')
 _SECRET_KEY = re.compile(r"couldn't find key (?P<key>\S+) in Secret (?:\S+/)?(?P<name>\S+)")

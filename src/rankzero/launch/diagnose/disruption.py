@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from rankzero.launch.diagnose.finding import Finding, Severity, counted, listed, span
+from rankzero.launch.diagnose.finding import Finding, Severity, span
 from rankzero.launch.diagnose.hosts import Host, hosts_of
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.pods import Condition, Pod
 from rankzero.launch.untyped_json import seconds_between
+from rankzero.wording import counted, listed
 
 _LOW = re.compile(r"node was low on resource: (?P<what>[\w-]+)")
 _OWN_DISK = re.compile(r"(?:ephemeral local storage usage exceeds|local ephemeral storage).*?(?P<limit>\d+\w*)?\.?\s*$")

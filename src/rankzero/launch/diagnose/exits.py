@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from rankzero.errors import ExitCode
 from rankzero.launch.diagnose.config import explains as is_config
-from rankzero.launch.diagnose.finding import Finding, Severity, counted
+from rankzero.launch.diagnose.finding import Finding, Severity
 from rankzero.launch.diagnose.memory import explains as is_memory
 from rankzero.launch.diagnose.network import explains as is_network
 from rankzero.launch.diagnose.signs import START_ENDINGS, START_REASONS
@@ -15,6 +15,7 @@ from rankzero.launch.diagnose.signs import explains as is_sign
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.log_lines import SaidError, last_error
 from rankzero.launch.pods import Ended, Pod
+from rankzero.wording import counted
 
 _PEER = re.compile(r"node \d+ (?:failed|was lost|is gone|was stopped|was started again)")
 """A node that only follows another one leaves with that one's exit code."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from rankzero.launch.diagnose.finding import Finding, counted, span
+from rankzero.launch.diagnose.finding import Finding, span
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.pods import Pod
 from rankzero.launch.untyped_json import seconds_between
+from rankzero.wording import counted
 
 REASONS = (
     "ErrImagePull",

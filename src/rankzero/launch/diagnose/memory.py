@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterator
 from datetime import timedelta
 
-from rankzero.launch.diagnose.finding import Finding, Severity, counted
+from rankzero.launch.diagnose.finding import Finding, Severity
 from rankzero.launch.diagnose.hosts import readable
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.log_lines import find_line
 from rankzero.launch.pods import Ended, Pod
 from rankzero.launch.untyped_json import amount
+from rankzero.wording import counted
 
 SIGKILL_CODE, SIGBUS_CODE = 137, 135
 _OWN_AFFAIR = (0, 2, 65, 75, 77, 78)

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rankzero.errors import ExitCode
-from rankzero.launch.diagnose.finding import Finding, Severity, counted, listed
+from rankzero.launch.diagnose.finding import Finding, Severity
 from rankzero.launch.diagnose.signs import explains as is_sign
 from rankzero.launch.diagnose.signs import leaves_open
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.log_lines import find_line
+from rankzero.launch.node.settings import CONTROL_PORT, MASTER_PORT
 from rankzero.launch.pods import Ended, Pod
+from rankzero.wording import counted, listed
 
 _TIMEOUT = re.compile(
     r"Watchdog caught collective operation timeout: \w+\((?P<facts>[^\n]*?)\)"
@@ -175,7 +177,7 @@ def _join(joined: JoinedEvidence, several: list[tuple[Pod, _Sign]], severity: Se
         severity,
         f"{_who(several)} waited for the other nodes in vain{came}{missing}: {sign.line}",
         "see why they started late (`rankzero status`), set rendezvous_timeout_seconds higher, and let network policies"
-        " and meshes pass ports 29400 and 29500 between the pods",
+        f" and meshes pass ports {CONTROL_PORT} and {MASTER_PORT} between the pods",
         (sign.line,),
         pod.node,
     )

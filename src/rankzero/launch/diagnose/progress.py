@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from rankzero.launch.diagnose.finding import Finding, counted, listed, span
+from rankzero.launch.diagnose.finding import Finding, span
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.log_lines import awaited_nodes, last_progress, last_spoken, progress_gap
+from rankzero.launch.node.settings import CONTROL_PORT, MASTER_PORT
 from rankzero.launch.pods import Pod
 from rankzero.launch.untyped_json import seconds_between, text
+from rankzero.wording import counted, listed
 
 PATIENCE_SECONDS = 120
 _PARTING_SECONDS = 60
@@ -159,8 +161,8 @@ def _awaited(joined: JoinedEvidence, running: list[Pod]) -> Iterator[Finding]:
             "waiting",
             f"{names} {verb} not joined for {span(_runs_for(joined, pod).total_seconds())}: node {first.node} waits"
             f" (pod {pod.name} on node {pod.host or '?'})",
-            f"`rankzero logs --node {pod.node}`; see that network policies and meshes pass ports 29400 and 29500; if it"
-            f" hangs, `kubectl delete pod {pod.name}`",
+            f"`rankzero logs --node {pod.node}`; see that network policies and meshes pass ports {CONTROL_PORT} and"
+            f" {MASTER_PORT}; if it hangs, `kubectl delete pod {pod.name}`",
             (f"{first.name} waits for {names}",),
             pod.node,
         )

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from rankzero.launch.diagnose.api import field_of
-from rankzero.launch.diagnose.finding import Finding, listed, span
+from rankzero.launch.diagnose.finding import Finding, span
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.pods import Condition, conditions_of
 from rankzero.launch.untyped_json import at, maps, moment, seconds_between, text, whole
+from rankzero.wording import listed
 
 _MISSING = re.compile(r"(?P<kind>LocalQueue|ClusterQueue) (?P<name>\S+) doesn't exist")
 _INACTIVE = re.compile(r"(?P<kind>LocalQueue|ClusterQueue) (?P<name>\S+) is (?P<why>inactive|stopped)")

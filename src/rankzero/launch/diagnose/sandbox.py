@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from rankzero.launch.diagnose.finding import Finding, counted, hosts_named
+from rankzero.launch.diagnose.finding import Finding, hosts_named
 from rankzero.launch.diagnose.signs import RECENT_SECONDS, of_text
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.pods import Pod
 from rankzero.launch.untyped_json import seconds_between
+from rankzero.wording import counted
 
 _REASONS = ("FailedCreatePodSandBox", "NetworkNotReady", "FailedPodSandBoxStatus")
 _NO_ADDRESS = re.compile(

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from rankzero.launch.diagnose import autoscaling
 from rankzero.launch.diagnose.api import field_of
-from rankzero.launch.diagnose.finding import Finding, counted, listed, span
+from rankzero.launch.diagnose.finding import Finding, span
 from rankzero.launch.diagnose.hosts import (
     Host,
     hosts_of,
@@ -27,6 +27,7 @@ from rankzero.launch.diagnose.hosts import (
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.pods import Pod
 from rankzero.launch.untyped_json import amount, seconds_between
+from rankzero.wording import counted, listed
 
 _NODES = re.compile(r"nodes are (?:un)?available: ")
 _PART = re.compile(r"(?P<count>\d+) (?P<why>(?:[^,{.]|\{[^}]*\}|\.(?=\S))+)")

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rankzero.errors import ExitCode
-from rankzero.launch.diagnose.finding import Finding, Severity, counted, hosts_named, listed
+from rankzero.launch.diagnose.finding import Finding, Severity, hosts_named
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.log_lines import find_line
 from rankzero.launch.pods import Ended, Pod
 from rankzero.launch.untyped_json import seconds_between
+from rankzero.wording import counted, listed
 
 START_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 """Why a container waits that cannot be made."""

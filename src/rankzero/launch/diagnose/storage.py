@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rankzero.launch.diagnose.finding import Finding, listed, span
+from rankzero.launch.diagnose.finding import Finding, span
 from rankzero.launch.joined import Event, JoinedEvidence
 from rankzero.launch.pods import Pod
 from rankzero.launch.untyped_json import at, moment, seconds_between, text
+from rankzero.wording import listed
 
 _NO_CLAIM = re.compile(r'persistentvolumeclaims? "(?P<name>[^"]+)" not found')
 _NO_CLASS = re.compile(r'storageclass(?:es)?\.storage\.k8s\.io "(?P<name>[^"]+)" not found')

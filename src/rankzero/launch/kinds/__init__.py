@@ -61,6 +61,9 @@ def kind_of_pod(pod: Mapping[str, Any]) -> Kind | None:
 
 
 def node_index(pod: Mapping[str, Any]) -> int:
-    """Which node of the run a pod is; 0 where nothing says so."""
-    kind = kind_of_pod(pod)
-    return (kind.node_index(pod) if kind is not None else None) or 0
+    """Which node of the run a pod is, as its own kind or any other says it; 0 where nothing does, or it prepares."""
+    if text(pod, "metadata", "labels", labels.ROLE) == labels.PREPARE_ROLE:
+        return 0
+    own = kind_of_pod(pod)
+    kinds = [*([own] if own is not None else []), *(kind_named(name) for name in KINDS)]
+    return next((index for kind in kinds if (index := kind.node_index(pod)) is not None), 0)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rankzero.launch.kinds.kind import End, Kind, PodSpecs, by_mark, is_number
+from rankzero.launch.labels import KIND as KIND_LABEL
 from rankzero.launch.labels import NODE_ROLE, OUTCOME, ROLE, RUN, Manifest
 from rankzero.launch.plan import Plan
 from rankzero.launch.render.pod import pod_template
@@ -93,9 +94,10 @@ _marked = by_mark("apps.kubernetes.io/pod-index")
 
 
 def _node_index(pod: Mapping[str, Any]) -> int | None:
-    """From its label, which clusters before 1.28 do not write, or the end of its name."""
+    """From its label, which clusters before 1.28 do not write, or the end of its name, which others' do not tell by."""
     found, tail = _marked(pod), text(pod, "metadata", "name").rpartition("-")[2]
-    return int(tail) if found is None and is_number(tail) else found
+    ours = text(pod, "metadata", "labels", KIND_LABEL) == "statefulset"
+    return int(tail) if found is None and ours and is_number(tail) else found
 
 
 def _end(manifest: Mapping[str, Any]) -> End | None:

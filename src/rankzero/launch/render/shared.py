@@ -7,6 +7,7 @@ from typing import Any
 
 from rankzero.launch import labels
 from rankzero.launch.labels import Manifest
+from rankzero.launch.node.settings import CONTROL_PORT, MASTER_PORT
 from rankzero.launch.plan import Plan
 from rankzero.spec.kinds import kind_section
 from rankzero.spec.resolve import to_yaml as spec_to_yaml
@@ -130,8 +131,8 @@ def headless_service(plan: Plan, selector: dict[str, str]) -> Manifest:
             "publishNotReadyAddresses": True,
             "selector": selector,
             "ports": [
-                {"name": "control", "port": 29400, "targetPort": 29400},
-                {"name": "master", "port": 29500, "targetPort": 29500},
+                {"name": name, "port": port, "targetPort": port}
+                for name, port in (("control", CONTROL_PORT), ("master", MASTER_PORT))
             ],
         },
     }

@@ -9,13 +9,14 @@ from datetime import timedelta
 from rankzero.errors import ExitCode
 from rankzero.launch import labels
 from rankzero.launch.diagnose import diagnose_joined
-from rankzero.launch.diagnose.finding import Finding, counted, span
+from rankzero.launch.diagnose.finding import Finding, span
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.joined import Finished, JoinedEvidence
 from rankzero.launch.log_lines import Progress, awaited_nodes, last_progress
 from rankzero.launch.pods import Ended, LastWords, Pod, conditions_of
 from rankzero.launch.status.model import NodeState, Phase, RunRow, RunStatus
 from rankzero.launch.untyped_json import at, seconds_between
+from rankzero.wording import counted
 
 _STARTED = "[STEP] train"
 CLOCK_SLACK = timedelta(minutes=2)

@@ -98,7 +98,7 @@ def test_rows_are_counted(tmp_path: Path, own_cache: Path) -> None:
 
 def test_on_the_command_line(tmp_path: Path) -> None:
     base_tokenizer().save_pretrained(tmp_path)
-    place = TokenizerPlace(str(tmp_path), local_files_only=True)
+    place = TokenizerPlace(str(tmp_path))
     assert load_tokenizer(place, None).chat_template is None
     assert "### Assistant" in load_tokenizer(place, Path("plain")).chat_template
 

@@ -185,6 +185,26 @@ class TestTrainingTemplates:
                 )
                 assert keeping.template.render(turns[:until], opening=opening) == expected
 
+    @pytest.mark.parametrize(("opened", "empty"), [(True, True), (True, False), (False, False)])
+    def test_relatives_of_qwen_3(self, opened: bool, empty: bool) -> None:
+        """Its thinking models open the thought in the prompt; QwQ besides knows no empty one."""
+        template = template_text("qwen3")
+        if opened:
+            ending = "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>\\n' }}{%- endif %}"
+            template = template[: template.index("{%- if add_generation_prompt %}")] + ending
+        if not empty:
+            template = template.replace("(loop.last or thought)", "false")
+        tokenizer = tiny_tokenizer(chat_template=template)
+        keeping = Renderer(take_apart(tokenizer), TokenRules())._keeps_reasoning
+        assert keeping is not None and keeping.name == "qwen3"
+        for row in self.DIALOGUES:
+            for opening in (True, False):
+                turns = row["messages"]
+                expected = tokenizer.apply_chat_template(turns, add_generation_prompt=opening, tokenize=False)
+                assert keeping.template.render(turns, opening=opening) == expected
+        answers = [FIRST, SECOND] if not opened else [text.removeprefix("<think>\n") for text in (FIRST, SECOND)]
+        assert trained(TWICE, tokenizer) == [answer + "<|im_end|>" for answer in answers]
+
     def test_with_tools(self) -> None:
         tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
         calls = [{"type": "function", "function": {"name": "add", "arguments": {"a": n}}} for n in (1, 2)]
@@ -223,15 +243,6 @@ class TestTrainingTemplates:
             "<think>\nI read.\n</think>\n\nThree.<|im_end|>",
             "<think>\n\n</think>\n\nYes.<|im_end|>",
         ]
-
-    def test_an_opened_thought_is_the_prompt_s(self) -> None:
-        template = template_text("qwen3").replace(
-            "{{- '<|im_start|>assistant\\n' }}\n    {%- if enable_thinking",
-            "{{- '<|im_start|>assistant\\n<think>\\n' }}\n    {%- if enable_thinking",
-        )
-        assert template != template_text("qwen3")
-        tokenizer = tiny_tokenizer(chat_template=template)
-        assert trained(TWICE, tokenizer) == [text.removeprefix("<think>\n") + "<|im_end|>" for text in (FIRST, SECOND)]
 
     def test_an_empty_thought_that_the_prompt_has_is_not_trained(self) -> None:
         row = user_assistant("q", FIRST, "r", "b")
@@ -284,6 +295,16 @@ class TestOwnWords:
         row = chat(("system", "Be kind."), ("user", "q"), ("assistant", "a"))
         found = problem(row, tiny_tokenizer(chat_template=template))
         assert found.reason == "turn left out by the chat template" and "'Be kind.'" in found.what
+
+    def test_a_role_that_the_template_does_not_know(self) -> None:
+        template = CHATML.replace(
+            "{% for message in messages %}", "{% for message in messages if message.role in 'user assistant system' %}"
+        )
+        row = chat(("developer", "Be kind."), ("user", "q"), ("assistant", "a"))
+        found = problem(row, tiny_tokenizer(chat_template=template))
+        assert "turn 1 out (developer)" in found.what and found.hint.startswith(
+            "name its role system, or set data.chat"
+        )
 
 
 class TestKwargs:

@@ -14,7 +14,7 @@ from typing import Any
 
 from rankzero.errors import RankzeroError
 from rankzero.launch import kinds, labels
-from rankzero.launch.backend import LogLine, LogQuery, Say, Served
+from rankzero.launch.backend import LogLine, LogQuery, Say
 from rankzero.launch.backends.docker import submit as docker_submit
 from rankzero.launch.backends.docker.command import Docker
 from rankzero.launch.backends.docker.evidence import (
@@ -57,11 +57,6 @@ class DockerBackend:
         self._gpu_count = gpu_count
         self._told: set[str] = set()
         """Containers whose lines submit has passed on already."""
-
-    def served(self) -> Served:
-        """docker, where there is a daemon."""
-        self._docker.host()
-        return Served(kinds=frozenset({"docker"}))
 
     def submit(self, objects: Sequence[Manifest], say: Say, *, replace: bool = True) -> None:
         """Check, make, prepare, start. Containers of this very rendering that run already are left alone.

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from rankzero.launch.backend import LogLine, LogQuery, Say, Served
+from rankzero.launch.backend import LogLine, LogQuery, Say
 from rankzero.launch.backends.kubernetes.api import Api
 from rankzero.launch.backends.kubernetes.apply import Submission
 from rankzero.launch.backends.kubernetes.auth import connect
@@ -38,11 +38,6 @@ class KubernetesBackend:
         self._wait = wait
         self._discovery = Discovery(api)
         weakref.finalize(self, api.close)
-
-    def served(self) -> Served:
-        """What the cluster has controllers for."""
-        with self._spoken():
-            return self._discovery.served()
 
     def submit(self, objects: Sequence[Manifest], say: Say, *, replace: bool = False) -> None:
         """Check all objects on the server, then apply them in order."""

@@ -9,18 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from rankzero.launch import kinds, labels
+from rankzero.launch import labels
 from rankzero.launch.backends.kubernetes.api import Api
 from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.errors import ApiError
-from rankzero.launch.backends.kubernetes.pods import (
-    container_name,
-    has_ended,
-    has_log,
-    is_running,
-    is_unhealthy,
-    restarts,
-)
 from rankzero.launch.backends.kubernetes.resources import (
     CLAIM,
     CONFIG_MAP,
@@ -29,12 +21,12 @@ from rankzero.launch.backends.kubernetes.resources import (
     SERVICE,
     STORAGE_CLASS,
     TEMPLATES,
-    TRAINING,
     claims_of,
     label,
 )
 from rankzero.launch.evidence import Evidence, Refusal
 from rankzero.launch.labels import Manifest
+from rankzero.launch.pods import Pod, parse_pod
 from rankzero.launch.resource import POD, Resource
 
 MOST_LOGS = 24
@@ -50,7 +42,7 @@ T = TypeVar("T")
 def collect(api: Api, discovery: Discovery, run: str, *, log_lines: int) -> Evidence:
     """Everything about one run. What may not be read is noted in `refused`. Raises ApiError."""
     ours = {"labelSelector": labels.selector(run)}
-    kinds = [one for one in (*TRAINING.values(), *TEMPLATES) if discovery.serves(one)]
+    kinds = [*discovery.training().values(), *(one for one in TEMPLATES if discovery.serves(one))]
     workloads = discovery.workloads()
     look = _Look(api)
     with ThreadPoolExecutor(AT_ONCE) as pool:  # one after the other, a distant cluster takes seconds
@@ -62,8 +54,9 @@ def collect(api: Api, discovery: Discovery, run: str, *, log_lines: int) -> Evid
         queued = pool.submit(look.list, workloads) if workloads is not None else None
         found = [_without_data(one) for each in objects for one in each.result() or ()]
         found_pods = pods.result() or []
-        nodes = pool.submit(look.nodes, found_pods)
-        logs = pool.map(lambda pod: look.tail(pod, log_lines), _worth_reading(found_pods) if log_lines else ())
+        parsed = [parse_pod(pod) for pod in found_pods]
+        nodes = pool.submit(look.nodes, parsed)
+        logs = pool.map(lambda pod: look.tail(pod, log_lines), _worth_reading(parsed) if log_lines else ())
         mounted = claims_of([found, found_pods])
         found += [one for one in claims.result() or () if one["metadata"]["name"] in mounted]
         everything = [*found, *found_pods]
@@ -84,7 +77,7 @@ def collect(api: Api, discovery: Discovery, run: str, *, log_lines: int) -> Evid
 def all_runs(api: Api, discovery: Discovery) -> list[Evidence]:
     """Every run of the namespace by its objects and pods, in one list call for each kind."""
     any_run = {"labelSelector": labels.RUN}
-    kinds = [one for one in TRAINING.values() if discovery.serves(one)]
+    kinds = discovery.training().values()
     look = _Look(api)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         pods = pool.submit(api.list, POD, any_run)
@@ -122,14 +115,14 @@ class _Look:
             self.refused.append(error.refusal)
             return None
 
-    def nodes(self, pods: Sequence[Manifest]) -> builtins.list[Manifest] | None:
+    def nodes(self, pods: Sequence[Pod]) -> builtins.list[Manifest] | None:
         """The cluster's nodes that pods are on, and all of them where a pod has found none.
 
         None where that is not permitted; or where there are more than a page, so that what is missing says nothing.
         """
-        names = sorted({str(pod["spec"]["nodeName"]) for pod in pods if pod["spec"].get("nodeName")})
+        names = sorted({pod.host for pod in pods if pod.host})
         try:
-            if any(not pod["spec"].get("nodeName") and not has_ended(pod) for pod in pods) or len(names) > MOST_NODES:
+            if any(not pod.host and not pod.is_over for pod in pods) or len(names) > MOST_NODES:
                 return self.api.page(NODE)
             found = [self.api.read(NODE, name) for name in names]
         except ApiError as error:
@@ -139,17 +132,16 @@ class _Look:
             return None
         return [one for one in found if one is not None]
 
-    def tail(self, pod: Manifest, count: int) -> tuple[str, str]:
+    def tail(self, pod: Pod, count: int) -> tuple[str, str]:
         """A pod's name and its last lines: those of the instance before this one first, where it was restarted."""
-        name = str(pod["metadata"]["name"])
-        texts = [self._log(pod, count, previous=True)] if restarts(pod) else []
-        if is_running(pod) or not restarts(pod):
+        texts = [self._log(pod, count, previous=True)] if pod.restarts else []
+        if pod.runs or not pod.restarts:
             texts.append(self._log(pod, count, previous=False))
-        return name, "\n".join(text for text in texts if text)
+        return pod.name, "\n".join(text for text in texts if text)
 
-    def _log(self, pod: Manifest, count: int, *, previous: bool) -> str:
-        path = POD.path(self.api.place.namespace, str(pod["metadata"]["name"]), "log")
-        params = {"container": container_name(pod), "tailLines": str(count), "limitBytes": str(MOST_LOG_BYTES)}
+    def _log(self, pod: Pod, count: int, *, previous: bool) -> str:
+        path = POD.path(self.api.place.namespace, pod.name, "log")
+        params = {"container": pod.container, "tailLines": str(count), "limitBytes": str(MOST_LOG_BYTES)}
         params["timestamps"] = "true"  # the kubelet's, in UTC: what lines say of the time is by the pod's own clock
         try:
             return self.api.text(path, {**params, "previous": "true"} if previous else params)
@@ -160,17 +152,16 @@ class _Look:
             return ""
 
 
-def _worth_reading(pods: Sequence[Manifest]) -> list[Manifest]:
+def _worth_reading(pods: Sequence[Pod]) -> list[Pod]:
     """Node 0, which speaks of progress, then the preparation and what is unhealthy, up to a limit. Of few pods all are
     read, so that a silent one among them shows."""
-    candidates = [pod for pod in pods if has_log(pod)]
+    candidates = [pod for pod in pods if pod.has_log]
 
-    def rank(pod: Manifest) -> tuple[bool, bool, int]:
-        trains = labels.role_of(pod) == labels.NODE_ROLE
-        return not (trains and kinds.node_index(pod) == 0), not is_unhealthy(pod), kinds.node_index(pod)
+    def rank(pod: Pod) -> tuple[bool, bool, int]:
+        return not (pod.role == labels.NODE_ROLE and pod.node == 0), not pod.is_unhealthy, pod.node
 
     few = len(candidates) <= FEW_PODS
-    wanted = [pod for pod in candidates if few or not rank(pod)[0] or is_unhealthy(pod)]
+    wanted = [pod for pod in candidates if few or not rank(pod)[0] or pod.is_unhealthy]
     return sorted(wanted, key=rank)[:MOST_LOGS]
 
 

@@ -10,7 +10,6 @@ from rankzero.launch.backend import Say
 from rankzero.launch.backends.kubernetes.api import MERGE_PATCH, Api, list_each
 from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.errors import ApiError, as_error
-from rankzero.launch.backends.kubernetes.pods import has_ended
 from rankzero.launch.backends.kubernetes.resources import (
     CLAIM,
     CORE,
@@ -33,6 +32,7 @@ from rankzero.launch.backends.kubernetes.wait import MARGIN_SECONDS, wait_until_
 from rankzero.launch.kinds import kind_of
 from rankzero.launch.labels import Manifest
 from rankzero.launch.names import submission_name
+from rankzero.launch.pods import parse_pod
 from rankzero.launch.resource import JOB, POD, Resource
 
 _WRITE = {"fieldManager": "rankzero"}
@@ -41,8 +41,8 @@ FOREGROUND: Manifest = {"kind": "DeleteOptions", "apiVersion": "v1", "propagatio
 
 def training_objects(api: Api, discovery: Discovery, run: str) -> list[Manifest]:
     """The objects that train a run; more than one only while its kind is being changed."""
-    served = [resource for resource in TRAINING.values() if discovery.serves(resource)]
-    return [one for one in list_each(api, served, {"labelSelector": labels.selector(run)}) if is_training(one)]
+    served = discovery.training().values()
+    return [one for one in list_each(api, list(served), {"labelSelector": labels.selector(run)}) if is_training(one)]
 
 
 def remove(api: Api, manifest: Manifest, *, run: str | None) -> None:
@@ -201,7 +201,7 @@ def _mounted_elsewhere(api: Api, discovery: Discovery, run: str) -> dict[str, st
     users: dict[str, str] = {}
     kinds = [one for one in (*TEMPLATES, *TRAINING.values()) if discovery.serves(one)]
     for one in [*api.list(POD)[0], *list_each(api, kinds)]:
-        if label(one, labels.RUN) != run and not (one["kind"] == POD.kind and has_ended(one)):
+        if label(one, labels.RUN) != run and not (one["kind"] == POD.kind and parse_pod(one).is_over):
             users |= dict.fromkeys(claims_of(one), name_of(one))
     return users
 

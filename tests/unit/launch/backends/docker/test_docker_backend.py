@@ -139,7 +139,7 @@ def test_delete_removes_claims_where_asked_and_names_those_in_use(
 def test_a_daemon_that_does_not_answer(daemon: Daemon, message: str, kind: type[Exception], hint: str) -> None:
     backend = DockerBackend()
     daemon.behave(refuses={"": message})
-    for call in (backend.served, backend.runs, lambda: backend.submit(objects(), print)):
+    for call in (backend.runs, lambda: backend.submit(objects(), print)):
         with pytest.raises(kind, match=hint):
             call()
 
@@ -148,10 +148,6 @@ def test_no_docker_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     backend = DockerBackend()
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ServiceError, match=r"no docker command[\s\S]*install"):
-        backend.served()
+        backend.runs()
     with pytest.raises(ServiceError, match="no docker command"):
         list(backend.logs("tiny", LogQuery(follow=True)))
-
-
-def test_served(daemon: Daemon, backend: DockerBackend) -> None:
-    assert backend.served().kinds == {"docker"}

@@ -16,6 +16,7 @@ from rankzero.errors import AccessError, ConfigError, ServiceError
 from rankzero.launch.backends.kubernetes.api import Api
 from rankzero.launch.backends.kubernetes.auth import ExecLogin, connect
 from rankzero.launch.backends.kubernetes.backend import KubernetesBackend, open_kubernetes
+from rankzero.launch.backends.kubernetes.discover import Discovery
 from tests.support.fake_cluster import TOKEN
 from tests.unit.launch.backends.kubernetes.runs import Bench
 
@@ -92,7 +93,7 @@ def test_a_server_that_cannot_be_reached(bench: Bench, tmp_path: Path) -> None:
 
 def test_something_else_answers(bench: Bench, tmp_path: Path) -> None:
     bench.cluster.fail("GET", "/apis", drop="before", times=1)
-    assert bench.backend().served().kinds >= {"job"}  # one dropped connection is nothing
+    assert bench.backend().runs() == []  # one dropped connection is nothing
 
 
 def login(directory: Path, body: str) -> Path:
@@ -153,9 +154,7 @@ class TestServed:
     def test_kinds(self, bench: Bench) -> None:
         bench.cluster.plurals -= {"jobsets", "trainjobs", "trainingruntimes"}
         bench.cluster.publish()
-        served = bench.backend().served()
-        assert served.kinds == {"job", "statefulset", "pytorchjob"}
-        assert served.trainer_version is None
+        assert set(Discovery(bench.api()).training()) == {"job", "statefulset", "pytorchjob"}
 
     def test_a_group_without_the_kind(self, bench: Bench) -> None:
         """Katib and the Training Operator share a group."""
@@ -164,29 +163,7 @@ class TestServed:
         shown = {"groupVersion": "kubeflow.org/v1", "version": "v1"}
         bench.cluster.documents["/apis"]["groups"].append({"name": "kubeflow.org", "versions": [shown]})
         bench.cluster.documents["/apis/kubeflow.org/v1"] = {"resources": [{"name": "experiments"}]}
-        assert "pytorchjob" not in bench.backend().served().kinds
-
-    @pytest.mark.parametrize(
-        ("field", "noted", "version"),
-        [
-            ("podSpecOverrides", None, "2.0"),
-            ("podTemplateOverrides", None, "2.1"),
-            ("runtimePatches", "v2.2.0", "2.2"),
-            ("runtimePatches", "v2.3.0", "2.3"),
-            ("runtimePatches", None, "2.3"),
-        ],
-    )
-    def test_flavours_of_the_trainjob(self, bench: Bench, field: str, noted: str | None, version: str) -> None:
-        bench.cluster.trainjob_fields("runtimeRef", "trainer", field)
-        if noted is not None:
-            path = "/api/v1/namespaces/kubeflow-system/configmaps/kubeflow-trainer-public"
-            bench.cluster.documents[path] = {"data": {"kubeflow_trainer_version": noted}}
-        assert bench.backend().served().trainer_version == version
-
-    def test_a_schema_that_cannot_be_read(self, bench: Bench) -> None:
-        bench.cluster.fail("GET", "/openapi", status=403, reason="Forbidden", message="no")
-        assert bench.backend().served().trainer_version == "2.3"
-        assert bench.heard("cannot be read")
+        assert "pytorchjob" not in Discovery(bench.api()).training()
 
 
 def test_the_token_is_in_no_repr(bench: Bench) -> None:

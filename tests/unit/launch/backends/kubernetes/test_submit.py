@@ -80,6 +80,7 @@ def test_a_kind_that_is_not_served(bench: Bench) -> None:
     bench.cluster.publish()
     with pytest.raises(ConfigError, match="does not serve JobSet") as caught:
         bench.submit(objects(kind="jobset"))
+    assert "JobSet (https://jobset.sigs.k8s.io) is not installed" in caught.value.problems[0].hint
     assert "--kind" in caught.value.problems[0].hint
     assert bench.cluster.changes() == []
 
