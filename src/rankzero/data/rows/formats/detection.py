@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rankzero.data.rows.formats.format import Claim, Format, Keys, Row
+from rankzero.data.rows.formats.format import SEEN, Claim, Format, Keys, Row
 from rankzero.data.rows.formats.guess import as_field, as_flag, likely_columns
 from rankzero.data.rows.problems import RowProblem
 
@@ -82,9 +82,9 @@ class Detector:
             problem = None if format_.near_miss is None else format_.near_miss(row, marks, line)
             if problem is not None:
                 return replace(problem, hint=problem.hint or accepted)
-        known = self._marks.union(*(claim.keys for _, claim in self._claims))
-        known = known.union(*(names for format_ in self._formats for names in format_.aliases.values()))
-        nulls = sorted(key for key in row if key in known and row[key] is None)
+        # Of keys that make a shape: what stands beside them, as `system` does, is not what the row lacks.
+        aliases = (names for format_ in self._formats for names in format_.aliases.values())
+        nulls = sorted(key for key in self._marks.union(*aliases) - SEEN if key in row and row[key] is None)
         what = f"the row's keys are {listed(row)}" + (f"; {listed(nulls)} is null" if nulls else "")
         likely = {} if nulls else likely_columns(row)
         if likely:
