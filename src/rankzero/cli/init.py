@@ -52,7 +52,10 @@ def init(
         typer.echo(listing(as_json=as_json))
         return
     wanted = _default(output) if recipe is None else _of_recipe(recipe, Path(output or "."))
-    write_all(wanted, force=force)
+    from rankzero.run_dir.atomic import place_given_by
+
+    with place_given_by("-o"):
+        write_all(wanted, force=force)
     written = [str(path) for path in wanted]
     if as_json:
         typer.echo(json.dumps({"recipe": recipe, "files": written}, indent=2))

@@ -47,11 +47,13 @@ def merge(
     require_engine()
     from rankzero.model.load import quiet_libraries
     from rankzero.model.merge import merge as merge_model
+    from rankzero.run_dir.atomic import place_given_by
 
     quiet_libraries()
-    done = merge_model(
-        spec, directory, Path(output), base_weights=base.value, labels=labels_of(directory) or spec.data.labels
-    )
+    with place_given_by("-o"):
+        done = merge_model(
+            spec, directory, Path(output), base_weights=base.value, labels=labels_of(directory) or spec.data.labels
+        )
     if as_json:
         value = {"directory": str(done.directory), "base": done.base, "dtype": done.dtype, "layers": done.layers}
         typer.echo(json.dumps(value, indent=2))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankzero.cli.planning import plan_from
-from rankzero.errors import StorageError
 
 if TYPE_CHECKING:
     from rankzero.launch.labels import Manifest
@@ -48,13 +47,10 @@ def render(
 def write_files(objects: list[Manifest], directory: Path) -> None:
     """One file an object, numbered in the order of application. Raises StorageError."""
     from rankzero.launch.render.content import file_name, to_document
-    from rankzero.run_dir.atomic import write_text
+    from rankzero.run_dir.atomic import place_given_by, write_text
 
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"cannot make it: {error.strerror or error}", where=str(directory)) from error
     for index, manifest in enumerate(objects, start=1):
         path = directory / file_name(index, manifest)
-        write_text(path, to_document(manifest))
+        with place_given_by("-o"):
+            write_text(path, to_document(manifest))
         typer.echo(path)

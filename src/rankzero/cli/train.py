@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -120,20 +119,18 @@ def read_spec(
 
     Raises UsageError, or the error of preflight's worst finding with all problems.
     """
+    from rankzero.cli.argv import spec_arguments
     from rankzero.cli.seed_flags import as_settings, require_lora
     from rankzero.preflight.look import look
     from rankzero.spec.load import read_run_spec
     from rankzero.spec.local_paths import absolute
     from rankzero.spec.resolve import resolve
 
-    files = [argument for argument in arguments if "=" not in argument]
-    if len(files) > 1:
-        raise UsageError(f"one spec file, not {len(files)}: {' '.join(files)}", hint="overrides look like key=value")
-    if not files and not any((flags.model, flags.data, *arguments)):
+    given = spec_arguments(arguments)
+    if given.file is None and not any((flags.model, flags.data, *arguments)):
         raise UsageError("nothing to train", hint="rankzero train RUN.yaml; `rankzero init` writes one to start from")
-    overrides = [argument for argument in arguments if "=" in argument]
     settings = as_settings(flags, world_size=world_size)
-    reading = read_run_spec(Path(files[0]) if files else None, [*overrides, *settings], env=os.environ)
+    reading = read_run_spec(given.file, [*given.overrides, *settings], env=os.environ)
     if reading.found is not None:
         require_lora(flags, reading.found.source("lora"))
     loaded = look(reading, parts)

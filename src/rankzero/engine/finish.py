@@ -17,7 +17,14 @@ from rankzero.engine.setup import Session
 from rankzero.engine.train import Surroundings
 from rankzero.errors import StorageError
 from rankzero.model.weights import export_final
-from rankzero.run_dir.atomic import commit_directory, read_manifest, stage_name, storage_errors, write_json
+from rankzero.run_dir.atomic import (
+    commit_directory,
+    place_given_by,
+    read_manifest,
+    stage_name,
+    storage_errors,
+    write_json,
+)
 from rankzero.run_dir.paths import RunDir
 
 
@@ -99,4 +106,5 @@ def evaluation(report: dict[str, Any]) -> str:
 def copy_report(report: dict[str, Any], destination: str | None) -> None:
     """Also write the report where --report-json says."""
     if destination is not None:
-        write_json(Path(destination), report)
+        with place_given_by("--report-json"):
+            write_json(Path(destination), report)

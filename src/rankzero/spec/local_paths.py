@@ -166,11 +166,15 @@ def plain(path: str) -> str:
 def near(path: str | Path) -> str | None:
     """What is in the same directory under a similar name."""
     folder, name = os.path.split(str(path).rstrip("/"))
+    stem, suffix = os.path.splitext(name)
     try:
-        close = difflib.get_close_matches(name, os.listdir(folder or "."), n=1)
+        names = os.listdir(folder or ".")
     except OSError:  # no such directory either, or not ours to look into
         return None
-    return os.path.join(folder, close[0]) if close else None
+    # A common suffix makes no two names alike.
+    compared = {other.removesuffix(suffix) if other.endswith(suffix) else other: other for other in sorted(names)}
+    close = difflib.get_close_matches(stem, compared, n=1)
+    return os.path.join(folder, compared[close[0]]) if close else None
 
 
 def meant_here(name: str) -> str:

@@ -242,6 +242,30 @@ class Rename:
         return "; ".join(part for part in (here, self.note) if part)
 
 
+VALUES = {
+    **dict.fromkeys(("bf16", "bf16-mixed", "torch.bfloat16"), "bfloat16"),
+    **dict.fromkeys(("fp32", "float", "single", "32", "torch.float32", "no"), "float32"),
+    **dict.fromkeys(("fp16", "half", "fp16-mixed", "torch.float16"), "float16"),
+    **dict.fromkeys(("flash_attn", "flash_attention", "fa2", "flash", "flash-attention-2"), "flash_attention_2"),
+    **dict.fromkeys(("fa3", "flash-attention-3"), "flash_attention_3"),
+    **dict.fromkeys(("4bit", "int4", "4", "bnb", "bitsandbytes", "qlora"), "nf4"),
+    **dict.fromkeys(("8bit", "int8", "8"), "fp8"),
+    **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "adam"), "adamw"),
+    **dict.fromkeys(("adamw_bnb_8bit", "paged_adamw_8bit", "adamw8bit"), "adamw_8bit"),
+    **dict.fromkeys(("cosine_with_min_lr", "cosine_with_warmup"), "cosine"),
+    **dict.fromkeys(("constant_with_warmup",), "constant"),
+    **dict.fromkeys(("fully_shard", "full_shard", "fsdp2"), "fsdp"),
+    **dict.fromkeys(("stage2", "zero_2", "deepspeed_zero2"), "zero2"),
+    **dict.fromkeys(("stage3", "zero_3", "deepspeed_zero3"), "zero3"),
+    **dict.fromkeys(("all", "all_linear", "linear"), "all-linear"),
+    **dict.fromkeys(("seq_cls", "sequence_classification", "text-classification"), "classify"),
+    **dict.fromkeys(("causal_lm", "text-generation", "lora"), "sft"),
+}
+"""What other tools call a choice, by their names; only told where the choice is one of the field."""
+VALUE_NOTES = {"float16": "auto takes bfloat16 where the device computes it natively, else float32"}
+"""What to say of a choice that a field does not have."""
+
+
 def normalised(key: str) -> str:
     """Names are compared without regard to case and dashes: MAX_LEN and max-len are one."""
     return key.lower().replace("-", "_")

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from rankzero.spec.fields import Option, field_at, field_options, in_words, keys_of, options_at, step
-from rankzero.spec.renames import Rename
+from rankzero.spec.renames import VALUE_NOTES, VALUES, Rename
 from rankzero.spec.secret_names import looks_secret
 from rankzero.spec.unknown_keys import guess
 from rankzero.spec.yaml_tree import KeyPath, Scalar, Tree, dotted
@@ -140,7 +140,12 @@ def _wrong_value(model: type[BaseModel], path: KeyPath, value: Any) -> Finding:
     if any(looks_secret(str(key)) for key in path):  # someone may have written the secret itself here
         return Finding(path, f"must be {words}; what stands there is not shown", _about(model, path))
     choices = [str(c) for option in options if get_origin(option.kind) is Literal for c in get_args(option.kind)]
+    elsewhere = VALUES.get(str(value).lower(), "")
     close = difflib.get_close_matches(str(value).lower(), choices, n=1) if isinstance(value, str) else []
+    if choices and (elsewhere in VALUE_NOTES and elsewhere not in choices):
+        return Finding(path, f"must be {words}, but is {_shown(value)}", VALUE_NOTES[elsewhere])
+    if elsewhere in choices:
+        close = [elsewhere]
     if close:
         return Finding(path, f"must be {words}, but is {_shown(value)}", f"did you mean {close[0]}?")
     if isinstance(value, str) and any(option.kind == tuple[str, ...] for option in options):

@@ -33,6 +33,7 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
     monkeypatch.chdir(tmp_path)
     Path("run.yaml").write_text(SMALL, encoding="utf-8")
     Path("t.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
+    Path("cluster.yaml").write_text("image: i\nnum_nodes: 2\n", encoding="utf-8")
     paper_model(tmp_path / "m")
     return Cli(capfd, monkeypatch)
 
@@ -122,9 +123,24 @@ class TestTrain:
         ("line", "code", "words"),
         [
             ("train", 2, ["nothing to train", "hint: rankzero train RUN.yaml"]),
-            ("train a.yaml b.yaml", 2, ["one spec file, not 2"]),
+            ("train a.yaml b.yaml", 2, ["one run spec, not 2"]),
             ("train nope.yaml", 78, ["nope.yaml: no such file"]),
-            ("train run.yaml =4", 2, ["cannot read '=4'"]),
+            ("train run.yaml =4", 2, ["an override is one word: run.yaml=4"]),
+            ("train =4", 2, ["cannot read '=4'"]),
+            ("train run.yaml train.max_steps = 5", 2, ["write train.max_steps=5, without spaces"]),
+            ("train run.yaml train.max_steps =5", 2, ["write train.max_steps=5, without spaces"]),
+            ("train run.yaml train.max_steps= 5", 2, ["write train.max_steps=5, without spaces"]),
+            ("train t.jsonl", 2, ["t.jsonl: this is data, not a run spec", "data.train=t.jsonl"]),
+            ("train m", 2, ["m: this is a directory, not a run spec", "model.name=m"]),
+            (
+                "train cluster.yaml",
+                78,
+                ["cluster.yaml: this is a cluster spec, not a run spec", "--cluster cluster.yaml"],
+            ),
+            ("train run.yaml model.dtype=fp16", 78, ["bfloat16"]),
+            ("train run.yaml model.dtype=bf16", 78, ["did you mean bfloat16?"]),
+            ("train run.yaml model.quantization=4bit lora={}", 78, ["did you mean nf4?"]),
+            ("train run.yaml --lr 1", 2, ["this is train.learning_rate here; write train.learning_rate=VALUE"]),
             ("train run.yaml data.max_length=4", 78, ["command line data.max_length: must be a whole number"]),
             ("train run.yaml --lora-r 4", 2, ["--lora-r needs --lora"]),
             ("train run.yaml --output .", 2, ["--output: ", "cannot be a run's name"]),
@@ -219,7 +235,8 @@ class TestInit:
         assert Path("d/run.yaml").is_file()
 
     def test_where_nothing_can_be_written(self, cli: Cli) -> None:
-        assert cli("init -o run.yaml/x.yaml").code == 74
+        done = cli("init -o run.yaml/x.yaml")
+        assert done.code == 74 and "choose another place with -o" in done.err and "output_dir" not in done.err
 
 
 class TestRoot:

@@ -175,6 +175,17 @@ class TestCheck:
         done = cli(f"data check {labels}")
         assert done.code == 65 and ("no row is left" in done.err or "label" in done.err)
 
+    def test_what_cannot_be_written_is_told_by_its_own_flag(self, cli: Cli, bad: str, tmp_path: Path) -> None:
+        (tmp_path / "taken").touch()
+        good = write(tmp_path / "good.jsonl", GOOD)
+        for line, flag in (
+            (f"data check {good} --html {tmp_path}/taken/page.html", "--html"),
+            (f"data check {bad} --quarantine {tmp_path}/taken/bad.jsonl", "--quarantine"),
+            (f"data convert {good} -o {tmp_path}/taken/rows.jsonl", "-o"),
+        ):
+            done = cli(line)
+            assert done.code == 74 and f"choose another place with {flag}\n" in done.err, (line, done.err)
+
     def test_usage(self, cli: Cli, model: str, tmp_path: Path) -> None:
         path = write(tmp_path / "f.jsonl", GOOD)
         assert cli(f"data check {path} --max-length 100").code == 2

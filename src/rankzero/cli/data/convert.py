@@ -45,13 +45,15 @@ def convert(
     from rankzero.data.convert.sampled_files import SampledFiles
     from rankzero.data.progress import show_progress
     from rankzero.data.read.locate import expand, input_bytes
+    from rankzero.run_dir.atomic import place_given_by
     from rankzero.spec.run_spec import SourceSpec
 
     names = column_map(columns)
     given = [SourceSpec.model_validate({"path": path, "format": row_format, "columns": names}) for path in inputs]
     located = expand(given)
     sampled = SampledFiles(located, seed)
-    with show_progress("converting", input_bytes(located)) as advance:
+    flag = "-o" if quarantine is None else "-o or --quarantine"
+    with show_progress("converting", input_bytes(located)) as advance, place_given_by(flag):
         done = convert_rows(
             sampled.files,
             output,

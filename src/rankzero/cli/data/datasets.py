@@ -199,6 +199,7 @@ def _run(
     from rankzero.datasets.frame import run
     from rankzero.datasets.images.stores import open_store
     from rankzero.datasets.raw import find_inputs
+    from rankzero.run_dir.atomic import place_given_by
 
     if images and settings.skip_images:
         raise UsageError("--images and --skip-images contradict each other", hint="leave one of them out")
@@ -207,7 +208,8 @@ def _run(
         raise UsageError("--images needs --image-mode copy or link", hint=hint)
     stores = [open_store(text) for text in images]
     inputs = find_inputs(raw, splits, hub_id)
-    stats = run(recipe, inputs, settings, stores, partial(typer.echo, err=True))
+    with place_given_by("--output_dir (images: --image_dir)"):
+        stats = run(recipe, inputs, settings, stores, partial(typer.echo, err=True))
     typer.echo(_summary(stats, settings))
 
 

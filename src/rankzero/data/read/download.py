@@ -18,7 +18,7 @@ from filelock import FileLock
 from rankzero.cache import cache_root
 from rankzero.data.read.network import Network, RemoteFile
 from rankzero.errors import ServiceError, StorageError
-from rankzero.run_dir.atomic import file_sha256, fsync_path, storage_errors, write_json
+from rankzero.run_dir.atomic import file_sha256, fsync_path, place_given_by, storage_errors, write_json
 
 TRIES = 4
 """In a row without a byte."""
@@ -26,7 +26,7 @@ TRIES = 4
 
 def download(file: RemoteFile, network: Network) -> str:
     """The file's path in the cache. One that is there already and whose version is known is not read again."""
-    with storage_errors(cache_root()):
+    with place_given_by("the variable RANKZERO_CACHE"), storage_errors(cache_root()):
         folder = _downloads() / hashlib.sha256(f"{file.url}\n{file.version}".encode()).hexdigest()[:32]
         folder.mkdir(parents=True, exist_ok=True)
         target = folder / (re.sub(r"[^\w.-]", "_", file.name.rpartition("/")[2]) or "data")
