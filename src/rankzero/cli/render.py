@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,16 +33,31 @@ def render(
     cluster: ClusterOption = None,
     kind: KindOption = None,
     output: Annotated[str | None, typer.Option("-o", "--output", metavar="DIR", help="One file per object.")] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="On a terminal too, print the contents of files that are shipped.")
+    ] = False,
 ) -> None:
     """Print the objects that a run becomes on a cluster, as one multi-document YAML text."""
     from rankzero.launch.render import render as render_plan
-    from rankzero.launch.render.content import to_yaml
 
     objects = render_plan(plan_from(arguments or [], cluster, kind))
     if output is None:
-        typer.echo(to_yaml(objects), nl=False)
+        print_objects(objects, full=full)
     else:
         write_files(objects, Path(output))
+
+
+def print_objects(objects: list[Manifest], *, full: bool = False) -> None:
+    """Exactly what is sent; on a terminal without `full`, with the long lines of shipped files left out."""
+    from rankzero.launch.render.content import shortened, to_yaml
+
+    if full or not sys.stdout.isatty():
+        typer.echo(to_yaml(objects), nl=False)
+        return
+    short = shortened(objects)
+    typer.echo(to_yaml(short), nl=False)
+    if short != objects:
+        typer.echo("long lines are left out here; rankzero render --full, a pipe and -o have them", err=True)
 
 
 def write_files(objects: list[Manifest], directory: Path) -> None:

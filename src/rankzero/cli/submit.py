@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankzero.cli.render import ClusterOption, KindOption
+from rankzero.cli.render import ClusterOption, KindOption, print_objects
 
 if TYPE_CHECKING:
     from rankzero.launch.backend import Backend
@@ -37,9 +37,7 @@ def submit(
     plan = plan_from(arguments or [], cluster, kind)
     objects = render(plan)
     if dry_run:
-        from rankzero.launch.render.content import to_yaml
-
-        typer.echo(to_yaml(objects), nl=False)
+        print_objects(objects)
         return
     from rankzero.cli.cluster_option import open_backend, say
 
