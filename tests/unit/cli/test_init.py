@@ -240,9 +240,8 @@ class TestWriting:
         assert {path.name: path.read_text() for path in Path("d").iterdir()} == {existing: "mine"}
         assert cli("init --recipe distilbert-sst2 -o d --force").code == 0
         written = {path.name: path.read_text() for path in Path("d").iterdir()}
-        schemas = {
-            name: re.findall(r"^# yaml-language-server: \$schema=(.+)\n", text, re.M) for name, text in written.items()
-        }
+        line = re.compile(r"^# yaml-language-server: \$schema=(.+)\n", re.MULTILINE)
+        schemas = {name: line.findall(text) for name, text in written.items()}
         assert {name: Path(found[0]).name for name, found in schemas.items()} == {
             "run.yaml": "run.schema.json",
             "cluster.yaml": "cluster.schema.json",
