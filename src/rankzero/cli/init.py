@@ -45,7 +45,7 @@ def init(
     as_json: Annotated[bool, typer.Option("--json", help="Print what is listed or written as JSON.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
 ) -> None:
-    """Write a commented run.yaml, or the files of a recipe."""
+    """Write a commented run.yaml, or a recipe's files, to start from."""
     if show:
         if recipe is not None or output is not None:
             raise UsageError("--list writes nothing", hint="give --recipe NAME without --list to write its files")

@@ -40,7 +40,7 @@ def merge(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as an object.")] = False,
 ) -> None:
-    """Write a run's adapter and its base model as one model that needs no adapter."""
+    """Write a run's adapter and its base model as one plain model."""
     from rankzero.cli.installed import require_engine
 
     directory, spec = adapter_of(Path(adapter), model)

@@ -37,7 +37,7 @@ def render(
         bool, typer.Option("--full", help="On a terminal too, print the contents of files that are shipped.")
     ] = False,
 ) -> None:
-    """Print the objects that a run becomes on a cluster, as one multi-document YAML text."""
+    """Print the objects that a run becomes on a cluster, as YAML."""
     from rankzero.launch.render import render as render_plan
 
     objects = render_plan(plan_from(arguments or [], cluster, kind))

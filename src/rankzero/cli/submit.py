@@ -30,7 +30,10 @@ def submit(
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Do not wait and do not follow.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The outcome as JSON on stdout.")] = False,
 ) -> None:
-    """Run on a cluster, or continue there: logs until the end, and the run's exit code. Ctrl-C leaves it running."""
+    """Run on a cluster, or continue there, and follow it to its end.
+
+    Ends with the run's exit code. Ctrl-C leaves it running.
+    """
     from rankzero.cli.planning import plan_from
     from rankzero.launch.render import render
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from rankzero.errors import UsageError
+from rankzero.spec.row_formats import RowFormat
 from rankzero.spec.run_options import RunOptions
 
 if TYPE_CHECKING:
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from rankzero.cli.seed_flags import SeedFlags
     from rankzero.preflight.look import Part
     from rankzero.spec.run_spec import RunSpec
+
+
+seed_flag = partial(typer.Option, rich_help_panel="Instead of a spec, or on top of it (flags of train_framework.py)")
 
 
 def train(
@@ -33,24 +38,30 @@ def train(
         Literal["all", "first-last", "none"], typer.Option(help="Batches to log at DEBUG, by step of the epoch.")
     ] = "first-last",
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON on stdout.")] = False,
-    model: Annotated[str | None, typer.Option(help="model.name")] = None,
-    data: Annotated[str | None, typer.Option(help="data.train")] = None,
-    output: Annotated[str | None, typer.Option(help="The run directory: output_dir and name.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="train.num_train_epochs")] = None,
-    seq_len: Annotated[int | None, typer.Option(help="data.max_length")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Rows per pass; × grad-accum × processes.")] = None,
-    grad_accum: Annotated[int | None, typer.Option(min=1, help="Passes per step; see --batch.")] = None,
-    bf16: Annotated[bool, typer.Option("--bf16", help="model.dtype=bfloat16")] = False,
-    lora: Annotated[bool, typer.Option("--lora", help="Train adapters.")] = False,
-    lora_r: Annotated[int | None, typer.Option(help="lora.r")] = None,
-    lora_alpha: Annotated[float | None, typer.Option(help="lora.alpha")] = None,
-    lora_dropout: Annotated[float | None, typer.Option(help="lora.dropout")] = None,
-    target_modules: Annotated[list[str] | None, typer.Option(help="lora.target_modules, one or more.")] = None,
-    model_local_dir: Annotated[str | None, typer.Option(help="model.local_dir")] = None,
-    tokenizer_local_dir: Annotated[str | None, typer.Option(help="model.tokenizer_dir")] = None,
-    local_files_only: Annotated[bool, typer.Option("--local-files-only", help="Never use the network.")] = False,
+    model: Annotated[str | None, seed_flag(help="model.name")] = None,
+    data: Annotated[str | None, seed_flag(help="data.train")] = None,
+    row_format: Annotated[
+        RowFormat | None, seed_flag("--format", help="Row shape of --data; auto: row by row.")
+    ] = None,
+    output: Annotated[str | None, seed_flag(help="The run directory: output_dir and name.")] = None,
+    epochs: Annotated[float | None, seed_flag(help="train.num_train_epochs")] = None,
+    seq_len: Annotated[int | None, seed_flag(help="data.max_length")] = None,
+    batch: Annotated[int | None, seed_flag(min=1, help="Rows per pass; × grad-accum × processes.")] = None,
+    grad_accum: Annotated[int | None, seed_flag(min=1, help="Passes per step; see --batch.")] = None,
+    bf16: Annotated[bool, seed_flag("--bf16", help="model.dtype=bfloat16")] = False,
+    lora: Annotated[bool, seed_flag("--lora", help="Train adapters.")] = False,
+    lora_r: Annotated[int | None, seed_flag(help="lora.r")] = None,
+    lora_alpha: Annotated[float | None, seed_flag(help="lora.alpha")] = None,
+    lora_dropout: Annotated[float | None, seed_flag(help="lora.dropout")] = None,
+    target_modules: Annotated[list[str] | None, seed_flag(help="lora.target_modules: names, or all-linear.")] = None,
+    model_local_dir: Annotated[str | None, seed_flag(help="model.local_dir")] = None,
+    tokenizer_local_dir: Annotated[str | None, seed_flag(help="model.tokenizer_dir")] = None,
+    local_files_only: Annotated[bool, seed_flag("--local-files-only", help="Never use the network.")] = False,
 ) -> None:
-    """Train a run on this machine, or continue it: every local GPU, or the CPU."""
+    """Train a run on this machine, or continue where it stopped.
+
+    Every local GPU is used, or else the CPU. What stands in RUN.yaml can be changed for once: train.max_steps=100.
+    """
     from rankzero.cli.seed_flags import SeedFlags
     from rankzero.preflight.look import EVERYTHING
     from rankzero.spec.local_paths import shown
@@ -58,6 +69,7 @@ def train(
     flags = SeedFlags(
         model=model,
         data=data,
+        row_format=row_format,
         output=output,
         epochs=epochs,
         seq_len=seq_len,

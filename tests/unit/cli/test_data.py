@@ -339,3 +339,17 @@ class TestConvert:
         assert cli(f"data convert {bad} -o {tmp_path / 'x.doc'}").code == 2
         assert cli(f"data convert {bad} -o {tmp_path / 'x.jsonl'} --as swift").code == 2
         assert cli(f"data convert {bad} -o {tmp_path / 'x.txt'} --to jsonl --quarantine {tmp_path / 'q'}").code == 0
+
+
+def test_fire_takes_the_seed_s_input_from_the_hub(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for by the command's own name: no flag is needed."""
+    asked = []
+
+    def find(given: list[str], wanted: list[str], hub_id: str) -> dict[str, tuple[str, ...]]:
+        asked.append((given, wanted, hub_id))
+        return {"train": ()}
+
+    monkeypatch.setattr("rankzero.datasets.raw.find_inputs", find)
+    cli(f"data fire --output_dir {tmp_path}/o --image_dir {tmp_path}/i --splits train --skip-images")
+    cli(f"data volcano --output_dir {tmp_path}/o --image_dir {tmp_path}/i --skip-images --input rows.jsonl")
+    assert asked == [(["hub"], ["train"], "PengxiangLi/FIRE"), (["rows.jsonl"], ["train"], "kaist-ai/volcano-train")]

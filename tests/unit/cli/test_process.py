@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -46,12 +46,13 @@ def test_the_engine_s_libraries_say_nothing_by_themselves() -> None:
 
 
 def test_help_answers_at_once(tmp_path: Path) -> None:
-    """The least of several runs: what the work takes, not what the machine's other work adds."""
+    """The least of several runs, in time of the processor: what the machine's other work takes does not count."""
     best = 1e9
     for _ in range(8):
-        started = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert run("--help", cwd=tmp_path).returncode == 0
-        best = min(best, time.perf_counter() - started)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         if best < 0.3:
             return
     pytest.fail(f"rankzero --help took {best:.2f} s")

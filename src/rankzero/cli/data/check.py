@@ -91,7 +91,7 @@ def stats(
     html: HtmlOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Count what is in the data: rows, turns, lengths, tokens, duplicates. Bad rows are counted, and no error."""
+    """Count rows, turns, lengths, tokens and duplicates. Bad rows are counted, and no error."""
     require_data()
     wanted = what_is_wanted(
         inputs, Flags(model, max_length, chat_template, all_tokens, row_format, columns, image_root)

@@ -156,6 +156,9 @@ def _as_ours(error: Exception, where: str) -> RankzeroError:
     said = (str(error).strip().splitlines() or [type(error).__name__])[0]
     if isinstance(error, FileNotFoundError) and isinstance(error.__cause__, Exception):
         return _as_ours(error.__cause__, where)  # what fsspec makes of every answer that it does not like
+    if "OfflineModeIsEnabled" in kinds:
+        hint = "once with the network, without HF_HUB_OFFLINE, fetches it"
+        return ServiceError("it is not here, and the network is not to be used", where=where, hint=hint)
     if "GatedRepoError" in kinds:
         name = where.split("@")[0].removeprefix("hf://datasets/")
         hint = f"accept the terms at https://huggingface.co/datasets/{name}, then {_LOGIN}"
