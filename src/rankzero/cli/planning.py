@@ -51,7 +51,7 @@ def _as_typed(problem: Problem) -> Problem:
 
 def _cluster_file(beside: Path) -> str | None:
     """The cluster.yaml of the run spec's or the working directory. Raises UsageError where each has one."""
-    from rankzero.spec.local_paths import shown
+    from rankzero.spec.nearby import shown
 
     found = [path for path in dict.fromkeys((beside / CLUSTER_FILE, Path.cwd() / CLUSTER_FILE)) if path.exists()]
     if len(found) > 1:

@@ -30,7 +30,8 @@ def quickstart(
     from rankzero.engine.quickstart import quickstart as run_quickstart
     from rankzero.engine.worker import run
     from rankzero.spec.load import Setting, load_run_spec
-    from rankzero.spec.local_paths import absolute, shown
+    from rankzero.spec.local_paths import absolute
+    from rankzero.spec.nearby import shown
     from rankzero.spec.resolve import resolve
 
     settings = [Setting(name, value, "quickstart") for name, value in overrides(find_model(), output_dir).items()]

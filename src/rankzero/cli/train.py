@@ -64,7 +64,7 @@ def train(
     """
     from rankzero.cli.seed_flags import SeedFlags
     from rankzero.preflight.look import EVERYTHING
-    from rankzero.spec.local_paths import shown
+    from rankzero.spec.nearby import shown
 
     flags = SeedFlags(
         model=model,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankzero.errors import ConfigError
-from rankzero.spec.local_paths import near
+from rankzero.spec.nearby import near
 
 if TYPE_CHECKING:
     from rankzero.spec.run_spec import RunSpec, Task

@@ -11,7 +11,7 @@ from rankzero.errors import ConfigError
 from rankzero.spec.cluster_checks import check_cluster
 from rankzero.spec.cluster_spec import ClusterSpec
 from rankzero.spec.load import Loaded, Setting, load_spec
-from rankzero.spec.local_paths import near
+from rankzero.spec.nearby import near
 from rankzero.spec.renames import Rename, normalised
 
 _TABLE = {

@@ -132,6 +132,11 @@ def test_a_slip_in_a_path_that_looks_like_a_hub_id(tmp_path: Path, monkeypatch: 
         locate(ModelSpec(name="rows.jsonl"))
 
 
+def test_an_id_of_modelscope() -> None:
+    with pytest.raises(ConfigError, match="modelscope download --model LLM-Research/Llama-3 --local_dir Llama-3"):
+        locate(ModelSpec(name="LLM-Research/Llama-3", local_files_only=True))
+
+
 def test_the_fingerprint_follows_the_weights(copy: Path) -> None:
     before = weights_fingerprint(copy)
     assert weights_fingerprint(copy) == before

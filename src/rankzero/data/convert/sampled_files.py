@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from rankzero.data.cache.selection import sample
+from rankzero.data.cache.selection import chosen
 from rankzero.data.read.locate import LocatedSource
 from rankzero.data.read.sources import count_rows, read_chunks
 from rankzero.data.rows.chunks import Chunk, select
@@ -27,7 +27,7 @@ class SampledFiles:
         self._keep: list[npt.NDArray[np.int64] | None] = []
         for index, source in enumerate(located):
             self.files += [source.source.model_copy(update={"path": path, "sample": None}) for path in source.files]
-            self._keep += [None] * len(source.files) if source.sample is None else _drawn(source, index, seed)
+            self._keep += [None] * len(source.files) if source.is_whole else _drawn(source, index, seed)
 
     def read(self, source: SourceSpec, index: int) -> Iterator[Chunk]:
         """The chunks of one file, which is `files[index]`."""
@@ -41,16 +41,15 @@ class SampledFiles:
 
 def _drawn(source: LocatedSource, index: int, seed: int) -> list[npt.NDArray[np.int64] | None]:
     """Of each file the ordinals of its rows in the sample, which is one of all files together."""
-    path, wanted = source.source.path, source.sample or 0
     first = next((chunk for file in source.files for chunk in read_chunks(file)), None)
     if first is not None and is_spread(first):
         hint = "convert all of them, then sample the result"
-        raise DataError("a sample of messages would tear their trees apart", where=path, hint=hint)
+        what = "a part of the messages would tear their trees apart"
+        raise DataError(what, where=source.source.path, hint=hint)
     counts = [count_rows(file) for file in source.files]
     try:
-        rows = sample(sum(counts), wanted, seed=seed, source=index)
+        rows = chosen(sum(counts), source.rows, source.sample, seed=seed, source=index)
     except ValueError as error:
-        hint = f"ask for {sum(counts)} or fewer, or leave the sample out"
-        raise DataError(f"a sample of {wanted} rows of only {sum(counts)}", where=path, hint=hint) from error
+        raise DataError(source.too_few(sum(counts))) from error
     ends = np.cumsum([0, *counts])
     return [rows[(rows >= low) & (rows < high)] - low for low, high in zip(ends[:-1], ends[1:], strict=True)]
