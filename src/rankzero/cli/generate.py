@@ -20,7 +20,10 @@ def generate(
     base: Annotated[bool, typer.Option("--base", help="Ask the run's model as it was before training.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of {prompt, reply}.")] = False,
 ) -> None:
-    """Answer prompts greedily with the result of a run. In a prompt, <image> says where the next image stands."""
+    """Ask the result of a run, or any model, a question.
+
+    Replies are greedy. In a prompt, <image> says where the next image stands.
+    """
     from rankzero.cli.installed import require_engine
     from rankzero.cli.output import warn_of_changes
     from rankzero.run_dir.result import find_result

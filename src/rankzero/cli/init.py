@@ -45,14 +45,17 @@ def init(
     as_json: Annotated[bool, typer.Option("--json", help="Print what is listed or written as JSON.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
 ) -> None:
-    """Write a commented run.yaml, or the files of a recipe."""
+    """Write a commented run.yaml, or a recipe's files, to start from."""
     if show:
         if recipe is not None or output is not None:
             raise UsageError("--list writes nothing", hint="give --recipe NAME without --list to write its files")
         typer.echo(listing(as_json=as_json))
         return
     wanted = _default(output) if recipe is None else _of_recipe(recipe, Path(output or "."))
-    write_all(wanted, force=force)
+    from rankzero.run_dir.atomic import place_given_by
+
+    with place_given_by("-o"):
+        write_all(wanted, force=force)
     written = [str(path) for path in wanted]
     if as_json:
         typer.echo(json.dumps({"recipe": recipe, "files": written}, indent=2))
@@ -113,7 +116,7 @@ def _default(output: str | None) -> dict[Path, str]:
     path = Path(output or RUN_FILE)
     if path.is_dir():
         path = path / RUN_FILE
-    return {path: (files("rankzero") / "recipes" / "default" / RUN_FILE).read_text(encoding="utf-8")}
+    return {path: with_schema(RUN_FILE, (files("rankzero") / "recipes" / "default" / RUN_FILE).read_text("utf-8"))}
 
 
 def _of_recipe(name: str, directory: Path) -> dict[Path, str]:
@@ -124,7 +127,23 @@ def _of_recipe(name: str, directory: Path) -> dict[Path, str]:
     if directory.suffix in (".yaml", ".yml") and not directory.is_dir():
         hint = f"with --recipe it is a directory: -o {directory.with_suffix('')}"
         raise UsageError("a recipe is more than one file", where=f"-o {directory}", hint=hint)
-    return {directory / file: text for file, text in recipe_files(name).items()}
+    return {directory / file: with_schema(file, text) for file, text in recipe_files(name).items()}
+
+
+def with_schema(file: str, text: str) -> str:
+    """A spec with the line by which editors find its schema, which is installed with this package."""
+    if file not in (RUN_FILE, CLUSTER_FILE):
+        return text
+    schema = files("rankzero") / "spec" / f"{file.removesuffix('.yaml')}.schema.json"
+    head, body = _opening_comment(text)
+    return f"{head}# yaml-language-server: $schema={schema}\n{body}"
+
+
+def _opening_comment(text: str) -> tuple[str, str]:
+    """The comment that a file begins with, and the rest."""
+    lines = text.splitlines(keepends=True)
+    count = next((number for number, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    return "".join(lines[:count]), "".join(lines[count:])
 
 
 def _folder(recipe: str) -> Traversable:

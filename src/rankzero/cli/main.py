@@ -19,6 +19,7 @@ from rankzero.cli.data import show as data_command
 from rankzero.cli.data.datasets import fire, volcano
 from rankzero.cli.data.prepare import prepare
 from rankzero.cli.generate import generate
+from rankzero.cli.help import WIDTH, Flags, Sections
 from rankzero.cli.init import init
 from rankzero.cli.logs import logs
 from rankzero.cli.merge import merge
@@ -33,32 +34,27 @@ from rankzero.errors import INTERRUPTED, ExitCode, RankzeroError
 
 app = typer.Typer(
     name="rankzero",
-    help="Fine-tune language models from one run spec.",
+    cls=Sections,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=WIDTH,
 )
-app.command()(quickstart)
-app.command()(init)
-app.command()(train)
-app.command()(generate)
-app.command()(predict)
-app.command()(merge)
-app.command()(render)
-app.command()(submit)
-app.command("list")(runs_command.list_runs)
-app.command()(runs_command.status)
-app.command()(runs_command.describe)
-app.command()(logs)
-app.command()(runs_command.cancel)
-app.command()(runs_command.delete)
-app.add_typer(secret_command.app, name="secret")
-data_command.app.command()(prepare)
-data_command.app.command()(fire)
-data_command.app.command()(volcano)
-app.add_typer(data_command.app, name="data")
+app.command(rich_help_panel="Start")(quickstart)
+app.command(rich_help_panel="Start")(init)
+app.add_typer(data_command.app, name="data", rich_help_panel="Data")
+app.command(cls=Flags, rich_help_panel="Train")(train)
+app.command(rich_help_panel="Results")(generate)
+app.command(rich_help_panel="Results")(predict)
+app.command(rich_help_panel="Results")(merge)
+for command in (render, submit):
+    app.command(rich_help_panel="Cluster")(command)
+app.command("list", rich_help_panel="Cluster")(runs_command.list_runs)
+for look_at in (runs_command.status, runs_command.describe, logs, runs_command.cancel, runs_command.delete):
+    app.command(rich_help_panel="Cluster")(look_at)
+app.add_typer(secret_command.app, name="secret", rich_help_panel="Cluster")
+for make in (prepare, fire, volcano):
+    data_command.app.command(rich_help_panel=data_command.MAKE)(make)
 
 DEBUG_VARIABLE = "RANKZERO_DEBUG"
 

@@ -40,7 +40,7 @@ def merge(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as an object.")] = False,
 ) -> None:
-    """Write a run's adapter and its base model as one model that needs no adapter."""
+    """Write a run's adapter and its base model as one plain model."""
     from rankzero.cli.installed import require_engine
     from rankzero.cli.output import warn_of_changes
     from rankzero.run_dir.result import verify_result
@@ -50,11 +50,13 @@ def merge(
     warn_of_changes(verify_result(directory))
     from rankzero.model.load import quiet_libraries
     from rankzero.model.merge import merge as merge_model
+    from rankzero.run_dir.atomic import place_given_by
 
     quiet_libraries()
-    done = merge_model(
-        spec, directory, Path(output), base_weights=base.value, labels=labels_of(directory) or spec.data.labels
-    )
+    with place_given_by("-o"):
+        done = merge_model(
+            spec, directory, Path(output), base_weights=base.value, labels=labels_of(directory) or spec.data.labels
+        )
     if as_json:
         value = {"directory": str(done.directory), "base": done.base, "dtype": done.dtype, "layers": done.layers}
         typer.echo(json.dumps(value, indent=2))

@@ -22,7 +22,7 @@ def predict(
         bool, typer.Option("--json", help="Print an object {text, label, probabilities} a line.")
     ] = False,
 ) -> None:
-    """Put texts into the classes of a classifier; one line for each, in order."""
+    """Put texts into the classes of a classifier, one line for each."""
     from rankzero.cli.installed import require_engine
     from rankzero.cli.output import warn_of_changes
     from rankzero.run_dir.result import find_result

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 def quickstart(
     output_dir: Annotated[str, typer.Option(help="The run directory is DIR/quickstart.", metavar="DIR")] = "runs",
 ) -> None:
-    """Fine-tune SmolLM2-135M-Instruct on facts about rankzero: about a minute and a half on two CPU cores."""
+    """Fine-tune a small chat model on this machine, in two minutes.
+
+    SmolLM2-135M-Instruct learns facts about rankzero, and is asked before and after. Needs no network.
+    """
     from rankzero.cli.installed import require_engine
     from rankzero.cli.train import summary
 
@@ -27,7 +30,8 @@ def quickstart(
     from rankzero.engine.quickstart import quickstart as run_quickstart
     from rankzero.engine.worker import run
     from rankzero.spec.load import Setting, load_run_spec
-    from rankzero.spec.local_paths import absolute, shown
+    from rankzero.spec.local_paths import absolute
+    from rankzero.spec.nearby import shown
     from rankzero.spec.resolve import resolve
 
     settings = [Setting(name, value, "quickstart") for name, value in overrides(find_model(), output_dir).items()]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rankzero.cli.planning import plan_from
-from rankzero.errors import StorageError
 
 if TYPE_CHECKING:
     from rankzero.launch.labels import Manifest
@@ -33,28 +33,40 @@ def render(
     cluster: ClusterOption = None,
     kind: KindOption = None,
     output: Annotated[str | None, typer.Option("-o", "--output", metavar="DIR", help="One file per object.")] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="On a terminal too, print the contents of files that are shipped.")
+    ] = False,
 ) -> None:
-    """Print the objects that a run becomes on a cluster, as one multi-document YAML text."""
+    """Print the objects that a run becomes on a cluster, as YAML."""
     from rankzero.launch.render import render as render_plan
-    from rankzero.launch.render.content import to_yaml
 
     objects = render_plan(plan_from(arguments or [], cluster, kind))
     if output is None:
-        typer.echo(to_yaml(objects), nl=False)
+        print_objects(objects, full=full)
     else:
         write_files(objects, Path(output))
+
+
+def print_objects(objects: list[Manifest], *, full: bool = False) -> None:
+    """Exactly what is sent; on a terminal without `full`, with the long lines of shipped files left out."""
+    from rankzero.launch.render.content import shortened, to_yaml
+
+    if full or not sys.stdout.isatty():
+        typer.echo(to_yaml(objects), nl=False)
+        return
+    short = shortened(objects)
+    typer.echo(to_yaml(short), nl=False)
+    if short != objects:
+        typer.echo("long lines are left out here; rankzero render --full, a pipe and -o have them", err=True)
 
 
 def write_files(objects: list[Manifest], directory: Path) -> None:
     """One file an object, numbered in the order of application. Raises StorageError."""
     from rankzero.launch.render.content import file_name, to_document
-    from rankzero.run_dir.atomic import write_text
+    from rankzero.run_dir.atomic import place_given_by, write_text
 
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"cannot make it: {error.strerror or error}", where=str(directory)) from error
     for index, manifest in enumerate(objects, start=1):
         path = directory / file_name(index, manifest)
-        write_text(path, to_document(manifest))
+        with place_given_by("-o"):
+            write_text(path, to_document(manifest))
         typer.echo(path)

@@ -14,7 +14,7 @@ from rankzero.errors import UsageError
 
 
 def list_runs(cluster: ClusterOption = None, as_json: JsonOption = False) -> None:
-    """Show all runs of a cluster's namespace."""
+    """List the runs in a cluster's namespace."""
     from rankzero.cli.cluster_option import backend_for, terminal_width, wants_colour
     from rankzero.launch.status import as_table, summarise
 
@@ -27,12 +27,15 @@ def list_runs(cluster: ClusterOption = None, as_json: JsonOption = False) -> Non
 
 
 def status(run: RunArgument, cluster: ClusterOption = None, as_json: JsonOption = False) -> None:
-    """Say in one verdict how a run is, and where it is not well, why and what to do."""
+    """Say in one verdict how a run is, and what to do about it."""
     _look(run, cluster, as_json=as_json, whole=False)
 
 
 def describe(run: RunArgument, cluster: ClusterOption = None, as_json: JsonOption = False) -> None:
-    """Show everything that the cluster knows of a run: verdict, objects, pods, events."""
+    """Show all that the cluster knows of a run.
+
+    The verdict, objects, pods with their containers, and events.
+    """
     _look(run, cluster, as_json=as_json, whole=True)
 
 
@@ -57,7 +60,7 @@ def _look(run: str, cluster: str | None, *, as_json: bool, whole: bool) -> None:
 
 
 def cancel(run: RunArgument, cluster: ClusterOption = None) -> None:
-    """Stop a run: it saves and leaves its GPUs. Submitting it again continues it."""
+    """Stop a run, which saves and leaves its GPUs. Submitting it again continues it."""
     from rankzero.cli.cluster_option import backend_for, find_run, say
 
     _, backend = backend_for(cluster)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
+from rankzero.cli.help import Sections
 from rankzero.cli.logs import JsonOption
 from rankzero.cli.render import ClusterOption
 from rankzero.errors import UsageError
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from rankzero.launch.secrets import Choice
     from rankzero.spec.cluster_spec import ClusterSpec
 
-app = typer.Typer(help="Secrets of runs on a cluster.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    cls=Sections, help="Set the Secrets that runs on a cluster use.", no_args_is_help=True, rich_markup_mode=None
+)
 
 
 class Written(TypedDict):
@@ -48,7 +51,7 @@ def set_secrets(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Create or update the Secrets that the cluster spec's `secrets` refer to."""
+    """Create or update the Secrets that a cluster spec refers to."""
     from rankzero.cli.planning import cluster_from
     from rankzero.spec.kinds import kind_section
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankzero.cli.render import ClusterOption, KindOption
+from rankzero.cli.render import ClusterOption, KindOption, print_objects
 from rankzero.errors import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -34,7 +34,10 @@ def submit(
     replace: Annotated[bool, typer.Option("--replace", help="End another run of this name without asking.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The outcome as JSON on stdout.")] = False,
 ) -> None:
-    """Run on a cluster, or continue there: logs until the end, and the run's exit code. Ctrl-C leaves it running."""
+    """Run on a cluster, or continue there, and follow it to its end.
+
+    Ends with the run's exit code. Ctrl-C leaves it running.
+    """
     from rankzero.cli.planning import plan_from
     from rankzero.launch.render import render
 
@@ -42,9 +45,7 @@ def submit(
     plan = plan_from(arguments or [], cluster, kind, allow_changes=allow_change or (), submitter=who)
     objects = render(plan)
     if dry_run:
-        from rankzero.launch.render.content import to_yaml
-
-        typer.echo(to_yaml(objects), nl=False)
+        print_objects(objects)
         return
     from rankzero.cli.cluster_option import open_backend, say
 

@@ -7,13 +7,14 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from rankzero.errors import StopNow, StoppedError, UsageError
 from rankzero.spec.metrics import MEASURES
+from rankzero.spec.row_formats import RowFormat
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.tasks import TASKS
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from rankzero.cli.seed_flags import SeedFlags
     from rankzero.preflight.look import Part
     from rankzero.spec.run_spec import RunSpec
+
+
+seed_flag = partial(typer.Option, rich_help_panel="Instead of a spec, or on top of it (flags of train_framework.py)")
 
 
 def train(
@@ -39,32 +43,39 @@ def train(
         Literal["all", "first-last", "none"], typer.Option(help="Batches to log at DEBUG, by step of the epoch.")
     ] = "first-last",
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON on stdout.")] = False,
-    model: Annotated[str | None, typer.Option(help="model.name")] = None,
-    data: Annotated[str | None, typer.Option(help="data.train")] = None,
-    output: Annotated[str | None, typer.Option(help="The run directory: output_dir and name.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="train.num_train_epochs")] = None,
-    seq_len: Annotated[int | None, typer.Option(help="data.max_length")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Rows per pass; × grad-accum × processes.")] = None,
-    grad_accum: Annotated[int | None, typer.Option(min=1, help="Passes per step; see --batch.")] = None,
-    bf16: Annotated[bool, typer.Option("--bf16", help="model.dtype=bfloat16")] = False,
-    lora: Annotated[bool, typer.Option("--lora", help="Train adapters.")] = False,
-    lora_r: Annotated[int | None, typer.Option(help="lora.r")] = None,
-    lora_alpha: Annotated[float | None, typer.Option(help="lora.alpha")] = None,
-    lora_dropout: Annotated[float | None, typer.Option(help="lora.dropout")] = None,
-    target_modules: Annotated[list[str] | None, typer.Option(help="lora.target_modules, one or more.")] = None,
-    model_local_dir: Annotated[str | None, typer.Option(help="model.local_dir")] = None,
-    tokenizer_local_dir: Annotated[str | None, typer.Option(help="model.tokenizer_dir")] = None,
-    local_files_only: Annotated[bool, typer.Option("--local-files-only", help="Never use the network.")] = False,
+    model: Annotated[str | None, seed_flag(help="model.name")] = None,
+    data: Annotated[str | None, seed_flag(help="data.train")] = None,
+    row_format: Annotated[
+        RowFormat | None, seed_flag("--format", help="Row shape of --data; auto: row by row.")
+    ] = None,
+    output: Annotated[str | None, seed_flag(help="The run directory: output_dir and name.")] = None,
+    epochs: Annotated[float | None, seed_flag(help="train.num_train_epochs")] = None,
+    seq_len: Annotated[int | None, seed_flag(help="data.max_length")] = None,
+    batch: Annotated[int | None, seed_flag(min=1, help="Rows per pass; × grad-accum × processes.")] = None,
+    grad_accum: Annotated[int | None, seed_flag(min=1, help="Passes per step; see --batch.")] = None,
+    bf16: Annotated[bool, seed_flag("--bf16", help="model.dtype=bfloat16")] = False,
+    lora: Annotated[bool, seed_flag("--lora", help="Train adapters.")] = False,
+    lora_r: Annotated[int | None, seed_flag(help="lora.r")] = None,
+    lora_alpha: Annotated[float | None, seed_flag(help="lora.alpha")] = None,
+    lora_dropout: Annotated[float | None, seed_flag(help="lora.dropout")] = None,
+    target_modules: Annotated[list[str] | None, seed_flag(help="lora.target_modules: names, or all-linear.")] = None,
+    model_local_dir: Annotated[str | None, seed_flag(help="model.local_dir")] = None,
+    tokenizer_local_dir: Annotated[str | None, seed_flag(help="model.tokenizer_dir")] = None,
+    local_files_only: Annotated[bool, seed_flag("--local-files-only", help="Never use the network.")] = False,
 ) -> None:
-    """Train a run on this machine, or continue it: every local GPU, or the CPU."""
+    """Train a run on this machine, or continue where it stopped.
+
+    Every local GPU is used, or else the CPU. What stands in RUN.yaml can be changed for once: train.max_steps=100.
+    """
     from rankzero.cli.seed_flags import SeedFlags
     from rankzero.preflight.look import EVERYTHING
     from rankzero.spec.diff import not_allowable
-    from rankzero.spec.local_paths import shown
+    from rankzero.spec.nearby import shown
 
     flags = SeedFlags(
         model=model,
         data=data,
+        row_format=row_format,
         output=output,
         epochs=epochs,
         seq_len=seq_len,
@@ -144,6 +155,7 @@ def read_spec(
 
     Raises UsageError, or the error of preflight's worst finding with all problems.
     """
+    from rankzero.cli.argv import spec_arguments
     from rankzero.cli.seed_flags import as_settings, require_lora
     from rankzero.preflight.look import look
     from rankzero.run_dir.setting import settled
@@ -151,14 +163,11 @@ def read_spec(
     from rankzero.spec.local_paths import absolute
     from rankzero.spec.resolve import resolve
 
-    files = [argument for argument in arguments if "=" not in argument]
-    if len(files) > 1:
-        raise UsageError(f"one spec file, not {len(files)}: {' '.join(files)}", hint="overrides look like key=value")
-    if not files and not any((flags.model, flags.data, *arguments)):
+    given = spec_arguments(arguments)
+    if given.file is None and not any((flags.model, flags.data, *arguments)):
         raise UsageError("nothing to train", hint="rankzero train RUN.yaml; `rankzero init` writes one to start from")
-    overrides = [argument for argument in arguments if "=" in argument]
     settings = as_settings(flags, world_size=world_size)
-    reading = read_run_spec(Path(files[0]) if files else None, [*overrides, *settings], env=os.environ)
+    reading = read_run_spec(given.file, [*given.overrides, *settings], env=os.environ)
     if reading.found is not None:
         require_lora(flags, reading.found.source("lora"))
     loaded = look(reading, parts)

@@ -18,7 +18,15 @@ from rankzero.engine.setup import Session
 from rankzero.engine.train import Surroundings
 from rankzero.errors import StorageError
 from rankzero.model.weights import export_final
-from rankzero.run_dir.atomic import MANIFEST, commit_directory, stage_name, storage_errors, verify_directory, write_json
+from rankzero.run_dir.atomic import (
+    MANIFEST,
+    commit_directory,
+    place_given_by,
+    stage_name,
+    storage_errors,
+    verify_directory,
+    write_json,
+)
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.result import verify_result
 from rankzero.spec.metrics import HIGHER_IS_BETTER, MEASURES
@@ -137,4 +145,5 @@ def in_words(evaluation: dict[str, Any]) -> str:
 def copy_report(report: dict[str, Any], destination: str | None) -> None:
     """Also write the report where --report-json says."""
     if destination is not None:
-        write_json(Path(destination), report)
+        with place_given_by("--report-json"):
+            write_json(Path(destination), report)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from rankzero.errors import AccessError, ConfigError, Problem, ServiceError
 from rankzero.machine import offline
-from rankzero.spec.local_paths import meant_here, near
+from rankzero.spec.modelscope import modelscope_hint
+from rankzero.spec.nearby import meant_here, near
 from rankzero.spec.run_spec import ModelSpec
 
 TOKENIZER = ("*.json", "*.model", "*.txt", "*.jinja")
@@ -66,9 +67,14 @@ def snapshot(spec: ModelSpec, patterns: Sequence[str]) -> Path:
     return Path(path)
 
 
+def _other_meaning(name: str) -> str:
+    """The beginning of a hint: what a name that the Hub does not have may be instead."""
+    return meant_here(name) or modelscope_hint(name, "model", "model.name")
+
+
 def not_cached(spec: ModelSpec) -> Problem:
     """What to say of a Hub model that is not here and may not be fetched."""
-    hint = meant_here(spec.name) + (
+    hint = _other_meaning(spec.name) + (
         "run once with the network, or put the files into a directory and set model.local_dir "
         "(--model-local-dir); it needs config.json, model.safetensors (or its shards) and tokenizer.json"
     )
@@ -90,12 +96,12 @@ def _unreachable(name: str) -> ServiceError:
         meant_here(name)
         + "check the network and HF_ENDPOINT, or put the files into a directory and set model.local_dir"
     )
-    return ServiceError(f"the Hub did not answer for {name}", where="model.name", hint=meant_here(name) + hint)
+    return ServiceError(f"the Hub did not answer for {name}", where="model.name", hint=_other_meaning(name) + hint)
 
 
 def _no_access(name: str, error: Exception) -> AccessError:
     reason = "is gated" if "Gated" in type(error).__name__ else "does not exist, or this token may not read it"
-    hint = meant_here(name) + (
+    hint = _other_meaning(name) + (
         f"(1) accept its terms on the model's Hub page ({name}) with your account; "
         "(2) export HF_TOKEN=<a read token of that account>, or log in with `hf auth login`; "
         "(3) or use a local copy: model.local_dir (--model-local-dir DIR --local-files-only)"

@@ -20,7 +20,8 @@ from rankzero.model.files import (
 from rankzero.model.hub import cached, not_cached
 from rankzero.preflight.finding import Finding
 from rankzero.spec.load import Loaded
-from rankzero.spec.local_paths import PathField, in_base, local_part, shown
+from rankzero.spec.local_paths import PathField, in_base, local_part
+from rankzero.spec.nearby import shown
 from rankzero.spec.run_spec import ModelSpec, RunSpec
 
 _NOT_FOR_ADAPTERS = ("embed", "norm", "ln_", "lm_head", "wte", "wpe", "score", "classifier")

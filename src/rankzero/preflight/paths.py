@@ -11,7 +11,8 @@ from rankzero.data.read.local import local_files
 from rankzero.errors import ConfigError, DataError, Problem
 from rankzero.preflight.finding import Finding
 from rankzero.spec.load import Loaded
-from rankzero.spec.local_paths import LocalPart, PathField, in_base, local_part, near, path_fields, shown
+from rankzero.spec.local_paths import LocalPart, PathField, in_base, local_part, path_fields
+from rankzero.spec.nearby import near, shown
 from rankzero.spec.run_spec import RunSpec
 
 _MOST_PROBED = 50

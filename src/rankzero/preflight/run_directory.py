@@ -10,7 +10,8 @@ from rankzero.preflight.finding import Finding
 from rankzero.run_dir.lease import holder
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.load import Loaded
-from rankzero.spec.local_paths import in_base, shown
+from rankzero.spec.local_paths import in_base
+from rankzero.spec.nearby import shown
 from rankzero.spec.resolve import resolve
 from rankzero.spec.run_spec import RunSpec
 

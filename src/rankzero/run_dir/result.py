@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankzero.errors import ConfigError, Problem, StorageError
 from rankzero.run_dir.atomic import MANIFEST, faults, read_manifest
-from rankzero.spec.local_paths import near
+from rankzero.spec.nearby import near
 
 if TYPE_CHECKING:
     from rankzero.spec.run_spec import RunSpec

@@ -18,7 +18,8 @@ from pydantic import BaseModel
 
 from rankzero.errors import ConfigError, Problem, UsageError
 from rankzero.spec.checks import check
-from rankzero.spec.fields import options_at
+from rankzero.spec.cluster_spec import ClusterSpec
+from rankzero.spec.fields import keys_of, options_at
 from rankzero.spec.local_paths import moved, path_fields, plain
 from rankzero.spec.renames import RENAMES, Rename
 from rankzero.spec.run_spec import RunSpec
@@ -140,6 +141,7 @@ def read_spec(
     draft = _Draft()
     if path is not None:
         draft = _read_file(path, env)
+        _require_kind(model, draft.tree, path)
     for override in overrides:
         if isinstance(override, Setting):
             draft.put(override, model)
@@ -249,6 +251,21 @@ def _read_file(path: Path, env: Mapping[str, str]) -> _Draft:
         hint = "the smallest run spec is\n    model: {name: Qwen/Qwen3-0.6B}\n    data: {train: train.jsonl}"
         raise ConfigError("the file must hold sections such as model: and data:", where=name, hint=hint)
     return _Draft(document.tree, document.origins, document.problems, document.broken)
+
+
+def _require_kind(model: type[BaseModel], tree: Mapping[str, Tree], path: Path) -> None:
+    """Raise ConfigError where a file is clearly the other kind of spec, rather than calling all its keys unknown."""
+    kinds: dict[type[BaseModel], tuple[str, str]] = {
+        RunSpec: ("run spec", "rankzero train FILE"),
+        ClusterSpec: ("cluster spec", "--cluster FILE"),
+    }
+    other = next((kind for kind in kinds if kind is not model), None)
+    if model not in kinds or other is None or set(keys_of(model)) & set(tree):
+        return
+    if len(set(keys_of(other)) & set(tree)) > 1:
+        (own, _), (its, use) = kinds[model], kinds[other]
+        hint = f"what takes it: {use.replace('FILE', str(path))}"
+        raise ConfigError(f"this is a {its}, not a {own}", where=str(path), hint=hint)
 
 
 def _read_text(path: Path) -> str:

@@ -7,7 +7,6 @@ the command is typed; what a process is given has them absolute. Looks at which 
 
 from __future__ import annotations
 
-import difflib
 import glob
 import os
 from collections.abc import Callable, Iterable
@@ -166,27 +165,3 @@ def plain(path: str) -> str:
     """Without `..`, except where a link gives it another meaning."""
     short = os.path.normpath(path)
     return short if os.path.realpath(short) == os.path.realpath(path) else path
-
-
-def near(path: str | Path) -> str | None:
-    """What is in the same directory under a similar name."""
-    folder, name = os.path.split(str(path).rstrip("/"))
-    try:
-        close = difflib.get_close_matches(name, os.listdir(folder or "."), n=1)
-    except OSError:  # no such directory either, or not ours to look into
-        return None
-    return os.path.join(folder, close[0]) if close else None
-
-
-def meant_here(name: str) -> str:
-    """The beginning of a hint: `models/tiney` has the shape of a Hub id; beside models/tiny it may be a slip."""
-    close = near(name) if "/" in name else None
-    return f"did you mean {shown(close)}, which is here? Else: " if close else ""
-
-
-def shown(path: str | Path) -> str:
-    """A path as a person wants to read it: relative where it is below the working directory."""
-    text, here = str(path), os.getcwd()
-    if text == here:
-        return "the working directory"
-    return os.path.relpath(text, here) if here != "/" and text.startswith(os.path.join(here, "")) else text

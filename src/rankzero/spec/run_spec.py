@@ -84,7 +84,8 @@ class SourceSpec(Section):
 
     path: Annotated[str, StringConstraints(min_length=1)]
     """A file (JSONL, JSON, CSV, TSV, Parquet; also .gz and .zst), a directory or a pattern of them, a URL (hf://, s3://,
-    https://), or a Hub data set `org/name:subset[split]`. `#500` at the end samples 500 rows."""
+    https://), or a Hub data set `org/name:subset[split]`; `[train[:1%]]` is a part of a split. `#500` at the end is
+    a sample of 500 rows."""
     format: RowFormat = "auto"
     """Row shape. auto: decided row by row from its keys."""
     columns: dict[str, str] = {}

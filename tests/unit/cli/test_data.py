@@ -207,6 +207,17 @@ class TestCheck:
         done = cli(f"data check {labels}")
         assert done.code == 65 and ("no row is left" in done.err or "label" in done.err)
 
+    def test_what_cannot_be_written_is_told_by_its_own_flag(self, cli: Cli, bad: str, tmp_path: Path) -> None:
+        (tmp_path / "taken").touch()
+        good = write(tmp_path / "good.jsonl", GOOD)
+        for line, flag in (
+            (f"data check {good} --html {tmp_path}/taken/page.html", "--html"),
+            (f"data check {bad} --quarantine {tmp_path}/taken/bad.jsonl", "--quarantine"),
+            (f"data convert {good} -o {tmp_path}/taken/rows.jsonl", "-o"),
+        ):
+            done = cli(line)
+            assert done.code == 74 and f"choose another place with {flag}\n" in done.err, (line, done.err)
+
     def test_usage(self, cli: Cli, model: str, tmp_path: Path) -> None:
         path = write(tmp_path / "f.jsonl", GOOD)
         assert cli(f"data check {path} --max-length 100").code == 2
@@ -360,3 +371,17 @@ class TestConvert:
         assert cli(f"data convert {bad} -o {tmp_path / 'x.doc'}").code == 2
         assert cli(f"data convert {bad} -o {tmp_path / 'x.jsonl'} --as swift").code == 2
         assert cli(f"data convert {bad} -o {tmp_path / 'x.txt'} --to jsonl --quarantine {tmp_path / 'q'}").code == 0
+
+
+def test_fire_takes_the_seed_s_input_from_the_hub(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for by the command's own name: no flag is needed."""
+    asked = []
+
+    def find(given: list[str], wanted: list[str], hub_id: str) -> dict[str, tuple[str, ...]]:
+        asked.append((given, wanted, hub_id))
+        return {"train": ()}
+
+    monkeypatch.setattr("rankzero.datasets.raw.find_inputs", find)
+    cli(f"data fire --output_dir {tmp_path}/o --image_dir {tmp_path}/i --splits train --skip-images")
+    cli(f"data volcano --output_dir {tmp_path}/o --image_dir {tmp_path}/i --skip-images --input rows.jsonl")
+    assert asked == [(["hub"], ["train"], "PengxiangLi/FIRE"), (["rows.jsonl"], ["train"], "kaist-ai/volcano-train")]

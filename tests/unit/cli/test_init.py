@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -37,6 +38,7 @@ SEED_3 = {
     "NPROC": "8",
     "DTYPE": "bfloat16",
 }
+ON_THE_CLUSTER = {"lora-jsonl": {"DATA_ROOT": "/mnt/filesystem-o2/d", "CKPT_ROOT": "/mnt/filesystem-o2/c"}}
 
 
 @pytest.fixture
@@ -70,8 +72,12 @@ class TestEveryRecipe:
             assert max(map(len, lines)) <= 120
             assert lines[0].startswith("# ") and sum("#" in line for line in lines) >= len(lines) / 3
 
-    def test_it_renders_for_its_kind_without_a_cluster(self, cli: Cli, name: str, tmp_path: Path) -> None:
+    def test_it_renders_for_its_kind_without_a_cluster(
+        self, cli: Cli, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         assert cli(f"init --recipe {name}").code == 0
+        for variable, value in ON_THE_CLUSTER.get(name, {}).items():
+            monkeypatch.setenv(variable, value)
         done = cli("render run.yaml --cluster cluster.yaml")
         assert done.code == 0, done.err
         kinds = [manifest["kind"] for manifest in yaml.safe_load_all(done.out)]
@@ -82,7 +88,7 @@ class TestEveryRecipe:
     def test_its_objects_are_valid(self, cli: Cli, name: str) -> None:
         cli(f"init --recipe {name} -o {name}")
         os.chdir(name)
-        for manifest in render(plan(".", {})):
+        for manifest in render(plan(".", ON_THE_CLUSTER.get(name, {}))):
             if not is_custom(manifest):
                 for version in CORE_VERSIONS:
                     check_core(manifest, version)
@@ -183,6 +189,10 @@ class TestVariables:
         cli("init --recipe lora-jsonl -o r")
         run = load_run_spec(Path("r/run.yaml"), env={"DATA_ROOT": "d", "CKPT_ROOT": "c"}).spec
         assert (run.data.train, run.data.eval, run.output_dir) == ("d/train.jsonl", "d/val.jsonl", "c")
+        run = load_run_spec(Path("r/run.yaml"), env={}).spec
+        assert (run.data.train, run.data.eval, run.output_dir) == ("./train.jsonl", "./val.jsonl", "runs"), (
+            "on a laptop"
+        )
 
 
 class TestWriting:
@@ -229,7 +239,15 @@ class TestWriting:
         assert f"d/{existing}: the file exists already" in done.err and "--force" in done.err
         assert {path.name: path.read_text() for path in Path("d").iterdir()} == {existing: "mine"}
         assert cli("init --recipe distilbert-sst2 -o d --force").code == 0
-        assert {path.name: path.read_text() for path in Path("d").iterdir()} == recipe_files("distilbert-sst2")
+        written = {path.name: path.read_text() for path in Path("d").iterdir()}
+        line = re.compile(r"^# yaml-language-server: \$schema=(.+)\n", re.MULTILINE)
+        schemas = {name: line.findall(text) for name, text in written.items()}
+        assert {name: Path(found[0]).name for name, found in schemas.items()} == {
+            "run.yaml": "run.schema.json",
+            "cluster.yaml": "cluster.schema.json",
+        }
+        assert all(Path(found[0]).is_file() for found in schemas.values())
+        assert {name: line.sub("", text) for name, text in written.items()} == recipe_files("distilbert-sst2")
 
     def test_a_link_that_leads_nowhere_is_not_replaced(self, cli: Cli) -> None:
         Path("run.yaml").symlink_to("gone.yaml")

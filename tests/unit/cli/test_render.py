@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,11 @@ def test_the_cluster_of_the_environment_or_the_folder(cli: Any, here: Path, monk
         ("render", 2, "one run spec is needed"),
         ("render run.yaml other.yaml --cluster docker", 2, "one run spec, not 2"),
         ("render run.yaml --cluster nowhere", 78, "no such profile"),
+        ("render run.yaml --cluster dokcer", 78, "did you mean docker?"),
+        ("render run.yaml --cluster nope.yaml", 78, "`rankzero init --recipe NAME` writes one"),
+        ("render run.yaml --cluster run.yaml", 78, "this is a run spec, not a cluster spec"),
+        ("render run.yaml --cluster .", 78, "this is a directory"),
+        ("render run.yaml --cluster docker cluster.num_nodes=0", 78, "command line cluster.num_nodes: must be"),
         ("render run.yaml --cluster docker cluster.nodes=2", 78, "this is num_nodes here"),
         ("render run.yaml --cluster docker --kind deployment", 78, "kind"),
         ("render run.yaml --cluster docker data.train=/data/x.jsonl", 78, "pods have nothing at /data/x.jsonl"),
@@ -115,3 +121,17 @@ def test_a_file_of_the_wrong_directory_is_not_shipped(cli: Any, here: Path, monk
     assert done.code == 78 and "only the working directory has t.jsonl" in done.err
     typed = cli("render ../run.yaml --cluster docker data.train=t.jsonl")
     assert typed.code == 0 and "elsewhere/t.jsonl" in typed.out, typed.err
+
+
+def test_a_terminal_is_spared_what_is_shipped(cli: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = '{"text": "a"}\n' * 1000
+    (here / "t.jsonl").write_text(rows)
+    line = "render run.yaml --cluster docker data.train=t.jsonl"
+    piped = cli(line)
+    assert base64.b64encode(rows.encode()).decode() in piped.out and piped.err == ""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    short, dry, full = cli(line), cli(line.replace("render", "submit --dry-run")), cli(f"{line} --full")
+    assert "<18,668 characters>" in short.out and "--full" in short.err and dry.out == short.out
+    assert max(map(len, short.out.splitlines())) < 1000
+    assert (full.out, full.err) == (piped.out, "")
+    assert len(list(yaml.safe_load_all(short.out))) == len(list(yaml.safe_load_all(full.out)))

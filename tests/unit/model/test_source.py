@@ -134,6 +134,11 @@ def test_a_slip_in_a_path_that_looks_like_a_hub_id(tmp_path: Path, monkeypatch: 
         locate(ModelSpec(name="rows.jsonl"))
 
 
+def test_an_id_of_modelscope() -> None:
+    with pytest.raises(ConfigError, match="modelscope download --model LLM-Research/Llama-3 --local_dir Llama-3"):
+        locate(ModelSpec(name="LLM-Research/Llama-3", local_files_only=True))
+
+
 def flip(file: Path, place: int) -> None:
     """One bit of the byte at `place`, counted from the end where negative."""
     with file.open("r+b") as opened:

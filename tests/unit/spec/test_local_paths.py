@@ -10,7 +10,8 @@ import pytest
 
 from rankzero.spec.fields import Option, all_fields, options_at
 from rankzero.spec.load import load_run_spec
-from rankzero.spec.local_paths import absolute, path_fields, shown
+from rankzero.spec.local_paths import absolute, path_fields
+from rankzero.spec.nearby import shown
 from rankzero.spec.resolve import resolve
 from rankzero.spec.run_spec import RunSpec
 

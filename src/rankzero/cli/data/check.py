@@ -98,7 +98,7 @@ def stats(
     html: HtmlOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Count what is in the data: rows, turns, lengths, tokens, duplicates. Bad rows are counted, and no error."""
+    """Count rows, turns, lengths, tokens and duplicates. Bad rows are counted, and no error."""
     require_data()
     wanted = what_is_wanted(
         inputs, Flags(model, max_length, chat_template, all_tokens, row_format, columns, image_root, reasoning, header)
@@ -127,6 +127,7 @@ def _look(
     from rankzero.data.check.validate import check as check_rows
     from rankzero.data.progress import show_progress
     from rankzero.data.rows.problems import KEPT
+    from rankzero.run_dir.atomic import place_given_by
 
     tokens, tokenizer = None, None
     if wanted.tokenizer is not None and wanted.rules is not None:
@@ -148,7 +149,8 @@ def _look(
         keep=_KEPT_FOR_JSON if keep_all else KEPT,
     )
     show = partial(show_progress, "checking")
-    report = check_rows(wanted.train, options, evaluation=wanted.eval, show=show)
+    with place_given_by("--quarantine"):
+        report = check_rows(wanted.train, options, evaluation=wanted.eval, show=show)
     if tokens is None or not compare or wanted.tokenizer is None:
         return report, None
     from rankzero.data.check.serving import compare as compare_rows
@@ -196,11 +198,12 @@ def _judge(report: CheckReport, tolerance: Tolerance, *, in_json: bool) -> None:
 def _write_html(path: Path, report: CheckReport, comparison: Comparison | None) -> None:
     from rankzero.data.check.quarantine import require_new
     from rankzero.data.check.report_html import report_html
-    from rankzero.run_dir.atomic import write_text
+    from rankzero.run_dir.atomic import place_given_by, write_text
 
     require_new(path, report.files)
     names = ", ".join(Path(name).name for name in report.files[:3]) + (" …" if len(report.files) > 3 else "")
-    write_text(path, report_html(report, comparison, f"Data check: {names}"))
+    with place_given_by("--html"):
+        write_text(path, report_html(report, comparison, f"Data check: {names}"))
 
 
 def _echo_lines(report: CheckReport, comparison: Comparison | None) -> None:

@@ -46,6 +46,7 @@ def convert(
     from rankzero.data.convert.convert import convert as convert_rows
     from rankzero.data.progress import show_progress
     from rankzero.data.read.locate import expand, input_bytes
+    from rankzero.run_dir.atomic import place_given_by
     from rankzero.spec.run_spec import SourceSpec
 
     names = column_map(columns)
@@ -53,7 +54,8 @@ def convert(
     given = [SourceSpec.model_validate({"path": path, **shape_in}) for path in inputs]
     located = expand(given)
     sampled = SampledFiles(located, seed)
-    with show_progress("converting", input_bytes(located)) as advance:
+    flag = "-o" if quarantine is None else "-o or --quarantine"
+    with show_progress("converting", input_bytes(located)) as advance, place_given_by(flag):
         done = convert_rows(
             sampled.files,
             output,

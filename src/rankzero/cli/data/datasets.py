@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from rankzero.cli.installed import require_data
-from rankzero.errors import UsageError
+from rankzero.errors import Problem, RankzeroError, UsageError
 
 if TYPE_CHECKING:
     from rankzero.datasets.frame import FrameSettings, Recipe
@@ -65,7 +65,7 @@ Seed = Annotated[int, typer.Option("--seed", help="Decides what is held out.")]
 Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Processes that decode images.")]
 
 _DEFAULT_PIXELS = 64_000_000
-_INPUT_HELP = "Raw JSON: [SPLIT=]FILE, a folder, a URL, or hub, which downloads it. May be given several times."
+_INPUT_HELP = "Raw JSON: [SPLIT=]FILE, a folder or a URL; absent: the data set on the Hub. May be given several times."
 
 
 def fire(
@@ -110,10 +110,12 @@ def fire(
     seed: Seed = 42,
     workers: Workers = None,
 ) -> None:
-    """Turn FIRE trajectories into behaviour-cloning rows, one for each time step.
+    """Turn FIRE trajectories into behaviour-cloning rows.
 
-    State: the image, the question, the latest attempts with the feedback on them. Action: the next attempt. Writes
-    fire_bc_SPLIT.jsonl and stats.json. Nothing is downloaded unless --input or --images says so.
+    One for each time step. State: the image, the question, the latest attempts with the feedback on them. Action: the
+    next attempt. Writes fire_bc_SPLIT.jsonl and stats.json.
+
+    Without --input the raw rows are fetched from the Hub. No image is fetched unless --images says so.
     """
     require_data()
     from rankzero.datasets import fire as recipe
@@ -152,9 +154,11 @@ def volcano(
     seed: Seed = 42,
     workers: Workers = None,
 ) -> None:
-    """Turn Volcano's raw rows into chat rows; critique, revise and decide rows are counted, text-only rows kept.
+    """Turn Volcano's raw rows into chat rows.
 
-    Writes volcano_SPLIT.jsonl and stats.json. Nothing is downloaded unless --input or --images says so.
+    Critique, revise and decide rows are counted, text-only rows kept. Writes volcano_SPLIT.jsonl and stats.json.
+
+    Without --input the raw rows are fetched from the Hub. No image is fetched unless --images says so.
     """
     require_data()
     from rankzero.datasets import volcano as recipe
@@ -207,6 +211,7 @@ def _run(
     from rankzero.datasets.frame import run
     from rankzero.datasets.images.stores import open_store
     from rankzero.datasets.raw import find_inputs
+    from rankzero.run_dir.atomic import place_given_by
 
     if images and settings.skip_images:
         raise UsageError("--images and --skip-images contradict each other", hint="leave one of them out")
@@ -214,9 +219,22 @@ def _run(
         hint = "none uses what is in --image_dir; copy or link brings images there"
         raise UsageError("--images needs --image-mode copy or link", hint=hint)
     stores = [open_store(text) for text in images]
-    inputs = find_inputs(raw, splits, hub_id)
-    stats = run(recipe, inputs, settings, stores, partial(typer.echo, err=True))
+    inputs = find_inputs(raw, splits, hub_id) if raw else _from_hub(splits, hub_id)
+    with place_given_by("--output_dir (images: --image_dir)"):
+        stats = run(recipe, inputs, settings, stores, partial(typer.echo, err=True))
     typer.echo(_summary(stats, settings))
+
+
+def _from_hub(splits: Sequence[str], hub_id: str) -> dict[str, tuple[str, ...]]:
+    """The data set's own files, where nothing else is named. Raises as `find_inputs` does."""
+    from rankzero.datasets.raw import find_inputs
+
+    typer.echo(f"no --input: taking {hub_id} from the Hub", err=True)
+    try:
+        return find_inputs(["hub"], splits, hub_id)
+    except RankzeroError as error:
+        hint = "--input FILE, a folder or a URL takes a copy instead"
+        raise type(error)(Problem(p.what, p.where, f"{p.hint}; {hint}") for p in error.problems) from error
 
 
 def _summary(stats: dict[str, Any], settings: FrameSettings) -> str:

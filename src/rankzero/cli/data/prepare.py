@@ -25,7 +25,7 @@ def prepare(
     ] = "0/1",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Tokenise the data of a run into the cache, where training finds it. Goes on where a killed one stopped."""
+    """Tokenise a run's data into the cache, where training finds it. Goes on where a killed one stopped."""
     from rankzero.cli.installed import require_engine
 
     require_engine()

@@ -13,15 +13,24 @@ from rankzero.cli.data.check import check, stats
 from rankzero.cli.data.convert import convert
 from rankzero.cli.data.inputs import FormatOption, ReasoningOption
 from rankzero.cli.data.tokenizer_option import find_tokenizer, load_image_rules, load_tokenizer
+from rankzero.cli.help import Sections
 from rankzero.cli.installed import require_tokenizer
 
-app = typer.Typer(no_args_is_help=True, help="Look at training data, and make it: check, show, count, convert.")
-app.command()(check)
-app.command()(stats)
-app.command()(convert)
+LOOK, MAKE = "Look", "Make"
+"""Sections of the help."""
+
+app = typer.Typer(
+    cls=Sections,
+    no_args_is_help=True,
+    help="Check, count, show, convert and prepare training data.",
+    rich_markup_mode=None,
+)
+app.command(rich_help_panel=LOOK)(check)
+app.command(rich_help_panel=LOOK)(stats)
+app.command(rich_help_panel=MAKE)(convert)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def show(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A JSONL file.")],
     model: Annotated[str, typer.Option("--model", help="Model whose tokenizer is used: a directory or a Hub id.")],
@@ -33,7 +42,10 @@ def show(
     train_on_all: Annotated[bool, typer.Option("--all-tokens", help="As data.assistant_only_loss: false.")] = False,
     reasoning: ReasoningOption = "keep",
 ) -> None:
-    """Print rows token by token as the model gets them; trained tokens are green, or in ⟦brackets⟧."""
+    """Print rows token by token as the model gets them.
+
+    Trained tokens are green, or in ⟦brackets⟧.
+    """
     require_tokenizer()
     from rankzero.data.check.show import rows_to_show
     from rankzero.data.tokens.chat import TokenRules

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from rankzero.data.cache.selection import sample
+from rankzero.data.cache.selection import chosen
 from rankzero.data.read.hashing import content_hash, file_state
 from rankzero.data.read.locate import LocatedSource
 from rankzero.data.read.sources import count_rows, read_chunks
@@ -75,9 +75,10 @@ class Job:
 
     def _identity(self, file: int, content: str) -> list[object]:
         """Of a sample also the seed and which source it is: two samples of one file are not the same rows."""
-        spec, count = self.spec_of(file), self.located[self.source_of[file]].sample
-        drawn = [] if count is None else [count, self._seed, self.source_of[file]]
-        return [content, spec.format, sorted(spec.columns.items()), spec.header, *drawn]
+        spec, located = self.spec_of(file), self.located[self.source_of[file]]
+        drawn = [] if located.sample is None else [located.sample, self._seed, self.source_of[file]]
+        part = [] if located.rows is None else [str(located.rows)]
+        return [content, spec.format, sorted(spec.columns.items()), spec.header, *drawn, *part]
 
     def require_unchanged(self) -> None:
         """Raise DataError where a file is no longer what was hashed."""
@@ -119,17 +120,15 @@ class Job:
         keep: list[npt.NDArray[np.int64] | None] = []
         problems: list[Problem] = []
         for index, source in enumerate(self.located):
-            if source.sample is None:
+            if source.is_whole:
                 keep += [None] * len(source.files)
                 continue
             first = len(keep)
             counts = [self._count(first + offset, path) for offset, path in enumerate(source.files)]
             try:
-                rows = sample(sum(counts), source.sample, seed=self._seed, source=index)
+                rows = chosen(sum(counts), source.rows, source.sample, seed=self._seed, source=index)
             except ValueError:
-                hint = f"ask for {sum(counts)} or fewer, or leave the sample out"
-                what = f"a sample of {source.sample} rows of only {sum(counts)}"
-                problems.append(Problem(what, source.source.path, hint))
+                problems.append(source.too_few(sum(counts)))
                 rows = np.empty(0, dtype=np.int64)
             ends = np.cumsum([0, *counts])
             keep += [

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankzero.data.order import Indices, permutation
+from rankzero.spec.data_paths import RowSlice
 
 _HELD_OUT, _SAMPLED, _WEIGHTED = -1, -2, -1_000_000
 """Streams of random numbers that no epoch uses; the last two count down by source."""
@@ -21,6 +22,15 @@ def sample(n_rows: int, count: int, *, seed: int, source: int) -> Indices:
     if count > n_rows:
         raise ValueError(f"{count} of {n_rows} rows")
     return np.sort(permutation(n_rows, seed=seed, stream=_SAMPLED - source)[:count])
+
+
+def chosen(n_rows: int, rows: RowSlice | None, count: int | None, *, seed: int, source: int) -> Indices:
+    """Of these rows, or of all, `count` drawn ones, or all; in file order. Raises ValueError where there are not as
+    many."""
+    first, last = (0, n_rows) if rows is None else rows.bounds(n_rows)
+    if count is None:
+        return np.arange(first, last, dtype=np.int64)
+    return first + sample(last - first, count, seed=seed, source=source)
 
 
 def mix(sources: npt.NDArray[np.int64], weights: Sequence[float], *, seed: int) -> Indices:

@@ -246,7 +246,7 @@ def _require_rows(job: Job, tally: Tally) -> None:
     """Raise DataError where a file has no rows, or none of all rows is left."""
     log = ProblemLog()
     for index, path in enumerate(job.paths):
-        if not tally.rows_of[index]:
+        if not tally.rows_of[index] and job.located[job.source_of[index]].is_whole:
             log.add(path, [NO_ROWS])
     if log.total:
         raise log.error()

@@ -132,7 +132,7 @@ class _Check:
                 self._log.add(path, [problem])
             else:
                 files.append(path)
-        return LocatedSource(source, tuple(files), located.sample)
+        return LocatedSource(source, tuple(files), located.sample, located.rows)
 
     def _job(self, located: Sequence[LocatedSource]) -> Job:
         from rankzero.data.cache.job import Job
@@ -179,7 +179,7 @@ class _Check:
             self._samples += [(path, row) for row in chunk.samples[: self._options.samples - len(self._samples)]]
             progress(chunk.length)
         for index, path in enumerate(job.paths):
-            if path in self._spread and job.located[job.source_of[index]].sample is None:
+            if path in self._spread and job.located[job.source_of[index]].is_whole:
                 merged = count_rows(path, header=job.spec_of(index).header) - rows[index]
                 self._counts.add(Counts(rows=merged, merged=merged))
         return rows

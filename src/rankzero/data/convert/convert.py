@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from rankzero.data.cache.selection import sample
+from rankzero.data.cache.selection import chosen
 from rankzero.data.convert.writers import SUFFIXES, Container, RowWriter, opener, unplaced
 from rankzero.data.progress import Progress, no_progress
 from rankzero.data.read.locate import LocatedSource
@@ -272,7 +272,7 @@ class SampledFiles:
         self._keep: list[npt.NDArray[np.int64] | None] = []
         for index, source in enumerate(located):
             self.files += [source.source.model_copy(update={"path": path, "sample": None}) for path in source.files]
-            self._keep += [None] * len(source.files) if source.sample is None else _drawn(source, index, seed)
+            self._keep += [None] * len(source.files) if source.is_whole else _drawn(source, index, seed)
 
     def read(self, source: SourceSpec, index: int) -> Iterator[Chunk]:
         """The chunks of one file, which is `files[index]`."""
@@ -286,16 +286,16 @@ class SampledFiles:
 
 def _drawn(source: LocatedSource, index: int, seed: int) -> list[npt.NDArray[np.int64] | None]:
     """Of each file the ordinals of its rows in the sample, which is one of all files together."""
-    path, wanted, header = source.source.path, source.sample or 0, source.source.header
+    header = source.source.header
     first = next((chunk for file in source.files for chunk in read_chunks(file, header=header)), None)
     if first is not None and pieces_in(first, source.source.format):
         hint = "convert all of them, then sample the result"
-        raise DataError("a sample of messages would tear their trees apart", where=path, hint=hint)
+        what = "a part of the messages would tear their trees apart"
+        raise DataError(what, where=source.source.path, hint=hint)
     counts = [count_rows(file, header=header) for file in source.files]
     try:
-        rows = sample(sum(counts), wanted, seed=seed, source=index)
+        rows = chosen(sum(counts), source.rows, source.sample, seed=seed, source=index)
     except ValueError as error:
-        hint = f"ask for {sum(counts)} or fewer, or leave the sample out"
-        raise DataError(f"a sample of {wanted} rows of only {sum(counts)}", where=path, hint=hint) from error
+        raise DataError(source.too_few(sum(counts))) from error
     ends = np.cumsum([0, *counts])
     return [rows[(rows >= low) & (rows < high)] - low for low, high in zip(ends[:-1], ends[1:], strict=True)]

@@ -18,7 +18,7 @@ from filelock import FileLock
 from rankzero.cache import cache_root
 from rankzero.data.read.network import Network, RemoteFile
 from rankzero.errors import ServiceError, StorageError
-from rankzero.run_dir.atomic import fsync_path, storage_errors, write_json
+from rankzero.run_dir.atomic import fsync_path, place_given_by, storage_errors, write_json
 
 TRIES = 4
 """In a row without a byte."""
@@ -29,7 +29,7 @@ def download(file: RemoteFile, network: Network) -> str:
     the Hub lie in the Hub's own."""
     if file.hub is not None:
         return network.from_hub(file.hub)
-    with storage_errors(cache_root()):
+    with place_given_by("the variable RANKZERO_CACHE"), storage_errors(cache_root()):
         folder = _downloads() / hashlib.sha256(f"{file.url}\n{file.version}".encode()).hexdigest()[:32]
         folder.mkdir(parents=True, exist_ok=True)
         target = folder / (re.sub(r"[^\w.-]", "_", file.name.rpartition("/")[2]) or "data")

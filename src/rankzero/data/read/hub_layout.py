@@ -141,8 +141,9 @@ def _of_names(files: Sequence[str], subset: str | None) -> Splits:
 
 def _of_split(splits: Splits, wanted: str | None) -> tuple[str, ...]:
     if wanted is not None and re.search("[:%]", wanted):
-        hint = "to draw rows at random, write #500 after the path or give `sample`"
-        raise DataError(f"slices of a split are not read: [{wanted}]", hint=hint)
+        name, _, rows = wanted.partition(":")
+        hint = f"rows of a split are written [{name}[:{rows.lstrip(':')}]]; #500 after the path draws rows at random"
+        raise DataError(f"there is no split {wanted!r}", hint=hint)
     if wanted is None:
         return splits[_pick(list(splits), None, "split", prefer="train")]
     return tuple(name for part in wanted.split("+") for name in splits[_pick(list(splits), part, "split")])

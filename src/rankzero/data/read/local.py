@@ -7,7 +7,7 @@ import os
 
 from rankzero.data.read.file_names import files_of_directory, is_data_file
 from rankzero.errors import Problem
-from rankzero.spec.local_paths import near, shown
+from rankzero.spec.nearby import near, shown
 
 _SHOWN = 5
 _POD = "KUBERNETES_SERVICE_HOST"

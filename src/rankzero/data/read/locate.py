@@ -14,11 +14,10 @@ from rankzero.data.read.download import download, remember, remembered
 from rankzero.data.read.file_names import files_of_directory
 from rankzero.data.read.hub_layout import CONVERTED, UnsureError, choose, choose_converted
 from rankzero.data.read.local import local_files
-from rankzero.data.read.network import Network, RealNetwork, RemoteFile
+from rankzero.data.read.network import Network, RealNetwork, RemoteFile, other_meaning
 from rankzero.errors import DataError, Problem, ServiceError
 from rankzero.machine import offline as no_network
-from rankzero.spec.data_paths import DataPath, parse_data_path
-from rankzero.spec.local_paths import meant_here
+from rankzero.spec.data_paths import DataPath, RowSlice, parse_data_path
 from rankzero.spec.run_spec import SourceSpec
 
 _LOCAL_PROTOCOLS = ("file://", "local://")
@@ -32,6 +31,22 @@ class LocatedSource:
     files: tuple[str, ...]
     sample: int | None
     """Rows to draw from all of its files together; None: all rows."""
+    rows: RowSlice | None = None
+    """Only these rows of all of its files together; a sample is drawn from them."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every row takes part."""
+        return self.sample is None and self.rows is None
+
+    def too_few(self, n_rows: int) -> Problem:
+        """What to say where its files have not as many rows."""
+        if self.sample is None:
+            what = f"the files have {n_rows} rows, which [{self.rows}] goes beyond or has none of"
+            return Problem(what, self.source.path, "[:100] are the first hundred, [:1%] the first hundredth")
+        left = "" if self.rows is None else f" in [{self.rows}]"
+        hint = "ask for fewer, or leave the sample out"
+        return Problem(f"a sample of {self.sample} rows of only {n_rows}{left}", self.source.path, hint)
 
 
 def input_bytes(sources: Sequence[LocatedSource]) -> int:
@@ -59,6 +74,9 @@ def expand(
             problems.append(Problem(what, source.path, "give one of the two"))
         elif path.sample == 0:
             problems.append(Problem("a sample of no rows", source.path, "#500 samples 500 rows"))
+        elif path.rows is not None and "+" in str(path.split):
+            what = "rows are taken of one split, not of several"
+            problems.append(Problem(what, source.path, "name each split by a source of its own"))
         elif path.place == "local":
             files = local_files(path.path)
             if isinstance(files, Problem):
@@ -72,7 +90,7 @@ def expand(
     for index, path in remote.items():
         source = sources[index]
         files = _remote(path, source.path, network or RealNetwork(), offline or no_network())
-        located[index] = LocatedSource(source, files, path.sample or source.sample)
+        located[index] = LocatedSource(source, files, path.sample or source.sample, path.rows)
     return tuple(located[index] for index in range(len(sources)))
 
 
@@ -84,7 +102,7 @@ def _remote(path: DataPath, text: str, network: Network, offline: bool) -> tuple
         what = "it is not in the cache, and the network is not to be used"
         if path.place == "hub":
             what = f"no such file; as a Hub data set {what}"
-        meant = meant_here(path.path) if path.place == "hub" else ""
+        meant = other_meaning(path.path) if path.place == "hub" else ""
         raise ServiceError(what, where=text, hint=f"{meant}once with the network, without HF_HUB_OFFLINE, fetches it")
     try:
         wanted = _in_data_set(path, network) if path.place == "hub" else _at_url(path.path, network)

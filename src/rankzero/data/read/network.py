@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from rankzero.errors import AccessError, ConfigError, DataError, RankzeroError, ServiceError, StorageError
-from rankzero.spec.local_paths import meant_here
+from rankzero.spec.modelscope import modelscope_hint
+from rankzero.spec.nearby import meant_here
 
 _BLOCK_BYTES = 4 << 20
 _VERSION_KEYS = ("ETag", "etag", "blob_id", "md5Hash", "checksum", "Last-Modified", "LastModified", "mtime", "created")
@@ -185,6 +186,11 @@ def _errors(where: str) -> Iterator[None]:
         raise _as_ours(error, where) from error
 
 
+def other_meaning(name: str) -> str:
+    """The beginning of a hint: what a name that the Hub does not have may be instead."""
+    return meant_here(name) or modelscope_hint(name, "dataset", "data.train")
+
+
 _LOGIN = "log in with `hf auth login`, or set HF_TOKEN; on a cluster the token comes from a secret"
 
 
@@ -194,12 +200,16 @@ def _as_ours(error: Exception, where: str) -> RankzeroError:
     said = (str(error).strip().splitlines() or [type(error).__name__])[0]
     if isinstance(error, FileNotFoundError) and isinstance(error.__cause__, Exception):
         return _as_ours(error.__cause__, where)  # what clients make of every answer that they do not like
+    if "OfflineModeIsEnabled" in kinds:
+        hint = "once with the network, without HF_HUB_OFFLINE, fetches it"
+        return ServiceError("it is not here, and the network is not to be used", where=where, hint=hint)
     if "GatedRepoError" in kinds:
         name = where.split("@")[0].removeprefix("hf://datasets/")
         hint = f"accept the terms at https://huggingface.co/datasets/{name}, then {_LOGIN}"
         return AccessError("the data set is gated", where=where, hint=hint)
     if "RepositoryNotFoundError" in kinds:
-        hint = f"{meant_here(where)}neither a file here nor a Hub data set of this name. If it is private: {_LOGIN}"
+        meant = other_meaning(where.partition("@")[0])
+        hint = f"{meant}neither a file here nor a Hub data set of this name. If it is private: {_LOGIN}"
         return DataError("there is no such data set", where=where, hint=hint)
     if "RevisionNotFoundError" in kinds:
         return DataError("the data set has no such revision", where=where, hint="a branch, a tag or a commit")

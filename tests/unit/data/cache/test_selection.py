@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankzero.data.cache.selection import first_occurrences, held_out_by_group, mix, sample
+from rankzero.data.cache.selection import chosen, first_occurrences, held_out_by_group, mix, sample
 from rankzero.data.order import permutation
+from rankzero.spec.data_paths import RowSlice
 
 SEEDS = st.integers(0, 2**63 - 1)
 
@@ -25,6 +26,15 @@ def test_a_sample_has_no_repetition_and_keeps_the_order(n: int, data: st.DataObj
 def test_sources_are_sampled_apart() -> None:
     assert not np.array_equal(sample(1000, 10, seed=1, source=0), sample(1000, 10, seed=1, source=1))
     assert not np.array_equal(sample(1000, 10, seed=1, source=0), sample(1000, 10, seed=2, source=0))
+
+
+def test_a_sample_of_some_rows_is_among_them() -> None:
+    rows = chosen(1000, RowSlice(-10, None, True), 7, seed=1, source=0)
+    assert len(set(rows)) == 7 and min(rows) >= 900 and list(rows) == sorted(rows)
+    assert chosen(10, RowSlice(2, 5), None, seed=1, source=0).tolist() == [2, 3, 4]
+    assert np.array_equal(chosen(50, None, 5, seed=3, source=2), sample(50, 5, seed=3, source=2))
+    with pytest.raises(ValueError, match="11 of 10"):
+        chosen(100, RowSlice(0, 10), 11, seed=1, source=0)
 
 
 def test_a_sample_larger_than_the_source() -> None:

@@ -9,10 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.tokenize import TokenRules, prepare
 from rankzero.data.cache.training_data import TrainingData, training_data
 from rankzero.data.progress import no_progress
+from rankzero.data.read.locate import LocatedSource
 from rankzero.errors import ConfigError, DataError
-from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.data_paths import RowSlice
+from rankzero.spec.run_spec import RunSpec, SourceSpec
 from tests.support.tiny import chat_rows, tiny_tokenizer, write_jsonl
 from tests.unit.data.support import user_assistant
 
@@ -107,6 +111,26 @@ def test_a_sample_is_drawn_from_all_files_of_a_source(tokenizer: Any, own_cache:
     assert {place.rpartition("/")[2][0] for place in where} == {"a", "b"}
     again = read(tokenizer, own_cache, train=[{"path": f"{tmp_path}/*.jsonl", "sample": 30}])
     assert again.train.fingerprint == data.train.fingerprint
+
+
+def test_a_part_of_a_split_is_of_all_its_files(tokenizer: Any, own_cache: Path, tmp_path: Path) -> None:
+    rows = {name: [user_assistant(name, str(i)) for i in range(50)] for name in "ab"}
+    paths = [str(write_jsonl(tmp_path / f"{name}.jsonl", of)) for name, of in rows.items()]
+
+    def made(rows: RowSlice | None, sample: int | None = None) -> TokenizedDataset:
+        source = LocatedSource(SourceSpec(path="o/n[train[…]]"), tuple(paths), sample, rows)
+        return prepare([source], tokenizer, TokenRules(), own_cache)
+
+    half = made(RowSlice(None, 52, True))
+    first, second = ([f"{path}:{n}" for n in numbers] for path, numbers in zip(paths, ((1, 50), (1, 2)), strict=True))
+    assert [half.where(i) for i in (0, 49, 50, 51)] == first + second
+    assert len(half) == 52 and len(made(RowSlice(-3, None))) == 3
+    assert all(half.where(i).startswith(paths[0]) for i in range(50))
+    assert len({made(rows).fingerprint for rows in (None, RowSlice(0, 50), RowSlice(50, None))}) == 3
+    drawn = made(RowSlice(50, None), 5)
+    assert len(drawn) == 5 and all(drawn.where(i).startswith(paths[1]) for i in range(5))
+    with pytest.raises(DataError, match=r"have 100 rows, which \[:101\] goes beyond"):
+        made(RowSlice(None, 101))
 
 
 def test_a_sample_larger_than_the_source(tokenizer: Any, own_cache: Path, tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from rankzero.data.read.locate import expand
-from rankzero.data.read.network import RemoteFile
+from rankzero.data.read.network import RemoteFile, other_meaning
 from rankzero.errors import AccessError, ServiceError
+from rankzero.spec.data_paths import RowSlice
 from rankzero.spec.run_spec import SourceSpec
 from tests.unit.data.read.fake_network import FakeNetwork, fault, located, own_cache
 
@@ -39,7 +40,9 @@ def test_shards_are_split_by_name() -> None:
     assert of_hub("o/n[test+train]", network) == [SHARDS[2], *SHARDS[:2]]
     problem = fault("o/n[dev]", network)
     assert problem.what == "it has no split 'dev'" and "train, test" in problem.hint and problem.where == "o/n[dev]"
-    assert "#500" in fault("o/n[train:10%]", network).hint
+    assert "[train[:10%]]" in fault("o/n[train:10%]", network).hint
+    assert located("o/n[train[:10%]]#3", network).rows == RowSlice(None, 10, True)
+    assert "rows are taken of one split" in fault("o/n[train+test[:5]]", network).what
 
 
 def test_a_slip_in_a_path_that_looks_like_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,6 +52,20 @@ def test_a_slip_in_a_path_that_looks_like_a_hub_id(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ServiceError, match=r"did you mean data/train\.jsonl, which is here"):
         expand([SourceSpec(path="data/train")])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("AI-ModelScope/alpaca-gpt4-data-en", "on the Hub the same is vicgalle/alpaca-gpt4"),
+        ("swift/other", "modelscope download --dataset swift/other --local_dir other"),
+    ],
+)
+def test_an_id_of_modelscope(name: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert words in other_meaning(name)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ServiceError, match=words):
+        expand([SourceSpec(path=f"{name}#500")])
 
 
 def test_words_in_names_and_folders_are_splits() -> None:
