@@ -6,6 +6,9 @@ PYTHON   ?= python3
 TORCH_INDEX ?=
 PIP      := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST   := $(VENV)/bin/python -m pytest
+# Tests share the machine file by file: each takes one thread, which tiny models compute fastest with.
+WORKERS  ?= 2
+PYTESTS  := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
 
 .PHONY: quickstart test test-deepspeed lint format bench bench-gpu faults golden kfp schema image clean
 
@@ -14,10 +17,10 @@ quickstart: $(VENV)/.train
 
 # Everything but what needs DeepSpeed, whose installation alone takes minutes.
 test: $(VENV)/.dev lint
-	$(PYTEST) -m "not deepspeed"
+	$(PYTESTS) -m "not deepspeed"
 
 test-deepspeed: $(VENV)/.deepspeed
-	$(PYTEST) -m deepspeed
+	$(PYTESTS) -m deepspeed
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check src tests benchmarks examples
