@@ -46,7 +46,7 @@ def make_model(spec: RunSpec, config: PretrainedConfig, dtype: torch.dtype, *, e
     if empty:
         model = empty_model(spec, config, weights)
     else:
-        model = _CLASSES[kind_of(config, spec.task)].from_config(config, dtype=weights)
+        model = _CLASSES[kind_of(config, spec.task_section.uses)].from_config(config, dtype=weights)
     if spec.lora is not None:
         return apply_lora(model, spec, base_name="m")
     freeze_to(model, wanted_parts(spec, model))
