@@ -253,15 +253,18 @@ def test_a_learning_rate_that_may_change_does(tmp_path: Path, tiny: Path, monkey
     )
 
 
-def test_a_finished_run_goes_on_for_more_epochs(tmp_path: Path, tiny: Path) -> None:
+def test_a_finished_run_goes_on_for_more_epochs(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_here(small_spec(tmp_path, tiny, train__num_train_epochs=1))
     longer = small_spec(tmp_path, tiny, train__num_train_epochs=2)
     with pytest.raises(ConfigError) as refused:
         run_here(longer)
     assert "another run" not in str(refused.value)
     assert "--allow-change train.num_train_epochs" in str(refused.value)
-    report = run_here(longer, allow_changes=("train.num_train_epochs",), log_level="INFO")
-    assert report["steps"] == 8
+    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+        stop_during_step(patch, 6)
+        run_here(longer, allow_changes=("train.num_train_epochs",), log_level="INFO")
+    assert not (run_root(longer) / "report.json").exists(), "it is of another end"
+    assert run_here(longer)["steps"] == 8, "what was allowed once is the run from then on"
     rates = [row["learning_rate"] for row in metrics(longer)]
     assert rates == pytest.approx([0.01 * (4 - s) / 4 for s in range(4)] + [0.01 * (8 - s) / 8 for s in range(4, 8)])
     assert "continuing from step 4" in (said := log(longer))
