@@ -246,6 +246,7 @@ def claim_directory(
             for name in remove_stale(parent):
                 logger.info("[STEP] removed %s, left unfinished by an earlier start", name)
         run_dir.stop_flag.unlink(missing_ok=True)
+        run_dir.report.unlink(missing_ok=True)  # of an end that this start goes beyond
         write_text(run_dir.spec, to_yaml(spec))
         write_json(run_dir.environment, environment)
     console.log_to(run_dir.log(world.rank))

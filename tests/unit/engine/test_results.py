@@ -136,6 +136,8 @@ def test_the_result_is_reported_by_what_it_scored_itself(
     result, last = [line for line in log(spec).splitlines() if "[RESULT]" in line][-2:]
     assert "step 4" in result and "eval_loss 6.2600" in result
     assert "step 12" in last and "eval_loss 12.2600" in last
+    assert "[DDP] one process on cpu" in log(spec) and "rank" not in log(spec)
+    assert "0.0M parameters, 0.0M of them trained" in log(spec)
 
 
 def test_ties_and_early_stopping(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

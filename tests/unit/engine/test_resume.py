@@ -11,14 +11,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rankzero.engine.checkpoint import Position, under
+from rankzero.engine.resume import check_same_run, how_it_continues
 from rankzero.errors import ConfigError, ExitCode, RankzeroError, StoppedError
 from rankzero.launch.node import prepare
 from rankzero.launch.node.output import Output
 from rankzero.launch.node.settings import NodeSettings
 from rankzero.launch.node.stop import StopWish
 from rankzero.redaction import Redactor
+from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_options import RunOptions
-from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.run_spec import LoraSpec, RunSpec
 from tests.support.runs import log, metrics, run_here, run_root, small_spec, stop_during_step
 from tests.support.tiny import chat_rows, tiny_model, write_jsonl
 
@@ -184,6 +187,55 @@ def test_other_passes_are_not_called_bit_exact(tmp_path: Path, tiny: Path, monke
     assert f"{said}tokens of a pass: 128 before, 64 now\n" in log(spec)
 
 
+def test_what_was_best_on_other_data_is_not_best_on_these() -> None:
+    before = Position(step=9, best={"eval_loss": 1.0}, best_step=5, evals_since_best=2, ended_early=True)
+    patient = RunSpec.model_validate(
+        {"model": {"name": "m"}, "data": {"train": "t", "eval": "e"}, "eval": {"early_stopping_patience": 2}}
+    )
+    assert under(patient, before, same_eval_data=True) == before
+    after = under(patient, before, same_eval_data=False)
+    assert (after.best, after.best_step, after.evals_since_best, after.ended_early) == (None, None, 0, False)
+
+
+def a_manifest(spec: RunSpec, **changes: Any) -> dict[str, Any]:
+    same = dict.fromkeys(("model", "tokenizer", "data", "eval_data", "dtype"), "same")
+    return {"spec": spec.model_dump(mode="json"), "labels": None, **same, **changes}
+
+
+def test_other_classes_and_a_base_without_effect_are_refused_even_where_they_are_allowed(tmp_path: Path) -> None:
+    spec = RunSpec.model_validate({"model": {"name": "m"}, "data": {"train": "t"}})
+    now, directory = a_manifest(spec), RunDir(tmp_path)
+    everything = ("model", "data", "labels")
+    for change, words in (({"labels": ["a", "b"]}, "the classes were a, b"), ({"model": "other"}, "no effect")):
+        with pytest.raises(ConfigError, match=words):
+            check_same_run(a_manifest(spec, **change), now, spec, directory, everything)
+    with_adapters = spec.model_copy(update={"lora": LoraSpec()})
+    found = check_same_run(
+        a_manifest(with_adapters, model="other"), a_manifest(with_adapters), with_adapters, directory, everything
+    )
+    assert found.accepted == ("model",)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "differences", "fixed_order", "words"),
+    [
+        ((), [], True, "continuing from step 5 bit-exactly"),
+        ((), [], False, "from the same state to the last bit; this device may round the steps to come differently"),
+        ((), ["processes: 2 before, 1 now"], True, "same weights, optimizer and rows, not bit-exactly: processes: 2"),
+        (
+            ("data",),
+            ["processes: 2 before, 1 now"],
+            True,
+            "other settings than it was begun with, not bit-exactly: data",
+        ),
+    ],
+)
+def test_bit_exactly_is_said_only_where_it_is(
+    accepted: tuple[str, ...], differences: list[str], fixed_order: bool, words: str
+) -> None:
+    assert words in how_it_continues(5, accepted, differences, fixed_order=fixed_order)
+
+
 def test_changed_data_is_refused_unless_allowed(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = small_spec(tmp_path, tiny)
     with monkeypatch.context() as patch:
@@ -229,15 +281,18 @@ def test_a_learning_rate_that_may_change_does(tmp_path: Path, tiny: Path, monkey
     )
 
 
-def test_a_finished_run_goes_on_for_more_epochs(tmp_path: Path, tiny: Path) -> None:
+def test_a_finished_run_goes_on_for_more_epochs(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_here(small_spec(tmp_path, tiny, train__num_train_epochs=1))
     longer = small_spec(tmp_path, tiny, train__num_train_epochs=2)
     with pytest.raises(ConfigError) as refused:
         run_here(longer)
     assert "another run" not in str(refused.value)
     assert "--allow-change train.num_train_epochs" in str(refused.value)
-    report = run_here(longer, allow_changes=("train.num_train_epochs",), log_level="INFO")
-    assert report["steps"] == 8
+    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+        stop_during_step(patch, 6)
+        run_here(longer, allow_changes=("train.num_train_epochs",), log_level="INFO")
+    assert not (run_root(longer) / "report.json").exists(), "it is of another end"
+    assert run_here(longer)["steps"] == 8, "what was allowed once is the run from then on"
     rates = [row["learning_rate"] for row in metrics(longer)]
     assert rates == pytest.approx([0.01 * (4 - s) / 4 for s in range(4)] + [0.01 * (8 - s) / 8 for s in range(4, 8)])
     assert "continuing from step 4" in (said := log(longer))

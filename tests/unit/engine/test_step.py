@@ -230,11 +230,20 @@ def test_bfloat16_trains(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyP
     assert report["train_loss_last"] < report["train_loss_first"]
 
 
-@pytest.mark.parametrize(("attention", "warned"), [("auto", False), ("sdpa", True)])
+@pytest.mark.parametrize(
+    ("task", "changes", "warned"),
+    [
+        ("classify", {}, False),
+        ("classify", {"model__attention": "sdpa"}, True),
+        ("vision", {}, False),
+        ("vision", {"train__parts": ["language", "vision_tower"]}, True),
+    ],
+    ids=["own", "torch's attention", "adapters", "adapters on a tower"],
+)
 def test_dropout_that_depends_on_the_layout_is_warned_of(
-    attention: str, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    task: str, changes: dict[str, Any], warned: bool, tmp_path: Path
 ) -> None:
-    """Torch's attention draws from each process's own stream; what is taken by default does not."""
-    spec = task_spec("classify", tmp_path, rows=8, eval_rows=0, train__max_steps=1, model__attention=attention)
+    """Torch's attention draws from each process's own stream, and a tower's patches have neither row nor position."""
+    spec = task_spec(task, tmp_path, rows=8, eval_rows=0, train__max_steps=1, **changes)
     run_here(spec)
     assert ("losses depend on processes and passes" in log(spec)) is warned
