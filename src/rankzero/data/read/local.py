@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import glob
+import json
 import os
+from typing import Any
 
 from rankzero.data.read.file_names import files_of_directory, is_data_file
 from rankzero.errors import Problem
@@ -48,9 +50,43 @@ def _relative_to(path: str) -> str:
 
 
 def _of_directory(path: str) -> tuple[str, ...] | Problem:
+    saved = _saved_to_disk(path)
+    if saved is not None:
+        return saved
     try:
         names = [entry.name for entry in os.scandir(path) if entry.is_file()]
     except OSError as error:
         return Problem(f"cannot be read: {error.strerror}", path, f"try: ls -l {path}")
     files = files_of_directory(names, path)
     return files if isinstance(files, Problem) else tuple(os.path.join(path, name) for name in files)
+
+
+def _saved_to_disk(path: str) -> tuple[str, ...] | Problem | None:
+    """The files of what `save_to_disk` of the library datasets wrote, in its order; None for any other directory."""
+    splits = _json(os.path.join(path, "dataset_dict.json")).get("splits")
+    if isinstance(splits, list) and splits:
+        if len(splits) == 1:
+            return local_files(os.path.join(path, str(splits[0])))
+        what = f"the directory holds several splits: {', '.join(map(str, splits))}"
+        return Problem(what, path, f"name the one that is meant: {os.path.join(path, str(splits[0]))}")
+    files = _json(os.path.join(path, "state.json")).get("_data_files")
+    if not isinstance(files, list):
+        return None
+    names = [os.path.join(path, str(file.get("filename"))) for file in files if isinstance(file, dict)]
+    missing = [name for name in names if not os.path.isfile(name)]
+    if not names:
+        return None
+    if missing:
+        what = f"{os.path.basename(missing[0])} is missing, which state.json lists"
+        return Problem(what, path, "copy the whole directory again")
+    return tuple(names)
+
+
+def _json(path: str) -> dict[str, Any]:
+    """A small JSON object; empty where there is none."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            value = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
