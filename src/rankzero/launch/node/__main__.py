@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from rankzero.errors import NEVER_RETRIED, ExitCode, RankzeroError
+from rankzero.hub_variables import adopt_hub_variables
 from rankzero.launch.node.client import Client
 from rankzero.launch.node.command import Node
 from rankzero.launch.node.coordinator import Coordinator
@@ -33,6 +34,8 @@ def main() -> None:
     """Run a node and leave with the exit code that its end has."""
     redact = Redactor(os.environ)
     output = Output(redact)
+    for line in adopt_hub_variables(os.environ):
+        output.say(line)
     stop = StopWish()
     node, root, offset, stays = 0, Path(), 0, False
     error: RankzeroError | None = None
