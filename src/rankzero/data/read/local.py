@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import re
 from typing import Any
 
 from rankzero.data.read.file_names import files_of_directory, is_data_file
@@ -26,7 +27,7 @@ def local_files(path: str) -> tuple[str, ...] | Problem:
         return Problem("no such file", path, missing_hint(path))
     found = sorted(name for name in glob.glob(path, recursive=True) if os.path.isfile(name))
     if not found:
-        return Problem("no file matches the pattern", path, f"{_relative_to(path)}** stands for any folders")
+        return Problem("no file matches the pattern", path, _pattern_hint(path))
     return tuple(found)
 
 
@@ -45,8 +46,11 @@ def missing_hint(path: str) -> str:
     return f"{folder} has {there or 'no data files'}"
 
 
-def _relative_to(path: str) -> str:
-    return "" if os.path.isabs(path) else f"it is relative to {os.getcwd()}; "
+def _pattern_hint(path: str) -> str:
+    fixed = os.path.dirname(path[: re.search(r"[*?[]", path).start()])  # type: ignore[union-attr]
+    if fixed and not os.path.isdir(fixed):
+        return f"there is no directory {shown(fixed)}"
+    return f"{'' if os.path.isabs(path) else f'it is relative to {os.getcwd()}; '}** stands for any folders"
 
 
 def _of_directory(path: str) -> tuple[str, ...] | Problem:
