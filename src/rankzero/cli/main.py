@@ -31,6 +31,7 @@ from rankzero.cli.submit import submit
 from rankzero.cli.train import train
 from rankzero.cli.usage import as_usage_error, help_asked_for, is_parser_error
 from rankzero.errors import INTERRUPTED, ExitCode, RankzeroError
+from rankzero.hub_variables import adopt_hub_variables
 
 app = typer.Typer(
     name="rankzero",
@@ -57,6 +58,7 @@ for make in (prepare, fire, volcano):
     data_command.app.command(rich_help_panel=data_command.MAKE)(make)
 
 DEBUG_VARIABLE = "RANKZERO_DEBUG"
+_ASK_THE_HUB = frozenset({"quickstart", "train", "generate", "predict", "merge", "data"})
 
 
 def print_version(wanted: bool) -> None:
@@ -78,6 +80,10 @@ def root(
 def main() -> None:
     """Run the command line and exit with the code that its outcome has."""
     debug = os.environ.get(DEBUG_VARIABLE, "") not in {"", "0"}
+    if sys.argv[1:2] and sys.argv[1] in _ASK_THE_HUB:
+        said = adopt_hub_variables(os.environ)
+        if said and os.environ.get("LOCAL_RANK", "0") == "0":
+            typer.echo("\n".join(said), err=True)
     try:
         code = app(args=spread_values(sys.argv[1:]), prog_name="rankzero", standalone_mode=False)
     except RankzeroError as error:

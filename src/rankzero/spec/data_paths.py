@@ -9,7 +9,7 @@ from typing import Literal
 
 Place = Literal["local", "url", "hub"]
 
-FILE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+FILE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow")
 PACKED_SUFFIXES = (".gz", ".zst", ".zstd")
 
 _SAMPLE = re.compile(r"(?P<rest>.+)#(?P<count>[0-9]+)", re.DOTALL)

@@ -30,6 +30,4 @@ def meant_here(name: str) -> str:
 def shown(path: str | Path) -> str:
     """A path as a person wants to read it: relative where it is below the working directory."""
     text, here = str(path), os.getcwd()
-    if text == here:
-        return "the working directory"
     return os.path.relpath(text, here) if here != "/" and text.startswith(os.path.join(here, "")) else text

@@ -228,6 +228,16 @@ class TestTrain:
         assert not started.calls
 
 
+def test_errors_are_wrapped_between_words_on_a_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = cli("train run.yaml model.dtype=fp16").err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "60")
+    coloured = cli("train run.yaml model.dtype=fp16").err
+    wrapped = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
+    assert max(map(len, wrapped.splitlines())) <= 60 < max(map(len, plain.splitlines()))
+    assert wrapped.split() == plain.split() and "\x1b[1;31merror:\x1b[0m" in coloured
+
+
 class TestInit:
     def test_it_loads(self, cli: Cli) -> None:
         done = cli("init -o new.yaml")

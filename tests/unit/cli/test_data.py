@@ -385,3 +385,30 @@ def test_fire_takes_the_seed_s_input_from_the_hub(cli: Cli, tmp_path: Path, monk
     cli(f"data fire --output_dir {tmp_path}/o --image_dir {tmp_path}/i --splits train --skip-images")
     cli(f"data volcano --output_dir {tmp_path}/o --image_dir {tmp_path}/i --skip-images --input rows.jsonl")
     assert asked == [(["hub"], ["train"], "PengxiangLi/FIRE"), (["rows.jsonl"], ["train"], "kaist-ai/volcano-train")]
+
+
+def test_the_columns_that_a_hint_proposes_can_be_typed_everywhere(cli: Cli, model: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "qr.csv", b"question,reply", b"Two plus two?,Four")
+    lines = {
+        f"data check {path}": "readable     1",
+        f"data stats {path}": "readable     1",
+        f"data show {path} --model {model}": "qr.csv:2: ",
+        f"data convert {path} -o {tmp_path}/out.jsonl": "1 written",
+    }
+    for line, words in lines.items():
+        refused = cli(line)
+        if not line.startswith("data stats"):
+            assert refused.code == 65 and "--columns prompt=question,completion=reply" in refused.err, line
+        done = cli(f"{line} --columns prompt=question,completion=reply")
+        assert done.code == 0 and words in done.out, (line, done.err)
+
+
+def test_reports_name_files_as_a_person_reads_them(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "a.jsonl", GOOD, GOOD)
+    (tmp_path / "run.yaml").write_text(f"model: {{name: {tmp_path}}}\ndata: {{train: a.jsonl}}\n", encoding="utf-8")
+    tiny_tokenizer().save_pretrained(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert "such as a.jsonl:2, the same as a.jsonl:1" in cli("data check run.yaml").out
+    (tmp_path / "deeper").mkdir()
+    monkeypatch.chdir(tmp_path / "deeper")
+    assert f"suchas{tmp_path}/a.jsonl:2" in "".join(cli("data check ../run.yaml").out.split())

@@ -12,6 +12,7 @@ import typer
 
 from rankzero.cli.data.tokenizer_option import TokenizerPlace, find_tokenizer
 from rankzero.errors import UsageError
+from rankzero.spec.nearby import shown
 from rankzero.spec.row_formats import Reasoning, RowFormat
 
 if TYPE_CHECKING:
@@ -132,14 +133,19 @@ def _from_spec(inputs: list[str]) -> Wanted:
     template = None if spec.data.chat_template is None else Path(spec.data.chat_template)
     place = find_tokenizer(spec.model)
     return Wanted(
-        parts["train"],
-        parts.get("eval", ()),
+        [_as_read(source) for source in parts["train"]],
+        [_as_read(source) for source in parts.get("eval", ())],
         place,
         template,
         token_rules(spec),
         spec.train.seed,
         spec.data.image_max_tokens,
     )
+
+
+def _as_read(source: SourceSpec) -> SourceSpec:
+    """With its path as a person reads it, since reports name its files; it is looked at from here alone."""
+    return source.model_copy(update={"path": shown(source.path)})
 
 
 def column_map(texts: Sequence[str] | None) -> dict[str, str]:

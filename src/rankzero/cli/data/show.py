@@ -11,7 +11,7 @@ import typer
 
 from rankzero.cli.data.check import check, stats
 from rankzero.cli.data.convert import convert
-from rankzero.cli.data.inputs import FormatOption, ReasoningOption
+from rankzero.cli.data.inputs import ColumnsOption, FormatOption, ReasoningOption, column_map
 from rankzero.cli.data.tokenizer_option import find_tokenizer, load_image_rules, load_tokenizer
 from rankzero.cli.help import Sections
 from rankzero.cli.installed import require_tokenizer
@@ -39,6 +39,7 @@ def show(
     max_length: Annotated[int, typer.Option("--max-length", min=8, help="As data.max_length.")] = 2048,
     chat_template: Annotated[Path | None, typer.Option("--chat-template", help="As data.chat_template.")] = None,
     row_format: FormatOption = "auto",
+    columns: ColumnsOption = None,
     train_on_all: Annotated[bool, typer.Option("--all-tokens", help="As data.assistant_only_loss: false.")] = False,
     reasoning: ReasoningOption = "keep",
 ) -> None:
@@ -56,7 +57,7 @@ def show(
     vision = load_image_rules(place, tokenizer, chat_template)
     rules = TokenRules(max_length=max_length, assistant_only_loss=not train_on_all, vision=vision, reasoning=reasoning)
 
-    source = SourceSpec(path=file, format=row_format)
+    source = SourceSpec(path=file, format=row_format, columns=column_map(columns))
     colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     for number, shown in enumerate(rows_to_show(source, tokenizer, rules, line=row, count=rows)):
         if number:

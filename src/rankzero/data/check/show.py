@@ -98,7 +98,7 @@ def rows_to_show(
     for chunk in read_chunks(source.path, header=source.header):
         if line is not None and chunk.first_line + chunk.data.count(b"\n") < line:
             continue
-        parsed = parse(chunk, source.format)
+        parsed = parse(chunk, source.format, source.columns or None)
         problems: dict[int, list[RowProblem]] = {}
         for problem in parsed.problems:
             problems.setdefault(problem.line, []).append(problem)

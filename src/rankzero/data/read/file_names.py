@@ -17,8 +17,16 @@ _KINDS = {
     ".csv": "CSV",
     ".tsv": "TSV",
     ".parquet": "Parquet",
+    ".arrow": "Arrow",
 }
-_PATTERNS = {"JSONL": "*.jsonl*", "JSON": "*.json", "CSV": "*.csv*", "TSV": "*.tsv*", "Parquet": "*.parquet"}
+_PATTERNS = {
+    "JSONL": "*.jsonl*",
+    "JSON": "*.json",
+    "CSV": "*.csv*",
+    "TSV": "*.tsv*",
+    "Parquet": "*.parquet",
+    "Arrow": "*.arrow",
+}
 
 _ABOUT_DATA = frozenset(
     {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "config.json", "metadata.json"}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import glob
+import json
 import os
+import re
+from typing import Any
 
 from rankzero.data.read.file_names import files_of_directory, is_data_file
 from rankzero.errors import Problem
@@ -24,7 +27,7 @@ def local_files(path: str) -> tuple[str, ...] | Problem:
         return Problem("no such file", path, missing_hint(path))
     found = sorted(name for name in glob.glob(path, recursive=True) if os.path.isfile(name))
     if not found:
-        return Problem("no file matches the pattern", path, f"{_relative_to(path)}** stands for any folders")
+        return Problem("no file matches the pattern", path, _pattern_hint(path))
     return tuple(found)
 
 
@@ -43,11 +46,17 @@ def missing_hint(path: str) -> str:
     return f"{folder} has {there or 'no data files'}"
 
 
-def _relative_to(path: str) -> str:
-    return "" if os.path.isabs(path) else f"it is relative to {os.getcwd()}; "
+def _pattern_hint(path: str) -> str:
+    fixed = os.path.dirname(path[: re.search(r"[*?[]", path).start()])  # type: ignore[union-attr]
+    if fixed and not os.path.isdir(fixed):
+        return f"there is no directory {shown(fixed)}"
+    return f"{'' if os.path.isabs(path) else f'it is relative to {os.getcwd()}; '}** stands for any folders"
 
 
 def _of_directory(path: str) -> tuple[str, ...] | Problem:
+    saved = _saved_to_disk(path)
+    if saved is not None:
+        return saved
     try:
         names = _names_below(path)
     except OSError as error:
@@ -72,3 +81,34 @@ def _names_below(folder: str) -> list[str]:
         paths = (os.path.join(at, name) for name in files)
         names += [os.path.relpath(path, folder) for path in paths if os.path.isfile(path)]
     return names
+
+
+def _saved_to_disk(path: str) -> tuple[str, ...] | Problem | None:
+    """The files of what `save_to_disk` of the library datasets wrote, in its order; None for any other directory."""
+    splits = _json(os.path.join(path, "dataset_dict.json")).get("splits")
+    if isinstance(splits, list) and splits:
+        if len(splits) == 1:
+            return local_files(os.path.join(path, str(splits[0])))
+        what = f"the directory holds several splits: {', '.join(map(str, splits))}"
+        return Problem(what, path, f"name the one that is meant: {os.path.join(path, str(splits[0]))}")
+    files = _json(os.path.join(path, "state.json")).get("_data_files")
+    if not isinstance(files, list):
+        return None
+    names = [os.path.join(path, str(file.get("filename"))) for file in files if isinstance(file, dict)]
+    missing = [name for name in names if not os.path.isfile(name)]
+    if not names:
+        return None
+    if missing:
+        what = f"{os.path.basename(missing[0])} is missing, which state.json lists"
+        return Problem(what, path, "copy the whole directory again")
+    return tuple(names)
+
+
+def _json(path: str) -> dict[str, Any]:
+    """A small JSON object; empty where there is none."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            value = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}

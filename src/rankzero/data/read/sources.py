@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from rankzero.data.read.containers.json_lines import read_lines
 from rankzero.data.read.containers.layout import Layout, find_layout
-from rankzero.data.read.containers.stream import DamagedError, blocks
+from rankzero.data.read.containers.stream import DamagedError, Packing, blocks
 from rankzero.data.read.local import missing_hint
-from rankzero.data.rows.chunks import CHUNK_BYTES, UTF8_BOM, Chunk, count_in, lines, pack
+from rankzero.data.rows.chunks import CHUNK_BYTES, UTF8_BOM, Chunk, NumberedLine, count_in, lines, pack
 from rankzero.data.rows.problems import RowProblem
 from rankzero.errors import DataError, Problem, StorageError
 
@@ -50,11 +50,8 @@ def read_chunks(path: str, source: int = 0, size: int = CHUNK_BYTES, *, header: 
     if layout.kind == "json lines":
         yield from read_lines(blocks(path, layout.packing, size), source)
         return
-    # Imported where they are needed: JSON lines are read without pyarrow.
-    if layout.kind == "parquet":
-        from rankzero.data.read.containers.parquet import read_parquet
-
-        rows = read_parquet(path, layout.packing)
+    if layout.kind in ("parquet", "arrow"):
+        rows = _columnar(layout).read_rows(path, layout.packing)
     elif layout.kind in ("csv", "tsv"):
         from rankzero.data.read.containers.delimited import read_delimited
 
@@ -66,17 +63,31 @@ def read_chunks(path: str, source: int = 0, size: int = CHUNK_BYTES, *, header: 
     yield from pack(rows, source, size)
 
 
+class _Columnar(Protocol):
+    """The readers of files in columns, which are modules with these functions."""
+
+    def read_rows(self, path: str, packing: Packing | None) -> Iterator[NumberedLine]: ...
+    def count_rows(self, path: str, packing: Packing | None) -> int: ...
+    def unread_columns(self, path: str, packing: Packing | None) -> tuple[str, ...]: ...
+    def file_problem(self, path: str, packing: Packing | None) -> RowProblem | None: ...
+
+
+def _columnar(layout: Layout) -> _Columnar:
+    """Imported where it is needed: JSON lines are read without pyarrow."""
+    from rankzero.data.read.containers import arrow, parquet
+
+    return parquet if layout.kind == "parquet" else arrow
+
+
 _SEPARATORS = {"csv": ",", "tsv": "\t"}
 
 
 def count_rows(path: str, *, header: Header = "auto") -> int:
     """Rows of the file, good and bad, without blank lines. Raises as `read_chunks` does."""
     layout = _layout(path)
-    if layout is not None and layout.kind == "parquet":
-        from rankzero.data.read.containers.parquet import count_parquet
-
+    if layout is not None and layout.kind in ("parquet", "arrow"):
         try:
-            return count_parquet(path, layout.packing)
+            return _columnar(layout).count_rows(path, layout.packing)
         except DamagedError as damage:
             raise DataError(damage.what, where=path, hint=damage.hint) from damage
     return sum(count_in(chunk) for chunk in read_chunks(path, header=header))
@@ -91,12 +102,10 @@ def numbering(path: str) -> Literal["line", "row"]:
 def unread_columns(path: str) -> tuple[str, ...]:
     """Columns of which the bytes (of images and the like) are left out of the rows."""
     layout = _layout(path)
-    if layout is None or layout.kind != "parquet":
+    if layout is None or layout.kind not in ("parquet", "arrow"):
         return ()
-    from rankzero.data.read.containers.parquet import unread_columns as of_parquet
-
     try:
-        return of_parquet(path, layout.packing)
+        return _columnar(layout).unread_columns(path, layout.packing)
     except DamagedError:
         return ()  # what is wrong is said where the rows are read
 
@@ -136,10 +145,8 @@ def probe(path: str) -> RowProblem | None:
     except OSError as error:
         reason = error.strerror or str(error)
         return RowProblem(0, "unreadable file", f"cannot be read: {reason}", f"try: ls -l {path}")
-    if isinstance(layout, Layout) and layout.kind == "parquet":
-        from rankzero.data.read.containers.parquet import parquet_problem
-
-        return parquet_problem(path, layout.packing)
+    if isinstance(layout, Layout) and layout.kind in ("parquet", "arrow"):
+        return _columnar(layout).file_problem(path, layout.packing)
     return None if isinstance(layout, Layout) else layout
 
 

@@ -10,6 +10,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from rankzero.errors import NEVER_RETRIED, ExitCode, RankzeroError
+from rankzero.hub_variables import adopt_hub_variables
 from rankzero.launch.node.attempts import Attempts
 from rankzero.launch.node.client import Client
 from rankzero.launch.node.command import Node
@@ -36,6 +37,8 @@ def live(stop: StopWish) -> None:
     """Run a node and leave with the exit code that its end has. `stop` is called by the signal handlers."""
     redact = Redactor(os.environ)
     output = Output(redact)
+    for line in adopt_hub_variables(os.environ):
+        output.say(line)
     submission = Submission(os.environ)
     env = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}  # processes have no use for it
     node, root, offset, stays = 0, Path(), 0, False

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from rankzero.errors import ExitCode, RankzeroError, StoppedError
+from rankzero.hub_variables import adopt_hub_variables
 from rankzero.launch.node.inputs import read_inputs
 from rankzero.launch.node.mirror import downloaded
 from rankzero.launch.node.output import Output
@@ -33,6 +34,8 @@ def main() -> None:
     """Fetch and tokenise; leave the marker that training pods wait for."""
     redact = Redactor(os.environ)
     output = Output(redact)
+    for line in adopt_hub_variables(os.environ):
+        output.say(line)
     stop = StopWish()
     root = Path()
     error: RankzeroError | None = None

@@ -121,7 +121,8 @@ def test_wide_encodings_are_one_problem(tmp_path: Path, encoding: str, rows: int
     ("content", "word", "hint"),
     [
         (b"PK\x03\x04rest", "zip", "unzip"),
-        (b"ARROW1\0\0" + bytes(range(1, 90)), "Arrow", "to_json"),
+        (b"ARROW1\0\0" + bytes(range(1, 90)), "the Arrow data is damaged", "copy or download"),
+        (b"\xff\xff\xff\xff" + bytes(range(1, 90)), "the Arrow data is damaged", "copy or download"),
         (b"BZh91AY&SY", "bzip2", "bunzip2"),
         (b"\xfd7zXZ\x00\x00", "xz", "xz -dk"),
         (b"SQLite format 3\0", "SQLite", "sqlite3 -header"),

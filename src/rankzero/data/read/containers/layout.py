@@ -15,13 +15,16 @@ from rankzero.data.rows.chunks import UTF8_BOM
 from rankzero.data.rows.problems import RowProblem
 from rankzero.spec.data_paths import PACKED_SUFFIXES
 
-Kind = Literal["json lines", "json array", "json object", "json values", "csv", "tsv", "parquet"]
+Kind = Literal["json lines", "json array", "json object", "json values", "csv", "tsv", "parquet", "arrow"]
 """json object: one that holds the array of rows; json values: one after the other, over any number of lines."""
 
 HEAD_BYTES = 256 << 10
 
 PARQUET_MAGIC = b"PAR1"
 """The first and the last bytes of the file."""
+
+ARROW_MAGIC = (b"ARROW1", b"\xff\xff\xff\xff")
+"""The first bytes of a file with a footer, and of a stream."""
 
 ROWS_KEYS = frozenset(
     {b"data", b"rows", b"examples", b"instances", b"records", b"items", b"samples", b"entries"}
@@ -31,8 +34,6 @@ ROWS_KEYS = frozenset(
 
 _REFUSED = {
     b"PK\x03\x04": ("zip", "unpack it first: unzip FILE"),
-    b"ARROW1": ("Arrow", "datasets.Dataset.from_file(FILE).to_json(OUT) makes JSON lines"),
-    b"\xff\xff\xff\xff": ("Arrow stream", "datasets.Dataset.from_file(FILE).to_json(OUT) makes JSON lines"),
     b"PARE": ("Parquet file with encryption", "write it without encryption"),
     b"BZh": ("bzip2", "unpack it first: bunzip2 -k FILE"),
     b"\xfd7zXZ\x00": ("xz", "unpack it first: xz -dk FILE"),
@@ -62,7 +63,7 @@ class Layout:
     start: int = 0
     """Of arrays: where the first element may begin."""
     by_row: bool = False
-    """Rows are numbered by their place, because the file has no lines: Parquet, and arrays in one line."""
+    """Rows are numbered by their place, because the file has no lines: Parquet, Arrow, and arrays in one line."""
 
 
 def find_layout(path: str) -> Layout | RowProblem:
@@ -102,7 +103,7 @@ def _refused(head: bytes, path: str, packing: Packing | None) -> RowProblem | No
         return RowProblem(0, "not a data file", "is packed twice", "unpack it once")
     if _is_safetensors(head):
         return RowProblem(0, "not a data file", "is a safetensors file: weights, not rows", "is this the right file?")
-    if not head.startswith(PARQUET_MAGIC) and (encoding := _wide_encoding(head[:4096])):
+    if not head.startswith((PARQUET_MAGIC, *ARROW_MAGIC)) and (encoding := _wide_encoding(head[:4096])):
         hint = f"convert it: iconv -f {encoding} -t UTF-8 {path} > utf8.jsonl"
         return RowProblem(0, "not UTF-8", f"is {encoding} text, not UTF-8", hint)
     return None
@@ -116,6 +117,8 @@ def _is_safetensors(head: bytes) -> bool:
 def _layout(head: bytes, whole: bool, path: str, packing: Packing | None) -> Layout:
     if head.startswith(PARQUET_MAGIC):
         return Layout("parquet", packing, by_row=True)
+    if head.startswith(ARROW_MAGIC):
+        return Layout("arrow", packing, by_row=True)
     if delimited := named_kind(path):
         return Layout(delimited, packing)
     first = head.removeprefix(UTF8_BOM).lstrip()
