@@ -20,8 +20,8 @@ _HEADS = {
 
 Made from the models by `make schema`. A field that is left out has its default; an unknown one is an error. Values may
 come from the environment (`${NAME}`, `${NAME:-default}`), and any field can be set on the command line
-(`rankzero train run.yaml train.learning_rate=1e-4`). Relative paths are relative to the file, those that are typed to the
-working directory. `rankzero init` writes the line by which editors find the JSON schema of these fields,
+(`rankzero train run.yaml train.learning_rate=1e-4`). Relative paths are relative to the file, typed ones to the working
+directory. `rankzero init` writes the line by which editors find the JSON schema of these fields,
 `spec/run.schema.json` in the installed package.
 """,
     "cluster.md": """# Reference: the fields of cluster.yaml
