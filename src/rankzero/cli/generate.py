@@ -25,9 +25,11 @@ def generate(
     Replies are greedy. In a prompt, <image> says where the next image stands.
     """
     from rankzero.cli.installed import require_engine
+    from rankzero.cli.output import warn_of_changes
     from rankzero.run_dir.result import find_result
 
-    result = find_result(model, "sft", base=base)
+    result = find_result(model, "writes", base=base)
+    warn_of_changes(result.changed)
     require_engine()
     from rankzero.engine.ask import ask
 

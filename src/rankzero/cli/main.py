@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from typing import Annotated
 
 import typer
@@ -24,14 +23,14 @@ from rankzero.cli.help import WIDTH, Flags, Sections
 from rankzero.cli.init import init
 from rankzero.cli.logs import logs
 from rankzero.cli.merge import merge
-from rankzero.cli.output import print_error
+from rankzero.cli.output import print_error, print_traceback
 from rankzero.cli.predict import predict
 from rankzero.cli.quickstart import quickstart
 from rankzero.cli.render import render
 from rankzero.cli.submit import submit
 from rankzero.cli.train import train
 from rankzero.cli.usage import as_usage_error, help_asked_for, is_parser_error
-from rankzero.errors import ExitCode, RankzeroError
+from rankzero.errors import INTERRUPTED, ExitCode, RankzeroError
 from rankzero.hub_variables import adopt_hub_variables
 
 app = typer.Typer(
@@ -59,7 +58,6 @@ for make in (prepare, fire, volcano):
     data_command.app.command(rich_help_panel=data_command.MAKE)(make)
 
 DEBUG_VARIABLE = "RANKZERO_DEBUG"
-INTERRUPTED = 130
 _ASK_THE_HUB = frozenset({"quickstart", "train", "generate", "predict", "merge", "data"})
 
 
@@ -90,7 +88,7 @@ def main() -> None:
         code = app(args=spread_values(sys.argv[1:]), prog_name="rankzero", standalone_mode=False)
     except RankzeroError as error:
         if debug:
-            traceback.print_exc()
+            print_traceback()
         print_error(error)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
@@ -103,7 +101,7 @@ def main() -> None:
             _print_usage_error(error)
             sys.exit(ExitCode.USAGE)
         if debug:
-            traceback.print_exc()
+            print_traceback()
         words = f"internal error: {type(error).__name__}: {error}"
         hint = f"this should not happen; {DEBUG_VARIABLE}=1 shows where. Please report it"
         print_error(RankzeroError(words, hint=hint))

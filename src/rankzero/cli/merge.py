@@ -42,9 +42,12 @@ def merge(
 ) -> None:
     """Write a run's adapter and its base model as one plain model."""
     from rankzero.cli.installed import require_engine
+    from rankzero.cli.output import warn_of_changes
+    from rankzero.run_dir.result import verify_result
 
     directory, spec = adapter_of(Path(adapter), model)
     require_engine()
+    warn_of_changes(verify_result(directory))
     from rankzero.model.load import quiet_libraries
     from rankzero.model.merge import merge as merge_model
     from rankzero.run_dir.atomic import place_given_by
@@ -70,6 +73,7 @@ def adapter_of(path: Path, model: str | None) -> tuple[Path, RunSpec]:
     from rankzero.spec.load import load_run_spec
     from rankzero.spec.local_paths import absolute
     from rankzero.spec.run_spec import RunSpec
+    from rankzero.spec.tasks import task_that
 
     require_target(str(path))
     if (path / "run.yaml").is_file():
@@ -90,7 +94,7 @@ def adapter_of(path: Path, model: str | None) -> tuple[Path, RunSpec]:
     name = model or settings.get("base_model_name_or_path")
     if not name:
         raise ConfigError("the adapter does not name its base", where=str(path / ADAPTER_CONFIG), hint="give --model")
-    task = "classify" if settings.get("task_type") == "SEQ_CLS" else "sft"
+    task = task_that(uses="classifies" if settings.get("task_type") == "SEQ_CLS" else "writes")
     return path, RunSpec.model_validate({"task": task, "model": {"name": name}, "data": {"train": "none"}})
 
 

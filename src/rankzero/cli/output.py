@@ -6,8 +6,10 @@ import os
 import shutil
 import sys
 import textwrap
+import traceback
 
 from rankzero.errors import Problem, RankzeroError, StoppedError
+from rankzero.redaction import Redactor
 
 MOST_PROBLEMS = 25
 """A thousand bad lines are one bad file: the rest is counted."""
@@ -16,11 +18,23 @@ MOST_PROBLEMS = 25
 def print_error(error: RankzeroError) -> None:
     """Every problem as `error: where: what`, then its hint."""
     word, colour = ("stopped", "33") if isinstance(error, StoppedError) else ("error", "31")
+    redact = Redactor(os.environ)
     for problem in error.problems[:MOST_PROBLEMS]:
-        sys.stderr.write(_problem_text(problem, word, colour))
+        sys.stderr.write(redact(_problem_text(problem, word, colour)))
     hidden = len(error.problems) - MOST_PROBLEMS
     if hidden > 0:
         sys.stderr.write(f"… and {hidden} more\n")
+
+
+def print_traceback() -> None:
+    """Where the error that is being handled came from."""
+    sys.stderr.write(Redactor(os.environ)(traceback.format_exc()))
+
+
+def warn_of_changes(names: tuple[str, ...]) -> None:
+    """Files of a result that somebody, or a disk, has changed since the run wrote them."""
+    for name in names:
+        sys.stderr.write(f"{_paint('warning:', '33')} {name} is not as the run wrote it\n")
 
 
 def _problem_text(problem: Problem, word: str, colour: str) -> str:

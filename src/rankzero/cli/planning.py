@@ -60,7 +60,14 @@ def _cluster_file(beside: Path) -> str | None:
     return shown(found[0]) if found else None
 
 
-def plan_from(arguments: Sequence[str], cluster: str | None, kind: str | None) -> Plan:
+def plan_from(
+    arguments: Sequence[str],
+    cluster: str | None,
+    kind: str | None,
+    *,
+    allow_changes: Sequence[str] = (),
+    submitter: str = "",
+) -> Plan:
     """The plan of `RUN.yaml key=value … cluster.key=value`. Raises ConfigError with all problems, or UsageError."""
     from rankzero.cli.argv import spec_arguments
     from rankzero.launch.plan import make_plan
@@ -68,6 +75,7 @@ def plan_from(arguments: Sequence[str], cluster: str | None, kind: str | None) -
     from rankzero.preflight.look import look_for_files
     from rankzero.spec.load import read_run_spec
     from rankzero.spec.resolve import resolve
+    from rankzero.spec.run_options import RunOptions
 
     given = spec_arguments(arguments)
     if given.file is None:
@@ -78,4 +86,6 @@ def plan_from(arguments: Sequence[str], cluster: str | None, kind: str | None) -
     loaded = look_for_files(read_run_spec(given.file, for_run, env=os.environ, for_pods=True))
     run = resolve(loaded.spec)
     place = cluster_from(cluster, for_cluster, kind, beside=loaded.base)
-    return make_plan(run, place, files=local_files(run, loaded.base), where=loaded.where)
+    options = RunOptions(allow_changes=tuple(allow_changes))
+    shipped = local_files(run, loaded.base)
+    return make_plan(run, place, files=shipped, options=options, submitter=submitter, where=loaded.where)

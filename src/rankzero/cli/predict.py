@@ -24,11 +24,13 @@ def predict(
 ) -> None:
     """Put texts into the classes of a classifier, one line for each."""
     from rankzero.cli.installed import require_engine
+    from rankzero.cli.output import warn_of_changes
     from rankzero.run_dir.result import find_result
 
     if not files and not text:
         raise UsageError("there is no text", where="command line", hint="pass --text '…', or a file of rows")
-    result = find_result(model, "classify")
+    result = find_result(model, "classifies")
+    warn_of_changes(result.changed)
     require_engine()
     from rankzero.data.read.texts import read_texts
     from rankzero.engine.ask import put_into_classes

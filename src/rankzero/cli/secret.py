@@ -53,12 +53,13 @@ def set_secrets(
 ) -> None:
     """Create or update the Secrets that a cluster spec refers to."""
     from rankzero.cli.planning import cluster_from
+    from rankzero.spec.kinds import kind_section
 
     refuse_values(keys or [])
     if (from_env_file is None) == (not from_env):
         raise UsageError("where are the values?", hint="either --from-env-file .env or --from-env")
     spec = cluster_from(cluster)
-    if spec.kind == "docker":
+    if kind_section(spec.kind).on_this_machine:
         hint = "export the variables before `rankzero submit`"
         raise UsageError("docker runs take secrets from this environment", where="--cluster", hint=hint)
     choice = chosen(spec, keys or [], from_env_file, name)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rankzero.cli.render import ClusterOption, KindOption, print_objects
+from rankzero.errors import INTERRUPTED
 
 if TYPE_CHECKING:
     from rankzero.launch.backend import Backend
     from rankzero.launch.labels import Manifest
     from rankzero.launch.plan import Plan
-
-INTERRUPTED = 130
 
 
 def submit(
@@ -28,6 +28,10 @@ def submit(
     kind: KindOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be applied; needs no cluster.")] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Do not wait and do not follow.")] = False,
+    allow_change: Annotated[
+        list[str] | None, typer.Option(metavar="FIELD", help="Continue although this field changed; repeatable.")
+    ] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="End another run of this name without asking.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The outcome as JSON on stdout.")] = False,
 ) -> None:
     """Run on a cluster, or continue there, and follow it to its end.
@@ -37,7 +41,8 @@ def submit(
     from rankzero.cli.planning import plan_from
     from rankzero.launch.render import render
 
-    plan = plan_from(arguments or [], cluster, kind)
+    who = "" if dry_run else _submitter()
+    plan = plan_from(arguments or [], cluster, kind, allow_changes=allow_change or (), submitter=who)
     objects = render(plan)
     if dry_run:
         print_objects(objects)
@@ -47,7 +52,7 @@ def submit(
     backend = open_backend(plan.cluster, detach=detach)
     place = f" --cluster {cluster}" if cluster else ""
     try:
-        apply(backend, objects, plan)
+        apply(backend, objects, plan, replace=replace)
     except KeyboardInterrupt:
         say("\ninterrupted; the same command continues")
         raise typer.Exit(INTERRUPTED) from None
@@ -65,15 +70,34 @@ def submit(
     raise typer.Exit(conclude(backend, plan.name, as_json=as_json))
 
 
-def apply(backend: Backend, objects: list[Manifest], plan: Plan) -> None:
+def _submitter() -> str:
+    import getpass
+    import socket
+
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a container's user may have no name
+        user = "somebody"
+    return f"{user}@{socket.gethostname()}"
+
+
+def apply(backend: Backend, objects: list[Manifest], plan: Plan, *, replace: bool = False) -> None:
     """Submit; a preparation that failed is explained by what the cluster shows of it."""
     from rankzero.cli.cluster_option import say
     from rankzero.errors import Problem
+    from rankzero.launch.backend import AlreadyRunsError
     from rankzero.launch.backends.preparation import PreparationError
     from rankzero.launch.diagnose import diagnose
 
     try:
-        backend.submit(objects, say)
+        try:
+            backend.submit(objects, say, replace=replace)
+        except AlreadyRunsError as error:
+            if not sys.stdin.isatty():
+                raise
+            say(str(error.problems[0]))
+            typer.confirm("end it, and run this instead?", abort=True, err=True)
+            backend.submit(objects, say, replace=True)
     except PreparationError as error:
         told = " ".join(str(problem) for problem in error.problems)
         found = [
@@ -85,8 +109,6 @@ def apply(backend: Backend, objects: list[Manifest], plan: Plan) -> None:
 
 def follow(backend: Backend, run: str) -> None:
     """Lines to stderr until the run has ended: the result is the verdict."""
-    import sys
-
     from rankzero.cli.log_view import as_line
     from rankzero.launch.backend import LogQuery
 

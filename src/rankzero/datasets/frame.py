@@ -9,26 +9,34 @@ counts, never rows. Output files appear when all of their split is written, `sta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import hashlib
+import os
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import orjson
 
 from rankzero.data.images.layout import image_key
 from rankzero.data.images.paths import normalised, refusal
 from rankzero.data.rows.problems import RowProblem, kind
-from rankzero.datasets.holdout import HoldOut
 from rankzero.datasets.images.resolve import ImageSettings, Located, Lost, locate_images
 from rankzero.datasets.images.stores import Store
 from rankzero.datasets.raw import rows_of
 from rankzero.datasets.tally import Converted, Dropped, Tally
-from rankzero.datasets.writer import RowWriter
 from rankzero.errors import DataError, Problem, UsageError
-from rankzero.run_dir.atomic import write_json
+from rankzero.run_dir.atomic import fsync_path, stage_name, storage_errors, write_json
 
 STATS = "stats.json"
 EVAL = "eval"
+
+_BUCKETS = 1 << 20
+"""Of the hold-out: groups that share one are held out together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,3 +268,98 @@ def _require_rows(splits: Mapping[str, Any], output_dir: Path) -> None:
             problems.append(Problem(f"no training row from {stats['rows_in']} raw rows: {rules}", split, hint))
     if problems:
         raise DataError(problems)
+
+
+class HoldOut:
+    """A share of the rows held out by group, in fixed memory and in any order: from the seed and the groups alone.
+
+    Groups are placed on [0, 1) by a hash; those below a cut are held out. The cut is where the share of the rows comes
+    closest to what was asked for, with at least one group on either side. First every row is counted, then every row
+    can be asked for.
+    """
+
+    def __init__(self, fraction: float, seed: int) -> None:
+        self._fraction, self._seed = fraction, seed
+        self._rows = array("q", bytes(8 * _BUCKETS)) if fraction else array("q")
+        self._cut = 0
+
+    def count(self, group: str) -> None:
+        """A row of this group."""
+        if self._fraction:
+            self._rows[self._place(group)] += 1
+
+    def decide(self) -> None:
+        """Place the cut. Raises DataError where one group is all there is."""
+        if not self._fraction:
+            return
+        filled = [place for place, rows in enumerate(self._rows) if rows]
+        if len(filled) < 2:
+            hint = "leave --eval-fraction out, or give more rows"
+            raise DataError("nothing can be held out: all rows have one image", hint=hint)
+        wanted = sum(self._rows) * self._fraction
+        held, best = 0, float("inf")
+        for place in filled[:-1]:
+            held += self._rows[place]
+            if abs(held - wanted) >= best:
+                break
+            best, self._cut = abs(held - wanted), place + 1
+
+    def holds(self, group: str) -> bool:
+        """Whether rows of this group are held out."""
+        return bool(self._fraction) and self._place(group) < self._cut
+
+    def _place(self, group: str) -> int:
+        digest = hashlib.sha256(f"{self._seed}:{group}".encode()).digest()
+        return int.from_bytes(digest[:8], "big") % _BUCKETS
+
+
+class RowWriter:
+    """JSON lines files of one directory, by name, each made when it is first named. They appear together when all is
+    written, or not at all."""
+
+    def __init__(self, directory: Path) -> None:
+        self.counts: Counter[str] = Counter()
+        """Rows by file."""
+        self._directory = directory
+        self._files: dict[str, tuple[Path, BinaryIO]] = {}
+
+    def __enter__(self) -> RowWriter:
+        with storage_errors(self._directory):
+            self._directory.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """What was not committed is gone."""
+        for staged, file in self._files.values():
+            file.close()
+            staged.unlink(missing_ok=True)
+
+    def open(self, name: str) -> None:
+        """A file of this name, even if it will have no rows."""
+        if name not in self._files:
+            staged = self._directory / stage_name(name)
+            with storage_errors(staged):
+                self._files[name] = (staged, staged.open("wb"))
+            self.counts[name] += 0
+
+    def write(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
+        """Append rows to a file."""
+        self.open(name)
+        for row in rows:
+            with storage_errors(self._directory / name):
+                self._files[name][1].write(orjson.dumps(row) + b"\n")
+            self.counts[name] += 1
+
+    def commit(self) -> None:
+        """Give the files their names."""
+        with storage_errors(self._directory):
+            for _staged, file in self._files.values():
+                file.flush()
+                os.fsync(file.fileno())
+                file.close()
+            for name, (staged, _file) in self._files.items():
+                os.replace(staged, self._directory / name)
+            fsync_path(self._directory)
+        self._files.clear()

@@ -12,21 +12,40 @@ from typing import Any
 
 from rankzero.data.read.download import download
 from rankzero.data.read.network import Network, RealNetwork
-from rankzero.data.read.sources import probe
-from rankzero.datasets.reader import read_rows
+from rankzero.data.read.sources import probe, read_chunks
+from rankzero.data.rows.chunks import DAMAGE, lines
+from rankzero.data.rows.parse import read_json
 from rankzero.errors import DataError, Problem, UsageError
 
 _SUFFIXES = (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".json.zst", ".jsonl.zst")
 _FLAG = "--input"
+_READ_BYTES = 1 << 20
+"""At a time: raw rows are small, and what is read ahead of `--max_samples` is wasted."""
 
 
 def rows_of(paths: Sequence[str]) -> Iterator[tuple[int, Any]]:
     """(number, value) of every row of the files, numbered through from 1; a RowProblem where a row cannot be read."""
     number = 0
     for path in paths:
-        for value in read_rows(path):
+        for value in _rows_of_file(path):
             number += 1
             yield number, value
+
+
+def _rows_of_file(path: str) -> Iterator[Any]:
+    """The value of every row; a RowProblem where it cannot be read.
+
+    Raises DataError where the file is damaged, as nothing is known of the rows behind that place.
+    """
+    for chunk in read_chunks(path, size=_READ_BYTES):
+        for index, (number, line) in enumerate(lines(chunk)):
+            problem = chunk.problems.get(index)
+            if problem is not None and problem.reason in DAMAGE:
+                raise DataError(Problem(problem.what, f"{path}:{number}", problem.hint))
+            if problem is not None:
+                yield problem
+            elif line and not line.isspace():
+                yield read_json(line, number)
 
 
 def find_inputs(

@@ -1,7 +1,8 @@
 """What a person sees of a run: log lines, and a progress bar on a terminal. Knows nothing of what is being done.
 
 Everything goes to stderr; results are stdout's. Each rank also writes its lines to logs/rank-<n>.log; on the console
-only rank 0 speaks, except in errors.
+only rank 0 speaks, except in errors. Neither shows the values of secrets. A console or a volume that takes no more
+lines costs the lines, never the run.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rankzero.redaction import Redactor
 from rankzero.run_dir.atomic import storage_errors
 
 if TYPE_CHECKING:
@@ -25,19 +27,47 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rankzero")
 PLAIN_INTERVAL_SECONDS = 10.0
 _STDOUT, _STDERR = 1, 2
-_FORMAT = logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S")
+
+
+class _Redacted(logging.Formatter):
+    """The time and the message, without the values of the environment's secrets."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(message)s", datefmt="%H:%M:%S")
+        self._redact = Redactor(os.environ)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._redact(super().format(record))
+
+
+class _LogFile(logging.FileHandler):
+    """A file whose first line that cannot be written is spoken of, instead of a traceback for each."""
+
+    _failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._failed:
+            self._failed = True
+            logger.warning("[STEP] %s takes no more lines: %s", self.baseFilename, error.strerror or error)
 
 
 class _ConsoleHandler(logging.Handler):
-    """Prints through rich's console, so that lines and a live progress bar do not overwrite each other."""
+    """On a terminal through rich, so that lines and a live progress bar do not overwrite each other."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, terminal: Console | None) -> None:
         super().__init__()
-        self._console = console
+        self._terminal = terminal
 
     def emit(self, record: logging.LogRecord) -> None:
-        style = {"WARNING": "yellow", "ERROR": "red"}.get(record.levelname, "")
-        self._console.print(self.format(record), style=style, markup=False, highlight=False, soft_wrap=True)
+        with suppress(OSError):  # the terminal is closed, or whoever read the pipe is gone: the log file has the line
+            if self._terminal is None:
+                sys.stderr.write(f"{self.format(record)}\n")
+            else:
+                style = {"WARNING": "yellow", "ERROR": "red"}.get(record.levelname, "")
+                self._terminal.print(self.format(record), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 class RunConsole:
@@ -49,19 +79,20 @@ class RunConsole:
         self.console = Console(stderr=True)
         self.speaks = speaks
         self.live = speaks and self.console.is_terminal
+        self._format = _Redacted()
         self.close()
         logger.propagate = False
         logger.setLevel(level)
         self._early = logging.handlers.MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL)
         logger.addHandler(self._early)
         if speaks:
-            self._add(_ConsoleHandler(self.console))
+            self._add(_ConsoleHandler(self.console if self.live else None))
 
     def log_to(self, path: Path) -> None:
         """Also write every line to `path`, those from before it existed included. Raises StorageError."""
         with storage_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            handler = logging.FileHandler(path, encoding="utf-8")
+            handler = _LogFile(path, encoding="utf-8")
         self._add(handler)
         self._early.setTarget(handler)
         self._early.flush()
@@ -71,10 +102,11 @@ class RunConsole:
         """Let go of the log file."""
         for handler in list(logger.handlers):
             logger.removeHandler(handler)
-            handler.close()
+            with suppress(OSError):  # lines that could not be written, which has been said
+                handler.close()
 
     def _add(self, handler: logging.Handler) -> None:
-        handler.setFormatter(_FORMAT)
+        handler.setFormatter(self._format)
         logger.addHandler(handler)
 
     @contextmanager

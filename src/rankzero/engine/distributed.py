@@ -10,11 +10,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from rankzero.engine.device import Device
 from rankzero.errors import ConfigError
+from rankzero.run_dir.handover import RENDEZVOUS_VARIABLE
 
-COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+LONGEST_WAIT = timedelta(minutes=30)
+"""For a collective outside of `time_limit`: the main rank may be loading, hashing or writing by itself meanwhile."""
 BUCKET_ELEMENTS = 16 * 2**20
 """Gradients are reduced in flat buckets of at most this many elements (64 MiB of float32)."""
 
@@ -64,10 +67,10 @@ def process_group(world: World, device: Device, env: dict[str, str]) -> Iterator
         return
     dist.init_process_group(
         device.backend,
-        init_method=env.get("RANKZERO_RENDEZVOUS", "env://"),
+        init_method=env.get(RENDEZVOUS_VARIABLE, "env://"),
         rank=world.rank,
         world_size=world.world_size,
-        timeout=COLLECTIVE_TIMEOUT,
+        timeout=LONGEST_WAIT,
         device_id=device.torch_device if device.kind == "cuda" else None,
     )
     try:
@@ -85,10 +88,25 @@ def lost_a_peer(error: BaseException) -> bool:
         isinstance(error, RuntimeError)
         and ("gloo" in text or "NCCL" in text)
         and any(
-            word in text
-            for word in ("Connection", "connection", "Broken pipe", "remote", "timed out", "Timeout", "Socket")
+            word in text.lower() for word in ("connection", "broken pipe", "remote", "timed out", "timeout", "socket")
         )
     )
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Collectives inside fail where a peer does not take part within this time: it is hung, or not reached any more."""
+    _limit(timedelta(seconds=seconds))
+    try:
+        yield
+    finally:
+        _limit(LONGEST_WAIT)
+
+
+def _limit(longest: timedelta) -> None:
+    if dist.is_initialized():
+        for group in distributed_c10d._world.pg_map:  # those of meshes and of DeepSpeed too
+            distributed_c10d._set_pg_timeout(longest, group)
 
 
 def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
@@ -96,6 +114,13 @@ def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
     if dist.is_initialized():
         dist.all_reduce(values)
     return values
+
+
+def any_rank(wish: bool, device: torch.device) -> bool:
+    """Whether one rank or more has this wish, the same on every rank."""
+    if not dist.is_initialized():
+        return wish
+    return bool(sum_over_ranks(torch.tensor(float(wish), device=device)).item() > 0)
 
 
 def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:

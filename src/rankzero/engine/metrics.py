@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from rankzero.engine.console import logger
 from rankzero.run_dir.atomic import storage_errors, write_text
 from rankzero.run_dir.paths import RunDir
-
-
-class Tracker(Protocol):
-    """Where numbers go besides metrics.jsonl."""
-
-    def log(self, step: int, values: dict[str, float]) -> None: ...
-
-    def close(self) -> None: ...
+from rankzero.track.protocol import Tracker
 
 
 class MetricsLog:
@@ -25,7 +20,7 @@ class MetricsLog:
 
     On resume, lines of steps that the checkpoint does not contain are removed: the file reads like that of a run that
     was never interrupted. Trackers are opened at the first step, since importing them takes time that the first step
-    should not wait for.
+    should not wait for. They show what is recorded here: one that fails is left out, and the run goes on.
     """
 
     def __init__(self, run_dir: RunDir, *, resume_step: int, trackers: Callable[[int], list[Tracker]]) -> None:
@@ -42,14 +37,44 @@ class MetricsLog:
             self._file.write(json.dumps({"step": step, **clean}) + "\n")
             self._file.flush()
         if self._trackers is None:
-            self._trackers = self._open_trackers(step)
-        for tracker in self._trackers:
-            tracker.log(step, {key: float(value) for key, value in values.items() if isinstance(value, (int, float))})
+            self._trackers = []
+            with self._or_without("trackers"):
+                self._trackers = self._open_trackers(step)
+        numbers = {key: float(value) for key, value in values.items() if isinstance(value, (int, float))}
+        for tracker in list(self._trackers):
+            with self._or_without(type(tracker).__name__, tracker):
+                tracker.log(step, numbers)
 
     def close(self) -> None:
+        """Let go of the file and of the trackers."""
+        for tracker in list(self._trackers or ()):
+            with self._or_without(type(tracker).__name__):
+                tracker.close()
         self._file.close()
-        for tracker in self._trackers or []:
-            tracker.close()
+
+    @contextmanager
+    def _or_without(self, name: str, tracker: Tracker | None = None) -> Iterator[None]:
+        """Leave out what fails inside, and say so."""
+        try:
+            yield
+        except Exception as error:  # each tracker has exceptions of its own, and none is worth a run
+            logger.warning("[TRACK] %s is left out from here on: %s: %s", name, type(error).__name__, error)
+            if tracker is not None and self._trackers is not None:
+                self._trackers.remove(tracker)
+                with suppress(Exception):  # what cannot be written cannot be closed either
+                    tracker.close()
+
+
+def evaluations(path: Path, metric: str) -> dict[int, float]:
+    """The values of a metric in metrics.jsonl, by step; NaN is not among them. {} where there is no file."""
+    found = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        try:
+            row = json.loads(line)
+            found[int(row["step"])] = float(row[metric])
+        except (ValueError, KeyError, TypeError):
+            continue  # a step without an evaluation, a value that was not finite, or a line that a kill has cut off
+    return found
 
 
 def _keep_until(path: Path, step: int) -> None:

@@ -1,59 +1,193 @@
 """A request to stop: SIGTERM, SIGINT or a flag file becomes a wish that the loop lets all ranks agree on.
 
-Signal handlers only note the request; nothing is saved inside one. Before training starts there is nothing to save,
-so a request then ends the process at once with exit code 75.
+Nothing is saved inside a signal handler. Before the first step there is nothing to save, so a request ends the process
+with exit code 75: by an exception that no `except Exception` takes for its own, and where that does not get through (a
+library that catches everything, a wait in C for another process) by a thread, after LEAVE_SECONDS.
+
+That thread hears of signals from the C handler, so it answers at once even while the main thread is in a long
+operation, and lets a second Ctrl-C leave without saving. Knows nothing of what a step or a checkpoint is.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Literal
 
-from rankzero.errors import StoppedError
+from rankzero.errors import INTERRUPTED, ExitCode, StopNow, StoppedError
 
+AGAIN_SECONDS = 5.0
+"""A second Ctrl-C within this time leaves at once; a later one counts as a first."""
+LEAVE_SECONDS = 10.0
+"""How long start-up may take to end once it was asked to."""
+_LOOK_SECONDS = 1.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_CLEAR_LINE_AND_SHOW_CURSOR = "\r\x1b[K\x1b[?25h"
+
+Activity = Literal["step", "evaluation", "save", "result"]
+_ANSWERS: dict[Activity, str] = {
+    "step": "stopping after this step, then saving",
+    "evaluation": "stopping after this pass of the evaluation, then saving",
+    "save": "saving, then stopping",
+    "result": "every step is done and saved; this ends when the result is written",
+}
+
+Say = Callable[[str], None]
 
 
 class StopRequest:
-    """Whether this process was asked to stop, and by what."""
+    """Whether this process was asked to stop, by what, and what leaving at once would cost at the moment."""
 
-    def __init__(self) -> None:
+    def __init__(self, say: Say, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.reason: str | None = None
+        self._say, self._clock = say, clock
         self._flag: Path | None = None
-        self._deferred = False
+        self._activity: Activity | None = None
+        self._step = self._saved = 0
+        self._raised = self._over = False
+        self._asked_at: float | None = None
+        self._patience_told = False
 
     def defer(self, flag: Path) -> None:
         """From now on note requests instead of raising: the loop saves first. Also watches `flag` from here on."""
-        self._deferred = True
         self._flag = flag
+        self._activity = "step"
+
+    def now(self, activity: Activity, *, step: int, saved: int) -> None:
+        """What the loop is doing: `step` steps are done, the checkpoint of step `saved` is the newest (0: none)."""
+        self._step, self._saved, self._activity = step, saved, activity
 
     @property
     def wanted(self) -> bool:
-        """Whether to stop at the next step boundary."""
+        """Whether to stop at the next occasion."""
         if self.reason is None and self._flag is not None and self._flag.exists():
             self.reason = f"the file {self._flag}"
         return self.reason is not None
 
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        name = signal.Signals(number).name
-        if self.reason is not None:  # asked twice: now, with the newest checkpoint as it is
-            os._exit(128 + number)
-        self.reason = name
-        if not self._deferred:
-            raise StoppedError(f"stopped by {name} before the first step", hint="give the same command again")
+    @property
+    def ends_start_up(self) -> bool:
+        """Whether a stop is wanted while nothing has been trained that would have to be saved."""
+        return self.reason is not None and self._activity is None
+
+    def early(self) -> StoppedError:
+        """The error of a start-up that was asked to stop."""
+        why = self.reason or "another process"
+        return StoppedError(f"stopped by {why} before the first step", hint="give the same command again")
+
+    def over(self) -> None:
+        """The process is leaving by itself: what comes now is only noted."""
+        self._over = True
+
+    def on_signal(self, number: int, _frame: FrameType | None) -> None:
+        """The handler, in the main thread, when Python next has a moment there."""
+        self._note(number)
+        if self._activity is None and not self._over and not self._raised:
+            self._raised = True  # once: a second one would cut short what the first lets go of
+            raise StopNow
+
+    def heard(self, number: int) -> None:
+        """The same signal, at once, in the listening thread. May end the process."""
+        self._note(number)
+        before, self._asked_at = self._asked_at, self._clock()
+        again = before is not None and self._asked_at - before <= AGAIN_SECONDS
+        if self._activity is None:
+            if again:
+                self._leave_start_up()
+        elif number != signal.SIGINT:
+            self._say(f"[STOP] {signal.Signals(number).name}: {_ANSWERS[self._activity]}")
+        elif again:
+            there = f"; the same command continues from step {self._saved}" if self._saved else ""
+            self._leave(INTERRUPTED, f"left at once, losing {self._cost()}{there}")
+        else:
+            offer = f"Ctrl-C again within {AGAIN_SECONDS:.0f} s: leave now, losing {self._cost()}"
+            self._say(f"[STOP] {_ANSWERS[self._activity]}; {offer}")
+
+    def look(self) -> None:
+        """Now and then, in the listening thread: end a start-up that was asked to stop and does not."""
+        if not self.ends_start_up or self._over or self._asked_at is None:
+            return
+        if self._clock() - self._asked_at > LEAVE_SECONDS:
+            self._leave_start_up()
+        if not self._patience_told:
+            self._patience_told = True
+            self._say("[STOP] stopping; no step is done yet, so nothing is lost")
+
+    def _note(self, number: int) -> None:
+        if self.reason is None:
+            self.reason = signal.Signals(number).name
+
+    def _cost(self) -> str:
+        """What leaving now loses."""
+        steps = self._step - self._saved
+        if self._activity == "result":
+            return "nothing: the same command writes the result"
+        if steps == 0:
+            return "the step under way"
+        count = f"{steps} step{'' if steps == 1 else 's'}"
+        return f"{count} since step {self._saved}" if self._saved else f"{count}, all there are"
+
+    def _leave_start_up(self) -> None:
+        self._leave(ExitCode.STOPPED, f"stopped: {self.early()}")
+
+    def _leave(self, code: int, words: str) -> None:
+        """End the process here, past everything that may be stuck. What was being written keeps its temporary name."""
+        if sys.stderr.isatty():
+            words = f"{_CLEAR_LINE_AND_SHOW_CURSOR}{words}"
+        os.write(2, f"{words}\n".encode())
+        os._exit(code)
 
 
 @contextmanager
-def stop_on_signals() -> Iterator[StopRequest]:
-    """Turn SIGTERM and SIGINT into a StopRequest for the duration."""
-    request = StopRequest()
-    previous = {number: signal.signal(number, request._on_signal) for number in _SIGNALS}
+def stop_on_signals(say: Say) -> Iterator[StopRequest]:
+    """Turn SIGTERM and SIGINT into a StopRequest for the duration; `say` shows what it answers.
+
+    Raises StoppedError where a request ended the block before the first step, whatever the block made of it: an error
+    that follows from having been stopped is not the user's.
+    """
+    request = StopRequest(say)
+    hearing, telling = socket.socketpair()
+    telling.setblocking(False)
+    hearing.settimeout(_LOOK_SECONDS)
+    listener = threading.Thread(target=_listen, args=(hearing, request), name="signals", daemon=True)
+    listener.start()
+    woken = signal.set_wakeup_fd(telling.fileno(), warn_on_full_buffer=False)
+    previous = {number: signal.signal(number, request.on_signal) for number in _SIGNALS}
     try:
-        yield request
+        try:
+            yield request
+        finally:
+            request.over()
+    except BaseException as error:
+        if request.ends_start_up:
+            raise request.early() from None if isinstance(error, StopNow) else error
+        raise
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(woken)
+        telling.close()
+        listener.join()
+        hearing.close()
+
+
+def _listen(hearing: socket.socket, request: StopRequest) -> None:
+    """Pass on the numbers of signals, one byte each, until the other end is closed."""
+    while True:
+        try:
+            numbers = hearing.recv(16)
+        except TimeoutError:
+            request.look()
+            continue
+        if not numbers:
+            return
+        for number in numbers:
+            if number in _SIGNALS:
+                request.heard(number)

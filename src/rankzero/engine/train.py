@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from rankzero.data.batches.loader import MicroBatch, Work
-from rankzero.engine.checkpoint import Position, prune_checkpoints, save_checkpoint, with_eval
+from rankzero.engine.checkpoint import Position, prune_checkpoints, save_checkpoint, under, with_eval
 from rankzero.engine.console import RunConsole, logger
-from rankzero.engine.distributed import World
+from rankzero.engine.distributed import LONGEST_WAIT, World, gather_objects, time_limit
 from rankzero.engine.evaluate import evaluate
 from rankzero.engine.goodput import Ledger
+from rankzero.engine.loss_scale import after_overflow, after_step, with_loss_scale
 from rankzero.engine.metrics import MetricsLog
-from rankzero.engine.setup import Session
+from rankzero.engine.optim import set_learning_rate
+from rankzero.engine.setup import Session, learning_rate
 from rankzero.engine.signals import StopRequest
 from rankzero.engine.step import StepResult, non_finite_error
 from rankzero.errors import StoppedError
@@ -29,7 +32,7 @@ from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
-from rankzero.spec.schedule import is_due
+from rankzero.spec.schedule import Schedule, is_due
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,70 +54,144 @@ class Surroundings:
 def train(session: Session, around: Surroundings, position: Position) -> Position:
     """Run from `position` to the end of the schedule. Raises StoppedError after saving where a stop was agreed."""
     spec, schedule = around.spec, session.schedule
-    started, wall_before = time.monotonic(), position.wall_seconds
+    clock = Clock(position)
     around.stop.defer(around.run_dir.stop_flag)
     saved = position.step
+    position = with_loss_scale(position, session.dtype)
     with around.console.progress("step", schedule.total_steps, position.step) as advance:
         if spec.eval.on_start and position.step == 0 and position.eval_first is None:
-            position, _ = run_evaluation(session, around, position, advance)
-            if around.metrics is not None and position.eval_last is not None:
-                around.metrics.log(0, {"epoch": 0.0, **position.eval_last, "time": time.time()})
-        while position.step < schedule.total_steps and not position.ended_early:
-            before = time.monotonic()
-            epoch, step_in_epoch = schedule.position(position.step)
-            work = session.train.step(
-                seed=spec.train.seed, epoch=epoch, step_in_epoch=step_in_epoch, size=spec.train.global_batch_size
-            )
-            learning_rate = session.live.scheduler.get_last_lr()[0]
-            on_pass = batch_logger(around.options, position.step, step_in_epoch, schedule.steps_per_epoch)
-            with around.ledger.phase("steps"):
-                result = session.stepper.gradients(session.train, work, stop_wanted=around.stop.wanted, on_pass=on_pass)
-                position = apply_step(session, spec, position, work, result)
-            around.ledger.first_step_done()
-            seconds = time.monotonic() - before
-            position = replace(
-                position, seconds=position.seconds + seconds, wall_seconds=wall_before + time.monotonic() - started
-            )
-            facts = step_facts(position, work, result, learning_rate, seconds, schedule.steps_per_epoch)
+            position = evaluate_first(session, around, position, advance)
+        while position.unevaluated is not None or not is_over(position, schedule):
+            around.stop.now("step", step=position.step, saved=saved)
+            begun = position.unevaluated
+            if begun is None:
+                position, facts, stop = next_step(session, around, position, clock)
+            else:  # an earlier start has made the step, and was stopped in its evaluation
+                position, facts, stop = replace(position, unevaluated=None), begun, False
 
             improved = False
             if session.eval is not None and is_due(spec.eval.every, position.step, schedule):
-                position, improved = run_evaluation(session, around, position, advance)
+                around.stop.now("evaluation", step=position.step, saved=saved)
+                judged = None if stop else run_evaluation(session, around, position, advance)
+                if judged is None:
+                    log_metrics(around, position.step, facts)
+                    position = replace(position, unevaluated=facts)
+                    save(session, around, position, newest=saved)
+                    raise stopped(around, position)
+                position, improved = judged
                 facts |= position.eval_last or {}
-                patience = spec.eval.early_stopping_patience
-                position = replace(position, ended_early=bool(patience and position.evals_since_best >= patience))
-            if around.metrics is not None:
-                around.metrics.log(position.step, facts)
-            advance(1, f"loss {result.loss:.4f} {position.tokens / position.seconds:,.0f} tok/s")
-            if step_in_epoch + 1 == schedule.steps_per_epoch:
-                logger.info("[EPOCH] %d done at step %d: loss %.4f", epoch + 1, position.step, result.loss)
+                position = under(spec, position, same_eval_data=True)
+            log_metrics(around, position.step, facts)
+            advance(int(begun is None), f"loss {facts['loss']:.4f} {position.tokens / position.seconds:,.0f} tok/s")
+            if position.step % schedule.steps_per_epoch == 0:
+                epoch = position.step // schedule.steps_per_epoch
+                logger.info("[EPOCH] %d done at step %d: loss %.4f", epoch, position.step, facts["loss"])
 
-            over = position.ended_early or position.step >= schedule.total_steps
-            if improved or over or result.stop or is_due(spec.checkpoint.every, position.step, schedule):
-                save(session, around, position)
+            over = is_over(position, schedule)
+            if improved or over or stop or is_due(spec.checkpoint.every, position.step, schedule):
+                save(session, around, position, newest=saved)
                 saved = position.step
-            if result.stop and not over:
+            if stop and not over:
                 raise stopped(around, position)
     if saved != position.step or not around.run_dir.committed_steps():
-        save(session, around, position)
+        save(session, around, position, newest=saved)
+    around.stop.now("result", step=position.step, saved=position.step)
     if position.ended_early:
         logger.info("[TRAIN] ended early: %d evaluations without a new best", position.evals_since_best)
     return position
 
 
+class Clock:
+    """Seconds of a run over all its starts."""
+
+    def __init__(self, position: Position) -> None:
+        self._started, self._before = time.monotonic(), position.wall_seconds
+
+    def wall(self) -> float:
+        """With evaluations and checkpoints."""
+        return self._before + time.monotonic() - self._started
+
+
+def is_over(position: Position, schedule: Schedule) -> bool:
+    """Whether no step is left to do."""
+    return position.ended_early or position.step >= schedule.total_steps
+
+
+def next_step(
+    session: Session, around: Surroundings, position: Position, clock: Clock
+) -> tuple[Position, dict[str, Any], bool]:
+    """One optimizer step. Returns where the run is then, what metrics.jsonl gets of it, and whether to stop."""
+    spec, schedule = around.spec, session.schedule
+    before = time.monotonic()
+    epoch, step_in_epoch = schedule.position(position.step)
+    work = session.train.step(
+        seed=spec.train.seed, epoch=epoch, step_in_epoch=step_in_epoch, size=spec.train.global_batch_size
+    )
+    rate = schedule.learning_rate(position.step, learning_rate(spec))
+    on_pass = batch_logger(around.options, position.step, step_in_epoch, schedule.steps_per_epoch)
+    with around.ledger.phase("steps"), patience(around, first=around.ledger.time_to_first_step is None):
+        position, result = gradients(session, around, position, work, on_pass)
+        set_learning_rate(session.parallel.optimizer, rate)
+        position = apply_step(session, spec, position, work, result)
+    around.ledger.first_step_done()
+    seconds = time.monotonic() - before
+    position = replace(position, seconds=position.seconds + seconds, wall_seconds=clock.wall())
+    return position, step_facts(position, work, result, rate, seconds, schedule.steps_per_epoch), result.stop
+
+
+def gradients(
+    session: Session,
+    around: Surroundings,
+    position: Position,
+    work: Work,
+    on_pass: Callable[[MicroBatch, torch.Tensor], None],
+) -> tuple[Position, StepResult]:
+    """The step's gradients. Where they overflow float16 they are dropped, on every rank, and computed again at half the
+    loss scale, so that no row is lost. Returns the position with the scale that did.
+
+    Where no scale makes them finite, it stays as it was before the step.
+    """
+    before = position
+    while True:
+        result = session.stepper.gradients(
+            *(session.train, work, position.step),
+            stop_wanted=around.stop.wanted,
+            on_pass=on_pass,
+            loss_scale=position.loss_scale or 1.0,
+        )
+        lowered = after_overflow(position) if result.overflowed else None
+        if lowered is None:
+            return position if result.finite else before, result
+        session.parallel.zero_grad()
+        position = lowered
+        words = "[TRAIN] step %d: gradients overflow float16; computed again with loss scale %g"
+        logger.info(words, position.step + 1, position.loss_scale)
+
+
+def patience(around: Surroundings, *, first: bool) -> AbstractContextManager[None]:
+    """How long the ranks wait for each other; longer for what is done for the first time, which may compile."""
+    return time_limit(LONGEST_WAIT.total_seconds() if first else around.spec.train.collective_timeout_seconds)
+
+
+def log_metrics(around: Surroundings, step: int, facts: dict[str, Any]) -> None:
+    """A step's object, on the main rank."""
+    if around.metrics is not None:
+        around.metrics.log(step, facts)
+
+
 def apply_step(session: Session, spec: RunSpec, position: Position, work: Work, result: StepResult) -> Position:
     """Move the optimizer, or skip a non-finite step where the spec allows it. Raises NonFiniteError."""
-    live = session.live
+    parallel = session.parallel
     step = position.step + 1
     if result.finite:
-        live.parallel.step()
+        parallel.step()
+        position = after_step(position)
     else:
-        error = non_finite_error(session.train, work, result, step)
+        error = non_finite_error(session.train, work, result, step, session.dtype)
         if position.nonfinite_steps >= spec.train.max_nonfinite_steps:
             raise error
         logger.warning("[TRAIN] skipped %s", error)
-    live.scheduler.step()
-    live.parallel.zero_grad()
+    parallel.zero_grad()
     return replace(
         position,
         step=step,
@@ -128,10 +205,24 @@ def apply_step(session: Session, spec: RunSpec, position: Position, work: Work, 
     )
 
 
+def evaluate_first(
+    session: Session, around: Surroundings, position: Position, show: Callable[[int, str], None]
+) -> Position:
+    """The evaluation before the first step. Raises StoppedError where it was cut short: there is nothing to save."""
+    around.stop.now("evaluation", step=0, saved=0)
+    judged = run_evaluation(session, around, position, show)
+    if judged is None:
+        raise around.stop.early()
+    position, _ = judged
+    if position.eval_last is not None:
+        log_metrics(around, 0, {"epoch": 0.0, **position.eval_last, "time": time.time()})
+    return position
+
+
 def run_evaluation(
     session: Session, around: Surroundings, position: Position, show: Callable[[int, str], None]
-) -> tuple[Position, bool]:
-    """Evaluate, and judge whether this is the best so far."""
+) -> tuple[Position, bool] | None:
+    """Evaluate, and judge whether this is the best so far. None, on every rank, where a stop has cut it short."""
     if session.eval is None:
         return position, False
     done = 0
@@ -141,31 +232,41 @@ def run_evaluation(
         done += rows
         show(0, f"evaluating {done}/{len(session.eval.dataset) if session.eval else 0} rows")
 
-    with around.ledger.phase("eval"):
+    with around.ledger.phase("eval"), patience(around, first="eval" not in around.ledger.seconds):
         result = evaluate(
-            session.live.parallel.model,
+            session.parallel.model,
             session.stepper,
             session.eval,
             session.device.torch_device,
             tick,
-            classes=None if session.labels is None else len(session.labels),
+            stop_wanted=lambda: around.stop.wanted,
+            meter=session.new_meter(),
         )
+    if result is None:
+        logger.info(
+            "[EVAL] step %d: left out, since the run is to stop; it is made when the run continues", position.step
+        )
+        return None
     position, improved = with_eval(position, result.metrics, around.spec.checkpoint.best_metric)
     values = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
     logger.info("[EVAL] step %d: %s%s", position.step, values, ", the best so far" if improved else "")
     return position, improved
 
 
-def save(session: Session, around: Surroundings, position: Position) -> None:
-    """Commit a checkpoint, move `best`, and drop what is no longer kept."""
+def save(session: Session, around: Surroundings, position: Position, *, newest: int) -> None:
+    """Commit a checkpoint, move `best`, and drop what is no longer kept. `newest`: the step that was saved last."""
+    around.stop.now("save", step=position.step, saved=newest)
     with around.ledger.phase("checkpoint"):
-        save_checkpoint(around.run_dir, around.lease, session.live, position, around.manifest_meta, around.world)
+        save_checkpoint(around.run_dir, around.lease, session.parallel, position, around.manifest_meta, around.world)
         if around.world.is_main:
             if position.best_step == position.step:
                 around.run_dir.set_link("best", position.step)
+            elif position.best_step is None:
+                around.run_dir.drop_link("best")
             prune_checkpoints(around.run_dir, keep=around.spec.checkpoint.keep, best_step=position.best_step)
             if session.compiled is not None:
                 save_artifacts(session.compiled)
+        gather_objects(None)  # the others wait for the main rank here, and not in a step, where their time is short
     logger.info("[CHECKPOINT] saved step %d", position.step)
 
 
@@ -184,7 +285,11 @@ def stopped(around: Surroundings, position: Position) -> StoppedError:
 def step_facts(
     position: Position, work: Work, result: StepResult, learning_rate: float, seconds: float, steps_per_epoch: int
 ) -> dict[str, Any]:
-    """The step's object in metrics.jsonl. `time` is Unix seconds; tokens are useful ones, padding not counted."""
+    """The step's object in metrics.jsonl. `time` is Unix seconds; tokens are useful ones, padding not counted.
+
+    In float16 also the loss scale that the next step begins with, and how often one was too large so far.
+    """
+    scaling = {"loss_scale": position.loss_scale, "overflows": position.overflows}
     return {
         "epoch": position.step / steps_per_epoch,
         "loss": result.loss,
@@ -193,6 +298,7 @@ def step_facts(
         "tokens": work.tokens,
         "supervised_tokens": work.supervised,
         "tokens_per_second": work.tokens / seconds,
+        **(scaling if position.loss_scale is not None else {}),
         "time": time.time(),
     }
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rankzero.engine.checkpoint import Position, load_checkpoint, newest_intact
+from rankzero.engine.checkpoint import Found, Position, find_checkpoints, load_checkpoint, under
 from rankzero.engine.console import RunConsole, logger, print_result, results_alone_on_stdout
 from rankzero.engine.device import Device, peak_memory, pick_device, pick_dtype, set_threads
 from rankzero.engine.distributed import (
@@ -28,23 +32,39 @@ from rankzero.engine.distributed import (
 from rankzero.engine.finish import copy_report, finish, finished_report
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.inputs import Inputs, read_inputs
-from rankzero.engine.metrics import MetricsLog, Tracker
-from rankzero.engine.resume import check_same_run, manifest_meta, refuse_foreign_directory
+from rankzero.engine.metrics import MetricsLog
+from rankzero.engine.resume import (
+    Differences,
+    check_same_run,
+    how_it_continues,
+    layout_of,
+    manifest_meta,
+    moved,
+    refuse_different_weights,
+    refuse_foreign_directory,
+)
 from rankzero.engine.setup import Session, build_session, collect_environment
 from rankzero.engine.signals import stop_on_signals
 from rankzero.engine.train import Surroundings, train
-from rankzero.errors import ExitCode, PeerLostError, RankzeroError
+from rankzero.errors import INTERRUPTED, ExitCode, PeerLostError, RankzeroError, StorageError
 from rankzero.model.load import quiet_libraries
-from rankzero.run_dir.atomic import remove_stale, write_json, write_text
+from rankzero.redaction import Redactor
+from rankzero.run_dir.atomic import put_back_displaced, remove_stale, write_json, write_text
+from rankzero.run_dir.handover import (
+    ERROR_FILE_VARIABLE,
+    PARENT_VARIABLE,
+    STACK_FILE_VARIABLE,
+    read_payload,
+    write_error,
+)
 from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.resolve import to_yaml
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.schedule import make_schedule
-
-ERROR_FILE_VARIABLE = "RANKZERO_ERROR_FILE"
-PARENT_VARIABLE = "RANKZERO_PARENT"
+from rankzero.spec.shardings import sharding_section
+from rankzero.track.protocol import TrackedRun, open_trackers
 
 
 def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
@@ -55,15 +75,16 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
     ledger = Ledger()
     world = world_from_env(dict(os.environ))
     quiet_libraries()
-    with stop_on_signals() as stop, ExitStack() as stack:
+    with stop_on_signals(logger.warning) as stop, ExitStack() as stack:
         console = RunConsole(speaks=world.is_main, level=options.log_level)
         stack.callback(console.close)
         stack.enter_context(results_alone_on_stdout())
         set_threads(world.local_world_size)
         device = pick_device(world.local_rank)
-        dtype = pick_dtype(spec.model.dtype, device)
+        section = sharding_section(spec.train.sharding)
+        dtype = pick_dtype(spec.model.dtype, device, loss_scaling=section.scales_losses)
         deepspeed = None
-        if spec.train.sharding.startswith("zero"):
+        if section.reads_deepspeed_file:
             from rankzero.engine.parallel.zero.parallel import deepspeed_config
 
             deepspeed = deepspeed_config(spec, world, device, dtype)
@@ -73,30 +94,35 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
         lease = Lease(run_dir.root) if world.is_main else None
         if lease is not None and run_dir.root.exists():
             lease.acquire()
-            stack.callback(lease.release)
+            let_go(stack, lease.release)
         inputs = read_inputs(spec, world, ledger)
         environment = collect_environment(device, dtype, world)
         if lease is not None and not run_dir.root.exists():
             lease.acquire()
-            stack.callback(lease.release)
-        logger.info("[DDP] rank %d of %d on %s", world.rank, world.world_size, device.describe())
+            let_go(stack, lease.release)
+        logger.info("[DDP] %s on %s", place_of(world), device.describe())
         with ledger.phase("rendezvous"):
             stack.enter_context(process_group(world, device, dict(os.environ)))
-        meta = manifest_meta(spec, inputs, environment)
+        with ledger.phase("model files"):
+            meta = manifest_meta(spec, inputs, environment)
+            refuse_different_weights(meta)
         with ledger.phase("resume"):
-            saved = find_checkpoint(run_dir, spec, meta, options, world)
-        finished = finished_report(run_dir, saved["step"], total_steps(inputs, spec)) if saved else None
+            found, saved = find_checkpoint(run_dir, spec, meta, options, world)
+        finished = finished_before(run_dir, spec, saved.step, total_steps(inputs, spec), world) if saved else None
         if finished is not None:
-            logger.info("[DONE] this run is finished; give it another name to train again")
+            logger.info("[DONE] %s", what_is_next(finished))
             return finished
         claim_directory(run_dir, spec, environment, world, console)
+        if world.is_main:
+            set_aside(run_dir, found)
         if world.is_main and deepspeed is not None:
             write_json(run_dir.root / "deepspeed.json", deepspeed)
         session = build_session(spec, inputs, world, device, dtype, ledger)
-        position = restore(run_dir, saved, session, world, ledger)
+        layout = layout_of(session, spec, environment)
+        position = restore(run_dir, saved, session, spec, layout, world, ledger)
         metrics = open_metrics(run_dir, spec, position) if world.is_main else None
         if metrics is not None:
-            stack.callback(metrics.close)
+            let_go(stack, metrics.close)
         around = Surroundings(
             spec=spec,
             options=options,
@@ -107,7 +133,7 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
             metrics=metrics,
             stop=stop,
             ledger=ledger,
-            manifest_meta=meta,
+            manifest_meta={**meta, "layout": layout},
         )
         log_plan(session, inputs, world)
         try:
@@ -124,12 +150,30 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
         return report
 
 
+def let_go(stack: ExitStack, release: Callable[[], None]) -> None:
+    """Call `release` when the run is over. That it fails is said, and hides neither what ended the run nor its result:
+    a full disk that ends a run also keeps it from giving back what it held."""
+
+    def quietly() -> None:
+        try:
+            release()
+        except (OSError, StorageError) as error:
+            logger.warning("[STEP] while ending: %s", error)
+
+    stack.callback(quietly)
+
+
+def place_of(world: World) -> str:
+    """Which of the run's processes this one is."""
+    return "one process" if world.world_size == 1 else f"rank {world.rank} of {world.world_size} processes"
+
+
 def out_of_memory(session: Session, spec: RunSpec, world: World, device: Device) -> RankzeroError:
     """What to turn, in the order of what it costs."""
     ways = [f"train.micro_batch_tokens below {session.memory.micro_batch_tokens}"]
     if not session.memory.gradient_checkpointing:
         ways.append("train.gradient_checkpointing: true")
-    if world.world_size > 1 and session.live.parallel.name == "ddp":
+    if world.world_size > 1 and not sharding_section(session.parallel.name).divides:
         ways.append("train.sharding: fsdp")
     if not spec.train.activation_offloading:
         ways.append("train.activation_offloading: true")
@@ -140,17 +184,56 @@ def out_of_memory(session: Session, spec: RunSpec, world: World, device: Device)
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The checkpoint that a run goes on from, and how the run that made it differs from this one."""
+
+    step: int
+    layout: dict[str, str] | None
+    differences: Differences
+
+
 def find_checkpoint(
     run_dir: RunDir, spec: RunSpec, meta: dict[str, Any], options: RunOptions, world: World
+) -> tuple[Found, Saved | None]:
+    """What the directory holds and, on every rank, the newest intact checkpoint. Raises ConfigError where that is of
+    another run."""
+    if world.is_main:
+        for name in [*put_back_displaced(run_dir.root), *put_back_displaced(run_dir.checkpoints)]:
+            logger.info("[STEP] %s was being replaced when an earlier start was killed; the older one is used", name)
+    found: Found = broadcast_object(find_checkpoints(run_dir, logger.warning) if world.is_main else None)
+    if found.newest is None:
+        return found, None
+    differences = check_same_run(found.newest, meta, spec, run_dir, options.allow_changes)
+    for notice in differences.notices:
+        logger.warning("[STEP] %s", notice)
+    return found, Saved(found.newest["step"], found.newest.get("layout"), differences)
+
+
+def set_aside(run_dir: RunDir, found: Found) -> None:
+    """Rename what is damaged, so that nothing counts it as kept or takes it for the last one."""
+    for step in found.damaged:
+        logger.warning("[STEP] step-%d is now %s; delete it when you have looked", step, run_dir.set_aside(step))
+    if found.newest is not None:
+        run_dir.set_link("last", found.newest["step"])
+    elif found.damaged:
+        logger.warning("[STEP] no checkpoint is intact: the run begins again")
+
+
+def finished_before(
+    run_dir: RunDir, spec: RunSpec, last_step: int, total_steps: int, world: World
 ) -> dict[str, Any] | None:
-    """Manifest of the newest intact checkpoint, on every rank. Raises ConfigError where it is of another run."""
-    manifest: dict[str, Any] | None = broadcast_object(
-        newest_intact(run_dir, logger.warning) if world.is_main else None
-    )
-    if manifest is not None:
-        for notice in check_same_run(manifest, meta, spec, run_dir, options.allow_changes):
-            logger.warning("[STEP] %s", notice)
-    return manifest
+    """The report of a run that has nothing left to do, on every rank. One of them reads the whole result for it."""
+    report = finished_report(run_dir, spec, last_step, total_steps) if world.is_main else None
+    found: dict[str, Any] | None = broadcast_object(report)
+    return found
+
+
+def what_is_next(report: dict[str, Any]) -> str:
+    """What to do with a run that is over."""
+    if report["ended_early"]:
+        return "this run has ended early; raise eval.early_stopping_patience, or give it another name to train again"
+    return "this run is finished; raise its length (train.num_train_epochs), or give it another name to train again"
 
 
 def claim_directory(
@@ -163,33 +246,39 @@ def claim_directory(
             for name in remove_stale(parent):
                 logger.info("[STEP] removed %s, left unfinished by an earlier start", name)
         run_dir.stop_flag.unlink(missing_ok=True)
+        run_dir.report.unlink(missing_ok=True)  # of an end that this start goes beyond
         write_text(run_dir.spec, to_yaml(spec))
         write_json(run_dir.environment, environment)
     console.log_to(run_dir.log(world.rank))
 
 
-def restore(run_dir: RunDir, saved: dict[str, Any] | None, session: Session, world: World, ledger: Ledger) -> Position:
-    """Continue from `saved`, or start."""
+def restore(
+    run_dir: RunDir,
+    saved: Saved | None,
+    session: Session,
+    spec: RunSpec,
+    layout: dict[str, str],
+    world: World,
+    ledger: Ledger,
+) -> Position:
+    """Continue from `saved`, or start. Says what is as if the run had never stopped, and what is not."""
     if saved is None:
         return Position()
     with ledger.phase("resume"):
-        position, exact = load_checkpoint(run_dir.checkpoint(saved["step"]), session.live, world)
-    how = "bit-exactly" if exact else "with the same rows, not bit-exactly: the number of processes changed"
-    logger.info("[STEP] continuing from step %d %s", position.step, how)
-    return position
+        position = load_checkpoint(run_dir.checkpoint(saved.step), session.parallel, world)
+    accepted = saved.differences.accepted
+    in_order = session.device.adds_in_fixed_order
+    how = how_it_continues(position.step, accepted, moved(saved.layout, layout), fixed_order=in_order)
+    logger.info("[STEP] %s", how)
+    return under(spec, position, same_eval_data="eval_data" not in accepted)
 
 
 def open_metrics(run_dir: RunDir, spec: RunSpec, position: Position) -> MetricsLog:
     """metrics.jsonl, and the trackers of the spec."""
-
-    def trackers(step: int) -> list[Tracker]:
-        if not spec.tracking.tensorboard:
-            return []
-        from rankzero.track.tensorboard import TensorBoard
-
-        return [TensorBoard(run_dir.events, step)]
-
-    return MetricsLog(run_dir, resume_step=position.step, trackers=trackers)
+    tracked = TrackedRun(str(spec.name), run_dir.events)
+    trackers = partial(open_trackers, spec.tracking, tracked)
+    whole = position.step - (position.unevaluated is not None)  # the last line of the others lacks its evaluation
+    return MetricsLog(run_dir, resume_step=whole, trackers=trackers)
 
 
 def total_steps(inputs: Inputs, spec: RunSpec) -> int:
@@ -221,12 +310,16 @@ def main() -> None:
     process fail too, and theirs would only bury the cause.
     """
     die_with_parent()
-    payload = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    options = RunOptions(**{**payload["options"], "allow_changes": tuple(payload["options"]["allow_changes"])})
+    tell_where_on_request()
     try:
-        report = run(RunSpec.model_validate(payload["spec"]), options)
+        report = run(*read_payload(Path(sys.argv[1]).read_text(encoding="utf-8")))
     except Exception as error:
         sys.exit(hand_over(error))
+    except KeyboardInterrupt:  # before the run listens itself
+        sys.exit(INTERRUPTED)
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)  # the outcome is decided; the interpreter takes a moment to end
     if os.environ.get("RANK", "0") == "0":
         print_result(json.dumps(report))
 
@@ -236,14 +329,19 @@ def hand_over(error: Exception) -> int:
     if isinstance(error, RankzeroError):
         known, trace = error, ""
     elif lost_a_peer(error):
-        known, trace = PeerLostError(f"another process is gone: {error}"), ""
+        known, trace = PeerLostError(f"another process is gone, or does not answer: {error}"), ""
     else:
         known = RankzeroError(f"internal error: {type(error).__name__}: {error}")
         trace = traceback.format_exc()
-    problems = [{"what": p.what, "where": p.where, "hint": p.hint} for p in known.problems]
-    value = {"type": type(known).__name__, "problems": problems, "traceback": trace}
-    write_json(Path(os.environ[ERROR_FILE_VARIABLE]), value)
+    write_error(Path(os.environ[ERROR_FILE_VARIABLE]), known, trace, Redactor(os.environ))
     return known.exit_code
+
+
+def tell_where_on_request() -> None:
+    """On SIGUSR1 write the stacks of all threads, also from within a call that never returns."""
+    path = os.environ.get(STACK_FILE_VARIABLE)
+    if path is not None:
+        faulthandler.register(signal.SIGUSR1, file=open(path, "w"), all_threads=True)  # noqa: SIM115 - open till the end
 
 
 def die_with_parent() -> None:

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, signals_to, started, write_payload
+from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, signals_to, started
+from rankzero.run_dir.handover import RENDEZVOUS_VARIABLE, write_payload
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 
@@ -21,12 +22,15 @@ GRACE_SECONDS = 170.0
 
 
 def run_processes(spec: RunSpec, options: RunOptions, nproc: int, env: Mapping[str, str]) -> str:
-    """Run `nproc` workers to their end. Returns rank 0's report as JSON; raises the first failing worker's error."""
+    """Run `nproc` workers to their end. Returns rank 0's report as JSON; raises the first failing worker's error.
+
+    Raises KeyboardInterrupt where a second Ctrl-C ended them: they have said what it cost.
+    """
     at = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="rankzero-") as name:
         directory = Path(name)
         payload = write_payload(directory, spec, options)
-        meeting = {"RANKZERO_RENDEZVOUS": (directory / "rendezvous").as_uri()}
+        meeting = {RENDEZVOUS_VARIABLE: (directory / "rendezvous").as_uri()}
         if "GLOO_SOCKET_IFNAME" not in env and Path("/sys/class/net/lo").exists():
             meeting["GLOO_SOCKET_IFNAME"] = "lo"  # one machine: independent of its name being resolvable
 
@@ -36,6 +40,8 @@ def run_processes(spec: RunSpec, options: RunOptions, nproc: int, env: Mapping[s
         ranks = Ranks(first=0, count=nproc, world_size=nproc)
         with started(directory, ranks, payload, {**env, **meeting}, at, stderr) as workers:
             _watch(workers)
+            if workers.interrupted:
+                raise KeyboardInterrupt
             failure = workers.failure()
             if failure is not None:
                 raise failure
@@ -54,6 +60,9 @@ def _watch(workers: Workers) -> None:
     with signals_to(forward, (signal.SIGTERM, signal.SIGINT)):
         while workers.running():
             overdue = stop_at is not None and time.monotonic() - stop_at > GRACE_SECONDS
-            if overdue or workers.peers_are_late(GRACE_SECONDS):
+            if overdue:
                 workers.kill()
+            elif workers.peers_are_late(GRACE_SECONDS):
+                workers.end_late_peers()
+            workers.end_where_suspended(all_of_them=False)
             time.sleep(POLL_SECONDS)

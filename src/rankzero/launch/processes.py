@@ -6,26 +6,35 @@ A worker is `python -m rankzero.engine.worker RUN.json`. Rank 0's standard outpu
 from __future__ import annotations
 
 import itertools
-import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from rankzero import errors
-from rankzero.errors import ExitCode, Problem, RankzeroError, StoppedError
+from rankzero.errors import INTERRUPTED, ExitCode, RankzeroError, ServiceError, StoppedError
 from rankzero.machine import usable_cores
-from rankzero.spec.run_options import RunOptions
-from rankzero.spec.run_spec import RunSpec
+from rankzero.run_dir.handover import (
+    ERROR_FILE_VARIABLE,
+    PARENT_VARIABLE,
+    STACK_FILE_VARIABLE,
+    STARTED_VARIABLE,
+    read_error,
+)
 
 PEER_SECONDS = 10.0
 """How long peers of a dead worker may take to notice and leave by themselves."""
+SUSPENDED_SECONDS = 30.0
+"""How long a worker may be suspended while the others wait for it."""
+STACK_SECONDS = 2.0
+"""How long a worker may take to write where it is."""
 POLL_SECONDS = 0.05
 
 OpenStderr = Callable[[int], IO[bytes] | int | None]
@@ -41,13 +50,6 @@ class Ranks:
     world_size: int
 
 
-def write_payload(directory: Path, spec: RunSpec, options: RunOptions) -> Path:
-    """The file that workers read."""
-    payload = directory / "run.json"
-    payload.write_text(json.dumps({"spec": spec.model_dump(mode="json"), "options": asdict(options)}))
-    return payload
-
-
 class Workers:
     """The workers of one start, in the order of their local ranks."""
 
@@ -56,6 +58,9 @@ class Workers:
         self.processes: list[subprocess.Popen[bytes]] = []
         self._first_failed: int | None = None
         self._failed_at = 0.0
+        self._ended: RankzeroError | None = None
+        self._suspended_since: dict[int, float] = {}
+        self._late: dict[int, str] = {}
         self._passed_on: set[int] = set()
         self._asked = itertools.count()
 
@@ -68,9 +73,10 @@ class Workers:
                 "LOCAL_RANK": local,
                 "WORLD_SIZE": ranks.world_size,
                 "LOCAL_WORLD_SIZE": ranks.count,
-                "RANKZERO_ERROR_FILE": self._directory / f"error-{local}.json",
-                "RANKZERO_STARTED_AT": started,
-                "RANKZERO_PARENT": os.getpid(),
+                ERROR_FILE_VARIABLE: self._directory / f"error-{local}.json",
+                STACK_FILE_VARIABLE: self._stack(local),
+                STARTED_VARIABLE: started,
+                PARENT_VARIABLE: os.getpid(),
             }
             defaults = {"OMP_NUM_THREADS": str(max(1, usable_cores() // ranks.count))}
             with (self._directory / f"stdout-{local}").open("wb") as stdout:
@@ -97,11 +103,60 @@ class Workers:
         return any(process.poll() is None for process in self.processes)
 
     def peers_are_late(self, grace_seconds: float) -> bool:
-        """Whether one failed and the others had their time to notice. A stopped one's peers are still saving."""
+        """Whether one failed and the others had their time to notice. A stopped one's peers are still saving; those
+        that are suspended never will, and those of an interrupted one need not."""
         if self._first_failed is None:
             return False
-        stopping = self.processes[self._first_failed].returncode == ExitCode.STOPPED
-        return time.monotonic() - self._failed_at > (grace_seconds if stopping else PEER_SECONDS)
+        code = self.processes[self._first_failed].returncode
+        left = [local for local, process in enumerate(self.processes) if process.poll() is None]
+        if code == INTERRUPTED or (left and len(self._suspended()) == len(left)):
+            return True
+        return time.monotonic() - self._failed_at > (grace_seconds if code == ExitCode.STOPPED else PEER_SECONDS)
+
+    def end_late_peers(self) -> None:
+        """End those that are late, after asking them where they are: of peers that waited for one, that one is left."""
+        late = [local for local, process in enumerate(self.processes) if process.poll() is None]
+        for local in late:
+            if self._listens(local):
+                self.processes[local].send_signal(signal.SIGUSR1)
+        deadline = time.monotonic() + STACK_SECONDS
+        while len(self._late) < len(late) and time.monotonic() < deadline:
+            self._late = {local: place for local in late if (place := _innermost(self._stack(local)))}
+            time.sleep(POLL_SECONDS)
+        self._late = {local: self._late.get(local, "") for local in late}
+        self.kill()
+
+    def end_where_suspended(self, *, all_of_them: bool) -> None:
+        """End all where some have been suspended for long, which the others would wait for until their time limit.
+
+        `all_of_them`: also where none is left to wait here. Without it that is someone's pause.
+        """
+        suspended = self._suspended()
+        now = time.monotonic()
+        self._suspended_since = {local: self._suspended_since.get(local, now) for local in suspended}
+        if not suspended or (len(suspended) == len(self.processes) and not all_of_them):
+            return
+        long = [local for local, since in self._suspended_since.items() if now - since > SUSPENDED_SECONDS]
+        if long:
+            ranks = ", ".join(str(self._ranks.first + local) for local in long)
+            what = f"process {ranks} was suspended (SIGSTOP) for {SUSPENDED_SECONDS:.0f} s while the others waited"
+            self._ended = ServiceError(what, hint="the same command continues from the newest checkpoint")
+            self.kill()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a second Ctrl-C has ended one, which has said so."""
+        return any(process.returncode == INTERRUPTED for process in self.processes)
+
+    def _stack(self, local: int) -> Path:
+        """Where a worker writes its stacks when it gets SIGUSR1; it makes the file when it begins to listen."""
+        return self._directory / f"stack-{local}"
+
+    def _listens(self, local: int) -> bool:
+        return self._stack(local).exists()
+
+    def _suspended(self) -> list[int]:
+        return [local for local, process in enumerate(self.processes) if _is_suspended(process)]
 
     def ask_to_stop(self, number: int) -> None:
         """Pass a stop signal on, the first time: a second one would end processes that are saving.
@@ -112,29 +167,45 @@ class Workers:
             self.signal(number)
 
     def signal(self, number: int) -> None:
-        """Pass a signal on."""
-        self._passed_on.add(number)
-        for process in self.processes:
-            if process.poll() is None:
-                process.send_signal(number)
+        """Pass a signal on, also to those that are suspended: they go on to hear it. What does not listen yet is ended
+        by SIGTERM instead of Ctrl-C's signal, at which Python would print where it was."""
+        for local, process in enumerate(self.processes):
+            heard = number if self._listens(local) else signal.SIGTERM
+            self._passed_on.add(heard)
+            for each in (heard, signal.SIGCONT):
+                if process.poll() is None:
+                    process.send_signal(each)
 
     def kill(self) -> None:
-        """End whatever is left."""
+        """End whatever is left, with all that they have started: each leads a group of its own."""
         for process in self.processes:
-            if process.poll() is None:
-                process.kill()
+            process.poll()
+            with suppress(ProcessLookupError, PermissionError):  # nobody is left; some systems say it in this way
+                os.killpg(process.pid, signal.SIGKILL)
         for process in self.processes:
             process.wait()
 
     def failure(self) -> RankzeroError | None:
         """What the first one that failed said; None where all succeeded. Of several the one that did not lose a peer:
         processes of a dead one fail too, and theirs would only bury the cause."""
+        if self._ended is not None:
+            return self._ended
         failed = [local for local, process in enumerate(self.processes) if process.returncode != 0]
         if not failed:
             return None
         first = failed[0] if self._first_failed is None else self._first_failed
         found = {local: self._error_of(local) for local in [first, *failed]}
+        if self._late and isinstance(found[first], errors.PeerLostError):
+            return self._hung()
         return next((error for error in found.values() if not isinstance(error, errors.PeerLostError)), found[first])
+
+    def _hung(self) -> RankzeroError:
+        """Those that were left when the others had given up waiting."""
+        words = [
+            f"process {self._ranks.first + local}{place and f' at {place}'}" for local, place in self._late.items()
+        ]
+        what = f"the other processes waited in vain for {', '.join(words)}"
+        return ServiceError(what, hint="the same command continues from the newest checkpoint")
 
     def report(self) -> str:
         """Rank 0's report as JSON."""
@@ -143,12 +214,8 @@ class Workers:
     def _error_of(self, local: int) -> RankzeroError:
         """A worker's own error, or what its death says."""
         rank, code = self._ranks.first + local, self.processes[local].returncode
-        value = _read_error(self._directory / f"error-{local}.json")
-        if value is not None:
-            kind = getattr(errors, value["type"], RankzeroError)
-            error: RankzeroError = kind([Problem(**problem) for problem in value["problems"]])
-            if value["traceback"]:
-                error.add_note(value["traceback"])
+        error = read_error(self._directory / f"error-{local}.json")
+        if error is not None:
             return error
         if code == ExitCode.STOPPED:
             return StoppedError("stopped", hint="give the same command again")
@@ -165,12 +232,23 @@ class Workers:
         return RankzeroError(f"process {rank} failed with exit code {code}\n{tail}".rstrip())
 
 
-def _read_error(file: Path) -> dict[str, Any] | None:
+def _innermost(stack: Path) -> str:
+    """`file:line in function`, where the main thread of a worker is; empty where it has not said so (yet)."""
+    text = stack.read_text(encoding="utf-8", errors="replace") if stack.is_file() else ""
+    threads = re.findall(r"^(?:Current t|T)hread .*\n((?:  .*\n)+)", text, flags=re.MULTILINE)
+    frame = re.match(r'  File "(.*)", line (\d+) in (.*)\n', threads[-1]) if threads else None
+    return f"{frame[1]}:{frame[2]} in {frame[3]}" if frame else ""
+
+
+def _is_suspended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a process has been stopped by SIGSTOP or its like. A debugger's stop is another; without /proc: False."""
+    if process.poll() is not None:
+        return False
     try:
-        value: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # it died before it could say why, or while it did
-        return None
-    return value
+        stat = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] == "T"
 
 
 @contextmanager

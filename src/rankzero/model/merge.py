@@ -73,7 +73,7 @@ def merge(
     config = load_config(source, spec.model)
     dtype = getattr(torch, str(config.dtype or "float32").removeprefix("torch."))
     pad = None
-    if spec.task == "classify":
+    if spec.task_section.uses == "classifies":
         pad = padding_id(load_tokenizer(source, spec.model, None), config)
     model = load_model(source, spec, config, dtype, labels=labels, pad_token_id=pad)
     if is_quantised(model):

@@ -18,6 +18,7 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 from rankzero.data.images.decode import require_pillow
 from rankzero.errors import ConfigError
 from rankzero.model.vision_rules import ProcessorPlace
+from rankzero.wording import first_line
 
 _LARGE = ((4096, 4096), (3000, 1000), (1000, 3000))
 """Sizes at which a limit would show."""
@@ -30,7 +31,7 @@ def load_processor(place: ProcessorPlace) -> Any:
     try:
         processor = _load(place, {"trust_remote_code": place.trust_remote_code, "local_files_only": True})
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         hint = "copy preprocessor_config.json (or processor_config.json) from the model's Hub page"
         raise ConfigError(f"the model's processor cannot be loaded: {reason}", where=place.name, hint=hint) from error
     if place.max_tokens is not None:

@@ -8,16 +8,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from rankzero.cache import cache_root
+from rankzero.data.read.hashing import file_digest, remembered_digest
 from rankzero.errors import ConfigError
+from rankzero.machine import usable_cores
 from rankzero.model.files import existing_directory, tokenizer_problems, weight_problems
 from rankzero.model.gguf import gguf_as_safetensors
 from rankzero.model.hub import WEIGHTS, snapshot
+from rankzero.run_dir.atomic import storage_errors
 from rankzero.spec.run_spec import ModelSpec
 
-_FINGERPRINT_BYTES = 4 << 20
+_log = logging.getLogger("rankzero.model")
+
+_SAID_BYTES = 1 << 30
+"""Hashing fewer takes a moment that needs no words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +39,36 @@ class ModelSource:
 
 
 def weights_fingerprint(directory: Path) -> str:
-    """Tells two models apart without reading gigabytes: the config, and name, size and head of each weights file.
+    """Tells two models apart by all of their bytes: the config, and name and sha256 of each file that is loaded.
 
-    A safetensors file starts with the names, shapes and offsets of its tensors; the tensors follow.
+    Large files are read once and remembered in the cache until their inode, size or times change. Raises StorageError.
     """
     digest = hashlib.sha256()
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     config.pop("transformers_version", None)
     digest.update(json.dumps(config, sort_keys=True).encode())
-    for path in sorted([*directory.glob("*.safetensors"), *directory.glob("pytorch_model*.bin")]):
-        digest.update(f"{path.name}:{path.stat().st_size}:".encode())
-        with path.open("rb") as file:
-            digest.update(file.read(_FINGERPRINT_BYTES))
+    files, cache = _weight_files(directory), cache_root()
+    unread = sum(path.stat().st_size for path in files if remembered_digest(str(path), cache) is None)
+    if unread > _SAID_BYTES:
+        _log.info("[STEP] hash the weights, %.1f GB: once, then as long as they stay as they are", unread / 1e9)
+    with storage_errors(directory), ThreadPoolExecutor(usable_cores()) as pool:
+        for path, sha256 in zip(files, pool.map(lambda path: file_digest(str(path), cache), files), strict=True):
+            digest.update(f"{path.name}:{sha256}:".encode())
     return digest.hexdigest()
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    """The files that are loaded: one, the shards of an index, or pickles where there is nothing else."""
+    whole, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    if whole.is_file():
+        return [whole]
+    if index.is_file():
+        return [directory / shard for shard in sorted(_shards(index))]
+    return sorted(directory.glob("pytorch_model*.bin"))
+
+
+def _shards(index: Path) -> set[str]:
+    return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
 
 
 def locate(spec: ModelSpec) -> ModelSource:

@@ -10,18 +10,24 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any
 
 from rankzero.errors import StorageError
+from rankzero.machine import usable_cores
 
 MANIFEST = "manifest.json"
 TEMPORARY_PREFIX = ".tmp-"
+_DISPLACED = re.compile(re.escape(TEMPORARY_PREFIX) + r"old-(.+)-[0-9a-f]{32}")
+_MOST_READERS = 8
 
 _HINTS = {
     errno.ENOSPC: "free space on this volume, or {}; then give the same command again",
@@ -112,12 +118,14 @@ def commit_directory(staged: Path, final: Path, meta: Mapping[str, Any]) -> None
     """Hash and sync everything under `staged`, write its manifest last, and rename it to `final`.
 
     An older `final` is replaced: it is moved aside first, so that a crash leaves the old or the new one whole, and
-    never a mixture. Raises StorageError.
+    never a mixture; `put_back_displaced` mends what a crash between the two renames leaves. Files get the permissions
+    that `staged` has, by the umask: some libraries write theirs for the owner alone. Raises StorageError.
     """
     with storage_errors(final):
         files: dict[str, dict[str, Any]] = {}
         for path in sorted(staged.rglob("*")):
             if path.is_file():
+                _permit(path, staged.stat().st_mode)
                 fsync_path(path)
                 name = path.relative_to(staged).as_posix()
                 files[name] = {"size": path.stat().st_size, "sha256": file_sha256(path)}
@@ -125,12 +133,38 @@ def commit_directory(staged: Path, final: Path, meta: Mapping[str, Any]) -> None
         manifest.write_text(json.dumps({"format": 1, "files": files, **meta}, indent=1) + "\n", encoding="utf-8")
         for path in [manifest, *(entry for entry in staged.rglob("*") if entry.is_dir()), staged]:
             fsync_path(path)
-        displaced = final.with_name(stage_name(final.name))
+        displaced = final.with_name(stage_name(f"old-{final.name}"))
         if final.exists():
             os.rename(final, displaced)
-        os.rename(staged, final)
+        try:
+            os.rename(staged, final)
+        except OSError:
+            with suppress(OSError):
+                os.rename(displaced, final)
+            raise
         fsync_path(final.parent)
         shutil.rmtree(displaced, ignore_errors=True)
+
+
+def _permit(path: Path, directory_mode: int) -> None:
+    mode = path.stat().st_mode
+    wanted = mode | (directory_mode & 0o666)
+    if wanted != mode:
+        with suppress(OSError):  # a volume that knows no such permissions
+            path.chmod(stat.S_IMODE(wanted))
+
+
+def put_back_displaced(parent: Path) -> list[str]:
+    """Give directories that were being replaced when their writer died their names back, where the new ones did not
+    get them; returns the names. Only the lease holder may call it. Raises StorageError."""
+    names = []
+    with storage_errors(parent):
+        for entry in sorted(parent.iterdir()) if parent.is_dir() else ():
+            match = _DISPLACED.fullmatch(entry.name)
+            if match and not (parent / match[1]).exists():
+                os.rename(entry, parent / match[1])
+                names.append(match[1])
+    return names
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
@@ -147,20 +181,38 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     return value
 
 
-def verify_directory(directory: Path) -> dict[str, Any]:
-    """Read the manifest and check every file's presence, size and hash. Raises StorageError naming the first fault."""
+def verify_directory(directory: Path, *, hashes: bool = True) -> dict[str, Any]:
+    """Read the manifest and check every file's presence, size and hash. Raises StorageError naming the first fault.
+
+    Without `hashes` nothing but the manifest is read.
+    """
     manifest = read_manifest(directory)
-    for name, entry in manifest["files"].items():
-        path = directory / name
+    found = faults(directory, manifest, hashes=hashes)
+    if found:
+        raise next(iter(found.values()))
+    return manifest
+
+
+def faults(directory: Path, manifest: Mapping[str, Any], *, hashes: bool = True) -> dict[str, StorageError]:
+    """What is wrong with each file of a manifest, by name, in its order. {}: nothing."""
+
+    def look(name: str) -> StorageError | None:
+        path, entry = directory / name, manifest["files"][name]
         try:
             size = path.stat().st_size
+            if size != entry["size"]:
+                return StorageError(f"{size} bytes where {entry['size']} were saved", where=str(path))
+            if hashes and file_sha256(path) != entry["sha256"]:
+                return StorageError("the bytes changed since they were saved (sha256 differs)", where=str(path))
+        except FileNotFoundError:
+            return StorageError("a file of the checkpoint is missing", where=str(path))
         except OSError as error:
-            raise StorageError("a file of the checkpoint is missing", where=str(path)) from error
-        if size != entry["size"]:
-            raise StorageError(f"{size} bytes where {entry['size']} were saved", where=str(path))
-        if file_sha256(path) != entry["sha256"]:
-            raise StorageError("the bytes changed since they were saved (sha256 differs)", where=str(path))
-    return manifest
+            return StorageError(f"it cannot be read: {error.strerror or error}", where=str(path))
+        return None
+
+    with ThreadPoolExecutor(min(_MOST_READERS, usable_cores())) as readers:  # hashing lets go of the interpreter
+        found = dict(zip(manifest["files"], readers.map(look, manifest["files"]), strict=True))
+    return {name: fault for name, fault in found.items() if fault is not None}
 
 
 def remove_stale(parent: Path) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Literal
 from rankzero.run_dir.atomic import storage_errors, write_text
 
 LinkName = Literal["best", "last"]
+LINKS: tuple[LinkName, ...] = ("best", "last")
 _STEP = re.compile(r"step-(\d+)")
 
 
@@ -67,6 +69,19 @@ class RunDir:
         matches = (_STEP.fullmatch(entry.name) for entry in self.checkpoints.iterdir() if entry.is_dir())
         return sorted((int(match.group(1)) for match in matches if match), reverse=True)
 
+    def set_aside(self, step: int) -> Path:
+        """Take a damaged checkpoint out of what is counted, pruned and continued from; its bytes stay for whoever
+        wants to look. Returns where it is now. Raises StorageError."""
+        damaged = self.checkpoints / f"damaged-step-{step}"
+        with storage_errors(damaged):
+            shutil.rmtree(damaged, ignore_errors=True)  # an older one of the same step
+            self.checkpoint(step).rename(damaged)
+            for name in LINKS:
+                link = self.root / name
+                if self.read_link(name) is None and (link.is_symlink() or link.is_file()):
+                    link.unlink()
+        return damaged
+
     def set_link(self, name: LinkName, step: int) -> None:
         """Point `best` or `last` at a checkpoint: a relative symlink, or a pointer file where there are none."""
         link, target = self.root / name, os.path.relpath(self.checkpoint(step), self.root)
@@ -78,6 +93,11 @@ class RunDir:
                 write_text(link, target + "\n")
             else:
                 os.replace(staged, link)
+
+    def drop_link(self, name: LinkName) -> None:
+        """Nothing is `best` or `last` any more."""
+        with storage_errors(self.root / name):
+            (self.root / name).unlink(missing_ok=True)
 
     def read_link(self, name: LinkName) -> int | None:
         """The step that `best` or `last` points at; None where it points nowhere."""

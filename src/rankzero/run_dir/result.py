@@ -7,17 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankzero.errors import ConfigError
+from rankzero.errors import ConfigError, Problem, StorageError
+from rankzero.run_dir.atomic import MANIFEST, faults, read_manifest
 from rankzero.spec.nearby import near
 
 if TYPE_CHECKING:
-    from rankzero.spec.run_spec import RunSpec, Task
+    from rankzero.spec.run_spec import RunSpec
+    from rankzero.spec.tasks import ModelUse
 
 FINAL = "final"
+WEIGHTS = "model"
+"""Of a checkpoint: the directory with its weights."""
 ADAPTER_CONFIG = "adapter_config.json"
 DEFAULT_OUTPUT = "runs"
 _SHOWN = 5
-_COMMANDS = {"sft": "rankzero generate", "classify": "rankzero predict"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,25 +31,28 @@ class Result:
     adapter: Path | None = None
     labels: tuple[str, ...] | None = None
     """Of a classifier's adapter: the classes by number."""
+    changed: tuple[str, ...] = ()
+    """Files of a run's result, none with weights, that are not as the run wrote them."""
 
 
-def find_result(target: str, task: Task, *, base: bool = False) -> Result:
+def find_result(target: str, use: ModelUse, *, base: bool = False) -> Result:
     """What `target` stands for: a run directory or the final/ in it, another adapter's directory, or any model, by
     directory or Hub id. `base`: the run's model as it was before training.
 
-    Raises ConfigError where a run has no result yet, or has one for another task, and where there is no such run.
+    Reads the whole result, to see that it is what the run wrote. Raises ConfigError where a run has no result yet, or
+    a model with another use, and where there is no such run; StorageError where its weights are damaged.
     """
     directory = Path(target)
     if directory.name == FINAL and (directory.parent / "run.yaml").is_file():
         directory = directory.parent
     if (directory / "run.yaml").is_file():
-        return _of_run(directory, task, base=base)
+        return _of_run(directory, use, base=base)
     if base:
         raise ConfigError("this is no run directory: run.yaml is missing", where=target, hint="leave --base out")
     if (directory / ADAPTER_CONFIG).is_file():
-        return _of_adapter(directory, task)
+        return _of_adapter(directory, use)
     require_target(target)
-    return Result(_plain_spec(task, {"name": str(directory.absolute()) if directory.is_dir() else target}))
+    return Result(_plain_spec(use, {"name": str(directory.absolute()) if directory.is_dir() else target}))
 
 
 def require_target(target: str) -> None:
@@ -89,15 +95,43 @@ def _listed(runs: list[str]) -> str:
     return ", ".join(runs[:_SHOWN]) + (" …" if len(runs) > _SHOWN else "")
 
 
-def _of_run(run: Path, task: Task, *, base: bool) -> Result:
+def verify_result(directory: Path) -> tuple[str, ...]:
+    """Check the files of a result, or of the checkpoint that `directory` lies in, against the manifest that they were
+    committed with. Returns the names of those that were changed since and hold no weights: people edit templates.
+
+    Without a manifest, as where someone has copied the weights alone, there is nothing to check against. Raises
+    StorageError where weights are not what was saved, a file is missing or the manifest is damaged.
+    """
+    root = directory.parent if directory.name == WEIGHTS else directory
+    if not (root / MANIFEST).is_file():
+        return ()
+    try:
+        manifest = read_manifest(root)
+    except StorageError as error:
+        raise _with_hint(error, f"delete {MANIFEST} to use the files as they are, unchecked") from error
+    inside = "" if root == directory else f"{WEIGHTS}/"
+    files = {name: entry for name, entry in manifest["files"].items() if name.startswith(inside)}
+    found = faults(root, {"files": files})
+    for name, fault in found.items():
+        if name.endswith(".safetensors") or not (root / name).is_file():
+            again = "give the run's `rankzero train` command again: it writes a damaged result anew from its checkpoint"
+            raise _with_hint(fault, again)
+    return tuple(found)
+
+
+def _with_hint(error: StorageError, hint: str) -> StorageError:
+    return StorageError([Problem(problem.what, problem.where, hint) for problem in error.problems])
+
+
+def _of_run(run: Path, use: ModelUse, *, base: bool) -> Result:
     from rankzero.spec.load import load_run_spec
     from rankzero.spec.local_paths import absolute
 
     loaded = load_run_spec(run / "run.yaml", env={})
     spec = absolute(loaded.spec, loaded.base)
-    if spec.task != task:
-        what = "this run is a text classifier" if spec.task == "classify" else "this run writes text"
-        raise ConfigError(what, where=str(run), hint=f"use `{_COMMANDS[spec.task]} {run}`")
+    task = spec.task_section
+    if task.uses != use:
+        raise ConfigError(f"this run {task.result}", where=str(run), hint=f"use `{task.command.format(run=run)}`")
     if base:
         return Result(spec)
     final = run / FINAL
@@ -108,16 +142,16 @@ def _of_run(run: Path, task: Task, *, base: bool) -> Result:
     data = spec.data.model_copy(update={"chat_template": None})
     weights = {"tokenizer_dir": str(final)} if spec.lora else {"local_dir": str(final), "tokenizer_dir": None}
     asked = spec.model_copy(update={"data": data, "model": spec.model.model_copy(update=weights)})
-    return Result(asked, final if spec.lora else None, _labels(final) or spec.data.labels)
+    return Result(asked, final if spec.lora else None, _labels(final) or spec.data.labels, verify_result(final))
 
 
-def _of_adapter(directory: Path, task: Task) -> Result:
+def _of_adapter(directory: Path, use: ModelUse) -> Result:
     name = json.loads((directory / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
     if not name:
         hint = f"write base_model_name_or_path into {ADAPTER_CONFIG}"
         raise ConfigError("the adapter does not say which model it belongs to", where=str(directory), hint=hint)
     model = {"name": name, "tokenizer_dir": str(directory) if (directory / "tokenizer.json").is_file() else None}
-    return Result(_plain_spec(task, model), directory, _labels(directory))
+    return Result(_plain_spec(use, model), directory, _labels(directory))
 
 
 def _labels(final: Path) -> tuple[str, ...] | None:
@@ -129,7 +163,8 @@ def _labels(final: Path) -> tuple[str, ...] | None:
     return tuple(found) if found else None
 
 
-def _plain_spec(task: Task, model: dict[str, Any]) -> RunSpec:
+def _plain_spec(use: ModelUse, model: dict[str, Any]) -> RunSpec:
     from rankzero.spec.run_spec import RunSpec
+    from rankzero.spec.tasks import task_that
 
-    return RunSpec.model_validate({"task": task, "model": model, "data": {"train": "nothing"}})
+    return RunSpec.model_validate({"task": task_that(uses=use), "model": model, "data": {"train": "nothing"}})

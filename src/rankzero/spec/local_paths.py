@@ -12,10 +12,13 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rankzero.spec.data_paths import parse_data_path
-from rankzero.spec.run_spec import DataSpec, RunSpec, SourceSpec
+from rankzero.spec.names import PLAIN_TEMPLATE
+
+if TYPE_CHECKING:
+    from rankzero.spec.run_spec import DataSpec, RunSpec, SourceSpec
 
 PathKind = Literal["model", "data", "file", "directory", "output"]
 """model: a directory, a .gguf file or a Hub id; data: as `data.train[].path`; output: where run directories are."""
@@ -84,7 +87,9 @@ def _data_with_paths(data: DataSpec, put: Callable[[str, PathKind, str | None], 
         update={
             "train": sources(data.train, "data.train"),
             "eval": sources(data.eval, "data.eval"),
-            "chat_template": put("data.chat_template", "file", data.chat_template),
+            "chat_template": data.chat_template
+            if data.chat_template == PLAIN_TEMPLATE
+            else put("data.chat_template", "file", data.chat_template),
         }
     )
 

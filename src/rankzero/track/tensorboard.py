@@ -1,24 +1,58 @@
-"""TensorBoard event files, through torch's writer. Knows nothing of the run."""
+"""TensorBoard event files. Knows nothing of the run.
+
+Records are written here and now, one for each step: torch's writer does it in a thread, whose death by a full disk is a
+traceback on the console and an error at some later step.
+"""
 
 from __future__ import annotations
 
+import os
+import socket
+import time
 from pathlib import Path
+from typing import Literal
+
+from rankzero.spec.metrics import MEASURES
+from rankzero.track.protocol import TrackedRun
 
 
 class TensorBoard:
-    """Scalars into `directory`; events of steps after `step` (from before a resume) are hidden."""
+    """Scalars into `directory`; events of steps from `step` on (from before a resume) are hidden. Raises OSError."""
 
     def __init__(self, directory: Path, step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._writer = SummaryWriter(str(directory), purge_step=step, flush_secs=10)
+        directory.mkdir(parents=True, exist_ok=True)
+        now = time.time()
+        name = f"events.out.tfevents.{now:.6f}.{socket.gethostname()}.{os.getpid()}"
+        self._records = RecordWriter((directory / name).open("ab", buffering=0))
+        try:
+            for event in (
+                Event(wall_time=now, file_version="brain.Event:2"),
+                Event(wall_time=now, step=step, session_log=SessionLog(status=SessionLog.START)),
+            ):
+                self._records.write(event.SerializeToString())
+        except OSError:
+            self.close()
+            raise
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        for name, value in values.items():
-            if name not in {"time", "epoch"}:
-                self._writer.add_scalar(
-                    f"{'eval' if name.startswith(('eval', 'perp')) else 'train'}/{name}", value, step
-                )
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        scalars = [
+            Summary.Value(tag=f"{'eval' if name in MEASURES else 'train'}/{name}", simple_value=value)
+            for name, value in values.items()
+            if name not in {"time", "epoch"}
+        ]
+        event = Event(wall_time=time.time(), step=step, summary=Summary(value=scalars))
+        self._records.write(event.SerializeToString())
 
     def close(self) -> None:
-        self._writer.close()
+        self._records.close()
+
+
+def open_tracker(_setting: Literal[True], run: TrackedRun, step: int) -> TensorBoard:
+    """Events of `run` into its own directory."""
+    return TensorBoard(run.events, step)

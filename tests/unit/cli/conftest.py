@@ -21,9 +21,6 @@ num_nodes: 2
 gpu: false
 prepare: never
 storage: {outputs: {mount: /outputs, claim: outputs, size: 1Gi}}
-secrets:
-  HF_TOKEN: {name: hf-token, key: token}
-  WANDB_API_KEY: {name: keys, key: wandb}
 """
 
 

@@ -28,6 +28,8 @@ REPORT = {
     "perplexity": 4.48,
     "accuracy": None,
     "macro_f1": None,
+    "final_step": 8,
+    "last_evaluation": {"step": 8, "eval_loss": 1.5, "perplexity": 4.48},
     "spec": {"task": "sft"},
 }
 
@@ -99,6 +101,20 @@ class TestTrain:
         assert spec.lora is not None
         assert (spec.lora.r, spec.lora.target_modules) == (16, ("q_proj", "v_proj"))
         assert options == RunOptions("DEBUG", "all", "r.json", ("train.seed", "data"))
+
+    def test_a_change_that_cannot_be_is_refused_before_anything_starts(self, cli: Cli, started: Started) -> None:
+        done = cli("train run.yaml --allow-change learning_rate")
+        assert done.code == 2 and "did you mean train.learning_rate?" in done.err
+        assert not started.calls
+
+    def test_what_final_scores_comes_first(self, cli: Cli, started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+        last = {"step": 12, "eval_loss": 12.26, "perplexity": 3.1}
+        monkeypatch.setitem(REPORT, "last_evaluation", last)
+        lines = cli("train run.yaml").out.splitlines()
+        assert "eval loss      1.5000 (perplexity 4.48), of final/ (step 8)" in lines
+        assert lines[lines.index("eval loss      1.5000 (perplexity 4.48), of final/ (step 8)") + 1] == (
+            "               12.2600 (perplexity 3.1), of the last step (12)"
+        )
 
     def test_the_world_of_a_torchrun(self, cli: Cli, started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in (("RANK", "1"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "6")):

@@ -14,6 +14,7 @@ import pytest
 from rankzero.cli.data.inputs import FormatOption
 from rankzero.spec.run_spec import RowFormat
 from tests.support.cli import Cli
+from tests.support.families import family_tokenizer
 from tests.support.tiny import chat_rows, tiny_tokenizer, write_jsonl
 from tests.unit.data.support import GOOD, GOOD_TEXT, user_assistant, write
 
@@ -155,6 +156,37 @@ class TestCheck:
         assert done.code == 0 and "serving      think block in serving: 59 of 59 rows looked at." in done.out
         assert "  first      f.jsonl:1, turn 2, character 21\n" in done.out
         assert "  serving    '[user]Ping[assistant]<think></think>'" in done.out
+
+    def test_reasoning(self, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        answers = [f"<think>\nIt is {word}.\n</think>\n\n{word}" for word in ("seven", "eleven")]
+        write_jsonl(tmp_path / "f.jsonl", [user_assistant("q", answers[0], "r", answers[1]), user_assistant("q", "a")])
+        for name in ("qwen3", "gpt_oss"):
+            family_tokenizer(name).save_pretrained(tmp_path / name)
+        done = cli("data check f.jsonl --model qwen3")
+        assert done.code == 0, done.err
+        words = " ".join(done.out.split())
+        assert "rendered chat template: rankzero's qwen3 for training" in words and "out reasoning (1)" in words
+        assert "earlier reasoning: 1 of 2 rows looked at" in words
+        shown = cli("data show f.jsonl --model qwen3 --row 1")
+        assert "rankzero's qwen3 for training" in shown.out and shown.out.count("⟦<") == 2
+        done = cli("data check f.jsonl --model gpt_oss")
+        assert done.code == 65 and "f.jsonl:1: the chat template leaves the reasoning of turn 2 out" in done.err
+        assert "data.reasoning: last or drop" in done.err
+        done = cli("data check f.jsonl --model gpt_oss --reasoning drop")
+        assert done.code == 0 and "reasoning left out (data.reasoning: drop) (1)" in " ".join(done.out.split())
+        assert cli("data show f.jsonl --model gpt_oss --reasoning last --row 1").code == 0
+
+    def test_a_table_without_names(self, cli: Cli, tmp_path: Path) -> None:
+        table = tmp_path / "f.csv"
+        table.write_text("What is 2+2?,4\nWhat is 3+3?,6\n")
+        done = cli(f"data check {table}")
+        assert done.code == 65 and "looks like a row" in done.err and "header: false" in done.err
+        columns = "--columns prompt=column_1 --columns completion=column_2"
+        assert "readable     2" in cli(f"data check {table} --no-header {columns}").out
+        out = tmp_path / "o.jsonl"
+        assert cli(f"data convert {table} --no-header {columns} --as prompt_completion -o {out}").code == 0
+        assert json.loads(out.read_text().splitlines()[0]) == {"prompt": "What is 2+2?", "completion": "4"}
 
     def test_images(self, cli: Cli, tmp_path: Path) -> None:
         image = pytest.importorskip("PIL.Image")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from tests.support.cpu_time import of_children
 
 HEAVY = ("torch", "transformers", "datasets", "numpy", "peft", "pyarrow", "rich", "pydantic", "yaml")
 
@@ -39,23 +41,19 @@ def test_the_engine_s_libraries_say_nothing_by_themselves() -> None:
     """On CPUs with avx512_bf16 bitsandbytes advises a package as it is imported; here it does so on any."""
     code = (
         "import logging, rankzero.engine.worker, rankzero.model.merge;"
-        "logging.getLogger('bitsandbytes.backends.cpu.ops').warning('pip install this')"
+        "logging.getLogger('bitsandbytes.backends.cpu.ops').warning('Failed to load CPU gemm_4bit_forward')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_help_answers_at_once(tmp_path: Path) -> None:
-    """The least of several runs, in time of the processor: what the machine's other work takes does not count."""
-    best = 1e9
-    for _ in range(8):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    """0.2 s of work on an idle machine; the same work costs up to twice that where another program shares the core."""
+
+    def ask() -> None:
         assert run("--help", cwd=tmp_path).returncode == 0
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        if best < 0.3:
-            return
-    pytest.fail(f"rankzero --help took {best:.2f} s")
+
+    assert min(of_children(ask) for _ in range(5)) < 0.45
 
 
 @pytest.mark.parametrize(
@@ -75,17 +73,44 @@ def test_exit_codes(tmp_path: Path, words: list[str], code: int, out: str, err: 
     assert done.stderr.startswith(err)
 
 
-def test_an_interrupt_is_quiet(tmp_path: Path) -> None:
-    """Ctrl-C while the spec is read, here from a pipe that nobody writes to."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_a_signal_before_there_is_a_run(number: int, code: int, tmp_path: Path) -> None:
+    """While the spec is read, here from a pipe that nobody writes to."""
     os.mkfifo(tmp_path / "run.yaml")
     process = subprocess.Popen(
         [sys.executable, "-m", "rankzero", "train", "run.yaml"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
     )
     descriptor = os.open(tmp_path / "run.yaml", os.O_WRONLY)  # returns once the other side is reading
     try:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, err = process.communicate(timeout=30)
     finally:
         os.close(descriptor)
-    assert process.returncode == 130
+    assert process.returncode == code, err
     assert "Traceback" not in err
+
+
+def test_sigterm_while_the_command_line_is_imported(tmp_path: Path) -> None:
+    """Before anything can have been trained: to a cluster that is a stop, not a failure."""
+    (tmp_path / "typer.py").write_text(
+        f"import pathlib, time\npathlib.Path({str(tmp_path / 'importing')!r}).touch()\ntime.sleep(600)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])}
+    command = [sys.executable, "-m", "rankzero", "train", "run.yaml"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "importing").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.terminate()
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err.splitlines()[0]) == (75, "stopped: stopped by SIGTERM")
+
+
+def test_sigterm_while_the_interpreter_ends_changes_no_outcome(tmp_path: Path) -> None:
+    program = (
+        "import atexit, os, signal; atexit.register(os.kill, os.getpid(), signal.SIGTERM)\n"
+        "from rankzero.__main__ import main; main()"
+    )
+    command = [sys.executable, "-c", program, "train", "nope.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 78, done.stderr

@@ -14,6 +14,15 @@ CANARY = "canary-5d41402abc4b2a76"
 OTHER = "canary-b9719d911017c592"
 
 
+SECRETS = "secrets: {HF_TOKEN: {name: hf-token, key: token}, WANDB_API_KEY: {name: keys, key: wandb}}\n"
+
+
+@pytest.fixture(autouse=True)
+def secrets(place: Place) -> None:
+    with Path("cluster.yaml").open("a", encoding="utf-8") as file:
+        file.write(SECRETS)
+
+
 @pytest.fixture
 def env_file() -> None:
     Path(".env").write_text(f"HF_TOKEN={CANARY}\nexport WANDB_API_KEY='{OTHER}'\nUNUSED=1\n", encoding="utf-8")

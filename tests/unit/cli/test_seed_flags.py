@@ -89,7 +89,7 @@ def test_batch_flags_make_the_global_batch(
 
 
 def test_lora_has_the_seeds_modules() -> None:
-    expected = LoraSpec(r=8, alpha=16, dropout=0.05, target_modules=("q_proj", "k_proj", "v_proj", "o_proj"))
+    expected = LoraSpec(r=8, alpha=16, dropout=0.0, target_modules=("q_proj", "k_proj", "v_proj", "o_proj"))
     assert spec(SeedFlags(lora=True)).lora == expected
 
 

@@ -49,7 +49,10 @@ def test_what_is_sent_is_what_dry_run_prints(place: Place) -> None:
     printed = list(yaml.safe_load_all(place("submit run.yaml --dry-run").out))
     assert place("submit run.yaml --detach").code == 0
     sent = [json.loads(request.body) for request in place.cluster.requests if request.changes]
-    assert sent == printed
+    secrets = [body for body in sent if set(body.get("data", ())) == {"token"}]
+    assert secrets, "what pods know each other by is printed nowhere"
+    assert "@" in sent[-1]["metadata"]["annotations"].pop("rankzero.dev/submitted-by")
+    assert [body for body in sent if body not in secrets] == printed
 
 
 def test_detached(place: Place) -> None:
@@ -116,3 +119,14 @@ def test_which_cluster(place: Place) -> None:
     done = place("submit run.yaml")
     assert done.code == 2
     assert "--cluster" in done.err and "RANKZERO_CLUSTER" in done.err
+
+
+def test_another_run_of_this_name_is_ended_only_where_that_is_said(place: Place) -> None:
+    for node in (0, 1):
+        place.cluster.script("node", node, [("run",), ("hold",)])
+    assert place("submit run.yaml --detach").code == 0
+    done = place("submit run.yaml train.max_steps=7 --detach")
+    assert done.code == 78
+    assert "is under way with another spec (submitted by " in done.err and "--replace" in done.err
+    assert place("submit run.yaml train.max_steps=7 --detach --replace").code == 0
+    assert "max_steps: 7" in place.cluster.get("configmaps", "r")["data"]["run.yaml"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankzero.datasets.holdout import HoldOut
+from rankzero.datasets.frame import HoldOut
 from rankzero.errors import DataError
 
 

@@ -1,14 +1,20 @@
-"""Results alone on stdout, whatever libraries print while they are made."""
+"""Results alone on stdout, lines without secrets, and no run that ends because its lines go nowhere."""
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from rankzero.engine.console import print_result, results_alone_on_stdout
+from rankzero.engine import worker
+from rankzero.engine.console import RunConsole, logger, print_result, results_alone_on_stdout
+from rankzero.errors import ServiceError
 
 
 def test_what_libraries_print_goes_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
@@ -28,3 +34,94 @@ def test_stdout_is_back_after_an_error(capfd: pytest.CaptureFixture[str]) -> Non
         raise ValueError("x")
     print_result("after")
     assert capfd.readouterr().out == "after\n"
+
+
+@pytest.fixture
+def open_consoles() -> Iterator[list[RunConsole]]:
+    consoles: list[RunConsole] = []
+    yield consoles
+    for console in consoles:
+        console.close()
+
+
+@pytest.mark.parametrize("speaks", [True, False])
+def test_neither_console_nor_rank_log_shows_a_secret(
+    speaks: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    open_consoles: list[RunConsole],
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "canary-4711")
+    console = RunConsole(speaks=speaks, level="DEBUG")
+    open_consoles.append(console)
+    logger.info("before there is a file: %s", "https://user:canary-4711@hub")
+    console.log_to(tmp_path / "logs/rank-0.log")
+    try:
+        raise OSError("cannot open canary-4711")
+    except OSError:
+        logger.exception("with a traceback")
+    written = (tmp_path / "logs/rank-0.log").read_text()
+    shown = capfd.readouterr().err
+    assert "https://user:[hidden]@hub" in written and "OSError: cannot open [hidden]" in written
+    assert ("user:[hidden]@hub" in shown) == speaks
+    assert "canary-4711" not in written + shown
+
+
+def test_an_error_is_handed_over_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "canary-4711")
+    monkeypatch.setenv("RANKZERO_ERROR_FILE", str(tmp_path / "error.json"))
+    for error in (
+        ServiceError("canary-4711", where="canary-4711", hint="canary-4711"),
+        ZeroDivisionError("canary-4711"),
+    ):
+        try:
+            raise error
+        except Exception as raised:
+            worker.hand_over(raised)
+        assert "canary-4711" not in (tmp_path / "error.json").read_text()
+    assert "Traceback" in json.loads((tmp_path / "error.json").read_text())["traceback"]
+
+
+class Gone:
+    """A stream that takes nothing."""
+
+    def __init__(self, number: int) -> None:
+        self._error = OSError(number, os.strerror(number))
+
+    def write(self, _text: str) -> None:
+        raise self._error
+
+    def flush(self) -> None:
+        raise self._error
+
+    def isatty(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("number", [errno.EPIPE, errno.EIO])
+def test_a_console_that_is_gone_ends_nothing(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_consoles: list[RunConsole]
+) -> None:
+    """`rankzero train … | head`, or a terminal that was closed: the run goes on, and the log file has its lines."""
+    console = RunConsole(speaks=True, level="INFO")
+    open_consoles.append(console)
+    console.log_to(tmp_path / "rank-0.log")
+    monkeypatch.setattr(sys, "stderr", Gone(number))
+    logger.info("a line")
+    assert (tmp_path / "rank-0.log").read_text().endswith("a line\n")
+
+
+def test_a_log_file_that_is_full_is_said_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], open_consoles: list[RunConsole]
+) -> None:
+    (tmp_path / "rank-0.log").symlink_to("/dev/full")
+    console = RunConsole(speaks=True, level="INFO")
+    open_consoles.append(console)
+    console.log_to(tmp_path / "rank-0.log")
+    for number in range(3):
+        logger.info("line %d", number)
+    shown = capfd.readouterr().err
+    assert shown.count("takes no more lines: No space left on device") == 1
+    assert "line 2" in shown
+    assert "Traceback" not in shown

@@ -102,6 +102,9 @@ class Rows:
     def row(self, i: int) -> tuple[Any, Any]:
         return self.ids[i], np.arange(len(self.ids[i])) % 2 == 1
 
+    def weights(self, i: int) -> None:
+        return None
+
     def with_another(self, i: int) -> Rows:
         """The same rows but for one, none of whose tokens stays."""
         changed = copy.deepcopy(self)

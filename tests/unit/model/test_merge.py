@@ -63,6 +63,8 @@ def test_merged_is_base_and_adapter(name: str, changes: dict[str, Any], tmp_path
     done = merge(spec, tmp_path / "final", tmp_path / "merged", labels=labels)
     model, report = CLASS[spec.task].from_pretrained(done.directory, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
+    modes = {path.stat().st_mode for path in done.directory.rglob("*") if path.is_file()}
+    assert modes == {(done.directory / "manifest.json").stat().st_mode}, "the umask decides who may read"
     assert distance(logits(model.eval()), logits(adapted)) < 1e-5
     assert distance(logits(model), logits(loaded(saved(name, tmp_path / "again"), spec))) > 1e-3, "it did change"
     if labels:

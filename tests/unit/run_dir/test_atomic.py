@@ -13,6 +13,7 @@ from rankzero.errors import ExitCode, StorageError
 from rankzero.run_dir import atomic
 from rankzero.run_dir.atomic import (
     commit_directory,
+    put_back_displaced,
     read_manifest,
     remove_stale,
     verify_directory,
@@ -92,6 +93,58 @@ def test_a_crash_at_any_call_leaves_the_old_or_the_new(
     contents = {read_manifest(d)["step"]: (d / "model/a.safetensors").read_bytes() for d in whole}
     assert contents.get("old", b"old") == b"old" and contents.get("new", b"new") == b"new"
     assert contents, "neither survived"
+    put_back_displaced(tmp_path)  # what the next start does first
+    assert verify_directory(tmp_path / "step-1")["step"] in ("old", "new"), "one of them has the name"
+
+
+def test_a_directory_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit_directory(staged(tmp_path, b"old"), tmp_path / "step-1", {"step": "old"})
+    real = os.rename
+
+    def refuse_the_new(source: Path, target: Path) -> None:
+        if target == tmp_path / "step-1" and "old-" not in source.name:
+            raise OSError(errno.EIO, "Input/output error")
+        real(source, target)
+
+    new = staged(tmp_path, b"new")
+    monkeypatch.setattr(os, "rename", refuse_the_new)
+    with pytest.raises(StorageError):
+        commit_directory(new, tmp_path / "step-1", {"step": "new"})
+    assert verify_directory(tmp_path / "step-1")["step"] == "old"
+
+
+def test_nothing_is_put_back_over_a_newer_one(tmp_path: Path) -> None:
+    commit_directory(staged(tmp_path, b"new"), tmp_path / "step-1", {"step": "new"})
+    (tmp_path / atomic.stage_name("old-step-1")).mkdir()
+    assert put_back_displaced(tmp_path) == []
+    assert verify_directory(tmp_path / "step-1")["step"] == "new"
+    assert len(remove_stale(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_the_umask_decides_who_may_read(umask: int, mode: int, tmp_path: Path) -> None:
+    """Some libraries write their files for the owner alone, and another user's server could not read the result."""
+    before = os.umask(umask)
+    try:
+        directory = staged(tmp_path)
+        (directory / "model/a.safetensors").chmod(0o600)
+        commit_directory(directory, tmp_path / "step-1", {})
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "step-1").rglob("*") if path.is_file()}
+    assert modes == dict.fromkeys(("a.safetensors", "trainer.json", "manifest.json"), mode)
+
+
+def test_a_file_that_cannot_be_read_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit_directory(staged(tmp_path), tmp_path / "step-1", {})
+
+    def unreadable(_path: Path) -> str:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(atomic, "file_sha256", unreadable)
+    with pytest.raises(StorageError, match="cannot be read: Input/output error"):
+        verify_directory(tmp_path / "step-1")
+    assert verify_directory(tmp_path / "step-1", hashes=False)["files"]
 
 
 def test_text_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,12 +17,14 @@ from rankzero.cli.data.inputs import (
     ColumnsOption,
     Flags,
     FormatOption,
+    HeaderOption,
     HtmlOption,
     ImageRootOption,
     ImagesOption,
     Inputs,
     MaxLengthOption,
     ModelOption,
+    ReasoningOption,
     TemplateOption,
     Wanted,
     what_is_wanted,
@@ -30,6 +32,7 @@ from rankzero.cli.data.inputs import (
 from rankzero.cli.data.tokenizer_option import load_image_rules, load_tokenizer, served_prompt, stop_tokens
 from rankzero.cli.installed import require_data
 from rankzero.errors import DataError, Problem
+from rankzero.wording import counted
 
 if TYPE_CHECKING:
     from rankzero.data.check.report import CheckReport, Tolerance
@@ -45,10 +48,12 @@ def check(
     max_length: MaxLengthOption = None,
     chat_template: TemplateOption = None,
     all_tokens: AllTokensOption = False,
+    reasoning: ReasoningOption = "keep",
     row_format: FormatOption = "auto",
     columns: ColumnsOption = None,
     images: ImagesOption = False,
     image_root: ImageRootOption = None,
+    header: HeaderOption = None,
     max_bad: Annotated[
         str, typer.Option("--max-bad", metavar="N|N%", help="Pass with a warning while no more rows are bad.")
     ] = "0",
@@ -65,7 +70,7 @@ def check(
 
     tolerance = Tolerance.parse(max_bad)
     wanted = what_is_wanted(
-        inputs, Flags(model, max_length, chat_template, all_tokens, row_format, columns, image_root)
+        inputs, Flags(model, max_length, chat_template, all_tokens, row_format, columns, image_root, reasoning, header)
     )
     report, comparison = _look(wanted, images=images, quarantine=quarantine, keep_all=as_json)
     if html is not None:
@@ -84,17 +89,19 @@ def stats(
     max_length: MaxLengthOption = None,
     chat_template: TemplateOption = None,
     all_tokens: AllTokensOption = False,
+    reasoning: ReasoningOption = "keep",
     row_format: FormatOption = "auto",
     columns: ColumnsOption = None,
     images: ImagesOption = False,
     image_root: ImageRootOption = None,
+    header: HeaderOption = None,
     html: HtmlOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Count rows, turns, lengths, tokens and duplicates. Bad rows are counted, and no error."""
     require_data()
     wanted = what_is_wanted(
-        inputs, Flags(model, max_length, chat_template, all_tokens, row_format, columns, image_root)
+        inputs, Flags(model, max_length, chat_template, all_tokens, row_format, columns, image_root, reasoning, header)
     )
     report, _ = _look(wanted, images=images, compare=False)
     if report.damaged or not report.counts.readable:
@@ -129,10 +136,10 @@ def _look(
 
         tokenizer = load_tokenizer(wanted.tokenizer, wanted.chat_template)
         rules = wanted.rules
-        if rules.task == "sft":
+        if rules.trains == "answers":
             vision = load_image_rules(wanted.tokenizer, tokenizer, wanted.chat_template, wanted.image_max_tokens)
             rules = replace(rules, vision=vision)
-        tokens = Tokens(take_apart(tokenizer, rules.task), rules)
+        tokens = Tokens(take_apart(tokenizer, rules.trains), rules)
     options = CheckOptions(
         tokens=tokens,
         images=images,
@@ -148,7 +155,7 @@ def _look(
         return report, None
     from rankzero.data.check.serving import compare as compare_rows
 
-    serve = partial(served_prompt, tokenizer)
+    serve = partial(served_prompt, tokenizer, kwargs=tokens.rules.template_kwargs)
     stops = stop_tokens(tokenizer, wanted.tokenizer)
     return report, compare_rows(report.samples, tokens.parts, tokens.rules, serve, stops)
 
@@ -172,7 +179,7 @@ def _judge(report: CheckReport, tolerance: Tolerance, *, in_json: bool) -> None:
         raise DataError(problem)
     if report.ok:
         return
-    found = f"{_count(counts.bad, 'bad row')} of {counts.rows:,}"
+    found = f"{counted(counts.bad, 'bad row')} of {counts.rows:,}"
     if report.passes(tolerance):
         typer.echo(
             f"warning: {found}, within --max-bad {tolerance}; training itself stops at a bad row\n"
@@ -181,7 +188,7 @@ def _judge(report: CheckReport, tolerance: Tolerance, *, in_json: bool) -> None:
         )
         return
     if in_json:
-        raise DataError(f"{_count(report.log.total, 'problem')}; the JSON lists them")
+        raise DataError(f"{counted(report.log.total, 'problem')}; the JSON lists them")
     error = report.log.error()
     if str(tolerance) != "0" and not report.damaged:
         raise DataError([Problem(f"{found}, more than --max-bad {tolerance}"), *error.problems])
@@ -209,7 +216,3 @@ def _echo_lines(report: CheckReport, comparison: Comparison | None) -> None:
 def _echo_json(value: dict[str, Any]) -> None:
     text = json.dumps(value, ensure_ascii=False, indent=2)
     typer.echo(text.encode("utf-8", "backslashreplace").decode())
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rankzero.cli.data.inputs import ColumnsOption, FormatOption, column_map
+from rankzero.cli.data.inputs import ColumnsOption, FormatOption, HeaderOption, column_map
 from rankzero.cli.installed import require_data
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def convert(
     ] = None,
     row_format: FormatOption = "auto",
     columns: ColumnsOption = None,
+    header: HeaderOption = None,
     quarantine: Annotated[
         Path | None,
         typer.Option("--quarantine", metavar="FILE", help="Set rows aside that cannot be converted; else an error."),
@@ -41,15 +42,16 @@ def convert(
 ) -> None:
     """Write data as one file of another kind or row shape. Every row is accounted for."""
     require_data()
+    from rankzero.data.convert.convert import SampledFiles
     from rankzero.data.convert.convert import convert as convert_rows
-    from rankzero.data.convert.sampled_files import SampledFiles
     from rankzero.data.progress import show_progress
     from rankzero.data.read.locate import expand, input_bytes
     from rankzero.run_dir.atomic import place_given_by
     from rankzero.spec.run_spec import SourceSpec
 
     names = column_map(columns)
-    given = [SourceSpec.model_validate({"path": path, "format": row_format, "columns": names}) for path in inputs]
+    shape_in = {"format": row_format, "columns": names, "header": "auto" if header is None else header}
+    given = [SourceSpec.model_validate({"path": path, **shape_in}) for path in inputs]
     located = expand(given)
     sampled = SampledFiles(located, seed)
     flag = "-o" if quarantine is None else "-o or --quarantine"

@@ -128,7 +128,10 @@ def fire(
         skip_images,
         eval_fraction,
         seed,
-        (image_mode, image_check, max_pixels, workers),
+        image_mode,
+        image_check,
+        max_pixels,
+        workers,
     )
     policy = recipe.FirePolicy(max_history_rounds, skip_first, min_score, final_only, shape, raw_feedback)
     convert = partial(recipe.convert, policy=policy)
@@ -168,7 +171,10 @@ def volcano(
         skip_images,
         eval_fraction,
         seed,
-        (image_mode, image_check, max_pixels, workers),
+        image_mode,
+        image_check,
+        max_pixels,
+        workers,
     )
     frame = Recipe("volcano", recipe.FILE_NAME, recipe.convert, needs_image=False)
     _run(frame, raw or [], _names([split]), recipe.HUB_ID, settings, images or [])
@@ -181,14 +187,16 @@ def _settings(
     skip_images: bool,
     eval_fraction: float,
     seed: int,
-    images: tuple[Literal["copy", "link", "none"], bool, int, int | None],
+    image_mode: Literal["copy", "link", "none"],
+    image_check: bool,
+    max_pixels: int,
+    workers: int | None,
 ) -> FrameSettings:
     from rankzero.data.images.decode import ImageLimits
     from rankzero.datasets.frame import FrameSettings
     from rankzero.datasets.images.resolve import ImageSettings
 
-    mode, check, pixels, workers = images
-    how = ImageSettings(mode, check, ImageLimits(pixels), workers)
+    how = ImageSettings(image_mode, image_check, ImageLimits(max_pixels), workers)
     return FrameSettings(output_dir, image_dir, max_samples, skip_images, eval_fraction, seed, how)
 
 

@@ -13,7 +13,7 @@ import typer
 from rankzero.cli.data.tokenizer_option import TokenizerPlace, find_tokenizer
 from rankzero.errors import UsageError
 from rankzero.spec.nearby import shown
-from rankzero.spec.row_formats import RowFormat
+from rankzero.spec.row_formats import Reasoning, RowFormat
 
 if TYPE_CHECKING:
     from rankzero.data.tokens.chat import TokenRules
@@ -23,6 +23,10 @@ FormatOption = Annotated[RowFormat, typer.Option("--format", help="Row shape; au
 ColumnsOption = Annotated[
     list[str] | None,
     typer.Option("--columns", metavar="OURS=THEIRS", help="As data.train[].columns: prompt=question,completion=reply."),
+]
+HeaderOption = Annotated[
+    bool | None,
+    typer.Option("--header/--no-header", help="As data.train[].header: whether the first line of a table has names."),
 ]
 Inputs = Annotated[
     list[str],
@@ -34,6 +38,7 @@ ModelOption = Annotated[
 MaxLengthOption = Annotated[int | None, typer.Option("--max-length", min=8, help="As data.max_length [2048].")]
 TemplateOption = Annotated[Path | None, typer.Option("--chat-template", metavar="FILE", help="As data.chat_template.")]
 AllTokensOption = Annotated[bool, typer.Option("--all-tokens", help="As data.assistant_only_loss: false.")]
+ReasoningOption = Annotated[Reasoning, typer.Option("--reasoning", help="As data.reasoning.")]
 ImagesOption = Annotated[bool, typer.Option("--images", help="Decode every image.")]
 ImageRootOption = Annotated[
     str | None, typer.Option("--image-root", metavar="DIR", help="As data.train[].image_root: where images are.")
@@ -52,6 +57,8 @@ class Flags:
     row_format: str
     columns: list[str] | None
     image_root: str | None
+    reasoning: Reasoning = "keep"
+    header: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +87,11 @@ def what_is_wanted(inputs: list[str], flags: Flags) -> Wanted:
             ("--max-length", flags.max_length),
             ("--chat-template", flags.chat_template),
             ("--all-tokens", flags.all_tokens or None),
+            ("--reasoning", None if flags.reasoning == "keep" else flags.reasoning),
             ("--columns", flags.columns),
             ("--format", None if flags.row_format == "auto" else flags.row_format),
             ("--image-root", flags.image_root),
+            ("--header", flags.header),
         )
         if value is not None
     ]
@@ -96,13 +105,21 @@ def _from_flags(inputs: list[str], flags: Flags) -> Wanted:
     from rankzero.data.tokens.chat import TokenRules
     from rankzero.spec.run_spec import ModelSpec, SourceSpec
 
-    if flags.model is None and (flags.max_length or flags.chat_template or flags.all_tokens):
+    reads_tokens = flags.max_length or flags.chat_template or flags.all_tokens or flags.reasoning != "keep"
+    if flags.model is None and reads_tokens:
         hint = "--model says whose tokens and whose template"
         raise UsageError("there is nothing to count tokens with", where="command line", hint=hint)
-    shape = {"format": flags.row_format, "columns": column_map(flags.columns), "image_root": flags.image_root}
+    shape = {
+        "format": flags.row_format,
+        "columns": column_map(flags.columns),
+        "image_root": flags.image_root,
+        "header": "auto" if flags.header is None else flags.header,
+    }
     sources = [SourceSpec.model_validate({"path": path, **shape}) for path in inputs]
     place = None if flags.model is None else find_tokenizer(ModelSpec(name=flags.model), "--model")
-    kept = TokenRules(max_length=flags.max_length or 2048, assistant_only_loss=not flags.all_tokens)
+    kept = TokenRules(
+        max_length=flags.max_length or 2048, assistant_only_loss=not flags.all_tokens, reasoning=flags.reasoning
+    )
     return Wanted(sources, (), place, flags.chat_template, kept)
 
 

@@ -42,7 +42,7 @@ def prepare(
     quiet_libraries()
     source = locate(spec.model)
     tokenizer = load_tokenizer(source, spec.model, spec.data.chat_template)
-    sees = kind_of(load_config(source, spec.model), spec.task) == "vision"
+    sees = kind_of(load_config(source, spec.model), spec.task_section.uses) == "vision"
     vision = load_vision(source, spec, tokenizer).rules if sees else None
     made = prepare_part(spec, tokenizer, cache_root(), part, workers=None, show=show, vision=vision)
     done = {
@@ -58,11 +58,13 @@ def prepare(
         if facts is None:
             typer.echo(f"{label}: part {shard} is done; others are still at work")
         else:
-            trained = "" if spec.task == "classify" else f", {facts['supervised_tokens']:,} trained"
+            trained = "" if spec.task_section.trains == "label" else f", {facts['supervised_tokens']:,} trained"
             typer.echo(
                 f"{label}: {facts['rows']:,} of {facts['rows_in']:,} rows, {facts['tokens']:,} tokens{trained}\n"
                 f"  {facts['directory']}"
             )
+            for note, rows in facts["notes"].items():
+                typer.echo(f"  {rows:,} rows: {note}")
 
 
 def show(label: str, sources: Sequence[LocatedSource]) -> AbstractContextManager[Progress]:

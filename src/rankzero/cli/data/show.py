@@ -11,7 +11,7 @@ import typer
 
 from rankzero.cli.data.check import check, stats
 from rankzero.cli.data.convert import convert
-from rankzero.cli.data.inputs import ColumnsOption, FormatOption, column_map
+from rankzero.cli.data.inputs import ColumnsOption, FormatOption, ReasoningOption, column_map
 from rankzero.cli.data.tokenizer_option import find_tokenizer, load_image_rules, load_tokenizer
 from rankzero.cli.help import Sections
 from rankzero.cli.installed import require_tokenizer
@@ -41,6 +41,7 @@ def show(
     row_format: FormatOption = "auto",
     columns: ColumnsOption = None,
     train_on_all: Annotated[bool, typer.Option("--all-tokens", help="As data.assistant_only_loss: false.")] = False,
+    reasoning: ReasoningOption = "keep",
 ) -> None:
     """Print rows token by token as the model gets them.
 
@@ -54,7 +55,7 @@ def show(
     place = find_tokenizer(ModelSpec(name=model), "--model")
     tokenizer = load_tokenizer(place, chat_template)
     vision = load_image_rules(place, tokenizer, chat_template)
-    rules = TokenRules(max_length=max_length, assistant_only_loss=not train_on_all, vision=vision)
+    rules = TokenRules(max_length=max_length, assistant_only_loss=not train_on_all, vision=vision, reasoning=reasoning)
 
     source = SourceSpec(path=file, format=row_format, columns=column_map(columns))
     colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankzero.cli.installed import require_tokenizer
 from rankzero.errors import ConfigError, Problem, RankzeroError, UsageError
+from rankzero.wording import first_line
 
 if TYPE_CHECKING:
     from rankzero.data.tokens.image_tokens import ImageRules
@@ -63,14 +64,16 @@ def load_tokenizer(place: TokenizerPlace, chat_template: Path | None) -> Any:
             place.name, trust_remote_code=place.trust_remote_code, local_files_only=True
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = first_line(error)
         hint = "give a directory with tokenizer.json and tokenizer_config.json, or a Hub id"
         raise ConfigError(f"the tokenizer cannot be loaded: {reason}", where=place.name, hint=hint) from error
     if chat_template is not None:
+        from rankzero.data.tokens.built_in_templates import read_template
+
         try:
-            tokenizer.chat_template = chat_template.read_text(encoding="utf-8")
+            tokenizer.chat_template = read_template(str(chat_template), tokenizer)
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{chat_template} cannot be read: {error}", hint="give a Jinja file") from error
+            raise UsageError(f"{chat_template} cannot be read: {error}", hint="give a Jinja file, or plain") from error
     return tokenizer
 
 
@@ -93,7 +96,7 @@ def load_image_rules(
     from rankzero.model.vision import Vision
     from rankzero.model.vision_rules import ProcessorPlace
 
-    if kind_of(config, "sft") != "vision":
+    if kind_of(config, "writes") != "vision":
         return None
     vision = Vision(ProcessorPlace(name, place.name, place.trust_remote_code, max_tokens))
     if chat_template is None and vision.chat_template is not None:
@@ -101,10 +104,15 @@ def load_image_rules(
     return vision.rules
 
 
-def served_prompt(tokenizer: Any, turns: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
-    """The prompt that transformers, and vLLM with it, make of these turns."""
+def served_prompt(
+    tokenizer: Any,
+    turns: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
+    kwargs: Mapping[str, Any] | None = None,
+) -> str:
+    """The prompt that transformers, and vLLM with it, make of these turns. `kwargs`: as data.chat_template_kwargs."""
     prompt = tokenizer.apply_chat_template(
-        list(turns), tools=list(tools) or None, add_generation_prompt=True, tokenize=False
+        list(turns), tools=list(tools) or None, add_generation_prompt=True, tokenize=False, **(kwargs or {})
     )
     return str(prompt)
 

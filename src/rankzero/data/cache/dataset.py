@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rankzero.errors import StorageError
-from rankzero.run_dir.atomic import read_manifest
+from rankzero.run_dir.atomic import file_sha256, read_manifest
 
 Int32 = npt.NDArray[np.int32]
 Indices = npt.NDArray[np.int64]
@@ -27,7 +28,9 @@ SCHEMA = pa.schema(
     {
         "input_ids": pa.list_(pa.int32()),
         "trained": pa.list_(pa.int32()),  # start, end, start, end, …: a bit per token cannot be mapped, ranges can
+        "weights": pa.list_(pa.float32()),  # of each of these ranges; none where all are 1
         "supervised": pa.int32(),
+        "loss_weight": pa.float64(),  # the sum of the weights of the trained tokens
         "line": pa.int64(),
         "source": pa.int16(),
         "group": pa.int64(),  # equal for rows that must not be split between train and eval
@@ -53,6 +56,8 @@ class DatasetStats:
     """Rows in which one token joins the end of the prompt with the start of the completion; it is trained."""
     unopened: Mapping[str, int] = field(default_factory=dict)
     """Rows whose answers lack what the chat template opens an answer with in use, by that text."""
+    notes: Mapping[str, int] = field(default_factory=dict)
+    """Rows to which a rule did something, by what it did; which chat template was used where it is not the model's."""
 
     def as_json(self) -> dict[str, Any]:
         """For the manifest and for reports."""
@@ -121,6 +126,12 @@ class TokenizedDataset:
         return self._chosen(np.concatenate([part.column("supervised") for part in self._parts]))
 
     @cached_property
+    def loss_weights(self) -> npt.NDArray[np.float64]:
+        """What the losses of each row's trained tokens are multiplied by, summed up: their number where all are 1."""
+        values = np.concatenate([part.column("loss_weight") for part in self._parts]).astype(np.float64)
+        return values if self._rows is None else values[self._rows]
+
+    @cached_property
     def groups(self) -> Indices:
         """Equal for rows that must not be split between train and eval."""
         return self._wide("group")
@@ -161,6 +172,12 @@ class TokenizedDataset:
         """Token ids (read-only, straight from the map) and which of them are trained."""
         part, local = self._locate(i)
         return part.row(local)
+
+    def weights(self, i: int) -> npt.NDArray[np.float32] | None:
+        """What the loss of each token of a row is multiplied by, 0 where it is not trained; None where all that are
+        trained count in full."""
+        part, local = self._locate(i)
+        return part.weights(local)
 
     def where(self, i: int) -> str:
         """`train.jsonl:812`."""
@@ -205,6 +222,7 @@ class _Part:
         # Views into the map, made once: going through Arrow for every row would cost microseconds each time.
         self._ids = [_lists(batch.column("input_ids")) for batch in self._batches]
         self._trained = [_lists(batch.column("trained")) for batch in self._batches]
+        self._weights = [_lists(batch.column("weights")) for batch in self._batches]
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -233,23 +251,54 @@ class _Part:
             mask[start:end] = True
         return ids, mask
 
+    def weights(self, row: int) -> npt.NDArray[np.float32] | None:
+        batch, local = self._locate(row)
+        offsets, values = self._weights[batch]
+        weights = values[offsets[local] : offsets[local + 1]]
+        if not len(weights):
+            return None
+        lengths, _ = self._ids[batch]
+        whole = np.zeros(lengths[local + 1] - lengths[local], dtype=np.float32)
+        offsets, ranges = self._trained[batch]
+        row_ranges = ranges[offsets[local] : offsets[local + 1]].reshape(-1, 2)
+        for (start, end), weight in zip(row_ranges, weights, strict=True):
+            whole[start:end] = weight
+        return whole
+
     def _locate(self, row: int) -> tuple[int, int]:
         batch = int(np.searchsorted(self._starts, row, side="right")) - 1
         return batch, row - int(self._starts[batch])
 
 
-def _lists(column: Any) -> tuple[Int32, Int32]:
+def _lists(column: Any) -> tuple[Int32, npt.NDArray[Any]]:
     """Offsets and values of a list column, as arrays over the map."""
     return column.offsets.to_numpy(), column.values.to_numpy()
 
 
+def verify_bytes(directory: Path, workers: int = 1) -> None:
+    """Compare every byte of a committed directory with what was written, `workers` files at a time. Raises
+    StorageError.
+
+    For the first opening in a run: a byte that the disk or the network changed would else be trained, or make Arrow
+    read where nothing is.
+    """
+    files = {directory / name: entry["sha256"] for name, entry in _verified_manifest(directory)["files"].items()}
+    with ThreadPoolExecutor(max(1, min(workers, len(files)))) as pool:
+        for (path, expected), found in zip(files.items(), pool.map(file_sha256, files), strict=True):
+            if found != expected:
+                raise _damaged(path, "its bytes are not those that were written")
+
+
 def _verified_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest, with every file in its full size. Hashing gigabytes at every start is not worth it: the directory
-    was synced before it got its name."""
+    """The manifest, with every file in its full size. The bytes are compared by `verify_bytes`, once in a run."""
     manifest = read_manifest(directory)
     for name, entry in manifest["files"].items():
         path = directory / name
         if not path.is_file() or path.stat().st_size != entry["size"]:
-            hint = f"delete {directory}; the data is then tokenised again"
-            raise StorageError("tokenised data is damaged", where=str(path), hint=hint)
+            raise _damaged(path, "it is missing, or not as long as it was written")
     return manifest
+
+
+def _damaged(path: Path, why: str) -> StorageError:
+    hint = f"delete {path.parent}; the data is then tokenised again"
+    return StorageError(f"tokenised data is damaged: {why}", where=str(path), hint=hint)

@@ -33,7 +33,12 @@ class Block:
     offsets: Int32
     ranges: Int32
     range_offsets: Int32
+    weights: npt.NDArray[np.float32]
+    """What the losses of each range are multiplied by, row by row as `weight_offsets` say; none where all are 1."""
+    weight_offsets: Int32
     supervised: Int32
+    loss_weight: npt.NDArray[np.float64]
+    """The sum of the weights of each row's trained tokens: their number where all are 1."""
     lines: npt.NDArray[np.int64]
     groups: npt.NDArray[np.int64]
     """Equal for rows that must not be split between train and eval."""
@@ -58,6 +63,7 @@ class EncodedChunk:
     straddling: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     unopened: Counter[str] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +110,10 @@ def _fill(result: EncodedChunk, rows: Iterator[Row], conversations: Sequence[Con
     ids: list[Int32] = []
     ranges: list[int] = []
     range_counts: list[int] = []
+    weights: list[float] = []
+    weight_counts: list[int] = []
     supervised: list[int] = []
+    loss_weight: list[float] = []
     lines: list[int] = []
     groups: list[int] = []
     digests: list[int] = []
@@ -118,23 +127,31 @@ def _fill(result: EncodedChunk, rows: Iterator[Row], conversations: Sequence[Con
         result.straddling += row.straddles
         if row.unopened:
             result.unopened[row.unopened] += 1
+        result.notes.update(row.notes)
         row_ids = np.array(row.ids, dtype=np.int32)
         row_ranges = [end for pair in row.ranges for end in pair]
         ids.append(row_ids)
         ranges += row_ranges
         range_counts.append(len(row_ranges))
+        weights += row.weights
+        weight_counts.append(len(row.weights))
         supervised.append(row.supervised)
+        loss_weight.append(row.loss_weight)
         lines.append(conversation.line)
         group = conversation.group
         groups.append(digest64(f"{result.source}:{conversation.line}" if group is None else f"group {group}"))
         labels.append(row.label)
         images.append(row.images)
-        digests.append(digest64(f"{row_ranges} {row.label!r} {row.images}", row_ids.tobytes()))
+        counted = f" {row.weights}" if row.weights else ""
+        digests.append(digest64(f"{row_ranges} {row.label!r} {row.images}{counted}", row_ids.tobytes()))
     result.block = Block(
         input_ids=np.concatenate(ids) if ids else np.empty(0, np.int32),
         offsets=_offsets([len(row_ids) for row_ids in ids]),
         ranges=np.array(ranges, dtype=np.int32),
         range_offsets=_offsets(range_counts),
+        weights=np.array(weights, dtype=np.float32),
+        weight_offsets=_offsets(weight_counts),
+        loss_weight=np.array(loss_weight, dtype=np.float64),
         supervised=np.array(supervised, dtype=np.int32),
         lines=np.array(lines, dtype=np.int64),
         groups=np.array(groups, dtype=np.int64),

@@ -19,14 +19,14 @@ from rankzero.data.read.sources import count_rows, read_chunks
 from rankzero.data.rows.chunks import Chunk, count_in, select
 from rankzero.data.rows.formats import check_columns
 from rankzero.data.rows.parse import seen_keys
+from rankzero.data.rows.pieces import join_pieces, pieces_in
 from rankzero.data.rows.problems import RowProblem
-from rankzero.data.rows.trees import is_spread, join_trees
 from rankzero.data.tokens.chat import TokenRules
 from rankzero.data.tokens.tokenizer import TokenizerParts
 from rankzero.errors import ConfigError, DataError, Problem
 from rankzero.spec.run_spec import SourceSpec
 
-CODE_VERSION = 3
+CODE_VERSION = 4
 """Part of the content hash: raise it when the same rows and rules come to give other tokens or another layout."""
 
 OnProblems = Callable[[str, list[RowProblem]], None]
@@ -49,7 +49,7 @@ class Job:
         for source in self.located:
             spec = source.source
             if spec.columns:
-                first = next((chunk for path in source.files for chunk in read_chunks(path)), None)
+                first = next((chunk for path in source.files for chunk in read_chunks(path, header=spec.header)), None)
                 seen = None if first is None else seen_keys(first)
                 found = check_columns(spec.format, spec.columns, seen or None)
                 problems += [Problem(p.what, f"{spec.path} {p.where}", p.hint) for p in found]
@@ -78,7 +78,7 @@ class Job:
         spec, located = self.spec_of(file), self.located[self.source_of[file]]
         drawn = [] if located.sample is None else [located.sample, self._seed, self.source_of[file]]
         part = [] if located.rows is None else [str(located.rows)]
-        return [content, spec.format, sorted(spec.columns.items()), *drawn, *part]
+        return [content, spec.format, sorted(spec.columns.items()), spec.header, *drawn, *part]
 
     def require_unchanged(self) -> None:
         """Raise DataError where a file is no longer what was hashed."""
@@ -99,18 +99,19 @@ class Job:
             yield from chunks if wanted is None else select(chunks, wanted)
 
     def _rows(self, index: int, path: str, on_problems: OnProblems) -> Iterable[Chunk]:
-        """A file's chunks; messages of trees that are spread over its lines are joined first."""
+        """A file's chunks; rows that are spread over its lines are joined first."""
         spec = self.spec_of(index)
-        chunks = read_chunks(path, index)
-        if spec.format not in ("auto", "oasst") or spec.columns:
+        chunks = read_chunks(path, index, header=spec.header)
+        if spec.columns:
             return chunks
         first = next(chunks, None)
         if first is None:
             return ()
         whole = chain([first], chunks)
-        if not is_spread(first):
+        pieces = pieces_in(first, spec.format)
+        if pieces is None:
             return whole
-        joined = join_trees(whole)
+        joined = join_pieces(whole, pieces)
         on_problems(path, joined.problems)
         return joined.chunks
 
@@ -139,4 +140,6 @@ class Job:
 
     def _count(self, index: int, path: str) -> int:
         chunks = self._rows(index, path, lambda _path, _problems: None)
-        return sum(count_in(chunk) for chunk in chunks) if isinstance(chunks, (list, tuple)) else count_rows(path)
+        if isinstance(chunks, (list, tuple)):
+            return sum(count_in(chunk) for chunk in chunks)
+        return count_rows(path, header=self.spec_of(index).header)

@@ -36,6 +36,7 @@ class Tally:
     """Rows read, by source."""
     dropped: Counter[str] = field(default_factory=Counter)
     unopened: Counter[str] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)
     totals: Counter[str] = field(default_factory=Counter)
     """The plain numbers of DatasetStats."""
 
@@ -44,6 +45,7 @@ class Tally:
         self.rows_of[chunk.source] += chunk.rows_in
         self.dropped.update(chunk.dropped)
         self.unopened.update(chunk.unopened)
+        self.notes.update(chunk.notes)
         self.totals.update(blank_lines=chunk.blank, truncated=chunk.truncated, boundary_rows=chunk.straddling)
         if chunk.block is not None:
             self.totals.update(
@@ -60,7 +62,11 @@ class Tally:
     def stats(self) -> DatasetStats:
         """As the manifest has it."""
         return DatasetStats(
-            rows_in=self.rows_of.total(), dropped=dict(self.dropped), unopened=dict(self.unopened), **self.totals
+            rows_in=self.rows_of.total(),
+            dropped=dict(self.dropped),
+            unopened=dict(self.unopened),
+            notes=dict(self.notes),
+            **self.totals,
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -71,7 +77,7 @@ class Tally:
     def from_json(cls, value: Mapping[str, Any]) -> Tally:
         """Read what `as_json` gave; JSON has no whole numbers as keys."""
         rows_of = Counter({int(source): rows for source, rows in value["rows_of"].items()})
-        return cls(rows_of, *(Counter(value[name]) for name in ("dropped", "unopened", "totals")))
+        return cls(rows_of, *(Counter(value[name]) for name in ("dropped", "unopened", "notes", "totals")))
 
 
 class Segments:
@@ -168,7 +174,9 @@ def _record_batch(block: Block, source: int) -> Any:
         [
             pa.ListArray.from_arrays(block.offsets, block.input_ids),
             pa.ListArray.from_arrays(block.range_offsets, block.ranges),
+            pa.ListArray.from_arrays(block.weight_offsets, block.weights),
             block.supervised,
+            block.loss_weight,
             block.lines,
             pa.repeat(pa.scalar(source, pa.int16()), rows),
             np.asarray(block.groups, dtype=np.int64),

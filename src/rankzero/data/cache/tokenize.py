@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 from filelock import FileLock, Timeout
 
-from rankzero.data.cache.dataset import DatasetStats, TokenizedDataset
+from rankzero.data.cache.dataset import DatasetStats, TokenizedDataset, verify_bytes
 from rankzero.data.cache.encode import Task, chunk_encoder
 from rankzero.data.cache.job import CODE_VERSION, Job
 from rankzero.data.cache.segments import SEGMENT_CHUNKS, Segments, Tally
@@ -30,7 +30,9 @@ from rankzero.data.rows.problems import ProblemLog
 from rankzero.data.tokens.chat import TokenRules
 from rankzero.data.tokens.tokenizer import Tokenizer, take_apart
 from rankzero.errors import DataError, Problem, StorageError
+from rankzero.machine import usable_cores
 from rankzero.spec.run_spec import SourceSpec
+from rankzero.wording import first_line
 
 __all__ = ["Shard", "TokenRules", "prepare", "prepare_shard", "tokenizer_fingerprint"]
 
@@ -50,7 +52,7 @@ class Shard:
 
 def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
     """Changes when the same text could become other tokens: vocabulary, merges, special tokens, chat template."""
-    return take_apart(tokenizer, "classify").fingerprint  # the task that asks least of a tokenizer
+    return take_apart(tokenizer, "label").fingerprint  # what asks least of a tokenizer
 
 
 def prepare(
@@ -73,10 +75,10 @@ def prepare(
     """
     job = _job(sources, tokenizer, rules, seed)
     directory = cache_dir / "tokenized" / job.fingerprint(cache_dir)
-    dataset = _existing(directory, job.paths)
+    dataset = _existing(directory, job.paths, workers)
     if dataset is None:
         with _cache_errors(directory), _exclusive(directory.with_name(f"{directory.name}.lock")):
-            dataset = _existing(directory, job.paths)  # made by another process while this one waited
+            dataset = _existing(directory, job.paths, workers)  # made by another process while this one waited
             if dataset is None:
                 try:
                     _make(directory, job, Shard(), worker_count(job.size, workers), progress)
@@ -106,7 +108,7 @@ def prepare_shard(
     """
     job = _job(sources, tokenizer, rules, seed)
     directory = cache_dir / "tokenized" / job.fingerprint(cache_dir)
-    dataset = _existing(directory, job.paths)
+    dataset = _existing(directory, job.paths, workers)
     if dataset is None:
         with _cache_errors(directory):
             directory.parent.mkdir(parents=True, exist_ok=True)
@@ -122,17 +124,18 @@ def _job(
     located = expand([source for source in sources if isinstance(source, SourceSpec)])
     located = (*located, *(source for source in sources if isinstance(source, LocatedSource)))
     require_readable([path for source in located for path in source.files])
-    return Job(located, take_apart(tokenizer, rules.task), rules, seed)
+    return Job(located, take_apart(tokenizer, rules.trains), rules, seed)
 
 
-def _existing(directory: Path, paths: Sequence[str]) -> TokenizedDataset | None:
-    """What an earlier run made, if it is there and whole."""
+def _existing(directory: Path, paths: Sequence[str], workers: int | None) -> TokenizedDataset | None:
+    """What an earlier run made, if it is there and whole to the last byte."""
     if not directory.exists():
         return None
     try:
+        verify_bytes(directory, usable_cores() if workers is None else workers)
         return TokenizedDataset.open(directory, paths)
     except (StorageError, OSError, KeyError, TypeError, pa.ArrowInvalid) as error:
-        _logger.warning("%s is damaged and is made again: %s", directory, str(error).splitlines()[0])
+        _logger.warning("%s is damaged and is made again: %s", directory, first_line(error))
         return None
 
 
@@ -262,7 +265,7 @@ def _nothing_left(stats: DatasetStats, paths: Sequence[str], rules: TokenRules) 
     }
     reasons = ", ".join(f"{count} × {reason}" for reason, count in stats.dropped.items())
     most = max(stats.dropped, key=lambda reason: stats.dropped[reason])
-    what = "no row is left" if rules.task == "classify" else "no row has a trained token"
+    what = "no row is left" if rules.trains == "label" else "no row has a trained token"
     what += f": all {stats.rows_in} are dropped ({reasons})"
     hint = hints.get(most, "`rankzero data check` lists what is left out and why")
     return DataError(what, where=", ".join(paths), hint=hint)

@@ -40,7 +40,12 @@ class TrainingData:
 def token_rules(spec: RunSpec, vision: ImageRules | None = None) -> TokenRules:
     """What decides the tokens of a row. `vision`: of a model that sees images."""
     data = spec.data
-    return TokenRules(data.max_length, data.over_length, data.assistant_only_loss, spec.task, vision)
+    return TokenRules(
+        *(data.max_length, data.over_length, data.assistant_only_loss, spec.task_section.trains, vision),
+        train_on=data.train_on,
+        reasoning=data.reasoning,
+        template_kwargs=data.chat_template_kwargs,
+    )
 
 
 def parts_of(data: DataSpec) -> dict[str, list[SourceSpec]]:
@@ -66,6 +71,7 @@ def training_data(
     workers: int,
     show: ShowProgress,
     say: Say,
+    warn: Say,
     vision: ImageRules | None = None,
 ) -> TrainingData:
     """Everything a run reads, tokenised or found in the cache. `vision`: of a model that sees images. Raises as
@@ -78,15 +84,20 @@ def training_data(
         with show(f"tokenise {label}", sources) as advance:
             dataset = prepare(sources, tokenizer, rules, cache_dir, workers=workers, seed=seed, progress=advance)
         stats = dataset.stats
-        trained = "" if spec.task == "classify" else f", {stats.supervised_tokens} trained"
+        trained = "" if spec.task_section.trains == "label" else f", {stats.supervised_tokens} trained"
         say(
             f"{label}: {len(dataset)} rows, {stats.tokens} tokens{trained}; "
             f"{stats.truncated} truncated, {sum(stats.dropped.values())} dropped"
         )
+        for note, rows in stats.notes.items():
+            say(f"{label}: {rows} rows: {note}")
         read[label] = _deduplicated(dataset, label, say) if spec.data.deduplicate else dataset
     train, held_out = read["train"], read.get("eval")
     if isinstance(spec.data.eval, EvalFraction):
         train, held_out = _held_out(train, seed, spec.data.eval.fraction)
+        if len(held_out) == 1:
+            share = f"data.eval.fraction {spec.data.eval.fraction:g} of {len(train) + 1} rows"
+            warn(f"{share} holds out one row, which tells next to nothing: raise it, or give data.eval a file")
     return TrainingData(_weighted(train, located["train"], seed, say), held_out)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from rankzero.data.check.report import CheckReport
 from rankzero.data.check.serving import Comparison
 from rankzero.data.check.statistics import Bin, Counts, Spread, TokenCounts, by_count, histogram, share
+from rankzero.wording import counted
 
 _LABEL = 13
 _BAR_COLUMNS = 60
@@ -65,13 +66,13 @@ def visible(text: str) -> str:
 
 def _rows(page: _Page, report: CheckReport) -> None:
     counts = report.counts
-    page.say("rows", [f"{counts.rows:,} in {_count(len(report.files), 'file')}"])
+    page.say("rows", [f"{counts.rows:,} in {counted(len(report.files), 'file')}"])
     page.say("readable", [f"{counts.readable:,}"])
     if counts.bad:
         kept_aside = "" if report.quarantined is None else f", {report.quarantined:,} of them written to quarantine"
         page.say("bad", [f"{counts.bad:,} ({percent(counts.bad, counts.rows)}){kept_aside}"])
     if counts.merged:
-        page.say("merged", [f"{_count(counts.merged, 'message')} became part of a tree"])
+        page.say("merged", [f"{counted(counts.merged, 'message')} became part of a tree"])
     page.say("left out", (f"{rows:,} by {name.replace('_', ' ')}" for name, rows in by_count(counts.dropped)))
     if counts.blank:
         page.say("blank lines", [f"{counts.blank:,}"])
@@ -114,7 +115,7 @@ def _images(page: _Page, report: CheckReport) -> None:
         return
     page.say(
         "images",
-        [f"{counts.images:,} in {_count(counts.image_rows, 'example')}: {', '.join(_counted(counts.image_sources))}"],
+        [f"{counts.images:,} in {counted(counts.image_rows, 'example')}: {', '.join(_counted(counts.image_sources))}"],
     )
     if report.images is None:
         return
@@ -135,13 +136,14 @@ def _images(page: _Page, report: CheckReport) -> None:
 
 def _tokens(page: _Page, tokens: TokenCounts) -> None:
     trained = f", {percent(tokens.supervised, tokens.tokens)} of them trained" if tokens.supervised else ""
-    page.say("tokens", [f"{tokens.tokens:,} in {_count(tokens.kept, 'example')}{trained}"])
+    page.say("tokens", [f"{tokens.tokens:,} in {counted(tokens.kept, 'example')}{trained}"])
     if tokens.truncated:
-        cut = f"{_count(tokens.truncated, 'example')} ({percent(tokens.truncated, tokens.examples)})"
-        page.say("truncated", [f"{cut}, at least {_count(tokens.cut_tokens, 'token')} cut off"])
+        cut = f"{counted(tokens.truncated, 'example')} ({percent(tokens.truncated, tokens.examples)})"
+        page.say("truncated", [f"{cut}, at least {counted(tokens.cut_tokens, 'token')} cut off"])
     page.say("dropped", (f"{rows:,} by {name.replace('_', ' ')}" for name, rows in by_count(tokens.dropped)))
     for opening, rows in by_count(tokens.unopened)[:2]:
         page.say("unopened", [f"{rows:,} answers lack the {opening!r} that opens them in use"])
+    page.say("rendered", (f"{note} ({rows:,})" for note, rows in by_count(tokens.notes)), separator="; ")
     _histogram(page, "tokens", tokens.lengths, tokens.cap)
 
 
@@ -177,7 +179,7 @@ def _bar(part: float, room: int) -> str:
 def _serving(page: _Page, comparison: Comparison) -> None:
     page.lines.append("")
     if not comparison.causes:
-        page.say("serving", [f"the same text as in training, in {_count(comparison.answers, 'answer')} looked at"])
+        page.say("serving", [f"the same text as in training, in {counted(comparison.answers, 'answer')} looked at"])
         return
     for cause, rows in comparison.causes.most_common():
         first = comparison.first[cause]
@@ -191,7 +193,3 @@ def percent(part: int, whole: int) -> str:
     """`12.5%`; `<0.1%` where it would look like nothing."""
     value = 100 * share(part, whole)
     return "<0.1%" if 0 < value < 0.1 else f"{value:.1f}%".replace(".0%", "%")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")

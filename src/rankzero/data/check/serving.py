@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.tokens.chat import Rendered, Renderer, TokenRules
-from rankzero.data.tokens.template import ChatTemplate
+from rankzero.data.tokens.token_rules import turn_weights, with_wanted_reasoning
 from rankzero.data.tokens.tokenizer import TokenizerParts
 from rankzero.data.tokens.turns import turn_of
 
@@ -27,6 +27,7 @@ Cause = Literal[
     "date",
     "think block in serving",
     "think block in training",
+    "earlier reasoning",
     "generation prompt",
     "answer",
     "end token",
@@ -38,6 +39,8 @@ _MEANING: dict[Cause, str] = {
     "date": "the template writes today's date; training writes the same date every day, so that runs can be repeated",
     "think block in serving": "in use the template opens the answer with a think block that the row does not have",
     "think block in training": "the template writes a think block before the answer, so the model learns to write it",
+    "earlier reasoning": "in use the model's own template leaves the reasoning of earlier turns out, which training "
+    "keeps (data.reasoning: keep)",
     "generation prompt": "in use the template opens the answer with other text than the row has",
     "answer": "the template changes the answer's text",
     "end token": "the answer ends with another token than the one at which serving stops",
@@ -125,8 +128,8 @@ def compare(
 
 class _Comparer:
     def __init__(self, parts: TokenizerParts, rules: TokenRules, serve: Serve, stops: frozenset[str]) -> None:
-        self._renderer = Renderer(parts, rules)
-        self._template = ChatTemplate(str(parts.chat_template), parts.variables)
+        self._renderer, self._rules = Renderer(parts, rules), rules
+        self._template = self._renderer.template
         self._has_date = "strftime_now" in str(parts.chat_template)
         self._serve, self._stops, self._specials = serve, stops, parts.specials
 
@@ -135,10 +138,15 @@ class _Comparer:
         rendered = self._renderer.render(row, os.path.dirname(path) or ".")
         if not isinstance(rendered, Rendered):
             return  # a bad row, which is reported as such
-        turns = [turn_of(message, in_parts=self._renderer.in_parts) for message in row.messages]
+        row, _ = with_wanted_reasoning(row, self._rules)
+        keys, knows_thoughts = self._template.reasoning_keys, self._template.knows_thoughts
+        turns = [
+            turn_of(message, in_parts=self._renderer.in_parts, keys=keys, knows_thoughts=knows_thoughts)
+            for message in row.messages
+        ]
         where = f"{path}:{row.line}"
-        for index, message in enumerate(row.messages):
-            if message.role == "assistant" and message.train is not False and index:
+        for index, (message, weight) in enumerate(zip(row.messages, turn_weights(row, self._rules), strict=True)):
+            if message.role == "assistant" and weight and index:
                 comparison.answers += 1
                 yield from self._of_answer(where, index, turns, row, rendered)
 
@@ -160,17 +168,23 @@ class _Comparer:
             at = _first_difference(text, prompt)
             thinks = "think" in prompt[max(0, at - _BEFORE) :]
             cause: Cause = "think block in serving" if thinks else "generation prompt"
+            if any(message.thought for message in row.messages[:index]):
+                cause = "earlier reasoning"
             yield self._difference(where, index, at, text, prompt, cause)
             return
-        content = row.messages[index].content.strip()
+        message = row.messages[index]
+        content = message.answer.strip()
         answer = text[len(prompt) :].lstrip()
-        if not answer.startswith(content):
-            at = len(text) - len(answer) + _first_difference(answer, content)
-            served = text[: len(text) - len(answer)] + content
-            thinks = "think>" in text[at : at + _AFTER] and not content.startswith("<think>")
-            yield self._difference(where, index, at, text, served, "think block in training" if thinks else "answer")
-        elif index == len(turns) - 1 and not turns[index].get("tool_calls"):
-            yield from self._end(where, index, rendered, len(text) - len(answer) + len(content))
+        begins = len(text) - len(answer)
+        # Before its text, a template may open an answer with tokens of its own, which the model learns to write.
+        at = text.find(content, begins)
+        if at < 0:
+            at = begins + _first_difference(answer, content)
+            yield self._difference(where, index, at, text, text[:begins] + content, "answer")
+        elif "think>" in text[begins:at] and not message.thought and not content.startswith("<think>"):
+            yield self._difference(where, index, begins, text, text[:begins] + content, "think block in training")
+        elif index == len(turns) - 1 and not message.tool_calls:
+            yield from self._end(where, index, rendered, at + len(content))
 
     def _rendering_cause(self, prompt: str, served: str, at: int) -> Cause:
         """The two renderers run the same template; what they do not share is the date."""
@@ -182,11 +196,14 @@ class _Comparer:
         """What the model learns to stop with."""
         if rendered.add_eos:
             return
-        rest = rendered.text[at:].lstrip()
-        token = next((special for special in self._specials if rest.startswith(special)), "")
-        if token not in self._stops:
+        rest = learnt = rendered.text[at : rendered.spans[-1][1]].lstrip()
+        tokens: list[str] = []
+        while token := next((special for special in self._specials if rest.startswith(special)), ""):
+            tokens.append(token)
+            rest = rest.removeprefix(token)
+        if not self._stops.intersection(tokens):
             wanted = " or ".join(sorted(self._stops))
-            yield Difference(where, index + 1, at, token or rest[:_AFTER], wanted, "end token")
+            yield Difference(where, index + 1, at, "".join(tokens) or learnt[:_AFTER], wanted, "end token")
 
     @staticmethod
     def _difference(where: str, index: int, at: int, training: str, serving: str, cause: Cause) -> Difference:

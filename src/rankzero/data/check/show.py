@@ -44,6 +44,7 @@ class ShownRow:
     straddles: bool
     unopened: str
     label: str | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def headline(self) -> str:
@@ -56,6 +57,7 @@ class ShownRow:
             notes.append("one token joins prompt and completion; it is trained")
         if self.unopened:
             notes.append(f"in use the template opens the answer with {self.unopened!r}, which is not in the row")
+        notes += self.notes
         if self.dropped:
             notes.append(f"dropped: {self.dropped}")
         return ", ".join(notes)
@@ -89,11 +91,11 @@ def rows_to_show(
 ) -> Iterator[ShownRow]:
     """The row at `line`, or the first `count` rows. Raises DataError at a row that cannot be read or rendered."""
     require_readable([source.path])
-    parts = take_apart(tokenizer, rules.task)
+    parts = take_apart(tokenizer, rules.trains)
     renderer, encoder = Renderer(parts, rules), Encoder(parts, rules)
     backend = Backend.from_str(parts.backend)
     found = 0
-    for chunk in read_chunks(source.path):
+    for chunk in read_chunks(source.path, header=source.header):
         if line is not None and chunk.first_line + chunk.data.count(b"\n") < line:
             continue
         parsed = parse(chunk, source.format, source.columns or None)
@@ -135,7 +137,13 @@ def _shown(where: str, row: Row, rules: TokenRules, parts: TokenizerParts, backe
         straddles=row.straddles,
         unopened=row.unopened,
         label=row.label,
+        notes=(*row.notes, *_weights_in_words(row)),
     )
+
+
+def _weights_in_words(row: Row) -> list[str]:
+    counted = [f"{end - start} × {weight:g}" for (start, end), weight in zip(row.ranges, row.weights, strict=False)]
+    return [f"trained tokens × weight: {', '.join(counted)}"] if counted else []
 
 
 def _pieces(

@@ -43,6 +43,8 @@ class TokenCounts:
     boundary: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     unopened: Counter[str] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)
+    """Examples to which a rule did something on their way through the template, by what it did."""
 
     def as_json(self) -> dict[str, Any]:
         """For `--json`."""
@@ -60,6 +62,7 @@ class TokenCounts:
             "histogram": [[bin_.low, bin_.high, bin_.count] for bin_ in histogram(self.lengths)],
             "boundary_examples": self.boundary,
             "unopened": dict(by_count(self.unopened)),
+            "notes": dict(by_count(self.notes)),
         }
 
 
@@ -113,7 +116,7 @@ class Counts:
             messages = example.messages
             length = 0
             for message in messages:
-                length += len(message.content)
+                length += len(message.content) + len(message.reasoning)
             characters[length] += 1
             if example.templated:
                 shapes[tuple([message.role for message in messages])] += 1  # a list is twice as fast as a generator

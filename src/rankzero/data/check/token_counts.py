@@ -67,6 +67,7 @@ class TokenCounter:
         counts.boundary += row.straddles
         if row.unopened:
             counts.unopened[row.unopened] += 1
+        counts.notes.update(row.notes)
 
 
 def fate(row: Row, rules: TokenRules) -> tuple[str, int, int]:

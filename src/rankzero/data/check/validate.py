@@ -1,28 +1,30 @@
 """Every row of every file looked at, as training would read them, with or without a tokenizer.
 
-Knows files, workers and what adds up to the report; what a row must be is known by formats and templates.
+Knows files, workers and what adds up to the report; what a row must be is known by formats and templates. Templates and
+tokenizers are loaded only where tokens are counted.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rankzero.data.check.duplicates import DigestLog
+from rankzero.data.check.duplicates import DigestLog, digest
 from rankzero.data.check.quarantine import Quarantine, require_new
 from rankzero.data.check.report import CheckReport
 from rankzero.data.check.statistics import Counts
-from rankzero.data.check.worker import Task, Wanted, checker
 from rankzero.data.pool import ordered_map, worker_count
 from rankzero.data.progress import Progress, no_progress
 from rankzero.data.read.sources import NO_ROWS, count_rows, probe, read_chunks
-from rankzero.data.rows.chunks import lines
+from rankzero.data.rows.chunks import Chunk, lines
 from rankzero.data.rows.conversation import Conversation
+from rankzero.data.rows.parse import parse
 from rankzero.data.rows.problems import KEPT, ProblemLog, RowProblem
 from rankzero.errors import DataError
 
@@ -34,6 +36,8 @@ if TYPE_CHECKING:  # `rankzero data check` starts without what it may not need
     from rankzero.spec.run_spec import SourceSpec
 
 __all__ = ["CheckOptions", "CheckReport", "check"]
+
+_SAMPLED_PER_CHUNK = 64
 
 ShowBytes = Callable[[int], AbstractContextManager[Progress]]
 
@@ -154,13 +158,13 @@ class _Check:
             self._counts.add(Counts(rows=len(bad), bad=len(bad)))
             rows[index_of[path]] += len(bad)
 
-        def tasks() -> Iterator[Task]:
+        def tasks() -> Iterator[_Task]:
             for chunk in job.chunks(on_problems):
                 spec = job.spec_of(chunk.source)
-                yield Task(chunk, spec.format, spec.columns or None, job.image_root(chunk.source))
+                yield _Task(chunk, spec.format, spec.columns or None, job.image_root(chunk.source))
 
-        wanted = Wanted(self._options.tokens, self._options.images, quarantine is not None, self._options.samples > 0)
-        for chunk in ordered_map(partial(checker, wanted), tasks(), worker_count(job.size, self._workers)):
+        wanted = _Wanted(self._options.tokens, self._options.images, quarantine is not None, self._options.samples > 0)
+        for chunk in ordered_map(partial(_checker, wanted), tasks(), worker_count(job.size, self._workers)):
             path = job.paths[chunk.source]
             self._counts.add(chunk.counts)
             rows[chunk.source] += chunk.counts.rows
@@ -176,7 +180,7 @@ class _Check:
             progress(chunk.length)
         for index, path in enumerate(job.paths):
             if path in self._spread and job.located[job.source_of[index]].is_whole:
-                merged = count_rows(path) - rows[index]
+                merged = count_rows(path, header=job.spec_of(index).header) - rows[index]
                 self._counts.add(Counts(rows=merged, merged=merged))
         return rows
 
@@ -214,6 +218,94 @@ class _Check:
         """Read the rows again whose problems came late."""
         for index, problems in sorted(self._late.items()):
             wanted = {problem.line for problem in problems}
-            for chunk in read_chunks(job.paths[index], index) if wanted else ():
+            header = job.spec_of(index).header
+            for chunk in read_chunks(job.paths[index], index, header=header) if wanted else ():
                 rows = [(number, line) for number, line in lines(chunk) if number in wanted]
                 quarantine.add(job.paths[index], rows, problems)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a worker is to bring back."""
+
+    tokens: Tokens | None
+    images: bool
+    bad_lines: bool
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """A chunk, and how its rows are read."""
+
+    chunk: Chunk
+    format: str
+    columns: Mapping[str, str] | None
+    image_root: str
+
+
+@dataclass(slots=True)
+class _Checked:
+    """What was found in it."""
+
+    source: int
+    length: int
+    counts: Counts
+    problems: list[RowProblem]
+    digests: bytes
+    lines: Any
+    bad_lines: list[tuple[int, bytes]] = field(default_factory=list)
+    images: list[tuple[str, int]] = field(default_factory=list)
+    samples: list[Conversation] = field(default_factory=list)
+
+
+def _checker(wanted: _Wanted) -> Callable[[_Task], _Checked]:
+    """What a worker runs on every chunk."""
+    count_tokens = None
+    if wanted.tokens is not None:
+        from rankzero.data.check.token_counts import TokenCounter
+
+        count_tokens = TokenCounter(wanted.tokens).count
+
+    def check_chunk(task: _Task) -> _Checked:
+        parsed = parse(task.chunk, task.format, task.columns)
+        good, problems, tokens = parsed.conversations, parsed.problems, None
+        if count_tokens is not None:
+            tokens, refused = count_tokens(good, task.image_root)
+            if refused:
+                problems = sorted([*problems, *refused], key=lambda problem: problem.line)
+                lost = {problem.line for problem in refused}
+                good = [example for example in good if example.line not in lost]
+        bad = {problem.line for problem in problems}
+        counts = Counts(
+            rows=parsed.rows,
+            readable=len({example.line for example in good}),
+            bad=len(bad),
+            blank=parsed.blank,
+            formats=parsed.formats,
+            dropped=parsed.dropped,
+            rules=parsed.rules,
+            ignored_keys=parsed.ignored_keys,
+            detected=parsed.reasons,
+            tokens=tokens,
+        )
+        counts.count_examples(good)
+        counts.count_languages(task.chunk, bad)
+        done = _Checked(
+            task.chunk.source,
+            len(task.chunk.data),
+            counts,
+            problems,
+            b"".join(map(digest, good)),
+            array("Q", [example.line for example in good]),
+        )
+        if wanted.bad_lines and bad:
+            done.bad_lines = [(number, line) for number, line in lines(task.chunk) if number in bad]
+        if wanted.images:
+            done.images = [(image, example.line) for example in good for image in example.images]
+        if wanted.samples:
+            chats = [example for example in good if example.templated]
+            done.samples = chats[:: -(-len(chats) // _SAMPLED_PER_CHUNK) or 1]
+        return done
+
+    return check_chunk

@@ -1,4 +1,4 @@
-"""Data files of any format as one file of another. Knows counts and files; what rows mean is formats' and targets'.
+"""Data files of any format as one file of another. Knows counts and files; what rows mean is the formats'.
 
 Every row is accounted for: what came in is what went out, was set aside, was left out by a named rule, or became part
 of another row. A sum that does not come out is an internal error, and nothing is written.
@@ -14,16 +14,21 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from rankzero.data.convert.targets import NAMES_LEFT_OUT, TARGETS, CannotSayError, Target, to_prompt_completion_text
-from rankzero.data.convert.writers import NESTED, SUFFIXES, Container, RowWriter, opener
+import numpy as np
+import numpy.typing as npt
+
+from rankzero.data.cache.selection import chosen
+from rankzero.data.convert.writers import SUFFIXES, Container, RowWriter, opener, unplaced
 from rankzero.data.progress import Progress, no_progress
-from rankzero.data.read.sources import NO_ROWS, read_chunks, require_readable
-from rankzero.data.rows.chunks import Chunk, lines
+from rankzero.data.read.locate import LocatedSource
+from rankzero.data.read.sources import NO_ROWS, count_rows, read_chunks, require_readable
+from rankzero.data.rows.chunks import Chunk, lines, select
 from rankzero.data.rows.conversation import Conversation
-from rankzero.data.rows.formats import check_columns
+from rankzero.data.rows.formats import WRITERS, check_columns
+from rankzero.data.rows.formats.format import CannotSayError, Writer, Written
 from rankzero.data.rows.parse import parse, seen_keys
+from rankzero.data.rows.pieces import join_pieces, pieces_in
 from rankzero.data.rows.problems import ProblemLog, RowProblem
-from rankzero.data.rows.trees import is_spread, join_trees
 from rankzero.errors import DataError, Problem, RankzeroError, UsageError
 from rankzero.run_dir.atomic import whole_file
 
@@ -31,6 +36,8 @@ if TYPE_CHECKING:
     from rankzero.spec.run_spec import SourceSpec
 
 ReadSource = Callable[["SourceSpec", int], Iterator[Chunk]]
+
+NAMES_LEFT_OUT = "ids and groups of rows are left out"
 
 _NAMES = ("id", "conversation_id")
 
@@ -76,7 +83,7 @@ class Conversion:
 def read_file(source: SourceSpec, index: int) -> Iterator[Chunk]:
     """A file, whatever its container."""
     require_readable([source.path])
-    return read_chunks(source.path, index)
+    return read_chunks(source.path, index, header=source.header)
 
 
 def convert(
@@ -96,16 +103,16 @@ def convert(
     they are an error, and nothing is written. Raises DataError, UsageError or StorageError.
     """
     chosen = container or _container(out)
-    target = _target(to, chosen)
+    writes = _writer(to, chosen)
     _require_free(sources, [out, *([quarantine] if quarantine else [])], overwrite)
     result = Conversion()
     with ExitStack() as files:
-        writer = opener(chosen, to, target.columns)(files.enter_context(whole_file(out)))
+        writer = opener(chosen, writes)(files.enter_context(whole_file(out)))
         aside: IO[bytes] | None = None
         for index, source in enumerate(sources):
             rows_before = result.rows_in
             for chunk, done in _chunks(source, index, read, result):
-                bad = _convert_chunk(chunk, done, source, target, chosen, writer, result)
+                bad = _convert_chunk(chunk, done, source, writes, chosen, writer, result)
                 if bad and quarantine:
                     aside = aside or files.enter_context(whole_file(quarantine))
                     _set_aside(chunk, bad, aside)
@@ -128,7 +135,7 @@ def convert(
 def _chunks(
     source: SourceSpec, index: int, read: ReadSource, result: Conversion
 ) -> Iterator[tuple[Chunk, dict[int, list[RowProblem]]]]:
-    """The source's chunks with the problems that are known already; messages of trees as trees."""
+    """The source's chunks with the problems that are known already; rows in pieces as whole ones."""
     chunks = read(source, index)
     first = next(chunks, None)
     if first is None:
@@ -138,9 +145,10 @@ def _chunks(
         if problems := check_columns(source.format, source.columns, seen or None):
             raise DataError(Problem(p.what, f"{source.path} {p.where}", p.hint) for p in problems)
     whole: Iterable[Chunk] = chain([first], chunks)
-    if source.format in ("auto", "oasst") and not source.columns and is_spread(first):
+    pieces = None if source.columns else pieces_in(first, source.format)
+    if pieces is not None:
         kept = list(whole)
-        joined = join_trees(kept)
+        joined = join_pieces(kept, pieces)
         result.merged += joined.merged
         result.rows_in += joined.merged
         result.blank += joined.blank
@@ -162,9 +170,9 @@ def _convert_chunk(
     chunk: Chunk,
     known: dict[int, list[RowProblem]],
     source: SourceSpec,
-    target: Target,
+    writes: Writer,
     container: Container,
-    writer: RowWriter,
+    file: RowWriter,
     result: Conversion,
 ) -> set[int]:
     """Write the chunk's rows and count them. Returns the lines of those that are bad."""
@@ -185,14 +193,14 @@ def _convert_chunk(
         rules: Counter[str] = Counter()
         try:
             for conversation in group:
-                row, applied = _row(conversation, target, container)
+                row, applied = _row(conversation, writes, container)
                 rows.append(row)
                 rules.update(applied)
         except CannotSayError as error:
             problems.append(RowProblem(line, error.reason, str(error), error.hint))
             continue
         for row in rows:
-            writer.write(row)
+            file.write(row)
         result.rules.update(rules)
         result.converted += 1
         result.added += len(rows) - 1
@@ -204,22 +212,18 @@ def _convert_chunk(
     return bad
 
 
-def _row(conversation: Conversation, target: Target, container: Container) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The row as the target has it, in a shape that the container can hold."""
-    row, rules = target.to_row(conversation)
+def _row(conversation: Conversation, writes: Writer, container: Container) -> Written:
+    """The row as the format has it, in a shape that the container can hold."""
     if container == "jsonl":
-        return row, rules
-    if container == "parquet" and not target.columns:
-        for turn in row.get("messages", ()):
-            if not isinstance(turn["content"], str):
-                raise CannotSayError("image tag as text", "a Parquet file of turns has texts, not content parts")
-        return row, rules
-    beyond = [key for key, value in row.items() if key not in target.columns and key not in _NAMES]
-    if beyond:  # pragma: no cover - the table form of a target has its columns and names alone
-        raise CannotSayError("more than a table's columns", f"a table has no column for `{beyond[0]}`")
-    if any(name in row for name in _NAMES):
-        rules = (*rules, NAMES_LEFT_OUT)
-    return {key: str(value) for key, value in row.items() if key in target.columns}, rules
+        return writes.to_row(conversation)
+    row, rules = (writes.to_columns or writes.to_row)(conversation)
+    if writes.flat:
+        if any(name in row for name in _NAMES):
+            rules = (*rules, NAMES_LEFT_OUT)
+        row = {key: str(value) for key, value in row.items() if key not in _NAMES}
+    if key := unplaced(row, writes.columns):  # of one that is written, nothing is left out in silence
+        raise CannotSayError("more than a table's columns", f"a table has no column for `{key}`")
+    return row, rules
 
 
 def _set_aside(chunk: Chunk, bad: set[int], file: IO[bytes]) -> None:
@@ -233,16 +237,15 @@ def _container(out: Path) -> Container:
     raise UsageError(what, hint=f"end it with one of {', '.join(SUFFIXES)}")
 
 
-def _target(to: str, container: Container) -> Target:
-    if to not in TARGETS:
-        raise UsageError(f"rows cannot be written as {to!r}", hint=f"one of: {', '.join(TARGETS)}")
-    target = TARGETS[to]
-    if container == "jsonl" or target.columns or (container == "parquet" and to in NESTED):
-        table = container != "jsonl" and to == "prompt_completion"
-        return Target(to_prompt_completion_text, target.columns) if table else target
-    tables = ", ".join(name for name, other in TARGETS.items() if other.columns)
-    nested = f", {', '.join(NESTED)}" if container == "parquet" else ""
-    raise UsageError(f"a {container} file cannot hold {to} rows", hint=f"it can hold {tables}{nested}; or write .jsonl")
+def _writer(to: str, container: Container) -> Writer:
+    if to not in WRITERS:
+        raise UsageError(f"rows cannot be written as {to!r}", hint=f"one of: {', '.join(WRITERS)}")
+    writes = WRITERS[to]
+    if container == "jsonl" or writes.flat or (container == "parquet" and writes.columns):
+        return writes
+    held = [name for name, other in WRITERS.items() if other.flat or (container == "parquet" and other.columns)]
+    hint = f"it can hold {', '.join(held)}; or write .jsonl"
+    raise UsageError(f"a {container} file cannot hold {to} rows", hint=hint)
 
 
 def _require_free(sources: Sequence[SourceSpec], outs: Sequence[Path], overwrite: bool) -> None:
@@ -255,3 +258,44 @@ def _require_free(sources: Sequence[SourceSpec], outs: Sequence[Path], overwrite
             raise UsageError(f"{out} is there already", hint="give another name, or --overwrite")
     if len({out.resolve() for out in outs}) < len(outs):
         raise UsageError("the result and the quarantine are the same file", hint="give two names")
+
+
+class SampledFiles:
+    """Every file of some sources as a source of its own, of a sampled one only the rows drawn: what `convert` reads.
+
+    Training reads by way of `cache/job`, which also joins rows in pieces; here they are joined by whoever reads. Raises
+    DataError for a sample that cannot be drawn.
+    """
+
+    def __init__(self, located: Sequence[LocatedSource], seed: int) -> None:
+        self.files: list[SourceSpec] = []
+        self._keep: list[npt.NDArray[np.int64] | None] = []
+        for index, source in enumerate(located):
+            self.files += [source.source.model_copy(update={"path": path, "sample": None}) for path in source.files]
+            self._keep += [None] * len(source.files) if source.is_whole else _drawn(source, index, seed)
+
+    def read(self, source: SourceSpec, index: int) -> Iterator[Chunk]:
+        """The chunks of one file, which is `files[index]`."""
+        chunks, keep = read_chunks(source.path, index, header=source.header), self._keep[index]
+        if keep is None:
+            return chunks
+        return (
+            Chunk(index, chunk.first_line, chunk.data, chunk.numbers, chunk.problems) for chunk in select(chunks, keep)
+        )
+
+
+def _drawn(source: LocatedSource, index: int, seed: int) -> list[npt.NDArray[np.int64] | None]:
+    """Of each file the ordinals of its rows in the sample, which is one of all files together."""
+    header = source.source.header
+    first = next((chunk for file in source.files for chunk in read_chunks(file, header=header)), None)
+    if first is not None and pieces_in(first, source.source.format):
+        hint = "convert all of them, then sample the result"
+        what = "a part of the messages would tear their trees apart"
+        raise DataError(what, where=source.source.path, hint=hint)
+    counts = [count_rows(file, header=header) for file in source.files]
+    try:
+        rows = chosen(sum(counts), source.rows, source.sample, seed=seed, source=index)
+    except ValueError as error:
+        raise DataError(source.too_few(sum(counts))) from error
+    ends = np.cumsum([0, *counts])
+    return [rows[(rows >= low) & (rows < high)] - low for low, high in zip(ends[:-1], ends[1:], strict=True)]

@@ -11,6 +11,8 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rankzero.data.rows.formats.format import Column, Writer
+
 Container = Literal["jsonl", "csv", "tsv", "parquet"]
 SUFFIXES: dict[str, Container] = {
     ".jsonl": "jsonl",
@@ -21,26 +23,6 @@ SUFFIXES: dict[str, Container] = {
 }
 
 _BATCH = 2000
-
-_TURN = pa.struct(
-    [
-        ("role", pa.string()),
-        ("content", pa.string()),
-        ("loss", pa.bool_()),
-        ("tool_calls", pa.string()),
-        ("tool_call_id", pa.string()),
-        ("name", pa.string()),
-    ]
-)
-_BESIDE = [("images", pa.list_(pa.string())), ("tools", pa.string()), ("id", pa.string())]
-_BESIDE += [("conversation_id", pa.string())]
-# Columns of Parquet files whose rows are no table of texts. Tools and calls have no fixed shape: JSON in a string.
-NESTED = {
-    "messages": pa.schema([("messages", pa.list_(_TURN)), *_BESIDE]),
-    "sharegpt": pa.schema(
-        [("conversations", pa.list_(pa.struct([("from", pa.string()), ("value", pa.string())]))), *_BESIDE]
-    ),
-}
 
 
 class RowWriter(Protocol):
@@ -85,18 +67,15 @@ class Table:
 class Parquet:
     """Columns, some thousand rows at a time."""
 
-    def __init__(self, file: IO[bytes], schema: Any) -> None:
-        self._schema = schema
-        self._writer = pq.ParquetWriter(file, schema)
-        self._rows: list[dict[str, Any]] = []
+    def __init__(self, file: IO[bytes], columns: Mapping[str, Column]) -> None:
+        self._columns = columns
+        self._schema = pa.schema([(name, _type(column)) for name, column in columns.items()])
+        self._writer = pq.ParquetWriter(file, self._schema)
+        self._rows: list[Any] = []
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Add a row."""
-        self._rows.append(
-            {name: _cell(row.get(name)) if name == "tools" else row.get(name) for name in self._schema.names}
-        )
-        if turns := self._rows[-1].get("messages"):
-            self._rows[-1]["messages"] = [{**turn, "tool_calls": _cell(turn.get("tool_calls"))} for turn in turns]
+        self._rows.append(_cell(row, self._columns))
         if len(self._rows) == _BATCH:
             self._flush()
 
@@ -111,15 +90,43 @@ class Parquet:
         self._writer.close()
 
 
-def _cell(value: Any) -> str | None:
-    return None if value is None else orjson.dumps(value).decode()
+def _type(column: Column) -> Any:
+    if isinstance(column, str):
+        return {"flag": pa.bool_(), "number": pa.float64()}.get(column, pa.string())
+    if isinstance(column, Mapping):
+        return pa.struct([(name, _type(inner)) for name, inner in column.items()])
+    return pa.list_(_type(column[0]))
 
 
-def opener(container: Container, target: str, columns: tuple[str, ...]) -> Callable[[IO[bytes]], RowWriter]:
-    """What makes a writer of an open file. `columns` are those of a table, where the target is one."""
+def _cell(value: Any, column: Column) -> Any:
+    """A value with JSON in a string wherever the column has that."""
+    if value is None or column in ("text", "flag", "number"):
+        return value
+    if column == "json":
+        return orjson.dumps(value).decode()
+    if isinstance(column, Mapping):
+        return {name: _cell(value.get(name), inner) for name, inner in column.items()}
+    return [_cell(one, column[0]) for one in value]
+
+
+def unplaced(value: Any, column: Column) -> str:
+    """The path of the first key that no column has; "" where each has one."""
+    if value is None or isinstance(column, str):
+        return ""
+    if not isinstance(column, Mapping):
+        return next((found for one in value if (found := unplaced(one, column[0]))), "")
+    for name, inner in value.items():
+        if name not in column:
+            return str(name)
+        if found := unplaced(inner, column[name]):
+            return f"{name}.{found}"
+    return ""
+
+
+def opener(container: Container, writes: Writer) -> Callable[[IO[bytes]], RowWriter]:
+    """What makes a writer of an open file."""
     if container == "jsonl":
         return JsonLines
     if container == "parquet":
-        texts = pa.schema([(column, pa.string()) for column in columns])
-        return lambda file: Parquet(file, NESTED.get(target, texts))
-    return lambda file: Table(file, columns, "," if container == "csv" else "\t")
+        return lambda file: Parquet(file, writes.columns)
+    return lambda file: Table(file, tuple(writes.columns), "," if container == "csv" else "\t")

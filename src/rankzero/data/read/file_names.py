@@ -55,27 +55,32 @@ def is_data_file(name: str) -> bool:
 
 
 def files_of_directory(names: Iterable[str], where: str) -> tuple[str, ...] | Problem:
-    """The data files among the names of one directory, sorted; or why it is not clear which of them are meant."""
-    found = sorted(name for name in names if is_data_file(name))
+    """The data files among the names of a directory and of the folders in it, sorted; or why it is not clear which of
+    them are meant."""
+    found = sorted(name for name in names if is_data_file(name) and not _in_hidden_folder(name))
     if not found:
-        hint = f"looked for {', '.join(_KINDS)}, packed or not; for those in folders: {where.rstrip('/')}/**/*.jsonl"
+        hint = f"looked for {', '.join(_KINDS)}, packed or not, in its folders too"
         return Problem("the directory holds no data files", where, hint)
-    base = {name: PurePosixPath(name).name for name in found}
     kinds = Counter(str(data_kind(name)) for name in found)
     if len(kinds) > 1:
         counted = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-        hint = f"name the ones that are meant: {where.rstrip('/')}/{_PATTERNS[kinds.most_common()[0][0]]}"
+        folders = "**/" if any("/" in name for name in found) else ""
+        hint = f"name the ones that are meant: {where.rstrip('/')}/{folders}{_PATTERNS[kinds.most_common()[0][0]]}"
         return Problem(f"the directory holds several kinds of data files: {counted}", where, hint)
     twice = [name for name, count in Counter(_unpacked(name) for name in found).items() if count > 1]
     if twice:
         what = f"the directory holds {PurePosixPath(twice[0]).name} packed and unpacked"
         return Problem(what, where, "are these the same rows? name the files that are meant")
-    splits = by_split(list(base.values()))
+    splits = by_split(found)
     if len(splits) > 1:
         what = f"the directory holds several splits: {', '.join(splits)}"
         first = next(iter(splits.values()))[0]
         return Problem(what, where, f"name the files that are meant: {where.rstrip('/')}/{first}")
     return tuple(found)
+
+
+def _in_hidden_folder(name: str) -> bool:
+    return any(folder.startswith((".", "_")) for folder in PurePosixPath(name).parts[:-1])
 
 
 def by_split(names: Sequence[str]) -> dict[str, tuple[str, ...]]:

@@ -58,11 +58,29 @@ def _of_directory(path: str) -> tuple[str, ...] | Problem:
     if saved is not None:
         return saved
     try:
-        names = [entry.name for entry in os.scandir(path) if entry.is_file()]
+        names = _names_below(path)
     except OSError as error:
-        return Problem(f"cannot be read: {error.strerror}", path, f"try: ls -l {path}")
+        where = str(error.filename or path)
+        return Problem(f"cannot be read: {error.strerror}", where, f"try: ls -l {where}")
     files = files_of_directory(names, path)
     return files if isinstance(files, Problem) else tuple(os.path.join(path, name) for name in files)
+
+
+def _names_below(folder: str) -> list[str]:
+    """Files of a directory and of the folders in it, by their paths from there, but for hidden ones. Raises OSError."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    names: list[str] = []
+    seen = {os.path.realpath(folder)}
+    for at, folders, files in os.walk(folder, onerror=fail, followlinks=True):
+        real = {name: os.path.realpath(os.path.join(at, name)) for name in folders if not name.startswith((".", "_"))}
+        folders[:] = sorted(name for name in real if real[name] not in seen)  # a link may lead back up
+        seen.update(real.values())
+        paths = (os.path.join(at, name) for name in files)
+        names += [os.path.relpath(path, folder) for path in paths if os.path.isfile(path)]
+    return names
 
 
 def _saved_to_disk(path: str) -> tuple[str, ...] | Problem | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rankzero.data.read.download import download, remember, remembered
 from rankzero.data.read.file_names import files_of_directory
@@ -144,7 +145,7 @@ def _in_data_set(path: DataPath, network: Network) -> tuple[RemoteFile, ...]:
 def _card(files: dict[str, RemoteFile], network: Network) -> str:
     if "README.md" not in files:
         return ""
-    return b"".join(network.read(files["README.md"], 0)).decode(errors="replace")
+    return Path(download(files["README.md"], network)).read_text(encoding="utf-8", errors="replace")
 
 
 def _converted(path: DataPath, network: Network, unsure: UnsureError) -> tuple[RemoteFile, ...]:

@@ -1,6 +1,8 @@
 """The network as data sees it: find files, list a Hub data set, read bytes. Knows fsspec and the Hub's client.
 
-Nothing else here imports them. Whatever they raise becomes a RankzeroError with a hint.
+Nothing else here imports them. Whatever they raise becomes a RankzeroError with a hint. Files of the Hub are left to
+its client, which keeps them in a cache that other tools share; what other places serve is read here, and `download`
+keeps it.
 """
 
 from __future__ import annotations
@@ -8,10 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from rankzero.errors import AccessError, ConfigError, DataError, RankzeroError, ServiceError
+from rankzero.errors import AccessError, ConfigError, DataError, RankzeroError, ServiceError, StorageError
 from rankzero.spec.modelscope import modelscope_hint
 from rankzero.spec.nearby import meant_here
 
@@ -20,16 +22,28 @@ _VERSION_KEYS = ("ETag", "etag", "blob_id", "md5Hash", "checksum", "Last-Modifie
 
 
 @dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file's place on the Hub."""
+
+    repository: str
+    path: str
+    revision: str
+    kind: str = "dataset"
+    """Of the repository, as the Hub calls it."""
+
+
+@dataclass(frozen=True, slots=True)
 class RemoteFile:
     """A file that can be downloaded."""
 
     name: str
-    """Its path in the data set or, of other places, its last part."""
+    """Its path in the data set or in the directory that was asked for or, of other places, its last part."""
     url: str
     size: int | None = None
     version: str = ""
     """Changes with the content; empty where the place does not say."""
-    sha256: str = ""
+    hub: HubFile | None = None
+    """Where it is on the Hub, whose client then looks after size and version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +65,12 @@ class Network(Protocol):
         """All files of a Hub data set at a revision, which may be a branch."""
         ...
 
+    def from_hub(self, file: HubFile) -> str:
+        """Its path in the Hub's cache, where it is brought to if it is not there. Raises StorageError as well."""
+        ...
+
     def read(self, file: RemoteFile, start: int) -> Iterator[bytes]:
-        """Its bytes from `start` on."""
+        """The bytes of a file of another place, from `start` on."""
         ...
 
     def pause(self, seconds: float) -> None:
@@ -75,8 +93,10 @@ class RealNetwork:
                 names = [name for name in sorted(fs.glob(path)) if fs.isfile(name)]
                 return Found(tuple(_file(fs, name) for name in names))
             if fs.isdir(path):
-                names = sorted(entry["name"] for entry in fs.ls(path, detail=True) if entry["type"] == "file")
-                return Found(tuple(_file(fs, name) for name in names), is_directory=True)
+                inside = f"{path.rstrip('/')}/"
+                names = sorted(name for name in fs.find(path) if name.startswith(inside))
+                files = (replace(_file(fs, name), name=name.removeprefix(inside)) for name in names)
+                return Found(tuple(files), is_directory=True)
             return Found((_file(fs, path),))
 
     def data_set(self, name: str, revision: str | None) -> tuple[RemoteFile, ...]:
@@ -85,17 +105,23 @@ class RealNetwork:
         with _errors(where):
             from huggingface_hub import HfApi
 
-            info = HfApi().dataset_info(name, revision=revision, files_metadata=True)
-            return tuple(
-                RemoteFile(
-                    sibling.rfilename,
-                    f"hf://datasets/{name}@{info.sha}/{sibling.rfilename}",
-                    sibling.size,
-                    sibling.blob_id or str(info.sha),
-                    sibling.lfs.sha256 if sibling.lfs else "",
-                )
-                for sibling in info.siblings or ()
-            )
+            info = HfApi().dataset_info(name, revision=revision)
+            files = (HubFile(name, sibling.rfilename, str(info.sha)) for sibling in info.siblings or ())
+            return tuple(RemoteFile(file.path, _hub_url(file), hub=file) for file in files)
+
+    def from_hub(self, file: HubFile) -> str:
+        """See Network."""
+        with _errors(_hub_url(file)):
+            from huggingface_hub import constants, hf_hub_download
+
+            try:
+                return str(hf_hub_download(file.repository, file.path, repo_type=file.kind, revision=file.revision))
+            except OSError as error:
+                if type(error) not in (OSError, PermissionError) or not error.errno:
+                    raise  # the network's: those of the volume are of no class of their own
+                what, where = error.strerror or str(error), str(constants.HF_HUB_CACHE)
+                hint = "free space there, or set HF_HOME to a directory that has it and can be written"
+                raise StorageError(what, where=where, hint=hint) from error
 
     def read(self, file: RemoteFile, start: int) -> Iterator[bytes]:
         """See Network."""
@@ -131,11 +157,23 @@ def _file(fs: Any, path: str) -> RemoteFile:
     if info.get("type") == "directory":
         raise DataError("is a directory", where=path, hint="put /*.jsonl after it")
     version = next((str(info[key]) for key in _VERSION_KEYS if info.get(key)), "")
-    lfs = info.get("lfs")
-    sha256 = str(getattr(lfs, "sha256", "") or (lfs.get("sha256", "") if isinstance(lfs, dict) else ""))
     size = info.get("size")
     name = path.split("?")[0].rstrip("/").rpartition("/")[2]
-    return RemoteFile(name, fs.unstrip_protocol(path), int(size) if size is not None else None, version, sha256)
+    url, hub = fs.unstrip_protocol(path), _in_repository(fs, path)
+    return RemoteFile(name, url, int(size) if size is not None else None, version, hub)
+
+
+def _in_repository(fs: Any, path: str) -> HubFile | None:
+    """Where in which repository of the Hub; None for other places, and for its buckets, which are no repositories."""
+    found: Any = fs.resolve_path(path) if "hf" in fs.protocol else None
+    if not hasattr(found, "repo_id"):
+        return None
+    return HubFile(found.repo_id, found.path_in_repo, found.revision, found.repo_type)
+
+
+def _hub_url(file: HubFile) -> str:
+    folder = "" if file.kind == "model" else f"{file.kind}s/"
+    return f"hf://{folder}{file.repository}@{file.revision}/{file.path}"
 
 
 @contextmanager
@@ -161,7 +199,7 @@ def _as_ours(error: Exception, where: str) -> RankzeroError:
     status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
     said = (str(error).strip().splitlines() or [type(error).__name__])[0]
     if isinstance(error, FileNotFoundError) and isinstance(error.__cause__, Exception):
-        return _as_ours(error.__cause__, where)  # what fsspec makes of every answer that it does not like
+        return _as_ours(error.__cause__, where)  # what clients make of every answer that they do not like
     if "OfflineModeIsEnabled" in kinds:
         hint = "once with the network, without HF_HUB_OFFLINE, fetches it"
         return ServiceError("it is not here, and the network is not to be used", where=where, hint=hint)
@@ -177,7 +215,7 @@ def _as_ours(error: Exception, where: str) -> RankzeroError:
         return DataError("the data set has no such revision", where=where, hint="a branch, a tag or a commit")
     if "ImportError" in kinds or (isinstance(error, ValueError) and "Protocol not known" in said):
         return ConfigError(f"URLs of this kind need another package: {said}", where=where, hint=_package(where))
-    if isinstance(error, FileNotFoundError) or status == 404:
+    if "LocalEntryNotFoundError" not in kinds and (isinstance(error, FileNotFoundError) or status == 404):
         return DataError("no such file", where=where, hint="see that the URL is spelled as the place spells it")
     if isinstance(error, PermissionError) or status in (401, 403) or "NoCredentialsError" in kinds:
         hint = _LOGIN if where.startswith("hf://") or "://" not in where else "see that credentials for it are set"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from rankzero.data.read.containers.json_lines import read_lines
 from rankzero.data.read.containers.layout import Layout, find_layout
@@ -13,6 +13,9 @@ from rankzero.data.read.local import missing_hint
 from rankzero.data.rows.chunks import CHUNK_BYTES, UTF8_BOM, Chunk, NumberedLine, count_in, lines, pack
 from rankzero.data.rows.problems import RowProblem
 from rankzero.errors import DataError, Problem, StorageError
+
+if TYPE_CHECKING:
+    from rankzero.data.read.containers.delimited import Header
 
 __all__ = [
     "CHUNK_BYTES",
@@ -34,8 +37,9 @@ _BLOCK_BYTES = 1 << 20
 """Of containers that are not cut at lines: what is looked at in one go."""
 
 
-def read_chunks(path: str, source: int = 0, size: int = CHUNK_BYTES) -> Iterator[Chunk]:
-    """The rows of a file as JSON lines, in chunks of about `size` bytes; a longer row makes a longer chunk.
+def read_chunks(path: str, source: int = 0, size: int = CHUNK_BYTES, *, header: Header = "auto") -> Iterator[Chunk]:
+    """The rows of a file as JSON lines, in chunks of about `size` bytes; a longer row makes a longer chunk. `header`:
+    whether the first line of CSV and TSV names the columns.
 
     Raises DataError where the file as a whole cannot be read (`probe` says so before), StorageError where the volume
     fails. What is wrong with one row is in the chunk.
@@ -51,7 +55,7 @@ def read_chunks(path: str, source: int = 0, size: int = CHUNK_BYTES) -> Iterator
     elif layout.kind in ("csv", "tsv"):
         from rankzero.data.read.containers.delimited import read_delimited
 
-        rows = read_delimited(blocks(path, layout.packing, min(size, _BLOCK_BYTES)), _SEPARATORS[layout.kind])
+        rows = read_delimited(blocks(path, layout.packing, min(size, _BLOCK_BYTES)), _SEPARATORS[layout.kind], header)
     else:
         from rankzero.data.read.containers.json_values import read_values
 
@@ -78,7 +82,7 @@ def _columnar(layout: Layout) -> _Columnar:
 _SEPARATORS = {"csv": ",", "tsv": "\t"}
 
 
-def count_rows(path: str) -> int:
+def count_rows(path: str, *, header: Header = "auto") -> int:
     """Rows of the file, good and bad, without blank lines. Raises as `read_chunks` does."""
     layout = _layout(path)
     if layout is not None and layout.kind in ("parquet", "arrow"):
@@ -86,7 +90,7 @@ def count_rows(path: str) -> int:
             return _columnar(layout).count_rows(path, layout.packing)
         except DamagedError as damage:
             raise DataError(damage.what, where=path, hint=damage.hint) from damage
-    return sum(count_in(chunk) for chunk in read_chunks(path))
+    return sum(count_in(chunk) for chunk in read_chunks(path, header=header))
 
 
 def numbering(path: str) -> Literal["line", "row"]:

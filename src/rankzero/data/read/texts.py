@@ -8,7 +8,7 @@ from typing import Any
 
 from rankzero.data.read.sources import read_chunks, require_readable
 from rankzero.data.rows.chunks import Chunk, lines
-from rankzero.data.rows.formats.columns import rename
+from rankzero.data.rows.formats import rename
 from rankzero.data.rows.formats.fields import read_text
 from rankzero.data.rows.parse import read_json
 from rankzero.data.rows.problems import ProblemLog, RowProblem, kind

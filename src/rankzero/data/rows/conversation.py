@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "prompt", "completion"]
@@ -11,13 +12,18 @@ Role = Literal["system", "developer", "user", "assistant", "tool", "prompt", "co
 
 CHAT_ROLES: tuple[Role, ...] = ("system", "developer", "user", "assistant", "tool")
 
+ANSWERING: frozenset[Role] = frozenset({"assistant", "completion"})
+"""Roles of what the model writes."""
+
+_THOUGHT = re.compile(r"\s*<think>(.*?)</think>\n*", re.DOTALL)
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
     """One turn, or one segment of raw text.
 
-    `train` is the row's own wish for this turn (`loss` or `weight` in the data): None where it says nothing, and the
-    rules of the spec decide.
+    `train` is the row's own wish for this turn (`loss`, `train` or a weight in the data): None where it says nothing,
+    and the rules of the spec decide. `weight` is what the losses of its tokens are multiplied by where it is trained.
     """
 
     role: Role
@@ -32,6 +38,50 @@ class Message:
     """Of a tool turn: which call it answers."""
     name: str | None = None
     """Of a tool turn: the function's name."""
+    weight: float = 1.0
+    reasoning: str = ""
+    """The reasoning before the answer, where the row gives it apart from the text (`reasoning_content`)."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether the text as it stands is all that the turn says: no reasoning in it or beside it, and no images."""
+        return not self.reasoning and not self.image_offsets and "</think>" not in self.content
+
+    @property
+    def thought(self) -> str:
+        """The reasoning before the answer, given apart or as `<think>…</think>` at the beginning of the text."""
+        if self.reasoning or self.role not in ANSWERING:
+            return self.reasoning
+        found = _thought(self.content)
+        return "" if found is None else found[1].strip("\n")
+
+    @property
+    def answer(self) -> str:
+        """The text without the reasoning at its beginning."""
+        found = None if self.reasoning or self.role not in ANSWERING else _thought(self.content)
+        return self.content if found is None else self.content[found.end() :]
+
+    def without_thought(self) -> Message:
+        """The same turn with its answer alone."""
+        cut = len(self.content) - len(self.answer)
+        offsets = tuple(max(0, offset - cut) for offset in self.image_offsets)
+        return replace(self, content=self.answer, image_offsets=offsets, reasoning="")
+
+    def with_thought_apart(self) -> Message:
+        """The same turn with its reasoning in `reasoning`, wherever the row has it."""
+        return replace(self.without_thought(), reasoning=self.thought)
+
+    def with_thought_in_text(self) -> Message:
+        """The same turn with its reasoning where those have it who know only text: in tags before the answer."""
+        if not self.reasoning:
+            return self
+        opening = f"<think>\n{self.reasoning}\n</think>\n\n"
+        offsets = tuple(offset + len(opening) for offset in self.image_offsets)
+        return replace(self, content=opening + self.content, image_offsets=offsets, reasoning="")
+
+
+def _thought(content: str) -> re.Match[str] | None:
+    return _THOUGHT.match(content) if "</think>" in content else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,8 +14,7 @@ import orjson
 
 from rankzero.data.rows.chunks import Chunk, lines
 from rankzero.data.rows.conversation import Conversation
-from rankzero.data.rows.formats import FORMATS, Noted, Result, Row, convert, reason
-from rankzero.data.rows.formats.columns import rename
+from rankzero.data.rows.formats import FORMATS, Noted, Result, Row, convert, reason, rename
 from rankzero.data.rows.problems import RowProblem
 
 
@@ -89,6 +89,14 @@ def _count(parsed: Parsed, original: Row, row: Row, name: str, result: Result) -
         else:  # the values that are read are still the file's own; those that no key leads to any more are not
             read = {id(value) for key, value in row.items() if key in reads}
             parsed.ignored_keys.update(key for key, value in original.items() if id(value) not in read)
+    unread_in_turn = FORMATS[name].unread_in_turn
+    for key in FORMATS[name].turn_lists if unread_in_turn else ():
+        turns = row.get(key)
+        # Nearly always a turn is who speaks and what.
+        richer = [turn for turn in turns if isinstance(turn, dict) and len(turn) > 2] if isinstance(turns, list) else ()
+        if richer and unread_in_turn:
+            unread = frozenset[str]().union(*map(unread_in_turn, richer))
+            parsed.ignored_keys.update(f"{key}[].{one}" for one in unread)
 
 
 def seen_keys(chunk: Chunk, rows: int = 200) -> set[str]:
@@ -155,9 +163,11 @@ def _duplicate_key(
     """A key that is there twice, of which parsers keep the last in silence.
 
     A quote inside a JSON string is escaped, so a quoted name is a key or, rarely, a whole value; counting is cheap.
-    Only when there are more than the row's shape explains is the line parsed again to be sure.
+    Only when there are more than the row's shape explains, or where letters are escaped that need not be and so might
+    be those of a key, is the line parsed again to be sure.
     """
-    if name != "oasst" and not _more_keys_than_expected(line, row, name, columns):
+    escaped = b"\\u00" in line and _ESCAPED_LETTER.search(line)
+    if not FORMATS[name].nests and not escaped and not _more_keys_than_expected(line, row, name, columns):
         return None
     found: list[str] = []
 
@@ -192,6 +202,9 @@ def _more_keys_than_expected(line: bytes, row: Row, name: str, columns: Mapping[
     return any(line.count(_QUOTED[key]) > sum(key in turn for turn in turns) for key in _TURN_KEYS)
 
 
-_TURN_LISTS = frozenset({"messages", "prompt", "completion", "conversations", "conversation", "chosen", "rejected"})
-_TURN_KEYS = ("role", "content", "from", "value", "human", "assistant")
-_QUOTED = {key: f'"{key}"'.encode() for key in {key for of in FORMATS.values() for key in of.reads}.union(_TURN_KEYS)}
+_ESCAPED_LETTER = re.compile(rb"\\u00(?:3[0-9]|[46][1-9a-fA-F]|[57][0-9aA]|5[fF])")
+"""A letter, digit or underscore, of which the names of keys are made."""
+
+_TURN_LISTS = frozenset[str]().union(*(of.turn_lists for of in FORMATS.values()))
+_TURN_KEYS = frozenset[str]().union(*(of.turn_keys for of in FORMATS.values()))
+_QUOTED = {key: f'"{key}"'.encode() for key in _TURN_KEYS.union(*(of.reads for of in FORMATS.values()))}

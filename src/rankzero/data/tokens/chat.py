@@ -5,16 +5,27 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
-from rankzero.data.rows.conversation import Conversation
+from rankzero.data.rows.conversation import ANSWERING, Conversation
 from rankzero.data.rows.problems import RowProblem
-from rankzero.data.tokens.chat_text import ChatText, LeftOutError, Rendered, RewrittenError, TokenRules
+from rankzero.data.tokens.built_in_templates import PLAIN, TrainingTemplate, plain_template, training_template
+from rankzero.data.tokens.chat_text import (
+    OTHER_TEMPLATE,
+    ChatText,
+    LeftOutError,
+    Rendered,
+    RewrittenError,
+    WordsLostError,
+)
 from rankzero.data.tokens.image_tokens import ImageRules, Picture, Pictures
+from rankzero.data.tokens.own_words import excerpt
 from rankzero.data.tokens.template import ChatTemplate, TemplateRefusedError
+from rankzero.data.tokens.token_rules import TokenRules, turn_weights, with_wanted_reasoning
 from rankzero.data.tokens.tokenizer import TokenizerParts
-from rankzero.data.tokens.turns import reads_parts_only
-from rankzero.errors import ConfigError
+from rankzero.data.tokens.turns import first_left_out, reads_parts_only
 
-__all__ = ["Rendered", "Renderer", "TokenRules"]
+__all__ = ["AS_TEXT", "Rendered", "Renderer", "TokenRules"]
+
+AS_TEXT = "reasoning written before the answer as <think>…</think>, which the chat template does not know"
 
 
 class Renderer:
@@ -23,39 +34,46 @@ class Renderer:
     def __init__(self, parts: TokenizerParts, rules: TokenRules) -> None:
         self._parts, self._rules = parts, rules
         self._pictures = None if rules.vision is None else Pictures(rules.vision)
+        self._left_out: dict[tuple[object, ...], int | None] = {}
 
     @cached_property
-    def _template(self) -> ChatTemplate:
-        """Compiled when the first chat row asks for it: raw text needs none, not even one that is valid."""
-        if self._parts.chat_template is None:
-            raise ConfigError(
-                "the data has chat rows, but the tokenizer has no chat template",
-                where="data.chat_template",
-                hint="set data.chat_template to a Jinja file, take the tokenizer of the model's instruct version, or "
-                "write rows as prompt and completion",
-            )
-        return ChatTemplate(self._parts.chat_template, self._parts.variables)
+    def template(self) -> ChatTemplate:
+        """The model's own, or the plain one where it has none. Compiled when the first chat row asks for it: raw text
+        needs none, not even one that is valid. Raises ConfigError."""
+        source = self._parts.chat_template
+        if source is None:
+            source = plain_template(opens_with_bos=self._parts.opens_with_bos)
+        return ChatTemplate(source, {**self._parts.variables, **self._rules.template_kwargs})
+
+    @cached_property
+    def _keeps_reasoning(self) -> TrainingTemplate | None:
+        """What renders as the model's own template does, and keeps the reasoning that this one leaves out."""
+        return training_template(self.template, {**self._parts.variables, **self._rules.template_kwargs})
 
     @cached_property
     def in_parts(self) -> bool:
         """Whether the template reads contents as lists of parts alone."""
-        return self._rules.vision is not None and reads_parts_only(self._template)
+        return self._rules.vision is not None and reads_parts_only(self.template)
 
     def render(self, conversation: Conversation, image_root: str = ".") -> Rendered | RowProblem:
         """The row as text, or why there is none; its images are below `image_root`. Raises ConfigError where a chat
         row finds no valid template."""
-        if self._rules.task == "classify":
+        if self._rules.trains == "label":
             return _render_labelled(conversation)
         if other := _other_task(conversation):
             return other
         pictures = self._pictured(conversation, image_root)
         if isinstance(pictures, RowProblem):
             return pictures
+        conversation, notes = with_wanted_reasoning(conversation, self._rules)
+        if notes and (speechless := _without_answer(conversation)):
+            return speechless
         row = self._templated(conversation) if conversation.templated else _render_raw(conversation)
-        vision = self._rules.vision
-        if vision is None or isinstance(row, RowProblem):
+        if isinstance(row, RowProblem):
             return row
-        return _misplaced(row.text, conversation, vision) or replace(row, pictures=pictures)
+        row = replace(row, notes=(*notes, *row.notes)) if notes else row
+        vision = self._rules.vision
+        return row if vision is None else _misplaced(row.text, conversation, vision) or replace(row, pictures=pictures)
 
     def _pictured(self, conversation: Conversation, image_root: str) -> tuple[Picture, ...] | RowProblem:
         if not conversation.images:
@@ -67,17 +85,24 @@ class Renderer:
         return RowProblem(conversation.line, "needs a vision model", what, hint)
 
     def _templated(self, conversation: Conversation) -> Rendered | RowProblem:
+        weights = turn_weights(conversation, self._rules)
         try:
-            text = ChatText(conversation, self._template, self._parts.specials, in_parts=self.in_parts)
-            return text.render(self._rules)
+            try:
+                return self._with_own_template(conversation, weights)
+            except (WordsLostError, RewrittenError):
+                # Templates that leave reasoning out may do so only once another turn follows.
+                thoughts = any(w and m.thought for m, w in zip(conversation.messages, weights, strict=True))
+                if thoughts and (kept := self._with_reasoning_kept(conversation, weights)):
+                    return kept
+                raise
+        except WordsLostError as error:
+            return _lost(conversation.line, error)
         except TemplateRefusedError as error:
             return RowProblem(
                 conversation.line, "refused by the chat template", f"the chat template says: {error}", _hint(str(error))
             )
         except LeftOutError as error:
-            return RowProblem(
-                conversation.line, error.reason, str(error), "set data.chat_template to one that knows tools"
-            )
+            return RowProblem(conversation.line, error.reason, str(error), error.hint)
         except RewrittenError as error:
             return RowProblem(
                 conversation.line,
@@ -87,6 +112,71 @@ class Renderer:
                 "what is trained would not be what the model sees in use: set data.chat_template to a template that "
                 'only ever appends, or mark this turn "loss": false',
             )
+
+    def _with_own_template(self, conversation: Conversation, weights: tuple[float, ...]) -> Rendered:
+        text = ChatText(conversation, weights, self.template, self._parts, in_parts=self.in_parts)
+        row = self._trained(text)
+        self._require_context(text)
+        notes = [PLAIN] if self._parts.chat_template is None else []
+        if not self.template.reasoning_keys and any(message.reasoning for message in conversation.messages):
+            notes.append(AS_TEXT)
+        return replace(row, notes=tuple(notes)) if notes else row
+
+    def _require_context(self, text: ChatText) -> None:
+        """Raise LeftOutError where a turn that answers are given to is not in the text at all. Which are follows from
+        who speaks when, so each order of roles is looked at once."""
+        order = (bool(text.tools), *[(turn["role"], bool(turn["content"])) for turn in text.turns])
+        if order not in self._left_out:
+            self._left_out[order] = first_left_out(self.template, text.turns, text.tools)
+        i = self._left_out[order]
+        if i is not None:
+            message = text.messages[i]
+            what = f"the chat template leaves turn {i + 1} out ({message.role}): {excerpt(message.content)!r}"
+            hint = "name its role system, or " if message.role == "developer" else ""
+            raise LeftOutError("turn left out by the chat template", what, f"{hint}{OTHER_TEMPLATE}")
+
+    def _with_reasoning_kept(self, conversation: Conversation, weights: tuple[float, ...]) -> Rendered | None:
+        """The row by a template for training; None where there is none for this model, or not for such a row. Turns
+        that are not trained lose their reasoning, as they do in use."""
+        keeping = self._keeps_reasoning
+        if keeping is None or conversation.images or not keeping.agrees(conversation):
+            return None
+        apart = tuple(
+            message.with_thought_apart() if weight else replace(message, reasoning="")
+            for message, weight in zip(conversation.messages, weights, strict=True)
+        )
+        try:
+            text = ChatText(replace(conversation, messages=apart), weights, keeping.template, self._parts)
+            row = self._trained(text)
+        except (WordsLostError, TemplateRefusedError, LeftOutError):
+            return None
+        return replace(row, notes=(keeping.note,))
+
+    def _trained(self, text: ChatText) -> Rendered:
+        only_answers = self._rules.assistant_only_loss or text.completion_only
+        return text.answers() if only_answers else text.everything()
+
+
+def _without_answer(conversation: Conversation) -> RowProblem | None:
+    """Why a row cannot be trained that has nothing left to say without its reasoning."""
+    for i, message in enumerate(conversation.messages):
+        silent = not (message.content.strip() or message.reasoning or message.tool_calls or message.image_offsets)
+        if message.role in ANSWERING and message.train is not False and silent:
+            what = f"turn {i + 1} is reasoning without an answer, and data.reasoning leaves reasoning out"
+            return RowProblem(conversation.line, "nothing but reasoning", what, "remove the row")
+    return None
+
+
+def _lost(line: int, error: WordsLostError) -> RowProblem:
+    """Words of the row that would not be trained."""
+    where = f"turn {error.turn + 1}"
+    if error.thought:
+        what = f"the chat template leaves the reasoning of {where} out, which is to be trained: {error.words!r}"
+        hint = "data.reasoning: last or drop trains without it; data.chat_template: FILE can be one that keeps it"
+        return RowProblem(line, "reasoning left out by the chat template", what, hint)
+    what = f"the chat template leaves words of {where} out, which are to be trained: {error.words!r}"
+    hint = 'set data.chat_template to one that keeps what turns say, or mark the turn "loss": false'
+    return RowProblem(line, "words left out by the chat template", what, hint)
 
 
 def _other_task(conversation: Conversation) -> RowProblem | None:

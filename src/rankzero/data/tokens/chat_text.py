@@ -9,48 +9,36 @@ Which characters an assistant turn is made of follows from the template alone:
    by putting other content in its place and looking at what stays the same behind it.
 
 A turn's last trained token is its end token (`<|im_end|>`, `<|eot_id|>`, `</s>` …), not what stands behind that.
+Whichever way it was found: every word of a trained turn is in what is trained of it, or the row is refused.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rankzero.data.rows.conversation import Conversation
-from rankzero.data.tokens.image_tokens import ImageRules, Picture
+from rankzero.data.tokens.image_tokens import Picture
+from rankzero.data.tokens.own_words import excerpt, first_lost, words_of
 from rankzero.data.tokens.template import ChatTemplate, Span, TemplateRefusedError
+from rankzero.data.tokens.tokenizer import TokenizerParts
 from rankzero.data.tokens.turns import STAND_IN, turn_of, with_text
 
-if TYPE_CHECKING:  # workers need not load pydantic
-    from rankzero.spec.run_spec import OverLength, Task
-
-
-@dataclass(frozen=True, slots=True)
-class TokenRules:
-    """Which tokens of a row are kept, and which of those are trained; most fields are those of the spec."""
-
-    max_length: int = 2048
-    over_length: OverLength = "truncate"
-    assistant_only_loss: bool = True
-    task: Task = "sft"
-    vision: ImageRules | None = None
-    """Of a model that sees images."""
-
-    def as_json(self) -> dict[str, Any]:
-        """For fingerprints and manifests."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        return {**values, "vision": None if self.vision is None else self.vision.fingerprint}
+OTHER_TEMPLATE = "set data.chat_template to one that has a place for it"
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A row as text. `spans` are the trained characters, ascending and apart.
+    """A row as text. `spans` are the trained characters, ascending and apart, and `weights` what their losses are
+    multiplied by: one for each span, or none where all are 1.
 
     `raw` rows get the tokenizer's own special tokens around them (a BOS, mostly), as the model saw in pre-training;
     rows from a template bring theirs. `add_eos`: nothing in the text says where the model is to stop. `unopened`: what
     the template opens an answer with in use, but leaves out of the row (an empty thought, mostly). `label`: the class
     of the text, whose tokens are then only read. `pictures`: one for each placeholder in the text, in their order.
+    `notes`: what was done to the row by a rule, each the same for all rows to which it was done.
     """
 
     text: str
@@ -60,6 +48,8 @@ class Rendered:
     unopened: str = ""
     label: str | None = None
     pictures: tuple[Picture, ...] = ()
+    weights: tuple[float, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class RewrittenError(Exception):
@@ -74,42 +64,95 @@ class RewrittenError(Exception):
 class LeftOutError(Exception):
     """The template leaves something of the row out without a word."""
 
-    def __init__(self, reason: str, what: str) -> None:
+    def __init__(self, reason: str, what: str, hint: str = OTHER_TEMPLATE) -> None:
         super().__init__(what)
-        self.reason = reason
+        self.reason, self.hint = reason, hint
+
+
+class WordsLostError(Exception):
+    """Words of a trained turn are not in what would be trained of it. `turn` counts from 0; `thought`: they are its
+    reasoning."""
+
+    def __init__(self, turn: int, words: str, *, thought: bool) -> None:
+        super().__init__(words)
+        self.turn, self.words, self.thought = turn, words, thought
 
 
 class ChatText:
-    """One conversation on its way through a template."""
+    """One conversation on its way through a template.
+
+    `weights` has one number for each turn: what the losses of its tokens are multiplied by, 0 where it is not trained.
+    """
 
     def __init__(
-        self, conversation: Conversation, template: ChatTemplate, specials: tuple[str, ...], *, in_parts: bool = False
+        self,
+        conversation: Conversation,
+        weights: Sequence[float],
+        template: ChatTemplate,
+        parts: TokenizerParts,
+        *,
+        in_parts: bool = False,
     ) -> None:
         """`in_parts`: the template reads every turn's content as a list of parts, not only where there are images."""
         self.messages = conversation.messages
         self.completion_only = conversation.completion_only
+        self.weights = weights
         self.template = template
-        self.specials = specials
+        self.specials, self.eos = parts.specials, parts.eos_token
         self.tools = conversation.tools
-        self.turns = [turn_of(message, in_parts=in_parts) for message in self.messages]
+        keys, knows_thoughts = template.reasoning_keys, template.knows_thoughts
+        self.turns = [
+            turn_of(message, in_parts=in_parts, keys=keys, knows_thoughts=knows_thoughts) for message in self.messages
+        ]
         self.text, self.blocks = template.render_marked(self.turns, tools=self.tools)
         self.unopened = ""
         if self.tools or any(message.tool_calls for message in self.messages):
             self._require_tools_shown()
 
-    def render(self, rules: TokenRules) -> Rendered:
-        final = self.messages[-1]
-        add_eos = final.role == "assistant" and final.train is not False and not self._ends_with_token()
+    def answers(self) -> Rendered:
+        """The row with its trained assistant turns, and nothing else of it, trained.
+
+        Raises WordsLostError, RewrittenError, LeftOutError or TemplateRefusedError.
+        """
+        spans = {i: self._span(i) for i in self._trained}
+        for i, (start, end) in spans.items():
+            # Nearly always the words stand there as they are: looked for in place, which costs next to nothing.
+            message = self.messages[i]
+            if not (message.plain and self.text.find(message.content.strip(), start, end) >= 0):
+                self._require_words([i], self.text[start:end])
+        return self._rendered([(*span, self.weights[i]) for i, span in spans.items()], unopened=self.unopened)
+
+    def everything(self) -> Rendered:
+        """The row with every character trained but those of turns that are not. Raises as `answers` does."""
+        self._require_words([i for i in self._trained if self.messages[i].role == "assistant"], self.text)
+        marked = [
+            (*(self._turn(i) if message.role == "assistant" else self._content(i)), weight)
+            for i, (message, weight) in enumerate(zip(self.messages, self.weights, strict=True))
+            if weight != 1
+        ]
+        return self._rendered(_filled(marked, len(self.text)))
+
+    def _rendered(self, weighted: Sequence[tuple[int, int, float]], *, unopened: str = "") -> Rendered:
+        final, weight = self.messages[-1], self.weights[-1]
+        add_eos = final.role == "assistant" and weight > 0 and not self._ends_with_token()
         # Without what the template puts behind the turn (a newline, say): the end token is to come right after it.
         text = self.text.rstrip() if add_eos else self.text
-        if rules.assistant_only_loss or self.completion_only:
-            return Rendered(text, self._wanted_turns(), raw=False, add_eos=add_eos, unopened=self.unopened)
-        excluded = [
-            self._turn(i) if message.role == "assistant" else self._content(i)
-            for i, message in enumerate(self.messages)
-            if message.train is False
-        ]
-        return Rendered(text, _complement(excluded, len(text)), raw=False, add_eos=add_eos)
+        spans = [(start, min(end, len(text))) for start, end, _ in weighted if start < len(text)]
+        weights = tuple([weight for start, _, weight in weighted if start < len(text)])
+        plain = weights.count(1) == len(weights)
+        return Rendered(text, spans, raw=False, add_eos=add_eos, unopened=unopened, weights=() if plain else weights)
+
+    @property
+    def _trained(self) -> list[int]:
+        return [i for i, weight in enumerate(self.weights) if weight]
+
+    def _require_words(self, turns: Sequence[int], text: str) -> None:
+        """Raise where words of these turns are not in the text, in their order."""
+        pieces = [(i, piece) for i in turns for piece in words_of(self.messages[i])]
+        lost = first_lost([piece for _, piece in pieces], text)
+        if lost is not None:
+            i, words = pieces[lost]
+            raise WordsLostError(i, excerpt(words), thought=words == self.messages[i].thought)
 
     def _render(self, turns: list[dict[str, Any]], *, opening: bool = False) -> str:
         return self.template.render(turns, tools=self.tools, opening=opening)
@@ -140,12 +183,14 @@ class ChatText:
         except TemplateRefusedError:
             return False
 
-    def _wanted_turns(self) -> list[Span]:
+    def _span(self, i: int) -> Span:
+        """What is trained of assistant turn `i`."""
+        return self._marked[i] if self.template.marks_turns else self._turn(i)
+
+    @cached_property
+    def _marked(self) -> dict[int, Span]:
         assistants = [i for i, message in enumerate(self.messages) if message.role == "assistant"]
-        if self.template.marks_turns:
-            turns = dict(zip(assistants, self._blocks(len(assistants)), strict=True))
-            return [turns[i] for i in assistants if self.messages[i].train is not False]
-        return [self._turn(i) for i in assistants if self.messages[i].train is not False]
+        return dict(zip(assistants, self._blocks(len(assistants)), strict=True))
 
     def _blocks(self, expected: int) -> list[Span]:
         """The template's own marks, one for each assistant turn, with the end token if it stands right behind."""
@@ -180,6 +225,7 @@ class ChatText:
     def _turn_end(self, i: int, start: int) -> int:
         if self.messages[i].tool_calls:
             return self._call_end(i)
+        last = i == len(self.turns) - 1
         last_end, closing = self._last_end
         # Nearly always the content stands right there, behind a space at most, and behind it what ends the last turn.
         at = start + 1 if self.text.startswith(" ", start) else start
@@ -187,20 +233,29 @@ class ChatText:
             for end in (start + len(content), at + len(content)):
                 if closing and self.text.endswith(content, 0, end) and self.text.startswith(closing, end):
                     return end + len(closing)
-        if i == len(self.turns) - 1:
+        if last:
             return last_end + len(closing) if closing else len(self.text)
         part = self._render(self.turns[: i + 1])
         if self.text.startswith(part) and len(part) >= start:
             return len(part)
         end = self._content(i)[1]
-        return end + len(closing) if closing and self.text.startswith(closing, end) else end
+        if closing and not self.text.startswith(closing, end):
+            closing = self._other_closing(i, end)
+        return end + len(closing)
+
+    def _other_closing(self, i: int, end: int) -> str:
+        """What closes turn `i` where that is not what closes the last one (gpt-oss: `<|end|>` and `<|return|>`); ""
+        where no end token stands there but what opens the next turn."""
+        closing = self._closing_at(end)
+        shown = (self._render(self.turns[:until]).rstrip() for until in (i + 2, 1))
+        return closing if closing and any(text.endswith(closing.strip()) for text in shown) else ""
 
     def _call_end(self, i: int) -> int:
         """The end of a turn that calls tools. What is written last in it differs between templates, so the turn is
         looked at as a whole: where a turn of text alone would end, or where the conversation up to it ends."""
         try:
             end = self._content(i)[1]
-            if closing := self._token_at(end):
+            if closing := self._closing_at(end):
                 return end + len(closing)
         except TemplateRefusedError:
             pass  # it wants a call here: tool answers follow
@@ -210,9 +265,10 @@ class ChatText:
         raise TemplateRefusedError(f"where the tool calls of turn {i + 1} end cannot be told")
 
     def _content(self, i: int) -> Span:
-        """Where the content of turn `i` stands in the text, its tool calls included."""
+        """Where the content of turn `i` stands in the text, its tool calls and its reasoning included."""
         changed = [*self.turns]
-        changed[i] = {key: value for key, value in changed[i].items() if key != "tool_calls"}
+        left_out = {"tool_calls", *self.template.reasoning_keys}
+        changed[i] = {key: value for key, value in changed[i].items() if key not in left_out}
         changed[i]["content"] = with_text(changed[i]["content"], STAND_IN)
         other = self._render(changed)
         start = _common_prefix(self.text, other)
@@ -227,24 +283,29 @@ class ChatText:
         """
         if self.messages[-1].tool_calls:
             end = self._content(len(self.turns) - 1)[1]
-            return end, self._token_at(end)
+            return end, self._closing_at(end)
         written = self.messages[-1].content
         content = written.strip()
         found = self.text.rfind(content)
         # Space at the content's end must not pass for space that the template puts before every end token.
-        if written == written.rstrip() and found >= 0 and (closing := self._token_at(found + len(content))):
+        if written == written.rstrip() and found >= 0 and (closing := self._closing_at(found + len(content))):
             return found + len(content), closing
         end = self._content(len(self.turns) - 1)[1]
-        return end, self._token_at(end)
+        return end, self._closing_at(end)
 
-    def _token_at(self, at: int) -> str:
-        """The special token that stands there, with the space before it; "" where something else does."""
+    def _closing_at(self, at: int) -> str:
+        """What ends a turn there, with the space before it: a special token, and those behind it up to the end token
+        where one follows at once (Cohere: `<|END_RESPONSE|><|END_OF_TURN_TOKEN|>`); "" where something else stands."""
         rest = self.text[at:]
-        after_space = rest.lstrip()
-        if not after_space.startswith(self.specials):
-            return ""
-        token = next(token for token in self.specials if after_space.startswith(token))
-        return rest[: len(rest) - len(after_space) + len(token)]
+        end = len(rest) - len(rest.lstrip())
+        ends: list[int] = []
+        while rest.startswith(self.specials, end):
+            token = next(token for token in self.specials if rest.startswith(token, end))
+            end += len(token)
+            ends.append(end)
+            if token == self.eos:
+                return rest[:end]
+        return rest[: ends[0]] if ends else ""
 
     def _trimmed(self, start: int, end: int) -> int:
         """`end` without the space behind the last thing that is written."""
@@ -254,15 +315,17 @@ class ChatText:
         return self.text.rstrip().endswith(self.specials)
 
 
-def _complement(spans: list[Span], length: int) -> list[Span]:
-    """What of 0…length is in none of the spans."""
-    inverse: list[Span] = []
+def _filled(marked: Sequence[tuple[int, int, float]], length: int) -> list[tuple[int, int, float]]:
+    """All of 0…length with its weight: those that are marked theirs, 1 everywhere else. What weighs 0 is left out."""
+    filled: list[tuple[int, int, float]] = []
     at = 0
-    for start, end in sorted(spans):
+    for start, end, weight in sorted(marked):
         if start > at:
-            inverse.append((at, start))
+            filled.append((at, start, 1.0))
+        if weight and end > max(at, start):
+            filled.append((max(at, start), end, weight))
         at = max(at, end)
-    return [*inverse, (at, length)] if at < length else inverse
+    return [*filled, (at, length, 1.0)] if at < length else filled
 
 
 def _common_prefix(a: str, b: str) -> int:

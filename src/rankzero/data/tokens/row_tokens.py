@@ -10,14 +10,18 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
-from rankzero.data.tokens.chat import Rendered, TokenRules
+from rankzero.data.tokens.chat_text import Rendered
 from rankzero.data.tokens.image_tokens import Picture
+from rankzero.data.tokens.token_rules import TokenRules
 from rankzero.data.tokens.tokenizer import TokenizerParts
 
 TokenRange = tuple[int, int]
+_Weighted = tuple[int, int, float]
+"""Tokens from, to (exclusive), and what their losses are multiplied by."""
 
 _BATCH_CHARS = 256 * 1024
 """Text tokenised in one call: tokenizers needs some hundred bytes of memory for each token until its ids are taken."""
@@ -29,7 +33,8 @@ _SPARE_TOKENS = 1024
 @dataclass(frozen=True, slots=True)
 class Row:
     """One tokenised row. `ranges` are the trained tokens; the first token is never among them, nothing predicts it.
-    A row with a label has none: it is put into a class as a whole. Images have their full number of tokens."""
+    A row with a label has none: it is put into a class as a whole. `weights` are what the losses of each range are
+    multiplied by; none where all are 1. Images have their full number of tokens."""
 
     ids: list[int]
     ranges: list[TokenRange]
@@ -41,11 +46,21 @@ class Row:
     images: tuple[str, ...] = ()
     images_end: int = 0
     """The tokens up to and with the last image."""
+    weights: tuple[float, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def supervised(self) -> int:
         """How many losses the row has."""
         return 1 if self.label is not None else sum(end - start for start, end in self.ranges)
+
+    @property
+    def loss_weight(self) -> float:
+        """The sum of what its losses are multiplied by, each weight as float32 holds it."""
+        if not self.weights:
+            return float(self.supervised)
+        weighted = zip(self.ranges, np.array(self.weights, dtype=np.float32).tolist(), strict=True)
+        return float(sum((end - start) * weight for (start, end), weight in weighted))
 
 
 def cuts_images(images_end: int, max_length: int) -> bool:
@@ -96,33 +111,34 @@ class Encoder:
             if ids[-1:] != [self._eos_id]:
                 ids.append(self._eos_id)
             # Trained even where the tokenizer, or the text itself, brought it: it is where the model learns to stop.
-            ranges = _joined([*ranges, (len(before) + len(encoding), len(ids))])
+            ranges = _joined([*ranges, (len(before) + len(encoding), len(ids), ranges[-1][2] if ranges else 1.0)])
         ranges, images_end = _clipped(ranges, 1, len(ids)), 0
         if row.pictures:
             ids, ranges, images_end = self._with_images(ids, ranges, row.pictures)
         made = Row(
             ids,
-            ranges,
+            [],
             straddles=straddles,
             unopened=row.unopened,
             images=tuple(picture.path for picture in row.pictures),
             images_end=images_end,
+            notes=row.notes,
         )
         if whole and not ranges:
             return replace(made, dropped="nothing_to_train")
         if whole and len(ids) <= self._max_length:
-            return made
+            return _with_ranges(made, ranges)
         if self._drop_long:
-            return replace(made, ranges=[], dropped="over_length")
+            return replace(made, dropped="over_length")
         ranges = _clipped(ranges, 1, self._max_length)
         dropped = "" if ranges else "truncated_before_trained"
         if cuts_images(images_end, self._max_length):
             dropped = "image_cut_off"
-        return replace(made, ids=ids[: self._max_length], ranges=ranges, truncated=True, dropped=dropped)
+        return _with_ranges(replace(made, ids=ids[: self._max_length], truncated=True, dropped=dropped), ranges)
 
     def _with_images(
-        self, ids: list[int], ranges: list[TokenRange], pictures: Sequence[Picture]
-    ) -> tuple[list[int], list[TokenRange], int]:
+        self, ids: list[int], ranges: list[_Weighted], pictures: Sequence[Picture]
+    ) -> tuple[list[int], list[_Weighted], int]:
         """The row with as many placeholders as each image has tokens, and where the last image ends. Nothing trains the
         model to write them. Images whose place was cut off with the text end behind all tokens."""
         places = [at for at, token in enumerate(ids) if token == self._placeholder_id]
@@ -139,12 +155,12 @@ class Encoder:
         def moved(token: int) -> int:
             return token + more[bisect_left(places, token)]
 
-        trained: list[TokenRange] = []
-        for start, end in ranges:
+        trained: list[_Weighted] = []
+        for start, end, weight in ranges:
             inside = places[bisect_left(places, start) : bisect_left(places, end)]
             edges = [start, *(edge for place in inside for edge in (place, place + 1)), end]
             pieces = zip(edges[::2], edges[1::2], strict=True)
-            trained += [(moved(low), moved(high)) for low, high in pieces if low < high]
+            trained += [(moved(low), moved(high), weight) for low, high in pieces if low < high]
         return whole, trained, images_end
 
     def _labelled(self, label: str, text: list[int], whole: bool) -> Row:
@@ -157,7 +173,13 @@ class Encoder:
         return Row(ids, [], long, "over_length" if long and self._drop_long else "", label=label)
 
 
-def _token_ranges(row: Rendered, encoding: Encoding, shift: int) -> tuple[list[TokenRange], bool]:
+def _with_ranges(row: Row, ranges: Sequence[_Weighted]) -> Row:
+    weights = tuple(weight for *_, weight in ranges)
+    plain = all(weight == 1 for weight in weights)
+    return replace(row, ranges=[(start, end) for start, end, _ in ranges], weights=() if plain else weights)
+
+
+def _token_ranges(row: Rendered, encoding: Encoding, shift: int) -> tuple[list[_Weighted], bool]:
     """Character spans as token ranges, and whether a token joins the end of the prompt with the start of the answer.
 
     A token belongs to the span that it starts in: an end token may swallow the space behind it, and still is the end.
@@ -176,10 +198,11 @@ def _token_ranges(row: Rendered, encoding: Encoding, shift: int) -> tuple[list[T
         boundary = row.spans[0][0]
         first = bisect_right(tokens, boundary, key=end_of) if boundary else 0
         straddles = first < len(tokens) and start_of(first) < boundary
-        return [(first + shift, len(tokens) + shift)], straddles
+        return [(first + shift, len(tokens) + shift, 1.0)], straddles
+    weights = row.weights or (1.0,) * len(row.spans)
     ranges = [
-        (bisect_left(tokens, start, key=start_of) + shift, bisect_left(tokens, end, key=start_of) + shift)
-        for start, end in row.spans
+        (bisect_left(tokens, start, key=start_of) + shift, bisect_left(tokens, end, key=start_of) + shift, weight)
+        for (start, end), weight in zip(row.spans, weights, strict=True)
     ]
     return _joined(ranges), False
 
@@ -189,19 +212,19 @@ def _chars(encoding: Encoding, token: int) -> Any:
     return encoding.token_to_chars(token)
 
 
-def _clipped(ranges: list[TokenRange], low: int, high: int) -> list[TokenRange]:
-    clipped = [(max(start, low), min(end, high)) for start, end in ranges]
-    return [(start, end) for start, end in clipped if start < end]
+def _clipped(ranges: list[_Weighted], low: int, high: int) -> list[_Weighted]:
+    clipped = [(max(start, low), min(end, high), weight) for start, end, weight in ranges]
+    return [(start, end, weight) for start, end, weight in clipped if start < end]
 
 
-def _joined(ranges: list[TokenRange]) -> list[TokenRange]:
-    """Touching ranges as one, empty ones left out."""
-    joined: list[TokenRange] = []
-    for start, end in ranges:
-        if joined and joined[-1][1] == start:
-            joined[-1] = (joined[-1][0], end)
+def _joined(ranges: list[_Weighted]) -> list[_Weighted]:
+    """Touching ranges of one weight as one, empty ones left out."""
+    joined: list[_Weighted] = []
+    for start, end, weight in ranges:
+        if joined and joined[-1][1] == start and joined[-1][2] == weight:
+            joined[-1] = (joined[-1][0], end, weight)
         elif start < end:
-            joined.append((start, end))
+            joined.append((start, end, weight))
     return joined
 
 

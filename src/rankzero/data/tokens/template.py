@@ -19,6 +19,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from rankzero.data.rows.formats.reasoning import REASONING_KEYS
 from rankzero.errors import ConfigError
 
 Turns = Sequence[Mapping[str, Any]]
@@ -40,11 +41,16 @@ class TemplateRefusedError(Exception):
 
 
 class ChatTemplate:
-    """A compiled template. `variables` are the special tokens by name (`bos_token`, …)."""
+    """A compiled template. `variables` are what it finds by name: the special tokens (`bos_token`, …), and what the
+    spec gives it (data.chat_template_kwargs)."""
 
-    def __init__(self, source: str, variables: Mapping[str, str]) -> None:
-        self._variables = dict(variables)
+    def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
+        self._variables = {"documents": None, **variables}
         self.marks_turns = re.search(r"\{%[-+]?\s*generation\b", source) is not None
+        self.reasoning_keys = tuple(key for key in REASONING_KEYS if re.search(_read_as(key), source))
+        """Under which names it reads a turn's reasoning."""
+        self.knows_thoughts = "</think>" in source
+        """Whether it has rules of its own for `<think>…</think>` in a text."""
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -60,12 +66,17 @@ class ChatTemplate:
         """The text, and where its `{% generation %}` blocks are."""
         try:
             text = self._template.render(
-                messages=turns, tools=tools or None, documents=None, add_generation_prompt=opening, **self._variables
+                messages=turns, tools=tools or None, add_generation_prompt=opening, **self._variables
             )
         except Exception as error:  # a template is foreign code: it may fail in any way
             reason = str(error) or type(error).__name__
             raise TemplateRefusedError(reason.splitlines()[0]) from error
         return _take_marks(text) if self.marks_turns else (text, [])
+
+
+def _read_as(key: str) -> str:
+    """A pattern of how a template reads a key of a turn: `turn.key`, `turn['key']`, `'key' in turn`."""
+    return rf"(?:\.|['\"])\b{key}\b"
 
 
 def _take_marks(text: str) -> tuple[str, list[Span]]:

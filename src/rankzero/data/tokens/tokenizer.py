@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rankzero.errors import ConfigError
 
 if TYPE_CHECKING:  # workers need not load pydantic
-    from rankzero.spec.run_spec import Task
+    from rankzero.spec.tasks import Trains
 
 
 class Tokenizer(Protocol):
@@ -46,6 +46,8 @@ class TokenizerParts:
     eos_id: int
     """-1, and the token empty, where there is none."""
     specials: tuple[str, ...]
+    opens_with_bos: bool = False
+    """Whether the tokenizer itself begins every text with its BOS token."""
 
     @property
     def fingerprint(self) -> str:
@@ -56,7 +58,7 @@ class TokenizerParts:
         return hashlib.sha256(whole.encode()).hexdigest()
 
 
-def take_apart(tokenizer: Tokenizer, task: Task = "sft") -> TokenizerParts:
+def take_apart(tokenizer: Tokenizer, trains: Trains = "answers") -> TokenizerParts:
     """The parts of a fast tokenizer. Raises ConfigError where one that the task needs is missing."""
     if not getattr(tokenizer, "is_fast", False):
         raise ConfigError(
@@ -69,7 +71,7 @@ def take_apart(tokenizer: Tokenizer, task: Task = "sft") -> TokenizerParts:
         name: str(token) for name, token in tokenizer.special_tokens_map.items() if not isinstance(token, (list, dict))
     }
     eos_id = tokenizer.eos_token_id if "eos_token" in variables else None
-    if eos_id is None and task == "sft":
+    if eos_id is None and trains == "answers":
         raise ConfigError(
             "the tokenizer has no end-of-sequence token, so a model could not learn where to stop",
             where="model.tokenizer_dir",
@@ -88,7 +90,16 @@ def take_apart(tokenizer: Tokenizer, task: Task = "sft") -> TokenizerParts:
         eos_token=eos_token,
         eos_id=-1 if eos_id is None else int(eos_id),
         specials=tuple(sorted(specials, key=lambda token: (-len(token), token))),
+        opens_with_bos=opens_with_bos(tokenizer),
     )
+
+
+def opens_with_bos(tokenizer: Tokenizer) -> bool:
+    """Whether the tokenizer itself begins every text with its BOS token."""
+    bos = tokenizer.special_tokens_map.get("bos_token")
+    if bos is None or not tokenizer.is_fast:
+        return False
+    return bool(tokenizer.backend_tokenizer.encode("a", add_special_tokens=True).tokens[:1] == [str(bos)])
 
 
 def _keep_whole_offsets(post_processor: Any) -> None:

@@ -20,7 +20,7 @@ from rankzero.engine.parallel.formats import (
     write_tensors,
 )
 from rankzero.model.weights import load_weights, save_weights
-from rankzero.spec.run_spec import Sharding
+from rankzero.spec.run_spec import RunSpec, Sharding
 
 
 class Replicated:
@@ -47,10 +47,13 @@ class Replicated:
         del last  # gradients are reduced once a step, in reduce_gradients
         torch.autograd.backward(loss)
 
-    def reduce_gradients(self, max_grad_norm: float | None) -> torch.Tensor:
+    def reduce_gradients(self, max_grad_norm: float | None, *, loss_scale: float = 1.0) -> torch.Tensor:
         parameters = list(self._parameters.values())
         sum_gradients(parameters)
-        norm = _norm([p.grad for p in parameters if p.grad is not None])
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if loss_scale != 1:
+            torch._foreach_mul_(gradients, 1 / loss_scale)
+        norm = _norm(gradients)
         if max_grad_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
         return norm
@@ -87,3 +90,16 @@ def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:
         return torch.nn.utils.get_total_norm(gradients)
     norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
     return torch.stack(norms).square().sum().sqrt()
+
+
+def spread(
+    module: Any,
+    make_optimizer: Callable[[dict[str, torch.nn.Parameter]], torch.optim.Optimizer],
+    *,
+    spec: RunSpec,
+    world: World,
+    device: Device,
+    dtype: torch.dtype,
+) -> Replicated:
+    """As the other shardings; what is computed in which precision is the loop's matter here."""
+    return Replicated(module, make_optimizer, world=world, device=device)

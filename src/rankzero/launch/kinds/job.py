@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from rankzero.errors import NEVER_RETRIED, ExitCode
+from rankzero.launch.kinds.kind import Kind, PodSpecs, by_conditions, by_mark
 from rankzero.launch.labels import Manifest
 from rankzero.launch.plan import Plan
+from rankzero.launch.render.failures import failure_rules
 from rankzero.launch.render.pod import pod_template
 from rankzero.launch.render.shared import headless_service, top_metadata
+from rankzero.launch.resource import JOB
+from rankzero.launch.untyped_json import at, whole
 
-NEVER_RETRIED_CODES = sorted(int(code) for code in NEVER_RETRIED)
-DISRUPTED = [{"type": "DisruptionTarget", "status": "True"}]
+INDEX = "batch.kubernetes.io/job-completion-index"
+"""Label or annotation of an Indexed Job's pods."""
 
 
 def objects(plan: Plan) -> list[Manifest]:
@@ -19,8 +23,8 @@ def objects(plan: Plan) -> list[Manifest]:
     return [
         headless_service(plan, {"batch.kubernetes.io/job-name": plan.name}),
         {
-            "apiVersion": "batch/v1",
-            "kind": "Job",
+            "apiVersion": JOB.api_version,
+            "kind": JOB.kind,
             "metadata": top_metadata(plan),
             "spec": _spec(plan),
         },
@@ -46,18 +50,19 @@ def _spec(plan: Plan) -> dict[str, Any]:
     return {**spec, "template": template}
 
 
-def failure_rules(container: str, *, stopped: str) -> list[dict[str, Any]]:
-    """The exit codes as rules, in this order: never right by trying again; saved, so no restart is charged; disrupted.
+def pods_of_job(spec: Mapping[str, Any]) -> PodSpecs:
+    """Of the spec of a Job."""
+    pod = at(spec, "template", "spec")
+    if pod:
+        yield pod, whole(spec, "parallelism") or 1
 
-    `stopped` is the action of the last two. Every rule has `onPodConditions`, which API servers before 1.29 insist on.
-    """
 
-    def codes(action: str, values: list[int]) -> dict[str, Any]:
-        rule = {"containerName": container, "operator": "In", "values": values}
-        return {"action": action, "onExitCodes": rule}
-
-    return [
-        codes("FailJob", NEVER_RETRIED_CODES),
-        codes(stopped, [int(ExitCode.STOPPED)]),
-        {"action": stopped, "onPodConditions": DISRUPTED},
-    ]
+KIND = Kind(
+    resource=JOB,
+    objects=objects,
+    pod_specs=lambda manifest: pods_of_job(at(manifest, "spec")),
+    node_index=by_mark(INDEX),
+    end=by_conditions("Complete"),
+    restarts_allowed=("spec", "backoffLimit"),
+    time_limit=("spec", "activeDeadlineSeconds"),
+)

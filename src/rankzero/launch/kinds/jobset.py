@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from rankzero.launch.kinds.job import failure_rules
+from rankzero.launch.kinds.job import INDEX, pods_of_job
+from rankzero.launch.kinds.kind import Kind, PodSpecs, by_conditions, by_mark
 from rankzero.launch.labels import Manifest
 from rankzero.launch.plan import Plan
+from rankzero.launch.render.failures import failure_rules
 from rankzero.launch.render.pod import pod_template
 from rankzero.launch.render.shared import run_annotations, run_labels, top_metadata
+from rankzero.launch.resource import Resource
+from rankzero.launch.untyped_json import at, maps
 
+JOB_SET = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
 GROUP = "node"
 """Name of the replicated Job; pods are `<run>-node-0-<index>`."""
 
@@ -19,7 +25,7 @@ def objects(plan: Plan) -> list[Manifest]:
     spec = jobset_spec(plan)
     if plan.cluster.ttl_seconds_after_finished is not None:
         spec["ttlSecondsAfterFinished"] = plan.cluster.ttl_seconds_after_finished
-    return [{"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": top_metadata(plan), "spec": spec}]
+    return [{"apiVersion": JOB_SET.api_version, "kind": JOB_SET.kind, "metadata": top_metadata(plan), "spec": spec}]
 
 
 def jobset_spec(plan: Plan, job_labels: dict[str, str] | None = None) -> dict[str, Any]:
@@ -67,6 +73,7 @@ def jobset_spec(plan: Plan, job_labels: dict[str, str] | None = None) -> dict[st
 def _rules() -> list[dict[str, Any]]:
     reason = {"onJobFailureReasons": ["PodFailurePolicy"]}
     return [
+        {"name": "outOfTime", "action": "FailJobSet", "onJobFailureReasons": ["DeadlineExceeded"]},
         {
             "name": "neverRetried",
             "action": "FailJobSet",
@@ -80,3 +87,21 @@ def _rules() -> list[dict[str, Any]]:
             "onJobFailureMessagePatterns": [".*rule at index [12].*"],
         },
     ]
+
+
+def pods_of_jobset(spec: Mapping[str, Any]) -> PodSpecs:
+    """Of the spec of a JobSet."""
+    for replicated in maps(spec, "replicatedJobs"):
+        yield from pods_of_job(at(replicated, "template", "spec"))
+
+
+KIND = Kind(
+    resource=JOB_SET,
+    objects=objects,
+    pod_specs=lambda manifest: pods_of_jobset(at(manifest, "spec")),
+    node_index=by_mark(INDEX),
+    end=by_conditions("Completed"),
+    needs="JobSet (https://jobset.sigs.k8s.io)",
+    restarts_made=("status", "restarts"),
+    restarts_allowed=("spec", "failurePolicy", "maxRestarts"),
+)

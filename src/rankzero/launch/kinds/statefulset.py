@@ -6,12 +6,19 @@ outcome on the StatefulSet and scales it to zero, for which it alone of all kind
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from rankzero.launch.labels import NODE_ROLE, ROLE, RUN, Manifest
+from rankzero.launch.kinds.kind import End, Kind, PodSpecs, by_mark, is_number
+from rankzero.launch.labels import KIND as KIND_LABEL
+from rankzero.launch.labels import NODE_ROLE, OUTCOME, ROLE, RUN, Manifest
 from rankzero.launch.plan import Plan
 from rankzero.launch.render.pod import pod_template
 from rankzero.launch.render.shared import headless_service, metadata, top_metadata
+from rankzero.launch.resource import Resource
+from rankzero.launch.untyped_json import at, text, whole
+
+STATEFUL_SET = Resource("apps", "v1", "statefulsets", "StatefulSet")
 
 
 def objects(plan: Plan) -> list[Manifest]:
@@ -31,7 +38,12 @@ def objects(plan: Plan) -> list[Manifest]:
     return [
         *accounts,
         headless_service(plan, match),
-        {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": top_metadata(plan), "spec": stateful},
+        {
+            "apiVersion": STATEFUL_SET.api_version,
+            "kind": STATEFUL_SET.kind,
+            "metadata": top_metadata(plan),
+            "spec": stateful,
+        },
     ]
 
 
@@ -45,8 +57,8 @@ def _account(plan: Plan) -> list[Manifest]:
             "metadata": metadata(plan),
             "rules": [
                 {
-                    "apiGroups": ["apps"],
-                    "resources": ["statefulsets"],
+                    "apiGroups": [STATEFUL_SET.group],
+                    "resources": [STATEFUL_SET.plural],
                     "resourceNames": [plan.name],
                     "verbs": ["get", "patch"],
                 }
@@ -60,3 +72,44 @@ def _account(plan: Plan) -> list[Manifest]:
             "subjects": [{"kind": "ServiceAccount", "name": plan.name, "namespace": plan.cluster.namespace}],
         },
     ]
+
+
+class Scale:
+    """Told to have no pods by having no replicas."""
+
+    def is_off(self, manifest: Mapping[str, Any]) -> bool:
+        """Whether it is scaled to zero."""
+        return at(manifest, "spec").get("replicas") == 0
+
+    def patch(self, manifest: Mapping[str, Any], *, suspend: bool) -> Manifest:
+        """To zero, or to as many as were rendered."""
+        return {"spec": {"replicas": 0 if suspend else at(manifest, "spec").get("replicas", 1)}}
+
+
+def _pod_specs(manifest: Mapping[str, Any]) -> PodSpecs:
+    yield at(manifest, "spec", "template", "spec"), whole(manifest, "spec", "replicas") or 1
+
+
+_marked = by_mark("apps.kubernetes.io/pod-index")
+
+
+def _node_index(pod: Mapping[str, Any]) -> int | None:
+    """From its label, which clusters before 1.28 do not write, or the end of its name, which others' do not tell by."""
+    found, tail = _marked(pod), text(pod, "metadata", "name").rpartition("-")[2]
+    ours = text(pod, "metadata", "labels", KIND_LABEL) == "statefulset"
+    return int(tail) if found is None and ours and is_number(tail) else found
+
+
+def _end(manifest: Mapping[str, Any]) -> End | None:
+    return "complete" if OUTCOME in at(manifest, "metadata", "annotations") else None
+
+
+KIND = Kind(
+    resource=STATEFUL_SET,
+    objects=objects,
+    pod_specs=_pod_specs,
+    node_index=_node_index,
+    end=_end,
+    switch=Scale(),
+    parks=True,
+)

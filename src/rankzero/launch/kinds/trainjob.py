@@ -9,12 +9,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from rankzero.launch.kinds.jobset import jobset_spec
+from rankzero.launch.kinds.job import INDEX
+from rankzero.launch.kinds.jobset import jobset_spec, pods_of_jobset
+from rankzero.launch.kinds.kind import Kind, Template, by_conditions, by_mark
 from rankzero.launch.labels import Manifest
 from rankzero.launch.plan import Plan
 from rankzero.launch.render.shared import metadata, top_metadata
+from rankzero.launch.resource import Resource
+from rankzero.launch.untyped_json import at
 
-API = "trainer.kubeflow.org/v1alpha1"
+TRAIN_JOB = Resource("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob")
+RUNTIME = Resource(TRAIN_JOB.group, TRAIN_JOB.version, "trainingruntimes", "TrainingRuntime")
 ANCESTOR = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 
 
@@ -25,19 +30,30 @@ def objects(plan: Plan) -> list[Manifest]:
     template: dict[str, Any] = {"spec": jobset_spec(plan, ANCESTOR)}
     return [
         {
-            "apiVersion": API,
-            "kind": "TrainingRuntime",
+            "apiVersion": RUNTIME.api_version,
+            "kind": RUNTIME.kind,
             "metadata": runtime_metadata,
             "spec": {"mlPolicy": {"numNodes": plan.cluster.num_nodes, "torch": {}}, "template": template},
         },
         {
-            "apiVersion": API,
-            "kind": "TrainJob",
+            "apiVersion": TRAIN_JOB.api_version,
+            "kind": TRAIN_JOB.kind,
             "metadata": top_metadata(plan),
             "spec": {
-                "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": plan.name},
+                "runtimeRef": {"apiGroup": RUNTIME.group, "kind": RUNTIME.kind, "name": plan.name},
                 # ranks and addresses are injected only where this section is present
                 "trainer": {"numNodes": plan.cluster.num_nodes, "numProcPerNode": plan.cluster.nproc_per_node},
             },
         },
     ]
+
+
+KIND = Kind(
+    resource=TRAIN_JOB,
+    objects=objects,
+    pod_specs=lambda manifest: pods_of_jobset(at(manifest, "spec", "template", "spec")),
+    node_index=by_mark(INDEX),
+    end=by_conditions("Complete"),
+    needs="Kubeflow Trainer 2 (https://www.kubeflow.org/docs/components/trainer)",
+    template=Template(RUNTIME, missing="untime"),
+)

@@ -5,30 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Mapping
 from typing import IO
 
 from rankzero.errors import RankzeroError
-from rankzero.spec.secret_names import looks_secret
-
-SHORTEST_SECRET = 6
-"""Shorter values are words that may stand anywhere."""
-HIDDEN = "[hidden]"
-
-
-class Redactor:
-    """Replaces the values of secret-looking variables."""
-
-    def __init__(self, env: Mapping[str, str]) -> None:
-        secrets = [value for name, value in env.items() if looks_secret(name)]
-        # Logs are read line by line, so each line of a key that has several is a secret of its own.
-        values = {part.strip() for value in secrets for part in (value, *value.splitlines())}
-        self._values = sorted((value for value in values if len(value) >= SHORTEST_SECRET), key=len, reverse=True)
-
-    def __call__(self, text: str) -> str:
-        for value in self._values:
-            text = text.replace(value, HIDDEN)
-        return text
+from rankzero.redaction import Redactor
 
 
 class Output:

@@ -25,6 +25,11 @@ class Rows:
         at = np.arange(self._lengths[i], dtype=np.int32)
         return at + 1000 * i, (at > 0) & ((at + i) % 2 == 0)
 
+    def weights(self, i: int) -> Any:
+        """Of every third row each trained token has a weight that tells which token it is."""
+        ids, mask = self.row(i)
+        return np.where(mask, ids / 2, 0).astype(np.float32) if i % 3 == 1 else None
+
 
 lengths = st.lists(st.integers(2, 30), min_size=1, max_size=8)
 
@@ -64,6 +69,12 @@ def test_the_same_tokens_are_trained_as_with_padding(sizes: list[int]) -> None:
     assert packed.predicts_BT is not None and padded.predicts_BT is not None
     seen = [batch.inputs["input_ids"][batch.predicts_BT].tolist() for batch in (packed, padded)]
     assert seen[0] == seen[1] == [target - 1 for target in packed.targets_N.tolist()]
+    if len(sizes) < 2:  # no row has weights
+        assert packed.weights_N is None and padded.weights_N is None
+        return
+    wanted = [target / 2 if target // 1000 % 3 == 1 else 1.0 for target in packed.targets_N.tolist()]
+    for batch in (packed, padded):
+        assert batch.weights_N is not None and batch.weights_N.tolist() == wanted
 
 
 def test_nothing_says_that_padding_is_masked_or_a_cache_is_used() -> None:

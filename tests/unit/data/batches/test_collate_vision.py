@@ -13,7 +13,7 @@ from PIL import Image
 
 from rankzero.data.batches.collators.images import PicturedText
 from rankzero.data.batches.collators.text import MicroBatch, PaddedText
-from rankzero.data.batches.prefetch import ahead
+from rankzero.data.batches.loader import ahead
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.tokenize import TokenRules, prepare
 from rankzero.errors import DataError

@@ -18,6 +18,7 @@ class Even:
     def __init__(self, n: int) -> None:
         self.lengths = np.full(n, 3, dtype=np.int32)
         self.supervised = np.full(n, 1, dtype=np.int32)
+        self.loss_weights = np.ones(n)
 
     def __len__(self) -> int:
         return len(self.lengths)

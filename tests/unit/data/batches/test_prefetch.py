@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from rankzero.data.batches.prefetch import ahead
+from rankzero.data.batches.loader import ahead
 
 
 def test_in_order_by_another_thread() -> None:

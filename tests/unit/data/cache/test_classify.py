@@ -55,7 +55,7 @@ def labelled(path: Path, *labels: object) -> str:
 
 
 def tokenise(tokenizer: Any, cache: Path, path: str, **rules: Any) -> TokenizedDataset:
-    return prepare([SourceSpec(path=path)], tokenizer, TokenRules(task="classify", **rules), cache)
+    return prepare([SourceSpec(path=path)], tokenizer, TokenRules(trains="label", **rules), cache)
 
 
 def ids_of(dataset: TokenizedDataset) -> list[list[int]]:
@@ -225,7 +225,11 @@ def test_of_a_spec(tokenizer: Any, own_cache: Path, tmp_path: Path) -> None:
     )
     said: list[str] = []
     data: TrainingData = training_data(
-        spec, tokenizer, own_cache, workers=1, show=lambda _l, _s: nullcontext(no_progress), say=said.append
+        *(spec, tokenizer, own_cache),
+        workers=1,
+        show=lambda _l, _s: nullcontext(no_progress),
+        say=said.append,
+        warn=pytest.fail,
     )
     assert data.eval is not None and len(data.train) + len(data.eval) == 14
     assert "14 rows dropped as duplicates" in said[1] and said[0].startswith("train: 28 rows")

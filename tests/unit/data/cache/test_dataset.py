@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rankzero.data.cache.dataset import SCHEMA, DatasetStats, TokenizedDataset
+from rankzero.data.cache.dataset import SCHEMA, DatasetStats, TokenizedDataset, verify_bytes
 from rankzero.errors import StorageError
 from rankzero.run_dir.atomic import commit_directory
 
@@ -35,7 +35,9 @@ def directory(tmp_path: Path) -> Path:
                 columns = {
                     "input_ids": rows,
                     "trained": [[len(row) - 1, len(row)] for row in rows],
+                    "weights": [[0.5] if len(row) == 4 else [] for row in rows],
                     "supervised": [1 for _ in rows],
+                    "loss_weight": [0.5 if len(row) == 4 else 1.0 for row in rows],
                     "line": lines,
                     "source": [number for _ in rows],
                     "group": [line for _ in rows],
@@ -75,6 +77,15 @@ def test_ids_come_straight_from_the_map(directory: Path) -> None:
     ids, mask = TokenizedDataset.open(directory, []).row(2)
     assert ids.dtype == np.int32 and not ids.flags.owndata and not ids.flags.writeable
     assert mask.dtype == np.bool_
+
+
+def test_weights(directory: Path) -> None:
+    dataset = TokenizedDataset.open(directory, [])
+    assert dataset.loss_weights.tolist() == [1, 1, 1, 0.5]
+    assert dataset.select([3, 0]).loss_weights.tolist() == [0.5, 1]
+    assert [dataset.weights(i) is None for i in range(4)] == [True, True, True, False]
+    weights = dataset.select([3]).weights(0)
+    assert weights is not None and weights.tolist() == [0, 0, 0, 0.5] and weights.dtype == np.float32
 
 
 def test_labels_and_images(directory: Path) -> None:
@@ -135,6 +146,17 @@ def test_damage_is_a_storage_error(directory: Path) -> None:
     (directory / "part-00001.arrow").unlink()
     with pytest.raises(StorageError, match="damaged"):
         TokenizedDataset.open(directory, [])
+
+
+def test_every_byte_can_be_compared(directory: Path) -> None:
+    verify_bytes(directory, workers=3)
+    part = directory / "part-00001.arrow"
+    flipped = bytearray(part.read_bytes())
+    flipped[len(flipped) // 2] ^= 4
+    part.write_bytes(flipped)
+    with pytest.raises(StorageError, match="bytes are not those that were written") as caught:
+        verify_bytes(directory)
+    assert caught.value.problems[0].where == str(part)
 
 
 def test_another_layout_is_a_storage_error(directory: Path, tmp_path: Path) -> None:

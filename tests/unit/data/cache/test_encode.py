@@ -81,7 +81,7 @@ def test_trained_tokens_decode_to_the_wanted_turns(
     for number, (_, answer, train) in enumerate(turns):
         last = number == len(turns) - 1
         content = answer.strip() if family.strips else answer
-        end = family.end
+        end = "<|return|>" if name == "gpt_oss" and last else family.end
         if not end:  # nothing says where trailing space belongs
             content, end = content.rstrip(), "<|endoftext|>" if last else ""
         think = "<think>\n\n</think>\n\n" if name == "qwen3" and last else ""

@@ -14,6 +14,7 @@ import rankzero.data.cache.job
 import rankzero.data.cache.tokenize
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.tokenize import Shard, TokenRules, prepare, prepare_shard
+from rankzero.data.read.containers.delimited import Header
 from rankzero.data.read.sources import Chunk, read_chunks
 from rankzero.errors import DataError
 from rankzero.spec.run_spec import SourceSpec
@@ -29,8 +30,8 @@ def tokenizer() -> Any:
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some twenty chunks of a few rows, two in a segment."""
 
-    def small_chunks(path: str, source: int = 0) -> Iterator[Chunk]:
-        return read_chunks(path, source, 700)
+    def small_chunks(path: str, source: int = 0, *, header: Header = "auto") -> Iterator[Chunk]:
+        return read_chunks(path, source, 700, header=header)
 
     monkeypatch.setattr(rankzero.data.cache.job, "read_chunks", small_chunks)
     monkeypatch.setattr(rankzero.data.cache.tokenize, "SEGMENT_CHUNKS", 2)

@@ -18,6 +18,7 @@ import rankzero.data.pool
 import rankzero.data.read.hashing
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.tokenize import TokenRules, prepare, tokenizer_fingerprint
+from rankzero.data.check.validate import check
 from rankzero.errors import ConfigError, DataError, ExitCode, StorageError
 from rankzero.spec.run_spec import SourceSpec
 from tests.support.families import family_tokenizer
@@ -205,8 +206,9 @@ class TestBadData:
         path = write(tmp_path / "f", *[b'{"text":""}'] * 2500)
         with pytest.raises(DataError) as caught:
             prepare(sources(path), tokenizer, TokenRules(), own_cache)
-        assert caught.value.problems[0].what == "2500 problems: 2500 × empty text"
-        assert [(p.where, p.what[-19:]) for p in caught.value.problems[1:]] == [(f"{path}:1", "also at 2, 3, 4, 5)")]
+        counts, shown = caught.value.problems
+        assert counts.what == "2500 problems: 2500 × empty text"
+        assert shown.where == f"{path}:1" and shown.what.endswith("(also at 2, 3, 4, 5)")
 
     def test_missing_files_come_before_anything_else(self, path: str, own_cache: Path) -> None:
         with pytest.raises(DataError, match="no such file"):
@@ -253,18 +255,45 @@ class TestBadData:
         assert left_behind(own_cache) == []
 
 
+class TestTablesWithoutNames:
+    COLUMNS = {"prompt": "column_1", "completion": "column_2"}
+
+    @pytest.fixture
+    def table(self, tmp_path: Path) -> str:
+        path = tmp_path / "f.csv"
+        path.write_text("What is 2+2?,4\nWhat is 3+3?,6\n")
+        return str(path)
+
+    def test_no_row_is_lost(self, table: str, tokenizer: Any, own_cache: Path) -> None:
+        given = [SourceSpec(path=table, columns=self.COLUMNS, header=False)]
+        dataset = prepare(given, tokenizer, TokenRules(), own_cache)
+        assert [tokenizer.decode(dataset.row(i)[0]).startswith(f"What is {n}") for i, n in ((0, 2), (1, 3))] == [
+            True
+        ] * 2
+        sampled = prepare([given[0].model_copy(update={"sample": 2})], tokenizer, TokenRules(), own_cache)
+        assert len(sampled) == 2
+        assert check(given).counts.readable == 2
+
+    def test_the_first_row_is_not_taken_for_names(self, table: str, tokenizer: Any, own_cache: Path) -> None:
+        mapped = {"prompt": "What is 2+2?", "completion": "4"}
+        with pytest.raises(DataError, match="looks like a row"):
+            prepare([SourceSpec(path=table, columns=mapped)], tokenizer, TokenRules(), own_cache)
+        said = SourceSpec(path=table, columns=mapped, header=True)
+        assert len(prepare([said], tokenizer, TokenRules(), own_cache)) == 1
+
+
 class TestConfiguration:
-    def test_chat_rows_without_a_template(self, path: str, own_cache: Path) -> None:
-        with pytest.raises(ConfigError, match="no chat template") as caught:
-            prepare(sources(path), tiny_tokenizer(chat_template=None), TokenRules(), own_cache)
+    def test_a_template_that_is_none(self, path: str, own_cache: Path) -> None:
+        with pytest.raises(ConfigError, match="not valid Jinja") as caught:
+            prepare(sources(path), tiny_tokenizer(chat_template="{% trans %}"), TokenRules(), own_cache)
         assert caught.value.exit_code == ExitCode.CONFIG and left_behind(own_cache) == []
 
-    def test_chat_rows_without_a_template_in_a_worker(
+    def test_a_template_that_is_none_in_a_worker(
         self, path: str, own_cache: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(rankzero.data.pool, "SMALL_BYTES", 0)
-        with pytest.raises(ConfigError, match="no chat template"):
-            prepare(sources(path), tiny_tokenizer(chat_template=None), TokenRules(), own_cache, workers=2)
+        with pytest.raises(ConfigError, match="not valid Jinja"):
+            prepare(sources(path), tiny_tokenizer(chat_template="{% trans %}"), TokenRules(), own_cache, workers=2)
 
     def test_tokenizer_without_eos(self, path: str, own_cache: Path) -> None:
         tokenizer = tiny_tokenizer()
@@ -303,6 +332,22 @@ class TestCache:
             again = prepare(sources(path), tokenizer, TokenRules(), own_cache)
             assert again.row(7)[0].tolist() == expected
         assert sorted(left_behind(own_cache)) == ["manifest.json", "part-00000.arrow"]
+
+    def test_a_flipped_byte_is_noticed(
+        self, path: str, tokenizer: Any, own_cache: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        first = prepare(sources(path), tokenizer, TokenRules(), own_cache)
+        expected = [first.row(i)[0].tolist() for i in range(len(first))]
+        part = first.directory / "part-00000.arrow"
+        for at in (len(part.read_bytes()) // 3, -200):
+            flipped = bytearray(part.read_bytes())
+            flipped[at] ^= 1
+            part.unlink()
+            part.write_bytes(flipped)
+            again = prepare(sources(path), tokenizer, TokenRules(), own_cache)
+            assert [again.row(i)[0].tolist() for i in range(len(again))] == expected
+            assert "is damaged and is made again" in caplog.text and "bytes are not those" in caplog.text
+            caplog.clear()
 
     def test_a_cache_that_cannot_be_written(self, path: str, tokenizer: Any, tmp_path: Path) -> None:
         in_the_way = tmp_path / "file"

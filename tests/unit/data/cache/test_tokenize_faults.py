@@ -96,7 +96,7 @@ def test_killed_while_preparing(tmp_path: Path, path: str, own_cache: Path, work
     dataset = prepare([SourceSpec(path=path)], tiny_tokenizer(), TokenRules(), own_cache)
     assert len(dataset) == 50
     assert left_behind(own_cache) == [dataset.fingerprint], "the next attempt clears up"
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline and any(child.is_running() for child in children):
         time.sleep(0.05)
     assert not any(child.is_running() for child in children), "workers must not outlive their parent"

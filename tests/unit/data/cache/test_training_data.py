@@ -26,10 +26,14 @@ def tokenizer() -> Any:
     return tiny_tokenizer()
 
 
-def read(tokenizer: Any, cache: Path, said: list[str] | None = None, **data: Any) -> TrainingData:
+def read(
+    tokenizer: Any, cache: Path, said: list[str] | None = None, warned: list[str] | None = None, **data: Any
+) -> TrainingData:
     spec = RunSpec.model_validate({"model": {"name": "m"}, "data": data})
-    say = (said if said is not None else []).append
-    return training_data(spec, tokenizer, cache, workers=1, show=lambda _l, _s: nullcontext(no_progress), say=say)
+    say, warn = ((said if said is not None else []).append, (warned if warned is not None else []).append)
+    return training_data(
+        *(spec, tokenizer, cache), workers=1, show=lambda _l, _s: nullcontext(no_progress), say=say, warn=warn
+    )
 
 
 def texts(dataset: Any, tokenizer: Any) -> list[str]:
@@ -52,6 +56,19 @@ def test_weights_count_per_source_and_the_hold_out_has_every_row_once(
     assert len(of_b) == 3 * len(set(of_b))
     rest = len(trained) - len(of_b)
     assert abs(rest - 0.5 * (112 - len(set(of_b)))) <= 1
+
+
+@pytest.mark.parametrize(("fraction", "rows"), [(0.05, 1), (0.2, 4)])
+def test_a_hold_out_of_one_row_is_warned_of(
+    fraction: float, rows: int, tokenizer: Any, own_cache: Path, tmp_path: Path
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", chat_rows(20))
+    warned: list[str] = []
+    data = read(tokenizer, own_cache, warned=warned, train=str(path), eval={"fraction": fraction})
+    assert data.eval is not None and len(data.eval) == rows
+    assert [text.partition(":")[0] for text in warned] == (
+        ["data.eval.fraction 0.05 of 20 rows holds out one row, which tells next to nothing"] if rows == 1 else []
+    )
 
 
 def test_duplicates_are_dropped_by_name(tokenizer: Any, own_cache: Path, tmp_path: Path) -> None:

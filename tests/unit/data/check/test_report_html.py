@@ -15,8 +15,7 @@ from rich.cells import cell_len
 
 from rankzero.cli.data.tokenizer_option import served_prompt
 from rankzero.data.check.report import CheckReport
-from rankzero.data.check.report_html import report_html
-from rankzero.data.check.report_page import bar_chart, table, text
+from rankzero.data.check.report_html import report_html, shown
 from rankzero.data.check.report_text import bars, percent, report_lines
 from rankzero.data.check.serving import Comparison, compare
 from rankzero.data.check.statistics import Bin, Counts, histogram
@@ -110,6 +109,8 @@ class TestPage:
 
     def test_every_finding_is_in_it(self, everything: tuple[CheckReport, Comparison]) -> None:
         report, comparison = everything
+        assert report.counts.tokens is not None
+        report.counts.tokens.notes["rendered with qwen3"] = 1
         page = Page(report_html(report, comparison, "My data"))
         for found in (
             "My data",
@@ -122,6 +123,7 @@ class TestPage:
             "also trained on",
             "Tokens an example, before anything is cut",
             "Truncated",
+            "Rendered with qwen3",
             "think block in serving",
             "In quarantine",
             "In use the template opens with",
@@ -145,7 +147,7 @@ class TestPage:
         assert page.text.count('<img src=x onerror="y">') >= 2  # the title, and a key that is not read
         assert "\u202e" not in html and "\x1b" not in html and "\x00" not in html
 
-    @settings(max_examples=50)
+    @settings(max_examples=50, deadline=None)  # the first page compiles the template
     @given(st.text(max_size=80))
     def test_any_text(self, value: str) -> None:
         log = ProblemLog()
@@ -169,11 +171,13 @@ class TestPage:
     def test_empty_report(self) -> None:
         page = Page(report_html(CheckReport((), Counts(), ProblemLog())))
         assert "Every row can be read." in page.text and not page.named("svg")
+        assert not page.named("table") and not page.named("figure")  # none of them without rows
 
-    def test_parts(self) -> None:
-        assert table("c", ("a",), []) == "" == bar_chart("c", [], "x", "y")
-        assert text("a" * 5000).endswith("…") and len(text("a" * 5000)) == 2001
-        assert text("<\ud800\u200f\n>") == "&lt;\ufffd\ufffd\n&gt;"
+    def test_text_is_cut_and_has_nothing_that_cannot_be_seen(self) -> None:
+        assert str(shown("a" * 5000)).endswith("…") and len(str(shown("a" * 5000))) == 2001
+        assert shown("<\ud800\u200f\n>") == "<\ufffd\ufffd\n>"
+        html = report_html(CheckReport(("<\ud800\u200f\n>",), Counts(), ProblemLog()))
+        assert "&lt;\ufffd\ufffd\n&gt;" in html
 
 
 class TestLines:

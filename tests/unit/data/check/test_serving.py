@@ -71,6 +71,40 @@ def test_a_think_block_that_training_writes() -> None:
     assert not compared(family_tokenizer("qwen3"), thought).causes
 
 
+def test_reasoning_that_serving_forgets() -> None:
+    first, second = "<think>\nIt is small.\n</think>\n\nSeven.", "<think>\nThe next.\n</think>\n\nEleven."
+    row = user_assistant("Name a prime.", first, "And another?", second)
+    for name in ("qwen3", "deepseek_r1"):
+        found = compared(family_tokenizer(name), row)
+        assert found.causes == {"earlier reasoning": 1}, found.first
+        difference = found.first["earlier reasoning"]
+        assert difference.turn == 4 and "small" in difference.training and "small" not in difference.serving
+        for rules in (TokenRules(reasoning="drop"), TokenRules(train_on="last_turn"), TokenRules(reasoning="last")):
+            tokenizer = family_tokenizer(name)
+            serve = partial(served_prompt, tokenizer)
+            causes = compare(rows(row), take_apart(tokenizer), rules, serve).causes
+            assert "earlier reasoning" not in causes, (name, rules, causes)
+
+
+def test_reasoning_under_a_key_and_a_channel_for_it() -> None:
+    row = user_assistant("Name a prime.", "Seven.")
+    row["messages"][1]["reasoning_content"] = "It is small."
+    for name in ("qwen3", "gpt_oss", "smollm2"):
+        found = compared(family_tokenizer(name), row)
+        assert found.answers == 1 and not found.causes, found.first
+
+
+def test_an_end_token_before_the_one_that_stops() -> None:
+    assert not compared(family_tokenizer("cohere2"), QUESTION).causes
+
+
+def test_what_the_spec_gives_the_template() -> None:
+    tokenizer, kwargs = family_tokenizer("qwen3"), {"enable_thinking": False}
+    rules, serve = TokenRules(template_kwargs=kwargs), partial(served_prompt, tokenizer, kwargs=kwargs)
+    assert not compare(rows(user_assistant("q", "a")), take_apart(tokenizer), rules, serve).causes
+    assert compare(rows(user_assistant("q", "a")), take_apart(tokenizer), RULES, serve).causes
+
+
 def test_a_date() -> None:
     dated = "{{ '<|im_start|>system\nToday is ' + strftime_now('%d %b %Y') + '<|im_end|>\n' }}" + CHATML
     found = compared(tiny_tokenizer(chat_template=dated), QUESTION)
@@ -86,11 +120,17 @@ def test_another_opening() -> None:
     assert first.serving.endswith("assistant\n>> ") and first.training.endswith("assistant\nb<|im_end|>\n")
 
 
-def test_an_answer_that_the_template_rewrites() -> None:
+def test_an_answer_whose_space_the_template_rewrites() -> None:
+    template = CHATML.replace("message['content']", "(message['content'] | replace('  ', ' '))")
+    found = compared(tiny_tokenizer(chat_template=template), user_assistant("Which?", "My  colour is red."))
+    first = found.first["answer"]
+    assert "My  colour" in first.serving and "My colour " in first.training
+
+
+def test_a_row_that_cannot_be_trained_is_not_compared() -> None:
     template = CHATML.replace("message['content']", "(message['content'] | replace('colour', 'color'))")
     found = compared(tiny_tokenizer(chat_template=template), user_assistant("Which?", "My colour is red."))
-    first = found.first["answer"]
-    assert "My colour" in first.serving and "My color " in first.training
+    assert (found.rows, found.answers) == (1, 0)
 
 
 def test_a_server_with_a_renderer_of_its_own() -> None:

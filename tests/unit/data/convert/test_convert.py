@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import json
 import random
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from typer.main import get_command
 
-from rankzero.data.convert.convert import convert
-from rankzero.data.convert.targets import CHAT_AS_RAW, NAMES_LEFT_OUT, RAW_AS_CHAT, TARGETS
+from rankzero.cli.main import app
+from rankzero.data.convert.convert import NAMES_LEFT_OUT, convert
+from rankzero.data.convert.writers import SUFFIXES
 from rankzero.data.rows.chunks import Chunk
-from rankzero.data.rows.formats import FORMATS
+from rankzero.data.rows.formats import FORMATS, WRITERS
+from rankzero.data.rows.formats import convert as convert_row
+from rankzero.data.rows.formats.format import CannotSayError
+from rankzero.data.rows.formats.prompt_completion import CHAT_AS_RAW
+from rankzero.data.rows.formats.writing import RAW_AS_CHAT
 from rankzero.data.rows.parse import parse
 from rankzero.errors import DataError, StorageError, UsageError
 from rankzero.spec.run_spec import SourceSpec
 from tests.unit.data.convert.convert_support import conversations, read_rows, run, table_rows, write_rows
-from tests.unit.data.rows.formats.support import CALL, ROWS
+from tests.unit.data.rows.formats.support import CALL, ROWS, read
 from tests.unit.data.rows.formats.test_oasst import FLAT
 from tests.unit.data.support import chat, user_assistant
 
@@ -108,7 +116,7 @@ class TestWhatATargetCannotSay:
             (chat(("user", "q"), ("assistant", "a", False)), "prompt_completion", "no prompt"),
             *(
                 (ROWS["preference"][0], to, "preference row")
-                for to in TARGETS
+                for to in WRITERS
                 if to not in ("preference", "classification")
             ),
             *((ROWS["classification"][0], to, "classification row") for to in ("messages", "text", "alpaca")),
@@ -128,6 +136,26 @@ class TestWhatATargetCannotSay:
         result, _ = run([row, good], to, tmp_path, quarantine=tmp_path / "bad.jsonl")
         assert result.log.reasons == {reason: 1} and result.rows_out == 1
         assert read_rows(tmp_path / "bad.jsonl") == [row]
+
+    def test_what_to_do_instead_can_be_typed(self) -> None:
+        """A hint that names an option of the command names one that there is, with a value that it takes."""
+        command = get_command(app).commands["data"].commands["convert"]  # type: ignore[attr-defined]
+        takes = {"--as": set(WRITERS), "--to": set(SUFFIXES.values())}
+        assert takes.keys() <= {name for option in command.params for name in option.opts}
+        said = set()
+        for rows in ROWS.values():
+            for row in (*rows, self.MANY, self.MARKED, *FLAT):
+                _, result = convert_row(row, 1)
+                hints = [problem.hint for problem in result] if isinstance(result, list) else []
+                for writer in WRITERS.values():
+                    try:
+                        for conversation in () if hints else read(row)[1]:
+                            writer.to_row(conversation)
+                    except CannotSayError as error:
+                        hints.append(error.hint)
+                said |= {found for hint in hints for found in re.findall(r"(--[a-z-]+) (\w+)", hint)}
+        assert len(said) >= 4
+        assert [(name, value) for name, value in said if value not in takes[name]] == []
 
     def test_openai_needs_ids_and_images_of_users(self, tmp_path: Path) -> None:
         call = {key: value for key, value in CALL.items() if key != "id"}
@@ -153,6 +181,21 @@ class TestFiles:
         run(rows * 1500, to, tmp_path, "out.parquet")
         write_rows(tmp_path / "back.jsonl", pq.read_table(tmp_path / "out.parquet").to_pylist())
         assert conversations(tmp_path / "back.jsonl") == conversations(tmp_path / "in.jsonl")
+
+    def test_parquet_of_turns_with_reasoning_and_weights(self, tmp_path: Path) -> None:
+        row = user_assistant("q", "a", "r", "b")
+        row["messages"][1] |= {"reasoning_content": "x", "loss_weight": 0.5}
+        run([row], "messages", tmp_path, "out.parquet")
+        write_rows(tmp_path / "back.jsonl", pq.read_table(tmp_path / "out.parquet").to_pylist())
+        assert conversations(tmp_path / "back.jsonl") == conversations(tmp_path / "in.jsonl")
+
+    def test_what_no_column_of_a_parquet_file_has_is_a_problem(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        less = {"messages": [{"role": "text"}]}
+        monkeypatch.setitem(WRITERS, "messages", replace(WRITERS["messages"], columns=less))
+        with pytest.raises(DataError, match="no column for `messages.content`"):
+            run([user_assistant("q", "a")], "messages", tmp_path, "out.parquet")
 
     def test_names_of_rows_have_no_column_in_a_table(self, tmp_path: Path) -> None:
         result, out = run([{"prompt": "p", "completion": "c", "id": 1}], "prompt_completion", tmp_path, "out.csv")

@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankzero.data.convert.convert import convert
-from rankzero.data.convert.targets import CALL_IDS
+from rankzero.data.rows.formats.sharegpt import CALL_IDS
+from rankzero.data.rows.formats.writing import REASONING_AS_TEXT
+from rankzero.errors import DataError
 from rankzero.spec.run_spec import SourceSpec
 from tests.unit.data.convert.convert_support import conversations, read_rows, run, table_rows, write_rows
 from tests.unit.data.rows.formats.support import ROWS, TOOL
@@ -46,6 +48,29 @@ class TestThereAndBack:
         result = convert([SourceSpec(path=str(there))], tmp_path / "back.jsonl", "messages")
         assert result.rows_out == len(self.CHATS)
         assert conversations(tmp_path / "back.jsonl") == conversations(there) == conversations(tmp_path / "in.jsonl")
+
+    @pytest.mark.parametrize("to", ["messages", "prompt_completion"])
+    def test_reasoning_and_weights(self, tmp_path: Path, to: str) -> None:
+        row = user_assistant("q", "a", "r", "<think>\ny\n</think>\n\nb")
+        row["messages"][1] |= {"reasoning_content": "x", "loss_weight": 0.5}
+        _, out = run([row], to, tmp_path)
+        assert conversations(out) == conversations(tmp_path / "in.jsonl")
+
+    @pytest.mark.parametrize("to", ["openai", "sharegpt", "alpaca"])
+    def test_reasoning_where_there_is_no_place_for_it(self, tmp_path: Path, to: str) -> None:
+        row = user_assistant("q", "a")
+        row["messages"][1]["reasoning_content"] = "x"
+        result, out = run([row], to, tmp_path)
+        assert result.rules == {REASONING_AS_TEXT: 1}
+        (turn,) = (turn for turn in conversations(out)[0].messages if turn.role == "assistant")
+        assert (turn.thought, turn.answer) == ("x", "a")
+
+    @pytest.mark.parametrize("to", ["openai", "sharegpt", "alpaca"])
+    def test_a_weight_is_not_left_out_in_silence(self, tmp_path: Path, to: str) -> None:
+        row = user_assistant("q", "a")
+        row["messages"][1]["loss_weight"] = 0.5
+        with pytest.raises(DataError, match="cannot say how much a turn counts"):
+            run([row], to, tmp_path)
 
     def test_openai_keeps_all_but_names_of_rows(self, tmp_path: Path) -> None:
         run(self.CHATS, "openai", tmp_path)

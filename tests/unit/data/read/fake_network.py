@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rankzero.data.read.locate import LocatedSource, expand
-from rankzero.data.read.network import Found, RemoteFile
+from rankzero.data.read.network import Found, HubFile, Network, RemoteFile
 from rankzero.errors import DataError, Problem, ServiceError
 from rankzero.spec.run_spec import SourceSpec
 
@@ -30,15 +32,18 @@ class FakeNetwork:
         self.files = files
         self.sets = sets or {}
         self.reads: list[tuple[str, int]] = []
+        self.brought: list[str] = []
         self.paused = 0.0
         self.break_after: list[int] = []
         """For each read to come: bytes after which the line breaks."""
 
     def find(self, url: str) -> Found:
         """See Network."""
-        inside = sorted(name for name in self.files if name.startswith(url.rstrip("/") + "/"))
+        folder = url.rstrip("/") + "/"
+        inside = sorted(name for name in self.files if name.startswith(folder))
         if inside:
-            return Found(tuple(self.file(name) for name in inside), is_directory=True)
+            files = (replace(self.file(name), name=name.removeprefix(folder)) for name in inside)
+            return Found(tuple(files), is_directory=True)
         return Found((self.file(url),)) if url in self.files else Found(())
 
     def file(self, url: str) -> RemoteFile:
@@ -50,7 +55,17 @@ class FakeNetwork:
         if (name, revision) not in self.sets:
             raise DataError("there is no such data set", where=name, hint="neither a file here nor")
         names = self.sets[name, revision]
-        return tuple(RemoteFile(file, f"hub/{name}/{revision}/{file}", None, version="1") for file in names)
+        places = [HubFile(name, file, str(revision)) for file in names]
+        return tuple(RemoteFile(place.path, f"hf://datasets/{name}/{place.path}", hub=place) for place in places)
+
+    def from_hub(self, file: HubFile) -> str:
+        """See Network."""
+        url = f"hub/{file.repository}/{file.revision}/{file.path}"
+        self.brought.append(url)
+        path = Path(os.environ["RANKZERO_CACHE"], url)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(self.files.get(url, f"content of {url}".encode()))
+        return str(path)
 
     def read(self, file: RemoteFile, start: int) -> Iterator[bytes]:
         """See Network."""
@@ -77,13 +92,13 @@ class NoNetwork(FakeNetwork):
 
 
 def located(
-    path: str, network: FakeNetwork | None = None, offline: bool = False, sample: int | None = None
+    path: str, network: Network | None = None, offline: bool = False, sample: int | None = None
 ) -> LocatedSource:
     (found,) = expand([SourceSpec(path=path, sample=sample)], network=network or NoNetwork({}), offline=offline)
     return found
 
 
-def fault(path: str, network: FakeNetwork | None = None, sample: int | None = None) -> Problem:
+def fault(path: str, network: Network | None = None, sample: int | None = None) -> Problem:
     with pytest.raises(DataError) as caught:
         located(path, network, sample=sample)
     (problem,) = caught.value.problems

@@ -49,14 +49,29 @@ def test_patterns_are_sorted_and_reach_into_folders() -> None:
 
 def test_a_directory_is_its_data_files() -> None:
     make("d/part-1.parquet", "d/part-0.parquet", "d/README.md", "d/.hidden.parquet", "d/_SUCCESS", "d/state.json")
-    make("d/more/part-2.parquet")
     assert located("d").files == ("d/part-0.parquet", "d/part-1.parquet")
+
+
+def test_a_directory_is_its_folders_too() -> None:
+    make("d/part-1.jsonl", "d/more/part-2.jsonl", "d/more/deep/part-0.jsonl", "d/.cache/x.jsonl", "d/_old/y.jsonl")
+    make("elsewhere/z.jsonl")
+    Path("d/linked").symlink_to("../elsewhere")
+    Path("d/more/up").symlink_to("..")
+    files = ("d/linked/z.jsonl", "d/more/deep/part-0.jsonl", "d/more/part-2.jsonl", "d/part-1.jsonl")
+    assert located("d").files == files
+
+
+def test_folders_may_be_splits() -> None:
+    make("d/train/a.jsonl", "d/test/a.jsonl")
+    problem = fault("d")
+    assert "several splits: train, test" in problem.what and "d/train/a.jsonl" in problem.hint
 
 
 @pytest.mark.parametrize(
     ("names", "words", "hint"),
     [
-        (("d/n.txt", "d/x/a.jsonl"), "no data files", "**/*.jsonl"),
+        (("d/n.txt", "d/x/a.txt"), "no data files", "in its folders too"),
+        (("d/a.jsonl", "d/x/b.csv", "d/x/c.jsonl"), "1 CSV, 2 JSONL", "d/**/*.jsonl"),
         (("d/a.jsonl", "d/b.csv", "d/c.jsonl.gz"), "1 CSV, 2 JSONL", "d/*.jsonl"),
         (("d/a.jsonl", "d/a.jsonl.gz"), "packed and unpacked", "same rows"),
         (("d/train.jsonl", "d/test.jsonl"), "several splits: train, test", "d/train.jsonl"),
@@ -102,6 +117,10 @@ def test_a_url_is_downloaded_once_for_each_content() -> None:
 def test_a_directory_at_a_url_is_as_a_local_one() -> None:
     network = FakeNetwork({f"s3://b/d/{name}": name.encode() for name in ("b.jsonl", "a.jsonl", "README.md")})
     assert [Path(path).read_text() for path in located("s3://b/d/", network).files] == ["a.jsonl", "b.jsonl"]
+    network.files["s3://b/d/more/a.jsonl"] = b"of the folder"
+    assert [Path(path).read_text() for path in located("s3://b/d/", network).files] == [
+        *("a.jsonl", "b.jsonl", "of the folder")
+    ]
     network.files["s3://b/d/c.csv"] = b""
     assert "several kinds" in fault("s3://b/d/", network).what
     assert "no file matches" in fault("s3://b/none*", network).what
@@ -128,14 +147,11 @@ def test_a_download_that_never_works_is_an_error_and_keeps_what_came(own_cache: 
     assert network.reads[-1] == ("s3://b/x.jsonl", 10)
 
 
-def test_a_file_of_another_length_or_content_is_not_taken(own_cache: Path) -> None:
+def test_a_file_of_another_length_is_not_taken(own_cache: Path) -> None:
     network = FakeNetwork({"s3://b/x.jsonl": b"whole"})
     short = RemoteFile("x.jsonl", "s3://b/x.jsonl", 9, "1")
     with pytest.raises(ServiceError, match="5 bytes came, 9 were announced"):
         download(short, network)
-    other = RemoteFile("x.jsonl", "s3://b/x.jsonl", 5, "2", sha256="0" * 64)
-    with pytest.raises(ServiceError, match="its content is not"):
-        download(other, network)
     assert not list(own_cache.rglob("x.jsonl*"))
 
 

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from huggingface_hub import errors as hub_errors
 
+from rankzero.data.read.download import download
 from rankzero.data.read.locate import expand
-from rankzero.data.read.network import RealNetwork, RemoteFile, _as_ours
-from rankzero.errors import AccessError, ConfigError, DataError, RankzeroError, ServiceError
+from rankzero.data.read.network import HubFile, RealNetwork, RemoteFile, _as_ours
+from rankzero.errors import AccessError, ConfigError, DataError, RankzeroError, ServiceError, StorageError
 from rankzero.spec.run_spec import SourceSpec
+from tests.unit.data.read.fake_network import fault, located, own_cache
+
+__all__ = ["own_cache"]
 
 
 @pytest.fixture
@@ -31,7 +42,7 @@ def test_files_patterns_and_directories(memory: fsspec.AbstractFileSystem) -> No
     found = network.find("memory://b/*.jsonl")
     assert [file.name for file in found.files] == ["a.jsonl", "c.jsonl"] and not found.is_directory
     found = network.find("memory://b")
-    assert [file.name for file in found.files] == ["a.jsonl", "c.jsonl"] and found.is_directory
+    assert [file.name for file in found.files] == ["a.jsonl", "c.jsonl", "x/README.md"] and found.is_directory
     assert b"".join(network.read(found.files[0], 2)) == b"e\n"
     assert network.find("memory://b/*.nothing").files == ()
 
@@ -168,23 +179,166 @@ def test_errors_of_clients_become_ours(error: Exception, where: str, kind: type[
     assert type(ours) is kind and words in str(ours) and where in str(ours)
 
 
-def test_a_data_set_is_listed_with_what_verifies_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_set_is_listed_at_one_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
-    from huggingface_hub.hf_api import BlobLfsInfo, RepoSibling
+    from huggingface_hub.hf_api import RepoSibling
 
     class Info:
         sha = "abc"
-        siblings = [
-            RepoSibling("README.md", size=3, blob_id="b1"),
-            RepoSibling("d/x.parquet", size=9, blob_id="b2", lfs=BlobLfsInfo(size=9, sha256="5" * 64, pointer_size=1)),
-        ]
+        siblings = [RepoSibling("README.md"), RepoSibling("d/x.parquet")]
 
     class Api:
-        def dataset_info(self, name: str, *, revision: str | None, files_metadata: bool) -> Info:
-            assert (name, revision, files_metadata) == ("o/n", "v1", True)
+        def dataset_info(self, name: str, *, revision: str | None) -> Info:
+            assert (name, revision) == ("o/n", "v1")
             return Info()
 
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
     card, data = RealNetwork().data_set("o/n", "v1")
-    assert card == RemoteFile("README.md", "hf://datasets/o/n@abc/README.md", 3, "b1", "")
-    assert data == RemoteFile("d/x.parquet", "hf://datasets/o/n@abc/d/x.parquet", 9, "b2", "5" * 64)
+    assert card == RemoteFile("README.md", "hf://datasets/o/n@abc/README.md", hub=HubFile("o/n", "README.md", "abc"))
+    assert data.hub == HubFile("o/n", "d/x.parquet", "abc") and data.name == "d/x.parquet"
+
+
+class TestFilesOfTheHub:
+    COMMIT = "0123456789" * 4
+
+    @pytest.fixture
+    def cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        from huggingface_hub import constants
+
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+        return tmp_path
+
+    def test_what_another_tool_fetched_is_not_fetched_again(self, cache: Path) -> None:
+        there = cache / "datasets--o--n" / "snapshots" / self.COMMIT / "d" / "x.jsonl"
+        there.parent.mkdir(parents=True)
+        there.write_bytes(b"rows")
+        file = RemoteFile("d/x.jsonl", "hf://…", hub=HubFile("o/n", "d/x.jsonl", self.COMMIT))
+        assert Path(download(file, RealNetwork())).samefile(there)
+
+    def test_a_url_is_a_place_in_a_repository(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        @dataclass
+        class Place:
+            repo_id: str
+            path_in_repo: str
+            revision: str
+            repo_type: str
+
+        class Hub(MemoryFileSystem):  # type: ignore[misc]
+            protocol = "hf"
+            store: ClassVar[dict[str, object]] = {}
+            pseudo_dirs: ClassVar[list[str]] = [""]
+
+            @classmethod
+            def _strip_protocol(cls, path: str) -> str:
+                return str(super()._strip_protocol(path.removeprefix("hf://")))
+
+            def resolve_path(self, path: str) -> object:
+                kind, owner, name, file = path.strip("/").split("/", 3)
+                name, _, revision = name.partition("@")
+                if kind == "buckets":
+                    return object()
+                return Place(f"{owner}/{name}", file, revision or "main", kind.removesuffix("s"))
+
+        monkeypatch.setitem(sys.modules["fsspec.registry"]._registry, "hf", Hub)
+        hub = Hub()
+        hub.pipe({"/datasets/o/n@v1/d/a.jsonl": b"1", "/datasets/o/n@v1/d/b.jsonl": b"2", "/buckets/o/n/c.jsonl": b"3"})
+        found = RealNetwork().find("hf://datasets/o/n@v1/d/*.jsonl").files
+        assert [file.hub for file in found] == [HubFile("o/n", f"d/{name}.jsonl", "v1", "dataset") for name in "ab"]
+        (bucket,) = RealNetwork().find("hf://buckets/o/n/c.jsonl").files
+        assert bucket.hub is None and b"".join(RealNetwork().read(bucket, 0)) == b"3"
+
+    @pytest.mark.parametrize(
+        ("error", "kind", "words"),
+        [
+            (OSError(errno.ENOSPC, "No space left on device"), StorageError, "No space left"),
+            (PermissionError(errno.EACCES, "Permission denied"), StorageError, "HF_HOME"),
+            (hub_errors.LocalEntryNotFoundError("look at your connection"), ServiceError, "your connection"),
+            (ConnectionResetError(errno.ECONNRESET, "reset"), ServiceError, "reset"),
+            (FileNotFoundError("gone"), DataError, "no such file"),
+            (RuntimeError("the line broke"), ServiceError, "the line broke"),
+        ],
+    )
+    def test_errors(
+        self, cache: Path, error: Exception, kind: type[RankzeroError], words: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def failing(repository: str, path: str, *, repo_type: str, revision: str) -> str:
+            assert (repository, path, repo_type, revision) == ("o/n", "x.jsonl", "dataset", "v1")
+            raise error
+
+        monkeypatch.setattr("huggingface_hub.hf_hub_download", failing)
+        with pytest.raises(RankzeroError) as caught:
+            RealNetwork().from_hub(HubFile("o/n", "x.jsonl", "v1"))
+        assert type(caught.value) is kind and words in str(caught.value)
+        assert (str(cache) if kind is StorageError else "hf://datasets/o/n@v1/x.jsonl") in str(caught.value)
+
+    def test_a_hub_that_does_not_answer_is_a_service(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What the client makes of it names files that are missing here; the cause is what happened."""
+
+        def failing(*_args: object, **_options: object) -> str:
+            raise hub_errors.LocalEntryNotFoundError("not in the cache") from ConnectionError("refused")
+
+        monkeypatch.setattr("huggingface_hub.hf_hub_download", failing)
+        with pytest.raises(ServiceError, match="refused"):
+            RealNetwork().from_hub(HubFile("o/n", "x.jsonl", "v1"))
+
+
+class _Hub(BaseHTTPRequestHandler):
+    """A data set of two files, one that is gated, and none of any other name."""
+
+    FILES: ClassVar[dict[str, bytes]] = {"README.md": b"# Rows", "train.jsonl": b'{"text": "t"}\n'}
+    asked: ClassVar[list[str]] = []
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def _answer(self, body: bool) -> None:
+        status, headers, data = 404, {"X-Error-Code": "RepoNotFound"}, b""
+        commit, name = TestFilesOfTheHub.COMMIT, self.path.rpartition("/")[2]
+        if self.path.startswith("/api/datasets/o/gated"):
+            status, headers = 403, {"X-Error-Code": "GatedRepo"}
+        elif self.path.startswith("/api/datasets/o/n"):
+            listed = {"id": "o/n", "sha": commit, "siblings": [{"rfilename": file} for file in self.FILES]}
+            status, headers, data = 200, {}, json.dumps(listed).encode()
+        elif self.path.startswith(f"/datasets/o/n/resolve/{commit}/"):
+            status, headers, data = 200, {"ETag": f'"{name}"', "X-Repo-Commit": commit}, self.FILES[name]
+            self.asked.append(f"{self.command} {name}")
+        self.send_response(status)
+        for header, value in {**headers, "Content-Length": str(len(data))}.items():
+            self.send_header(header, value)
+        self.end_headers()
+        if body:
+            self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_data_set_by_the_hubs_own_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    place = f"http://127.0.0.1:{server.server_port}"
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, place)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "ENDPOINT", place)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # read when the client was first imported
+    try:
+        (rows,) = located("o/n", RealNetwork()).files
+        assert Path(rows).read_bytes() == _Hub.FILES["train.jsonl"]
+        assert Path(rows).is_relative_to(tmp_path / "hub" / "datasets--o--n" / "snapshots")
+        assert _Hub.asked.count("GET train.jsonl") == 1
+        assert located("o/n[train]@v1", RealNetwork()).files == (rows,)
+        assert _Hub.asked.count("GET train.jsonl") == 1  # the branch is of the same commit
+        with pytest.raises(AccessError, match="gated"):
+            located("o/gated", RealNetwork())
+        assert "no such data set" in fault("o/none", RealNetwork()).what
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert located("o/n", offline=True).files == (rows,)

@@ -118,3 +118,22 @@ def test_thousands_of_bad_lines_are_counted_by_reason(tmp_path: Path) -> None:
     assert head.what == "3040 problems: 3000 × empty text, 40 × not valid JSON"
     assert [p.where for p in examples] == [f"{path}:1", f"{path}:3001"]
     assert all("also at" in p.what and p.hint for p in examples)
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        (b'{"text":"a","t\\u0065xt":"b"}', "text"),
+        (b'{"prompt":"p","completion":"c","pr\\u006Fmpt":"q"}', "prompt"),
+        (GOOD.replace(b'"role":"user"', b'"role":"user","r\\u006fle":"system"'), "role"),
+        (GOOD.replace(b'"role":"user"', b'"r\\u006fle":"user","\\u0072ole":"system"'), "role"),
+    ],
+)
+def test_an_escape_hides_no_duplicate(tmp_path: Path, line: bytes, key: str) -> None:
+    problem = only_problem(write(tmp_path / "f.jsonl", GOOD, line))
+    assert problem.reason == "duplicate key" and f"`{key}`" in problem.what
+
+
+def test_escapes_that_hide_nothing(tmp_path: Path) -> None:
+    lines = (b'{"t\\u0065xt":"a\\u003cb"}', b'{"text":"caf\\u00e9 \\u0041"}', GOOD.replace(b"role", b"r\\u006fle"))
+    assert check_file(write(tmp_path / "f.jsonl", *lines)).ok

@@ -9,8 +9,9 @@ import pytest
 
 from rankzero.engine.console import RunConsole
 from rankzero.errors import DataError, Problem, RankzeroError, StoppedError
-from rankzero.launch.node.output import Output, Redactor
+from rankzero.launch.node.output import Output
 from rankzero.launch.node.termination import MOST_BYTES, internal, message, write
+from rankzero.redaction import Redactor
 from rankzero.run_dir.paths import RunDir
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rankzero.data.batches.collators.text import MicroBatch, pad_right, to_device
+from rankzero.data.batches.collators.text import MicroBatch, pad_right, padded_places, target_weights, to_device
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.images.decode import load_rgb
 from rankzero.data.order import Indices
@@ -72,7 +72,8 @@ class PicturedText:
         images: list[Image] = []
         for row, (ids, _) in zip(rows, tokens, strict=True):
             images += self._images(dataset, int(row), ids)
-        return self._batch(rows, tokens, images, device)
+        batch = self._batch(rows, tokens, images, device)
+        return replace(batch, weights_N=target_weights(dataset, rows, [mask for _, mask in tokens], device))
 
     def idle(self, device: torch.device) -> MicroBatch:
         """Tokens that predict nothing, and the blank image where there always is one."""
@@ -126,4 +127,5 @@ class PicturedText:
             predicts_BT=to_device(padded.predicts_BT, device),
             targets_N=to_device(padded.targets_N, device),
             computed=padded.input_ids_BT.size,
+            **padded_places(rows, inputs["input_ids"]),
         )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from rankzero.data.batches.collators.text import MicroBatch, to_device
+from rankzero.data.batches.collators.text import MicroBatch, target_weights, to_device
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.order import Indices
 
@@ -25,13 +26,14 @@ class PackedText:
 
     def __call__(self, dataset: TokenizedDataset, rows: Indices, device: torch.device) -> MicroBatch:
         tokens = [dataset.row(int(row)) for row in rows]
-        return _end_to_end(
+        batch = _end_to_end(
             rows,
             [ids[:-1] for ids, _ in tokens],
             predicts=np.concatenate([mask[1:] for _, mask in tokens]),
             targets=np.concatenate([ids[1:][mask[1:]] for ids, mask in tokens]),
             device=device,
         )
+        return replace(batch, weights_N=target_weights(dataset, rows, [mask for _, mask in tokens], device))
 
     def idle(self, device: torch.device) -> MicroBatch:
         """One row of two tokens that predicts nothing."""
@@ -54,11 +56,13 @@ def _end_to_end(
     borders = to_device(np.cumsum([0, *lengths], dtype=np.int32), device)
     longest = max(lengths)
     input_ids = np.concatenate(ids).astype(np.int64)
+    row_of = np.repeat(rows if len(rows) else np.zeros(1, np.int64), lengths)
+    position_ids = to_device(positions[None], device)
     return MicroBatch(
         rows=rows,
         inputs={
             "input_ids": to_device(input_ids[None], device),
-            "position_ids": to_device(positions[None], device),
+            "position_ids": position_ids,
             "cu_seq_lens_q": borders,
             "cu_seq_lens_k": borders,
             "max_length_q": longest,
@@ -67,4 +71,6 @@ def _end_to_end(
         predicts_BT=to_device(predicts[None], device),
         targets_N=to_device(targets.astype(np.int64), device),
         computed=input_ids.size if len(rows) else 0,
+        row_of_BT=to_device(row_of[None], device),
+        position_BT=position_ids,
     )

@@ -31,6 +31,12 @@ class MicroBatch:
     """Trained tokens in the order in which `predicts_BT` selects, or classes."""
     computed: int
     """Tokens that go through the model, padding included."""
+    row_of_BT: torch.Tensor
+    """The row that each token is of, by its number in the data set: int64, of a shape that broadcasts to (B, T)."""
+    position_BT: torch.Tensor
+    """The token's place in that row, from 0: the same."""
+    weights_N: torch.Tensor | None = None
+    """What each target's loss is multiplied by; None where all count in full."""
 
 
 class Collator(Protocol):
@@ -44,6 +50,14 @@ class Collator(Protocol):
     def idle(self, device: torch.device) -> MicroBatch:
         """The least pass that touches every weight and predicts nothing, for a rank that only keeps step."""
         ...
+
+
+def padded_places(rows: Indices, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """`row_of_BT` and `position_BT` where each row is one of `input_ids`, shape (B, T); an idle pass has row 0."""
+    device = input_ids.device
+    numbers = rows if len(rows) else np.zeros(len(input_ids), np.int64)
+    positions = np.arange(input_ids.shape[1], dtype=np.int64)
+    return {"row_of_BT": to_device(numbers[:, None], device), "position_BT": to_device(positions[None], device)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +81,21 @@ def pad_right(rows: Sequence[tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]
     return Padded(input_ids_BT, predicts_BT, np.concatenate(targets).astype(np.int64))
 
 
+def target_weights(
+    dataset: TokenizedDataset, rows: Indices, masks: Sequence[npt.NDArray[np.bool_]], device: torch.device
+) -> torch.Tensor | None:
+    """What each target of these rows counts, in the order in which `pad_right` and packing have them. `masks`: which
+    tokens of each row are trained."""
+    of_rows = [dataset.weights(int(row)) for row in rows]
+    if all(weights is None for weights in of_rows):
+        return None
+    counted = [
+        np.ones(mask[1:].sum(), np.float32) if weights is None else weights[1:][mask[1:]]
+        for weights, mask in zip(of_rows, masks, strict=True)
+    ]
+    return to_device(np.concatenate(counted), device)
+
+
 class PaddedText:
     """Rows padded on the right to the longest. The last token of a row is only ever a target, so it is not fed in.
 
@@ -77,13 +106,17 @@ class PaddedText:
     packed = False
 
     def __call__(self, dataset: TokenizedDataset, rows: Indices, device: torch.device) -> MicroBatch:
-        padded = pad_right([dataset.row(int(row)) for row in rows])
+        tokens = [dataset.row(int(row)) for row in rows]
+        padded = pad_right(tokens)
+        input_ids = to_device(padded.input_ids_BT, device)
         return MicroBatch(
             rows=rows,
-            inputs={"input_ids": to_device(padded.input_ids_BT, device)},
+            inputs={"input_ids": input_ids},
             predicts_BT=to_device(padded.predicts_BT, device),
             targets_N=to_device(padded.targets_N, device),
             computed=padded.input_ids_BT.size,
+            weights_N=target_weights(dataset, rows, [mask for _, mask in tokens], device),
+            **padded_places(rows, input_ids),
         )
 
     def idle(self, device: torch.device) -> MicroBatch:
@@ -126,24 +159,28 @@ class LabelledText:
         classes: npt.NDArray[np.integer],
         device: torch.device,
     ) -> MicroBatch:
+        ids = to_device(input_ids, device)
         return MicroBatch(
             rows=rows,
-            inputs={"input_ids": to_device(input_ids, device), "attention_mask": to_device(attention_mask, device)},
+            inputs={"input_ids": ids, "attention_mask": to_device(attention_mask, device)},
             predicts_BT=None,
             targets_N=to_device(classes.astype(np.int64), device),
             computed=input_ids.size,
+            **padded_places(rows, ids),
         )
 
 
 def idle_text(device: torch.device) -> MicroBatch:
     """One token that predicts nothing."""
     nothing = np.empty(0, dtype=np.int64)
+    input_ids = to_device(np.zeros((1, 2), np.int64), device)
     return MicroBatch(
         rows=nothing,
-        inputs={"input_ids": to_device(np.zeros((1, 2), np.int64), device)},
+        inputs={"input_ids": input_ids},
         predicts_BT=to_device(np.zeros((1, 2), np.bool_), device),
         targets_N=to_device(nothing, device),
         computed=0,
+        **padded_places(nothing, input_ids),
     )
 
 

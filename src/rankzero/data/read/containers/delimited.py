@@ -1,4 +1,4 @@
-"""CSV and TSV with a header line, as RFC 4180 and spreadsheets write them. Every value is a string.
+"""CSV and TSV, with a header line or without, as RFC 4180 and spreadsheets write them. Every value is a string.
 
 Knows quoting, ragged rows and encodings; nothing of what the columns mean.
 """
@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Literal
 
 import orjson
 
@@ -20,28 +23,84 @@ from rankzero.data.rows.problems import RowProblem
 MAX_FIELD_CHARACTERS = 64 << 20
 """A longer field is a quote that is not closed."""
 
+Header = bool | Literal["auto"]
+"""Whether the first line names the columns; auto: it does, unless it looks like a row, which is then a question."""
+
+_LOOKED_AT = 100
+"""Rows that tell a line of names from a row."""
+_LONGEST_NAME, _MOST_WORDS = 60, 6
+_COMMON_NAMES = frozenset(
+    {"text", "label", "prompt", "completion", "question", "answer", "instruction", "input", "output", "response"}
+    | {"query", "sentence", "id", "index", "content", "role", "system", "title", "context", "category", "source"}
+)
+_NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)?(?:[eE][-+]?\d+)?%?")
+
 _SEPARATORS = {"\t": "a tab", ";": "`;`", "|": "`|`", ",": "a comma"}
 _QUOTE_HINT = 'a field that holds quotes, separators or newlines is written in quotes, and a quote in it as ""'
 
 
-def read_delimited(blocks: Iterator[bytes], separator: str) -> Iterator[NumberedLine]:
-    """Every row as a JSON object, with the number of the line where it begins; blank lines as such."""
+def read_delimited(blocks: Iterator[bytes], separator: str, header: Header = "auto") -> Iterator[NumberedLine]:
+    """Every row as a JSON object, with the number of the line where it begins; blank lines as such. Without a header
+    line the columns are column_1, column_2 and so on."""
     table = _Table(blocks, separator)
-    try:
-        names = None
-        for record in table.records():
-            if not record.fields or record.is_blank:
-                yield record.number, b"", None
-            elif names is None:
-                if problem := header_problem(record.fields, separator, record):
-                    yield record.number, record.raw, problem
-                    return
-                names = [name.strip(" ") for name in record.fields]
-            else:
+    damage: list[DamagedError] = []
+    records = _until(damage, table.records())
+    names: list[str] | None = None
+    for record in records:
+        if not record.fields or record.is_blank:
+            yield record.number, b"", None
+        elif names is not None:
+            yield _row(record, names, separator)
+        else:
+            following = list(islice(records, _LOOKED_AT)) if header == "auto" else []
+            names, problem = _names(record, following, separator, header)
+            if problem:
+                yield record.number, record.raw, problem
+                return
+            if header is False:
                 yield _row(record, names, separator)
-    except DamagedError as damage:
-        number = table.begins
-        yield number, b"", RowProblem(number, damage.reason, damage.what, damage.hint)
+            for early in following:
+                blank = not early.fields or early.is_blank
+                yield (early.number, b"", None) if blank else _row(early, names, separator)
+    for fault in damage:
+        yield table.begins, b"", RowProblem(table.begins, fault.reason, fault.what, fault.hint)
+
+
+def _until(damage: list[DamagedError], records: Iterator[_Record]) -> Iterator[_Record]:
+    """The records up to where the file is damaged, which is noted."""
+    try:
+        yield from records
+    except DamagedError as error:
+        damage.append(error)
+
+
+def _names(
+    first: _Record, following: Sequence[_Record], separator: str, header: Header
+) -> tuple[list[str], RowProblem | None]:
+    """What the columns are called, and what is wrong with that."""
+    if header is False:
+        return [f"column_{number}" for number in range(1, len(first.fields) + 1)], None
+    problem = header_problem(first.fields, separator, first)
+    names = [name.strip(" ") for name in first.fields]
+    if problem is None and header == "auto" and (value := _value_among_names(names, following)):
+        what = f"the first line looks like a row, not like names of columns: {value[:_LONGEST_NAME]!r}"
+        hint = "say which it is: header: false (columns are then column_1, column_2, …) or header: true"
+        problem = RowProblem(first.number, "row in place of names", what, hint)
+    return names, problem
+
+
+def _value_among_names(names: Sequence[str], following: Sequence[_Record]) -> str | None:
+    """What in the first line is no name of a column: a number, a sentence, or what the same column holds further on."""
+    if any(name.strip().lower() in _COMMON_NAMES for name in names) or names == list(map(str, range(len(names)))):
+        return None
+    for column, name in enumerate(names):
+        words = len(name.split())
+        sentence = words > _MOST_WORDS or (words > 1 and name.rstrip().endswith((".", "!", "?", "…")))
+        if sentence or len(name) > _LONGEST_NAME or _NUMBER.fullmatch(name.strip()):
+            return name
+        if any(column < len(record.fields) and record.fields[column].strip(" ") == name for record in following):
+            return name
+    return None
 
 
 @dataclass(slots=True)

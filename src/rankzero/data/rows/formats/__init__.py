@@ -1,87 +1,44 @@
-"""The row shapes that are read: a dict of adapters, and which one a row is meant for. Knows nothing of files."""
+"""The row shapes that are read: which one a row is meant for, and what it says. Knows no format, only where they are.
+
+A format is a file of this package that exports FORMAT, and its name in spec/row_formats.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+import difflib
+from collections.abc import Collection, Mapping
+from importlib import import_module
+from typing import Any
 
-from rankzero.data.rows.formats import (
-    alpaca,
-    classification,
-    columns,
-    detection,
-    messages,
-    oasst,
-    openorca,
-    preference,
-    prompt_completion,
-    query_response,
-    sharegpt,
-    text,
-)
-from rankzero.data.rows.formats.outcome import Noted, Result, Row
+from rankzero.data.rows.formats.detection import Detector, listed
+from rankzero.data.rows.formats.format import Format, Noted, Result, Row, Writer
+from rankzero.data.rows.formats.judged import JUDGED, judged
 from rankzero.data.rows.problems import RowProblem, kind
 from rankzero.errors import Problem
+from rankzero.spec.row_formats import ROW_FORMATS
 
-__all__ = ["FORMATS", "Format", "Noted", "Result", "Row", "check_columns", "convert", "detect", "reason"]
-
-# The model would have to see these, so leaving them out in silence would train something else.
-_SEEN = frozenset(
-    {"tools", "functions", "documents", "system", "image", "images", "video", "videos", "audio", "audios"}
-)
+__all__ = ["FORMATS", "WRITERS", "Noted", "Result", "Row", "check_columns", "convert", "detect", "reason", "rename"]
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
-    """One row shape: the keys that make it (any of these sets), how it looks, the keys that it reads and those that
-    it must not leave out in silence, and how its values are read."""
-
-    needs: tuple[frozenset[str], ...]
-    reads: frozenset[str]
-    shape: str
-    to_conversation: Callable[[Row, int], Result]
-    unread: frozenset[str] = field(default=_SEEN)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "unread", self.unread - self.reads)
+def _load(name: str) -> Format:
+    format_: Format = import_module(f"{__name__}.{name}").FORMAT
+    assert format_.name == name, f"{format_.name} is registered as {name}"
+    return format_
 
 
-_ASKING = _SEEN | {"context", "passage", "choices", "options", "history"}
+FORMATS: dict[str, Format] = {name: _load(name) for name in ROW_FORMATS}
+WRITERS: dict[str, Writer] = {writer.name: writer for format_ in FORMATS.values() for writer in format_.writers}
 
-FORMATS: dict[str, Format] = {
-    "messages": Format((messages.KEYS,), messages.READS, messages.SHAPE, messages.to_conversation),
-    "prompt_completion": Format(
-        (prompt_completion.KEYS,), prompt_completion.READS, prompt_completion.SHAPE, prompt_completion.to_conversation
-    ),
-    "text": Format((text.KEYS,), text.READS, text.SHAPE, text.to_conversation),
-    "alpaca": Format((alpaca.KEYS,), alpaca.READS, alpaca.SHAPE, alpaca.to_conversation, _ASKING),
-    "sharegpt": Format(sharegpt.KEYS, sharegpt.READS, sharegpt.SHAPE, sharegpt.to_conversation),
-    # Which of its many names a row has, the adapter finds out itself.
-    "query_response": Format(
-        (frozenset(),), query_response.READS, query_response.SHAPE, query_response.to_conversation, _ASKING
-    ),
-    "openorca": Format((openorca.KEYS,), openorca.READS, openorca.SHAPE, openorca.to_conversation, _ASKING),
-    "oasst": Format(
-        (frozenset({"prompt"}), frozenset({"message_id", "text"})), oasst.READS, oasst.SHAPE, oasst.to_conversation
-    ),
-    "preference": Format((preference.KEYS,), preference.READS, preference.SHAPE, preference.to_conversation),
-    "classification": Format(
-        (frozenset({"text"}), frozenset({"sentence"})),
-        classification.READS,
-        classification.SHAPE,
-        classification.to_conversation,
-    ),
-}
-
-_SHAPES = "".join(f"\n    {format_.shape}" for format_ in FORMATS.values())
+_DETECTOR = Detector(tuple(FORMATS.values()))
 _ALL_READS = frozenset[str]().union(*(format_.reads for format_ in FORMATS.values()))
+_ALIASES = {ours: names for format_ in FORMATS.values() for ours, names in format_.aliases.items()}
 
 
 def convert(row: object, line: int, wanted: str = "auto") -> tuple[str, Result]:
     """The name of the row's format and the row as a conversation, or all that is wrong with it."""
     if not isinstance(row, dict):
         what = f"the line is {kind(row)}, not an object"
-        return wanted, [RowProblem(line, "not an object", what, f"accepted are{_SHAPES}")]
+        return wanted, [RowProblem(line, "not an object", what, f"accepted are{_DETECTOR.shapes}")]
     name = detect(row, line) if wanted == "auto" else _asserted(row, line, wanted)
     if isinstance(name, RowProblem):
         return wanted, [name]
@@ -91,27 +48,24 @@ def convert(row: object, line: int, wanted: str = "auto") -> tuple[str, Result]:
         unread = [key for key in row if key in format_.unread and row[key]]
         if unread:
             result = [*(result if isinstance(result, list) else ()), _unread(unread, line)]
+    if format_.learns_answers and not row.keys().isdisjoint(JUDGED) and (problem := judged(row, line)):
+        return name, [problem]
     return name, result
 
 
 def detect(row: Row, line: int) -> str | RowProblem:
     """The format that the row's keys call for. A key whose value is null counts as absent."""
-    return detection.detect(row, line, _SHAPES)
+    return _DETECTOR.detect(row, line)
 
 
 def reason(row: Row, name: str) -> str:
     """Why the row is read as `name`: `alpaca: keys instruction, input, output`."""
-    return detection.reason(row, name, FORMATS[name].reads)
-
-
-def check_columns(name: str, names: Mapping[str, str], seen: Collection[str] | None = None) -> tuple[Problem, ...]:
-    """Everything that is wrong with a column map of format `name` ("auto": of any); `seen` are the data's columns."""
-    known = _ALL_READS if name == "auto" else FORMATS[name].reads
-    return columns.check_columns(name, names, known, seen)
+    read = FORMATS[name].reads - {"id", "conversation_id"}
+    return f"{name}: keys {', '.join(key for key in row if key in read and row[key] is not None)}"
 
 
 def _unread(keys: list[str], line: int) -> RowProblem:
-    what = f"the row has {detection.listed(keys)}, which is not read yet"
+    what = f"the row has {listed(keys)}, which is not read yet"
     return RowProblem(line, f"`{keys[0]}` is not read", what, "remove the key to train without it")
 
 
@@ -119,5 +73,37 @@ def _asserted(row: Row, line: int, wanted: str) -> str | RowProblem:
     format_ = FORMATS[wanted]
     if any(all(row.get(key) is not None for key in need) for need in format_.needs):
         return wanted
-    what = f"the row is not in format {wanted}: its keys are {detection.listed(row)}"
+    what = f"the row is not in format {wanted}: its keys are {listed(row)}"
     return RowProblem(line, "not in the stated format", what, f"expected: {format_.shape}")
+
+
+def rename(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
+    """The row with our names for its keys. Keys that are not named keep theirs."""
+    values = {ours: row[theirs] for ours, theirs in columns.items() if theirs in row}
+    gone = set(columns.values()) | values.keys()
+    for ours in values:
+        # Said outright which column it is: the other names for the same thing are no question any more.
+        gone.update(name for name in _ALIASES.get(ours, ()) if name not in values)
+    return {**{key: value for key, value in row.items() if key not in gone}, **values}
+
+
+def check_columns(name: str, columns: Mapping[str, str], seen: Collection[str] | None = None) -> tuple[Problem, ...]:
+    """Everything that is wrong with a column map of format `name` ("auto": of any): names that the format does not
+    read, and, where the columns of the data are `seen`, names that are not among those."""
+    known = _ALL_READS if name == "auto" else FORMATS[name].reads
+    problems = []
+    for ours, theirs in columns.items():
+        if ours not in known:
+            near = difflib.get_close_matches(ours, known, n=1)
+            what = f"`{ours}` is no name of format {name}" if name != "auto" else f"`{ours}` is no name of any format"
+            hint = f"did you mean {near[0]}?" if near else f"names are {', '.join(sorted(known))}"
+            problems.append(Problem(what, f"columns.{ours}", hint))
+        if seen is not None and theirs not in seen:
+            near = difflib.get_close_matches(theirs, list(seen), n=1)
+            hint = f"did you mean {near[0]}?" if near else f"the data has {', '.join(list(seen)[:12])}"
+            problems.append(Problem(f"the data has no column `{theirs}`", f"columns.{ours}", hint))
+    twice = {theirs for theirs in columns.values() if list(columns.values()).count(theirs) > 1}
+    for theirs in sorted(twice):
+        ours_all = ", ".join(ours for ours in columns if columns[ours] == theirs)
+        problems.append(Problem(f"`{theirs}` is given two names: {ours_all}", "columns", "a column has one meaning"))
+    return tuple(problems)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
+from rankzero.data.rows.conversation import Conversation
+from rankzero.data.rows.formats.detection import ambiguous
 from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat, read_history, read_text
+from rankzero.data.rows.formats.format import ASKING, Claim, Format, Result, Row, Writer, Written
 from rankzero.data.rows.formats.images import Slots
-from rankzero.data.rows.formats.outcome import Result, Row
+from rankzero.data.rows.formats.writing import beside, one_round
 from rankzero.data.rows.problems import RowProblem, kind
 
 KEYS = frozenset({"instruction", "output"})
-READS = KEYS | CHAT_FIELDS | {"input", "history"}
-SHAPE = '{"instruction": "…", "input": "…", "output": "…"}'
 
 
 def to_conversation(row: Row, line: int) -> Result:
@@ -32,3 +35,36 @@ def to_conversation(row: Row, line: int) -> Result:
     turns, more = read_history(row, line, slots)
     turns += (slots.message("user", "\n".join(asked)), slots.message("assistant", answer))
     return chat(row, line, turns, problems + more, slots)
+
+
+def _judge(row: Row, keys: Set[str], line: int) -> bool | RowProblem:
+    """A `text` beside the two may be the same again, written into Alpaca's prompt."""
+    return ambiguous(row, line, keys, "alpaca") if "text" in keys and not _retells(row) else True
+
+
+def _retells(row: Row) -> bool:
+    text, asked, answer = row["text"], row["instruction"], row["output"]
+    if not isinstance(text, str) or not isinstance(asked, str) or not isinstance(answer, str):
+        return False
+    return text.startswith("Below is an instruction") or (asked in text and answer in text)
+
+
+def to_row(conversation: Conversation) -> Written:
+    """One instruction and its output, under a system prompt at most."""
+    turns, rules = one_round(conversation, "alpaca", system=True)
+    row = {"instruction": turns[-2].content, "input": "", "output": turns[-1].content}
+    if len(turns) == 3:
+        row["system"] = turns[0].content
+    return {**row, **beside(conversation)}, rules
+
+
+FORMAT = Format(
+    name="alpaca",
+    needs=(KEYS,),
+    reads=KEYS | CHAT_FIELDS | {"input", "history"},
+    shape='{"instruction": "…", "input": "…", "output": "…"}',
+    to_conversation=to_conversation,
+    unread=ASKING,
+    claims=(Claim(KEYS, beside=frozenset({"text"}), judge=_judge),),
+    writers=(Writer("alpaca", to_row, dict.fromkeys(("instruction", "input", "output", "system"), "text")),),
+)

@@ -1,14 +1,16 @@
-"""Rows of a text and its label. Read and checked; SFT does not train them. Knows nothing of tokens."""
+"""Rows of a text and its label, for task classify. Knows nothing of tokens."""
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from rankzero.data.rows.conversation import Conversation, Message
 from rankzero.data.rows.formats.fields import read_id, read_text
-from rankzero.data.rows.formats.outcome import Noted, Result, Row
+from rankzero.data.rows.formats.format import CannotSayError, Claim, Format, Noted, Result, Row, Writer, Written
+from rankzero.data.rows.formats.writing import beside
 from rankzero.data.rows.problems import RowProblem, kind
 
-KEYS = (frozenset({"text", "label"}), frozenset({"sentence", "label"}))
-READS = frozenset({"text", "sentence", "label", "id"})
+_TEXTS = (frozenset({"text"}), frozenset({"sentence"}))
 SHAPE = '{"text": "…", "label": 1}'
 
 UNLABELLED = "unlabelled"
@@ -37,3 +39,27 @@ def to_conversation(row: Row, line: int) -> Result:
     if isinstance(text, RowProblem) or problems:
         return problems
     return Conversation((Message("prompt", text),), False, line, id=read_id(row), label=label)
+
+
+def _labelled(row: Row, _keys: Set[str], _line: int) -> bool:
+    """The label may be null."""
+    return "label" in row
+
+
+def to_row(conversation: Conversation) -> Written:
+    """A text and its label."""
+    if conversation.label is None:
+        raise CannotSayError("no label", "classification needs a label")
+    return {"text": conversation.messages[0].content, "label": conversation.label, **beside(conversation)}, ()
+
+
+FORMAT = Format(
+    name="classification",
+    needs=_TEXTS,
+    reads=frozenset({"text", "sentence", "label", "id"}),
+    shape=SHAPE,
+    to_conversation=to_conversation,
+    learns_answers=False,
+    claims=tuple(Claim(text, beside=frozenset({"text"}), judge=_labelled) for text in _TEXTS),
+    writers=(Writer("classification", to_row, {"text": "text", "label": "text"}),),
+)

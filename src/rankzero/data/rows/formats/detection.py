@@ -1,98 +1,100 @@
 """Which format a row is meant for, from its keys alone. Reads no values but to tell apart what keys cannot.
 
-Keys that stand for a whole row shape decide (`messages`, `prompt` with `completion`, `text` …). Rows that have those of
-two shapes are a question, never a choice. Names that merely are common for questions and answers decide last.
+Keys that stand for a whole row shape decide: each format has such marks (`messages`, `prompt` with `completion` …).
+Rows that have those of two shapes are a question, never a choice. Names that are common in many places are claimed by
+formats, in the order of their registration and each beside certain marks alone. Knows no format.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from rankzero.data.rows.formats import oasst
+from rankzero.data.rows.formats.format import SEEN, Claim, Format, Keys, Row
 from rankzero.data.rows.formats.guess import as_field, as_flag, likely_columns
-from rankzero.data.rows.formats.outcome import Row
-from rankzero.data.rows.formats.query_response import QUERY, RESPONSE
 from rankzero.data.rows.problems import RowProblem
 
-_STRONG = frozenset({"messages", "conversations", "conversation", "prompt", "completion", "text", "chosen", "rejected"})
-_SHAPE_OF: dict[frozenset[str], str] = {
-    frozenset({"messages"}): "messages",
-    frozenset({"conversations"}): "sharegpt",
-    frozenset({"conversation"}): "sharegpt",
-    frozenset({"chosen", "rejected"}): "preference",
-    frozenset({"prompt", "chosen", "rejected"}): "preference",
-    frozenset({"prompt", "completion"}): "prompt_completion",
-    frozenset({"text"}): "text",
-}
-_ALONE = ("messages", "prompt_completion", "preference", "sharegpt", "text")
-_QUERY = frozenset(QUERY)
-# Names that mean an answer even where nobody says so; text, content and completion do not.
-_RESPONSE = frozenset(RESPONSE) - {"text", "content", "completion"}
-_ANSWERS = ("completion", "response", "output", "answer", "target", "label")
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """What a row's marks say, whatever else it has."""
+
+    claims: tuple[tuple[str, Claim], ...]
+    """Formats that may claim the row in spite of its marks."""
+    name: str | None
+    marks: Keys
+    """Those that say something."""
+    possible: str | None
+    """The first of the formats of whose marks the row has all, and others besides."""
 
 
-def detect(row: Row, line: int, shapes: str = "") -> str | RowProblem:
-    """The format that the row's keys call for. A key whose value is null counts as absent."""
-    strong = row.keys() & _STRONG
-    if len(strong) != len(row):
-        weak = _weak(row, line, strong)
-        if weak is not None:
-            return weak
-    keys = frozenset(key for key in strong if row[key] is not None)
-    if (keys & {"chosen", "rejected"}) and not keys >= {"chosen", "rejected"}:
-        keys -= {"chosen", "rejected"}
-    name = _SHAPE_OF.get(keys)
-    if name is not None:
-        return name
-    if keys == {"messages", "prompt"} and _repeats(row["prompt"], row["messages"]):
-        return "messages"
-    if keys == {"prompt"}:
-        return "oasst" if oasst.is_tree(row) else _no_match(row, line, shapes)
-    named = {of for need, of in _SHAPE_OF.items() if need <= keys}
-    possible = next((name for name in _ALONE if name in named), None)
-    return _no_match(row, line, shapes) if possible is None else _ambiguous(row, line, sorted(keys), possible)
+class Detector:
+    """Tells these formats apart."""
+
+    def __init__(self, formats: Sequence[Format]) -> None:
+        self._formats = formats
+        self._of_marks = {marks: format_.name for format_ in formats for marks in format_.marks}
+        self._marks: Keys = frozenset[str]().union(*self._of_marks)
+        self._claims = tuple((format_.name, claim) for format_ in formats for claim in format_.claims)
+        self._verdicts: dict[Keys, _Verdict] = {}
+        self.shapes = "".join(f"\n    {format_.shape}" for format_ in formats)
+
+    def detect(self, row: Row, line: int) -> str | RowProblem:
+        """The name of the format that the row's keys call for. A key whose value is null counts as absent."""
+        there = row.keys() & self._marks
+        marks = frozenset([key for key in there if row[key] is not None])
+        verdict = self._verdicts.get(marks) or self._of(marks)
+        if verdict.claims and len(there) != len(row):
+            keys = {key for key in row if row[key] is not None}
+            for name, claim in verdict.claims:
+                if claim.keys <= keys:
+                    found = claim.judge is None or claim.judge(row, keys, line)
+                    if found:
+                        return name if found is True else found
+        if verdict.name is not None:
+            return verdict.name
+        for format_ in self._formats:
+            if format_.settles is not None and format_.settles(row, verdict.marks):
+                return format_.name
+        if verdict.possible is not None:
+            return ambiguous(row, line, verdict.marks, verdict.possible)
+        return self._no_match(row, marks, line)
+
+    def _of(self, marks: Keys) -> _Verdict:
+        """Worked out once for all rows with these marks."""
+        telling = marks
+        for format_ in self._formats:
+            if format_.only_together and not marks >= format_.only_together:
+                telling -= format_.only_together
+        verdict = _Verdict(
+            tuple((name, claim) for name, claim in self._claims if marks <= claim.beside),
+            self._of_marks.get(telling),
+            telling,
+            next((format_.name for format_ in self._formats if any(of <= telling for of in format_.marks)), None),
+        )
+        self._verdicts[marks] = verdict
+        return verdict
+
+    def _no_match(self, row: Row, marks: Keys, line: int) -> RowProblem:
+        accepted = f"accepted are{self.shapes}"
+        for format_ in self._formats:
+            problem = None if format_.near_miss is None else format_.near_miss(row, marks, line)
+            if problem is not None:
+                return replace(problem, hint=problem.hint or accepted)
+        # Of keys that make a shape: what stands beside them, as `system` does, is not what the row lacks.
+        aliases = (names for format_ in self._formats for names in format_.aliases.values())
+        nulls = sorted(key for key in self._marks.union(*aliases) - SEEN if key in row and row[key] is None)
+        what = f"the row's keys are {listed(row)}" + (f"; {listed(nulls)} is null" if nulls else "")
+        likely = {} if nulls else likely_columns(row)
+        if likely:
+            accepted = f"likely: {as_flag(likely)} (in a run spec, data.train: [{{path: …, {as_field(likely)}}}])"
+        return RowProblem(line, "unknown row shape", what, accepted)
 
 
-def _weak(row: Row, line: int, strong: set[str]) -> str | RowProblem | None:
-    """What keys that are common in many places call for; None where they do not decide."""
-    keys = {key for key in row if row[key] is not None}
-    shaped = keys & strong
-    if shaped <= {"text"}:
-        if {"instruction", "output"} <= keys:
-            repeated = "text" in keys and not _retells(row)
-            return _ambiguous(row, line, sorted(keys), "alpaca") if repeated else "alpaca"
-        if "label" in row and ("text" in keys or "sentence" in keys):
-            return "classification"
-        if "text" in keys and oasst.is_flat(row):
-            return "oasst"
-    if not shaped and {"system_prompt", "question", "response"} <= keys:
-        return "openorca"
-    answered = keys & _RESPONSE
-    if shaped <= {"prompt"} and answered and keys & _QUERY:
-        return "query_response"
-    if shaped == {"text"} and (keys & _QUERY):
-        return _ambiguous(row, line, sorted({"text", *(keys & _QUERY)}), "text")
-    if shaped == {"prompt", "completion"} and isinstance(row.get("label"), bool):
-        what = "`label` says whether `completion` is wanted: unpaired preference rows are not read yet"
-        return RowProblem(line, "unpaired preference row", what, "keep the rows whose label is true, without the label")
-    return None
-
-
-def reason(row: Row, name: str, reads: Iterable[str]) -> str:
-    """Why a row is read as it is: `alpaca: keys instruction, input, output`."""
-    read = set(reads) - {"id", "conversation_id"}
-    return f"{name}: keys {', '.join(key for key in row if key in read and row[key] is not None)}"
-
-
-def listed(keys: Mapping[str, Any] | Iterable[str]) -> str:
-    """Names of keys in a sentence, bounded."""
-    names = list(keys)
-    shown = [f"`{key[:40]}`" for key in names[:12]]
-    return (", ".join(shown) + (", …" if len(names) > 12 else "")) or "none"
-
-
-def _ambiguous(row: Row, line: int, present: list[str], possible: str) -> RowProblem:
+def ambiguous(row: Row, line: int, present: Iterable[str], possible: str) -> RowProblem:
+    """That the keys which are `present` mean two things, one of which is the format `possible`."""
+    present = frozenset(present)
     return RowProblem(
         line,
         "ambiguous row",
@@ -101,42 +103,8 @@ def _ambiguous(row: Row, line: int, present: list[str], possible: str) -> RowPro
     )
 
 
-def _repeats(prompt: object, turns: object) -> bool:
-    """Whether `prompt` only says again how the messages begin, as in UltraChat: the first turn, or the second after
-    a system turn."""
-    if not isinstance(turns, list):
-        return False
-    if isinstance(prompt, list):
-        return prompt == turns[: len(prompt)]
-    return prompt in [turn.get("content") for turn in turns[:2] if isinstance(turn, dict)]
-
-
-def _retells(row: Row) -> bool:
-    """Whether `text` is only the row's own instruction and output again, written into Alpaca's prompt."""
-    text, asked, answer = row["text"], row["instruction"], row["output"]
-    if not isinstance(text, str) or not isinstance(asked, str) or not isinstance(answer, str):
-        return False
-    return text.startswith("Below is an instruction") or (asked in text and answer in text)
-
-
-def _no_match(row: Row, line: int, shapes: str) -> RowProblem:
-    accepted = f"accepted are{shapes}"
-    lone = next((key for key in ("chosen", "rejected") if row.get(key) is not None), None)
-    if lone is not None:
-        other = "rejected" if lone == "chosen" else "chosen"
-        what = f"the row has `{lone}` and no `{other}`"
-        hint = "to fine-tune on single answers, rename it to completion"
-        return RowProblem(line, f"{lone} without {other}", what, hint)
-    if row.get("prompt") is not None:
-        near = next((key for key in _ANSWERS if row.get(key) is not None), None)
-        hint = f"rename {near} to completion" if near else accepted
-        return RowProblem(line, "prompt without completion", "the row has `prompt` and no `completion`", hint)
-    if row.get("completion") is not None:
-        what = "the row has `completion` and no `prompt`"
-        return RowProblem(line, "completion without prompt", what, 'plain text is {"text": "…"}')
-    nulls = sorted(key for key in row if key in _STRONG | _QUERY | _RESPONSE and row[key] is None)
-    what = f"the row's keys are {listed(row)}" + (f"; {listed(nulls)} is null" if nulls else "")
-    likely = {} if nulls else likely_columns(row)
-    if likely:
-        accepted = f"likely: {as_flag(likely)} (in a run spec, data.train: [{{path: …, {as_field(likely)}}}])"
-    return RowProblem(line, "unknown row shape", what, accepted)
+def listed(keys: Mapping[str, Any] | Iterable[str]) -> str:
+    """Names of keys in a sentence, bounded."""
+    names = list(keys)
+    shown = [f"`{key[:40]}`" for key in names[:12]]
+    return (", ".join(shown) + (", …" if len(names) > 12 else "")) or "none"

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from rankzero.data.rows.conversation import Conversation, Message
+from rankzero.data.rows.formats.format import Result, Row, with_rules
 from rankzero.data.rows.formats.images import Slots
-from rankzero.data.rows.formats.outcome import Result, Row, with_rules
 from rankzero.data.rows.formats.tools import read_tools
 from rankzero.data.rows.problems import RowProblem, kind
 

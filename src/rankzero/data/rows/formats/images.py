@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rankzero.data.rows.conversation import Message, Role
-from rankzero.data.rows.formats.outcome import Row
+from rankzero.data.rows.formats.format import Row
 from rankzero.data.rows.problems import RowProblem, kind
 
 TAG = "<image>"
@@ -71,10 +71,10 @@ class Slots:
             self._sources.append(None)
         return "".join(pieces), tuple(offsets)
 
-    def message(self, role: Role, text: str, train: bool | None = None) -> Message:
+    def message(self, role: Role, text: str) -> Message:
         """A turn of this text, its tags taken out."""
         content, offsets = self.take(text)
-        return Message(role, content, train, offsets)
+        return Message(role, content, image_offsets=offsets)
 
     def place(self, turns: tuple[Message, ...], line: int) -> Placed:
         """Give every place its image. Images that have none stand before the first user turn."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat, read_system, read_text
+from rankzero.data.rows.formats.format import ASKING, Claim, Format, Result, Row
 from rankzero.data.rows.formats.images import Slots
-from rankzero.data.rows.formats.outcome import Result, Row
 from rankzero.data.rows.problems import RowProblem
 
 KEYS = frozenset({"system_prompt", "question", "response"})
-READS = KEYS | (CHAT_FIELDS - {"system"})
-SHAPE = '{"system_prompt": "…", "question": "…", "response": "…"}'
 
 
 def to_conversation(row: Row, line: int) -> Result:
@@ -22,3 +20,14 @@ def to_conversation(row: Row, line: int) -> Result:
         return problems
     turns = [*system, slots.message("user", question), slots.message("assistant", response)]
     return chat(row, line, turns, problems, slots, rules)
+
+
+FORMAT = Format(
+    name="openorca",
+    needs=(KEYS,),
+    reads=KEYS | (CHAT_FIELDS - {"system"}),
+    shape='{"system_prompt": "…", "question": "…", "response": "…"}',
+    to_conversation=to_conversation,
+    unread=ASKING,
+    claims=(Claim(KEYS),),
+)

@@ -7,15 +7,23 @@ from typing import Any
 
 from rankzero.data.rows.conversation import Conversation, Message
 from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat, read_id, untrained
+from rankzero.data.rows.formats.format import (
+    CannotSayError,
+    Format,
+    Keys,
+    Noted,
+    Result,
+    Row,
+    Writer,
+    Written,
+)
 from rankzero.data.rows.formats.images import Slots
-from rankzero.data.rows.formats.outcome import Noted, Result, Row
 from rankzero.data.rows.formats.prompt_completion import chat_only
-from rankzero.data.rows.formats.turns import read_messages
+from rankzero.data.rows.formats.turns import TURN_KEYS, read_messages, unread_keys
+from rankzero.data.rows.formats.writing import beside, turn_row, turn_rows
 from rankzero.data.rows.problems import RowProblem, kind
 
 KEYS = frozenset({"chosen", "rejected"})
-READS = KEYS | CHAT_FIELDS | {"prompt"}
-SHAPE = '{"prompt": "…", "chosen": "…", "rejected": "…"}'
 
 
 def to_conversation(row: Row, line: int) -> Result:
@@ -100,3 +108,48 @@ def _prompt(value: object, chosen: list[Any], line: int, slots: Slots) -> tuple[
         what = "`prompt` is not how `chosen` begins"
         return (), [*problems, RowProblem(line, "two prompts", what, "which of the two is meant?")]
     return turns, problems
+
+
+def _near_miss(row: Row, marks: Keys, line: int) -> RowProblem | None:
+    """One answer of the two."""
+    lone = next((key for key in ("chosen", "rejected") if key in marks), None)
+    if lone is None:
+        return None
+    other = "rejected" if lone == "chosen" else "chosen"
+    hint = "to fine-tune on single answers, rename it to completion"
+    return RowProblem(line, f"{lone} without {other}", f"the row has `{lone}` and no `{other}`", hint)
+
+
+def to_row(conversation: Conversation) -> Written:
+    """What was asked, the better answer and the worse one."""
+    if not conversation.rejected:
+        raise CannotSayError("no rejected answer", "preference needs a rejected answer")
+    turns = conversation.messages
+    if not conversation.templated:
+        asked = {"prompt": turns[0].content} if len(turns) == 2 else {}
+        pair = {"chosen": turns[-1].content, "rejected": conversation.rejected[0].content}
+        return {**asked, **pair, **beside(conversation)}, ()
+    rows, images = turn_rows(turns, conversation)
+    at = next((i for i, turn in enumerate(turns) if turn.train is not False), 0)
+    for row in rows[:at]:
+        row.pop("loss", None)
+    worse = [turn_row(turn, turn.content) for turn in conversation.rejected]
+    before = {"prompt": rows[:at]} if at else {}
+    return {**before, "chosen": rows[at:], "rejected": worse, **images, **beside(conversation)}, ()
+
+
+FORMAT = Format(
+    name="preference",
+    needs=(KEYS,),
+    reads=KEYS | CHAT_FIELDS | {"prompt"},
+    shape='{"prompt": "…", "chosen": "…", "rejected": "…"}',
+    to_conversation=to_conversation,
+    learns_answers=False,
+    marks=(KEYS, KEYS | {"prompt"}),
+    only_together=KEYS,
+    near_miss=_near_miss,
+    turn_lists=KEYS | {"prompt"},
+    turn_keys=TURN_KEYS,
+    unread_in_turn=unread_keys,
+    writers=(Writer("preference", to_row),),
+)

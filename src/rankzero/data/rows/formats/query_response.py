@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
+from rankzero.data.rows.formats import text as plain_text
+from rankzero.data.rows.formats.detection import ambiguous
 from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat, read_history, read_system, read_text
+from rankzero.data.rows.formats.format import ASKING, Claim, Format, Result, Row
 from rankzero.data.rows.formats.images import Slots
-from rankzero.data.rows.formats.outcome import Result, Row
 from rankzero.data.rows.problems import RowProblem
 
 QUERY = ("query", "prompt", "input", "instruction", "question", "problem")
@@ -24,8 +28,9 @@ RESPONSE = (
 SYSTEM = ("system", "system_prompt")
 ALIASES = {"query": QUERY, "response": RESPONSE, "system": SYSTEM}
 
-READS = CHAT_FIELDS | {*QUERY, *RESPONSE, *SYSTEM, "history"}
-SHAPE = '{"query": "…", "response": "…"}'
+_QUESTIONS = frozenset(QUERY)
+# Names that mean an answer even where nobody says so; text, content and completion do not.
+_ANSWERS = frozenset(RESPONSE) - {"text", "content", "completion"}
 
 
 def to_conversation(row: Row, line: int) -> Result:
@@ -67,3 +72,23 @@ def _only(row: Row, canonical: str, line: int, problems: list[RowProblem]) -> st
         what = f"no column has the {canonical}"
         problems.append(RowProblem(line, f"no {canonical}", what, f"one of: {', '.join(ALIASES[canonical])}"))
     return None
+
+
+def _judge(row: Row, keys: Set[str], line: int) -> bool | RowProblem:
+    """A question and an answer; with a `text` alone beside the question, that may be the answer or all there is."""
+    asked = keys & _QUESTIONS
+    if asked and "text" in keys:
+        return ambiguous(row, line, {"text", *asked}, plain_text.FORMAT.name)
+    return bool(asked and keys & _ANSWERS)
+
+
+FORMAT = Format(
+    name="query_response",
+    needs=(frozenset(),),  # which of its many names a row has, `to_conversation` finds out
+    reads=CHAT_FIELDS | {*QUERY, *RESPONSE, *SYSTEM, "history"},
+    shape='{"query": "…", "response": "…"}',
+    to_conversation=to_conversation,
+    unread=ASKING,
+    aliases=ALIASES,
+    claims=(Claim(frozenset(), beside=frozenset({"prompt", "text"}), judge=_judge),),
+)

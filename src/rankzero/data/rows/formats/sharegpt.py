@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from rankzero.data.rows.conversation import Message, Role
+import orjson
+
+from rankzero.data.rows.conversation import Conversation, Message, Role
 from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat
-from rankzero.data.rows.formats.images import Slots
+from rankzero.data.rows.formats.format import CannotSayError, Column, Format, Result, Row, Writer, Written
+from rankzero.data.rows.formats.images import TAG, Slots
 from rankzero.data.rows.formats.messages import require_reply
-from rankzero.data.rows.formats.outcome import Result, Row
+from rankzero.data.rows.formats.reasoning import REASONING_KEYS, read_reasoning
 from rankzero.data.rows.formats.tools import read_calls
-from rankzero.data.rows.formats.turns import empty_reply, read_messages, read_train_flag
+from rankzero.data.rows.formats.turn_loss import LOSS_KEYS, read_loss
+from rankzero.data.rows.formats.turns import TURN_KEYS, empty_reply, read_messages, unread_beside, unread_keys
+from rankzero.data.rows.formats.writing import beside, plain_turns, tagged
 from rankzero.data.rows.problems import RowProblem, kind
 
 KEYS = (frozenset({"conversations"}), frozenset({"conversation"}))
-READS = CHAT_FIELDS | {"conversations", "conversation"}
 SHAPE = '{"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}]}'
 
 ASSISTANT_FIRST = "the assistant speaks first"
+CALL_IDS = "ids of tool calls are left out: calls and answers are in the same order"
 
 _CALLS = ("function_call", "tool_call")
 _ROLES: dict[str, Role] = {
@@ -90,15 +96,89 @@ def _read_turn(item: dict[str, Any], line: int, where: str, slots: Slots) -> Mes
     if value is None and "value" not in item:
         return RowProblem(line, "turn without content", f"{where} has no `value`", f"expected: {SHAPE}")
     role = _ROLES[name]
-    train = read_train_flag(item, role, line, where)
-    if isinstance(train, RowProblem):
-        return train
+    loss = read_loss(item, role, line, where)
+    if isinstance(loss, RowProblem):
+        return loss
+    thought = read_reasoning(item, "", value if isinstance(value, str) else "", role, line, where)
+    if isinstance(thought, RowProblem):
+        return thought
     if name in _CALLS:
         calls, bad = read_calls(value, line, f"{where}.value")
-        return bad[0] if bad else Message(role, "", train, tool_calls=calls)
+        return bad[0] if bad else Message(role, "", loss.train, tool_calls=calls, weight=loss.weight, reasoning=thought)
     if not isinstance(value, str):
         reason = "content is null" if value is None else "content is not a string"
         return RowProblem(line, reason, f"{where}.value is {kind(value)}, not a string")
-    if role == "assistant" and not value.strip() and train is not False:
+    if role == "assistant" and not value.strip() and loss.train is not False:
         return empty_reply(line, where)
-    return slots.message(role, value, train)
+    content, offsets = slots.take(value)
+    return Message(role, content, loss.train, offsets, weight=loss.weight, reasoning=thought)
+
+
+_READ_OF_FROM = frozenset({"from", "value", *LOSS_KEYS, *REASONING_KEYS})
+_READ_OF_PAIR = frozenset({"human", "assistant"})
+
+
+def _unread_in_turn(item: Mapping[str, Any]) -> set[str]:
+    """In whichever of the three forms the turn is."""
+    if "role" in item:
+        return unread_keys(item)
+    return unread_beside(item, _READ_OF_FROM if "from" in item else _READ_OF_PAIR)
+
+
+_FROM = {"user": "human", "assistant": "gpt", "system": "system", "tool": "observation"}
+
+
+def to_row(conversation: Conversation) -> Written:
+    """from and value; no per-turn loss, no ids of tool calls, no text beside a call."""
+    turns, rules = plain_turns(conversation, "sharegpt")
+    if conversation.images and any(TAG in turn.content for turn in turns):
+        what = f"a text has {TAG} as text beside images, and sharegpt would take it for an image"
+        raise CannotSayError("image tag as text", what)
+    rows = []
+    waiting: list[str | None] = []
+    for turn in turns:
+        if turn.role not in _FROM:
+            raise CannotSayError("role", f"sharegpt has no {turn.role} turns")
+        if turn.train is False and (turn.role == "assistant" or not conversation.completion_only):
+            raise CannotSayError("per-turn loss", "sharegpt cannot say that a turn is not trained")
+        if turn.tool_calls:
+            if turn.content or turn.image_offsets:
+                raise CannotSayError("text beside a tool call", "sharegpt has no place for text beside a tool call")
+            calls = [dict(call["function"]) for call in turn.tool_calls]
+            value = orjson.dumps(calls if len(calls) > 1 else calls[0]).decode()
+            rows.append({"from": "function_call", "value": value})
+            waiting = [call.get("id") for call in turn.tool_calls]
+            continue
+        if turn.role == "tool":
+            expected = waiting.pop(0) if waiting else None
+            if turn.tool_call_id != expected or turn.name is not None:
+                raise CannotSayError("tool answer's call", "sharegpt cannot say which call a tool answers")
+        elif turn.role == "assistant" and not tagged(turn).strip():
+            raise CannotSayError("empty assistant turn", "sharegpt has no place for an empty answer")
+        rows.append({"from": _FROM[turn.role], "value": tagged(turn)})
+    if any("id" in call for turn in turns for call in turn.tool_calls):
+        rules = (*rules, CALL_IDS)
+    images = {"images": list(conversation.images)} if conversation.images else {}
+    return {"conversations": rows, **images, **beside(conversation)}, rules
+
+
+_COLUMNS: dict[str, Column] = {
+    "conversations": [{"from": "text", "value": "text"}],
+    "images": ["text"],
+    "tools": "json",
+    "id": "text",
+    "conversation_id": "text",
+}
+
+FORMAT = Format(
+    name="sharegpt",
+    needs=KEYS,
+    reads=CHAT_FIELDS | {"conversations", "conversation"},
+    shape=SHAPE,
+    to_conversation=to_conversation,
+    marks=KEYS,
+    turn_lists=frozenset({"conversations", "conversation"}),
+    turn_keys=TURN_KEYS | _READ_OF_FROM | _READ_OF_PAIR,
+    unread_in_turn=_unread_in_turn,
+    writers=(Writer("sharegpt", to_row, _COLUMNS),),
+)

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from rankzero.data.rows.formats.outcome import Row
+from rankzero.data.rows.formats.format import Row
 from rankzero.data.rows.problems import RowProblem, kind
 
 Call = Mapping[str, Any]

@@ -8,7 +8,9 @@ from typing import Any, cast
 
 from rankzero.data.rows.conversation import CHAT_ROLES, Message, Role
 from rankzero.data.rows.formats.images import Slots, part_source
+from rankzero.data.rows.formats.reasoning import REASONING_KEYS, read_reasoning, thinking_part
 from rankzero.data.rows.formats.tools import read_calls
+from rankzero.data.rows.formats.turn_loss import LOSS_KEYS, TurnLoss, read_loss
 from rankzero.data.rows.problems import RowProblem, kind
 
 SHAPE = '{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}'
@@ -26,7 +28,7 @@ _OTHER_NAMES = {
     "ipython": "tool",
 }
 # Text that the model would have to see or to write, so it is never left out in silence.
-_UNREAD = ("reasoning_content", "reasoning", "thinking", "refusal", "images", "audio")
+_UNREAD = ("refusal", "images", "audio")
 
 
 def read_messages(value: object, line: int, key: str, slots: Slots) -> tuple[tuple[Message, ...], list[RowProblem]]:
@@ -71,9 +73,10 @@ def _read_rich(item: Mapping[str, Any], line: int, where: str, slots: Slots) -> 
         problems.append(_bad_role(item, line, where))
     calls, more = read_turn_calls(item, role, line, where)
     problems += more
-    content, offsets = _content(item, bool(item.get("tool_calls") or item.get("function_call")), slots)
-    if content is None:
+    found = _content(item, bool(item.get("tool_calls") or item.get("function_call")), slots)
+    if found is None:
         problems.append(_bad_content(item, line, where))
+    content, offsets, part_thought = found or ("", (), "")
     problems += [
         RowProblem(
             line,
@@ -84,20 +87,24 @@ def _read_rich(item: Mapping[str, Any], line: int, where: str, slots: Slots) -> 
         for key in _UNREAD
         if item.get(key)
     ]
-    train = read_train_flag(item, role, line, where) if "loss" in item or "weight" in item else None
-    if isinstance(train, RowProblem):
-        problems.append(train)
-        train = False
-    empty = content is not None and not content.strip() and not offsets and not calls
-    if role == "assistant" and empty and not more and train is not False:
+    loss = read_loss(item, role, line, where)
+    if isinstance(loss, RowProblem):
+        problems.append(loss)
+        loss = TurnLoss(train=False)
+    thought = read_reasoning(item, part_thought, content, role, line, where)
+    if isinstance(thought, RowProblem):
+        problems.append(thought)
+    empty = found is not None and not content.strip() and not offsets and not calls
+    if role == "assistant" and empty and not more and loss.train is not False:
         problems.append(empty_reply(line, where))
-    if problems:
+    if problems or isinstance(thought, RowProblem):
         return problems
     name, answers = (item.get("name"), item.get("tool_call_id")) if role == "tool" else (None, None)
     if not isinstance(name or "", str) or not isinstance(answers or "", str):
         what = f"{where} has a `name` or `tool_call_id` that is not a string"
         return [RowProblem(line, "bad tool answer", what)]
-    return Message(cast(Role, role), cast(str, content), train, offsets, calls, answers or None, name or None)
+    spoken = cast(Role, role)
+    return Message(spoken, content, loss.train, offsets, calls, answers or None, name or None, loss.weight, thought)
 
 
 def empty_reply(line: int, where: str) -> RowProblem:
@@ -121,32 +128,35 @@ def read_turn_calls(
     return read_calls(calls or call, line, f"{where}.tool_calls" if calls else f"{where}.function_call")
 
 
-def _content(item: Mapping[str, Any], calling: bool, slots: Slots) -> tuple[str | None, tuple[int, ...]]:
-    """The turn's text and where its images stand; None where it has no text."""
+def _content(item: Mapping[str, Any], calling: bool, slots: Slots) -> tuple[str, tuple[int, ...], str] | None:
+    """The turn's text, where its images stand, and the reasoning of its parts; None where it has no text."""
     content = item.get("content")
     if isinstance(content, str):
-        return slots.take(content)
+        return *slots.take(content), ""
     if content is None:
-        return ("" if calling else None), ()
+        return ("", (), "") if calling else None
     if not isinstance(content, list) or not content:
-        return None, ()
+        return None
     texts: list[str] = []
     offsets: list[int] = []
+    thoughts: list[str] = []
     at = 0
     for part in content:
         if not isinstance(part, dict):
-            return None, ()
+            return None
         if part.get("type") == "text" and isinstance(part.get("text"), str):
             text, places = slots.take(part["text"], at)
             texts.append(text)
             offsets += places
             at += len(text)
+        elif not at and (thought := thinking_part(part)) is not None:
+            thoughts.append(thought)
         elif (source := part_source(part)) is not False:
             slots.add(cast("str | None", source))
             offsets.append(at)
         else:
-            return None, ()
-    return "".join(texts), tuple(offsets)
+            return None
+    return "".join(texts), tuple(offsets), "\n".join(thoughts)
 
 
 def _bad_role(item: Mapping[str, Any], line: int, where: str) -> RowProblem:
@@ -170,6 +180,9 @@ def _bad_content(item: Mapping[str, Any], line: int, where: str) -> RowProblem:
         return RowProblem(line, "turn without content", f"{where} has no `content`", hint)
     if isinstance(content, list):
         kinds = [str(part.get("type")) if isinstance(part, dict) else kind(part) for part in content]
+        if "thinking" in kinds:
+            hint = 'reasoning is {"type": "thinking", "thinking": "…"} before the text of the same turn'
+            return RowProblem(line, "reasoning after the text", f"{where}.content has reasoning behind text", hint)
         odd = next((kind for kind in kinds if kind not in ("text", "image")), "text without a string")
         what = f"{where}.content has a part that is neither text nor an image ({odd[:40]})"
         return RowProblem(line, "unknown content part", what, 'parts are {"type": "text", …} and {"type": "image", …}')
@@ -178,25 +191,21 @@ def _bad_content(item: Mapping[str, Any], line: int, where: str) -> RowProblem:
     return RowProblem(line, reason, f"{where}.content is {kind(content)}, not a string", hint)
 
 
-def read_train_flag(item: Mapping[str, Any], role: object, line: int, where: str) -> bool | None | RowProblem:
-    """What `loss` (bool) or `weight` (0 or 1) says about this turn."""
-    loss, weight = item.get("loss"), item.get("weight")
-    if loss is not None and not isinstance(loss, bool):
-        what = f"{where}.loss is {kind(loss)}, not true or false"
-        return RowProblem(line, "bad loss flag", what, "a turn is trained or it is not")
-    if weight is not None and (isinstance(weight, bool) or weight not in (0, 1)):
-        what = f"{where}.weight is {kind(weight)}, neither 0 nor 1"
-        return RowProblem(
-            line, "bad weight", what, "a turn is trained (1) or it is not (0); other weights are not read"
-        )
-    flags = {flag for flag in (loss, None if weight is None else bool(weight)) if flag is not None}
-    if len(flags) == 2:
-        return RowProblem(line, "bad loss flag", f"{where} has loss and weight that contradict each other")
-    train = flags.pop() if flags else None
-    if train and role != "assistant":
-        what = f"{where} asks to train a {str(role)[:40]} turn"
-        return RowProblem(line, "training another role", what, "only assistant turns can be asked for; remove the key")
-    return train
+def unread_keys(item: Mapping[str, Any]) -> set[str]:
+    """Keys of a turn of role and content that say something and that nothing reads."""
+    return unread_beside(item, _READ_OF_TOOL if item.get("role") in ("tool", "function") else _READ)
+
+
+def unread_beside(item: Mapping[str, Any], reads: frozenset[str]) -> set[str]:
+    """Keys of a turn that say something, beside those that are read."""
+    return {key for key, value in item.items() if key not in reads and value is not None and value not in ("", [], {})}
+
+
+TURN_KEYS = frozenset({"role", "content", "tool_calls", *LOSS_KEYS, *REASONING_KEYS})
+"""What decides how a turn of role and content is trained."""
+
+_READ = TURN_KEYS | {"function_call"}
+_READ_OF_TOOL = _READ | {"name", "tool_call_id"}
 
 
 def _unlinked(turns: list[Message], line: int, key: str) -> list[RowProblem]:

@@ -170,8 +170,8 @@ def _problems(theirs: Mapping[str, Any], path: Path, spec: RunSpec) -> Iterator[
             yield Problem("this part of DeepSpeed is not used here", f"{path} {key}", "take it out of the file")
     fp16 = theirs.get("fp16")
     if isinstance(fp16, dict) and fp16.get("enabled") is True:
-        hint = "set model.dtype: bfloat16, and take fp16 out of the file"
-        yield Problem("float16 is not trained in", f"{path} fp16.enabled", hint)
+        hint = "take it out of the file, and set model.dtype: bfloat16; or train.sharding: fsdp, which does float16"
+        yield Problem("float16 is not trained in with DeepSpeed", f"{path} fp16.enabled", hint)
     zero = theirs.get(ZERO)
     wanted = int(spec.train.sharding.removeprefix("zero"))
     if not isinstance(zero, dict):

@@ -106,8 +106,10 @@ class Zero:
         self.model.set_gradient_accumulation_boundary(last)
         self.model.backward(loss * self._world.world_size)  # DeepSpeed takes means over the ranks, and we want sums
 
-    def reduce_gradients(self, max_grad_norm: float | None) -> torch.Tensor:
+    def reduce_gradients(self, max_grad_norm: float | None, *, loss_scale: float = 1.0) -> torch.Tensor:
         del max_grad_norm  # DeepSpeed has it in its configuration, and clips as it steps, by this same norm
+        if loss_scale != 1:
+            raise ValueError("float16 is refused with DeepSpeed, which does not let its gradients be divided")
         return gradient_norm(self.model)
 
     def step(self) -> None:
@@ -225,3 +227,6 @@ def _optimizer_for(
     for group in optimizer.param_groups:
         group["params"] = [real[id(stand_in)] for stand_in in group["params"]]
     return optimizer
+
+
+spread = Zero

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rankzero.errors import RankzeroError
-from rankzero.launch import labels
-from rankzero.launch.backend import LogLine, LogQuery, Say, Served
+from rankzero.launch import kinds, labels
+from rankzero.launch.backend import LogLine, LogQuery, Say
 from rankzero.launch.backends.docker import submit as docker_submit
 from rankzero.launch.backends.docker.command import Docker
 from rankzero.launch.backends.docker.evidence import (
@@ -58,13 +58,11 @@ class DockerBackend:
         self._told: set[str] = set()
         """Containers whose lines submit has passed on already."""
 
-    def served(self) -> Served:
-        """docker, where there is a daemon."""
-        self._docker.host()
-        return Served(kinds=frozenset({"docker"}))
+    def submit(self, objects: Sequence[Manifest], say: Say, *, replace: bool = True) -> None:
+        """Check, make, prepare, start. Containers of this very rendering that run already are left alone.
 
-    def submit(self, objects: Sequence[Manifest], say: Say) -> None:
-        """Check, make, prepare, start. Containers of this very rendering that run already are left alone."""
+        Those of another are replaced whatever `replace` says: all containers here are this machine's user's own.
+        """
         request = docker_submit.read(objects)
         files = self._files(request.run)
         told = docker_submit.submit(self._docker, request, files, say, env=self._env, gpu_count=self._gpu_count)
@@ -178,7 +176,7 @@ class DockerBackend:
 
 def _source(inspected: Inspected) -> Source:
     pod = asked_for(inspected)
-    return Source(pod["metadata"]["name"], labels.node_index(pod), labels.role_of(pod))
+    return Source(pod["metadata"]["name"], kinds.node_index(pod), labels.role_of(pod))
 
 
 def _annotation(inspected: Inspected, name: str) -> str | None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rankzero.launch import labels
+from rankzero.launch.kinds.docker import NODE_LABEL
 from rankzero.launch.labels import Manifest
 from rankzero.launch.names import prepare_name
 
@@ -81,7 +82,7 @@ def objects_of(run: str, pods: Iterable[Manifest]) -> list[Manifest]:
     return found
 
 
-_OF_PODS = (labels.ROLE, "rankzero.dev/node")
+_OF_PODS = (labels.ROLE, NODE_LABEL)
 
 
 def _job(metadata: Mapping[str, Any], name: str, pod: Manifest) -> Manifest:

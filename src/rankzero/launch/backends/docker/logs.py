@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import queue
-import re
 import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,8 +14,7 @@ from typing import IO
 
 from rankzero.launch.backend import LogLine
 from rankzero.launch.backends.docker.command import Docker, follow
-
-_STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d) ?")
+from rankzero.launch.log_stamps import read_stamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +124,8 @@ def _split(text: str) -> list[str]:
 
 
 def _line(source: Source, text: str) -> LogLine:
-    stamp = _STAMP.match(text)
-    if stamp is None:
-        return LogLine(source.node, source.pod, source.role, text)
-    fraction = (stamp[2] or "")[:7]  # microseconds; docker writes nanoseconds
-    time = datetime.fromisoformat(f"{stamp[1]}{fraction}{stamp[3].replace('Z', '+00:00')}")
-    return LogLine(source.node, source.pod, source.role, text[stamp.end() :], time)
+    line = read_stamp(text)
+    return LogLine(source.node, source.pod, source.role, line.text, line.time)
 
 
 _FIRST = datetime.min.replace(tzinfo=UTC)

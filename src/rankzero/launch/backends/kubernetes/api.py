@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from email.utils import parsedate_to_datetime
 from typing import Any, Literal
 
 import httpx2
@@ -13,15 +16,17 @@ import httpx2
 from rankzero.launch.backend import Say
 from rankzero.launch.backends.kubernetes.auth import Connection
 from rankzero.launch.backends.kubernetes.errors import NO_ANSWER, ApiError, Place
-from rankzero.launch.backends.kubernetes.resources import POD, Resource
 from rankzero.launch.backends.kubernetes.streams import Change, Clock, Streams, split_lines
 from rankzero.launch.evidence import Refusal
 from rankzero.launch.labels import Manifest
+from rankzero.launch.resource import POD, Resource
 
 ATTEMPTS = 6
 LONGEST_DELAY = 20.0
 MOST_RETRY_AFTER = 60.0
 PAGE = 500
+CLOCK_SLACK = timedelta(seconds=2)
+"""Dates have whole seconds, and answers take a while."""
 WATCH_SECONDS = 240
 """The server ends a watch after this; silence for longer means that the connection is dead."""
 _WORTH_A_RETRY = {NO_ANSWER, 429, 500, 502, 503, 504}
@@ -58,7 +63,12 @@ class Api:
         self._http = connection.http
         self.tell = say
         self.clock = clock or Clock()
+        self._ahead = timedelta()
         self.place = Place(connection.server, connection.context, namespace)
+
+    def now(self) -> datetime:
+        """The server's time: ages are of what it has stamped, and this machine's clock may be minutes off."""
+        return self.clock.now() + self._ahead
 
     def close(self) -> None:
         """Let go of all connections."""
@@ -102,6 +112,14 @@ class Api:
         verb = f"{_VERBS[method]} {resource.title}"
         headers = {"Content-Type": content_type, "Accept": "application/json" if hide is None else _METADATA_ONLY}
         return self._send(_Call(method, path, verb, params or {}, resource, name, body, headers, hide or str))
+
+    def page(self, resource: Resource) -> builtins.list[Manifest] | None:
+        """All objects where they fit into one page; None where there are more."""
+        path, params = resource.path(self.place.namespace), {"limit": str(PAGE)}
+        answer = self._send(_Call("GET", path, f"list {resource.title}", params, resource))
+        if (answer.get("metadata") or {}).get("continue"):
+            return None
+        return [{"apiVersion": resource.api_version, "kind": resource.kind, **it} for it in answer["items"] or ()]
 
     def list(self, resource: Resource, params: Mapping[str, str] | None = None) -> tuple[list[Manifest], str]:
         """All objects page by page, and the version that a watch goes on from."""
@@ -230,9 +248,17 @@ class Api:
         except httpx2.TransportError as error:
             refusal = Refusal(call.verb, NO_ANSWER, type(error).__name__, _reason(error))
             return ApiError(refusal, subject=call.subject, resource=call.resource)
+        self._note_time(response.headers.get("Date", ""))
         if response.is_success:
             return response
         return _failure(response, call.verb, call.resource, call.subject, call.hide)
+
+    def _note_time(self, date: str) -> None:
+        try:
+            ahead = parsedate_to_datetime(date) - self.clock.now()
+        except (TypeError, ValueError):  # none, or one that no server writes
+            return
+        self._ahead = ahead if abs(ahead) > CLOCK_SLACK else timedelta()
 
     def _wait(self, attempt: int, failure: ApiError) -> None:
         delay = min(LONGEST_DELAY, 0.5 * 2 ** (attempt - 1) * random.uniform(0.8, 1.2))
@@ -241,6 +267,27 @@ class Api:
         if attempt > 1:
             self.tell(f"{failure.refusal.message or failure.refusal.reason}; trying again in {delay:.0f} s")
         self.clock.sleep(delay)
+
+
+def list_each(api: Api, resources: Iterable[Resource], params: Mapping[str, str] | None = None) -> list[Manifest]:
+    """All objects of several kinds that a run may be. A kind that may not be listed, or has gone, has none.
+
+    Many users have rights for the kinds that they use and no others. Raises where not one may be listed.
+    """
+    found: list[Manifest] = []
+    refused: ApiError | None = None
+    seen = False
+    for resource in resources:
+        try:
+            found += api.list(resource, params)[0]
+            seen = True
+        except ApiError as error:
+            if error.status not in (403, 404):
+                raise
+            refused = refused or error
+    if refused is not None and not seen:
+        raise refused
+    return found
 
 
 def _decoded(response: httpx2.Response, verb: str) -> Manifest:

@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from pydantic import SecretStr
+
 from rankzero.errors import ConfigError, Problem, RankzeroError
 from rankzero.launch import labels
-from rankzero.launch.backend import Say
+from rankzero.launch.backend import AlreadyRunsError, Say
 from rankzero.launch.backends.kubernetes.api import APPLY_PATCH, Api
 from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.errors import NO_ANSWER, ApiError, as_error
+from rankzero.launch.backends.kubernetes.needs import needs_of
+from rankzero.launch.backends.kubernetes.preflight import Preflight
 from rankzero.launch.backends.kubernetes.resources import (
-    TRAIN_JOB,
-    TRAINING_RUNTIME,
+    CLAIM,
+    SECRET,
+    annotation,
+    claims_of,
     ended,
     is_preparation,
+    is_suspended,
     is_training,
     label,
     name_of,
     resource_of,
 )
+from rankzero.launch.backends.kubernetes.secrets import put_secret
 from rankzero.launch.backends.kubernetes.steps import Step, Steps, decide
 from rankzero.launch.backends.kubernetes.stop import remove, start_again, training_objects
 from rankzero.launch.backends.kubernetes.wait import wait_until_prepared
 from rankzero.launch.backends.preparation import PreparationError
+from rankzero.launch.kinds import kind_of
 from rankzero.launch.labels import Manifest
+from rankzero.launch.names import submission_name
+from rankzero.launch.secrets import secret_manifest
+from rankzero.launch.untyped_json import at, text
 
 MANAGER = "rankzero"
 TRIES = 4
@@ -46,6 +59,8 @@ class Submission:
     say: Say
     wait: bool = True
     """Whether to wait for the preparation before the training object is applied."""
+    replaces: bool = False
+    """Whether a run of the same name that is under way with another spec may be ended."""
 
     def run(self) -> None:
         """All of it."""
@@ -53,13 +68,37 @@ class Submission:
         try:
             plan = decide(self.objects, self._existing())
             stale = self._of_other_kinds(run)
+            plan = replace(plan, problems=(*plan.problems, *self._missing(plan)))
             later = self._check(plan)
+            self._ask(plan, stale)
         except ApiError as error:
             raise as_error(error, self.api.place) from error
         for step in plan.steps:
             if step.do == "keep" and step.note:
                 self.say(f"{name_of(step.manifest)} {step.note}")
         self._apply_all(run, plan, stale, later)
+
+    def _ask(self, plan: Steps, stale: list[Manifest]) -> None:
+        """Raise AlreadyRunsError where pods would be ended that nobody has said may be."""
+        olds = [*stale, *(step.existing for step in plan.steps if step.do == "replace" and step.existing is not None)]
+        alive = [one for one in olds if _is_under_way(one)]
+        if self.replaces or not alive:
+            return
+        by = annotation(alive[0], labels.SUBMITTED_BY)
+        since = text(alive[0], "metadata", "creationTimestamp")
+        whose = f"by {by} " if by else ""
+        hint = "give this run another name; or end that one: `rankzero cancel`, or submit with --replace"
+        raise AlreadyRunsError(
+            f"is under way with another spec (submitted {whose}at {since})", where=name_of(alive[0]), hint=hint
+        )
+
+    def _missing(self, plan: Steps) -> list[Problem]:
+        """What the run counts on and is not there. A run that is left as it is has it."""
+        if plan.training.do == "keep":
+            return []
+        there = plan.training.existing
+        replaces = there is not None and ended(there) is None
+        return Preflight(self.api, self.discovery, needs_of(self.objects), self.say, replaces=replaces).run()
 
     def _existing(self) -> dict[str, Manifest]:
         found = ((name_of(one), self._read(one)) for one in self.objects)
@@ -86,7 +125,7 @@ class Submission:
             except ApiError as error:
                 if error.status == 0 or error.status in (401, 429):
                     raise
-                if _needs_its_runtime(step, plan, error):
+                if _needs_its_template(step, plan, error):
                     later.add(name_of(step.manifest))
                 else:
                     refused.append(error)
@@ -122,6 +161,8 @@ class Submission:
                     remove(self.api, old, run=run)
                     account.removed.append(name_of(old))
             plan = _removed(plan)
+            if _is_new(plan):
+                account.secret = self._renew_secret(run)
             for step in plan.steps:
                 if name_of(step.manifest) in later:
                     self._check_now(step, account)
@@ -141,8 +182,40 @@ class Submission:
             self.say(account.text(unsure=True))
             raise
 
+    def _renew_secret(self, run: str) -> str:
+        """What the pods of this submission know each other by. It is in no rendering: a rendering is no secret."""
+        mine = self.objects[-1]["metadata"]
+        secret = secret_manifest(submission_name(run), mine["namespace"], {"token": SecretStr(secrets.token_hex(32))})
+        secret["metadata"]["labels"] |= {labels.RUN: run}
+        try:
+            put_secret(self.api, secret)
+        except ApiError as error:
+            if error.status != 403:
+                raise
+            self.say("not permitted to make a Secret: nodes cannot tell pods of this run from others that ask to join")
+            return ""
+        return name_of(secret)
+
     def _must_wait(self, plan: Steps, step: Step) -> bool:
-        return self.wait and plan.training.do != "keep" and (step.do != "keep" or step.existing is not None)
+        if plan.training.do == "keep" or (step.do == "keep" and step.existing is None):
+            return False
+        if self.wait:
+            return True
+        alone = self._on_one_node_at_a_time(step.manifest)
+        if alone:
+            self.say(
+                f"{CLAIM.kind}/{alone} can be on one node at a time, so the preparation is waited for all the same"
+            )
+        return bool(alone)
+
+    def _on_one_node_at_a_time(self, preparation: Manifest) -> str:
+        """A claim that preparation and training would take from each other, each waiting for the other; or nothing."""
+        for name in sorted(claims_of(preparation)):
+            claim = self.api.read(CLAIM, name) or {}
+            modes = at(claim, "spec").get("accessModes") or ()
+            if modes and all(mode in ("ReadWriteOnce", "ReadWriteOncePod") for mode in modes):
+                return name
+        return ""
 
     def _check_now(self, step: Step, account: _Account) -> None:
         """Judge what could not be judged before; where it is refused, take back what was made for it."""
@@ -151,10 +224,12 @@ class Submission:
         except ApiError as error:
             if error.status == 0 or error.status in (401, 429):
                 raise
-            for made in reversed([one for one in account.done if one.do == "create"]):
-                there = self._read(made.manifest)
+            made = [self._read(one.manifest) for one in reversed(account.done) if one.do == "create"]
+            secret = [self.api.read(SECRET, account.secret.partition("/")[2])] if account.secret else []
+            for there in (*made, *secret):
                 if there is not None:
                     remove(self.api, there, run=None)
+            account.secret = ""
             account.done = [one for one in account.done if one.do != "create"]
             account.doing = None
             raise
@@ -203,6 +278,7 @@ class _Account:
     done: list[Step] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     doing: Step | None = None
+    secret: str = ""
 
     def added_to(self, error: RankzeroError, *, unsure: bool = False) -> RankzeroError:
         """The error, and what to know besides."""
@@ -213,6 +289,7 @@ class _Account:
         """`applied: …; not applied: …`; with `unsure`, what was under way may or may not have been applied."""
         finished = [name_of(step.manifest) for step in self.done]
         told = [name_of(step.manifest) for step in self.done if step.do != "keep"]
+        told = [self.secret, *told] if self.secret else told
         waiting = [name_of(step.manifest) for step in self.plan.steps if step.do != "keep"]
         under_way = name_of(self.doing.manifest) if self.doing is not None else ""
         perhaps = [under_way] if unsure and under_way in waiting and under_way not in finished else []
@@ -226,15 +303,31 @@ class _Account:
         return "; ".join(f"{word}: {', '.join(names)}" for word, names in parts if names) or "nothing was applied"
 
 
+def _is_under_way(manifest: Manifest) -> bool:
+    """Whether it has pods or waits for them. One that was cancelled keeps its objects, and waits for nothing."""
+    if ended(manifest) is not None or manifest["metadata"].get("deletionTimestamp"):
+        return False
+    return not is_suspended(manifest) or label(manifest, labels.QUEUE) is not None
+
+
+def _is_new(plan: Steps) -> bool:
+    """Whether all pods of the run will be new ones. A preparation that is kept has the secret of its own submit."""
+    kept = [one for one in plan.steps if one.do == "keep" and one.existing is not None]
+    return not any(is_training(one.manifest) or is_preparation(one.manifest) for one in kept)
+
+
 def _removed(plan: Steps) -> Steps:
     """The same, now that what is to be replaced has gone."""
     return replace(plan, steps=tuple(replace(one, existing=None) if one.do == "replace" else one for one in plan.steps))
 
 
-def _needs_its_runtime(step: Step, plan: Steps, error: ApiError) -> bool:
-    """A TrainJob is refused while its TrainingRuntime is missing, which it is until it has been applied."""
-    fresh = any(one.manifest["kind"] == TRAINING_RUNTIME.kind and one.do == "create" for one in plan.steps)
-    return fresh and step.manifest["kind"] == TRAIN_JOB.kind and "untime" in error.refusal.message
+def _needs_its_template(step: Step, plan: Steps, error: ApiError) -> bool:
+    """An object is refused while its template is missing, which it is until it has been applied."""
+    kind = kind_of(step.manifest) if is_training(step.manifest) else None
+    if kind is None or kind.template is None or kind.template.missing not in error.refusal.message:
+        return False
+    template = kind.template.resource.kind
+    return any(one.manifest["kind"] == template and one.do == "create" for one in plan.steps)
 
 
 def _once(problems: Sequence[Problem]) -> list[Problem]:

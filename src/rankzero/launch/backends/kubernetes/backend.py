@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from rankzero.launch.backend import LogLine, LogQuery, Say, Served
+from rankzero.launch.backend import LogLine, LogQuery, Say
 from rankzero.launch.backends.kubernetes.api import Api
 from rankzero.launch.backends.kubernetes.apply import Submission
 from rankzero.launch.backends.kubernetes.auth import connect
@@ -39,15 +39,10 @@ class KubernetesBackend:
         self._discovery = Discovery(api)
         weakref.finalize(self, api.close)
 
-    def served(self) -> Served:
-        """What the cluster has controllers for."""
-        with self._spoken():
-            return self._discovery.served()
-
-    def submit(self, objects: Sequence[Manifest], say: Say) -> None:
+    def submit(self, objects: Sequence[Manifest], say: Say, *, replace: bool = False) -> None:
         """Check all objects on the server, then apply them in order."""
         with self._spoken():
-            Submission(self._api, self._discovery, objects, say, wait=self._wait).run()
+            Submission(self._api, self._discovery, objects, say, wait=self._wait, replaces=replace).run()
 
     def runs(self) -> list[Evidence]:
         """All runs of the namespace."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,42 +13,36 @@ from rankzero.launch import labels
 from rankzero.launch.backends.kubernetes.api import Api
 from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.errors import ApiError
-from rankzero.launch.backends.kubernetes.pods import (
-    container_name,
-    has_log,
-    is_running,
-    is_unhealthy,
-    restarts,
-)
 from rankzero.launch.backends.kubernetes.resources import (
     CLAIM,
     CONFIG_MAP,
     EVENT,
     NODE,
-    POD,
     SERVICE,
     STORAGE_CLASS,
-    TRAINING,
-    TRAINING_RUNTIME,
-    Resource,
+    TEMPLATES,
     claims_of,
     label,
 )
 from rankzero.launch.evidence import Evidence, Refusal
 from rankzero.launch.labels import Manifest
+from rankzero.launch.pods import Pod, parse_pod
+from rankzero.launch.resource import POD, Resource
 
 MOST_LOGS = 24
 """Pods whose last lines are fetched: a thousand failed pods fail for one reason."""
 FEW_PODS = 16
 MOST_LOG_BYTES = 64 * 1024
 AT_ONCE = 8
+MOST_NODES = 32
+"""Read one by one; more are quicker in a list."""
 T = TypeVar("T")
 
 
 def collect(api: Api, discovery: Discovery, run: str, *, log_lines: int) -> Evidence:
     """Everything about one run. What may not be read is noted in `refused`. Raises ApiError."""
     ours = {"labelSelector": labels.selector(run)}
-    kinds = [one for one in (*TRAINING.values(), TRAINING_RUNTIME) if discovery.serves(one)]
+    kinds = [*discovery.training().values(), *(one for one in TEMPLATES if discovery.serves(one))]
     workloads = discovery.workloads()
     look = _Look(api)
     with ThreadPoolExecutor(AT_ONCE) as pool:  # one after the other, a distant cluster takes seconds
@@ -55,18 +50,19 @@ def collect(api: Api, discovery: Discovery, run: str, *, log_lines: int) -> Evid
         pods = pool.submit(look.list, POD, ours)
         claims = pool.submit(look.list, CLAIM)
         events = pool.submit(look.list, EVENT)
-        nodes = pool.submit(look.list, NODE)
         classes = pool.submit(look.list, STORAGE_CLASS)
         queued = pool.submit(look.list, workloads) if workloads is not None else None
         found = [_without_data(one) for each in objects for one in each.result() or ()]
         found_pods = pods.result() or []
-        logs = pool.map(lambda pod: look.tail(pod, log_lines), _worth_reading(found_pods) if log_lines else ())
+        parsed = [parse_pod(pod) for pod in found_pods]
+        nodes = pool.submit(look.nodes, parsed)
+        logs = pool.map(lambda pod: look.tail(pod, log_lines), _worth_reading(parsed) if log_lines else ())
         mounted = claims_of([found, found_pods])
         found += [one for one in claims.result() or () if one["metadata"]["name"] in mounted]
         everything = [*found, *found_pods]
         return Evidence(
             run=run,
-            now=api.clock.now(),
+            now=api.now(),
             objects=tuple(found),
             pods=tuple(found_pods),
             events=tuple(_about(run, everything, events.result() or ())),
@@ -81,13 +77,16 @@ def collect(api: Api, discovery: Discovery, run: str, *, log_lines: int) -> Evid
 def all_runs(api: Api, discovery: Discovery) -> list[Evidence]:
     """Every run of the namespace by its objects and pods, in one list call for each kind."""
     any_run = {"labelSelector": labels.RUN}
-    kinds = [one for one in (*TRAINING.values(), POD) if discovery.serves(one)]
+    kinds = discovery.training().values()
+    look = _Look(api)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = [one for each in pool.map(lambda kind: api.list(kind, any_run)[0], kinds) for one in each]
+        pods = pool.submit(api.list, POD, any_run)
+        listed = list(pool.map(lambda kind: look.list(kind, any_run), kinds))
+        found = [*(one for each in listed for one in each or ()), *pods.result()[0]]
     by_run: dict[str, list[Manifest]] = {}
     for one in found:
         by_run.setdefault(str(label(one, labels.RUN)), []).append(one)
-    now = api.clock.now()
+    now = api.now()
     return [
         Evidence(
             run=run,
@@ -116,17 +115,34 @@ class _Look:
             self.refused.append(error.refusal)
             return None
 
-    def tail(self, pod: Manifest, count: int) -> tuple[str, str]:
-        """A pod's name and its last lines: those of the instance before this one first, where it was restarted."""
-        name = str(pod["metadata"]["name"])
-        texts = [self._log(pod, count, previous=True)] if restarts(pod) else []
-        if is_running(pod) or not restarts(pod):
-            texts.append(self._log(pod, count, previous=False))
-        return name, "\n".join(text for text in texts if text)
+    def nodes(self, pods: Sequence[Pod]) -> builtins.list[Manifest] | None:
+        """The cluster's nodes that pods are on, and all of them where a pod has found none.
 
-    def _log(self, pod: Manifest, count: int, *, previous: bool) -> str:
-        path = POD.path(self.api.place.namespace, str(pod["metadata"]["name"]), "log")
-        params = {"container": container_name(pod), "tailLines": str(count), "limitBytes": str(MOST_LOG_BYTES)}
+        None where that is not permitted; or where there are more than a page, so that what is missing says nothing.
+        """
+        names = sorted({pod.host for pod in pods if pod.host})
+        try:
+            if any(not pod.host and not pod.is_over for pod in pods) or len(names) > MOST_NODES:
+                return self.api.page(NODE)
+            found = [self.api.read(NODE, name) for name in names]
+        except ApiError as error:
+            if error.status not in (403, 404):
+                raise
+            self.refused.append(error.refusal)
+            return None
+        return [one for one in found if one is not None]
+
+    def tail(self, pod: Pod, count: int) -> tuple[str, str]:
+        """A pod's name and its last lines: those of the instance before this one first, where it was restarted."""
+        texts = [self._log(pod, count, previous=True)] if pod.restarts else []
+        if pod.runs or not pod.restarts:
+            texts.append(self._log(pod, count, previous=False))
+        return pod.name, "\n".join(text for text in texts if text)
+
+    def _log(self, pod: Pod, count: int, *, previous: bool) -> str:
+        path = POD.path(self.api.place.namespace, pod.name, "log")
+        params = {"container": pod.container, "tailLines": str(count), "limitBytes": str(MOST_LOG_BYTES)}
+        params["timestamps"] = "true"  # the kubelet's, in UTC: what lines say of the time is by the pod's own clock
         try:
             return self.api.text(path, {**params, "previous": "true"} if previous else params)
         except ApiError as error:
@@ -136,17 +152,16 @@ class _Look:
             return ""
 
 
-def _worth_reading(pods: Sequence[Manifest]) -> list[Manifest]:
+def _worth_reading(pods: Sequence[Pod]) -> list[Pod]:
     """Node 0, which speaks of progress, then the preparation and what is unhealthy, up to a limit. Of few pods all are
     read, so that a silent one among them shows."""
-    candidates = [pod for pod in pods if has_log(pod)]
+    candidates = [pod for pod in pods if pod.has_log]
 
-    def rank(pod: Manifest) -> tuple[bool, bool, int]:
-        trains = labels.role_of(pod) == labels.NODE_ROLE
-        return not (trains and labels.node_index(pod) == 0), not is_unhealthy(pod), labels.node_index(pod)
+    def rank(pod: Pod) -> tuple[bool, bool, int]:
+        return not (pod.role == labels.NODE_ROLE and pod.node == 0), not pod.is_unhealthy, pod.node
 
     few = len(candidates) <= FEW_PODS
-    wanted = [pod for pod in candidates if few or not rank(pod)[0] or is_unhealthy(pod)]
+    wanted = [pod for pod in candidates if few or not rank(pod)[0] or pod.is_unhealthy]
     return sorted(wanted, key=rank)[:MOST_LOGS]
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rankzero.errors import AccessError, ConfigError, Problem, RankzeroError, ServiceError
-from rankzero.launch.backends.kubernetes.resources import Resource
 from rankzero.launch.evidence import Refusal
+from rankzero.launch.kinds import kind_of
+from rankzero.launch.resource import Resource
 
 NO_ANSWER = 0
 """Status of a call that got none."""
@@ -150,5 +151,7 @@ def _not_found(failure: ApiError, place: Place) -> tuple[str, str]:
     if failure.resource is not None and not failure.refusal.message.startswith(failure.resource.title):
         resource = failure.resource
         what = f"this cluster does not serve {resource.kind} ({resource.api_version})"
-        return what, "its controller is not installed; choose another kind with --kind or in cluster.yaml"
+        kind = kind_of({"kind": resource.kind})
+        needed = kind.needs if kind is not None and kind.needs else "its controller"
+        return what, f"{needed} is not installed; choose another kind with --kind or in cluster.yaml"
     return failure.refusal.message, ""

@@ -2,53 +2,24 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 
-from rankzero.launch import labels
+from rankzero.launch import kinds, labels
 from rankzero.launch.backend import LogLine, LogQuery
 from rankzero.launch.backends.kubernetes.api import Api
 from rankzero.launch.backends.kubernetes.errors import NO_ANSWER, ApiError
-from rankzero.launch.backends.kubernetes.pods import container_name, has_ended, is_running, restarts, started_at
-from rankzero.launch.backends.kubernetes.resources import POD
 from rankzero.launch.backends.kubernetes.streams import Streams
 from rankzero.launch.labels import Manifest
+from rankzero.launch.log_stamps import Moment, Stamped, read_stamp
+from rankzero.launch.pods import Pod, parse_pod
+from rankzero.launch.resource import POD
 
 MOST_FAILURES = 10
 """Readings of an ended pod's log that may break before it is given up, aloud."""
 SILENCE_SECONDS = 300.0
 """A log stream has no heartbeat: after this the connection is made anew, without loss."""
-_STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d) ?")
-Moment = tuple[datetime, int]
-"""Seconds and nanoseconds: what the kubelet writes is finer than a datetime."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stamped:
-    """A line and when it was written."""
-
-    text: str
-    moment: Moment | None
-
-    @property
-    def time(self) -> datetime | None:
-        """To microseconds."""
-        if self.moment is None:
-            return None
-        second, nanos = self.moment
-        return second.replace(microsecond=nanos // 1000)
-
-
-def read_stamp(line: str) -> Stamped:
-    """A line of a log that was asked for with timestamps."""
-    match = _STAMP.match(line)
-    if match is None:
-        return Stamped(line, None)
-    second = datetime.fromisoformat(match[1] + match[3]).astimezone(UTC)
-    return Stamped(line[match.end() :], (second, int((match[2] or "").ljust(9, "0"))))
 
 
 @dataclass(slots=True)
@@ -115,25 +86,26 @@ class PodLog:
 
     def past(self) -> Iterator[LogLine]:
         """What there is now, from the instance before this one on. Raises ApiError."""
-        if restarts(self.pod):
+        seen = self.seen
+        if seen.restarts:
             yield from self._read(previous=True)
-        if is_running(self.pod) or has_ended(self.pod) or not restarts(self.pod):
+        if seen.runs or seen.is_over or not seen.restarts:
             yield from self._read()
 
     def lines(self) -> Iterator[LogLine]:
         """Everything until the pod has ended or is gone. Raises ApiError where the log may not be read."""
-        instance = restarts(self.pod)
+        instance = self.seen.restarts
         if instance:
             yield from self._before()
         failures = 0
         while not self.streams.stopped.is_set():
             self._changed.clear()
-            now = self.pod
-            if restarts(now) > instance:
-                yield from self._catch_up(instance, restarts(now))
-                instance = restarts(now)
-            ended = self._gone or has_ended(now)
-            if not is_running(now) and not ended:
+            now = self.seen
+            if now.restarts > instance:
+                yield from self._catch_up(instance, now.restarts)
+                instance = now.restarts
+            ended = self._gone or now.is_over
+            if not now.runs and not ended:
                 self._changed.wait()
                 continue
             before, broken = self._seam.last, False
@@ -152,6 +124,11 @@ class PodLog:
             if failures:  # the pod's state lags behind its log, or the connection is poor
                 self.api.clock.sleep(min(15.0, 0.5 * 2 ** min(failures, 5)))
             self._look()
+
+    @property
+    def seen(self) -> Pod:
+        """The pod as it was last seen."""
+        return parse_pod(self.pod)
 
     @property
     def _name(self) -> str:
@@ -184,7 +161,7 @@ class PodLog:
             self.api.tell(
                 f"{self._name} restarted {newest - instance} times while its log was away; some lines are gone"
             )
-        began, first = started_at(self.pod), self._seam.first
+        began, first = self.seen.began, self._seam.first
         if began is None or first is None or first[0] < began:
             yield from self._before()
             return
@@ -194,7 +171,7 @@ class PodLog:
 
     def _read(self, *, follow: bool = False, previous: bool = False) -> Iterator[LogLine]:
         """One reading, new lines only. One that breaks or finds nothing to read just ends; a refused one raises."""
-        params = {"container": container_name(self.pod), "timestamps": "true", **self._seam.reconnect()}
+        params = {"container": self.seen.container, "timestamps": "true", **self._seam.reconnect()}
         if self._seam.last is None:
             params |= {"sinceSeconds": str(self.query.since_seconds)} if self.query.since_seconds is not None else {}
             params |= {"tailLines": str(self.query.tail)} if self.query.tail is not None else {}
@@ -206,7 +183,7 @@ class PodLog:
                 line = read_stamp(text)
                 if self._seam.is_new(line):
                     yield LogLine(
-                        labels.node_index(self.pod), self._name, labels.role_of(self.pod), line.text, line.time
+                        kinds.node_index(self.pod), self._name, labels.role_of(self.pod), line.text, line.time
                     )
         except ApiError as error:
             # 400: this instance has no log (any more); a pod that has gone takes its log along

@@ -11,18 +11,14 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 
-from rankzero.launch import labels
+from rankzero.launch import kinds, labels
 from rankzero.launch.backend import LogLine, LogQuery
 from rankzero.launch.backends.kubernetes.api import Api
 from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.errors import ApiError
 from rankzero.launch.backends.kubernetes.log_reader import PodLog
-from rankzero.launch.backends.kubernetes.pods import has_ended, has_log, waiting_for
 from rankzero.launch.backends.kubernetes.resources import (
-    JOB,
-    POD,
     TRAINING,
-    Resource,
     annotation,
     ended,
     is_preparation,
@@ -35,6 +31,8 @@ from rankzero.launch.backends.kubernetes.stop import is_queued, training_objects
 from rankzero.launch.backends.kubernetes.streams import Change, Streams
 from rankzero.launch.labels import Manifest
 from rankzero.launch.log_choice import Wanted
+from rankzero.launch.pods import parse_pod
+from rankzero.launch.resource import JOB, POD, Resource
 
 AT_ONCE = 16
 MOST_FOLLOWED = 64
@@ -66,7 +64,7 @@ def past_lines(api: Api, run: str, query: LogQuery) -> Iterator[LogLine]:
             return []
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        each = list(pool.map(read, [pod for pod in pods if has_log(pod) and _is_wanted(wanted, pod)]))
+        each = list(pool.map(read, [pod for pod in pods if parse_pod(pod).has_log and _is_wanted(wanted, pod)]))
     yield from heapq.merge(*each, key=lambda line: line.time or _EPOCH)
 
 
@@ -156,7 +154,7 @@ class Following:
         )
 
     def _next(self) -> _Item | None:
-        if self._deadline is None or any(has_ended(log.pod) for log in self._open()):
+        if self._deadline is None or any(log.seen.is_over for log in self._open()):
             return self._queue.get()  # the log of a pod that has ended has an end
         try:
             return self._queue.get(timeout=max(0.0, self._deadline - self.api.clock.monotonic()))
@@ -186,16 +184,17 @@ class Following:
         if uid in self._logs:
             self._logs[uid].update(pod, gone=gone)
             return
-        if not gone and has_log(pod):
+        seen = parse_pod(pod)
+        if not gone and seen.has_log:
             self._follow(uid, pod)
             return
-        words = waiting_for(pod)
+        words = seen.waits_for
         if not gone and words is not None and words not in self._said:
             self._said.add(words)
             self.api.tell(f"{pod['metadata']['name']} waits: {words}")
 
     def _follow(self, uid: str, pod: Manifest) -> None:
-        if len(self._open()) >= MOST_FOLLOWED and labels.node_index(pod) != 0:
+        if len(self._open()) >= MOST_FOLLOWED and kinds.node_index(pod) != 0:
             if "many" not in self._said:
                 self.api.tell(f"following {MOST_FOLLOWED} pods; --node N shows one of the others")
             self._said.add("many")
@@ -218,7 +217,7 @@ class Following:
         if not all(self._has_stopped(one) for one in trains):
             self._deadline = None
             return False
-        pods = [pod for pod in self._objects.get(POD, {}).values() if not has_ended(pod)]
+        pods = [pod for pod in self._objects.get(POD, {}).values() if not parse_pod(pod).is_over]
         if not self._open() and not pods:
             if self._looked_twice:
                 return True
@@ -273,4 +272,4 @@ class Following:
 
 
 def _is_wanted(wanted: Wanted, pod: Manifest) -> bool:
-    return wanted.pod(labels.role_of(pod), labels.node_index(pod))
+    return wanted.pod(labels.role_of(pod), kinds.node_index(pod))

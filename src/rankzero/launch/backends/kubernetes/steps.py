@@ -18,6 +18,7 @@ from rankzero.launch.backends.kubernetes.resources import (
     label,
     name_of,
 )
+from rankzero.launch.backends.kubernetes.setting import another_setting
 from rankzero.launch.labels import Manifest
 
 
@@ -48,6 +49,10 @@ class Steps:
 def decide(objects: Sequence[Manifest], existing: Mapping[str, Manifest]) -> Steps:
     """`existing` are the objects that are there, by name_of."""
     problems = [problem for one in objects if (problem := _foreign(one, existing.get(name_of(one)))) is not None]
+    if any(is_training(one) and ended(existing.get(name_of(one), one)) == "complete" for one in objects):
+        problems += [
+            problem for one in objects for problem in another_setting(one, existing.get(name_of(one))) if not problems
+        ]
     trained = [_training(one, existing.get(name_of(one))) for one in objects if is_training(one)]
     run = trained[-1].do if trained else "create"
     same_config = all(_same_data(one, existing.get(name_of(one))) for one in objects if one["kind"] == "ConfigMap")

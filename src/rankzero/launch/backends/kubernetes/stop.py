@@ -7,19 +7,15 @@ from collections.abc import Iterator
 from rankzero.errors import Problem, RankzeroError
 from rankzero.launch import labels
 from rankzero.launch.backend import Say
-from rankzero.launch.backends.kubernetes.api import MERGE_PATCH, Api
+from rankzero.launch.backends.kubernetes.api import MERGE_PATCH, Api, list_each
 from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.errors import ApiError, as_error
-from rankzero.launch.backends.kubernetes.pods import has_ended
 from rankzero.launch.backends.kubernetes.resources import (
     CLAIM,
     CORE,
-    JOB,
-    POD,
-    TRAIN_JOB,
+    SECRET,
+    TEMPLATES,
     TRAINING,
-    TRAINING_RUNTIME,
-    Resource,
     claims_of,
     ended,
     grace_seconds,
@@ -33,18 +29,20 @@ from rankzero.launch.backends.kubernetes.resources import (
     suspension,
 )
 from rankzero.launch.backends.kubernetes.wait import MARGIN_SECONDS, wait_until_gone
+from rankzero.launch.kinds import kind_of
 from rankzero.launch.labels import Manifest
+from rankzero.launch.names import submission_name
+from rankzero.launch.pods import parse_pod
+from rankzero.launch.resource import JOB, POD, Resource
 
 _WRITE = {"fieldManager": "rankzero"}
-QUEUE = "kueue.x-k8s.io/queue-name"
 FOREGROUND: Manifest = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Foreground"}
 
 
 def training_objects(api: Api, discovery: Discovery, run: str) -> list[Manifest]:
     """The objects that train a run; more than one only while its kind is being changed."""
-    served = [resource for resource in TRAINING.values() if discovery.serves(resource)]
-    found = [one for resource in served for one in api.list(resource, {"labelSelector": labels.selector(run)})[0]]
-    return [one for one in found if is_training(one)]
+    served = discovery.training().values()
+    return [one for one in list_each(api, list(served), {"labelSelector": labels.selector(run)}) if is_training(one)]
 
 
 def remove(api: Api, manifest: Manifest, *, run: str | None) -> None:
@@ -65,11 +63,12 @@ def remove(api: Api, manifest: Manifest, *, run: str | None) -> None:
 
 
 def _grace(api: Api, manifest: Manifest) -> int:
-    """How long its pods may take to leave; a TrainJob's are described by its runtime."""
-    runtime = None
-    if manifest["kind"] == TRAIN_JOB.kind:
-        runtime = api.read(TRAINING_RUNTIME, str(manifest["spec"]["runtimeRef"]["name"]))
-    return grace_seconds([manifest, runtime])
+    """How long its pods may take to leave; some kinds have them described by another object of their name."""
+    kind = kind_of(manifest)
+    described = None
+    if kind is not None and kind.template is not None:
+        described = api.read(kind.template.resource, str(manifest["metadata"]["name"]))
+    return grace_seconds([manifest, described])
 
 
 def _pods_of(api: Api, manifest: Manifest, run: str | None) -> set[str]:
@@ -128,14 +127,15 @@ def _parts(api: Api, discovery: Discovery, run: str, *, claims: bool, say: Say) 
     trained = training_objects(api, discovery, run)
     prepared = [one for one in api.list(JOB, selector)[0] if is_preparation(one)]
     pods = api.list(POD, selector)[0]
-    runtimes = _listed(api, TRAINING_RUNTIME, selector, say) if discovery.serves(TRAINING_RUNTIME) else []
-    mounted = claims_of([*trained, *prepared, *pods, *runtimes])
+    templates = _templates(api, discovery, selector, trained, say)
+    mounted = claims_of([*trained, *prepared, *pods, *templates])
     for one in [*trained, *prepared]:
         say(f"removing {name_of(one)}; running pods have {_grace(api, one)} s to save")
         yield one
-    yield from runtimes
+    yield from templates
     for resource in CORE:
         yield from _listed(api, resource, selector, say)
+    yield from _submission_secret(api, run, say)
     yield from (pod for pod in pods if not is_owned(pod))
     if claims:
         yield from _deletable_claims(api, discovery, run, mounted, say)
@@ -143,11 +143,37 @@ def _parts(api: Api, discovery: Discovery, run: str, *, claims: bool, say: Say) 
         say(f"kept with all that is in them: {', '.join(f'{CLAIM.kind}/{name}' for name in sorted(mounted))}")
 
 
+def _templates(
+    api: Api, discovery: Discovery, selector: dict[str, str], trained: list[Manifest], say: Say
+) -> list[Manifest]:
+    """Few kinds have one; whoever may not list them has none, unless the run is of such a kind."""
+    used = {kind.template for one in trained if (kind := kind_of(one)) is not None}
+    own = {template.resource for template in used if template is not None}
+    return [
+        one
+        for resource in TEMPLATES
+        if discovery.serves(resource)
+        for one in _listed(api, resource, selector, say if resource in own else lambda _line: None)
+    ]
+
+
+def _submission_secret(api: Api, run: str, say: Say) -> Iterator[Manifest]:
+    try:
+        secret = api.read(SECRET, submission_name(run))
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        say(f"not permitted to look for {SECRET.kind}/{submission_name(run)}; it stays, where there is one")
+        return
+    if secret is not None and label(secret, labels.RUN) == run:
+        yield secret
+
+
 def _listed(api: Api, resource: Resource, selector: dict[str, str], say: Say) -> list[Manifest]:
     try:
         return [one for one in api.list(resource, selector)[0] if not is_owned(one)]
     except ApiError as error:
-        if error.status != 403:
+        if error.status not in (403, 404):
             raise
         say(f"not permitted to look for {resource.title}; any that the run has stay")
         return []
@@ -173,10 +199,10 @@ def _deletable_claims(api: Api, discovery: Discovery, run: str, mounted: set[str
 def _mounted_elsewhere(api: Api, discovery: Discovery, run: str) -> dict[str, str]:
     """Who else mounts which claim: pods that have not ended, and other runs, whose results may be on it."""
     users: dict[str, str] = {}
-    for resource in (POD, TRAINING_RUNTIME, *TRAINING.values()):
-        for one in api.list(resource)[0] if discovery.serves(resource) else ():
-            if label(one, labels.RUN) != run and not (resource is POD and has_ended(one)):
-                users |= dict.fromkeys(claims_of(one), name_of(one))
+    kinds = [one for one in (*TEMPLATES, *TRAINING.values()) if discovery.serves(one)]
+    for one in [*api.list(POD)[0], *list_each(api, kinds)]:
+        if label(one, labels.RUN) != run and not (one["kind"] == POD.kind and parse_pod(one).is_over):
+            users |= dict.fromkeys(claims_of(one), name_of(one))
     return users
 
 
@@ -198,7 +224,7 @@ def is_queued(api: Api, discovery: Discovery, manifest: Manifest) -> bool:
     waiting = _workloads(api, discovery, manifest)
     if waiting:
         return all(workload["spec"].get("active", True) for workload in waiting)
-    return label(manifest, QUEUE) is not None
+    return label(manifest, labels.QUEUE) is not None
 
 
 def _set_active(api: Api, discovery: Discovery, workload: Manifest, *, active: bool) -> None:

@@ -6,10 +6,14 @@ from rankzero.errors import ServiceError
 from rankzero.launch import labels
 from rankzero.launch.backend import Say
 from rankzero.launch.backends.kubernetes.api import WATCH_SECONDS, Api
-from rankzero.launch.backends.kubernetes.pods import waiting_for
-from rankzero.launch.backends.kubernetes.resources import JOB, POD, Resource, ended, name_of
+from rankzero.launch.backends.kubernetes.resources import (
+    ended,
+    name_of,
+)
 from rankzero.launch.backends.preparation import preparation_failed
 from rankzero.launch.labels import Manifest
+from rankzero.launch.pods import parse_pod
+from rankzero.launch.resource import JOB, POD, Resource
 
 MARGIN_SECONDS = 120
 """On top of the pods' grace period: for the controllers, and for nodes to say that a pod is gone."""
@@ -67,7 +71,7 @@ def wait_until_prepared(api: Api, run: str, job: str, say: Say) -> None:
         if outcome == "failed":
             raise preparation_failed(job, items)
         for pod in items:
-            words = waiting_for(pod)
+            words = parse_pod(pod).waits_for
             if words is not None and (pod["metadata"]["name"], words) not in said:
                 said.add((pod["metadata"]["name"], words))
                 say(f"  {pod['metadata']['name']} waits: {words}")

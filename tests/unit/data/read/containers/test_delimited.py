@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rankzero.data.read.containers import delimited
-from rankzero.data.read.sources import count_rows
+from rankzero.data.read.containers.stream import DamagedError
+from rankzero.data.read.sources import count_rows, lines, read_chunks
 from tests.unit.data.read.containers.reading import Row, entries, numbers, problems, put, relaxed, rows, string_rows
 
 
@@ -102,6 +106,70 @@ def test_a_bad_row_is_one_problem_and_the_rest_is_read(
 def test_a_bad_header_is_the_only_problem(tmp_path: Path, header: bytes, words: str) -> None:
     (problem,) = problems(put(tmp_path / "f.csv", header + b"\na,b\nc,d\n"))
     assert problem.line == 1 and words in problem.what
+
+
+class TestWithoutHeader:
+    ROWS = b'"What is 2+2?",4\n\n"a\nb",007\nc,\n'
+
+    def read(self, path: Path, **header: Any) -> list[Row]:
+        return [
+            row
+            for chunk in read_chunks(str(path), **header)
+            for _, line in lines(chunk)
+            if line and (row := json.loads(line))
+        ]
+
+    def test_columns_by_number(self, tmp_path: Path) -> None:
+        path = put(tmp_path / "f.csv", self.ROWS)
+        assert self.read(path, header=False) == [
+            {"column_1": "What is 2+2?", "column_2": "4"},
+            {"column_1": "a\nb", "column_2": "007"},
+            {"column_1": "c", "column_2": ""},
+        ]
+        assert count_rows(str(path), header=False) == 3
+        assert list(self.read(path, header=True)[0]) == ["What is 2+2?", "4"]
+
+    @pytest.mark.parametrize(
+        "first",
+        [
+            b"What is 2+2?,4",
+            b"the film is good,0.5",
+            b"a film that is really very good indeed,good",
+            b"It works.,yes",
+            b"film,pos",  # which the second column holds again
+            b'"' + b"x" * 61 + b'",y',
+            b"2024-like,-1e5",
+        ],
+    )
+    def test_a_row_in_place_of_names_is_a_question(self, tmp_path: Path, first: bytes) -> None:
+        path = put(tmp_path / "f.csv", first + b"\nfine,pos\nbad,neg\n")
+        (problem,) = problems(path)
+        assert (problem.line, problem.reason) == (1, "row in place of names")
+        assert "header: false" in problem.hint and "header: true" in problem.hint
+        assert len(self.read(path, header=False)) == 3 and len(self.read(path, header=True)) == 2
+
+    @pytest.mark.parametrize(
+        "header",
+        [
+            b"text,label",
+            b"Frage,Antwort",
+            b"0,1",
+            b"What do you want to ask us today?,answer",
+            b"sentence1,is_duplicate",
+        ],
+    )
+    def test_names_are_names(self, tmp_path: Path, header: bytes) -> None:
+        path = put(tmp_path / "f.csv", header + b"\nfine,pos\nbad,neg\n")
+        assert len(self.read(path)) == 2
+
+    def test_damage_behind_the_first_rows_loses_none_of_them(self) -> None:
+        def blocks() -> Iterator[bytes]:
+            yield b"text,label\n" + b"".join(b"row %d,%d\n" % (i, i) for i in range(7))
+            raise DamagedError("cut-off file", "the data is cut off")
+
+        *found, (number, _, problem) = delimited.read_delimited(blocks(), ",")
+        assert [json.loads(line)["label"] for _, line, _ in found] == [str(i) for i in range(7)]
+        assert problem is not None and (number, problem.reason) == (9, "cut-off file")
 
 
 def test_a_quote_without_an_end_says_where_it_was_opened(tmp_path: Path) -> None:

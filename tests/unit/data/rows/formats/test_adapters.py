@@ -202,7 +202,7 @@ class TestPreference:
             ),
             (ROWS["preference"][1] | {"prompt": "another"}, ["two prompts"]),
             (ROWS["preference"][1] | {"messages": [{"role": "user", "content": "q"}]}, ["ambiguous row"]),
-            ({"prompt": "p", "completion": "c", "label": True}, ["unpaired preference row"]),
+            ({"prompt": "p", "completion": "c", "label": True}, ["unpaired preference rows are for task kto"]),
         ],
     )
     def test_problems(self, row: Any, found: list[str]) -> None:

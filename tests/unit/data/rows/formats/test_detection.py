@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from rankzero.data.rows.chunks import Chunk
-from rankzero.data.rows.formats import FORMATS, check_columns, reason
-from rankzero.data.rows.formats.columns import rename
+from rankzero.data.rows.formats import FORMATS, check_columns, reason, rename
 from rankzero.data.rows.parse import parse
 from rankzero.spec.run_spec import SourceSpec
 from tests.unit.data.rows.formats.support import ROWS, bad, good, read, reasons, turns

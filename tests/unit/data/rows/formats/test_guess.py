@@ -8,8 +8,7 @@ import pytest
 
 from rankzero.cli.data.inputs import column_map
 from rankzero.data.rows.conversation import Conversation
-from rankzero.data.rows.formats import convert
-from rankzero.data.rows.formats.columns import rename
+from rankzero.data.rows.formats import convert, rename
 from rankzero.data.rows.formats.guess import as_flag, likely_columns
 
 
@@ -37,7 +36,19 @@ def test_proposals(row: dict[str, Any], columns: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "row", [{"question": "?", "reply": "!"}, {"frage, bitte": "?", "Die Antwort": "!"}, {"line": "a"}]
+    "row",
+    [
+        {"question": "?", "reply": "!"},
+        {"frage, bitte": "?", "Die Antwort": "!"},
+        {"line": "a"},
+        {
+            "question": "?",
+            "reply": "!",
+            "system": None,
+            "label": None,
+            "role": None,
+        },  # none of these is what is missing
+    ],
 )
 def test_what_the_hint_proposes_reads_the_row(row: dict[str, Any]) -> None:
     _, problems = convert(row, 3)

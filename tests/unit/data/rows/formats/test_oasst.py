@@ -9,8 +9,16 @@ import pytest
 
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.formats import Noted
-from rankzero.data.rows.formats.oasst import NO_REPLY, NOT_BEST, ROOT_REFUSED, SEVERAL, SKIPPED, read_tree
-from rankzero.data.rows.formats.oasst_flat import MAX_DEPTH, group_flat_rows
+from rankzero.data.rows.formats.oasst import (
+    MAX_DEPTH,
+    NO_REPLY,
+    NOT_BEST,
+    ROOT_REFUSED,
+    SEVERAL,
+    SKIPPED,
+    group_flat_rows,
+    read_tree,
+)
 from tests.unit.data.rows.formats.support import TREE, good, reasons, turns
 
 
@@ -115,7 +123,7 @@ def test_flat_rows_become_trees_in_any_order() -> None:
         random.Random(seed).shuffle(rows)
         grouped = group_flat_rows(rows)
         assert not grouped.problems
-        found = {tree.line: (paths(dict(tree.row)), tree.rows) for tree in grouped.trees}
+        found = {tree.line: (paths(dict(tree.row)), tree.rows) for tree in grouped.wholes}
         assert found == {1: (["q x"], 3), 4: (["r z"], 2)}
 
 
@@ -139,11 +147,11 @@ def test_a_lone_flat_row_says_that_its_file_is_needed() -> None:
 def test_every_row_that_no_root_leads_to_has_a_problem(changes: dict[int, Any], expected: dict[int, str]) -> None:
     grouped = group_flat_rows((line, row | changes.get(line, {})) for line, row in enumerate(FLAT, 1))
     assert {problem.line: problem.reason for problem in grouped.problems} == expected
-    assert len(grouped.problems) + sum(tree.rows for tree in grouped.trees) == len(FLAT)
+    assert len(grouped.problems) + sum(tree.rows for tree in grouped.wholes) == len(FLAT)
 
 
 def test_chains_too_deep_to_be_written_as_a_tree() -> None:
     rows = [FLAT[0] | {"message_id": i, "parent_id": i - 1 if i else None} for i in range(MAX_DEPTH + 1)]
     grouped = group_flat_rows(enumerate(rows, 1))
-    assert not grouped.trees and {problem.reason for problem in grouped.problems} == {"tree too deep"}
+    assert not grouped.wholes and {problem.reason for problem in grouped.problems} == {"tree too deep"}
     assert len(grouped.problems) == MAX_DEPTH + 1

@@ -21,6 +21,7 @@ from rankzero.launch.plan import make_plan
 from rankzero.launch.render import render
 from rankzero.spec.cluster_spec import ClusterSpec
 from rankzero.spec.resolve import resolve
+from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from tests.support.fake_cluster import FakeCluster
 
@@ -30,11 +31,26 @@ STORAGE = {
 }
 
 
-def objects(*, name: str = "r", steps: int = 10, **cluster: Any) -> list[Manifest]:
+def objects(
+    *,
+    name: str = "r",
+    steps: int = 10,
+    allow_changes: tuple[str, ...] = (),
+    run: dict[str, Any] | None = None,
+    submitter: str = "",
+    **cluster: Any,
+) -> list[Manifest]:
     """The rendered objects of a run of two nodes."""
-    run = {"name": name, "model": {"name": "o/m"}, "data": {"train": "/outputs/t.jsonl"}, "train": {"max_steps": steps}}
+    data = {"train": "/outputs/t.jsonl"}
+    spec = {"name": name, "model": {"name": "o/m"}, "data": data, "train": {"max_steps": steps}, **(run or {})}
     place = {"image": "i", "namespace": "train", "num_nodes": 2, "prepare": "never", "storage": STORAGE, **cluster}
-    return render(make_plan(resolve(RunSpec.model_validate(run)), ClusterSpec.model_validate(place)))
+    plan = make_plan(
+        resolve(RunSpec.model_validate(spec)),
+        ClusterSpec.model_validate(place),
+        options=RunOptions(allow_changes=allow_changes),
+        submitter=submitter,
+    )
+    return render(plan)
 
 
 @dataclass
@@ -92,9 +108,9 @@ class Bench:
         """A backend of its own connections."""
         return KubernetesBackend(self.api(read_timeout=read_timeout), wait=wait)
 
-    def submit(self, manifests: list[Manifest], *, wait: bool = True) -> None:
+    def submit(self, manifests: list[Manifest], *, wait: bool = True, replace: bool = True) -> None:
         """Submit, noting what is said."""
-        self.backend(wait=wait).submit(manifests, self.said.append)
+        self.backend(wait=wait).submit(manifests, self.said.append, replace=replace)
 
     def heard(self, words: str) -> bool:
         """Whether something of the kind was said."""

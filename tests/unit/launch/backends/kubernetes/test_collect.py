@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -60,7 +61,7 @@ def test_everything_of_one_run_and_nothing_of_another(bench: Bench) -> None:
     assert sorted(one["metadata"]["name"] for one in evidence.events) == ["a", "b", "c", "f"]
     assert evidence.nodes is not None and kinds(evidence.nodes) == ["Node/n1"]
     assert evidence.storage_classes == ("fast",)
-    assert list(evidence.logs.values()) == ["line of 0\n", "line of 1\n"]
+    assert spoken(evidence.logs) == [["line of 0"], ["line of 1"]]
     assert evidence.refused == ()
     assert "data" not in next(one for one in evidence.objects if one["kind"] == "ConfigMap")
 
@@ -91,7 +92,7 @@ def test_an_unhealthy_pods_last_words(bench: Bench) -> None:
     bench.submit(objects())
     bench.cluster.world.run_down()
     logs = bench.backend().collect("r").logs
-    assert list(logs.values()) == ["about to fail\n\nagain\n"]
+    assert spoken(logs) == [["about to fail", "again"]]
 
 
 def test_kueues_workloads_of_the_run(bench: Bench) -> None:
@@ -155,4 +156,44 @@ def test_finished_pods_speak_too(bench: Bench) -> None:
     bench.cluster.script("node", 1, life("bad data", code=65))
     bench.submit(objects())
     bench.cluster.world.run_down()
-    assert "bad data\n" in bench.backend().collect("r").logs.values()
+    assert ["bad data"] in spoken(bench.backend().collect("r").logs)
+
+
+def spoken(logs: Mapping[str, str]) -> list[list[str]]:
+    """The lines of each pod; that each has the kubelet's time, which no pod's clock can move, is checked."""
+    lines = [[line.partition(" ") for line in log.splitlines() if line] for log in logs.values()]
+    assert all(stamp.endswith("Z") and stamp.startswith("2026-11-21T07:") for each in lines for stamp, _, _ in each)
+    return [[text for _, _, text in each] for each in lines]
+
+
+@pytest.mark.parametrize(("date", "expected"), [("Sat, 21 Nov 2026 08:06:00 GMT", 8 * 60 + 6), ("nonsense", 8 * 60)])
+def test_ages_are_by_the_servers_clock(bench: Bench, date: str, expected: int) -> None:
+    """This machine's says 08:00; six minutes off, a healthy run would look silent."""
+    bench.cluster.date = date
+    bench.submit(objects())
+    for now in (bench.backend().collect("r").now, bench.backend().runs()[0].now):
+        assert now.hour * 60 + now.minute == expected
+
+
+def test_only_the_nodes_that_pods_are_on_are_read(bench: Bench) -> None:
+    bench.submit(objects())
+    for name in ("n1", "n2", "n3"):
+        bench.cluster.store.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}, "")
+    bench.cluster.world.run_down()
+    for number, pod in enumerate(bench.cluster.store.of("pods")):
+        bench.cluster.store.put({**pod, "spec": {**pod["spec"], "nodeName": ("n1", "n3")[number]}})
+    evidence = bench.backend().collect("r")
+    assert evidence.nodes is not None and kinds(evidence.nodes) == ["Node/n1", "Node/n3"]
+    assert not any("/nodes?" in request.path for request in bench.cluster.requests)
+
+
+@pytest.mark.parametrize(("count", "seen"), [(500, 500), (501, None)])
+def test_a_pod_without_a_node_has_a_page_of_them_looked_at(bench: Bench, count: int, seen: int | None) -> None:
+    bench.cluster.script("node", 0, [("hold",)])
+    bench.submit(objects(num_nodes=1))
+    for number in range(count):
+        bench.cluster.store.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"n{number}"}}, "")
+    bench.cluster.world.run_down()
+    nodes = bench.backend().collect("r").nodes
+    assert (None if nodes is None else len(nodes)) == seen
+    assert sum("/nodes?" in request.path for request in bench.cluster.requests) == 1

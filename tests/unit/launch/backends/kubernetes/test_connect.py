@@ -7,13 +7,16 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import yaml
+from lightkube.config.models import UserExec
 
 from rankzero.errors import AccessError, ConfigError, ServiceError
 from rankzero.launch.backends.kubernetes.api import Api
-from rankzero.launch.backends.kubernetes.auth import connect
+from rankzero.launch.backends.kubernetes.auth import ExecLogin, connect
 from rankzero.launch.backends.kubernetes.backend import KubernetesBackend, open_kubernetes
+from rankzero.launch.backends.kubernetes.discover import Discovery
 from tests.support.fake_cluster import TOKEN
 from tests.unit.launch.backends.kubernetes.runs import Bench
 
@@ -51,10 +54,11 @@ def test_a_context_that_is_not_there(tmp_path: Path) -> None:
     assert "contexts there: here" in caught.value.problems[0].hint
 
 
-def test_the_first_file_that_has_the_context_counts(tmp_path: Path) -> None:
+def test_several_files_are_one_and_the_first_that_has_a_name_counts(tmp_path: Path) -> None:
     write(tmp_path / "a", {**config("http://127.0.0.1:1", token="t"), "current-context": "here"})
     other = config("http://127.0.0.1:2", token="t")
-    other["contexts"][0]["name"] = "there"
+    other["contexts"][0] = {"name": "there", "context": {"cluster": "d", "user": "u"}}
+    other["clusters"].append({"name": "d", "cluster": {"server": "http://127.0.0.1:2"}})
     write(tmp_path / "b", other)
     env = {"KUBECONFIG": f"{tmp_path / 'a'}:{tmp_path / 'b'}"}
     assert connect(None, env).server == "http://127.0.0.1:1"
@@ -89,7 +93,7 @@ def test_a_server_that_cannot_be_reached(bench: Bench, tmp_path: Path) -> None:
 
 def test_something_else_answers(bench: Bench, tmp_path: Path) -> None:
     bench.cluster.fail("GET", "/apis", drop="before", times=1)
-    assert bench.backend().served().kinds >= {"job"}  # one dropped connection is nothing
+    assert bench.backend().runs() == []  # one dropped connection is nothing
 
 
 def login(directory: Path, body: str) -> Path:
@@ -125,7 +129,7 @@ print(json.dumps({{"status": {{"token": "stale" if first else {TOKEN!r}}}}}))
     ("body", "words"),
     [
         ("sys.exit('please log in')", "failed with exit code 1: please log in"),
-        ("print('canary-token')", "it gave no token"),
+        ("print('canary-token')", "it gave no token and no certificate"),
     ],
 )
 def test_a_login_command_that_fails(bench: Bench, tmp_path: Path, body: str, words: str) -> None:
@@ -150,9 +154,7 @@ class TestServed:
     def test_kinds(self, bench: Bench) -> None:
         bench.cluster.plurals -= {"jobsets", "trainjobs", "trainingruntimes"}
         bench.cluster.publish()
-        served = bench.backend().served()
-        assert served.kinds == {"job", "statefulset", "pytorchjob"}
-        assert served.trainer_version is None
+        assert set(Discovery(bench.api()).training()) == {"job", "statefulset", "pytorchjob"}
 
     def test_a_group_without_the_kind(self, bench: Bench) -> None:
         """Katib and the Training Operator share a group."""
@@ -161,31 +163,64 @@ class TestServed:
         shown = {"groupVersion": "kubeflow.org/v1", "version": "v1"}
         bench.cluster.documents["/apis"]["groups"].append({"name": "kubeflow.org", "versions": [shown]})
         bench.cluster.documents["/apis/kubeflow.org/v1"] = {"resources": [{"name": "experiments"}]}
-        assert "pytorchjob" not in bench.backend().served().kinds
-
-    @pytest.mark.parametrize(
-        ("field", "noted", "version"),
-        [
-            ("podSpecOverrides", None, "2.0"),
-            ("podTemplateOverrides", None, "2.1"),
-            ("runtimePatches", "v2.2.0", "2.2"),
-            ("runtimePatches", "v2.3.0", "2.3"),
-            ("runtimePatches", None, "2.3"),
-        ],
-    )
-    def test_flavours_of_the_trainjob(self, bench: Bench, field: str, noted: str | None, version: str) -> None:
-        bench.cluster.trainjob_fields("runtimeRef", "trainer", field)
-        if noted is not None:
-            path = "/api/v1/namespaces/kubeflow-system/configmaps/kubeflow-trainer-public"
-            bench.cluster.documents[path] = {"data": {"kubeflow_trainer_version": noted}}
-        assert bench.backend().served().trainer_version == version
-
-    def test_a_schema_that_cannot_be_read(self, bench: Bench) -> None:
-        bench.cluster.fail("GET", "/openapi", status=403, reason="Forbidden", message="no")
-        assert bench.backend().served().trainer_version == "2.3"
-        assert bench.heard("cannot be read")
+        assert "pytorchjob" not in Discovery(bench.api()).training()
 
 
 def test_the_token_is_in_no_repr(bench: Bench) -> None:
     connection = connect(None, {"KUBECONFIG": str(bench.cluster.kubeconfig(bench.directory))})
     assert TOKEN not in repr(connection) + json.dumps(str(connection))
+
+
+def test_a_context_may_refer_to_what_another_file_has(bench: Bench, tmp_path: Path) -> None:
+    whole = config(bench.cluster.url, token=TOKEN)
+    write(tmp_path / "a", {"current-context": "", "contexts": whole["contexts"]})
+    write(tmp_path / "b", {"current-context": "here", "clusters": whole["clusters"], "users": whole["users"]})
+    env = {"KUBECONFIG": f"{tmp_path / 'a'}:{tmp_path / 'b'}"}
+    assert open_kubernetes(None, "train", say=bench.said.append, env=env).runs() == []
+
+
+def test_files_are_relative_to_the_kubeconfig(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    (tmp_path / "token").write_text(TOKEN)
+    env = write(tmp_path / "k", config(bench.cluster.url, tokenFile="token"))
+    assert open_kubernetes(None, "train", say=bench.said.append, env=env).runs() == []
+
+
+def test_the_clusters_proxy_is_asked(bench: Bench, tmp_path: Path) -> None:
+    """The fake cluster plays a proxy for an address that is nowhere."""
+    value = config("http://cluster.invalid", token=TOKEN)
+    value["clusters"][0]["cluster"]["proxy-url"] = bench.cluster.url
+    assert open_kubernetes(None, "train", say=bench.said.append, env=write(tmp_path / "k", value)).runs() == []
+
+
+def test_the_name_in_the_servers_certificate_may_be_another(tmp_path: Path) -> None:
+    value = config("https://127.0.0.1:1", token="t")
+    value["clusters"][0]["cluster"]["tls-server-name"] = "api.inside"
+    http = connect(None, write(tmp_path / "k", value)).http
+    asked: list[Any] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request.extensions.get("sni_hostname"))
+        return httpx2.Response(200)
+
+    http._transport = httpx2.MockTransport(answer)
+    http.get("/apis")
+    assert asked == ["api.inside"]
+
+
+def test_a_login_command_may_give_a_certificate(tmp_path: Path) -> None:
+    status = {"clientCertificateData": "-- cert --", "clientKeyData": "-- key --"}
+    loaded: list[tuple[str, str]] = []
+
+    class Tls:
+        def load_cert_chain(self, file: str) -> None:
+            loaded.append((file, Path(file).read_text()))
+
+    command = UserExec("client.authentication.k8s.io/v1", "echo", args=[json.dumps({"status": status})])
+    login = ExecLogin(command, server="https://x", tls=Tls())  # type: ignore[arg-type]
+    request = next(login.sync_auth_flow(httpx2.Request("GET", "https://x")))
+    assert "Authorization" not in request.headers
+    (file, text) = loaded[0]
+    assert text == "-- cert --\n-- key --"
+    assert not Path(file).exists()

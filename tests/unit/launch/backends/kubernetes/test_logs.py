@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from rankzero.errors import AccessError
 from rankzero.launch.backend import LogLine, LogQuery
-from rankzero.launch.backends.kubernetes.log_reader import Seam, read_stamp
+from rankzero.launch.backends.kubernetes.log_reader import Seam
 from rankzero.launch.log_choice import Wanted
+from rankzero.launch.log_stamps import read_stamp
 from tests.support.fake_cluster import Act, life
 from tests.unit.launch.backends.kubernetes.runs import Bench, objects
 

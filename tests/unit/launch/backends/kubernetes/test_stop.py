@@ -127,3 +127,29 @@ def test_a_server_that_dies_while_deleting(bench: Bench) -> None:
     bench.cluster.fail("DELETE", "/services/r", die=True, drop="after")
     with pytest.raises(ServiceError, match="removed: Job/r, ConfigMap/r"):
         backend.delete("r", claims=False, say=bench.said.append)
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_kinds_that_this_user_may_not_see_are_none_that_were_seen(bench: Bench, status: int) -> None:
+    """Kubeflow is installed, and this user has rights for Jobs in a namespace: nothing of Kubeflow's is theirs."""
+    for plural in ("trainjobs", "trainingruntimes", "pytorchjobs", "jobsets", "statefulsets"):
+        if status == 403:
+            bench.cluster.forbidden.add(("list", plural))
+        else:  # its controller was removed after discovery was asked
+            bench.cluster.fail("GET", f"/{plural}?", status=404, reason="NotFound", message="gone", times=99)
+    start(bench)
+    assert [evidence.run for evidence in bench.backend().runs()] == ["r"]
+    bench.backend().cancel("r", bench.said.append)
+    assert bench.heard("Job/r is told to stop")
+    bench.backend().delete("r", claims=True, say=bench.said.append)
+    assert bench.cluster.names() == []
+    assert not bench.heard("not permitted to look for trainingruntimes")
+
+
+def test_who_may_see_nothing_at_all_is_told(bench: Bench) -> None:
+    for plural in ("pods", "jobs", "trainjobs", "pytorchjobs", "jobsets", "statefulsets"):
+        bench.cluster.forbidden.add(("list", plural))
+    with pytest.raises(AccessError, match="not permitted to list"):
+        bench.backend().runs()
+    with pytest.raises(AccessError, match="not permitted to list"):
+        bench.backend().cancel("r", bench.said.append)

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from rankzero.errors import AccessError, ConfigError, ServiceError
-from rankzero.launch.backend import LogQuery
+from rankzero.launch.backend import AlreadyRunsError, LogQuery
 from rankzero.launch.backends.preparation import PreparationError
 from rankzero.launch.labels import Manifest
-from tests.support.fake_cluster import Act, life
-from tests.unit.launch.backends.kubernetes.runs import Bench, objects
+from tests.support.fake_cluster import Act, life, plain
+from tests.unit.launch.backends.kubernetes.runs import STORAGE, Bench, objects
 
 HOLDING: list[Act] = [("run",), ("log", "training"), ("hold",), ("exit", 0, "")]
 KINDS = ["job", "jobset", "trainjob", "pytorchjob", "statefulset"]
@@ -46,7 +46,8 @@ def test_everything_is_checked_before_anything_is_applied(bench: Bench, kind: st
     assert all("fieldValidation=Strict" in request.path for request in dry)
     applied = [line.rpartition("/")[0] for line in bench.cluster.changes()]
     assert applied[-1] == f"PATCH {PLURALS[kind]}"
-    assert len(applied) == len(manifests)
+    assert applied[:2] == ["PATCH secrets", "POST train"], "the Secret of this submission"
+    assert len(applied[2:]) == len(manifests)
 
 
 def test_every_refusal_is_told_and_nothing_is_applied(bench: Bench) -> None:
@@ -79,6 +80,7 @@ def test_a_kind_that_is_not_served(bench: Bench) -> None:
     bench.cluster.publish()
     with pytest.raises(ConfigError, match="does not serve JobSet") as caught:
         bench.submit(objects(kind="jobset"))
+    assert "JobSet (https://jobset.sigs.k8s.io) is not installed" in caught.value.problems[0].hint
     assert "--kind" in caught.value.problems[0].hint
     assert bench.cluster.changes() == []
 
@@ -143,6 +145,30 @@ def test_a_finished_run_is_made_again(bench: Bench, kind: str) -> None:
     assert bench.heard("has ended")
 
 
+@pytest.mark.parametrize("kind", ["job", "jobset", "trainjob", "pytorchjob"])
+def test_another_setting_of_a_finished_run_is_refused_here_and_not_by_its_pods(bench: Bench, kind: str) -> None:
+    bench.submit(objects(kind=kind))
+    bench.cluster.world.run_down()
+    changes = bench.cluster.changes()
+    with pytest.raises(ConfigError) as caught:
+        bench.submit(objects(kind=kind, steps=20))
+    head, change = caught.value.problems
+    assert head.what == "the run r has finished, and this is another setting of it"
+    assert "name=r-" in head.hint and "resume=continue" in head.hint
+    assert (change.where, change.hint) == ("train.max_steps", "set it back, or pass --allow-change train.max_steps")
+    assert bench.cluster.changes() == changes
+    bench.submit(objects(kind=kind, steps=20, allow_changes=("train.max_steps",)))
+    assert bench.cluster.changes() != changes
+
+
+@pytest.mark.parametrize("resume", ["new", "continue"])
+def test_what_becomes_of_another_setting_can_be_said_beforehand(bench: Bench, resume: str) -> None:
+    bench.submit(objects())
+    bench.cluster.world.run_down()
+    bench.submit(objects(steps=20, run={"resume": resume}))
+    assert f"resume: {resume}" in bench.cluster.get("configmaps", "r")["data"]["run.yaml"]
+
+
 def test_a_parked_statefulset_is_made_again(bench: Bench) -> None:
     manifests = start(bench, kind="statefulset")
     parked = bench.cluster.get("statefulsets", "r")
@@ -161,6 +187,26 @@ def test_a_changed_run_waits_for_the_old_pods_to_go(bench: Bench) -> None:
     assert kinds == ["PATCH jobs/r", "DELETE jobs/r", "PATCH jobs/r"]
     changes = bench.cluster.changes()
     assert changes.index("DELETE jobs/r") < len(changes) - 1 - changes[::-1].index("PATCH configmaps/r")
+    assert "max_steps: 20" in bench.cluster.get("configmaps", "r")["data"]["run.yaml"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("prepare", ["never", "always"])
+def test_a_run_that_is_under_way_is_not_ended_unasked(bench: Bench, kind: str, prepare: str) -> None:
+    start(bench, kind=kind, prepare=prepare, submitter="ada@laptop")
+    changes = bench.cluster.changes()
+    for other in (objects(kind=kind, prepare=prepare, steps=20), objects(kind="job" if kind != "job" else "jobset")):
+        with pytest.raises(AlreadyRunsError, match=r"is under way with another spec \(submitted by ada@laptop at 2026"):
+            bench.submit(other, replace=False)
+    assert bench.cluster.changes() == changes
+    bench.submit(objects(kind=kind, prepare=prepare, submitter="bob@desk"), replace=False)
+    assert bench.heard("runs already"), "the same spec asks nobody, whoever sends it"
+
+
+def test_a_cancelled_run_may_be_changed(bench: Bench) -> None:
+    start(bench)
+    bench.backend().cancel("r", bench.said.append)
+    bench.submit(objects(steps=20), replace=False)
     assert "max_steps: 20" in bench.cluster.get("configmaps", "r")["data"]["run.yaml"]
 
 
@@ -193,7 +239,7 @@ def test_409_for_ever_is_an_error_that_names_what_was_done(bench: Bench) -> None
     bench.cluster.fail("PATCH", "/jobs/r?", status=409, reason="Conflict", message="modified", times=99, dry=False)
     with pytest.raises(ConfigError) as caught:
         bench.submit(objects())
-    assert "applied: ConfigMap/r" in str(caught.value)
+    assert "applied: Secret/r-submission, ConfigMap/r" in str(caught.value)
     assert "not applied: Job/r" in str(caught.value)
 
 
@@ -246,7 +292,8 @@ def test_a_server_that_dies_in_between(bench: Bench, plural: str, drop: str) -> 
     certain = named.get("applied", set())
     assert certain <= there <= certain | named["perhaps applied"]
     assert not there & named.get("not applied", set())
-    assert set().union(*named.values()) == {f"{one['kind']}/{one['metadata']['name']}" for one in manifests}
+    everything = {f"{one['kind']}/{one['metadata']['name']}" for one in manifests}
+    assert set().union(*named.values()) == {*everything, "Secret/r-submission"}
 
 
 def test_the_same_command_continues_after_that(bench: Bench) -> None:
@@ -285,6 +332,20 @@ class TestPreparation:
     def test_detached_it_does_not(self, bench: Bench) -> None:
         bench.cluster.script("prepare", 0, HOLDING)
         bench.submit(objects(prepare="always"), wait=False)
+        assert bench.cluster.names("jobs") == ["jobs/r", "jobs/r-prepare"]
+
+    @pytest.mark.parametrize("given", [False, True])
+    def test_a_cache_that_only_one_node_can_have_is_prepared_first_even_so(self, bench: Bench, given: bool) -> None:
+        """Else the pod that trains may take the volume first, and wait for the preparation, which waits for it."""
+        access = {"accessModes": ["ReadWriteOnce"]}
+        cache = {"mount": "/cache", "claim": "cache"} | ({} if given else {"size": "1Gi", "access": "ReadWriteOnce"})
+        if given:
+            claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "cache"}, "spec": access}
+            bench.cluster.store.put(claim)
+        storage = {"outputs": STORAGE["outputs"], "cache": cache}
+        bench.submit(objects(prepare="always", num_nodes=1, storage=storage), wait=False)
+        assert bench.heard("PersistentVolumeClaim/cache can be on one node at a time")
+        assert bench.cluster.get("jobs", "r-prepare")["status"]["conditions"][0]["type"] == "Complete"
         assert bench.cluster.names("jobs") == ["jobs/r", "jobs/r-prepare"]
 
     def test_its_failure_is_the_commands(self, bench: Bench) -> None:
@@ -349,6 +410,64 @@ class TestKueue:
         assert bench.heard("back in its queue")
         assert bench.cluster.get("workloads", "job-r")["spec"]["active"] is True
         assert bench.cluster.get("jobs", "r")["spec"]["suspend"] is True
+
+
+class TestSubmissionSecret:
+    """What the pods of one submission know each other by: new for new pods, in no output, gone with the run."""
+
+    def token(self, bench: Bench) -> str:
+        return plain(bench.cluster.get("secrets", "r-submission"))["token"]
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_every_container_refers_to_it(self, bench: Bench, kind: str) -> None:
+        manifests = start(bench, kind=kind, prepare="always")
+        token = self.token(bench)
+        assert len(token) == 64
+        assert token not in str(manifests) + "".join(bench.said)
+        for pod in bench.cluster.store.of("pods"):
+            (variable,) = [one for one in pod["spec"]["containers"][0]["env"] if "SUBMISSION" in one["name"]]
+            assert variable["valueFrom"]["secretKeyRef"] == {"name": "r-submission", "key": "token", "optional": True}
+
+    def test_a_run_that_goes_on_keeps_it_and_a_new_one_does_not(self, bench: Bench) -> None:
+        manifests = start(bench)
+        first = self.token(bench)
+        bench.submit(manifests)
+        assert self.token(bench) == first
+        bench.submit(objects(steps=20))
+        assert self.token(bench) != first
+
+    def test_a_preparation_that_is_kept_keeps_its_own(self, bench: Bench) -> None:
+        bench.cluster.script("prepare", 0, HOLDING)
+        bench.submit(objects(prepare="always"), wait=False)
+        first = self.token(bench)
+        bench.cluster.store.drop("jobs", "r")
+        bench.submit(objects(prepare="always"), wait=False)
+        assert self.token(bench) == first, "its marker is of that submission"
+
+    def test_it_goes_with_the_run(self, bench: Bench) -> None:
+        start(bench)
+        bench.cluster.store.put(
+            {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s-submission"}, "data": {}}
+        )
+        bench.backend().delete("r", claims=True, say=bench.said.append)
+        assert bench.cluster.names() == ["secrets/s-submission"]
+
+    def test_without_the_right_to_make_one_the_run_starts_all_the_same(self, bench: Bench) -> None:
+        bench.cluster.forbidden |= {("patch", "secrets"), ("get", "secrets")}
+        bench.submit(objects())
+        assert bench.heard("not permitted to make a Secret")
+        assert bench.cluster.names("jobs") == ["jobs/r"]
+        bench.backend().delete("r", claims=True, say=bench.said.append)
+        assert bench.cluster.names() == []
+
+
+def test_a_network_policy_where_asked(bench: Bench) -> None:
+    bench.submit(objects(network_policy=True))
+    policy = bench.cluster.get("networkpolicies", "r")["spec"]
+    assert policy["podSelector"] == policy["ingress"][0]["from"][0]["podSelector"]
+    assert policy["podSelector"]["matchLabels"] == {"rankzero.dev/run": "r"}
+    bench.backend().delete("r", claims=True, say=bench.said.append)
+    assert bench.cluster.names() == []
 
 
 def test_logs_of_a_run_that_was_submitted(bench: Bench) -> None:

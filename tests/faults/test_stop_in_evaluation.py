@@ -1,0 +1,118 @@
+"""SIGTERM in an evaluation: left out within a pass on all ranks, and made when the run continues, as if undisturbed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rankzero.engine import step, train
+from rankzero.errors import ExitCode, StoppedError
+from rankzero.spec.run_options import RunOptions
+from rankzero.spec.run_spec import RunSpec
+from tests.support.forked import in_ranks
+from tests.support.runs import metrics, run_here, run_root, small_spec
+from tests.unit.engine.test_resume import assert_same_state, final_state, without_clock
+
+pytestmark = pytest.mark.faults
+
+CHANGES: dict[str, Any] = {"eval_rows": 23, "train__micro_batch_tokens": 64, "eval__every": 3, "lora__dropout": 0.0}
+"""12 steps, evaluated after 3, 6, 9 and 12 in a dozen passes; in half a dozen by each of two ranks."""
+
+
+class Passes:
+    """Counts passes of evaluations, and asks this process to stop in one of them."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *, in_step: int, in_pass: int) -> None:
+        self.count = 0
+        """Of the evaluation that was stopped."""
+        self._step = 0
+        predict, batch_logger = step.Stepper.predict, train.batch_logger
+
+        def begin(options: Any, done: int, *rest: Any) -> Any:
+            self._step = done + 1
+            return batch_logger(options, done, *rest)
+
+        def counted(stepper: Any, batch: Any) -> Any:
+            if not torch.is_grad_enabled() and self._step == in_step:
+                self.count += 1
+                if self.count == in_pass:
+                    os.kill(os.getpid(), signal.SIGTERM)
+            return predict(stepper, batch)
+
+        patch.setattr(train, "batch_logger", begin)
+        patch.setattr(step.Stepper, "predict", counted)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> RunSpec:
+    with pytest.MonkeyPatch.context() as patch:
+        root = tmp_path_factory.mktemp("undisturbed")
+        patch.setenv("RANKZERO_CACHE", str(root / "cache"))
+        spec = small_spec(root, tiny, **CHANGES)
+        run_here(spec)
+    return spec
+
+
+@pytest.mark.parametrize(("in_step", "in_pass"), [(3, 1), (6, 3), (12, 2)])
+def test_an_evaluation_is_left_out_and_made_later(
+    in_step: int, in_pass: int, tmp_path: Path, tiny: Path, undisturbed: RunSpec
+) -> None:
+    spec = small_spec(tmp_path, tiny, **CHANGES)
+    with pytest.MonkeyPatch.context() as patch:
+        passes = Passes(patch, in_step=in_step, in_pass=in_pass)
+        with pytest.raises(StoppedError, match=f"saved at step {in_step}"):
+            run_here(spec)
+        assert passes.count == in_pass, "not one pass more"
+    assert [row["step"] for row in metrics(spec)] == list(range(1, in_step + 1))
+    assert "eval_loss" not in metrics(spec)[-1]
+    assert run_here(spec)["steps"] == 12
+    assert without_clock(metrics(spec)) == without_clock(metrics(undisturbed))
+    assert_same_state(final_state(spec), final_state(undisturbed))
+    assert os.readlink(run_root(spec) / "best") == os.readlink(run_root(undisturbed) / "best")
+
+
+def test_a_stop_in_the_evaluation_before_the_first_step(tmp_path: Path, tiny: Path) -> None:
+    spec = small_spec(tmp_path, tiny, **CHANGES, eval__on_start=True, train__num_train_epochs=1)
+    with pytest.MonkeyPatch.context() as patch:
+        passes = Passes(patch, in_step=0, in_pass=2)
+        with pytest.raises(StoppedError, match="before the first step"):
+            run_here(spec)
+        assert passes.count == 2
+    assert run_here(spec)["steps"] == 4
+    assert [row["step"] for row in metrics(spec)] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.distributed
+def test_ranks_leave_an_evaluation_together_where_one_is_asked_to(tmp_path: Path, tiny: Path) -> None:
+    """As where one node of several is drained: its ranks alone hear of it."""
+    whole, cut = (small_spec(tmp_path / name, tiny, **CHANGES) for name in ("whole", "cut"))
+    cache = os.environ["RANKZERO_CACHE"]
+    for spec, ask, code in ((whole, 0, 0), (cut, 2, ExitCode.STOPPED), (cut, 0, 0)):
+        said = tmp_path / f"said-{spec.output_dir.count('cut')}-{ask}"
+        said.mkdir()
+        codes = in_ranks(one_rank, 2, said, cache, spec.model_dump_json(), ask)
+        assert codes == [code, code], "\n".join(path.read_text() for path in said.glob("said-*"))
+        if ask:
+            assert int((said / "passes-1").read_text()) == ask
+            assert int((said / "passes-0").read_text()) <= ask + 1
+    assert without_clock(metrics(cut)) == without_clock(metrics(whole))
+    assert_same_state(final_state(cut), final_state(whole))
+
+
+def one_rank(directory: Path, cache: str, text: str, in_pass: int) -> None:
+    """A rank of a run; the last one is asked to stop in a pass of the evaluation after step 6."""
+    from rankzero.engine import worker
+
+    os.environ["RANKZERO_CACHE"] = cache
+    rank = os.environ["RANK"]
+    with pytest.MonkeyPatch.context() as patch:
+        passes = Passes(patch, in_step=6, in_pass=in_pass if rank == "1" else 0)
+        try:
+            worker.run(RunSpec.model_validate_json(text), RunOptions())
+        finally:
+            (directory / f"passes-{rank}").write_text(str(passes.count))

@@ -1,0 +1,207 @@
+"""What a run answers to Ctrl-C and SIGTERM, what a second one costs, and that nothing can swallow a stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankzero.engine import signals
+from rankzero.engine.signals import Activity, StopRequest, stop_on_signals
+from rankzero.errors import ConfigError, StopNow, StoppedError
+from rankzero.spec.run_options import RunOptions
+from rankzero.spec.run_spec import RunSpec
+from tests.support.forked import in_ranks
+from tests.support.runs import metrics, run_here, small_spec
+
+
+class LeftError(Exception):
+    """Stands for the end of the process."""
+
+
+class Asked:
+    """A StopRequest that is asked by hand, and what came of it."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.seconds = 100.0
+        self.said: list[str] = []
+        self.left: list[tuple[int, str]] = []
+        self.request = StopRequest(self.said.append, clock=lambda: self.seconds)
+
+        def leave(_request: StopRequest, code: int, words: str) -> None:
+            self.left.append((code, words))
+            raise LeftError
+
+        patch.setattr(StopRequest, "_leave", leave)
+
+    def doing(self, activity: Activity, *, step: int = 43, saved: int = 40) -> Asked:
+        self.request.defer(Path("/nowhere/stop"))
+        self.request.now(activity, step=step, saved=saved)
+        return self
+
+    def __call__(self, number: int, *, later: float = 0.0) -> None:
+        self.seconds += later
+        self.request.heard(number)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    return Asked(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("activity", "step", "saved", "words"),
+    [
+        (
+            "step",
+            43,
+            40,
+            "stopping after this step, then saving; Ctrl-C again within 5 s: leave now, losing 3 steps since",
+        ),
+        ("step", 41, 40, "leave now, losing 1 step since step 40"),
+        ("step", 40, 40, "leave now, losing the step under way"),
+        ("step", 7, 0, "leave now, losing 7 steps, all there are"),
+        ("evaluation", 43, 40, "stopping after this pass of the evaluation, then saving"),
+        ("save", 43, 40, "saving, then stopping; Ctrl-C again within 5 s: leave now, losing 3 steps since step 40"),
+        ("result", 43, 43, "ends when the result is written; Ctrl-C again within 5 s: leave now, losing nothing"),
+    ],
+)
+def test_ctrl_c_is_answered_with_what_happens_and_what_a_second_one_costs(
+    activity: Activity, step: int, saved: int, words: str, asked: Asked
+) -> None:
+    asked.doing(activity, step=step, saved=saved)
+    asked(signal.SIGINT)
+    assert words in asked.said[0]
+    assert asked.request.wanted and not asked.left
+
+
+def test_a_second_one_within_the_window_leaves_and_says_what_is_lost(asked: Asked) -> None:
+    asked.doing("step")
+    asked(signal.SIGINT)
+    with pytest.raises(LeftError):
+        asked(signal.SIGINT, later=4.9)
+    assert asked.left == [(130, "left at once, losing 3 steps since step 40; the same command continues from step 40")]
+
+
+def test_a_later_one_counts_as_a_first(asked: Asked) -> None:
+    """Someone who presses it again after a minute wants to know what is going on, not to lose the work."""
+    asked.doing("step")
+    asked(signal.SIGINT)
+    asked(signal.SIGINT, later=5.1)
+    assert len(asked.said) == 2 and not asked.left
+    with pytest.raises(LeftError):
+        asked(signal.SIGINT, later=1.0)
+
+
+def test_sigterm_never_loses_work_however_often_it_comes(asked: Asked) -> None:
+    """torchrun sends one after a Ctrl-C that the processes have heard themselves."""
+    asked.doing("step")
+    asked(signal.SIGINT)
+    asked(signal.SIGTERM, later=0.1)
+    asked(signal.SIGTERM, later=0.1)
+    assert not asked.left
+    assert asked.said[1:] == ["[STOP] SIGTERM: stopping after this step, then saving"] * 2
+    assert asked.request.reason == "SIGINT"
+
+
+def test_a_start_up_that_does_not_end_is_ended(asked: Asked) -> None:
+    asked(signal.SIGTERM)
+    asked.seconds += 1.0
+    asked.request.look()
+    assert asked.said == ["[STOP] stopping; no step is done yet, so nothing is lost"] and not asked.left
+    asked.seconds += signals.LEAVE_SECONDS
+    with pytest.raises(LeftError):
+        asked.request.look()
+    assert asked.left[0][0] == 75 and "stopped by SIGTERM before the first step" in asked.left[0][1]
+
+
+def test_a_start_up_that_ends_by_itself_is_left_alone(asked: Asked) -> None:
+    asked(signal.SIGTERM)
+    asked.request.over()
+    asked.seconds += 2 * signals.LEAVE_SECONDS
+    asked.request.look()
+    assert not asked.left and not asked.said
+
+
+def swallow(stop: Callable[[], None]) -> None:
+    try:
+        stop()
+    except BaseException as error:
+        raise ConfigError("a file may be cut off") from error
+
+
+def replace(stop: Callable[[], None]) -> None:
+    try:
+        stop()
+    finally:
+        raise SystemExit(1)
+
+
+def stop_here() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(10)  # the handler comes first
+
+
+@pytest.mark.parametrize("foreign_code", [lambda stop: stop(), swallow, replace])
+def test_whatever_a_library_makes_of_a_stop_it_stays_one(foreign_code: Callable[[Callable[[], None]], None]) -> None:
+    with pytest.raises(StoppedError, match="stopped by SIGTERM before the first step"), stop_on_signals(print):
+        foreign_code(stop_here)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_an_error_without_a_stop_stays_itself() -> None:
+    with pytest.raises(ConfigError), stop_on_signals(print):
+        raise ConfigError("a file is cut off")
+
+
+def test_a_stop_is_raised_once(asked: Asked) -> None:
+    """A second signal must not cut short what the first one lets go of."""
+    with pytest.raises(StopNow):
+        asked.request.on_signal(signal.SIGTERM, None)
+    asked.request.on_signal(signal.SIGTERM, None)
+
+
+@pytest.mark.faults
+def test_a_second_ctrl_c_leaves_a_step_that_hangs(tmp_path: Path, tiny: Path) -> None:
+    """The main thread is in the middle of a step: the answer and the end come from the other one."""
+    spec = small_spec(tmp_path, tiny, eval_rows=0, checkpoint__every=2)
+    said = tmp_path / "said"
+    said.mkdir()
+    codes = in_ranks(interrupted_twice, 1, said, os.environ["RANKZERO_CACHE"], spec.model_dump_json())
+    text = (said / "said-0").read_text()
+    assert codes == [130], text
+    assert (
+        "[STOP] stopping after this step, then saving; Ctrl-C again within 5 s: leave now, losing 1 step since step 2"
+        in text
+    )
+    assert text.endswith("left at once, losing 1 step since step 2; the same command continues from step 2\n")
+    assert run_here(spec)["steps"] == 12
+    assert [row["step"] for row in metrics(spec)] == list(range(1, 13))
+
+
+def interrupted_twice(directory: Path, cache: str, text: str) -> None:
+    """A rank whose fourth step hangs, and that is asked to stop twice in it."""
+    from rankzero.engine import train, worker
+
+    os.environ["RANKZERO_CACHE"] = cache
+    batch_logger = train.batch_logger
+
+    def answers() -> Iterator[str]:
+        yield from (directory / "said-0").read_text().splitlines()
+
+    def hang(options: Any, done: int, *rest: Any) -> Any:
+        if done == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+            while not any("again within" in line for line in answers()):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)
+        return batch_logger(options, done, *rest)
+
+    train.batch_logger = hang
+    worker.run(RunSpec.model_validate_json(text), RunOptions())
