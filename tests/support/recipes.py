@@ -71,6 +71,10 @@ def model_of(case: Case, directory: Path) -> Path:
     return save(case.architecture, directory)
 
 
+ON_THE_CLUSTER = {"lora-jsonl": {"DATA_ROOT": "/mnt/filesystem-o2/d", "CKPT_ROOT": "/mnt/filesystem-o2/c"}}
+"""What is set where a recipe's files lie on the cluster."""
+
+
 def questions(count: int) -> list[tuple[str, str]]:
     """Questions in varied words, with their answers."""
     facts = list(FACTS.items())

@@ -217,7 +217,7 @@ def _data_in_pods(data: DataSpec, paths: _Paths) -> DataSpec:
             return paths.data(value, field_name)
         if isinstance(value, tuple):
             return tuple(
-                _source_in_pods(source, f"{field_name}.{index}", paths)
+                _source_in_pods(source, f"{field_name}[{index}]", paths)
                 for index, source in enumerate(value)
                 if isinstance(source, SourceSpec)
             )

@@ -83,7 +83,7 @@ def merge(
     plain = adapted.unload()
     plain.config.use_cache = True
     staged = output.parent / stage_name(output.name)
-    with storage_errors(staged):
+    with storage_errors(output):
         staged.mkdir(parents=True)
     try:
         save_whole(plain, staged, dtype=dtype)

@@ -24,6 +24,7 @@ from rankzero.spec.resolve import resolve
 from rankzero.spec.run_spec import RunSpec
 from tests.support.cli import Cli
 from tests.support.manifests import CORE_VERSIONS, check_core, check_custom, have_crds, is_custom
+from tests.support.recipes import ON_THE_CLUSTER
 
 SEED_3 = {
     "MODEL_ID": "o/m",
@@ -38,7 +39,6 @@ SEED_3 = {
     "NPROC": "8",
     "DTYPE": "bfloat16",
 }
-ON_THE_CLUSTER = {"lora-jsonl": {"DATA_ROOT": "/mnt/filesystem-o2/d", "CKPT_ROOT": "/mnt/filesystem-o2/c"}}
 
 
 @pytest.fixture

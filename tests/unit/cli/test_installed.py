@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -93,3 +95,11 @@ def test_data_is_looked_at_and_converted_without_torch(here: Path) -> None:
     for line, (code, _out, err) in zip(lines, done[:-1], strict=True):
         assert code == 0, (line, err)
     assert done[-1][0] == 78 and "pip install 'rankzero[train]'" in done[-1][2]
+
+
+def test_the_engine_s_extra_has_all_of_the_data_extra() -> None:
+    """Written out twice, because what builds images reads the lists as they stand."""
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    assert set(extras["data"]) < set(extras["train"])
+    assert {re.match(r"[\w]+", need)[0] for need in extras["data"]} == set(DATA)  # type: ignore[index]
