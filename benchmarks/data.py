@@ -29,9 +29,9 @@ from typing import Any
 
 import psutil
 
+from rankzero.data.cache.tokenize import Shard, TokenRules, prepare, prepare_shard
+from rankzero.data.check.validate import check
 from rankzero.data.progress import show_progress
-from rankzero.data.tokenize import Shard, TokenRules, prepare, prepare_shard
-from rankzero.data.validate import check
 from rankzero.spec.run_spec import SourceSpec
 
 

@@ -42,6 +42,18 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return cache
 
 
+@pytest.fixture
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Runs in this process compute with one thread: for tiny models a second one only makes the first wait."""
+    import torch
+
+    threads = torch.get_num_threads()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A 2-layer Llama with random weights and a ChatML tokenizer."""
@@ -59,6 +71,7 @@ def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> A
 
 
 # CI looks at the same examples every time, so that a red run means a change; elsewhere each run looks at new ones.
-hypothesis.settings.register_profile("ci", derandomize=True)
-if os.environ.get("CI"):
-    hypothesis.settings.load_profile("ci")
+# How long an example takes says more of the machine's other work than of ours.
+hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("new", deadline=None)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "new")

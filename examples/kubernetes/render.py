@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rankzero.cli.init_command import RECIPES, RUN_FILE, recipe_files
+from rankzero.cli.init import RECIPES, RUN_FILE, recipe_files
 from rankzero.launch.plan import make_plan
 from rankzero.launch.render import render
 from rankzero.launch.render.content import file_name, to_document
@@ -20,6 +20,10 @@ from rankzero.spec.load import load_run_spec
 from rankzero.spec.resolve import resolve
 
 HERE = Path(__file__).parent
+VARIABLES = {
+    "lora-jsonl": {"DATA_ROOT": "/mnt/filesystem-o2/datasets", "CKPT_ROOT": "/mnt/filesystem-o2/checkpoints"},
+}
+"""What is set where a recipe's data lies on the cluster and not beside it, as the first lines of its run.yaml say."""
 EXAMPLES = [recipe for recipe in RECIPES if RECIPES[recipe] != "docker"]
 
 
@@ -28,7 +32,7 @@ def manifests(recipe: str) -> dict[str, str]:
     with TemporaryDirectory() as directory:
         file = Path(directory, RUN_FILE)
         file.write_text(recipe_files(recipe)[RUN_FILE], encoding="utf-8")
-        run = resolve(load_run_spec(file, env={}).spec)
+        run = resolve(load_run_spec(file, env=VARIABLES.get(recipe, {})).spec)
     objects = render(make_plan(run, load_cluster(RECIPES[recipe], env={}).spec))
     return {file_name(index, manifest): to_document(manifest) for index, manifest in enumerate(objects, start=1)}
 

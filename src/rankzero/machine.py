@@ -1,10 +1,12 @@
-"""What this process may use of the machine: cores and memory, a container's limits included. Stdlib only."""
+"""What this process may use of the machine: cores, instructions, memory; a container's limits included. Stdlib only."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+CPU_FEATURES_VARIABLE = "RANKZERO_CPU_FEATURES"
+_CPU_INFO = Path("/proc/cpuinfo")
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
@@ -17,6 +19,24 @@ def usable_cores() -> int:
         return max(1, min(cores, int(quota) // int(period)))
     except (OSError, ValueError):  # no cgroup v2, or "max": no quota
         return cores
+
+
+def cpu_features() -> frozenset[str]:
+    """What instructions the CPU has, by Linux's names (avx512_bf16). Empty where the system does not say (macOS).
+
+    Whatever depends on them asks here. The names in RANKZERO_CPU_FEATURES, separated by spaces, are believed instead of
+    what the CPU says: where a virtual machine hides some, or to run as on another CPU.
+    """
+    told = os.environ.get(CPU_FEATURES_VARIABLE)
+    if told is not None:
+        return frozenset(told.split())
+    if not _CPU_INFO.is_file():
+        return frozenset()
+    for line in _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in {"flags", "Features"}:
+            return frozenset(value.split())
+    return frozenset()
 
 
 def usable_memory() -> int:

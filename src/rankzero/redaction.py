@@ -1,10 +1,10 @@
-"""Values of secrets taken out of what is written: logs, errors, messages. Knows secrets by their variables' names."""
+"""Values of secrets taken out of what is written: logs, errors, messages. Knows them by name or by shape."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rankzero.spec.secret_names import looks_secret
+from rankzero.spec.secret_names import holds_secret, looks_secret
 
 SHORTEST_SECRET = 6
 """Shorter values are words that may stand anywhere."""
@@ -12,10 +12,10 @@ HIDDEN = "[hidden]"
 
 
 class Redactor:
-    """Replaces the values of secret-looking variables."""
+    """Replaces the values of variables that are secrets by their name or by their shape."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
-        secrets = [value for name, value in env.items() if looks_secret(name)]
+        secrets = [value for name, value in env.items() if looks_secret(name) or holds_secret(value)]
         # Logs are read line by line, so each line of a key that has several is a secret of its own.
         values = {part.strip() for value in secrets for part in (value, *value.splitlines())}
         self._values = sorted((value for value in values if len(value) >= SHORTEST_SECRET), key=len, reverse=True)

@@ -97,7 +97,12 @@ def test_cancelled_and_submitted_again(cluster: Cluster, served_kinds: set[str])
 IMPOSSIBLE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "gpus": ({"gpu": True, "nproc_per_node": 64}, ("nvidia.com/gpu",)),
     "image": ({"image": "registry.invalid/nothing:0"}, ("registry.invalid/nothing:0",)),
-    "secret": ({"secrets": {"HF_TOKEN": {"name": "no-such-secret", "key": "token"}}}, ("no-such-secret",)),
+}
+MISSING: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "secret": (
+        {"secrets": {"HF_TOKEN": {"name": "no-such-secret", "key": "token"}}},
+        ("Secret/no-such-secret", "HF_TOKEN"),
+    ),
     "storage": (
         {
             "storage": {
@@ -106,7 +111,18 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         },
         ("no-such-class",),
     ),
+    "account": ({"service_account": {"name": "no-such-account"}}, ("ServiceAccount/no-such-account",)),
 }
+
+
+@pytest.mark.parametrize("what", MISSING)
+def test_what_is_missing_is_found_before_anything_is_created(what: str, cluster: Cluster) -> None:
+    changes, words = MISSING[what]
+    place, run = cluster.cluster_yaml("job", **changes), f"missing-{what}"
+    done = cluster.rankzero("submit", cluster.run_yaml(run), "--cluster", place, "--detach")
+    assert done.code == 78, done.err
+    assert all(word in done.err for word in words), done.err
+    assert_nothing_is_left(cluster, run)
 
 
 @pytest.mark.parametrize("what", IMPOSSIBLE)
@@ -149,11 +165,11 @@ def assert_nothing_is_left(cluster: Cluster, run: str) -> None:
     """No object with the run's label but claims."""
     from lightkube.resources.apps_v1 import StatefulSet
     from lightkube.resources.batch_v1 import Job
-    from lightkube.resources.core_v1 import ConfigMap, PersistentVolumeClaim, Pod, Service, ServiceAccount
+    from lightkube.resources.core_v1 import ConfigMap, PersistentVolumeClaim, Pod, Secret, Service, ServiceAccount
     from lightkube.resources.rbac_authorization_v1 import Role, RoleBinding
 
     deadline = time.monotonic() + 120
-    kinds = (StatefulSet, Job, ConfigMap, Pod, Service, ServiceAccount, Role, RoleBinding)
+    kinds = (StatefulSet, Job, ConfigMap, Pod, Secret, Service, ServiceAccount, Role, RoleBinding)
     while True:
         left = [
             f"{kind.__name__} {item.metadata.name}"

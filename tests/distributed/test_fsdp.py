@@ -25,9 +25,9 @@ pytestmark = pytest.mark.distributed
 LOSS_TOLERANCE = 1e-4
 WEIGHT_TOLERANCE = 1e-5
 METHODS: dict[str, dict[str, Any]] = {
-    "lora": {"lora__dropout": 0.0},
+    "lora": {"lora__dropout": 0.1},
     "full": {"lora": None},
-    "nf4": {"lora__dropout": 0.0, "model__quantization": "nf4"},
+    "nf4": {"lora__dropout": 0.1, "model__quantization": "nf4"},
 }
 LAYOUTS = ("one", "ddp", "fsdp")
 OTHER_TASKS = ("classify", "vision", "moe")
@@ -95,7 +95,7 @@ def runs(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str
                 specs[task, layout] = task_spec(
                     task,
                     root / f"{task}-{layout}",
-                    dropout=0.0,
+                    dropout=0.1,
                     rows=25,
                     train__num_train_epochs=1,
                     train__gradient_checkpointing=task == "vision",

@@ -126,7 +126,7 @@ def test_an_error_of_all_ranks_is_raised_once_with_its_kind(tmp_path: Path, tiny
 
 
 def test_two_processes_stop_and_resume_bit_exactly(tmp_path: Path, tiny: Path) -> None:
-    """Dropout draws from each rank's own generator, which the checkpoint holds."""
+    """The generators of both ranks too, though dropout draws from none."""
     whole = small_spec(tmp_path / "a", tiny)
     run_processes_here(whole, 2)
     spec = small_spec(tmp_path / "b", tiny)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +11,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rankzero.engine.device import Device
-from rankzero.engine.distributed import World, process_group, sum_over_ranks, world_from_env
-from rankzero.engine.parallel.zero import Zero, deepspeed_config
-from rankzero.errors import ConfigError
+from rankzero.engine.distributed import process_group, sum_over_ranks, world_from_env
+from rankzero.engine.parallel.zero.parallel import Zero
 from rankzero.model.lora import apply_lora
 from rankzero.spec.run_spec import RunSpec
 from tests.support.forked import in_ranks
 from tests.support.runs import small_spec
-from tests.support.zero import needs_deepspeed
+from tests.support.zero import NEEDS_DEEPSPEED
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, *NEEDS_DEEPSPEED]
 
 CPU = Device("cpu")
 
 
-def test_a_missing_deepspeed_is_named(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "deepspeed", None)
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    spec = small_spec(tmp_path, tiny, train__sharding="zero2")
-    with pytest.raises(ConfigError, match=r"pip install 'rankzero\[deepspeed\]'") as refused:
-        deepspeed_config(spec, World(), CPU, torch.float32)
-    assert refused.value.problems[0].where == "train.sharding"
-
-
-@needs_deepspeed
 @pytest.mark.parametrize(
     ("adapters", "sharding", "offload"),
     [(True, "zero2", "optimizer"), (True, "zero3", "none"), (False, "zero2", "none"), (False, "zero3", "all")],
@@ -47,7 +35,6 @@ def test_bfloat16(adapters: bool, sharding: str, offload: str, tmp_path: Path, t
     assert in_ranks(bfloat16_rank, 2, tmp_path, spec.model_dump_json(), str(tiny)) == [0, 0], said(tmp_path)
 
 
-@needs_deepspeed
 def test_weights_come_from_the_main_rank_alone(tmp_path: Path, tiny: Path) -> None:
     """Rank 1 has no weights, only what they would look like."""
     spec = small_spec(tmp_path, tiny, lora=None, train__sharding="zero3")

@@ -13,10 +13,10 @@ from rankzero.errors import ExitCode
 from rankzero.spec.run_spec import RunSpec
 from tests.support.forked import Ordeal, run_forked, suffer
 from tests.support.runs import metrics, run_here, run_root
-from tests.support.zero import LOSS_TOLERANCE, assert_same_curve, needs_deepspeed, run_replicas, weights, zero_spec
+from tests.support.zero import LOSS_TOLERANCE, NEEDS_DEEPSPEED, assert_same_curve, run_replicas, weights, zero_spec
 from tests.unit.engine.test_resume import assert_same_state, final_state, without_clock
 
-pytestmark = [pytest.mark.distributed, pytest.mark.faults, needs_deepspeed]
+pytestmark = [pytest.mark.distributed, pytest.mark.faults, *NEEDS_DEEPSPEED]
 
 STOPPED = [ExitCode.STOPPED] * 2
 

@@ -21,7 +21,7 @@ import pytest
 
 from rankzero.launch import labels
 from rankzero.launch.backend import LogLine, LogQuery
-from rankzero.launch.backends.docker import DockerBackend
+from rankzero.launch.backends.docker.backend import DockerBackend
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.plan import make_plan
 from rankzero.launch.render import render

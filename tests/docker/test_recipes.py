@@ -82,8 +82,7 @@ def recipe_spec(recipe: str, files: Path, inputs: Path, cli: Any) -> RunSpec:
     env = {"MODEL_ID": str(model), "MODEL_URI": str(model), **made.env}
     text = (files / "run.yaml").read_text()
     named = [] if "${MODEL_" in text else [f"model.name={model}"]
-    still = ["lora.dropout=0"] if "\nlora:" in text else []  # each process draws its own
-    changed = [*(f"{name}={value}" for name, value in SMALL.items()), *SAME_EVERYWHERE, *named, *still]
+    changed = [*(f"{name}={value}" for name, value in SMALL.items()), *SAME_EVERYWHERE, *named]
     overrides = [*changed, *made.overrides]
     return load_run_spec(files / "run.yaml", overrides, env=env).spec
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from rankzero.data.rows import parse
-from rankzero.data.sources import read_chunks
-from tests.unit.data.recipes.support import fire_row, many_fire_rows, read_jsonl, trajectory, write_array
+from rankzero.data.read.sources import read_chunks
+from rankzero.data.rows.parse import parse
+from tests.unit.datasets.support import fire_row, many_fire_rows, read_jsonl, trajectory, write_array
 
 pytestmark = pytest.mark.e2e
 
@@ -46,7 +46,8 @@ def loads_as_messages(path: Path) -> int:
 
 def test_the_seeds_line(cli: Any, raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = cli(f"data fire {SEED_LINE}")
-    assert done.code == 2 and "--input hub downloads PengxiangLi/FIRE" in done.err, "nothing is downloaded unasked"
+    assert done.err.startswith("no --input: taking PengxiangLi/FIRE from the Hub\n") and done.code == 69
+    assert "the network is not to be used" in done.err and "--input FILE, a folder or a URL" in done.err
     done = cli(f"data fire {SEED_LINE} --input raw")
     assert done.code == 0, done.err
     stats = json.loads(Path("test_outputs/stats.json").read_text())["splits"]

@@ -42,6 +42,7 @@ def test_quickstart(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     print(done.stdout)
+    assert "%|" not in done.stderr and "bitsandbytes" not in done.stderr, "no library's own bars and advice"
     flat = " ".join(done.stdout.split())
     expected = rows("eval.jsonl")
     for question in QUESTIONS:

@@ -23,7 +23,7 @@ from rankzero.engine.inputs import read_inputs
 from rankzero.model.load import load_model
 from rankzero.spec.load import load_run_spec
 from rankzero.spec.run_spec import RunSpec
-from tests.support.recipes import CASES, Case, Inputs, model_of
+from tests.support.recipes import CASES, ON_THE_CLUSTER, Case, Inputs, model_of
 
 QUESTION = "Please tell me: prime?"
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -77,7 +77,9 @@ def test_recipe(finished: Finished, cli: Any) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_cluster_file_renders(name: str, tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it stands, with nothing changed."""
+    """As it stands, with nothing changed but the two variables that its first lines name."""
+    for variable, value in ON_THE_CLUSTER.get(name, {}).items():
+        monkeypatch.setenv(variable, value)
     assert cli(f"init --recipe {name} -o {tmp_path}").code == 0
     monkeypatch.chdir(tmp_path)
     for file in ("run.yaml", "cluster.yaml"):

@@ -143,7 +143,9 @@ def test_a_vision_model_learns_to_see(tmp_path: Path, cli: Any) -> None:
         assert json.loads(done.out)[0]["reply"] == f"It is {names[i]}."
 
 
-def test_four_bits_learn_and_load_in_plain_peft(tmp_path: Path, cli: Any) -> None:
+def test_four_bits_learn_and_load_in_plain_peft(tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # With avx512_bf16 the library by itself would round to bfloat16 in evaluation, which says nothing of the adapter.
+    monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: False)
     spec = task_spec("nf4", tmp_path, dropout=0.0, train__num_train_epochs=6)
     run_here(spec)
     losses = [row["loss"] for row in metrics(spec)]
@@ -166,7 +168,7 @@ def ours_loaded(spec: RunSpec) -> Any:
     from rankzero.model.generate import load_speaker
     from rankzero.run_dir.result import find_result
 
-    result = find_result(str(run_root(spec)), "sft")
+    result = find_result(str(run_root(spec)), "writes")
     return load_speaker(result.spec, result.adapter, torch.float32, torch.device("cpu")).model
 
 

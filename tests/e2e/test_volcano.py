@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from rankzero.data.rows import parse
-from rankzero.data.sources import read_chunks
-from tests.unit.data.recipes.support import read_jsonl, write_array
-from tests.unit.data.recipes.test_volcano import CRITIQUE, DECIDE, REVISE, row
+from rankzero.data.read.sources import read_chunks
+from rankzero.data.rows.parse import parse
+from tests.unit.datasets.support import read_jsonl, write_array
+from tests.unit.datasets.test_volcano import CRITIQUE, DECIDE, REVISE, row
 
 pytestmark = pytest.mark.e2e
 
@@ -61,6 +61,6 @@ def test_with_images(cli: Any, raw: str) -> None:
     assert "textvqa: 1 of 1 images" in done.out and "gqa: 1 of 1 images" in done.out
 
 
-def test_without_input_nothing_is_downloaded(cli: Any, raw: str) -> None:
+def test_without_input_it_is_the_hub_s(cli: Any, raw: str) -> None:
     done = cli(f"data volcano {SEED_LINE} --skip-images")
-    assert done.code == 2 and "--input hub downloads kaist-ai/volcano-train" in done.err
+    assert done.code == 69 and "taking kaist-ai/volcano-train from the Hub" in done.err

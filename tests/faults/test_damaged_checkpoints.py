@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from rankzero.cli.merge_command import adapter_of
+from rankzero.cli.merge import adapter_of
 from rankzero.engine import finish, train
 from rankzero.errors import StoppedError, StorageError
 from rankzero.run_dir.atomic import verify_directory

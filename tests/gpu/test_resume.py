@@ -21,6 +21,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "stochastic_rounding": {"lora": None, "train__master_weights": "stochastic_rounding"},
     "nf4": {"model__quantization": "nf4"},
     "adamw_8bit": {"lora": None, "train__optimizer": "adamw_8bit"},
+    "float16": {"model__dtype": "float16", "lora__dropout": 0.1},
 }
 BITS = {"nf4", "adamw_8bit"}
 

@@ -30,6 +30,8 @@ class Family:
 
 
 CHATML_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+R1_END = "<｜end▁of▁sentence｜>"
+R1_TOKENS = ("<｜begin▁of▁sentence｜>", R1_END, "<｜User｜>", "<｜Assistant｜>")
 INST_TOKENS = ("<s>", "</s>", "[INST]", "[/INST]")
 
 FAMILIES = {
@@ -82,6 +84,25 @@ FAMILIES = {
         strips=True,
     ),
     "empty_thought": Family("empty_thought", CHATML_TOKENS, eos="<|im_end|>", end="<|im_end|>", strips=True),
+    "deepseek_r1": Family("deepseek_r1", R1_TOKENS, bos="<｜begin▁of▁sentence｜>", eos=R1_END, end=R1_END),
+    "cohere2": Family(
+        "cohere2",
+        (
+            *("<BOS_TOKEN>", "<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<|USER_TOKEN|>"),
+            *("<|CHATBOT_TOKEN|>", "<|SYSTEM_TOKEN|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+        ),
+        bos="<BOS_TOKEN>",
+        eos="<|END_OF_TURN_TOKEN|>",
+        opening="<|START_RESPONSE|>",
+        end="<|END_RESPONSE|><|END_OF_TURN_TOKEN|>",
+    ),
+    "gpt_oss": Family(
+        "gpt_oss",
+        ("<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|return|>"),
+        eos="<|return|>",
+        opening="<|channel|>final<|message|>",
+        end="<|end|>",
+    ),
     "headings": Family("plain_headings", ("<|endoftext|>",), eos="<|endoftext|>", end=""),
 }
 

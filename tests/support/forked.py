@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from rankzero.run_dir.handover import read_payload
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 
@@ -88,10 +89,10 @@ def run_rank(directory: Path, text: str) -> None:
 
     payload = json.loads(text)
     os.environ.update(payload["env"])
-    options = RunOptions(**{**payload["options"], "allow_changes": tuple(payload["options"]["allow_changes"])})
+    spec, options = read_payload(text)
     with pytest.MonkeyPatch.context() as patch:
         suffer(Ordeal(**payload["ordeal"]), patch)
-        report = worker.run(RunSpec.model_validate(payload["spec"]), options)
+        report = worker.run(spec, options)
     if os.environ["RANK"] == "0":
         (directory / "report.json").write_text(json.dumps(report))
 

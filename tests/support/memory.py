@@ -46,7 +46,7 @@ def make_model(spec: RunSpec, config: PretrainedConfig, dtype: torch.dtype, *, e
     if empty:
         model = empty_model(spec, config, weights)
     else:
-        model = _CLASSES[kind_of(config, spec.task)].from_config(config, dtype=weights)
+        model = _CLASSES[kind_of(config, spec.task_section.uses)].from_config(config, dtype=weights)
     if spec.lora is not None:
         return apply_lora(model, spec, base_name="m")
     freeze_to(model, wanted_parts(spec, model))
@@ -57,8 +57,14 @@ def facts_of(spec: RunSpec, config: PretrainedConfig, dtype: torch.dtype = BF16)
     return model_facts(spec, config, make_model(spec, config, dtype), dtype)
 
 
-@cache
 def llama_8b(spec: RunSpec, dtype: torch.dtype = BF16) -> ModelFacts:
+    """Of Llama 3 8B's shapes; made once for each spec, which a dict in it keeps from being hashed."""
+    return _llama_8b(spec.model_dump_json(), dtype)
+
+
+@cache
+def _llama_8b(spec_json: str, dtype: torch.dtype) -> ModelFacts:
+    spec = RunSpec.model_validate_json(spec_json)
     config = LlamaConfig(
         hidden_size=H,
         intermediate_size=INNER,

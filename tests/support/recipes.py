@@ -15,7 +15,7 @@ from typing import Any
 from tests.support.architectures import save
 from tests.support.images import COLOURS, draw_many
 from tests.support.tiny import write_jsonl
-from tests.unit.data.recipes.support import Turns, fire_row, write_array
+from tests.unit.datasets.support import Turns, fire_row, write_array
 
 Cli = Callable[[str], Any]
 Shown = dict[str, str]
@@ -69,6 +69,10 @@ class Inputs:
 def model_of(case: Case, directory: Path) -> Path:
     """The tiny model, saved."""
     return save(case.architecture, directory)
+
+
+ON_THE_CLUSTER = {"lora-jsonl": {"DATA_ROOT": "/mnt/filesystem-o2/d", "CKPT_ROOT": "/mnt/filesystem-o2/c"}}
+"""What is set where a recipe's files lie on the cluster."""
 
 
 def questions(count: int) -> list[tuple[str, str]]:

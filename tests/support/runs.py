@@ -39,11 +39,11 @@ def small_spec(tmp_path: Path, model: Path, *, rows: int = 30, eval_rows: int = 
     return RunSpec.model_validate(value)
 
 
-def run_here(spec: RunSpec, **options: Any) -> dict[str, Any]:
+def run_here(spec: RunSpec, *, log_level: str = "WARNING", **options: Any) -> dict[str, Any]:
     """Train in this process."""
     from rankzero.engine.worker import run
 
-    return run(spec, RunOptions(log_level="WARNING", **options))
+    return run(spec, RunOptions(log_level=log_level, **options))
 
 
 def run_processes_here(spec: RunSpec, nproc: int, **options: Any) -> dict[str, Any]:
@@ -71,6 +71,11 @@ def metrics(spec: RunSpec) -> list[dict[str, Any]]:
     """The objects of metrics.jsonl."""
     path = Path(spec.output_dir) / str(spec.name) / "metrics.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def log(spec: RunSpec) -> str:
+    """What the main rank has said in all starts of a run, down to the level that it was started with."""
+    return (run_root(spec) / "logs/rank-0.log").read_text()
 
 
 def run_root(spec: RunSpec) -> Path:

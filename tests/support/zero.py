@@ -16,13 +16,16 @@ from tests.support.runs import metrics, run_here, run_root, small_spec
 LOSS_TOLERANCE = 1e-4
 WEIGHTS_TOLERANCE = 1e-3
 METHODS: dict[str, dict[str, Any]] = {
-    "adapters": {"lora__dropout": 0.0},
+    "adapters": {"lora__dropout": 0.1},
     "full": {"lora": None, "train__learning_rate": 0.001, "train__weight_decay": 0.1},
 }
 
-needs_deepspeed = pytest.mark.skipif(
-    importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is an extra: pip install 'rankzero[deepspeed]'"
-)
+_missing = importlib.util.find_spec("deepspeed") is None
+NEEDS_DEEPSPEED = [
+    pytest.mark.deepspeed,
+    pytest.mark.skipif(_missing, reason="DeepSpeed is an extra: make test-deepspeed"),
+]
+"""Marks of tests of DeepSpeed itself."""
 
 
 def zero_spec(path: Path, tiny: Path, method: str, **changes: Any) -> RunSpec:

@@ -17,7 +17,7 @@ import typer.main
 import yaml
 
 from rankzero.cli.argv import spread_values
-from rankzero.cli.init_command import RECIPES
+from rankzero.cli.init import RECIPES
 from rankzero.cli.main import app
 from rankzero.spec.cluster_load import profiles
 from rankzero.spec.cluster_spec import ClusterSpec

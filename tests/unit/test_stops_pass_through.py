@@ -12,7 +12,7 @@ import rankzero
 from rankzero.errors import RankzeroError, StopNow
 
 SOURCE = Path(rankzero.__file__).parent
-OUTERMOST = {"cli/train_command.py", "engine/signals.py"}
+OUTERMOST = {"cli/train.py", "engine/signals.py"}
 """Where a stop becomes an error that a user reads."""
 
 

@@ -24,11 +24,13 @@ def say(line: str) -> None:
 
 def open_backend(cluster: ClusterSpec, *, detach: bool = False) -> Backend:
     """Where the runs of a cluster spec are. With `detach`, submit does not wait for the preparation."""
-    if cluster.kind == "docker":
-        from rankzero.launch.backends.docker import DockerBackend
+    from rankzero.spec.kinds import kind_section
+
+    if kind_section(cluster.kind).on_this_machine:
+        from rankzero.launch.backends.docker.backend import DockerBackend
 
         return DockerBackend()
-    from rankzero.launch.backends.kubernetes import open_kubernetes
+    from rankzero.launch.backends.kubernetes.backend import open_kubernetes
 
     return open_kubernetes(cluster.context, cluster.namespace, say=say, wait=not detach)
 

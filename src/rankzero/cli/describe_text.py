@@ -8,7 +8,8 @@ from typing import Any
 from rankzero.launch.diagnose import redact
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.labels import Manifest
-from rankzero.launch.loose import amount, at, maps, moment, text
+from rankzero.launch.untyped_json import amount, at, maps, moment, text
+from rankzero.spec.secret_names import looks_secret
 
 MOST_EVENTS = 40
 
@@ -32,10 +33,10 @@ def described(evidence: Evidence) -> str:
 def described_json(evidence: Evidence) -> dict[str, Any]:
     """The same as plain JSON, objects as the API has them."""
     return {
-        "objects": [_bare(one) for one in evidence.objects],
-        "pods": [_bare(one) for one in evidence.pods],
-        "workloads": [_bare(one) for one in evidence.workloads],
-        "events": [_event(one) for one in _newest(evidence.events)],
+        "objects": [_redacted(_bare(one)) for one in evidence.objects],
+        "pods": [_redacted(_bare(one)) for one in evidence.pods],
+        "workloads": [_redacted(_bare(one)) for one in evidence.workloads],
+        "events": [redact(_event(one)) for one in _newest(evidence.events)],
         "logs": {name: redact(log) for name, log in evidence.logs.items()},
     }
 
@@ -43,6 +44,20 @@ def described_json(evidence: Evidence) -> dict[str, Any]:
 def _bare(manifest: Manifest) -> Manifest:
     metadata = {key: value for key, value in manifest["metadata"].items() if key != "managedFields"}
     return {**manifest, "metadata": metadata}
+
+
+def _redacted(value: Any) -> Any:
+    """Every text in it without secrets; of variables whose names speak of secrets, no value."""
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, list):
+        return [_redacted(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    found = {key: _redacted(inner) for key, inner in value.items()}
+    if isinstance(found.get("value"), str) and looks_secret(str(found.get("name", ""))):
+        found["value"] = "[hidden]"
+    return found
 
 
 def _object(manifest: Manifest) -> Iterator[str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from rankzero.launch.backend import LogLine
 from rankzero.launch.labels import NODE_ROLE
+from rankzero.launch.printable import printable
 
 _COLOURS = ("36", "32", "33", "35", "34", "96", "92", "93", "95", "94")
 
@@ -16,7 +17,7 @@ def as_line(line: LogLine, *, colour: bool) -> str:
     if colour:
         code = _COLOURS[line.node % len(_COLOURS)] if line.role == NODE_ROLE else "2"
         speaker = f"\x1b[{code}m{speaker}\x1b[0m"
-    return f"{speaker} {line.text}"
+    return f"{speaker} {printable(line.text)}"
 
 
 def as_json(line: LogLine) -> dict[str, Any]:

@@ -12,53 +12,53 @@ from typing import Annotated
 import typer
 
 from rankzero import __version__
-from rankzero.cli import data_command, runs_command, secret_command
+from rankzero.cli import runs as runs_command
+from rankzero.cli import secret as secret_command
 from rankzero.cli.argv import spread_values
-from rankzero.cli.data_recipes_command import fire, volcano
-from rankzero.cli.generate_command import generate
-from rankzero.cli.init_command import init
-from rankzero.cli.logs_command import logs
-from rankzero.cli.merge_command import merge
+from rankzero.cli.data import show as data_command
+from rankzero.cli.data.datasets import fire, volcano
+from rankzero.cli.data.prepare import prepare
+from rankzero.cli.generate import generate
+from rankzero.cli.help import WIDTH, Flags, Sections
+from rankzero.cli.init import init
+from rankzero.cli.logs import logs
+from rankzero.cli.merge import merge
 from rankzero.cli.output import print_error, print_traceback
-from rankzero.cli.predict_command import predict
-from rankzero.cli.prepare_command import prepare
-from rankzero.cli.quickstart_command import quickstart
-from rankzero.cli.render_command import render
-from rankzero.cli.submit_command import submit
-from rankzero.cli.train_command import train
+from rankzero.cli.predict import predict
+from rankzero.cli.quickstart import quickstart
+from rankzero.cli.render import render
+from rankzero.cli.submit import submit
+from rankzero.cli.train import train
 from rankzero.cli.usage import as_usage_error, help_asked_for, is_parser_error
 from rankzero.errors import INTERRUPTED, ExitCode, RankzeroError
+from rankzero.hub_variables import adopt_hub_variables
 
 app = typer.Typer(
     name="rankzero",
-    help="Fine-tune language models from one run spec.",
+    cls=Sections,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=WIDTH,
 )
-app.command()(quickstart)
-app.command()(init)
-app.command()(train)
-app.command()(generate)
-app.command()(predict)
-app.command()(merge)
-app.command()(render)
-app.command()(submit)
-app.command("list")(runs_command.list_runs)
-app.command()(runs_command.status)
-app.command()(runs_command.describe)
-app.command()(logs)
-app.command()(runs_command.cancel)
-app.command()(runs_command.delete)
-app.add_typer(secret_command.app, name="secret")
-data_command.app.command()(prepare)
-data_command.app.command()(fire)
-data_command.app.command()(volcano)
-app.add_typer(data_command.app, name="data")
+app.command(rich_help_panel="Start")(quickstart)
+app.command(rich_help_panel="Start")(init)
+app.add_typer(data_command.app, name="data", rich_help_panel="Data")
+app.command(cls=Flags, rich_help_panel="Train")(train)
+app.command(rich_help_panel="Results")(generate)
+app.command(rich_help_panel="Results")(predict)
+app.command(rich_help_panel="Results")(merge)
+for command in (render, submit):
+    app.command(rich_help_panel="Cluster")(command)
+app.command("list", rich_help_panel="Cluster")(runs_command.list_runs)
+for look_at in (runs_command.status, runs_command.describe, logs, runs_command.cancel, runs_command.delete):
+    app.command(rich_help_panel="Cluster")(look_at)
+app.add_typer(secret_command.app, name="secret", rich_help_panel="Cluster")
+for make in (prepare, fire, volcano):
+    data_command.app.command(rich_help_panel=data_command.MAKE)(make)
 
 DEBUG_VARIABLE = "RANKZERO_DEBUG"
+_ASK_THE_HUB = frozenset({"quickstart", "train", "generate", "predict", "merge", "data"})
 
 
 def print_version(wanted: bool) -> None:
@@ -80,6 +80,10 @@ def root(
 def main() -> None:
     """Run the command line and exit with the code that its outcome has."""
     debug = os.environ.get(DEBUG_VARIABLE, "") not in {"", "0"}
+    if sys.argv[1:2] and sys.argv[1] in _ASK_THE_HUB:
+        said = adopt_hub_variables(os.environ)
+        if said and os.environ.get("LOCAL_RANK", "0") == "0":
+            typer.echo("\n".join(said), err=True)
     try:
         code = app(args=spread_values(sys.argv[1:]), prog_name="rankzero", standalone_mode=False)
     except RankzeroError as error:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import textwrap
 import traceback
 
 from rankzero.errors import Problem, RankzeroError, StoppedError
@@ -36,9 +38,27 @@ def warn_of_changes(names: tuple[str, ...]) -> None:
 
 
 def _problem_text(problem: Problem, word: str, colour: str) -> str:
-    where = f"{problem.where}: " if problem.where else ""
-    hint = f"\n  {_paint('hint:', '36')} {problem.hint}" if problem.hint else ""
-    return f"{_paint(f'{word}:', colour)} {where}{problem.what}{hint}\n"
+    here = os.path.join(os.getcwd(), "")  # a path below it is read more easily from there
+    where = f"{problem.where.removeprefix(here) if here != '/' else problem.where}: " if problem.where else ""
+    text = _wrapped(f"{word}: {where}{problem.what}", "  ")
+    text = text.replace(f"{word}:", _paint(f"{word}:", colour), 1)
+    if problem.hint:
+        text += "\n" + _wrapped(f"  hint: {problem.hint}", "    ").replace("hint:", _paint("hint:", "36"), 1)
+    return f"{text}\n"
+
+
+def _wrapped(text: str, indent: str) -> str:
+    """Lines that end between words on a terminal; as it is elsewhere, where programs may read it."""
+    if not sys.stderr.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    lines = (
+        textwrap.fill(
+            line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
+        )
+        for line in text.split("\n")
+    )
+    return "\n".join(lines)
 
 
 def _paint(text: str, colour: str) -> str:

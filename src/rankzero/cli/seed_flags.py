@@ -20,6 +20,7 @@ class SeedFlags:
 
     model: str | None = None
     data: str | None = None
+    row_format: str | None = None
     output: str | None = None
     epochs: float | None = None
     seq_len: int | None = None
@@ -44,7 +45,7 @@ def as_settings(flags: SeedFlags, *, world_size: int) -> list[Setting]:
     """
     given: list[tuple[str, object, str]] = [
         ("model.name", flags.model, "--model"),
-        ("data.train", flags.data, "--data"),
+        ("data.train", _rows(flags), "--data"),
         ("train.num_train_epochs", flags.epochs, "--epochs"),
         ("data.max_length", flags.seq_len, "--seq-len"),
         ("model.dtype", "bfloat16" if flags.bf16 else None, "--bf16"),
@@ -54,7 +55,7 @@ def as_settings(flags: SeedFlags, *, world_size: int) -> list[Setting]:
         ("lora.r", flags.lora_r, "--lora-r"),
         ("lora.alpha", flags.lora_alpha, "--lora-alpha"),
         ("lora.dropout", flags.lora_dropout, "--lora-dropout"),
-        ("lora.target_modules", list(flags.target_modules) or None, "--target-modules"),
+        ("lora.target_modules", _modules(flags.target_modules), "--target-modules"),
     ]
     settings = [Setting(field, value, flag) for field, value, flag in given if value is not None]
     if flags.lora:
@@ -65,6 +66,22 @@ def as_settings(flags: SeedFlags, *, world_size: int) -> list[Setting]:
     if flags.output is not None:
         settings += _run_directory(flags.output)
     return settings
+
+
+def _rows(flags: SeedFlags) -> object:
+    if flags.row_format is None:
+        return flags.data
+    if flags.data is None:
+        hint = f"add --data FILE; of a spec's rows: data.train: [{{path: …, format: {flags.row_format}}}]"
+        raise UsageError("--format says how the rows of --data look", where="--format", hint=hint)
+    return [{"path": flags.data, "format": flags.row_format}]
+
+
+def _modules(names: Sequence[str]) -> object:
+    """Names of modules, or the one word that stands for them."""
+    if len(names) == 1 and names[0] in ("auto", "all-linear"):
+        return names[0]
+    return list(names) or None
 
 
 def require_lora(flags: SeedFlags, lora_source: str | None) -> None:

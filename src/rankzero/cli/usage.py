@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from rankzero.errors import UsageError
 
+_WITH_SPEC = ("train", "render", "submit", "prepare")
+"""Commands that take key=value, so that another tool's flag may be a field."""
+
 
 def is_parser_error(error: Exception) -> bool:
     """Whether it comes from the parser and speaks of the command line."""
@@ -26,19 +29,25 @@ def as_usage_error(error: Exception) -> UsageError:
     option = getattr(error, "option_name", None)
     if type(error).__name__ != "NoSuchOption" or not option:
         return UsageError(message, hint=hint)
-    near = " or ".join(sorted(getattr(error, "possibilities", None) or ()))
-    meant = (f"did you mean {near}?" if near else "") or _field_for(option)
+    near = " or ".join(sorted(set(getattr(error, "possibilities", None) or ()) - {"--help"}))
+    meant = f"did you mean {near}?" if near else ""
+    if getattr(context, "info_name", None) in _WITH_SPEC:
+        meant = _field_for(option, known=True) or meant or _field_for(option)
     return UsageError("no such option", where=option, hint=meant or hint)
 
 
-def _field_for(option: str) -> str:
-    """Flags of other tools are fields here: `--per_device_train_batch_size`."""
+def _field_for(option: str, *, known: bool = False) -> str:
+    """Flags of other tools are fields here: `--per_device_train_batch_size`. `known`: none that is only similar."""
     from rankzero.spec.renames import RENAMES, normalised
     from rankzero.spec.run_spec import RunSpec
     from rankzero.spec.unknown_keys import guess
 
     name = normalised(option.lstrip("-"))
+    if known and name not in RENAMES:
+        return ""
     meant = guess(RunSpec, (name,), RENAMES)
     if meant.field and name not in RENAMES:
         return f"write {meant.field}=VALUE, without dashes"
-    return meant.hint if name in RENAMES else ""
+    if name not in RENAMES:
+        return ""
+    return f"{meant.hint}; write {meant.field}=VALUE" if meant.field else meant.hint

@@ -3,7 +3,7 @@
 checkpoints/step-<n>/
     model/                  adapter or weights
     optimizer.safetensors   the optimizer's state by parameter name (a fully sharded run: sharded/ holds both)
-    trainer.json            schedule, learning rates, position, best so far
+    trainer.json            position: all that the loop has besides, the best so far included
     rng-rank-<r>.json       torch, CUDA, numpy and Python generators of each rank
     manifest.json           sizes and hashes; what the run was: spec, data, tokenizer, world size
 Tensors are safetensors, the rest JSON: nothing is unpickled.
@@ -16,7 +16,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,8 @@ from rankzero.errors import StorageError
 from rankzero.run_dir.atomic import commit_directory, stage_name, storage_errors, verify_directory, write_json
 from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
-from rankzero.spec.metrics import is_better
+from rankzero.spec.metrics import becomes_best, is_better
+from rankzero.spec.run_spec import RunSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +52,26 @@ class Position:
     eval_first: dict[str, float] | None = None
     """The first evaluation: before training where eval.on_start is set."""
     eval_last: dict[str, float] | None = None
-    best_value: float | None = None
+    eval_last_step: int | None = None
+    best: dict[str, float] | None = None
+    """The evaluation that checkpoint.best_metric prefers, and the step that it was after."""
     best_step: int | None = None
     evals_since_best: int = 0
+    """Evaluations in a row without progress. One whose best_metric equals the best may become the best, but is none."""
     nonfinite_steps: int = 0
+    loss_scale: float | None = None
+    """What losses are multiplied by in float16; None in other precisions."""
+    clean_steps: int = 0
+    """Steps since the loss scale was last changed."""
+    overflows: int = 0
+    """How often a step's gradients were not finite at one loss scale and were computed again at half of it."""
     ended_early: bool = False
     unevaluated: dict[str, Any] | None = None
     """Of a step whose evaluation a stop has cut short: its object in metrics.jsonl, without what is evaluated."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trainable:
-    """The live objects whose state makes a checkpoint."""
-
-    parallel: Parallel
-    scheduler: Any
-
-
 def save_checkpoint(
-    run_dir: RunDir, lease: Lease | None, live: Trainable, position: Position, meta: dict[str, Any], world: World
+    run_dir: RunDir, lease: Lease | None, parallel: Parallel, position: Position, meta: dict[str, Any], world: World
 ) -> None:
     """Write and commit a checkpoint of this step. A collective; raises StorageError on every rank where one fails.
 
@@ -87,9 +89,9 @@ def save_checkpoint(
     _raise_together(failure, staged)  # before the next collective, in which the others would wait for this rank
     try:
         with storage_errors(staged):
-            live.parallel.save(staged)
+            parallel.save(staged)
             if world.is_main:
-                write_json(staged / "trainer.json", _trainer_state(live, position))
+                write_json(staged / "trainer.json", {"position": asdict(position)})
     except (StorageError, OSError) as error:
         failure = str(error)
     _raise_together(failure, staged)
@@ -145,31 +147,14 @@ def find_checkpoints(run_dir: RunDir, notice: Callable[[str], None]) -> Found:
     return Found(newest, tuple(damaged))
 
 
-def load_checkpoint(directory: Path, live: Trainable, world: World) -> tuple[Position, bool]:
-    """Restore everything. Returns the position, and whether the continuation is bit-exact.
-
-    It is not where the number of processes changed: generators of ranks that did not exist cannot be restored.
-    """
-    live.parallel.load(directory)
+def load_checkpoint(directory: Path, parallel: Parallel, world: World) -> Position:
+    """Restore everything. Where the number of ranks has changed, their generators stay as they were seeded."""
+    parallel.load(directory)
     state = json.loads((directory / "trainer.json").read_text(encoding="utf-8"))
-    live.scheduler.load_state_dict(state["scheduler"])
-    for group, learning_rate in zip(live.parallel.optimizer.param_groups, state["learning_rates"], strict=True):
-        group["lr"] = learning_rate
-    saved_ranks = len(list(directory.glob("rng-rank-*.json")))
-    exact = saved_ranks == world.world_size
-    if exact:
+    if len(list(directory.glob("rng-rank-*.json"))) == world.world_size:
         _restore_rng(json.loads((directory / f"rng-rank-{world.rank}.json").read_text(encoding="utf-8")))
-    return Position(**state["position"]), exact
-
-
-def _trainer_state(live: Trainable, position: Position) -> dict[str, Any]:
-    scheduler = {key: value for key, value in live.scheduler.state_dict().items() if key != "lr_lambdas"}
-    scheduler["lr_lambdas"] = [None for _ in live.parallel.optimizer.param_groups]  # functions; rebuilt from the spec
-    return {
-        "position": asdict(position),
-        "scheduler": scheduler,
-        "learning_rates": [group["lr"] for group in live.parallel.optimizer.param_groups],
-    }
+    known = {field.name for field in fields(Position)}
+    return Position(**{name: value for name, value in state["position"].items() if name in known})
 
 
 def _rng_state() -> dict[str, Any]:
@@ -202,22 +187,31 @@ def _decode(text: str) -> torch.Tensor:
 
 
 def with_eval(position: Position, metrics: dict[str, float], metric: str) -> tuple[Position, bool]:
-    """Position after an evaluation, and whether it is a new best. NaN never is.
+    """Position after an evaluation, and whether it is the best so far. NaN never is.
 
     An evaluation before the first step is a baseline to compare with: nothing trained could be saved as best there.
     """
+    position = replace(position, eval_last=metrics, eval_last_step=position.step)
     if position.step == 0:
-        return replace(position, eval_first=metrics, eval_last=metrics), False
-    value = metrics[metric]
-    improved = is_better(metric, value, position.best_value)
+        return replace(position, eval_first=metrics), False
+    best = becomes_best(metric, metrics, position.best)
+    progress = is_better(metric, metrics[metric], (position.best or {}).get(metric))
     return (
         replace(
             position,
             eval_first=position.eval_first or metrics,
-            eval_last=metrics,
-            best_value=value if improved else position.best_value,
-            best_step=position.step if improved else position.best_step,
-            evals_since_best=0 if improved else position.evals_since_best + 1,
+            best=metrics if best else position.best,
+            best_step=position.step if best else position.best_step,
+            evals_since_best=0 if progress else position.evals_since_best + 1,
         ),
-        improved,
+        best,
     )
+
+
+def under(spec: RunSpec, position: Position, *, same_eval_data: bool) -> Position:
+    """The position as a run with this spec continues from it: what was best on other data is not best on these, and
+    whether the run has ended early is for today's patience to say."""
+    if not same_eval_data:
+        position = replace(position, best=None, best_step=None, evals_since_best=0)
+    patience = spec.eval.early_stopping_patience
+    return replace(position, ended_early=patience is not None and position.evals_since_best >= patience)

@@ -6,12 +6,11 @@ import os
 import platform
 import resource
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from rankzero.errors import ConfigError
-from rankzero.machine import usable_cores, usable_memory
+from rankzero.machine import cpu_features, usable_cores, usable_memory
 from rankzero.spec.run_spec import Dtype
 
 
@@ -30,6 +29,19 @@ class Device:
     def backend(self) -> str:
         """The collective library that serves this device."""
         return "nccl" if self.kind == "cuda" else "gloo"
+
+    @property
+    def name(self) -> str:
+        """The hardware, as far as it decides how numbers are rounded."""
+        if self.kind == "cuda":
+            return torch.cuda.get_device_name(self.index)
+        capability = torch.backends.cpu.get_cpu_capability()
+        return f"{self.kind} ({platform.machine()}, {capability}, {torch.get_num_threads()} threads)"
+
+    @property
+    def adds_in_fixed_order(self) -> bool:
+        """Whether the same numbers have the same sum every time; some of a GPU's kernels add as threads come."""
+        return self.kind == "cpu"
 
     def describe(self) -> str:
         if self.kind == "cuda":
@@ -58,36 +70,37 @@ def computes_bfloat16(device: Device) -> bool:
     """Whether the device multiplies bfloat16 natively; emulation can be fifty times slower than float32."""
     if device.kind == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    if device.kind == "mps":
-        return True
-    flags = _cpu_flags()
-    return bool(flags & {"avx512_bf16", "amx_bf16"}) or (platform.machine() in {"aarch64", "arm64"} and "bf16" in flags)
+    return device.kind == "mps" or _cpu_has({"avx512_bf16", "amx_bf16"}, arm="bf16")
 
 
-def _cpu_flags() -> frozenset[str]:
-    """Instruction sets of the CPU; empty where the system does not say (macOS)."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.is_file():
-        return frozenset()
-    for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() in {"flags", "Features"}:
-            return frozenset(value.split())
-    return frozenset()
+def computes_float16(device: Device) -> bool:
+    """Whether the device multiplies float16 natively."""
+    return device.kind != "cpu" or _cpu_has({"avx512_fp16", "amx_fp16"}, arm="asimdhp")
 
 
-def pick_dtype(wanted: Dtype, device: Device) -> torch.dtype:
-    """The precision of matrix products. Raises ConfigError where bfloat16 is asked for and only emulated."""
+def _cpu_has(any_of: set[str], *, arm: str) -> bool:
+    features = cpu_features()
+    return bool(features & any_of) or (platform.machine() in {"aarch64", "arm64"} and arm in features)
+
+
+def pick_dtype(wanted: Dtype, device: Device, *, loss_scaling: bool = True) -> torch.dtype:
+    """The precision of matrix products. Raises ConfigError where one is asked for that is only emulated.
+
+    auto: bfloat16; on GPUs without it float16, unless the run cannot do with `loss_scaling`; else float32.
+    """
     if wanted == "float32":
         return torch.float32
-    native = computes_bfloat16(device)
-    if wanted == "bfloat16" and not native:
+    native = {"bfloat16": computes_bfloat16(device), "float16": computes_float16(device)}
+    best = "float16" if native["float16"] and device.kind == "cuda" and loss_scaling else "float32"
+    best = "bfloat16" if native["bfloat16"] else best
+    if wanted != "auto" and not native[wanted]:
         raise ConfigError(
-            f"bfloat16 was asked for, but {device.describe()} does not compute it natively",
+            f"{wanted} was asked for, but {device.describe()} does not compute it natively",
             where="model.dtype",
-            hint="use model.dtype: auto (leave out --bf16), which takes float32 here",
+            hint=f"use model.dtype: auto{' (leave out --bf16)' * (wanted == 'bfloat16')}, which takes {best} here",
         )
-    return torch.bfloat16 if native else torch.float32
+    chosen: torch.dtype = getattr(torch, best if wanted == "auto" else wanted)
+    return chosen
 
 
 def set_threads(local_world_size: int) -> None:

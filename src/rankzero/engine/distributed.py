@@ -14,6 +14,7 @@ from torch.distributed import distributed_c10d
 
 from rankzero.engine.device import Device
 from rankzero.errors import ConfigError
+from rankzero.run_dir.handover import RENDEZVOUS_VARIABLE
 
 LONGEST_WAIT = timedelta(minutes=30)
 """For a collective outside of `time_limit`: the main rank may be loading, hashing or writing by itself meanwhile."""
@@ -66,7 +67,7 @@ def process_group(world: World, device: Device, env: dict[str, str]) -> Iterator
         return
     dist.init_process_group(
         device.backend,
-        init_method=env.get("RANKZERO_RENDEZVOUS", "env://"),
+        init_method=env.get(RENDEZVOUS_VARIABLE, "env://"),
         rank=world.rank,
         world_size=world.world_size,
         timeout=LONGEST_WAIT,

@@ -18,10 +18,18 @@ from rankzero.engine.setup import Session
 from rankzero.engine.train import Surroundings
 from rankzero.errors import StorageError
 from rankzero.model.weights import export_final
-from rankzero.run_dir.atomic import MANIFEST, commit_directory, stage_name, storage_errors, verify_directory, write_json
+from rankzero.run_dir.atomic import (
+    MANIFEST,
+    commit_directory,
+    place_given_by,
+    stage_name,
+    storage_errors,
+    verify_directory,
+    write_json,
+)
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.result import verify_result
-from rankzero.spec.metrics import HIGHER_IS_BETTER
+from rankzero.spec.metrics import HIGHER_IS_BETTER, MEASURES
 from rankzero.spec.run_spec import RunSpec
 
 
@@ -38,9 +46,7 @@ def finish(
     with around.ledger.phase("final"):
         step = export(session, around, inputs, position)
     if around.world.is_main:
-        report = make_report(
-            around.spec, position, environment, around.ledger.report(), {**measured, "final_step": step}
-        )
+        report = make_report(around.spec, position, step, environment, around.ledger.report(), measured)
         write_json(run_dir.root / "goodput.json", report["goodput"])
         write_json(run_dir.report, report)
         log_result(report, run_dir)
@@ -50,7 +56,7 @@ def finish(
 
 def export(session: Session, around: Surroundings, inputs: Inputs, position: Position) -> int:
     """Write final/ from the best checkpoint, or the last one where the spec says so or nothing was evaluated."""
-    parallel = session.live.parallel
+    parallel = session.parallel
     step: int = broadcast_object(chosen_step(around.spec, around.run_dir, position) if around.world.is_main else None)
     if step != position.step:
         parallel.load_weights(around.run_dir.checkpoint(step))
@@ -99,7 +105,7 @@ def chosen_step(spec: RunSpec, run_dir: RunDir, position: Position) -> int:
     return position.step
 
 
-def finished_report(run_dir: RunDir, last_step: int, total_steps: int) -> dict[str, Any] | None:
+def finished_report(run_dir: RunDir, spec: RunSpec, last_step: int, total_steps: int) -> dict[str, Any] | None:
     """The report of a run that has nothing left to do; None where there is something."""
     try:
         if not (run_dir.final / MANIFEST).is_file():
@@ -108,30 +114,36 @@ def finished_report(run_dir: RunDir, last_step: int, total_steps: int) -> dict[s
         report: dict[str, Any] = json.loads(run_dir.report.read_text(encoding="utf-8"))
     except (StorageError, OSError, ValueError):
         return None
-    done = report.get("steps") == last_step and (last_step >= total_steps or report.get("ended_early"))
-    return report if done else None
+    was: dict[str, Any] = report.get("spec", {})
+    if report.get("steps") != last_step or was.get("checkpoint", {}).get("final") != spec.checkpoint.final:
+        return None
+    patience = was.get("eval", {}).get("early_stopping_patience")
+    over = report.get("ended_early") and patience == spec.eval.early_stopping_patience
+    return report if last_step >= total_steps or over else None
 
 
 def log_result(report: dict[str, Any], run_dir: RunDir) -> None:
-    """[RESULT] and [DONE]."""
-    losses = f"loss {report['train_loss_first']:.4f} -> {report['train_loss_last']:.4f}"
-    if report["eval_loss"] is not None:
-        losses += f", {evaluation(report)}"
-    logger.info("[RESULT] %s", losses)
-    logger.info("[RESULT] final weights of step %d in %s", report["final_step"], run_dir.final)
+    """[RESULT] and [DONE]. What final/ scores comes first; where the run's end scored otherwise, that is said too."""
+    logger.info("[RESULT] loss %.4f -> %.4f", report["train_loss_first"], report["train_loss_last"])
+    scores, last = in_words(report), report["last_evaluation"]
+    logger.info(
+        "[RESULT] final weights of step %d in %s%s", report["final_step"], run_dir.final, scores and f": {scores}"
+    )
+    if last is not None and last["step"] != report["final_step"]:
+        logger.info("[RESULT] the last evaluation, of step %d: %s", last["step"], in_words(last))
     logger.info(
         "[DONE] %d steps, %d tokens in %s, %.0f tokens/s",
         *(report["steps"], report["total_tokens"], duration(report["elapsed_seconds"]), report["tokens_per_second"]),
     )
 
 
-def evaluation(report: dict[str, Any]) -> str:
-    """`eval_loss 0.1234, accuracy 0.9000, …`: what the report holds of the last evaluation."""
-    names = ("eval_loss", "perplexity", "accuracy", "macro_f1")
-    return ", ".join(f"{name} {report[name]:.4f}" for name in names if report[name] is not None)
+def in_words(evaluation: dict[str, Any]) -> str:
+    """`eval_loss 0.1234, accuracy 0.9000, …`: what an evaluation, or a report of one, has measured."""
+    return ", ".join(f"{name} {evaluation[name]:.4f}" for name in MEASURES if evaluation.get(name) is not None)
 
 
 def copy_report(report: dict[str, Any], destination: str | None) -> None:
     """Also write the report where --report-json says."""
     if destination is not None:
-        write_json(Path(destination), report)
+        with place_given_by("--report-json"):
+            write_json(Path(destination), report)

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-STARTED_VARIABLE = "RANKZERO_STARTED_AT"
-"""Set by a launcher to its own time.monotonic(), so that a worker counts from when the user pressed Enter."""
+from rankzero.run_dir.handover import STARTED_VARIABLE
 
 
 class Ledger:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from rankzero.data.loader import MicroBatch
+from rankzero.data.batches.loader import MicroBatch
 from rankzero.model.activations import offloaded
 
 

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from rankzero.cache import cache_root
-from rankzero.data.collate import Collator, LabelledText, PaddedText
-from rankzero.data.collate_packed import PackedText
-from rankzero.data.collate_vision import PicturedText
-from rankzero.data.dataset import TokenizedDataset
-from rankzero.data.labels import label_codes, label_set
-from rankzero.data.locate_data import LocatedSource
+from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.tokenize import tokenizer_fingerprint
+from rankzero.data.cache.training_data import TrainingData, training_data
 from rankzero.data.progress import Progress, no_progress, show_progress
-from rankzero.data.tokenize import tokenizer_fingerprint
-from rankzero.data.training_data import TrainingData, input_bytes, training_data
+from rankzero.data.read.locate import LocatedSource, input_bytes
+from rankzero.data.tokens.built_in_templates import PLAIN, read_template
 from rankzero.engine.console import logger
 from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger
+from rankzero.engine.tasks.protocol import Task, find_task
+from rankzero.errors import ConfigError, Problem
 from rankzero.machine import usable_cores
 from rankzero.model.load import ModelKind, check_vocabulary, kind_of, load_config, load_tokenizer, meta_model
-from rankzero.model.positions import position_limit
+from rankzero.model.positions import Context, computed_context, position_limit
 from rankzero.model.source import ModelSource, locate
 from rankzero.model.targets import target_modules
 from rankzero.model.vision import Vision, load_vision
+from rankzero.spec.names import PLAIN_TEMPLATE
 from rankzero.spec.run_spec import RunSpec
 
 
@@ -34,6 +34,7 @@ from rankzero.spec.run_spec import RunSpec
 class Inputs:
     """What a run reads, checked: cheap to make, and all that a resume is compared by."""
 
+    task: Task
     source: ModelSource
     kind: ModelKind
     tokenizer: Any
@@ -57,12 +58,13 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
 
     Raises ConfigError, AccessError, ServiceError or DataError with every problem of its kind.
     """
+    task = find_task(spec.task)
     with ledger.phase("model files"):
         logger.info("[STEP] find the model: %s", spec.model.local_dir or spec.model.name)
         source = locate(spec.model)
         tokenizer = load_tokenizer(source, spec.model, spec.data.chat_template)
         config = load_config(source, spec.model)
-        kind = kind_of(config, spec.task)
+        kind = kind_of(config, spec.task_section.uses)
         vision = load_vision(source, spec, tokenizer) if kind == "vision" else None
         check_vocabulary(tokenizer, config, source)
         shape = meta_model(config, spec)
@@ -72,15 +74,26 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
     with ledger.phase("data"):
         logger.info("[STEP] read and tokenise the data")
         data = _read_data(spec, tokenizer, vision, world)
-        labels = label_set(data.train, spec.data.labels) if spec.task == "classify" else None
+        require_context({"data.train": data.train, "data.eval": data.eval}, computed_context(config))
+        _keep_plain_template(tokenizer, data)
+        labels = task.labels(spec, data)
         if labels is not None:
-            for dataset in (data.train, data.eval):
-                if dataset is not None:
-                    label_codes(dataset, labels, numbers=spec.data.labels is not None)
             logger.info("[DATA] %d classes: %s", len(labels), ", ".join(labels[:20]))
     return Inputs(
-        source, kind, tokenizer, config, vision, data.train, data.eval, labels, tokenizer_fingerprint(tokenizer)
+        task, source, kind, tokenizer, config, vision, data.train, data.eval, labels, tokenizer_fingerprint(tokenizer)
     )
+
+
+def _keep_plain_template(tokenizer: Any, data: TrainingData) -> None:
+    """Give a tokenizer without a chat template the plain one that rows were rendered with, so that the result is used
+    as it was trained."""
+    datasets = [dataset for dataset in (data.train, data.eval) if dataset is not None]
+    if tokenizer.chat_template is None and any(PLAIN in dataset.stats.notes for dataset in datasets):
+        tokenizer.chat_template = read_template(PLAIN_TEMPLATE, tokenizer)
+        logger.warning(
+            "[DATA] the tokenizer has no chat template: chat rows are rendered with rankzero's plain one, which is "
+            "saved with the result. data.chat_template: plain says that this is meant; a Jinja file takes another one"
+        )
 
 
 def within_positions(spec: RunSpec, positions: int | None) -> RunSpec:
@@ -91,20 +104,37 @@ def within_positions(spec: RunSpec, positions: int | None) -> RunSpec:
     return spec.model_copy(update={"data": spec.data.model_copy(update={"max_length": positions})})
 
 
+def require_context(parts: Mapping[str, TokenizedDataset | None], context: Context | None) -> None:
+    """Raise ConfigError where rows are longer than a model's context; a warning where the model can be stretched."""
+    if context is None:
+        return
+    problems = []
+    for field, dataset in parts.items():
+        beyond = 0 if dataset is None else int((dataset.lengths > context.length).sum())
+        if dataset is None or not beyond:
+            continue
+        what = (
+            f"{beyond} of {len(dataset)} rows are longer than the model's context of {context.length} tokens "
+            f"(max_position_embeddings), the longest by {int(dataset.lengths.max()) - context.length}"
+        )
+        hint = f"set data.max_length: {context.length}; data.over_length says whether longer rows are cut or dropped"
+        problems.append(Problem(what, field, hint))
+    if not problems:
+        return
+    if not context.extended:
+        raise ConfigError(problems)
+    for problem in problems:
+        logger.warning(
+            "[DATA] %s: %s; its config stretches positions, so they are trained", problem.where, problem.what
+        )
+
+
 def _read_data(spec: RunSpec, tokenizer: Any, vision: Vision | None, world: World) -> TrainingData:
     def show(label: str, sources: Sequence[LocatedSource]) -> AbstractContextManager[Progress]:
         return show_progress(label, input_bytes(sources)) if world.is_main else nullcontext(no_progress)
 
     workers = max(1, usable_cores() // world.local_world_size)
-    say = partial(logger.info, "[DATA] %s")
+    say, warn = partial(logger.info, "[DATA] %s"), partial(logger.warning, "[DATA] %s")
     rules = None if vision is None else vision.rules
-    return training_data(spec, tokenizer, cache_root(), workers=workers, show=show, say=say, vision=rules)
-
-
-def choose_collator(inputs: Inputs, *, padding_free: bool, always_image: bool, pad_id: int) -> Collator:
-    """How the rows of a pass become tensors. `always_image`: every pass runs the vision tower, see PicturedText."""
-    if inputs.labels is not None:
-        return LabelledText(inputs.labels, pad_id=pad_id)
-    if inputs.vision is not None:
-        return PicturedText(inputs.vision, always_image=always_image)
-    return PackedText() if padding_free else PaddedText()
+    cache = cache_root()
+    return training_data(spec, tokenizer, cache, workers=workers, show=show, say=say, warn=warn, vision=rules)

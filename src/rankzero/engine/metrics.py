@@ -7,19 +7,12 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rankzero.engine.console import logger
 from rankzero.run_dir.atomic import storage_errors, write_text
 from rankzero.run_dir.paths import RunDir
-
-
-class Tracker(Protocol):
-    """Where numbers go besides metrics.jsonl."""
-
-    def log(self, step: int, values: dict[str, float]) -> None: ...
-
-    def close(self) -> None: ...
+from rankzero.track.protocol import Tracker
 
 
 class MetricsLog:

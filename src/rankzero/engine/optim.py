@@ -1,4 +1,4 @@
-"""The optimizer that a spec asks for, and its learning-rate schedule. Knows nothing of the loop."""
+"""The optimizer that a spec asks for. Knows nothing of the loop, or of which learning rate a step has."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers import get_scheduler
 
 from rankzero.engine.adamw_bfloat16 import BFloat16AdamW
 from rankzero.errors import ConfigError
 from rankzero.spec.run_spec import TrainSpec
 
-_SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant_with_warmup"}
 _TRIAL_ELEMENTS = 4096
 """Weights with fewer elements keep float32 moments in bitsandbytes, so they would try nothing out."""
 
@@ -49,11 +47,10 @@ def make_optimizer(
     return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=spec.adam_epsilon, fused=True)
 
 
-def make_scheduler(optimizer: torch.optim.Optimizer, spec: TrainSpec, *, warmup: int, total: int) -> Any:
-    """Learning rate by step: linear warm-up, then linear or cosine to zero, or constant."""
-    return get_scheduler(
-        _SCHEDULES[spec.lr_scheduler_type], optimizer, num_warmup_steps=warmup, num_training_steps=total
-    )
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """The learning rate of the optimizer's next step, for all weights."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
 
 
 def _groups(

@@ -6,7 +6,6 @@ cache, where every process of the run finds it.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -14,19 +13,24 @@ from rankzero.engine.console import RunConsole, logger
 from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.inputs import read_inputs
+from rankzero.engine.resume import refuse_before_gpus
 from rankzero.engine.worker import die_with_parent, hand_over
 from rankzero.model.load import quiet_libraries
-from rankzero.spec.run_spec import RunSpec
+from rankzero.model.source import weights_fingerprint
+from rankzero.run_dir.handover import read_payload
+from rankzero.run_dir.paths import RunDir
 
 
 def main() -> None:
     """Read the payload of a worker, prepare, and hand an error over as a worker does."""
     die_with_parent()
-    payload = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    spec, options = read_payload(Path(sys.argv[1]).read_text(encoding="utf-8"))
     quiet_libraries()
-    console = RunConsole(speaks=True, level=payload["options"]["log_level"])
+    console = RunConsole(speaks=True, level=options.log_level)
     try:
-        inputs = read_inputs(RunSpec.model_validate(payload["spec"]), World(), Ledger())
+        inputs = read_inputs(spec, World(), Ledger())
+        weights_fingerprint(inputs.source.weights)  # so that processes with GPUs need not wait for it
+        refuse_before_gpus(RunDir(Path(spec.output_dir) / str(spec.name)), spec, inputs, options)
         rows = len(inputs.train)
         logger.info("[DONE] prepared: %s, %d rows to train on", inputs.source.name, rows)
     except Exception as error:

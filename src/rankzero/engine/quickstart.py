@@ -51,9 +51,6 @@ def overrides(model: str, output_dir: str) -> dict[str, Any]:
     """What the recipe's run.yaml leaves to the machine."""
     return {
         "model.name": model,
-        "data.train": str(RECIPE / "train.jsonl"),
-        "data.eval": str(RECIPE / "eval.jsonl"),
-        "data.chat_template": str(RECIPE / "chat_template.jinja"),
         "output_dir": output_dir,
     }
 
@@ -63,5 +60,5 @@ def quickstart(spec: RunSpec, train: Callable[[RunSpec], dict[str, Any]]) -> Qui
     run_dir = Path(spec.output_dir) / str(spec.name)
     before = ask(Result(spec), QUESTIONS, max_new_tokens=ANSWER_TOKENS)
     report = train(spec)
-    after = ask(find_result(str(run_dir), "sft"), QUESTIONS, max_new_tokens=ANSWER_TOKENS)
+    after = ask(find_result(str(run_dir), "writes"), QUESTIONS, max_new_tokens=ANSWER_TOKENS)
     return QuickstartResult(run_dir, report, list(zip(QUESTIONS, before, after, strict=True)))

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 from rankzero import __version__
+from rankzero.engine.distributed import gather_objects
 from rankzero.engine.inputs import Inputs
-from rankzero.errors import ConfigError, Problem, StorageError
+from rankzero.engine.setup import Session
+from rankzero.errors import ConfigError, Problem
 from rankzero.model.source import weights_fingerprint
-from rankzero.run_dir.atomic import read_manifest
 from rankzero.run_dir.paths import RunDir
-from rankzero.spec.diff import compare
+from rankzero.run_dir.setting import newest_manifest
+from rankzero.spec.diff import IDENTITIES, LENGTH, compare, name_beside
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 
-_IDENTITIES = {
-    "model": "the base model's weights",
-    "tokenizer": "the tokenizer or its chat template",
-    "data": "the training data (or max_length, over_length, assistant_only_loss)",
-    "eval_data": "the evaluation data",
-    "dtype": "the precision, which model.dtype: auto chose for this device",
-}
-"""What must not change besides the spec. The names are what --allow-change takes."""
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """How a run differs from what its checkpoint was made by, and may."""
+
+    notices: tuple[str, ...] = ()
+    """One for each difference, to be said."""
+    accepted: tuple[str, ...] = ()
+    """The fields and identities that change the steps to come, and were accepted by --allow-change."""
 
 
 def manifest_meta(spec: RunSpec, inputs: Inputs, environment: dict[str, Any]) -> dict[str, Any]:
@@ -32,70 +36,149 @@ def manifest_meta(spec: RunSpec, inputs: Inputs, environment: dict[str, Any]) ->
         "rankzero": __version__,
         "spec": spec.model_dump(mode="json"),
         "world_size": environment["world_size"],
-        "model": weights_fingerprint(inputs.source.weights),
-        "tokenizer": inputs.tokenizer_fingerprint,
-        "data": inputs.train.fingerprint,
-        "eval_data": None if inputs.eval is None else inputs.eval.fingerprint,
+        **_identities(inputs),
         "dtype": environment["dtype"],
         "labels": inputs.labels,
     }
 
 
+def _identities(inputs: Inputs) -> dict[str, Any]:
+    return {
+        "model": weights_fingerprint(inputs.source.weights),
+        "tokenizer": inputs.tokenizer_fingerprint,
+        "data": inputs.train.fingerprint,
+        "eval_data": None if inputs.eval is None else inputs.eval.fingerprint,
+    }
+
+
+def refuse_different_weights(meta: dict[str, Any]) -> None:
+    """Raise ConfigError, on every rank, where nodes have other files of the same model: replicas of a frozen base would
+    each train on their own. A collective."""
+    if len(set(gather_objects(meta["model"]))) > 1:
+        hint = "put the files on a volume that all nodes mount, or copy them again; of a Hub model set model.revision"
+        raise ConfigError("the processes have different weights", where="model.name", hint=hint)
+
+
 def refuse_foreign_directory(run_dir: RunDir, spec: RunSpec, options: RunOptions) -> None:
     """Raise ConfigError early where the directory holds another run's checkpoints. Reads, writes nothing."""
-    for step in run_dir.committed_steps():
-        try:
-            manifest = read_manifest(run_dir.checkpoint(step))
-        except StorageError:
-            continue  # spoken of when it is verified
-        problems, _ = _spec_changes(manifest, spec, options.allow_changes)
-        if problems:
-            raise ConfigError(_with_way_out(problems, run_dir))
-        return
+    manifest = newest_manifest(run_dir)
+    problems = [] if manifest is None else _spec_changes(manifest, spec, options.allow_changes)[0]
+    if problems:
+        raise ConfigError(_with_way_out(problems, run_dir, spec))
+
+
+def refuse_before_gpus(run_dir: RunDir, spec: RunSpec, inputs: Inputs, options: RunOptions) -> None:
+    """As check_same_run, as far as it can be known without the devices that will train. Reads, writes nothing."""
+    manifest = newest_manifest(run_dir)
+    if manifest is not None:
+        check_same_run(manifest, {**manifest, **_identities(inputs)}, spec, run_dir, options.allow_changes)
 
 
 def check_same_run(
     manifest: dict[str, Any], now: dict[str, Any], spec: RunSpec, run_dir: RunDir, allowed: Collection[str]
-) -> list[str]:
+) -> Differences:
     """Compare the checkpoint's run with this one field by field.
 
-    Returns notices of allowed and harmless differences; raises ConfigError with every harmful one and the override
-    that would accept it.
+    Raises ConfigError with every harmful difference and the override that would accept it, where one can.
     """
-    problems, notices = _spec_changes(manifest, spec, allowed)
+    problems, accepted = _spec_changes(manifest, spec, allowed)
+    notices, names = list(accepted.notices), list(accepted.accepted)
     tokenizer_changed = manifest.get("tokenizer") != now["tokenizer"]
-    for name, words in _IDENTITIES.items():
+    for name, words in IDENTITIES.items():
         if manifest.get(name) == now[name] or (tokenizer_changed and name in {"data", "eval_data"}):
             continue  # tokens follow from the tokenizer: one cause is enough
-        if name in allowed:
-            notices.append(f"{words} changed; accepted by --allow-change {name}")
+        if name == "model" and spec.lora is None:
+            hint = "undo it: in a full fine-tune all weights are the checkpoint's, and other ones would have no effect"
+            problems.append(Problem(f"{words} changed since the checkpoint", name, hint))
+        elif name in allowed or spec.resume == "continue":
+            by = f"--allow-change {name}" if name in allowed else "resume: continue"
+            notices.append(f"{words} changed; accepted by {by}")
+            names.append(name)
         else:
             problems.append(
                 Problem(f"{words} changed since the checkpoint", name, f"undo it, or pass --allow-change {name}")
             )
+    if list(manifest.get("labels") or ()) != list(now["labels"] or ()):
+        before, after = (", ".join(labels or ["none"]) for labels in (manifest.get("labels"), now["labels"]))
+        words = f"the classes were {before}, and are {after} now"
+        problems.append(Problem(words, "data.labels", "undo it: the head that is saved is for the classes that were"))
     if problems:
-        raise ConfigError(_with_way_out(problems, run_dir))
-    if manifest.get("world_size") != now["world_size"]:
-        notices.append(f"{manifest.get('world_size')} processes before, {now['world_size']} now")
-    return notices
+        raise ConfigError(_with_way_out(problems, run_dir, spec))
+    return Differences(tuple(notices), tuple(names))
 
 
-def _spec_changes(manifest: dict[str, Any], spec: RunSpec, allowed: Collection[str]) -> tuple[list[Problem], list[str]]:
-    problems, notices = [], []
+def layout_of(session: Session, spec: RunSpec, environment: dict[str, Any]) -> dict[str, str]:
+    """What does not change the maths but the order in which numbers are added up, and so their last bits: names in
+    words, and values."""
+
+    def yes(value: bool) -> str:
+        return "yes" if value else "no"
+
+    return {
+        "processes": str(environment["world_size"]),
+        "device": session.device.name,
+        "sharding": session.parallel.name,
+        "offload": spec.train.offload,
+        "tokens of a pass": str(session.memory.micro_batch_tokens),
+        "recomputed activations": yes(session.memory.gradient_checkpointing),
+        "attention": session.attention.implementation or "auto",
+        "rows end to end": yes(session.attention.padding_free),
+        "compiled": yes(session.compiled is not None),
+        **{name: environment["versions"].get(name, "none") for name in ("torch", "transformers", "peft")},
+    }
+
+
+def moved(before: dict[str, str] | None, now: dict[str, str]) -> list[str]:
+    """What differs between two layouts: `processes: 2 before, 1 now`."""
+    if before is None:
+        return ["how the run lay over processes is not in the checkpoint"]
+    return [
+        f"{name}: {before.get(name, 'unknown')} before, {value} now"
+        for name, value in now.items()
+        if before.get(name) != value
+    ]
+
+
+def how_it_continues(step: int, accepted: Collection[str], differences: list[str], *, fixed_order: bool) -> str:
+    """The sentence that says what is the same as if the run had never stopped, and what is not.
+
+    `fixed_order`: the device adds numbers up in the same order every time.
+    """
+    where = f"continuing from step {step}"
+    if accepted:
+        return f"{where} with other settings than it was begun with, not bit-exactly: {', '.join(accepted)} changed"
+    if differences:
+        return f"{where} with the same weights, optimizer and rows, not bit-exactly: {'; '.join(differences)}"
+    if fixed_order:
+        return f"{where} bit-exactly"
+    return f"{where} from the same state to the last bit; this device may round the steps to come differently"
+
+
+def _spec_changes(
+    manifest: dict[str, Any], spec: RunSpec, allowed: Collection[str]
+) -> tuple[list[Problem], Differences]:
+    problems, notices, accepted = [], [], []
     for change in compare(RunSpec.model_validate(manifest["spec"]), spec):
         words = f"{json.dumps(change.old)} in the checkpoint, {json.dumps(change.new)} now"
-        if change.harmless or change.field in allowed:
+        if change.fixed:
+            problems.append(Problem(words, change.field, "set it back: what is saved would not fit"))
+        elif change.harmless or change.field in allowed or spec.resume == "continue":
             notices.append(f"{change.field}: {words}")
+            accepted += [] if change.harmless else [change.field]
         else:
             hint = f"set it back, or pass --allow-change {change.field}"
             problems.append(Problem(words, change.field, hint))
-    return problems, notices
+    return problems, Differences(tuple(notices), tuple(accepted))
 
 
-def _with_way_out(problems: list[Problem], run_dir: RunDir) -> list[Problem]:
-    head = Problem(
-        "this directory holds checkpoints of another run",
-        str(run_dir.root),
-        "give this run another name (or --output); or undo the changes below; or accept them one by one",
-    )
-    return [head, *problems]
+def _with_way_out(problems: list[Problem], run_dir: RunDir, spec: RunSpec) -> list[Problem]:
+    if all(problem.where in LENGTH for problem in problems):
+        what = "this directory holds a run of another length"
+        hint = "to let it go on, with the learning rates of its new length, accept the changes below"
+    else:
+        what = "this directory holds checkpoints of another run"
+        hint = (
+            f"give this run another name, such as name={name_beside(spec)} (resume=new does that by itself); or undo "
+            "the changes below; or accept those that can be one by one, or all with resume=continue"
+        )
+    return [Problem(what, str(run_dir.root), hint), *problems]

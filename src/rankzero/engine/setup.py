@@ -8,28 +8,31 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
 
-from rankzero.data.dataset import TokenizedDataset
-from rankzero.data.loader import Batches
-from rankzero.engine.checkpoint import Trainable
+from rankzero.data.batches.loader import Batches
+from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.engine.console import logger
 from rankzero.engine.device import Device, memory_limit
 from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger
-from rankzero.engine.heads import ClassHead, Head, SupervisedHead
-from rankzero.engine.inputs import Inputs, choose_collator
-from rankzero.engine.optim import make_optimizer, make_scheduler
+from rankzero.engine.inputs import Inputs
+from rankzero.engine.optim import make_optimizer
 from rankzero.engine.parallel.base import Parallel
 from rankzero.engine.step import Stepper
+from rankzero.engine.tasks.protocol import Meter
 from rankzero.errors import ConfigError
+from rankzero.model import dropout_attention
 from rankzero.model.attention import Attention, choose_attention
 from rankzero.model.compiling import compile_blocks
+from rankzero.model.dropout import Places, place_dropout
 from rankzero.model.kernels import apply_kernels
 from rankzero.model.load import empty_model, load_model, stop_token_ids
 from rankzero.model.lora import apply_lora
@@ -37,22 +40,26 @@ from rankzero.model.memory import MemoryPlan, choose_sharding, model_facts, plan
 from rankzero.model.parts import freeze_to, wanted_parts
 from rankzero.spec.run_spec import RunSpec, Sharding
 from rankzero.spec.schedule import Schedule, make_schedule
+from rankzero.spec.shardings import sharding_section
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
     """Everything the loop works with."""
 
-    live: Trainable
+    parallel: Parallel
     stepper: Stepper
     train: Batches
     eval: Batches | None
     schedule: Schedule
+    new_meter: Callable[[], Meter]
+    """What an evaluation measures besides its loss."""
     labels: tuple[str, ...] | None
     stop_ids: list[int]
     device: Device
     dtype: torch.dtype
     memory: MemoryPlan
+    attention: Attention
     compiled: str | None
     """Under which key the model's compiled blocks are kept; None where they are not compiled."""
 
@@ -68,27 +75,33 @@ def build_session(
         facts = model_facts(spec, inputs.config, shape, dtype)
         limit = memory_limit(device, world.local_world_size)
         sharding = choose_sharding(spec, facts, limit, world.world_size)
-        if sharding == "fsdp" and world.world_size == 1:
-            sharding = alone(spec)
+        if world.world_size == 1:
+            sharding = alone(sharding, spec)
         memory = plan_memory(
             *(spec, facts, limit, device.kind),
             sharding=sharding,
             world_size=world.world_size,
             trained_share=largest_trained_share(inputs.train),
         )
-        receives = sharding in ("fsdp", "zero3") and not world.is_main and spec.model.quantization == "none"
+        receives = (
+            not sharding_section(sharding).whole_weights and not world.is_main and spec.model.quantization == "none"
+        )
         model = shape if receives else make_model(spec, inputs, device, dtype, attention, empty=False)
         apply_kernels(model, spec.model.kernels, device_kind=device.kind, local_files_only=spec.model.local_files_only)
         if memory.gradient_checkpointing:
             model.enable_input_require_grads()
             model.gradient_checkpointing_enable({"use_reentrant": False})
+        places = Places(spec.train.seed)
+        place_dropout(model, places)
+        if attention.implementation == dropout_attention.NAME:
+            dropout_attention.place_attention(model, places)
         compiled = compile_blocks(model) if spec.train.torch_compile else None
         model.train()
         name = type(model).__name__
         parallel = spread(sharding, model, spec, world, device, dtype)
     logger.info(
-        "[MODEL] %s: %.1fM parameters, %s%s",
-        *(name, facts.total / 1e6, str(dtype).removeprefix("torch.")),
+        "[MODEL] %s: %.1fM parameters, %.1fM of them trained, %s%s",
+        *(name, facts.total / 1e6, facts.trainable / 1e6, str(dtype).removeprefix("torch.")),
         "" if world.world_size == 1 else f", {sharding}",
     )
     logger.debug(
@@ -97,18 +110,12 @@ def build_session(
         ", rows end to end" if attention.padding_free else "",
     )
     schedule = make_schedule(len(inputs.train), spec.train)
-    warmup, total = schedule.warmup_steps, schedule.total_steps
-    scheduler = make_scheduler(parallel.optimizer, spec.train, warmup=warmup, total=total)
     logger.info(
         "[MODEL] optimizer %s, learning rate %g, schedule %s with %d warm-up steps",
-        *(spec.train.optimizer, learning_rate(spec), spec.train.lr_scheduler_type, warmup),
+        *(spec.train.optimizer, learning_rate(spec), spec.train.lr_scheduler_type, schedule.warmup_steps),
     )
-    collator = choose_collator(
-        inputs,
-        padding_free=attention.padding_free,
-        always_image=parallel.same_passes,
-        pad_id=inputs.pad_token_id,
-    )
+    task = inputs.task
+    collator = task.collator(inputs, padding_free=attention.padding_free, always_image=parallel.same_passes)
 
     def batches(dataset: TokenizedDataset) -> Batches:
         return Batches(
@@ -123,32 +130,38 @@ def build_session(
 
     seed_ranks(spec.train.seed, world.rank)
     return Session(
-        live=Trainable(parallel, scheduler),
+        parallel=parallel,
         stepper=Stepper(
-            make_head(parallel, inputs, offload_activations=spec.train.activation_offloading),
+            task.head(parallel, offload_activations=spec.train.activation_offloading),
             parallel,
+            task.loss_sum,
             device=device.torch_device,
             dtype=dtype,
             max_grad_norm=spec.train.max_grad_norm,
+            places=places,
         ),
         train=batches(inputs.train),
         eval=None if inputs.eval is None else batches(inputs.eval),
         schedule=schedule,
+        new_meter=partial(task.meter, inputs.labels, device.torch_device),
         labels=inputs.labels,
         stop_ids=stop_token_ids(parallel.module, inputs.tokenizer),
         device=device,
         dtype=dtype,
         memory=memory,
+        attention=attention,
         compiled=compiled,
     )
 
 
-def alone(spec: RunSpec) -> Sharding:
-    """What fsdp is on a single process: nothing is spread, so a replica. Raises ConfigError where it is to offload."""
-    if spec.train.offload != "none":
+def alone(sharding: Sharding, spec: RunSpec) -> Sharding:
+    """What a sharding is on a single process: nothing is spread by fsdp, so a replica. Raises ConfigError where it is
+    to offload."""
+    instead = sharding_section(sharding).alone
+    if instead is not None and spec.train.offload != "none":
         hint = "take train.sharding: zero3, which offloads on one process too, or start several"
-        raise ConfigError("fsdp offloads on several processes only", where="train.offload", hint=hint)
-    return "ddp"
+        raise ConfigError(f"{sharding} offloads on several processes only", where="train.offload", hint=hint)
+    return instead or sharding
 
 
 def largest_trained_share(dataset: TokenizedDataset) -> float:
@@ -158,8 +171,10 @@ def largest_trained_share(dataset: TokenizedDataset) -> float:
 
 def weights_dtype(spec: RunSpec, dtype: torch.dtype) -> torch.dtype:
     """What the weights are loaded in: a frozen base as it computes, trained ones as float32 masters or in bfloat16."""
-    deepspeed = spec.train.sharding.startswith("zero")  # it makes float32 masters of its own
-    in_bfloat16 = spec.lora is not None or spec.train.master_weights != "float32" or deepspeed
+    if spec.lora is not None:
+        return dtype
+    own_masters = sharding_section(spec.train.sharding).own_masters
+    in_bfloat16 = dtype is torch.bfloat16 and (spec.train.master_weights != "float32" or own_masters)
     return dtype if in_bfloat16 else torch.float32
 
 
@@ -190,27 +205,12 @@ def make_model(
     return model
 
 
-def spread(sharding: str, model: Any, spec: RunSpec, world: World, device: Device, dtype: torch.dtype) -> Parallel:
+def spread(sharding: Sharding, model: Any, spec: RunSpec, world: World, device: Device, dtype: torch.dtype) -> Parallel:
     """The model over the processes, with its optimizer. Only the way that is taken is imported."""
     make = partial(make_optimizer, spec=spec.train, learning_rate=learning_rate(spec))
-    if sharding == "fsdp":
-        from rankzero.engine.parallel.fsdp import Fsdp
-
-        return Fsdp(model, make, spec=spec, world=world, device=device, dtype=dtype)
-    if sharding != "ddp":
-        from rankzero.engine.parallel.zero import Zero
-
-        return Zero(model, make, spec=spec, world=world, device=device, dtype=dtype)
-    from rankzero.engine.parallel.replicated import Replicated
-
-    return Replicated(model, make, world=world, device=device)
-
-
-def make_head(parallel: Parallel, inputs: Inputs, *, offload_activations: bool) -> Head:
-    """Logits of what the task trains."""
-    if inputs.labels is not None:
-        return ClassHead(parallel.model, offload_activations=offload_activations)
-    return SupervisedHead(parallel.model, parallel.module, offload_activations=offload_activations)
+    way = import_module(f"rankzero.engine.parallel.{sharding_section(sharding).module}")
+    parallel: Parallel = way.spread(model, make, spec=spec, world=world, device=device, dtype=dtype)
+    return parallel
 
 
 def learning_rate(spec: RunSpec) -> float:
@@ -222,7 +222,8 @@ def learning_rate(spec: RunSpec) -> float:
 
 
 def seed_ranks(seed: int, rank: int) -> None:
-    """Dropout differs between ranks; nothing else draws random numbers during training."""
+    """Each rank's own streams. Nothing should draw from them during training: dropout does not (model/dropout.py), and
+    what does after all is warned of (engine/step.py)."""
     torch.manual_seed((seed + 1_000_003 * rank) % 2**63)
     random.seed(seed + rank)
     np.random.seed((seed + rank) % 2**32)

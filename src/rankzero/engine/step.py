@@ -1,7 +1,8 @@
 """One optimizer step: forward and backward passes, the token-normalised loss, one gradient reduction, clipping.
 
-Loss of a step = sum of token losses / trained tokens, both over the whole global batch. Every pass divides by that
-same total, so how the batch was cut into ranks and passes cannot change the result.
+Loss of a step = sum of weight × token loss / sum of weights, both over the trained tokens of the whole global batch,
+in which every token weighs 1 unless its row says otherwise. Every pass divides by that same total, so how the batch was
+cut into ranks and passes cannot change the result.
 """
 
 from __future__ import annotations
@@ -12,14 +13,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
-from rankzero.data.batching import Indices
-from rankzero.data.loader import Batches, MicroBatch, Work
+from rankzero.data.batches.loader import Batches, MicroBatch, Work
+from rankzero.data.order import Indices
+from rankzero.engine.console import logger
 from rankzero.engine.distributed import gather_objects, sum_over_ranks
 from rankzero.engine.heads import Head
 from rankzero.engine.parallel.base import Parallel
 from rankzero.errors import NonFiniteError, Problem
+from rankzero.model.dropout import Places
+
+LossSum = Callable[[torch.Tensor, MicroBatch], torch.Tensor]
+"""From the logits of a pass's targets, in float32, to the sum of their losses, each times its weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,11 @@ class StepResult:
     suspects: tuple[int, ...]
     """This rank's rows of passes whose loss is not finite."""
 
+    @property
+    def overflowed(self) -> bool:
+        """The loss is finite and the gradients are not: in float16, a smaller loss scale may help."""
+        return math.isfinite(self.loss) and not math.isfinite(self.grad_norm)
+
 
 class Stepper:
     """Runs steps of one model. Holds no position: what it computes follows from the work it is given."""
@@ -42,21 +52,27 @@ class Stepper:
         self,
         head: Head,
         parallel: Parallel,
+        loss_sum: LossSum,
         *,
         device: torch.device,
         dtype: torch.dtype,
         max_grad_norm: float | None,
+        places: Places,
     ) -> None:
+        """`places` hears of every pass that trains; the model's dropout is tied to it."""
         self._head = head
+        self._places = places
+        self._watched = False
         self._parallel = parallel
+        self._loss_sum = loss_sum
         self._device = device
         self._dtype = dtype
         self._max_grad_norm = max_grad_norm
 
     @contextmanager
     def autocast(self) -> Iterator[None]:
-        """Matrix products in bfloat16 where that is the run's precision; weights that are trained stay float32."""
-        with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._dtype is torch.bfloat16):
+        """Matrix products in the run's precision; weights that are trained stay float32."""
+        with torch.autocast(self._device.type, dtype=self._dtype, enabled=self._dtype is not torch.float32):
             yield
 
     def predict(self, batch: MicroBatch) -> torch.Tensor:
@@ -66,38 +82,68 @@ class Stepper:
         return logits_NV.float()
 
     def loss_sum(self, batch: MicroBatch, logits_NV: torch.Tensor | None = None) -> torch.Tensor:
-        """Sum of the losses of a pass's targets, in float32."""
-        logits_NV = self.predict(batch) if logits_NV is None else logits_NV
-        return F.cross_entropy(logits_NV, batch.targets_N, reduction="sum")
+        """Sum of the losses of a pass's targets, each times its weight, in float32."""
+        return self._loss_sum(self.predict(batch) if logits_NV is None else logits_NV, batch)
 
     def gradients(
-        self, batches: Batches, work: Work, *, stop_wanted: bool, on_pass: Callable[[MicroBatch, torch.Tensor], None]
+        self,
+        batches: Batches,
+        work: Work,
+        step: int,
+        *,
+        stop_wanted: bool,
+        on_pass: Callable[[MicroBatch, torch.Tensor], None],
+        loss_scale: float = 1.0,
     ) -> StepResult:
-        """Compute and reduce the step's gradients, and clip them. The optimizer has not moved yet.
+        """Compute and reduce the gradients of the step after `step` finished ones, and clip them. The optimizer has not
+        moved yet.
 
-        The wish to stop travels in the same reduction as the loss, so that all ranks agree on the step.
+        Losses are multiplied by `loss_scale`, a power of two, and the reduced gradients divided by it. The wish to stop
+        travels in the same reduction as the loss, so that all ranks agree on the step.
         """
         losses: list[torch.Tensor] = []
         computed = 0
-        for number, batch in enumerate(batches.collated(work.passes, self._device), 1):
-            loss = self.loss_sum(batch)
-            self._parallel.backward(loss / work.supervised, last=number == len(work.passes))
-            losses.append(loss.detach())
-            computed += batch.computed
-            on_pass(batch, loss)
+        with self._watch_generators():
+            for number, batch in enumerate(batches.collated(work.passes, self._device), 1):
+                self._places.begin_pass(step, batch.row_of_BT, batch.position_BT, batch.predicts_BT)
+                loss = self.loss_sum(batch)
+                self._parallel.backward(loss / work.loss_weight * loss_scale, last=number == len(work.passes))
+                losses.append(loss.detach())
+                computed += batch.computed
+                on_pass(batch, loss)
         sums = torch.tensor([0.0, float(stop_wanted), float(computed)], device=self._device)
         if losses:
             sums[0] = torch.stack(losses).sum()
         sum_over_ranks(sums)
-        norm = self._parallel.reduce_gradients(self._max_grad_norm)
+        norm = self._parallel.reduce_gradients(self._max_grad_norm, loss_scale=loss_scale)
         loss_sum, stop, computed_all, grad_norm = torch.cat([sums, norm.reshape(1).to(sums)]).tolist()
-        step_loss = loss_sum / work.supervised
+        step_loss = loss_sum / work.loss_weight
         finite = math.isfinite(step_loss) and math.isfinite(grad_norm)
         suspects = () if finite else _suspect_rows(work.passes, losses)
         return StepResult(step_loss, grad_norm, stop > 0, finite, int(computed_all), suspects)
 
+    @contextmanager
+    def _watch_generators(self) -> Iterator[None]:
+        """In the first step, warn where something still draws from this process's stream of random numbers: what it
+        draws depends on what else the process computes."""
+        if self._watched:
+            yield
+            return
+        self._watched, before = True, _generators(self._device)
+        yield
+        if not torch.equal(before, _generators(self._device)):
+            logger.warning("[TRAIN] %s", self._places.what_is_left())
 
-def non_finite_error(batches: Batches, work: Work, result: StepResult, step: int) -> NonFiniteError:
+
+def _generators(device: torch.device) -> torch.Tensor:
+    """The state of the generators that a model could draw from."""
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return torch.cat(states)
+
+
+def non_finite_error(batches: Batches, work: Work, result: StepResult, step: int, dtype: torch.dtype) -> NonFiniteError:
     """Name the step and the rows it came from: those of the passes whose loss is not finite, else all of them.
 
     A collective: every rank calls it, since every rank has seen the same sums.
@@ -105,13 +151,11 @@ def non_finite_error(batches: Batches, work: Work, result: StepResult, step: int
     suspects = sorted({row for rows in gather_objects(result.suspects) for row in rows}) or work.rows.tolist()
     rows = ", ".join(batches.dataset.where(row) for row in suspects[:8])
     more = f" and {len(suspects) - 8} more" if len(suspects) > 8 else ""
-    return NonFiniteError(
-        Problem(
-            f"step {step}: the loss is {result.loss}, the gradient norm {result.grad_norm}",
-            f"{rows}{more}",
-            "look at these rows, lower train.learning_rate, or skip such steps with train.max_nonfinite_steps",
-        )
-    )
+    hint = "look at these rows, lower train.learning_rate, or skip such steps with train.max_nonfinite_steps"
+    if dtype is torch.float16:
+        hint = f"float16 ends at 65504, too early for some models: set model.dtype: float32; or {hint}"
+    what = f"step {step}: the loss is {result.loss}, the gradient norm {result.grad_norm}"
+    return NonFiniteError(Problem(what, f"{rows}{more}", hint))
 
 
 def _suspect_rows(passes: list[Indices], losses: list[torch.Tensor]) -> tuple[int, ...]:

@@ -14,14 +14,16 @@ from typing import Any
 
 import torch
 
-from rankzero.data.loader import MicroBatch, Work
-from rankzero.engine.checkpoint import Position, prune_checkpoints, save_checkpoint, with_eval
+from rankzero.data.batches.loader import MicroBatch, Work
+from rankzero.engine.checkpoint import Position, prune_checkpoints, save_checkpoint, under, with_eval
 from rankzero.engine.console import RunConsole, logger
 from rankzero.engine.distributed import LONGEST_WAIT, World, gather_objects, time_limit
 from rankzero.engine.evaluate import evaluate
 from rankzero.engine.goodput import Ledger
+from rankzero.engine.loss_scale import after_overflow, after_step, with_loss_scale
 from rankzero.engine.metrics import MetricsLog
-from rankzero.engine.setup import Session
+from rankzero.engine.optim import set_learning_rate
+from rankzero.engine.setup import Session, learning_rate
 from rankzero.engine.signals import StopRequest
 from rankzero.engine.step import StepResult, non_finite_error
 from rankzero.errors import StoppedError
@@ -55,6 +57,7 @@ def train(session: Session, around: Surroundings, position: Position) -> Positio
     clock = Clock(position)
     around.stop.defer(around.run_dir.stop_flag)
     saved = position.step
+    position = with_loss_scale(position, session.dtype)
     with around.console.progress("step", schedule.total_steps, position.step) as advance:
         if spec.eval.on_start and position.step == 0 and position.eval_first is None:
             position = evaluate_first(session, around, position, advance)
@@ -77,8 +80,7 @@ def train(session: Session, around: Surroundings, position: Position) -> Positio
                     raise stopped(around, position)
                 position, improved = judged
                 facts |= position.eval_last or {}
-                patience = spec.eval.early_stopping_patience
-                position = replace(position, ended_early=bool(patience and position.evals_since_best >= patience))
+                position = under(spec, position, same_eval_data=True)
             log_metrics(around, position.step, facts)
             advance(int(begun is None), f"loss {facts['loss']:.4f} {position.tokens / position.seconds:,.0f} tok/s")
             if position.step % schedule.steps_per_epoch == 0:
@@ -125,15 +127,45 @@ def next_step(
     work = session.train.step(
         seed=spec.train.seed, epoch=epoch, step_in_epoch=step_in_epoch, size=spec.train.global_batch_size
     )
-    learning_rate = session.live.scheduler.get_last_lr()[0]
+    rate = schedule.learning_rate(position.step, learning_rate(spec))
     on_pass = batch_logger(around.options, position.step, step_in_epoch, schedule.steps_per_epoch)
     with around.ledger.phase("steps"), patience(around, first=around.ledger.time_to_first_step is None):
-        result = session.stepper.gradients(session.train, work, stop_wanted=around.stop.wanted, on_pass=on_pass)
+        position, result = gradients(session, around, position, work, on_pass)
+        set_learning_rate(session.parallel.optimizer, rate)
         position = apply_step(session, spec, position, work, result)
     around.ledger.first_step_done()
     seconds = time.monotonic() - before
     position = replace(position, seconds=position.seconds + seconds, wall_seconds=clock.wall())
-    return position, step_facts(position, work, result, learning_rate, seconds, schedule.steps_per_epoch), result.stop
+    return position, step_facts(position, work, result, rate, seconds, schedule.steps_per_epoch), result.stop
+
+
+def gradients(
+    session: Session,
+    around: Surroundings,
+    position: Position,
+    work: Work,
+    on_pass: Callable[[MicroBatch, torch.Tensor], None],
+) -> tuple[Position, StepResult]:
+    """The step's gradients. Where they overflow float16 they are dropped, on every rank, and computed again at half the
+    loss scale, so that no row is lost. Returns the position with the scale that did.
+
+    Where no scale makes them finite, it stays as it was before the step.
+    """
+    before = position
+    while True:
+        result = session.stepper.gradients(
+            *(session.train, work, position.step),
+            stop_wanted=around.stop.wanted,
+            on_pass=on_pass,
+            loss_scale=position.loss_scale or 1.0,
+        )
+        lowered = after_overflow(position) if result.overflowed else None
+        if lowered is None:
+            return position if result.finite else before, result
+        session.parallel.zero_grad()
+        position = lowered
+        words = "[TRAIN] step %d: gradients overflow float16; computed again with loss scale %g"
+        logger.info(words, position.step + 1, position.loss_scale)
 
 
 def patience(around: Surroundings, *, first: bool) -> AbstractContextManager[None]:
@@ -149,17 +181,17 @@ def log_metrics(around: Surroundings, step: int, facts: dict[str, Any]) -> None:
 
 def apply_step(session: Session, spec: RunSpec, position: Position, work: Work, result: StepResult) -> Position:
     """Move the optimizer, or skip a non-finite step where the spec allows it. Raises NonFiniteError."""
-    live = session.live
+    parallel = session.parallel
     step = position.step + 1
     if result.finite:
-        live.parallel.step()
+        parallel.step()
+        position = after_step(position)
     else:
-        error = non_finite_error(session.train, work, result, step)
+        error = non_finite_error(session.train, work, result, step, session.dtype)
         if position.nonfinite_steps >= spec.train.max_nonfinite_steps:
             raise error
         logger.warning("[TRAIN] skipped %s", error)
-    live.scheduler.step()
-    live.parallel.zero_grad()
+    parallel.zero_grad()
     return replace(
         position,
         step=step,
@@ -202,13 +234,13 @@ def run_evaluation(
 
     with around.ledger.phase("eval"), patience(around, first="eval" not in around.ledger.seconds):
         result = evaluate(
-            session.live.parallel.model,
+            session.parallel.model,
             session.stepper,
             session.eval,
             session.device.torch_device,
             tick,
             stop_wanted=lambda: around.stop.wanted,
-            classes=None if session.labels is None else len(session.labels),
+            meter=session.new_meter(),
         )
     if result is None:
         logger.info(
@@ -225,10 +257,12 @@ def save(session: Session, around: Surroundings, position: Position, *, newest: 
     """Commit a checkpoint, move `best`, and drop what is no longer kept. `newest`: the step that was saved last."""
     around.stop.now("save", step=position.step, saved=newest)
     with around.ledger.phase("checkpoint"):
-        save_checkpoint(around.run_dir, around.lease, session.live, position, around.manifest_meta, around.world)
+        save_checkpoint(around.run_dir, around.lease, session.parallel, position, around.manifest_meta, around.world)
         if around.world.is_main:
             if position.best_step == position.step:
                 around.run_dir.set_link("best", position.step)
+            elif position.best_step is None:
+                around.run_dir.drop_link("best")
             prune_checkpoints(around.run_dir, keep=around.spec.checkpoint.keep, best_step=position.best_step)
             if session.compiled is not None:
                 save_artifacts(session.compiled)
@@ -251,7 +285,11 @@ def stopped(around: Surroundings, position: Position) -> StoppedError:
 def step_facts(
     position: Position, work: Work, result: StepResult, learning_rate: float, seconds: float, steps_per_epoch: int
 ) -> dict[str, Any]:
-    """The step's object in metrics.jsonl. `time` is Unix seconds; tokens are useful ones, padding not counted."""
+    """The step's object in metrics.jsonl. `time` is Unix seconds; tokens are useful ones, padding not counted.
+
+    In float16 also the loss scale that the next step begins with, and how often one was too large so far.
+    """
+    scaling = {"loss_scale": position.loss_scale, "overflows": position.overflows}
     return {
         "epoch": position.step / steps_per_epoch,
         "loss": result.loss,
@@ -260,6 +298,7 @@ def step_facts(
         "tokens": work.tokens,
         "supervised_tokens": work.supervised,
         "tokens_per_second": work.tokens / seconds,
+        **(scaling if position.loss_scale is not None else {}),
         "time": time.time(),
     }
 

@@ -11,12 +11,14 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rankzero.engine.checkpoint import Found, Position, find_checkpoints, load_checkpoint
+from rankzero.engine.checkpoint import Found, Position, find_checkpoints, load_checkpoint, under
 from rankzero.engine.console import RunConsole, logger, print_result, results_alone_on_stdout
 from rankzero.engine.device import Device, peak_memory, pick_device, pick_dtype, set_threads
 from rankzero.engine.distributed import (
@@ -30,8 +32,17 @@ from rankzero.engine.distributed import (
 from rankzero.engine.finish import copy_report, finish, finished_report
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.inputs import Inputs, read_inputs
-from rankzero.engine.metrics import MetricsLog, Tracker
-from rankzero.engine.resume import check_same_run, manifest_meta, refuse_foreign_directory
+from rankzero.engine.metrics import MetricsLog
+from rankzero.engine.resume import (
+    Differences,
+    check_same_run,
+    how_it_continues,
+    layout_of,
+    manifest_meta,
+    moved,
+    refuse_different_weights,
+    refuse_foreign_directory,
+)
 from rankzero.engine.setup import Session, build_session, collect_environment
 from rankzero.engine.signals import stop_on_signals
 from rankzero.engine.train import Surroundings, train
@@ -39,16 +50,21 @@ from rankzero.errors import INTERRUPTED, ExitCode, PeerLostError, RankzeroError,
 from rankzero.model.load import quiet_libraries
 from rankzero.redaction import Redactor
 from rankzero.run_dir.atomic import put_back_displaced, remove_stale, write_json, write_text
+from rankzero.run_dir.handover import (
+    ERROR_FILE_VARIABLE,
+    PARENT_VARIABLE,
+    STACK_FILE_VARIABLE,
+    read_payload,
+    write_error,
+)
 from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.resolve import to_yaml
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.schedule import make_schedule
-
-ERROR_FILE_VARIABLE = "RANKZERO_ERROR_FILE"
-PARENT_VARIABLE = "RANKZERO_PARENT"
-STACK_VARIABLE = "RANKZERO_STACK_FILE"
+from rankzero.spec.shardings import sharding_section
+from rankzero.track.protocol import TrackedRun, open_trackers
 
 
 def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
@@ -65,10 +81,11 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
         stack.enter_context(results_alone_on_stdout())
         set_threads(world.local_world_size)
         device = pick_device(world.local_rank)
-        dtype = pick_dtype(spec.model.dtype, device)
+        section = sharding_section(spec.train.sharding)
+        dtype = pick_dtype(spec.model.dtype, device, loss_scaling=section.scales_losses)
         deepspeed = None
-        if spec.train.sharding.startswith("zero"):
-            from rankzero.engine.parallel.zero import deepspeed_config
+        if section.reads_deepspeed_file:
+            from rankzero.engine.parallel.zero.parallel import deepspeed_config
 
             deepspeed = deepspeed_config(spec, world, device, dtype)
         run_dir = RunDir(Path(spec.output_dir) / str(spec.name))
@@ -83,19 +100,17 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
         if lease is not None and not run_dir.root.exists():
             lease.acquire()
             let_go(stack, lease.release)
-        logger.info("[DDP] rank %d of %d on %s", world.rank, world.world_size, device.describe())
+        logger.info("[DDP] %s on %s", place_of(world), device.describe())
         with ledger.phase("rendezvous"):
             stack.enter_context(process_group(world, device, dict(os.environ)))
-        meta = manifest_meta(spec, inputs, environment)
+        with ledger.phase("model files"):
+            meta = manifest_meta(spec, inputs, environment)
+            refuse_different_weights(meta)
         with ledger.phase("resume"):
-            found = find_checkpoint(run_dir, spec, meta, options, world)
-        saved = found.newest
-        finished: dict[str, Any] | None = None
-        if saved is not None and world.is_main:
-            finished = finished_report(run_dir, saved["step"], total_steps(inputs, spec))
-        finished = broadcast_object(finished)
+            found, saved = find_checkpoint(run_dir, spec, meta, options, world)
+        finished = finished_before(run_dir, spec, saved.step, total_steps(inputs, spec), world) if saved else None
         if finished is not None:
-            logger.info("[DONE] this run is finished; give it another name to train again")
+            logger.info("[DONE] %s", what_is_next(finished))
             return finished
         claim_directory(run_dir, spec, environment, world, console)
         if world.is_main:
@@ -103,7 +118,8 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
         if world.is_main and deepspeed is not None:
             write_json(run_dir.root / "deepspeed.json", deepspeed)
         session = build_session(spec, inputs, world, device, dtype, ledger)
-        position = restore(run_dir, saved, session, world, ledger)
+        layout = layout_of(session, spec, environment)
+        position = restore(run_dir, saved, session, spec, layout, world, ledger)
         metrics = open_metrics(run_dir, spec, position) if world.is_main else None
         if metrics is not None:
             let_go(stack, metrics.close)
@@ -117,7 +133,7 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
             metrics=metrics,
             stop=stop,
             ledger=ledger,
-            manifest_meta=meta,
+            manifest_meta={**meta, "layout": layout},
         )
         log_plan(session, inputs, world)
         try:
@@ -147,12 +163,17 @@ def let_go(stack: ExitStack, release: Callable[[], None]) -> None:
     stack.callback(quietly)
 
 
+def place_of(world: World) -> str:
+    """Which of the run's processes this one is."""
+    return "one process" if world.world_size == 1 else f"rank {world.rank} of {world.world_size} processes"
+
+
 def out_of_memory(session: Session, spec: RunSpec, world: World, device: Device) -> RankzeroError:
     """What to turn, in the order of what it costs."""
     ways = [f"train.micro_batch_tokens below {session.memory.micro_batch_tokens}"]
     if not session.memory.gradient_checkpointing:
         ways.append("train.gradient_checkpointing: true")
-    if world.world_size > 1 and session.live.parallel.name == "ddp":
+    if world.world_size > 1 and not sharding_section(session.parallel.name).divides:
         ways.append("train.sharding: fsdp")
     if not spec.train.activation_offloading:
         ways.append("train.activation_offloading: true")
@@ -163,16 +184,30 @@ def out_of_memory(session: Session, spec: RunSpec, world: World, device: Device)
     )
 
 
-def find_checkpoint(run_dir: RunDir, spec: RunSpec, meta: dict[str, Any], options: RunOptions, world: World) -> Found:
-    """The newest intact checkpoint, on every rank. Raises ConfigError where it is of another run."""
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The checkpoint that a run goes on from, and how the run that made it differs from this one."""
+
+    step: int
+    layout: dict[str, str] | None
+    differences: Differences
+
+
+def find_checkpoint(
+    run_dir: RunDir, spec: RunSpec, meta: dict[str, Any], options: RunOptions, world: World
+) -> tuple[Found, Saved | None]:
+    """What the directory holds and, on every rank, the newest intact checkpoint. Raises ConfigError where that is of
+    another run."""
     if world.is_main:
         for name in [*put_back_displaced(run_dir.root), *put_back_displaced(run_dir.checkpoints)]:
             logger.info("[STEP] %s was being replaced when an earlier start was killed; the older one is used", name)
     found: Found = broadcast_object(find_checkpoints(run_dir, logger.warning) if world.is_main else None)
-    if found.newest is not None:
-        for notice in check_same_run(found.newest, meta, spec, run_dir, options.allow_changes):
-            logger.warning("[STEP] %s", notice)
-    return found
+    if found.newest is None:
+        return found, None
+    differences = check_same_run(found.newest, meta, spec, run_dir, options.allow_changes)
+    for notice in differences.notices:
+        logger.warning("[STEP] %s", notice)
+    return found, Saved(found.newest["step"], found.newest.get("layout"), differences)
 
 
 def set_aside(run_dir: RunDir, found: Found) -> None:
@@ -185,6 +220,22 @@ def set_aside(run_dir: RunDir, found: Found) -> None:
         logger.warning("[STEP] no checkpoint is intact: the run begins again")
 
 
+def finished_before(
+    run_dir: RunDir, spec: RunSpec, last_step: int, total_steps: int, world: World
+) -> dict[str, Any] | None:
+    """The report of a run that has nothing left to do, on every rank. One of them reads the whole result for it."""
+    report = finished_report(run_dir, spec, last_step, total_steps) if world.is_main else None
+    found: dict[str, Any] | None = broadcast_object(report)
+    return found
+
+
+def what_is_next(report: dict[str, Any]) -> str:
+    """What to do with a run that is over."""
+    if report["ended_early"]:
+        return "this run has ended early; raise eval.early_stopping_patience, or give it another name to train again"
+    return "this run is finished; raise its length (train.num_train_epochs), or give it another name to train again"
+
+
 def claim_directory(
     run_dir: RunDir, spec: RunSpec, environment: dict[str, Any], world: World, console: RunConsole
 ) -> None:
@@ -195,32 +246,37 @@ def claim_directory(
             for name in remove_stale(parent):
                 logger.info("[STEP] removed %s, left unfinished by an earlier start", name)
         run_dir.stop_flag.unlink(missing_ok=True)
+        run_dir.report.unlink(missing_ok=True)  # of an end that this start goes beyond
         write_text(run_dir.spec, to_yaml(spec))
         write_json(run_dir.environment, environment)
     console.log_to(run_dir.log(world.rank))
 
 
-def restore(run_dir: RunDir, saved: dict[str, Any] | None, session: Session, world: World, ledger: Ledger) -> Position:
-    """Continue from `saved`, or start."""
+def restore(
+    run_dir: RunDir,
+    saved: Saved | None,
+    session: Session,
+    spec: RunSpec,
+    layout: dict[str, str],
+    world: World,
+    ledger: Ledger,
+) -> Position:
+    """Continue from `saved`, or start. Says what is as if the run had never stopped, and what is not."""
     if saved is None:
         return Position()
     with ledger.phase("resume"):
-        position, exact = load_checkpoint(run_dir.checkpoint(saved["step"]), session.live, world)
-    how = "bit-exactly" if exact else "with the same rows, not bit-exactly: the number of processes changed"
-    logger.info("[STEP] continuing from step %d %s", position.step, how)
-    return position
+        position = load_checkpoint(run_dir.checkpoint(saved.step), session.parallel, world)
+    accepted = saved.differences.accepted
+    in_order = session.device.adds_in_fixed_order
+    how = how_it_continues(position.step, accepted, moved(saved.layout, layout), fixed_order=in_order)
+    logger.info("[STEP] %s", how)
+    return under(spec, position, same_eval_data="eval_data" not in accepted)
 
 
 def open_metrics(run_dir: RunDir, spec: RunSpec, position: Position) -> MetricsLog:
     """metrics.jsonl, and the trackers of the spec."""
-
-    def trackers(step: int) -> list[Tracker]:
-        if not spec.tracking.tensorboard:
-            return []
-        from rankzero.track.tensorboard import TensorBoard
-
-        return [TensorBoard(run_dir.events, step)]
-
+    tracked = TrackedRun(str(spec.name), run_dir.events)
+    trackers = partial(open_trackers, spec.tracking, tracked)
     whole = position.step - (position.unevaluated is not None)  # the last line of the others lacks its evaluation
     return MetricsLog(run_dir, resume_step=whole, trackers=trackers)
 
@@ -255,10 +311,8 @@ def main() -> None:
     """
     die_with_parent()
     tell_where_on_request()
-    payload = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    options = RunOptions(**{**payload["options"], "allow_changes": tuple(payload["options"]["allow_changes"])})
     try:
-        report = run(RunSpec.model_validate(payload["spec"]), options)
+        report = run(*read_payload(Path(sys.argv[1]).read_text(encoding="utf-8")))
     except Exception as error:
         sys.exit(hand_over(error))
     except KeyboardInterrupt:  # before the run listens itself
@@ -279,16 +333,13 @@ def hand_over(error: Exception) -> int:
     else:
         known = RankzeroError(f"internal error: {type(error).__name__}: {error}")
         trace = traceback.format_exc()
-    redact = Redactor(os.environ)
-    problems = [{"what": redact(p.what), "where": redact(p.where), "hint": redact(p.hint)} for p in known.problems]
-    value = {"type": type(known).__name__, "problems": problems, "traceback": redact(trace)}
-    write_json(Path(os.environ[ERROR_FILE_VARIABLE]), value)
+    write_error(Path(os.environ[ERROR_FILE_VARIABLE]), known, trace, Redactor(os.environ))
     return known.exit_code
 
 
 def tell_where_on_request() -> None:
     """On SIGUSR1 write the stacks of all threads, also from within a call that never returns."""
-    path = os.environ.get(STACK_VARIABLE)
+    path = os.environ.get(STACK_FILE_VARIABLE)
     if path is not None:
         faulthandler.register(signal.SIGUSR1, file=open(path, "w"), all_threads=True)  # noqa: SIM115 - open till the end
 

@@ -10,21 +10,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
+from rankzero.errors import ConfigError
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.labels import Manifest
 
 Say = Callable[[str], None]
 """One line for the person who waits."""
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What the place can run."""
-
-    kinds: frozenset[str] = frozenset()
-    """Of ClusterSpec.kind: job, jobset, trainjob, pytorchjob, statefulset, docker."""
-    trainer_version: str | None = None
-    """Served flavour of the TrainJob API: 2.0, 2.1, 2.2 or 2.3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +42,17 @@ class LogLine:
     time: datetime | None = None
 
 
+class AlreadyRunsError(ConfigError):
+    """A run of this name runs, with another spec: ending it is for its owner to say."""
+
+
 class Backend(Protocol):
     """One place. Every method raises ServiceError where it does not answer, AccessError where it refuses us."""
 
-    def served(self) -> Served:
-        """Ask what the place can run."""
-
-    def submit(self, objects: Sequence[Manifest], say: Say) -> None:
+    def submit(self, objects: Sequence[Manifest], say: Say, *, replace: bool = False) -> None:
         """Check all objects, then apply them in order; existing ones are brought up to date or replaced.
 
+        Another spec's run of the same name is ended only with `replace`; else AlreadyRunsError says whose it is.
         Raises before anything is applied where one would be refused; an error after that names what was applied.
         """
 

@@ -1,4 +1,4 @@
-"""Labels and annotations that a run's objects carry, and how a pod says which node it is. Pure."""
+"""Labels and annotations that a run's objects carry. Pure."""
 
 from __future__ import annotations
 
@@ -26,18 +26,14 @@ OUTCOME = "rankzero.dev/outcome"
 """Annotation that a parked StatefulSet gets: the termination message of its run."""
 SPEC_HASH = "rankzero.dev/spec-hash"
 """Annotation of the object that trains: hash of all that was rendered with it."""
+SUBMITTED_BY = "rankzero.dev/submitted-by"
+"""Annotation of the object that trains: who submitted it, and from which machine."""
 MANAGED_BY = "app.kubernetes.io/managed-by"
+QUEUE = "kueue.x-k8s.io/queue-name"
+QUEUE_PRIORITY = "kueue.x-k8s.io/priority-class"
 
 NODE_ROLE = "node"
 PREPARE_ROLE = "prepare"
-NODE_CONTAINERS = ("node", "pytorch")
-"""Name of the container that trains; PyTorchJob insists on its own."""
-
-_INDEX_LABELS = (
-    "batch.kubernetes.io/job-completion-index",
-    "apps.kubernetes.io/pod-index",
-    "rankzero.dev/node",
-)
 
 
 def selector(run: str) -> str:
@@ -48,24 +44,3 @@ def selector(run: str) -> str:
 def role_of(pod: Mapping[str, Any]) -> str:
     """`node` or `prepare`."""
     return str((pod["metadata"].get("labels") or {}).get(ROLE, NODE_ROLE))
-
-
-def node_index(pod: Mapping[str, Any]) -> int:
-    """Which node of the run a pod is, from what its platform writes on it; 0 where nothing says so."""
-    metadata = pod["metadata"]
-    labels: Mapping[str, str] = metadata.get("labels") or {}
-    for name in _INDEX_LABELS:
-        text = labels.get(name) or (metadata.get("annotations") or {}).get(name, "")
-        if _is_number(text):
-            return int(text)
-    replica = labels.get("training.kubeflow.org/replica-index", "")
-    if _is_number(replica):
-        has_master = labels.get("rankzero.dev/first-worker", "1") == "1"
-        worker = labels.get("training.kubeflow.org/replica-type", "").lower() == "worker"
-        return int(replica) + int(worker and has_master)
-    tail = str(metadata.get("name", "")).rsplit("-", 1)[-1]
-    return int(tail) if _is_number(tail) and labels.get(KIND) == "statefulset" else 0
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal()

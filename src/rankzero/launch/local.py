@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, signals_to, started, write_payload
+from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, signals_to, started
+from rankzero.run_dir.handover import RENDEZVOUS_VARIABLE, write_payload
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 
@@ -29,7 +30,7 @@ def run_processes(spec: RunSpec, options: RunOptions, nproc: int, env: Mapping[s
     with tempfile.TemporaryDirectory(prefix="rankzero-") as name:
         directory = Path(name)
         payload = write_payload(directory, spec, options)
-        meeting = {"RANKZERO_RENDEZVOUS": (directory / "rendezvous").as_uri()}
+        meeting = {RENDEZVOUS_VARIABLE: (directory / "rendezvous").as_uri()}
         if "GLOO_SOCKET_IFNAME" not in env and Path("/sys/class/net/lo").exists():
             meeting["GLOO_SOCKET_IFNAME"] = "lo"  # one machine: independent of its name being resolvable
 

@@ -9,13 +9,14 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from rankzero.launch.log_stamps import read_stamp
+
 _PROGRESS = re.compile(
     r"\[TRAIN\] step (?P<step>\d{1,15})/(?P<total>\d{1,15}) loss (?P<loss>-?\d+(?:\.\d+)?|nan|-?inf)"
     r" (?P<rate>\d[\d,]{0,20}) tok/s ETA (?P<eta>\d[\d:]{0,15})"
 )
 _AWAITED = re.compile(r"(?i)\bwait\w*(?: \d+ s)? for (?:the )?nodes? (?P<nodes>\d{1,6}(?:(?:, | and )\d{1,6}){0,99})")
 _GOES_ON = re.compile(r"\[NODE\] start \d|\[(?:TRAIN|STEP|DDP|DATA|EVAL)\]")
-_STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)) ?")
 _CLOCK = re.compile(r"(?:^|\s|\])([012]\d):([0-5]\d):([0-5]\d)(?=[\s,.])")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _ERROR = re.compile(r"(?:^|\s)error: (?P<text>.+)")
@@ -27,7 +28,8 @@ _SLACK = timedelta(minutes=5)
 LONGEST_LINE = 300
 _SIGNS = (
     *("error", "warn", "nccl", "memory", "shm", "bus", "timed", "timeout", "joined", "resol", "refused", "reset"),
-    *("closed", "pipe", "known", "host", "kill", "wait", "not", "module"),
+    *("closed", "pipe", "known", "host", "kill", "wait", "not", "module", "lost", "ecc", "xid", "thread", "driver"),
+    *("429", "certificate", "format", "resource", "no cuda"),
 )
 
 
@@ -93,12 +95,9 @@ def last_spoken(log: str, now: datetime) -> datetime | None:
 
 def time_of(line: str, now: datetime) -> datetime | None:
     """When a line was written. A clock without a date is of the last 24 hours, in UTC as containers have it."""
-    stamp = _STAMP.match(line)
-    if stamp is not None:
-        try:
-            return datetime.fromisoformat(stamp[1])
-        except ValueError:
-            return None
+    stamped = read_stamp(line)
+    if stamped.text != line:
+        return stamped.time
     clock = _CLOCK.search(_ANSI.sub("", line[:80]))
     if clock is None or int(clock[1]) > 23:
         return None
@@ -109,7 +108,7 @@ def time_of(line: str, now: datetime) -> datetime | None:
 
 def last_error(log: str) -> SaidError | None:
     """The last `error: …` with its hint, or the last exception of a traceback."""
-    lines = [_STAMP.sub("", _ANSI.sub("", line)).rstrip() for line in log.splitlines()]
+    lines = [read_stamp(_ANSI.sub("", line)).text.rstrip() for line in log.splitlines()]
     for index in range(len(lines) - 1, -1, -1):
         match = _ERROR.search(lines[index])
         if match is not None:
@@ -136,7 +135,7 @@ def find_line(log: str, pattern: re.Pattern[str]) -> str | None:
     start = log.rfind("\n", 0, match.start()) + 1
     end = log.find("\n", match.end())
     line = log[start : end if end >= 0 else len(log)]
-    return _STAMP.sub("", _ANSI.sub("", line)).strip()[:LONGEST_LINE]
+    return read_stamp(_ANSI.sub("", line)).text.strip()[:LONGEST_LINE]
 
 
 def _seconds(clock: str) -> int:

@@ -26,3 +26,8 @@ def object_name(run_name: str) -> str:
 def prepare_name(name: str) -> str:
     """The preparation Job of a run's object name."""
     return f"{name}-prepare"
+
+
+def submission_name(name: str) -> str:
+    """The Secret that submit makes for a run's pods, by its object name."""
+    return f"{name}-submission"

@@ -10,17 +10,18 @@ import posixpath
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Literal
 
 from rankzero.errors import ConfigError, Problem
+from rankzero.launch.kinds import kind_named
 from rankzero.launch.names import object_name
 from rankzero.launch.node.settings import CONFIG_DIR, Mirror, NodeSettings
 from rankzero.spec.cluster_spec import ClusterSpec, VolumeSpec
 from rankzero.spec.data_paths import parse_data_path
+from rankzero.spec.kinds import kind_meant, kind_section
+from rankzero.spec.names import PLAIN_TEMPLATE
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec, SourceSpec, TrainSpec
 
-RenderedKind = Literal["job", "jobset", "trainjob", "pytorchjob", "statefulset", "docker"]
 MOST_SHIPPED_BYTES = 720 * 1024
 """A ConfigMap holds 1 MiB, and files in it are base64: a third larger."""
 GRACE_MARGIN_SECONDS = 10
@@ -34,7 +35,8 @@ class Plan:
     run: RunSpec
     """Resolved; paths are those of the pods."""
     cluster: ClusterSpec
-    kind: RenderedKind
+    kind: str
+    """Name of its kind, never `auto`."""
     name: str
     """Name of the run's objects."""
     settings: NodeSettings
@@ -42,6 +44,8 @@ class Plan:
     """Shipped files by their path below files/."""
     prepare: bool = False
     """Whether a preparation Job goes first."""
+    submitter: str = ""
+    """Who submits it, as user@machine; empty where it is only rendered."""
 
     @property
     def run_dir(self) -> str:
@@ -55,6 +59,7 @@ def make_plan(
     *,
     files: Mapping[str, bytes] | None = None,
     options: RunOptions | None = None,
+    submitter: str = "",
     where: Callable[[str], str] = str,
 ) -> Plan:
     """Decide everything, or raise ConfigError with every problem.
@@ -75,7 +80,7 @@ def make_plan(
     if problems:
         raise ConfigError(problems)
     name = object_name(str(run.name))
-    kind: RenderedKind = "job" if cluster.kind == "auto" else cluster.kind
+    kind = kind_named(kind_meant(cluster.kind))
     cache = cluster.storage.get("cache")
     prepare = cluster.prepare == "always" or (cluster.prepare == "auto" and cache is not None and _is_kept(cache))
     if prepare and (cache is None or not _is_kept(cache)):
@@ -84,7 +89,7 @@ def make_plan(
     return Plan(
         run=seen,
         cluster=cluster,
-        kind=kind,
+        kind=kind_meant(cluster.kind),
         name=name,
         settings=NodeSettings(
             run=name,
@@ -93,14 +98,17 @@ def make_plan(
             nproc_per_node=cluster.nproc_per_node,
             grace_seconds=cluster.grace_period_seconds - GRACE_MARGIN_SECONDS,
             rendezvous_seconds=cluster.rendezvous_timeout_seconds,
-            retry_exit_offset=128 if kind == "pytorchjob" else 0,
-            park=kind == "statefulset",
+            max_restarts=cluster.max_restarts,
+            retry_exit_offset=kind.retry_exit_offset,
+            rdma=cluster.resources.rdma is not None,
+            park=kind.parks,
             prepared_marker=f"{cache.mount}/rankzero/prepared/{name}.json" if prepare and cache is not None else None,
             mirrors=_mirrors(cluster),
             options=options or RunOptions(),
         ),
         files=paths.files,
         prepare=prepare,
+        submitter=submitter,
     )
 
 
@@ -127,11 +135,16 @@ class _Paths:
         if posixpath.isabs(path):
             self._must_be_mounted(path, field_name)
             return path
-        return self.shipped(path) or self._missing(path, field_name)
+        return self.shipped(path, field_name) or self._missing(path, field_name)
 
-    def shipped(self, path: str) -> str | None:
+    def shipped(self, path: str, field_name: str) -> str | None:
         """Where the pods find a local file or directory; None where there is none."""
         found = self._matching(path)
+        if found and posixpath.normpath(path).startswith(".."):
+            hint = "copy it below this directory, or put it on a volume: whoever reads the ConfigMap reads it"
+            what = f"{path} is outside of this directory, and is not shipped"
+            self.problems.append(Problem(what, self._where(field_name), hint))
+            return path
         for name in found:
             self.files[inside_name(name)] = self._available[name]
         return posixpath.join(CONFIG_DIR, "files", inside_name(path)) if found else None
@@ -192,7 +205,7 @@ def _model_in_pods(model: ModelSpec, paths: _Paths) -> ModelSpec:
     elif posixpath.isabs(model.name):
         paths.file(model.name, "model.name")
     else:
-        changes["name"] = paths.shipped(model.name) or model.name  # else a Hub id
+        changes["name"] = paths.shipped(model.name, "model.name") or model.name  # else a Hub id
     if model.tokenizer_dir is not None:
         changes["tokenizer_dir"] = paths.file(model.tokenizer_dir, "model.tokenizer_dir")
     return model.model_copy(update=changes)
@@ -204,14 +217,14 @@ def _data_in_pods(data: DataSpec, paths: _Paths) -> DataSpec:
             return paths.data(value, field_name)
         if isinstance(value, tuple):
             return tuple(
-                _source_in_pods(source, f"{field_name}.{index}", paths)
+                _source_in_pods(source, f"{field_name}[{index}]", paths)
                 for index, source in enumerate(value)
                 if isinstance(source, SourceSpec)
             )
         return value
 
     changes = {"train": sources(data.train, "data.train"), "eval": sources(data.eval, "data.eval")}
-    if data.chat_template is not None:
+    if data.chat_template is not None and data.chat_template != PLAIN_TEMPLATE:
         changes["chat_template"] = paths.file(data.chat_template, "data.chat_template")
     return data.model_copy(update=changes)
 
@@ -245,7 +258,7 @@ def _is_kept(volume: VolumeSpec) -> bool:
 
 
 def _access_problems(cluster: ClusterSpec) -> list[Problem]:
-    if cluster.num_nodes == 1 or cluster.kind == "docker":
+    if cluster.num_nodes == 1 or kind_section(cluster.kind).on_this_machine:
         return []
     outputs = cluster.storage.get("outputs")
     alone = outputs is not None and outputs.claim is None and outputs.host_path is None

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from rankzero.errors import NEVER_RETRIED, ExitCode
-from rankzero.launch import labels
+from rankzero.launch import kinds, labels
 from rankzero.launch.labels import Manifest
-from rankzero.launch.loose import at, maps, moment, text, whole, words
+from rankzero.launch.untyped_json import at, maps, moment, text, whole, words
 
-RETRY_OFFSET = 128
-"""What a PyTorchJob's pods add to exit codes that may be retried."""
 SHM_MOUNT = "/dev/shm"
+EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
+"""Of what says no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,10 @@ class Pod:
     created: datetime | None
     deleting_since: datetime | None
     grace: int
+    container: str
+    """Name of the container that trains or prepares; others, if any, are the site's."""
+    runs: bool
+    """Whether an instance of it runs at this moment, though the pod may be told to leave."""
     waiting: str
     """Reason for which the container is not running: ContainerCreating, ImagePullBackOff …"""
     waiting_message: str
@@ -99,10 +103,19 @@ class Pod:
     """Size of /dev/shm; empty: not limited."""
     claims: Mapping[str, str] = field(default_factory=dict)
     """Names of the volumes of the spec, by claim."""
+    interfaces: Mapping[str, str] = field(default_factory=dict)
+    """Values of NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME; no other variable's value is kept."""
     secrets: Mapping[str, str] = field(default_factory=dict)
     """Names of environment variables, by `secret` and by `secret/key`."""
     selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Mapping[str, Any], ...] = ()
+    gates: tuple[str, ...] = ()
+    """Scheduling gates."""
+    init: str = ""
+    """The init container that `waiting` and `image` are about; empty: the container that trains or prepares."""
+    beside: tuple[str, ...] = ()
+    """Other containers that run."""
+    finalizers: tuple[str, ...] = ()
 
     @property
     def is_running(self) -> bool:
@@ -115,9 +128,37 @@ class Pod:
         return self.phase in ("Succeeded", "Failed")
 
     @property
+    def began(self) -> datetime | None:
+        """When the newest instance of its container started, to the second."""
+        return self.running_since or (self.ended.started if self.ended is not None else None)
+
+    @property
+    def has_log(self) -> bool:
+        """Whether its container has run at all."""
+        return bool(self.restarts) or (not self.init and (self.runs or self.ended is not None))
+
+    @property
+    def is_unhealthy(self) -> bool:
+        """Whether its log may say what went wrong."""
+        return self.phase == "Failed" or bool(self.restarts) or bool(self.ended is not None and self.ended.code)
+
+    @property
+    def waits_for(self) -> str | None:
+        """Why it does not run yet, in a few words; None where it runs or has ended."""
+        if self.waiting:
+            return _reason(self.waiting, self.waiting_message)
+        if self.phase != "Pending":
+            return None
+        placed = self.conditions.get("PodScheduled")
+        if placed is not None and placed.status == "False":
+            return _reason(placed.reason or "not scheduled", placed.message)
+        return "Pending"
+
+    @property
     def title(self) -> str:
         """How findings speak of it."""
-        return f"node {self.node}" if self.role == labels.NODE_ROLE else "the preparation pod"
+        own = f"node {self.node}" if self.role == labels.NODE_ROLE else "the preparation pod"
+        return f"init container {self.init} of {own}" if self.init else own
 
     @property
     def endings(self) -> tuple[Ended, ...]:
@@ -130,23 +171,17 @@ def parse_pod(manifest: Manifest) -> Pod:
     metadata, spec, status = at(manifest, "metadata"), at(manifest, "spec"), at(manifest, "status")
     own_labels = words(at(metadata, "labels"))
     name = text(metadata, "name")
-    node = labels.node_index(
-        {
-            "metadata": {
-                "name": name if name.isascii() else "",
-                "labels": own_labels,
-                "annotations": words(at(metadata, "annotations")),
-            }
-        }
-    )
-    container, state = _container(spec, status)
-    offset = RETRY_OFFSET if own_labels.get(labels.KIND) == "pytorchjob" else 0
+    marks = {"labels": own_labels, "annotations": words(at(metadata, "annotations"))}
+    plain = {"metadata": {"name": name if name.isascii() else "", **marks}}
+    kind = kinds.kind_of_pod(plain)
+    container, state, init = _container(spec, status)
+    offset = kind.retry_exit_offset if kind is not None else 0
     resources = at(container, "resources")
     own, before = at(state, "state"), at(state, "lastState")
     return Pod(
         name=name,
         namespace=text(metadata, "namespace"),
-        node=node,
+        node=kinds.node_index(plain),
         role=own_labels.get(labels.ROLE, labels.NODE_ROLE),
         phase=text(status, "phase") or "Pending",
         reason=text(status, "reason"),
@@ -155,13 +190,15 @@ def parse_pod(manifest: Manifest) -> Pod:
         created=moment(metadata.get("creationTimestamp")),
         deleting_since=moment(metadata.get("deletionTimestamp")),
         grace=whole(spec, "terminationGracePeriodSeconds") or 30,
+        container=text(container, "name"),
+        runs="running" in own and not init,
         waiting=text(own, "waiting", "reason"),
         waiting_message=text(own, "waiting", "message"),
         running_since=moment(at(own, "running").get("startedAt")),
         ended=_ended(at(own, "terminated"), offset),
         before=_ended(at(before, "terminated"), offset),
         restarts=whole(state, "restartCount") or 0,
-        image=text(container, "image"),
+        image=text(state, "image") if init else text(container, "image"),
         conditions=conditions_of(manifest),
         requests={**words(at(resources, "limits")), **words(at(resources, "requests"))},
         limits=words(at(resources, "limits")),
@@ -171,9 +208,22 @@ def parse_pod(manifest: Manifest) -> Pod:
             for volume in maps(spec, "volumes")
             if text(volume, "persistentVolumeClaim", "claimName")
         },
+        interfaces={
+            text(variable, "name"): text(variable, "value")
+            for variable in maps(container, "env")
+            if text(variable, "name").endswith("_SOCKET_IFNAME")
+        },
         secrets=_secrets(container),
         selector=words(at(spec, "nodeSelector")),
         tolerations=tuple(maps(spec, "tolerations")),
+        gates=tuple(text(gate, "name") for gate in maps(spec, "schedulingGates")),
+        init=init,
+        beside=tuple(
+            text(other, "name")
+            for other in maps(status, "containerStatuses")
+            if other is not state and at(other, "state", "running")
+        ),
+        finalizers=_texts(metadata.get("finalizers")),
     )
 
 
@@ -212,9 +262,18 @@ def parse_last_words(message: str) -> LastWords | None:
     )
 
 
-def _container(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The container that trains or prepares, and its state; an init container's while that has not let it start."""
-    wanted = (*labels.NODE_CONTAINERS, "prepare")
+def _reason(reason: str, message: str) -> str:
+    return f"{reason}: {message}" if message else reason
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(one for one in value if isinstance(one, str)) if isinstance(value, list | tuple) else ()
+
+
+def _container(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any], str]:
+    """The container that trains or prepares, its state, and no name; or the state and name of an init container that
+    has not let it start."""
+    wanted = (*kinds.containers(), labels.PREPARE_ROLE)
     containers = list(maps(spec, "containers"))
     own = next((one for one in containers if text(one, "name") in wanted), containers[0] if containers else {})
     states = {text(state, "name"): state for state in maps(status, "containerStatuses")}
@@ -222,9 +281,9 @@ def _container(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[Mapp
     if text(state, "state", "waiting", "reason") in ("", "PodInitializing") and not at(state, "state", "running"):
         for first in maps(status, "initContainerStatuses"):
             stuck = text(first, "state", "waiting", "reason")
-            if stuck and stuck != "PodInitializing":
-                return own, {**first, "restartCount": state.get("restartCount")}
-    return own, state
+            if (stuck and stuck != "PodInitializing") or whole(first, "state", "terminated", "exitCode"):
+                return own, {**first, "restartCount": state.get("restartCount")}, text(first, "name")
+    return own, state, ""
 
 
 def _ended(state: Mapping[str, Any], offset: int) -> Ended | None:

@@ -6,7 +6,6 @@ A worker is `python -m rankzero.engine.worker RUN.json`. Rank 0's standard outpu
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 import signal
@@ -14,16 +13,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from rankzero import errors
-from rankzero.errors import INTERRUPTED, ExitCode, Problem, RankzeroError, ServiceError, StoppedError
+from rankzero.errors import INTERRUPTED, ExitCode, RankzeroError, ServiceError, StoppedError
 from rankzero.machine import usable_cores
-from rankzero.spec.run_options import RunOptions
-from rankzero.spec.run_spec import RunSpec
+from rankzero.run_dir.handover import (
+    ERROR_FILE_VARIABLE,
+    PARENT_VARIABLE,
+    STACK_FILE_VARIABLE,
+    STARTED_VARIABLE,
+    read_error,
+)
 
 PEER_SECONDS = 10.0
 """How long peers of a dead worker may take to notice and leave by themselves."""
@@ -44,13 +48,6 @@ class Ranks:
     first: int
     count: int
     world_size: int
-
-
-def write_payload(directory: Path, spec: RunSpec, options: RunOptions) -> Path:
-    """The file that workers read."""
-    payload = directory / "run.json"
-    payload.write_text(json.dumps({"spec": spec.model_dump(mode="json"), "options": asdict(options)}))
-    return payload
 
 
 class Workers:
@@ -76,10 +73,10 @@ class Workers:
                 "LOCAL_RANK": local,
                 "WORLD_SIZE": ranks.world_size,
                 "LOCAL_WORLD_SIZE": ranks.count,
-                "RANKZERO_ERROR_FILE": self._directory / f"error-{local}.json",
-                "RANKZERO_STACK_FILE": self._stack(local),
-                "RANKZERO_STARTED_AT": started,
-                "RANKZERO_PARENT": os.getpid(),
+                ERROR_FILE_VARIABLE: self._directory / f"error-{local}.json",
+                STACK_FILE_VARIABLE: self._stack(local),
+                STARTED_VARIABLE: started,
+                PARENT_VARIABLE: os.getpid(),
             }
             defaults = {"OMP_NUM_THREADS": str(max(1, usable_cores() // ranks.count))}
             with (self._directory / f"stdout-{local}").open("wb") as stdout:
@@ -183,10 +180,11 @@ class Workers:
                     process.send_signal(each)
 
     def kill(self) -> None:
-        """End whatever is left."""
+        """End whatever is left, with all that they have started: each leads a group of its own."""
         for process in self.processes:
-            if process.poll() is None:
-                process.kill()
+            process.poll()
+            with suppress(ProcessLookupError, PermissionError):  # nobody is left; some systems say it in this way
+                os.killpg(process.pid, signal.SIGKILL)
         for process in self.processes:
             process.wait()
 
@@ -217,12 +215,8 @@ class Workers:
     def _error_of(self, local: int) -> RankzeroError:
         """A worker's own error, or what its death says."""
         rank, code = self._ranks.first + local, self.processes[local].returncode
-        value = _read_error(self._directory / f"error-{local}.json")
-        if value is not None:
-            kind = getattr(errors, value["type"], RankzeroError)
-            error: RankzeroError = kind([Problem(**problem) for problem in value["problems"]])
-            if value["traceback"]:
-                error.add_note(value["traceback"])
+        error = read_error(self._directory / f"error-{local}.json")
+        if error is not None:
             return error
         if code == ExitCode.STOPPED:
             return StoppedError("stopped", hint="give the same command again")
@@ -256,14 +250,6 @@ def _is_suspended(process: subprocess.Popen[bytes]) -> bool:
     except OSError:
         return False
     return stat.rpartition(")")[2].split()[0] == "T"
-
-
-def _read_error(file: Path) -> dict[str, Any] | None:
-    try:
-        value: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # it died before it could say why, or while it did
-        return None
-    return value
 
 
 @contextmanager

@@ -8,45 +8,30 @@ from pathlib import Path
 
 from rankzero.errors import DataError
 from rankzero.launch.plan import MOST_SHIPPED_BYTES
-from rankzero.spec.data_paths import parse_data_path
+from rankzero.spec.local_paths import is_pattern, local_part, path_fields
 from rankzero.spec.run_spec import RunSpec
 
 
-def local_files(run: RunSpec) -> dict[str, bytes]:
+def local_files(run: RunSpec, base: Path | None = None) -> dict[str, bytes]:
     """Contents by relative path in its shortest form. What does not exist here is left out, and so is a Hub id.
 
-    Reads little more than can be shipped: a file that is too large is represented by as many bytes as show that.
-    Raises DataError where a file cannot be read.
+    Relative paths are relative to `base`, which by default is the working directory. Reads little more than can be
+    shipped: a file that is too large is represented by as many bytes as show that. Raises DataError where a file
+    cannot be read.
     """
+    base = base or Path.cwd()
     contents: dict[str, bytes] = {}
-    for path in [*_model_paths(run), *_data_paths(run)]:
-        if Path(path).is_absolute():
+    for field in path_fields(run):
+        part = local_part(field, base)
+        if part is None or field.kind == "output" or os.path.isabs(part.path):
             continue
-        for name in [path] if Path(path).exists() else sorted(glob.glob(path, recursive=True)):
-            root = Path(name)
+        names = glob.glob(part.path, root_dir=base, recursive=True) if is_pattern(part.path, base) else [part.path]
+        for name in sorted(names):
+            root = base / name
             for file in sorted(root.rglob("*")) if root.is_dir() else [root]:
                 if file.is_file():
-                    contents[os.path.normpath(file)] = _read(file)
+                    contents[os.path.normpath(os.path.join(name, file.relative_to(root)))] = _read(file)
     return contents
-
-
-def _model_paths(run: RunSpec) -> list[str]:
-    given = [
-        *(run.model.local_dir or run.model.name, run.model.tokenizer_dir),
-        *(run.data.chat_template, run.train.deepspeed),
-    ]
-    return [path for path in given if path]
-
-
-def _data_paths(run: RunSpec) -> list[str]:
-    given: list[str] = []
-    for sources in (run.data.train, run.data.eval):
-        if isinstance(sources, str):
-            given.append(sources)
-        elif isinstance(sources, tuple):
-            given += [path for source in sources for path in (source.path, source.image_root) if path]
-    meant = [parse_data_path(path, lambda name: Path(name).exists()) for path in given]
-    return [path.path for path in meant if path.place == "local"]
 
 
 def _read(file: Path) -> bytes:

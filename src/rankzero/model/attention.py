@@ -19,7 +19,7 @@ from transformers import (
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from rankzero.errors import ConfigError, Problem
-from rankzero.model import varlen
+from rankzero.model import dropout_attention, varlen
 from rankzero.model.load import ModelKind, kind_of
 from rankzero.spec.run_spec import RunSpec
 
@@ -89,7 +89,7 @@ def choose_attention(spec: RunSpec, config: Any, device_kind: str, dtype: torch.
 
     Raises ConfigError with everything that was asked for and cannot be had.
     """
-    kind = kind_of(config, spec.task)
+    kind = kind_of(config, spec.task_section.uses)
     found = _CLASSES[kind].get(type(config), None)
     case = _Case(kind, config, found[0] if isinstance(found, tuple) else found, device_kind, dtype)
     together = _cannot_lie_end_to_end(case)
@@ -98,6 +98,10 @@ def choose_attention(spec: RunSpec, config: Any, device_kind: str, dtype: torch.
     if problems:
         raise ConfigError(problems)
     varlen.register()
+    dropout_attention.register()
+    if wanted == "auto" and free is not True and case.dropout and case.supports("_supports_sdpa"):
+        _log.debug("rows are padded: attention has dropout, which fused kernels do not tie to places")
+        return Attention(dropout_attention.NAME, False)
     if wanted != "auto":
         return Attention(wanted, free is True or (free == "auto" and together is None and _gains(case, wanted)))
     if free is True or (free == "auto" and _gains(case, wanted)):
@@ -191,7 +195,7 @@ def _no_flash(case: _Case, name: str) -> Iterator[tuple[str, str]]:
         yield f"{name} needs an NVIDIA GPU", "leave it out: auto takes the fastest that there is"
         return
     if not case.half:
-        yield f"{name} computes in bfloat16 only", "set model.dtype: bfloat16, or leave model.attention out"
+        yield f"{name} computes in 16 bits only", "set model.dtype: bfloat16, or leave model.attention out"
     if not _installed(name):
         yield f"{_PACKAGES[name]} is not installed", f"pip install {_PACKAGES[name]}, or leave it out"
     major = torch.cuda.get_device_capability()[0]

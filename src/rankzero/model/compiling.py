@@ -21,6 +21,7 @@ import torch
 
 from rankzero.cache import cache_root
 from rankzero.errors import ConfigError, StorageError
+from rankzero.machine import cpu_features
 from rankzero.model.blocks import blocks
 from rankzero.run_dir.atomic import whole_file
 
@@ -131,4 +132,5 @@ def _versions() -> dict[str, str]:
 def _machine() -> list[str]:
     if torch.cuda.is_available():
         return [torch.cuda.get_device_name(), str(torch.version.cuda)]
-    return [platform.machine(), torch.backends.cpu.get_cpu_capability()]
+    # What is compiled uses every instruction that the CPU has, and would crash on one that lacks some of them.
+    return [platform.machine(), torch.backends.cpu.get_cpu_capability(), *sorted(cpu_features())]

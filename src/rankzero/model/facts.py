@@ -132,7 +132,7 @@ def model_facts(spec: RunSpec, config: Any, shape: Any, dtype: torch.dtype) -> M
         text=_text_blocks(config.get_text_config(), base, text_names, compute),
         tower=_tower_blocks(tower, base, tower_names, compute) if tower and _is_trained(base, tower_names) else None,
         patches=_patches(config) if tower else 1,
-        logits=0 if spec.task == "classify" else config.get_text_config().vocab_size,
+        logits=0 if spec.task_section.uses == "classifies" else config.get_text_config().vocab_size,
         eager=getattr(base.config, "_attn_implementation", None) == "eager",
     )
 

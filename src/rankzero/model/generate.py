@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rankzero.data.conversation import Message
-from rankzero.data.formats.images import Slots
 from rankzero.data.images.decode import load_rgb
-from rankzero.data.template import ChatTemplate
-from rankzero.data.tokenizer import take_apart
-from rankzero.data.turns import reads_parts_only, turn_of
+from rankzero.data.rows.conversation import Message
+from rankzero.data.rows.formats.images import Slots
+from rankzero.data.tokens.template import ChatTemplate
+from rankzero.data.tokens.tokenizer import take_apart
+from rankzero.data.tokens.turns import reads_parts_only, turn_of
 from rankzero.errors import ConfigError, UsageError
 from rankzero.model.load import kind_of, load_config, load_model, load_tokenizer, stop_token_ids
 from rankzero.model.lora import load_adapter
@@ -34,6 +34,8 @@ class Speaker:
     tokenizer: Any
     vision: Vision | None
     """Of a model that sees images."""
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """What the chat template is given besides the turns."""
 
 
 def load_speaker(spec: RunSpec, adapter: Path | None, dtype: torch.dtype, device: torch.device) -> Speaker:
@@ -44,14 +46,14 @@ def load_speaker(spec: RunSpec, adapter: Path | None, dtype: torch.dtype, device
     if any(kind.endswith("ForSequenceClassification") for kind in config.architectures or ()):
         hint = f"use `rankzero predict {spec.model.name} --text …`"
         raise ConfigError(f"{spec.model.name} puts texts into classes; it writes none", where="model", hint=hint)
-    vision = load_vision(source, spec, tokenizer) if kind_of(config, spec.task) == "vision" else None
+    vision = load_vision(source, spec, tokenizer) if kind_of(config, spec.task_section.uses) == "vision" else None
     model = load_model(source, spec, config, dtype, device=device)
     if adapter is not None:
         model = load_adapter(model, adapter)
     if spec.model.quantization == "none":
         model.to(device)
     model.eval()
-    return Speaker(model, tokenizer, vision)
+    return Speaker(model, tokenizer, vision, spec.data.chat_template_kwargs)
 
 
 def answer(
@@ -131,6 +133,6 @@ def _prompt_ids(speaker: Speaker, message: Message) -> list[int]:
         parts = take_apart(tokenizer)
         in_parts = reads_parts_only(ChatTemplate(str(parts.chat_template), parts.variables))
     turns = [turn_of(message, in_parts=in_parts)]
-    text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+    text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False, **speaker.template_kwargs)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids

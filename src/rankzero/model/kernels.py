@@ -12,6 +12,7 @@ from transformers.utils import import_utils, is_kernels_available
 
 from rankzero.errors import ConfigError, ServiceError
 from rankzero.machine import offline
+from rankzero.wording import first_line
 
 Kernels = Literal["none", "liger", "hub"]
 
@@ -73,5 +74,5 @@ def _apply_hub(model: Any, device_kind: str, *, no_network: bool) -> None:
         # CPU, and kernels without a backward pass would be taken.
         kernelize(model, mode=Mode.TRAINING, device=device_kind, use_fallback=True)
     except Exception as error:  # the Hub, the network or the kernel's own build; the cause is kept
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise ServiceError(f"kernels cannot be fetched: {reason}", where=_FIELD, hint=_LEAVE_OUT) from error

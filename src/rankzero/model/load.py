@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -21,11 +20,14 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from rankzero.data.tokens.built_in_templates import read_template
 from rankzero.errors import ConfigError
 from rankzero.model.parts import after_encoder
-from rankzero.model.quantize import forget_packing, quantization_config
+from rankzero.model.quantize import forget_packing, keep_layout, quantization_config
 from rankzero.model.source import ModelSource
-from rankzero.spec.run_spec import ModelSpec, RunSpec, Task
+from rankzero.spec.run_spec import ModelSpec, RunSpec
+from rankzero.spec.tasks import ModelUse
+from rankzero.wording import first_line
 
 ModelKind = Literal["causal", "vision", "classifier"]
 
@@ -46,25 +48,25 @@ def quiet_libraries() -> None:
 
 
 def load_tokenizer(source: ModelSource, spec: ModelSpec, chat_template: str | None) -> Any:
-    """The tokenizer, with the chat template of `chat_template` (a Jinja file) where given. Raises ConfigError."""
+    """The tokenizer, with the chat template of `chat_template` (a Jinja file, or `plain`) where given. Raises
+    ConfigError."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             str(source.tokenizer), trust_remote_code=spec.trust_remote_code, local_files_only=True
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"the tokenizer cannot be loaded: {_first_line(error)}",
+            f"the tokenizer cannot be loaded: {first_line(error)}",
             where=str(source.tokenizer),
             hint="check tokenizer.json and tokenizer_config.json against the model's Hub page",
         ) from error
     if chat_template is not None:
-        path = Path(chat_template)
         try:
-            tokenizer.chat_template = path.read_text(encoding="utf-8")
+            tokenizer.chat_template = read_template(chat_template, tokenizer)
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"{path} cannot be read: {error}", where="data.chat_template", hint="give the path of a Jinja file"
-            ) from error
+            hint = "give the path of a Jinja file, or plain"
+            what = f"{chat_template} cannot be read: {error}"
+            raise ConfigError(what, where="data.chat_template", hint=hint) from error
     return tokenizer
 
 
@@ -76,7 +78,7 @@ def load_config(source: ModelSource, spec: ModelSpec) -> Any:
         )
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
-            f"config.json cannot be used: {_first_line(error)}",
+            f"config.json cannot be used: {first_line(error)}",
             where=str(source.weights),
             hint="a newer transformers may know this architecture; model.trust_remote_code runs the model's own code",
         ) from error
@@ -94,9 +96,9 @@ def check_vocabulary(tokenizer: Any, config: Any, source: ModelSource) -> None:
         )
 
 
-def kind_of(config: Any, task: Task) -> ModelKind:
-    """Which class of model a config and a task ask for. Raises ConfigError where transformers has none for both."""
-    if task == "classify":
+def kind_of(config: Any, use: ModelUse) -> ModelKind:
+    """Which class of model a config and a use ask for. Raises ConfigError where transformers has none for both."""
+    if use == "classifies":
         kind: ModelKind = "classifier"
     elif getattr(config, "vision_config", None) is not None and _has_class(config, "vision"):
         kind = "vision"
@@ -133,7 +135,7 @@ def load_model(
     checkpoint has none, or one for another number of classes: those rows stand for other classes and cannot be kept.
     Raises ConfigError.
     """
-    kind = kind_of(config, spec.task)
+    kind = kind_of(config, spec.task_section.uses)
     config = _own_config(config, kind, labels, pad_token_id)
     quantised = quantization_config(spec.model, config, dtype, device)
     try:
@@ -152,14 +154,15 @@ def load_model(
                 output_loading_info=True,
             )
     except ImportError as error:
-        raise ConfigError(_first_line(error), where="model.attention", hint="use model.attention: auto") from error
+        raise ConfigError(first_line(error), where="model.attention", hint="use model.attention: auto") from error
     except Exception as error:  # safetensors, torch and transformers each have their own; the cause is kept
         raise ConfigError(
-            f"the weights cannot be loaded: {_first_line(error)}",
+            f"the weights cannot be loaded: {first_line(error)}",
             where=str(source.weights),
             hint="a file may be cut off or belong to another model; copy it again",
         ) from error
     _check_loaded(model, kind, report, source)
+    keep_layout(model)
     model.config.use_cache = False
     return model
 
@@ -177,7 +180,7 @@ def empty_model(
 
     Weights that loading would quantise are not quantised here. Raises ConfigError.
     """
-    kind = kind_of(config, spec.task)
+    kind = kind_of(config, spec.task_section.uses)
     config = _own_config(config, kind, labels, pad_token_id)
     forget_packing(config)
     with torch.device("meta"):
@@ -240,7 +243,3 @@ def _check_loaded(model: Any, kind: ModelKind, report: dict[str, Any], source: M
             where=str(source.weights),
             hint="the files may belong to another architecture than config.json says; copy them again",
         )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

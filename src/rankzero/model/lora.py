@@ -20,6 +20,7 @@ from rankzero.model.packed_adapters import over_packed_tensors
 from rankzero.model.quantize import is_quantised, prepare_quantized
 from rankzero.model.targets import Targets, adapted_tensor_problems, shortest, target_modules
 from rankzero.spec.run_spec import LoraSpec, RunSpec
+from rankzero.wording import first_line
 
 ADDED_BY_PEFT = ("classifier", "score")
 """What peft itself adds to `modules_to_save` of a classifier."""
@@ -53,7 +54,7 @@ def load_adapter(model: Any, directory: Path) -> Any:
         with outlined(model):
             adapted = PeftModel.from_pretrained(model, str(directory), local_files_only=True)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
-        what = f"the adapter does not fit the model: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
+        what = f"the adapter does not fit the model: {first_line(error)}"
         raise ConfigError(what, where=str(directory), hint="take the model that it was trained on") from error
     over_packed_tensors(adapted)
     return adapted
@@ -65,7 +66,7 @@ def lora_config(spec: RunSpec, model: Any, targets: Targets, base_name: str) -> 
         raise TypeError("there is no lora section")
     modules = [name for name, _ in model.named_modules()]
     config = LoraConfig(
-        task_type="SEQ_CLS" if spec.task == "classify" else "CAUSAL_LM",
+        task_type="SEQ_CLS" if spec.task_section.uses == "classifies" else "CAUSAL_LM",
         base_model_name_or_path=base_name,
         r=spec.lora.r,
         lora_alpha=spec.lora.alpha,

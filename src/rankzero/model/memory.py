@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 from rankzero.model.facts import Blocks, ModelFacts, model_facts
 from rankzero.spec.run_spec import RunSpec, Sharding
+from rankzero.spec.shardings import sharding_section
 
 __all__ = ["MemoryPlan", "ModelFacts", "choose_sharding", "model_facts", "plan_memory"]
 
@@ -37,7 +38,7 @@ USABLE = 0.85
 """Share of the memory that is planned with; the rest is for the context, fragmentation and what this leaves out."""
 LOGIT_BYTES = 12
 DEEPSPEED_BUCKETS = 2 * 4 * 50_000_000
-"""Two float32 buffers that gradients are reduced in, of the size that engine/parallel/zero_config.py sets."""
+"""Two float32 buffers that gradients are reduced in, of the size that engine/parallel/zero/config.py sets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ def state_bytes(
 
     With what sharding has whole at a time. `offload`: whether train.offload takes anything off the device.
     """
-    deepspeed = sharding.startswith("zero")
+    section = sharding_section(sharding)
     kept_off = spec.train.offload if offload else "none"
     weights, gradients, optimizer = (
         float(facts.trained_bytes),
@@ -124,25 +125,25 @@ def state_bytes(
         _optimizer_bytes(spec, facts),
     )
     copies = 0.0
-    if deepspeed and not facts.adapters:
+    if section.own_masters and not facts.adapters:
         weights, gradients = float(facts.trainable * facts.compute_bytes), 4.0 * facts.trainable
-    if deepspeed:
+    if section.own_masters:
         optimizer = 4.0 * facts.trainable + 8.0 * facts.trainable
-    elif sharding == "ddp" and facts.float32_masters and not facts.adapters:
+    elif not section.divides and facts.float32_masters and not facts.adapters:
         copies = float(facts.trainable * facts.compute_bytes)
     weights += facts.frozen_bytes
-    if sharding in ("fsdp", "zero3"):
+    if "weights" in section.divides:
         weights /= world_size
-    if sharding != "ddp" and not (sharding == "fsdp" and facts.adapters):
+    if "gradients" in section.divides and (section.divides_adapters_gradients or not facts.adapters):
         gradients /= world_size
-    if sharding != "ddp":
+    if "optimizer" in section.divides:
         optimizer /= world_size
     if kept_off != "none":
         gradients = optimizer = 0.0
     if kept_off == "all":
         weights = 0.0
-    whole = _whole_bytes(facts) if sharding in ("fsdp", "zero3") else 0.0
-    buckets = DEEPSPEED_BUCKETS if deepspeed else 0.0
+    whole = 0.0 if section.whole_weights else _whole_bytes(facts)
+    buckets = DEEPSPEED_BUCKETS if section.buckets else 0.0
     return weights + copies + gradients + optimizer + whole + buckets + facts.unpacked_bytes
 
 

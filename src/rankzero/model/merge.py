@@ -18,12 +18,13 @@ from peft import PeftConfig
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 
 from rankzero.errors import ConfigError
+from rankzero.model.files import TOKENIZER_FILES
 from rankzero.model.load import load_config, load_model, load_tokenizer
 from rankzero.model.lora import load_adapter
 from rankzero.model.predict import padding_id
 from rankzero.model.quantize import is_quantised
 from rankzero.model.quantizer import unpack
-from rankzero.model.source import TOKENIZER_FILES, locate
+from rankzero.model.source import locate
 from rankzero.model.weights import save_whole
 from rankzero.run_dir.atomic import commit_directory, stage_name, storage_errors
 from rankzero.spec.run_spec import RunSpec
@@ -72,7 +73,7 @@ def merge(
     config = load_config(source, spec.model)
     dtype = getattr(torch, str(config.dtype or "float32").removeprefix("torch."))
     pad = None
-    if spec.task == "classify":
+    if spec.task_section.uses == "classifies":
         pad = padding_id(load_tokenizer(source, spec.model, None), config)
     model = load_model(source, spec, config, dtype, labels=labels, pad_token_id=pad)
     if is_quantised(model):
@@ -82,7 +83,7 @@ def merge(
     plain = adapted.unload()
     plain.config.use_cache = True
     staged = output.parent / stage_name(output.name)
-    with storage_errors(staged):
+    with storage_errors(output):
         staged.mkdir(parents=True)
     try:
         save_whole(plain, staged, dtype=dtype)

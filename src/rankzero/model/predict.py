@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from rankzero.data.chat import Rendered, TokenRules
-from rankzero.data.row_tokens import Encoder
-from rankzero.data.tokenizer import take_apart
+from rankzero.data.tokens.chat import Rendered, TokenRules
+from rankzero.data.tokens.row_tokens import Encoder
+from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.errors import ConfigError
 from rankzero.model.load import load_config, load_model, load_tokenizer
 from rankzero.model.lora import load_adapter
@@ -65,8 +65,8 @@ def load_classifier(
     pad = padding_id(tokenizer, config)
     model = load_model(source, spec, config, dtype, device=device, labels=labels, pad_token_id=pad)
     longest = min(spec.data.max_length, position_limit(model) or spec.data.max_length)
-    rules = TokenRules(max_length=longest, over_length="truncate", task="classify")
-    encoder = Encoder(take_apart(tokenizer, "classify"), rules)
+    rules = TokenRules(max_length=longest, over_length="truncate", trains="label")
+    encoder = Encoder(take_apart(tokenizer, "label"), rules)
     if adapter is not None:
         model = load_adapter(model, adapter)
     if spec.model.quantization == "none":

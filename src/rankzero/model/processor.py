@@ -18,6 +18,7 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 from rankzero.data.images.decode import require_pillow
 from rankzero.errors import ConfigError
 from rankzero.model.vision_rules import ProcessorPlace
+from rankzero.wording import first_line
 
 _LARGE = ((4096, 4096), (3000, 1000), (1000, 3000))
 """Sizes at which a limit would show."""
@@ -27,15 +28,10 @@ _LARGE = ((4096, 4096), (3000, 1000), (1000, 3000))
 def load_processor(place: ProcessorPlace) -> Any:
     """The processor with a tokenizer of its own, scaling images to `max_tokens`. Raises ConfigError."""
     require_pillow()
-    options = {
-        "revision": place.revision,
-        "trust_remote_code": place.trust_remote_code,
-        "local_files_only": place.local_files_only,
-    }
     try:
-        processor = _load(place, options)
+        processor = _load(place, {"trust_remote_code": place.trust_remote_code, "local_files_only": True})
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         hint = "copy preprocessor_config.json (or processor_config.json) from the model's Hub page"
         raise ConfigError(f"the model's processor cannot be loaded: {reason}", where=place.name, hint=hint) from error
     if place.max_tokens is not None:
@@ -68,9 +64,7 @@ def _load(place: ProcessorPlace, options: dict[str, Any]) -> Any:
     known = PROCESSOR_MAPPING[type(config)]
     parts = {
         "image_processor": AutoImageProcessor.from_pretrained(place.name, backend="pil", **options),
-        "tokenizer": AutoTokenizer.from_pretrained(place.tokenizer, **{**options, "revision": None})
-        if place.tokenizer != place.name
-        else AutoTokenizer.from_pretrained(place.name, **options),
+        "tokenizer": AutoTokenizer.from_pretrained(place.tokenizer, **options),
     }
     settings, _ = known.get_processor_dict(place.name, **options)
     made: Any = type(known.__name__, (_ImagesOnly, known), {})

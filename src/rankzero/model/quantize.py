@@ -52,6 +52,18 @@ def is_quantised(model: Any) -> bool:
     return bool(getattr(model, "is_quantized", False))
 
 
+def keep_layout(model: Any) -> None:
+    """Let no 4-bit layer rearrange its weight, on any CPU.
+
+    On one with avx512_bf16 those of bitsandbytes would, in the first evaluation pass: for kernels that have no backward
+    pass, with scales rounded to bfloat16, and without ever undoing it. Training would go on with other weights and
+    wrong gradients, and narrow layers would crash.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
 def prepare_quantized(model: Any) -> None:
     """Freeze a packed model and put its norms in float32, where a rounded sum of squares would cost the most.
 

@@ -173,7 +173,7 @@ def _routers(belongs: dict[str, Part], parts: frozenset[Part]) -> list[str]:
 
 def _heads(spec: RunSpec, model: Any) -> list[str]:
     """A classifier's layers after its encoder: freshly drawn, so they have to be trained."""
-    if spec.task != "classify":
+    if spec.task_section.uses != "classifies":
         return []
     names = [name for name, _ in model.named_parameters()]
     return _outermost_modules([name for name in names if after_encoder(model, name)], names)

@@ -22,6 +22,7 @@ from rankzero.model.source import ModelSource
 from rankzero.model.vision_rules import ProcessorPlace, VisionRules
 from rankzero.run_dir.atomic import write_json
 from rankzero.spec.run_spec import RunSpec
+from rankzero.wording import first_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -110,7 +111,7 @@ class Vision:
             ids = list(made["input_ids"][0])
             tokens = iter(image_tokens(self._processor, _SAMPLES))
         except Exception as error:  # a processor is foreign code: it may fail in any way
-            raise self._unknown((str(error).strip() or type(error).__name__).splitlines()[0]) from error
+            raise self._unknown(first_line(error)) from error
         if ids != list(self._expanded(self._processor.tokenizer(text)["input_ids"], tokens)):
             raise self._unknown("its tokens of an image are more than copies of the placeholder")
         names = []

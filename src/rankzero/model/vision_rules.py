@@ -11,11 +11,9 @@ class ProcessorPlace:
     """Where a processor's files are, and how they are loaded."""
 
     name: str
-    """A directory, or a Hub id where only data is looked at."""
+    """A directory."""
     tokenizer: str
-    revision: str | None = None
     trust_remote_code: bool = False
-    local_files_only: bool = True
     max_tokens: int | None = None
     """Most tokens that one image may become."""
 

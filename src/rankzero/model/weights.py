@@ -123,9 +123,19 @@ def _save_adapter(model: Any, directory: Path, state: State | None) -> None:
     (directory / "README.md").unlink(missing_ok=True)  # an empty form; what the run was is in the manifest
 
 
+def saved_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers that belong to a model's state, by name."""
+    return {
+        f"{prefix}.{key}".lstrip("."): buffer
+        for prefix, part in module.named_modules()
+        for key, buffer in part.named_buffers(recurse=False)
+        if key not in part._non_persistent_buffers_set
+    }
+
+
 def _tensors(model: Any) -> State:
-    """Everything by name, without the copies that a packed model's own state dict makes."""
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    """All state by name, without the copies that a packed model's own state dict makes."""
+    return {**dict(model.named_parameters()), **saved_buffers(model)}
 
 
 def _own_state(model: Any, state: Mapping[str, torch.Tensor] | None) -> State:

@@ -8,12 +8,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from rankzero.data.locate_data import LocatedSource
+from rankzero.data.cache.tokenize import Shard
+from rankzero.data.cache.training_data import prepare_part
+from rankzero.data.check.report_html import report_html
+from rankzero.data.check.validate import check as check_rows
 from rankzero.data.progress import no_progress
-from rankzero.data.report_html import report_html
-from rankzero.data.tokenize import Shard
-from rankzero.data.training_data import prepare_part
-from rankzero.data.validate import check as check_rows
+from rankzero.data.read.locate import LocatedSource
 from rankzero.run_dir.atomic import write_text
 from rankzero.spec.data_paths import parse_data_path
 from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec, SourceSpec

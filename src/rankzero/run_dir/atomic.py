@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,15 +30,26 @@ _DISPLACED = re.compile(re.escape(TEMPORARY_PREFIX) + r"old-(.+)-[0-9a-f]{32}")
 _MOST_READERS = 8
 
 _HINTS = {
-    errno.ENOSPC: "free space on this volume or set output_dir to another one, then give the same command again",
-    errno.EDQUOT: "the quota of this volume is used up; free space or set output_dir to another one",
-    errno.EROFS: "this volume is read-only; set output_dir to one that can be written",
-    errno.EACCES: "this user may not write here; set output_dir to a directory that it may write",
-    errno.EPERM: "this user may not write here; set output_dir to a directory that it may write",
-    errno.ENOENT: "no directory can be made here; set output_dir to another place",
-    errno.ENOTDIR: "a file stands where a directory is needed; set output_dir to another place",
-    errno.EEXIST: "a file stands where a directory is needed; set output_dir to another place",
+    errno.ENOSPC: "free space on this volume, or {}; then give the same command again",
+    errno.EDQUOT: "the quota of this volume is used up: free space, or {}",
+    errno.EROFS: "this volume is read-only: {}",
+    errno.EACCES: "this user may not write here: {}",
+    errno.EPERM: "this user may not write here: {}",
+    errno.ENOENT: "no directory can be made here: {}",
+    errno.ENOTDIR: "a file stands where a directory is needed: {}",
+    errno.EEXIST: "a file stands where a directory is needed: {}",
 }
+_way_out = ContextVar("way_out", default="set output_dir to a place that can be written")
+
+
+@contextmanager
+def place_given_by(flag: str) -> Iterator[None]:
+    """Within, what is written goes where a flag says, not into a run directory: errors name the flag."""
+    token = _way_out.set(f"choose another place with {flag}")
+    try:
+        yield
+    finally:
+        _way_out.reset(token)
 
 
 @contextmanager
@@ -47,6 +59,7 @@ def storage_errors(where: Path | str) -> Iterator[None]:
         yield
     except OSError as error:
         hint = _HINTS.get(error.errno or 0, "check the volume, then give the same command again")
+        hint = hint.format(_way_out.get())
         raise StorageError(error.strerror or str(error), where=str(where), hint=hint) from error
 
 

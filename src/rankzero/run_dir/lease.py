@@ -43,6 +43,14 @@ def _process_identity(pid: int) -> str | None:
     return None if fields[0] == "Z" else f"{boot}:{fields[19]}"
 
 
+def holder(root: Path) -> str | None:
+    """The process of this host that holds a run directory. One of another host is only told by watching it."""
+    lease = Lease(root)
+    current = lease.read()
+    here = current.get("host") == socket.gethostname()
+    return f"process {current['pid']} on {current['host']}" if here and lease.is_held(current) else None
+
+
 class Lease:
     """Ownership of one run directory, kept alive by a thread until released."""
 
@@ -58,21 +66,21 @@ class Lease:
         with storage_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._exclusive():
-            current = self._read()
-            if not self._is_held(current):
+            current = self.read()
+            if not self.is_held(current):
                 self._take(current)
                 return
         self._refuse_unless_lapsed(current, wait)
         with self._exclusive():
-            latest = self._read()
+            latest = self.read()
             if (latest.get("token"), latest.get("beat")) != (current.get("token"), current.get("beat")):
                 raise self._held(latest)
             self._take(latest)
 
     def check(self) -> None:
         """Raise StorageError where another run has taken the directory since: nothing may be committed any more."""
-        if self._read().get("token") != self._token:
-            raise self._held(self._read())
+        if self.read().get("token") != self._token:
+            raise self._held(self.read())
 
     def release(self) -> None:
         """Give the directory back; the token stays, so that it only ever grows."""
@@ -81,7 +89,7 @@ class Lease:
             self._thread.join()
             self._thread = None
         with self._exclusive():
-            if self._read().get("token") == self._token:
+            if self.read().get("token") == self._token:
                 write_text(self.path, json.dumps({"token": self._token}))
 
     def _take(self, current: dict[str, Any]) -> None:
@@ -97,7 +105,7 @@ class Lease:
             beat += 1
             try:
                 with self._exclusive():
-                    if self._read().get("token") != self._token:
+                    if self.read().get("token") != self._token:
                         return
                     self._write(beat)
             except StorageError:
@@ -107,7 +115,8 @@ class Lease:
         holder = {"host": socket.gethostname(), "pid": os.getpid(), "process": _process_identity(os.getpid())}
         write_text(self.path, json.dumps({"token": self._token, "beat": beat, **holder}))
 
-    def _read(self) -> dict[str, Any]:
+    def read(self) -> dict[str, Any]:
+        """What lease.json says; empty where there is none. Raises StorageError."""
         try:
             value = json.loads(self.path.read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):  # never partly written; an unreadable one is nobody's
@@ -116,7 +125,8 @@ class Lease:
             raise StorageError(error.strerror or str(error), where=str(self.path)) from error
         return value if isinstance(value, dict) else {}
 
-    def _is_held(self, current: dict[str, Any]) -> bool:
+    def is_held(self, current: dict[str, Any]) -> bool:
+        """Whether its owner may be alive, by what can be told from here at once."""
         if "pid" not in current:
             return False
         if current.get("host") == socket.gethostname():
@@ -130,7 +140,7 @@ class Lease:
         while waited < WATCH_SECONDS:
             wait(1.0)
             waited += 1.0
-            latest = self._read()
+            latest = self.read()
             if (latest.get("token"), latest.get("beat")) != (current.get("token"), current.get("beat")):
                 raise self._held(latest)
 

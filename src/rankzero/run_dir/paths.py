@@ -94,6 +94,11 @@ class RunDir:
             else:
                 os.replace(staged, link)
 
+    def drop_link(self, name: LinkName) -> None:
+        """Nothing is `best` or `last` any more."""
+        with storage_errors(self.root / name):
+            (self.root / name).unlink(missing_ok=True)
+
     def read_link(self, name: LinkName) -> int | None:
         """The step that `best` or `last` points at; None where it points nowhere."""
         link = self.root / name

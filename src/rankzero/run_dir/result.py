@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from rankzero.errors import ConfigError, Problem, StorageError
 from rankzero.run_dir.atomic import MANIFEST, faults, read_manifest
+from rankzero.spec.nearby import near
 
 if TYPE_CHECKING:
-    from rankzero.spec.run_spec import RunSpec, Task
+    from rankzero.spec.run_spec import RunSpec
+    from rankzero.spec.tasks import ModelUse
 
 FINAL = "final"
 WEIGHTS = "model"
 """Of a checkpoint: the directory with its weights."""
 ADAPTER_CONFIG = "adapter_config.json"
-_COMMANDS = {"sft": "rankzero generate", "classify": "rankzero predict"}
+DEFAULT_OUTPUT = "runs"
+_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +35,64 @@ class Result:
     """Files of a run's result, none with weights, that are not as the run wrote them."""
 
 
-def find_result(target: str, task: Task, *, base: bool = False) -> Result:
+def find_result(target: str, use: ModelUse, *, base: bool = False) -> Result:
     """What `target` stands for: a run directory or the final/ in it, another adapter's directory, or any model, by
     directory or Hub id. `base`: the run's model as it was before training.
 
     Reads the whole result, to see that it is what the run wrote. Raises ConfigError where a run has no result yet, or
-    has one for another task; StorageError where its weights are damaged.
+    a model with another use, and where there is no such run; StorageError where its weights are damaged.
     """
     directory = Path(target)
     if directory.name == FINAL and (directory.parent / "run.yaml").is_file():
         directory = directory.parent
     if (directory / "run.yaml").is_file():
-        return _of_run(directory, task, base=base)
+        return _of_run(directory, use, base=base)
     if base:
         raise ConfigError("this is no run directory: run.yaml is missing", where=target, hint="leave --base out")
     if (directory / ADAPTER_CONFIG).is_file():
-        return _of_adapter(directory, task)
-    return Result(_plain_spec(task, {"name": target}))
+        return _of_adapter(directory, use)
+    require_target(target)
+    return Result(_plain_spec(use, {"name": str(directory.absolute()) if directory.is_dir() else target}))
+
+
+def require_target(target: str) -> None:
+    """Raise ConfigError where a target was meant to be something here, and is not, before the Hub is asked for it.
+
+    `runs/nope` has the shape of a Hub id; where `runs` holds runs it is a run that does not exist.
+    """
+    path = Path(target).expanduser()
+    if path.is_file() and path.suffix != ".gguf":
+        raise ConfigError("this is a file, not a run or a model", where=target, hint=_choices(path.parent))
+    if path.exists():
+        if runs := runs_in(path):
+            raise ConfigError("this holds runs, and is none itself", where=target, hint=f"name one: {_listed(runs)}")
+        return
+    is_path = target.startswith((".", "/", "~")) or target.count("/") > 1
+    if is_path or ("/" in target and runs_in(path.parent)):
+        close = near(path)
+        hint = f"did you mean {close}?" if close else _choices(path.parent)
+        raise ConfigError("there is no such run", where=target, hint=hint)
+    if "/" not in target and (Path(DEFAULT_OUTPUT) / target / "run.yaml").is_file():
+        hint = f"did you mean {DEFAULT_OUTPUT}/{target}?"
+        raise ConfigError("there is no such directory", where=target, hint=hint)
+
+
+def runs_in(directory: Path) -> list[str]:
+    """The run directories in a directory, the latest first."""
+    try:
+        found = [entry for entry in directory.iterdir() if (entry / "run.yaml").is_file()]
+    except OSError:
+        return []
+    return [str(entry) for entry in sorted(found, key=lambda entry: entry.stat().st_mtime, reverse=True)]
+
+
+def _choices(directory: Path) -> str:
+    runs = runs_in(directory) or runs_in(Path(DEFAULT_OUTPUT))
+    return f"there are {_listed(runs)}" if runs else "give a run directory, a model's directory, or a Hub id"
+
+
+def _listed(runs: list[str]) -> str:
+    return ", ".join(runs[:_SHOWN]) + (" …" if len(runs) > _SHOWN else "")
 
 
 def verify_result(directory: Path) -> tuple[str, ...]:
@@ -79,13 +123,15 @@ def _with_hint(error: StorageError, hint: str) -> StorageError:
     return StorageError([Problem(problem.what, problem.where, hint) for problem in error.problems])
 
 
-def _of_run(run: Path, task: Task, *, base: bool) -> Result:
+def _of_run(run: Path, use: ModelUse, *, base: bool) -> Result:
     from rankzero.spec.load import load_run_spec
+    from rankzero.spec.local_paths import absolute
 
-    spec = load_run_spec(run / "run.yaml", env={}).spec
-    if spec.task != task:
-        what = "this run is a text classifier" if spec.task == "classify" else "this run writes text"
-        raise ConfigError(what, where=str(run), hint=f"use `{_COMMANDS[spec.task]} {run}`")
+    loaded = load_run_spec(run / "run.yaml", env={})
+    spec = absolute(loaded.spec, loaded.base)
+    task = spec.task_section
+    if task.uses != use:
+        raise ConfigError(f"this run {task.result}", where=str(run), hint=f"use `{task.command.format(run=run)}`")
     if base:
         return Result(spec)
     final = run / FINAL
@@ -99,13 +145,13 @@ def _of_run(run: Path, task: Task, *, base: bool) -> Result:
     return Result(asked, final if spec.lora else None, _labels(final) or spec.data.labels, verify_result(final))
 
 
-def _of_adapter(directory: Path, task: Task) -> Result:
+def _of_adapter(directory: Path, use: ModelUse) -> Result:
     name = json.loads((directory / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
     if not name:
         hint = f"write base_model_name_or_path into {ADAPTER_CONFIG}"
         raise ConfigError("the adapter does not say which model it belongs to", where=str(directory), hint=hint)
     model = {"name": name, "tokenizer_dir": str(directory) if (directory / "tokenizer.json").is_file() else None}
-    return Result(_plain_spec(task, model), directory, _labels(directory))
+    return Result(_plain_spec(use, model), directory, _labels(directory))
 
 
 def _labels(final: Path) -> tuple[str, ...] | None:
@@ -117,7 +163,8 @@ def _labels(final: Path) -> tuple[str, ...] | None:
     return tuple(found) if found else None
 
 
-def _plain_spec(task: Task, model: dict[str, Any]) -> RunSpec:
+def _plain_spec(use: ModelUse, model: dict[str, Any]) -> RunSpec:
     from rankzero.spec.run_spec import RunSpec
+    from rankzero.spec.tasks import task_that
 
-    return RunSpec.model_validate({"task": task, "model": model, "data": {"train": "nothing"}})
+    return RunSpec.model_validate({"task": task_that(uses=use), "model": model, "data": {"train": "nothing"}})

@@ -6,6 +6,11 @@ from collections.abc import Callable, Collection
 
 from rankzero.errors import Problem
 from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.shardings import SHARDINGS, sharding_section
+from rankzero.spec.tasks import TASKS, task_that
+
+_FLOAT32_ZERO = 2.0**-150
+"""The largest number that float32 rounds to 0."""
 
 
 def check(spec: RunSpec, doubtful: Collection[str] = ()) -> list[Problem]:
@@ -40,6 +45,16 @@ def _warmup_ends(spec: RunSpec) -> list[Problem]:
     return [Problem(what, "train.warmup_steps", hint)]
 
 
+def _something_is_learned(spec: RunSpec) -> list[Problem]:
+    """The peak is some step's rate, so where it is not 0 a schedule is not (spec/schedule.py)."""
+    peak = spec.train.learning_rate
+    if isinstance(peak, str) or peak > _FLOAT32_ZERO:
+        return []
+    hint = "raise it; auto is 2e-4 with adapters and 2e-5 without"
+    what = f"every learning rate is 0: {peak:g} is, in the float32 that weights are trained in"
+    return [Problem(what, "train.learning_rate", hint)]
+
+
 def _something_to_evaluate(spec: RunSpec) -> list[Problem]:
     if spec.data.eval is not None:
         return []
@@ -61,20 +76,30 @@ def _keywords_stand_alone(spec: RunSpec) -> list[Problem]:
 
 def _fits_the_task(spec: RunSpec) -> list[Problem]:
     problems = []
-    classify = spec.task == "classify"
-    if spec.data.labels is not None and not classify:
-        problems.append(Problem("labels are for task classify", "data.labels", "set task: classify, or leave it out"))
+    own = spec.task_section
+    for name, task in TASKS.items():
+        for field in task.fields:
+            if field not in own.fields and _value(spec, field) is not None:
+                problems.append(Problem(f"this is for task {name}", field, f"set task: {name}, or leave it out"))
     if spec.data.labels is not None and len(set(spec.data.labels)) < len(spec.data.labels):
         problems.append(Problem("a label stands twice", "data.labels", "name each class once"))
     metric = spec.checkpoint.best_metric
-    if metric in ("accuracy", "macro_f1") and not classify:
-        problems.append(Problem(f"{metric} is for task classify", "checkpoint.best_metric", "take eval_loss"))
-    if metric == "perplexity" and classify:
-        problems.append(Problem("perplexity is for task sft", "checkpoint.best_metric", "take accuracy or macro_f1"))
-    if spec.train.padding_free is True and classify:
+    if metric != "eval_loss" and metric not in own.metrics:
+        owner = next(name for name, other in TASKS.items() if metric in other.metrics)
+        instead = " or ".join(name for name, better in own.metrics.items() if better == "higher") or "eval_loss"
+        problems.append(Problem(f"{metric} is for task {owner}", "checkpoint.best_metric", f"take {instead}"))
+    if spec.train.padding_free is True and own.trains != "answers":
         hint = "leave it out: rows of like length share a pass"
-        problems.append(Problem("padding_free is for task sft", "train.padding_free", hint))
+        where = "train.padding_free"
+        problems.append(Problem(f"padding_free is for task {task_that(trains='answers')}", where, hint))
     return problems
+
+
+def _value(spec: RunSpec, field: str) -> object:
+    value: object = spec
+    for name in field.split("."):
+        value = getattr(value, name)
+    return value
 
 
 def _quantized_base_has_adapters(spec: RunSpec) -> list[Problem]:
@@ -84,34 +109,31 @@ def _quantized_base_has_adapters(spec: RunSpec) -> list[Problem]:
     if spec.lora is None:
         what = f"{quantization} weights cannot be trained themselves"
         return [Problem(what, "model.quantization", "write a lora section: lora: {} for the defaults")]
-    if spec.train.sharding == "zero3":
-        hint = "take fsdp, zero2 or ddp"
-        return [Problem(f"ZeRO-3 cannot spread {quantization} weights", "train.sharding", hint)]
+    if not sharding_section(spec.train.sharding).packed_weights:
+        able = ", ".join(name for name, section in SHARDINGS.items() if section.packed_weights)
+        what = f"{spec.train.sharding} cannot spread {quantization} weights"
+        return [Problem(what, "train.sharding", f"take one of {able}")]
     return []
 
 
 def _sharding_options(spec: RunSpec) -> list[Problem]:
     sharding, offload = spec.train.sharding, spec.train.offload
     problems = []
-    if offload != "none" and sharding in ("auto", "ddp"):
-        hint = "set train.sharding to fsdp, zero2 or zero3, or leave offload out"
-        problems.append(Problem(f"offload needs sharding, which is {sharding}", "train.offload", hint))
-    if offload == "optimizer" and sharding == "fsdp":
-        hint = "fsdp keeps all of it there (offload: all); zero2 and zero3 can keep the optimizer's state alone"
-        problems.append(Problem("fsdp cannot offload the optimizer's state alone", "train.offload", hint))
-    if offload == "all" and sharding == "zero2":
-        hint = "take offload: optimizer, or zero3"
-        problems.append(Problem("ZeRO-2 has whole weights on every GPU", "train.offload", hint))
-    if spec.train.deepspeed is not None and not sharding.startswith("zero"):
-        hint = "set train.sharding to zero2 or zero3"
-        problems.append(Problem(f"a DeepSpeed file is not used by {sharding}", "train.deepspeed", hint))
+    section = sharding_section(sharding)
+    if offload in section.refused_offload:
+        what, hint = section.refused_offload[offload]
+        problems.append(Problem(what.format(sharding=sharding), "train.offload", hint))
+    if spec.train.deepspeed is not None and not section.reads_deepspeed_file:
+        able = " or ".join(name for name, other in SHARDINGS.items() if other.reads_deepspeed_file)
+        what = f"a DeepSpeed file is not used by {sharding}"
+        problems.append(Problem(what, "train.deepspeed", f"set train.sharding to {able}"))
     return problems
 
 
 def _low_precision_training(spec: RunSpec) -> list[Problem]:
     problems = []
     master, optimizer = spec.train.master_weights, spec.train.optimizer
-    zero = spec.train.sharding.startswith("zero")
+    section = sharding_section(spec.train.sharding)
     if master != "float32":
         if spec.lora is not None:
             hint = "leave it out: adapters are held in float32"
@@ -119,22 +141,54 @@ def _low_precision_training(spec: RunSpec) -> list[Problem]:
         if optimizer != "adamw":
             hint = "take optimizer: adamw, or master_weights: float32"
             problems.append(Problem(f"{master} is not available with {optimizer}", "train.master_weights", hint))
-        if zero:
+        if section.own_masters:
             hint = "DeepSpeed holds float32 weights itself; for bfloat16 weights take ddp or fsdp"
             problems.append(Problem(f"{master} is not available with DeepSpeed", "train.master_weights", hint))
-    if optimizer == "adamw_8bit" and (zero or spec.train.sharding == "fsdp"):
+    if optimizer == "adamw_8bit" and section.divides:
         hint = "take optimizer: adamw, whose state is spread over the processes, or sharding: ddp"
         problems.append(Problem("adamw_8bit works on whole weights only", "train.optimizer", hint))
+    return problems
+
+
+def _float16_is_scaled(spec: RunSpec) -> list[Problem]:
+    if spec.model.dtype != "float16":
+        return []
+    problems = []
+    if not sharding_section(spec.train.sharding).scales_losses:
+        hint = "take train.sharding: fsdp, or dtype: auto, which is bfloat16 or float32 with DeepSpeed"
+        problems.append(Problem("float16 is not trained in with DeepSpeed", "model.dtype", hint))
+    if spec.train.master_weights != "float32":
+        hint = "leave master_weights out: under float16, weights are held in float32"
+        what = f"{spec.train.master_weights} holds weights in bfloat16, and model.dtype is float16"
+        problems.append(Problem(what, "train.master_weights", hint))
+    return problems
+
+
+_GIVEN_BY_US = ("messages", "tools", "add_generation_prompt")
+
+
+def _turns_to_train(spec: RunSpec) -> list[Problem]:
+    problems = []
+    if spec.data.train_on == "last_turn" and not spec.data.assistant_only_loss:
+        hint = "leave it out, or set data.assistant_only_loss: true"
+        what = "the last turn alone cannot be trained while every token is (data.assistant_only_loss: false)"
+        problems.append(Problem(what, "data.train_on", hint))
+    for name in sorted(spec.data.chat_template_kwargs.keys() & set(_GIVEN_BY_US)):
+        hint = "these are for what only the template knows, such as enable_thinking"
+        problems.append(Problem(f"`{name}` comes from the rows", "data.chat_template_kwargs", hint))
     return problems
 
 
 _RULES: tuple[tuple[tuple[str, ...], Callable[[RunSpec], list[Problem]]], ...] = (
     (("train.warmup_steps",), _warmup_is_whole),
     (("train.warmup_steps", "train.max_steps"), _warmup_ends),
+    (("train.learning_rate",), _something_is_learned),
     (("data.eval", "eval.early_stopping_patience", "eval.on_start"), _something_to_evaluate),
     (("lora.target_modules",), _keywords_stand_alone),
     (("task", "data.labels", "checkpoint.best_metric", "train.padding_free"), _fits_the_task),
+    (("data.train_on", "data.assistant_only_loss", "data.chat_template_kwargs"), _turns_to_train),
     (("model.quantization", "lora", "train.sharding"), _quantized_base_has_adapters),
     (("train.sharding", "train.offload", "train.deepspeed"), _sharding_options),
     (("train.master_weights", "train.optimizer", "train.sharding", "lora"), _low_precision_training),
+    (("model.dtype", "train.sharding", "train.master_weights"), _float16_is_scaled),
 )

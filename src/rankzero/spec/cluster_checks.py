@@ -7,10 +7,12 @@ from collections.abc import Callable, Collection
 
 from rankzero.errors import Problem
 from rankzero.spec.cluster_spec import ClusterSpec, VolumeSpec
+from rankzero.spec.kinds import kind_section, kinds_that_honour
 from rankzero.spec.quantity import as_bytes
-from rankzero.spec.secret_names import looks_secret
+from rankzero.spec.secret_names import holds_secret, looks_secret
 
 RESERVED_MOUNTS = ("/etc/rankzero", "/dev/shm", "/dev", "/tmp", "/proc", "/sys", "/")
+_RESERVED_TREES = ("/etc/rankzero/", "/dev/", "/proc/", "/sys/")
 _OURS = {"POD_NAME", "NODE_NAME", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"}
 _OUR_PREFIXES = ("RANKZERO_", "PET_", "MASTER_", "JOB_COMPLETION_")
 
@@ -28,8 +30,9 @@ def _elastic(spec: ClusterSpec) -> list[Problem]:
     if spec.min_nodes > spec.num_nodes:
         hint = "num_nodes is the most, min_nodes the least"
         problems.append(Problem(f"{spec.min_nodes} is more than num_nodes ({spec.num_nodes})", "min_nodes", hint))
-    if spec.kind != "pytorchjob":
-        hint = "set kind: pytorchjob, or leave min_nodes out: pods that are lost are replaced and waited for anyway"
+    if "min_nodes" in kind_section(spec.kind).cannot:
+        able = " or ".join(kinds_that_honour("min_nodes"))
+        hint = f"set kind: {able}, or leave min_nodes out: pods that are lost are replaced and waited for anyway"
         problems.append(Problem(f"kind {spec.kind} always has all its pods", "min_nodes", hint))
     return problems
 
@@ -40,7 +43,10 @@ def _volumes(spec: ClusterSpec) -> list[Problem]:
         field = f"storage.{name}"
         problems += [Problem(p.what, f"{field}.{p.where}".rstrip("."), p.hint) for p in _volume(name, volume)]
         mount = posixpath.normpath(volume.mount)
-        if mount in RESERVED_MOUNTS:
+        if ":" in volume.mount or ".." in volume.mount.split("/"):
+            hint = "a plain absolute path without ':' and '..'"
+            problems.append(Problem(f"{volume.mount} is not a place to mount at", f"{field}.mount", hint))
+        if mount in RESERVED_MOUNTS or mount.startswith(_RESERVED_TREES):
             problems.append(Problem(f"{mount} is not free", f"{field}.mount", f"such as /{name}"))
         for other, theirs in spec.storage.items():
             if other < name and posixpath.normpath(theirs.mount) == mount:
@@ -52,6 +58,9 @@ def _volume(name: str, volume: VolumeSpec) -> list[Problem]:
     problems = []
     if volume.claim is not None and volume.host_path is not None:
         problems.append(Problem("a volume is a claim or a directory of the node, not both", "host_path"))
+    if volume.sub_path is not None and (volume.sub_path.startswith("/") or ".." in volume.sub_path.split("/")):
+        hint = "such as team/runs, without '..'"
+        problems.append(Problem(f"{volume.sub_path} is not a path inside of the volume", "sub_path", hint))
     if volume.claim is None and volume.storage_class is not None:
         problems.append(Problem("only a claim has a storage class", "class", "name the claim"))
     if volume.claim is not None and volume.size is None and volume.storage_class is not None:
@@ -67,8 +76,8 @@ def _volume(name: str, volume: VolumeSpec) -> list[Problem]:
 
 def _environment(spec: ClusterSpec) -> list[Problem]:
     problems = []
-    for name in spec.env:
-        if looks_secret(name):
+    for name, value in spec.env.items():
+        if looks_secret(name) or holds_secret(value):
             hint = f"secrets: {{{name}: {{name: NAME-OF-SECRET, key: KEY}}}}; `rankzero secret set` creates it"
             problems.append(Problem("this looks like a secret, and env is written into manifests", f"env.{name}", hint))
         if name in _OURS or name.startswith(_OUR_PREFIXES):
@@ -101,10 +110,18 @@ def _memory(spec: ClusterSpec) -> list[Problem]:
 
 
 def _ttl(spec: ClusterSpec) -> list[Problem]:
-    if spec.ttl_seconds_after_finished is None or spec.kind not in ("trainjob", "statefulset"):
+    if spec.ttl_seconds_after_finished is None or "ttl_seconds_after_finished" not in kind_section(spec.kind).cannot:
         return []
     hint = "leave it out; `rankzero delete` removes the run"
     return [Problem(f"a {spec.kind} has no such time", "ttl_seconds_after_finished", hint)]
+
+
+def _timeout(spec: ClusterSpec) -> list[Problem]:
+    if spec.timeout_seconds is None or "timeout_seconds" not in kind_section(spec.kind).cannot:
+        return []
+    able = ", ".join(kinds_that_honour("timeout_seconds"))
+    hint = f"leave it out and end the run with `rankzero cancel`, or choose a kind that has one: {able}"
+    return [Problem(f"nothing ends a {spec.kind} after a time", "timeout_seconds", hint)]
 
 
 def _taints(spec: ClusterSpec) -> list[Problem]:
@@ -121,5 +138,6 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[ClusterSpec], list[Problem]]], ..
     (("env", "secrets"), _environment),
     (("resources",), _memory),
     (("ttl_seconds_after_finished", "kind"), _ttl),
+    (("timeout_seconds", "kind"), _timeout),
     (("tolerations",), _taints),
 )

@@ -11,6 +11,7 @@ from rankzero.errors import ConfigError
 from rankzero.spec.cluster_checks import check_cluster
 from rankzero.spec.cluster_spec import ClusterSpec
 from rankzero.spec.load import Loaded, Setting, load_spec
+from rankzero.spec.nearby import near
 from rankzero.spec.renames import Rename, normalised
 
 _TABLE = {
@@ -44,15 +45,25 @@ def load_cluster(
 ) -> Loaded[ClusterSpec]:
     """The cluster.yaml at a path, or the shipped profile of that name. Raises ConfigError."""
     path = Path(name_or_path)
-    if path.is_file() or path.suffix or "/" in name_or_path:
+    if path.is_file():
         return load_cluster_spec(path, overrides, env=env)
     if name_or_path not in profiles():
-        close = difflib.get_close_matches(name_or_path, profiles(), n=1, cutoff=0.5)
-        meant = f"did you mean {close[0]}? " if close else ""
-        hint = f"{meant}A path of a cluster.yaml, or one of: {', '.join(profiles())}"
-        raise ConfigError("no such file, and no such profile", where=f"--cluster {name_or_path}", hint=hint)
+        raise _no_such(name_or_path)
     with as_file(files("rankzero") / "recipes" / "clusters" / f"{name_or_path}.yaml") as file:
         return load_cluster_spec(file, overrides, env=env)
+
+
+def _no_such(name: str) -> ConfigError:
+    is_path = "/" in name or name.endswith((".yaml", ".yml"))
+    close = near(name) or next(iter(difflib.get_close_matches(Path(name).stem, profiles(), n=1, cutoff=0.5)), None)
+    meant = f"did you mean {close}? " if close else ""
+    hint = f"{meant}A path of a cluster.yaml, or one of: {', '.join(profiles())}"
+    if is_path and not close:
+        hint += "; `rankzero init --recipe NAME` writes one to start from"
+    if Path(name).is_dir():
+        return ConfigError("this is a directory", where=f"--cluster {name}", hint=hint)
+    what = "no such file" if is_path else "no such file, and no such profile"
+    return ConfigError(what, where=f"--cluster {name}", hint=hint)
 
 
 def profiles() -> list[str]:

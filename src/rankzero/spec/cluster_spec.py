@@ -5,15 +5,19 @@ One cluster.yaml serves every run spec, and one run spec every cluster.yaml.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
+from rankzero.spec.kinds import KINDS
 from rankzero.spec.names import (
     ABSOLUTE_PATH_PATTERN,
     DNS_LABEL_PATTERN,
     DNS_NAME_PATTERN,
     ENV_NAME_PATTERN,
+    IMAGE_PATTERN,
+    LABEL_KEY_PATTERN,
+    LABEL_VALUE_PATTERN,
     QUANTITY_PATTERN,
     RESOURCE_NAME_PATTERN,
     URL_PATTERN,
@@ -26,9 +30,14 @@ DnsLabel = Annotated[str, StringConstraints(pattern=DNS_LABEL_PATTERN)]
 DnsName = Annotated[str, StringConstraints(pattern=DNS_NAME_PATTERN)]
 EnvName = Annotated[str, StringConstraints(pattern=ENV_NAME_PATTERN)]
 Quantity = Annotated[str, StringConstraints(pattern=QUANTITY_PATTERN)]
-Cores = Annotated[float, Field(gt=0)]
+LabelKey = Annotated[str, StringConstraints(pattern=LABEL_KEY_PATTERN)]
+LabelValue = Annotated[str, StringConstraints(pattern=LABEL_VALUE_PATTERN)]
+Cores = Annotated[float, Field(ge=0.001)]
 
-Kind = Literal["auto", "job", "jobset", "trainjob", "pytorchjob", "statefulset", "docker"]
+if TYPE_CHECKING:
+    Kind = str
+else:  # the names that spec/kinds.py has, for the schema and for suggestions
+    Kind = Literal["auto", *KINDS]
 
 
 class LimitsSpec(Section):
@@ -140,7 +149,7 @@ class ClusterSpec(Section):
     """Context of the kubeconfig; absent: its current one."""
     namespace: DnsLabel = "default"
     """Kubernetes namespace."""
-    image: Text
+    image: Annotated[str, StringConstraints(pattern=IMAGE_PATTERN)]
     """Image of the workers; it holds rankzero[train]."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     """When nodes ask the registry for the image."""
@@ -168,7 +177,7 @@ class ClusterSpec(Section):
     """Secrets that pods get as variables, by the variable's name: {HF_TOKEN: {name: hf-token, key: token}}."""
     env: dict[EnvName, str] = {}
     """Environment variables of the pods, such as NCCL_SOCKET_IFNAME. No secrets."""
-    node_selector: dict[Text, str] = {}
+    node_selector: dict[LabelKey, LabelValue] = {}
     """Labels that a node must have."""
     tolerations: tuple[TolerationSpec, ...] = ()
     """Taints that pods put up with, besides the one of GPU nodes."""
@@ -180,8 +189,10 @@ class ClusterSpec(Section):
     scheduler: DnsName | None = None
     """Scheduler of the pods; absent: the cluster's default."""
     service_account: ServiceAccountSpec = ServiceAccountSpec()
-    user: PositiveInt = 1000
-    """User and group that the processes run as."""
+    network_policy: bool = False
+    """Make a NetworkPolicy that lets nobody but the run's own pods reach its pods."""
+    user: Annotated[int, Field(ge=0)] = 1000
+    """User and group that the processes run as; 0 is root, which restricted Pod Security refuses."""
     grace_period_seconds: Annotated[int, Field(ge=15)] = 180
     """Time a pod has for saving when it is asked to stop."""
     max_restarts: Annotated[int, Field(ge=0)] = 3
@@ -192,9 +203,9 @@ class ClusterSpec(Section):
     """Remove the finished run's object, and its pods and logs with it, after this time; absent: keep it."""
     rendezvous_timeout_seconds: PositiveInt = 1800
     """Longest wait of a pod for the run's other pods."""
-    labels: dict[Text, str] = {}
+    labels: dict[LabelKey, LabelValue] = {}
     """Labels of every object and pod."""
-    annotations: dict[Text, str] = {}
+    annotations: dict[LabelKey, str] = {}
     """Annotations of every object and pod."""
     pod_patch: dict[str, Any] = {}
     """Merged into the pods' spec: what has no field here. Maps merge, lists of named things by name, others replace."""

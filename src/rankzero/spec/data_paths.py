@@ -9,13 +9,41 @@ from typing import Literal
 
 Place = Literal["local", "url", "hub"]
 
-FILE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+FILE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow")
 PACKED_SUFFIXES = (".gz", ".zst", ".zstd")
 
 _SAMPLE = re.compile(r"(?P<rest>.+)#(?P<count>[0-9]+)", re.DOTALL)
 _HUB = re.compile(
-    r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<subset>[\w.-]+))?(\[(?P<split>[\w.:%+-]+)\])?(@(?P<revision>[\w./-]+))?"
+    r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<subset>[\w.-]+))?"
+    r"(\[(?P<split>[\w.:%+-]+?)(\[(?P<rows>-?[0-9_]*%?:-?[0-9_]*%?)\])?\])?(@(?P<revision>[\w./-]+))?"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class RowSlice:
+    """Rows from one place to another: `:1%`, `100:200`, `-10%:`."""
+
+    start: int | None = None
+    stop: int | None = None
+    percent: bool = False
+
+    def bounds(self, n_rows: int) -> tuple[int, int]:
+        """The first row and the one after the last, of so many. A percentage is rounded to the nearest row; negative
+        numbers count from the end. Raises ValueError where there are not as many, or none is left."""
+        first, last = self._place(self.start, 0, n_rows), self._place(self.stop, n_rows, n_rows)
+        if not 0 <= first < last <= n_rows:
+            raise ValueError(f"rows [{self}] of {n_rows}")
+        return first, last
+
+    def _place(self, at: int | None, default: int, n_rows: int) -> int:
+        if at is None:
+            return default
+        row = round(at * n_rows / 100) if self.percent else at
+        return row + n_rows if at < 0 else row
+
+    def __str__(self) -> str:
+        unit = "%" if self.percent else ""
+        return ":".join("" if at is None else f"{at}{unit}" for at in (self.start, self.stop))
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +56,8 @@ class DataPath:
     subset: str | None = None
     split: str | None = None
     revision: str | None = None
+    rows: RowSlice | None = None
+    """Of a split: only these rows."""
     sample: int | None = None
     """Rows to draw; None: all."""
 
@@ -35,7 +65,7 @@ class DataPath:
 def parse_data_path(text: str, exists: Callable[[str], bool]) -> DataPath:
     """Take a path apart. A path that exists is taken as it stands, whatever characters it has.
 
-    `name#500` samples; `org/name:subset[split]@revision` is a Hub data set unless it ends like a data file.
+    `name#500` samples; `org/name:subset[split[:1%]]@revision` is a Hub data set unless it ends like a data file.
     """
     if exists(text):
         return DataPath("local", text)
@@ -47,4 +77,11 @@ def parse_data_path(text: str, exists: Callable[[str], bool]) -> DataPath:
     hub = _HUB.fullmatch(text)
     if hub is None or hub["name"].lower().endswith(FILE_SUFFIXES + PACKED_SUFFIXES):
         return DataPath("local", text)
-    return DataPath("hub", hub["name"], hub["subset"], hub["split"], hub["revision"])
+    return DataPath("hub", hub["name"], hub["subset"], hub["split"], hub["revision"], _row_slice(hub["rows"]))
+
+
+def _row_slice(text: str | None) -> RowSlice | None:
+    if text is None:
+        return None
+    start, stop = (int(part.rstrip("%").replace("_", "") or 0) if part else None for part in text.split(":"))
+    return RowSlice(start, stop, "%" in text)

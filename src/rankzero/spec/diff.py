@@ -2,24 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from rankzero.errors import Problem
+from rankzero.spec.fields import all_fields
+from rankzero.spec.renames import RENAMES
 from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.unknown_keys import guess
+
+IDENTITIES = {
+    "model": "the base model's weights",
+    "tokenizer": "the tokenizer or its chat template",
+    "data": "the training data (or what makes tokens of it: max_length, assistant_only_loss, reasoning, …)",
+    "eval_data": "the evaluation data",
+    "dtype": "the precision, which model.dtype: auto chose for this device",
+}
+"""What must not change besides the spec. The names are what --allow-change takes."""
+
+LENGTH = frozenset({"train.num_train_epochs", "train.max_steps"})
+"""Fields that say how long a run is, and nothing of what it was so far."""
 
 _HARMLESS = (
-    *("name", "output_dir", "tracking", "checkpoint"),
+    # sections and fields that do not change the maths of the steps to come
+    *("name", "output_dir", "resume", "tracking", "checkpoint"),
     *("eval.every", "eval.on_start", "eval.early_stopping_patience"),
     *("train.micro_batch_tokens", "train.gradient_checkpointing", "train.max_nonfinite_steps"),
     "train.collective_timeout_seconds",
     *("train.padding_free", "train.torch_compile", "train.activation_offloading"),
     *("train.sharding", "train.offload", "train.deepspeed"),
-    *("model.name", "model.local_dir", "model.tokenizer_dir", "model.local_files_only"),
+    "model.local_files_only",
+)
+_PLACES = (
+    *("model.name", "model.local_dir", "model.tokenizer_dir"),
     *("data.train", "data.eval", "data.chat_template"),
 )
-"""Sections and fields that do not change the maths of the steps to come. Places of data, model and template are among
-them because what stands there is compared by content."""
+"""Places of data, model and template: as harmless, because what stands there is compared by content."""
+
+_FIXED = frozenset(
+    {
+        *("task", "data.labels", "lora.r", "lora.target_modules", "lora.use_dora"),
+        *("train.parts", "train.optimizer", "train.master_weights"),
+    }
+)
+"""Fields that decide which weights there are, or what the optimizer keeps for each: what is saved would not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +60,39 @@ class Change:
     new: Any
     harmless: bool
 
+    @property
+    def fixed(self) -> bool:
+        """Nothing can accept it in a run that has a checkpoint."""
+        return self.field in _FIXED
+
 
 def compare(old: RunSpec, new: RunSpec) -> list[Change]:
     """All fields that differ, in the order of the spec."""
     before, after = dict(_leaves(old.model_dump(mode="json"))), dict(_leaves(new.model_dump(mode="json")))
     fields = [*before, *(field for field in after if field not in before)]
+    unused = {"train.num_train_epochs"} if old.train.max_steps and new.train.max_steps else set()
     return [
-        Change(field, before.get(field), after.get(field), _is_harmless(field))
+        Change(field, before.get(field), after.get(field), field in unused or _is_harmless(field))
         for field in fields
         if before.get(field) != after.get(field)
     ]
+
+
+def not_allowable(names: Iterable[str]) -> list[Problem]:
+    """A problem for each of these --allow-change values that names nothing which could differ."""
+    fields = [field for field in all_fields(RunSpec) if "[]" not in field]
+    problems = []
+    for name in names:
+        inside = [field for field in fields if field.startswith(f"{name}.")]
+        if name in fields and not inside or name in IDENTITIES:
+            continue
+        if "." not in name and inside:
+            hint = f"name its fields one by one, such as {inside[0]}"
+            problems.append(Problem(f"{name} is a section", "--allow-change", hint))
+        elif name not in fields:
+            hint = guess(RunSpec, tuple(name.split(".")[:2]), RENAMES).hint
+            problems.append(Problem(f"{name} is nothing that a checkpoint is compared by", "--allow-change", hint))
+    return problems
 
 
 def _leaves(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -52,4 +104,25 @@ def _leaves(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def _is_harmless(field: str) -> bool:
-    return any(field == known or field.startswith(f"{known}.") for known in _HARMLESS)
+    return _is_one_of(field, (*_HARMLESS, *_PLACES))
+
+
+def _is_one_of(field: str, known: tuple[str, ...]) -> bool:
+    return any(field == one or field.startswith(f"{one}.") for one in known)
+
+
+def is_same_setting(old: RunSpec, new: RunSpec) -> bool:
+    """Whether both say the same of what is trained, on what and how; other data at another place is another setting."""
+    return _setting(old) == _setting(new)
+
+
+def name_beside(spec: RunSpec) -> str:
+    """`my-run-3f9a1c`: the run's name with a hash of its setting."""
+    digest = hashlib.sha256(json.dumps(_setting(spec)).encode()).hexdigest()
+    return f"{str(spec.name)[:90]}-{digest[:6]}"
+
+
+def _setting(spec: RunSpec) -> list[tuple[str, Any]]:
+    return [
+        (field, value) for field, value in _leaves(spec.model_dump(mode="json")) if not _is_one_of(field, _HARMLESS)
+    ]

@@ -1,6 +1,7 @@
 """run.yaml + settings from the command line → a RunSpec and where each value came from, or every problem at once.
 
-Reads the spec file and nothing else; the environment is handed in.
+Reads the spec file and nothing else; the environment is handed in. Relative paths that were typed are made relative
+to the file, as those in it are.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -17,7 +18,9 @@ from pydantic import BaseModel
 
 from rankzero.errors import ConfigError, Problem, UsageError
 from rankzero.spec.checks import check
-from rankzero.spec.fields import options_at
+from rankzero.spec.cluster_spec import ClusterSpec
+from rankzero.spec.fields import keys_of, options_at
+from rankzero.spec.local_paths import moved, path_fields, plain
 from rankzero.spec.renames import RENAMES, Rename
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.validate import validate
@@ -48,15 +51,33 @@ class Loaded(Generic[M]):
 
     spec: M
     origins: Mapping[KeyPath, Origin] = field(repr=False)
+    base: Path = field(default_factory=Path.cwd)
+    """Absolute. What relative paths in `spec` are relative to: the file's directory, or the working directory."""
 
     def where(self, name: str) -> str:
         """`run.yaml:14 data.max_length`; the section's line where the field itself was not written."""
-        return _where(self.origins, tuple(name.split(".")))
+        return _where(self.origins, key_path(name))
 
     def source(self, name: str) -> str | None:
         """The file or flag that wrote this very field or section; None where it is a default."""
-        origin = self.origins.get(tuple(name.split(".")))
+        origin = self.origins.get(key_path(name))
         return None if origin is None else origin.source
+
+
+@dataclass(frozen=True, slots=True)
+class Reading(Generic[M]):
+    """What a file and settings came to, right or wrong, so that more can be looked at before anything is said."""
+
+    found: Loaded[M] | None
+    """Where there are problems, a spec with defaults for what is in `doubtful`; None where there is not even that."""
+    problems: tuple[Problem, ...] = ()
+    doubtful: frozenset[str] = frozenset()
+
+    def loaded(self) -> Loaded[M]:
+        """The spec. Raises ConfigError with every problem."""
+        if self.problems or self.found is None:
+            raise ConfigError(in_reading_order(self.problems))
+        return self.found
 
 
 def load_run_spec(
@@ -67,7 +88,31 @@ def load_run_spec(
     An override is `train.max_steps=10` (its value is YAML) or a Setting. Raises UsageError for an override that
     cannot be read, and ConfigError with every problem of file and values.
     """
-    return load_spec(RunSpec, path, overrides, env=env, renames=RENAMES, check=check)
+    return read_run_spec(path, overrides, env=env).loaded()
+
+
+def read_run_spec(
+    path: Path | None, overrides: Sequence[str | Setting] = (), *, env: Mapping[str, str], for_pods: bool = False
+) -> Reading[RunSpec]:
+    """As load_run_spec, with the problems in the result. What cannot be read at all is raised as there.
+
+    `for_pods`: a relative output_dir is on a volume of theirs, wherever it was written.
+    """
+    reading = read_spec(RunSpec, path, overrides, env=env, renames=RENAMES, check=check)
+    found = reading.found
+    if found is None or found.base == Path.cwd():
+        return reading
+    names = [field.field for field in path_fields(found.spec) if not (for_pods and field.kind == "output")]
+    typed = [name for name in names if not _is_of(found, name, path)]
+    return replace(reading, found=replace(found, spec=moved(found.spec, typed, Path.cwd(), found.base)))
+
+
+def _is_of(found: Loaded[RunSpec], name: str, path: Path | None) -> bool:
+    """Whether a value is the file's own: written in it, or a default of what it left out."""
+    at = key_path(name)
+    written = (found.origins.get(at[:length]) for length in range(len(at), 0, -1))
+    origin = next((origin for origin in written if origin is not None), None)
+    return origin is None or origin.implied or origin.source == str(path)
 
 
 def load_spec(
@@ -80,9 +125,23 @@ def load_spec(
     check: Check[M] | None = None,
 ) -> Loaded[M]:
     """As load_run_spec, for any model with its own table of names and rules."""
+    return read_spec(model, path, overrides, env=env, renames=renames, check=check).loaded()
+
+
+def read_spec(
+    model: type[M],
+    path: Path | None,
+    overrides: Sequence[str | Setting] = (),
+    *,
+    env: Mapping[str, str],
+    renames: Mapping[str, Rename],
+    check: Check[M] | None = None,
+) -> Reading[M]:
+    """As load_spec, with the problems in the result."""
     draft = _Draft()
     if path is not None:
         draft = _read_file(path, env)
+        _require_kind(model, draft.tree, path)
     for override in overrides:
         if isinstance(override, Setting):
             draft.put(override, model)
@@ -96,11 +155,23 @@ def load_spec(
     ]
     if check is not None and verdict.value is not None:
         for problem in check(verdict.value, verdict.doubtful):
-            at = tuple(problem.where.split("."))
+            at = key_path(problem.where)
             problems.append((at, Problem(problem.what, _where(draft.origins, at), problem.hint)))
-    if problems or verdict.value is None:
-        raise ConfigError(_in_reading_order([problem for _, problem in problems]))
-    return Loaded(verdict.value, draft.origins)
+    found = None if verdict.value is None else Loaded(verdict.value, draft.origins, base_of(path))
+    return Reading(found, tuple(problem for _, problem in problems), frozenset(verdict.doubtful))
+
+
+def base_of(path: Path | None) -> Path:
+    """What relative paths in a file are relative to: its directory. Of a pipe, the working directory."""
+    if path is None or not path.is_file() or str(path).startswith(("/dev/", "/proc/")):
+        return Path.cwd()
+    return Path(plain(str(Path.cwd() / path.parent)))
+
+
+def key_path(name: str) -> KeyPath:
+    """`data.train[0].path` as the keys that lead there."""
+    keys = re.findall(r"[^.\[\]]+|\[\d+\]", name)
+    return tuple(int(key[1:-1]) if key.startswith("[") else key for key in keys)
 
 
 @dataclass(slots=True)
@@ -182,6 +253,21 @@ def _read_file(path: Path, env: Mapping[str, str]) -> _Draft:
     return _Draft(document.tree, document.origins, document.problems, document.broken)
 
 
+def _require_kind(model: type[BaseModel], tree: Mapping[str, Tree], path: Path) -> None:
+    """Raise ConfigError where a file is clearly the other kind of spec, rather than calling all its keys unknown."""
+    kinds: dict[type[BaseModel], tuple[str, str]] = {
+        RunSpec: ("run spec", "rankzero train FILE"),
+        ClusterSpec: ("cluster spec", "--cluster FILE"),
+    }
+    other = next((kind for kind in kinds if kind is not model), None)
+    if model not in kinds or other is None or set(keys_of(model)) & set(tree):
+        return
+    if len(set(keys_of(other)) & set(tree)) > 1:
+        (own, _), (its, use) = kinds[model], kinds[other]
+        hint = f"what takes it: {use.replace('FILE', str(path))}"
+        raise ConfigError(f"this is a {its}, not a {own}", where=str(path), hint=hint)
+
+
 def _read_text(path: Path) -> str:
     """The file's text. Raises ConfigError that says why it cannot be had."""
     try:
@@ -213,7 +299,7 @@ def _where(origins: Mapping[KeyPath, Origin], path: KeyPath) -> str:
     return dotted(path)
 
 
-def _in_reading_order(problems: list[Problem]) -> list[Problem]:
+def in_reading_order(problems: Iterable[Problem]) -> list[Problem]:
     """By line of the file; what has no line comes last."""
 
     def line(problem: Problem) -> float:

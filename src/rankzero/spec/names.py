@@ -17,6 +17,12 @@ DNS_LABEL_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 DNS_NAME_PATTERN = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
 """RFC 1123 subdomain: most names of objects."""
 ENV_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
+LABEL_KEY_PATTERN = r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
+LABEL_VALUE_PATTERN = r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$"
+IMAGE_PATTERN = (
+    r"^([A-Za-z0-9.-]+(:[0-9]+)?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
+    r"(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[a-f0-9]{64})?$"
+)
 QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|k|[MGTPE]|[KMGTPE]i)?$"
 RESOURCE_NAME_PATTERN = r"^([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
 URL_PATTERN = r"^[a-z][a-z0-9+.-]*://\S+$"
@@ -27,6 +33,9 @@ PATTERNS_IN_WORDS = {
     DNS_LABEL_PATTERN: "a name of up to 63 small letters, digits and '-' that starts and ends with a letter or digit",
     DNS_NAME_PATTERN: "a name of small letters, digits, '-' and '.' that starts and ends with a letter or digit",
     ENV_NAME_PATTERN: "the name of a variable: letters, digits and '_'",
+    LABEL_KEY_PATTERN: "a label's key: up to 63 letters, digits, '-', '_' and '.', maybe after a domain and '/'",
+    LABEL_VALUE_PATTERN: "up to 63 letters, digits, '-', '_' and '.' that start and end with a letter or digit",
+    IMAGE_PATTERN: "an image such as registry.example/team/rankzero:1.0 (small letters; tag or digest last)",
     QUANTITY_PATTERN: "a quantity such as 500m, 16 or 512Gi",
     RESOURCE_NAME_PATTERN: "the name of a device resource, such as nvidia.com/gpu",
     URL_PATTERN: "a URL such as s3://bucket/prefix",
@@ -43,3 +52,7 @@ def slug(text: str, *, limit: int = 40) -> str:
 def default_run_name(model_name: str, method: str, spec_hash: str) -> str:
     """`qwen3-8b-lora-3f9a1c`: the same spec has the same name, so the same command continues the same run."""
     return f"{slug(model_name)}-{method}-{spec_hash[:6]}"
+
+
+PLAIN_TEMPLATE = "plain"
+"""What data.chat_template is for rankzero's own template instead of a file."""

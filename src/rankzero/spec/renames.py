@@ -53,7 +53,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("model.local_files_only", "", "offline local_only"),
     ("model.dtype", "", "torch_dtype precision mixed_precision model_dtype"),
     ("model.dtype", "bf16: true is dtype: bfloat16", "bf16 bfloat16"),
-    ("model.dtype", "float16 is not available: take bfloat16, or auto", "fp16 float16"),
+    ("model.dtype", "fp16: true is dtype: float16", "fp16 float16"),
     (
         "model.attention",
         "",
@@ -99,6 +99,10 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("data.over_length", "", "truncation truncation_strategy excess_length_strategy overflow"),
     ("data.assistant_only_loss", "", "completion_only_loss mask_prompt train_on_responses_only"),
     ("data.assistant_only_loss", _INVERTED, "train_on_inputs train_on_input train_on_prompt"),
+    ("data.train_on", "all_turns or last_turn", "mask_history"),
+    ("data.reasoning", "keep, last or drop", "split_thinking"),
+    ("data.chat_template_kwargs", "", "template_kwargs"),
+    ("data.chat_template_kwargs", "in it: {enable_thinking: false}", "enable_thinking"),
     ("data.labels", "", "id2label label2id label_names label_list class_names classes"),
     ("data.labels", "their number follows from them", "num_labels num_classes"),
     ("data.image_max_tokens", "", "image_max_token_num max_image_tokens image_token_limit max_visual_tokens"),
@@ -205,7 +209,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ),
     ("", _BY_LENGTH, "pad_to_sequence_len group_by_length length_grouped_sampling pad_to_max_length"),
     ("", "evaluation fills its passes under train.micro_batch_tokens", "per_device_eval_batch_size eval_batch_size"),
-    ("", _SAME_COMMAND, "resume_from_checkpoint auto_resume_from_checkpoints resume resume_from ckpt_path"),
+    ("", _SAME_COMMAND, "resume_from_checkpoint auto_resume_from_checkpoints resume_from ckpt_path"),
     ("", "not needed: a run never overwrites another; give it another name", "overwrite_output_dir"),
     (
         "",
@@ -229,6 +233,27 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
 )
 
 
+_VALUES: tuple[tuple[str, str], ...] = (
+    # value here, names elsewhere; a field that has no such value is not concerned
+    ("float16", "fp16 f16 half"),
+    ("bfloat16", "bf16 brain"),
+    ("float32", "fp32 f32 tf32 float single full"),
+    ("nf4", "4bit 4 int4 load_in_4bit bitsandbytes bnb qlora"),
+    ("fp8", "float8 f8 float8_e4m3fn fp8_e4m3 finegrained_fp8"),
+    ("flash_attention_2", "fa2 flash flash_attn flash_attention flash_attn_2"),
+    ("flash_attention_3", "fa3 flash_attn_3"),
+    ("flex_attention", "flex"),
+    ("fsdp", "full_shard fsdp2 hybrid_shard"),
+    ("zero2", "stage2 zero_2 deepspeed_zero2 deepspeed_stage_2 ds2"),
+    ("zero3", "stage3 zero_3 deepspeed_zero3 deepspeed_stage_3 ds3 deepspeed"),
+    ("adamw", "adamw_torch adamw_torch_fused adamw_hf adamw_fused"),
+    ("adamw_8bit", "adamw_bnb_8bit paged_adamw_8bit adamw8bit"),
+    ("constant", "constant_with_warmup"),
+    ("classify", "seq_cls sequence_classification text_classification classification"),
+    ("sft", "causal_lm text_generation finetune fine_tune"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Rename:
     """Where another tool's setting is here (`field`, "" where it has no place), and what to know about it."""
@@ -248,4 +273,6 @@ def normalised(key: str) -> str:
     return key.lower().replace("-", "_")
 
 
+VALUES: dict[str, str] = {name: here for here, names in _VALUES for name in names.split()}
+"""What a value is called here, by its `normalised` names elsewhere."""
 RENAMES: dict[str, Rename] = {name: Rename(field, note) for field, note, names in _TABLE for name in names.split()}

@@ -6,21 +6,31 @@ comments of `rankzero init` are made from them.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from rankzero.spec.batch_size import BatchSize
 from rankzero.spec.names import RUN_NAME_PATTERN
+from rankzero.spec.row_formats import Reasoning as Reasoning
 from rankzero.spec.row_formats import RowFormat as RowFormat
+from rankzero.spec.shardings import SHARDINGS
+from rankzero.spec.tasks import TASKS, TaskSection
 
-Dtype = Literal["auto", "float32", "bfloat16"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 OverLength = Literal["truncate", "drop"]
-Task = Literal["sft", "classify"]
+TrainOn = Literal["all_turns", "last_turn"]
 Attention = Literal["auto", "eager", "sdpa", "varlen", "flex_attention", "flash_attention_2", "flash_attention_3"]
 Part = Literal["language", "experts", "router", "projector", "vision_tower"]
-Sharding = Literal["auto", "ddp", "fsdp", "zero2", "zero3"]
-Metric = Literal["eval_loss", "perplexity", "accuracy", "macro_f1"]
+LearningRateShape = Literal["linear", "cosine", "constant"]
+if TYPE_CHECKING:
+    Task = str
+    Metric = str
+    Sharding = str
+else:  # the names that spec/tasks.py and spec/shardings.py have, for the schema and for suggestions
+    Task = Literal[tuple(TASKS)]
+    Metric = Literal["eval_loss", *dict.fromkeys(name for task in TASKS.values() for name in task.metrics)]
+    Sharding = Literal["auto", *SHARDINGS]
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Every = Literal["epoch"] | PositiveInt
@@ -53,9 +63,11 @@ class ModelSpec(Section):
     local_files_only: bool = False
     """Never use the network, as TRANSFORMERS_OFFLINE=1 does."""
     dtype: Dtype = "auto"
-    """Compute precision. auto: bfloat16 where the device computes it natively, else float32."""
+    """Compute precision. auto: bfloat16 where the device computes it natively, float16 on other GPUs (V100, T4), else
+    float32. float16 has a loss scale that adapts itself; weights that are trained are float32 beside it."""
     attention: Attention = "auto"
-    """Attention implementation. varlen: torch's own for rows laid end to end. auto: the fastest that is installed."""
+    """Attention implementation. varlen: torch's own for rows laid end to end. auto: the fastest that is installed, or
+    for a model with attention dropout one that drops the same in every layout."""
     quantization: Literal["none", "nf4", "fp8"] = "none"
     """Hold the frozen base in fewer bits under adapters. nf4: 4-bit NormalFloat with double quantisation (QLoRA);
     fp8: 8-bit floats."""
@@ -72,7 +84,8 @@ class SourceSpec(Section):
 
     path: Annotated[str, StringConstraints(min_length=1)]
     """A file (JSONL, JSON, CSV, TSV, Parquet; also .gz and .zst), a directory or a pattern of them, a URL (hf://, s3://,
-    https://), or a Hub data set `org/name:subset[split]`. `#500` at the end samples 500 rows."""
+    https://), or a Hub data set `org/name:subset[split]`; `[train[:1%]]` is a part of a split. `#500` at the end is
+    a sample of 500 rows."""
     format: RowFormat = "auto"
     """Row shape. auto: decided row by row from its keys."""
     columns: dict[str, str] = {}
@@ -83,6 +96,9 @@ class SourceSpec(Section):
     """Only this many rows, drawn without repetition by train.seed."""
     image_root: str | None = None
     """Directory that image paths are relative to; absent: the directory of the file."""
+    header: Literal["auto"] | bool = "auto"
+    """Whether the first line of CSV and TSV names the columns. false: they are column_1, column_2 and so on. auto: it
+    does, and one that looks like a row is an error."""
 
 
 class EvalFraction(Section):
@@ -110,6 +126,11 @@ class DataSpec(Section):
     """What happens to a longer row: truncate (keep its first max_length tokens) or drop. Both are counted."""
     assistant_only_loss: bool = True
     """Chat rows: train on the assistant's turns and their end token only. false: on every token."""
+    train_on: TrainOn = "all_turns"
+    """Chat rows: which of the assistant's turns are trained where the row itself does not say. last_turn: the last."""
+    reasoning: Reasoning = "keep"
+    """The reasoning of answers (`<think>…</think>`, `reasoning_content`). keep: all that is trained, or an error; last:
+    only that of turns behind the last question; drop: none. What is left out is counted."""
     deduplicate: bool = False
     """Drop rows that are token for token the same as an earlier one."""
     labels: Annotated[tuple[str, ...], Field(min_length=2)] | None = None
@@ -117,7 +138,10 @@ class DataSpec(Section):
     image_max_tokens: PositiveInt | None = None
     """Most tokens that one image becomes; larger images are scaled down. Absent: as the model's processor has it."""
     chat_template: str | None = None
-    """A Jinja file to use instead of the tokenizer's chat template; it is saved with the result."""
+    """A Jinja file to use instead of the tokenizer's chat template, or `plain`: rankzero's own, for tokenizers without
+    one. It is saved with the result. Absent: the tokenizer's, and plain with a warning where it has none."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """What the chat template is given besides the turns: {enable_thinking: false}, {documents: […]}."""
 
 
 class LoraSpec(Section):
@@ -127,8 +151,8 @@ class LoraSpec(Section):
     """Rank."""
     alpha: Annotated[float, Field(gt=0)] = 16
     """The adapter's output is scaled by alpha / r (by alpha / sqrt(r) with use_rslora)."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    """Dropout on the adapter's input."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout on the adapter's input: the same values in every layout, by train.seed, step, row and position."""
     target_modules: Literal["auto", "all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "auto"
     """Module names. auto: the attention projections of the architecture; all-linear: every linear layer."""
     use_dora: bool = False
@@ -151,10 +175,10 @@ class TrainSpec(Section):
     """Most tokens (padding included) in one forward pass on one device. Changes speed and memory, never the maths."""
     learning_rate: Literal["auto"] | Annotated[float, Field(gt=0)] = "auto"
     """Peak learning rate. auto: 2e-4 with adapters, 2e-5 for a full fine-tune."""
-    lr_scheduler_type: Literal["linear", "cosine", "constant"] = "linear"
-    """Shape after warm-up; linear and cosine end at zero."""
+    lr_scheduler_type: LearningRateShape = "linear"
+    """Shape after warm-up; linear and cosine fall towards zero, which the step after the last one would have."""
     warmup_steps: Annotated[float, Field(ge=0)] = 0.03
-    """Steps of linear warm-up; below 1: a share of all steps."""
+    """Steps of linear warm-up: step i of W has i / W of the peak. Below 1: a share of all steps, rounded down."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """AdamW's decoupled weight decay, on matrices only."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -244,3 +268,12 @@ class RunSpec(Section):
     tracking: TrackingSpec = TrackingSpec()
     output_dir: Annotated[str, StringConstraints(min_length=1)] = "runs"
     """The run directory is <output_dir>/<name>."""
+    resume: Literal["refuse", "new", "continue"] = "refuse"
+    """Where the run directory holds checkpoints of another setting. refuse: an error that names every difference; new:
+    train beside it, under a name made from the setting; continue: go on from them, with the differences. The same
+    setting always continues."""
+
+    @property
+    def task_section(self) -> TaskSection:
+        """What its task needs of data and model."""
+        return TASKS[self.task]

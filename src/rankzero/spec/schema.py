@@ -4,22 +4,52 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
 from rankzero.spec.cluster_spec import ClusterSpec
 from rankzero.spec.run_spec import RunSpec
 
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 FILES: dict[Path, type[BaseModel]] = {
     Path(__file__).with_name("run.schema.json"): RunSpec,
     Path(__file__).with_name("cluster.schema.json"): ClusterSpec,
 }
 
 
+_VARIABLE = {
+    "type": "string",
+    "pattern": r"\$\{[^}]*\}",
+    "description": "A value from the environment: ${NAME} or ${NAME:-default}.",
+}
+_ABOUT = ("title", "description", "default")
+
+
 def schema_text(model: type[BaseModel]) -> str:
-    """The schema as its file holds it."""
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **model.model_json_schema()}
-    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+    """The schema as its file holds it. It is of files as they are written: any value may come from a variable."""
+    schema = model.model_json_schema()
+    for section in (schema, *schema["$defs"].values()):
+        section["properties"] = {name: _or_variable(value) for name, value in section["properties"].items()}
+    schema["$defs"]["Variable"] = _VARIABLE
+    return json.dumps({"$schema": _DIALECT, **schema}, indent=2, ensure_ascii=False) + "\n"
+
+
+def _or_variable(value: dict[str, Any]) -> dict[str, Any]:
+    """What a field, or an item of a list, takes, or a variable that becomes that; sections are written out."""
+    if "$ref" in value:
+        return value
+    about = {key: value[key] for key in _ABOUT if key in value}
+    rest = {key: inner for key, inner in value.items() if key not in _ABOUT}
+    options = [_of_items(option) for option in rest.get("anyOf", [rest])]
+    if {"type": "string"} in options:
+        return {**about, "anyOf": options} if "anyOf" in rest else {**about, **options[0]}
+    return {**about, "anyOf": [*options, {"$ref": "#/$defs/Variable"}]}
+
+
+def _of_items(option: dict[str, Any]) -> dict[str, Any]:
+    inner = {key: option.get(key) for key in ("items", "additionalProperties")}
+    return option | {key: _or_variable(value) for key, value in inner.items() if isinstance(value, dict)}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Which names speak of secrets. Pure; never sees a value."""
+"""Which names speak of secrets, and which values are such by their shape. Pure; keeps no value."""
 
 from __future__ import annotations
 
@@ -16,3 +16,16 @@ def looks_secret(name: str) -> bool:
     if words[-1] in _NOT_THE_VALUE:
         return False
     return bool(_SECRET_WORDS & set(words)) or _KEYS.search(upper) is not None
+
+
+_SHAPES = re.compile(
+    r"\bhf_[A-Za-z0-9]{16,}|\b(?:sk|pk|rk)-[A-Za-z0-9_-]{20,}|\b(?:gh[pousr]_|github_pat_|glpat-|npm_)[A-Za-z0-9_-]{16,}"
+    r"|\bxox[abprs]-[A-Za-z0-9-]{10,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----|://[^/\s:@]+:[^/\s@]+@"
+)
+"""Tokens of the Hub, of model and code hosts and of clouds, web tokens, private keys, passwords in URLs."""
+
+
+def holds_secret(value: str) -> bool:
+    """Whether a value is a secret by its shape, whatever the name that it goes by."""
+    return _SHAPES.search(value) is not None

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from rankzero.spec.fields import Option, field_at, field_options, in_words, keys_of, options_at, step
-from rankzero.spec.renames import Rename
+from rankzero.spec.renames import VALUES, Rename, normalised
 from rankzero.spec.secret_names import looks_secret
 from rankzero.spec.unknown_keys import guess
 from rankzero.spec.yaml_tree import KeyPath, Scalar, Tree, dotted
@@ -140,9 +140,9 @@ def _wrong_value(model: type[BaseModel], path: KeyPath, value: Any) -> Finding:
     if any(looks_secret(str(key)) for key in path):  # someone may have written the secret itself here
         return Finding(path, f"must be {words}; what stands there is not shown", _about(model, path))
     choices = [str(c) for option in options if get_origin(option.kind) is Literal for c in get_args(option.kind)]
-    close = difflib.get_close_matches(str(value).lower(), choices, n=1) if isinstance(value, str) else []
-    if close:
-        return Finding(path, f"must be {words}, but is {_shown(value)}", f"did you mean {close[0]}?")
+    meant = _meant(value, choices)
+    if meant is not None:
+        return Finding(path, f"must be {words}, but is {_shown(value)}", f"did you mean {meant}?")
     if isinstance(value, str) and any(option.kind == tuple[str, ...] for option in options):
         return Finding(path, f"must be {words}, but is {_shown(value)}", f"a list of one is written [{value}]")
     required = [
@@ -153,6 +153,16 @@ def _wrong_value(model: type[BaseModel], path: KeyPath, value: Any) -> Finding:
             path, f"must be {words}, but is {_shown(value)}", f"write {path[-1]}: {{{required[0]}: {value}}}"
         )
     return Finding(path, f"must be {words}, but is {_shown(value)}", _about(model, path))
+
+
+def _meant(value: Any, choices: list[str]) -> str | None:
+    """The choice that other tools call so, or that is spelt alike."""
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        return None
+    name = normalised(str(value)).removeprefix("torch.")
+    if VALUES.get(name, name) in choices:
+        return VALUES.get(name, name)
+    return next(iter(difflib.get_close_matches(name, choices, n=1)), None)
 
 
 def _required(section: type[BaseModel]) -> list[str]:

@@ -10,6 +10,10 @@ import os
 import socket
 import time
 from pathlib import Path
+from typing import Literal
+
+from rankzero.spec.metrics import MEASURES
+from rankzero.track.protocol import TrackedRun
 
 
 class TensorBoard:
@@ -38,7 +42,7 @@ class TensorBoard:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         scalars = [
-            Summary.Value(tag=f"{'eval' if name.startswith(('eval', 'perp')) else 'train'}/{name}", simple_value=value)
+            Summary.Value(tag=f"{'eval' if name in MEASURES else 'train'}/{name}", simple_value=value)
             for name, value in values.items()
             if name not in {"time", "epoch"}
         ]
@@ -47,3 +51,8 @@ class TensorBoard:
 
     def close(self) -> None:
         self._records.close()
+
+
+def open_tracker(_setting: Literal[True], run: TrackedRun, step: int) -> TensorBoard:
+    """Events of `run` into its own directory."""
+    return TensorBoard(run.events, step)

@@ -23,6 +23,8 @@ from tests.support.fake_cluster.writes import RefusedError, Writes, needs_runtim
 __all__ = ["Act", "FakeCluster", "Fault", "Request", "as_text", "life", "make_pods", "plain"]
 
 TOKEN = "fake-token"
+KUEUE = {"workloads", "localqueues", "workloadpriorityclasses"}
+"""Kinds of a cluster that has Kueue; others are served by default."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class FakeCluster:
     """`start()`, use, `stop()`. Kinds that are in `plurals` are served."""
 
     store: Store = field(default_factory=Store)
-    plurals: set[str] = field(default_factory=lambda: set(KINDS) - {"workloads"})
+    plurals: set[str] = field(default_factory=lambda: set(KINDS) - KUEUE)
     faults: list[Fault] = field(default_factory=list)
     forbidden: set[tuple[str, str]] = field(default_factory=set)
     """(verb, plural) that roles do not permit."""
@@ -54,6 +56,8 @@ class FakeCluster:
     ends_idle_watches: bool = False
     """A watch in a world where nothing happens any more ends, as it does on a server after its time."""
 
+    date: str = "Sat, 21 Nov 2026 08:00:00 GMT"
+    """What answers have as their time."""
     dying: bool = False
     """The request that is being answered is the last one."""
 
@@ -119,14 +123,6 @@ class FakeCluster:
             for version, plurals in versions.items():
                 self.documents[f"/apis/{group}/{version}"] = {"resources": [{"name": name} for name in plurals]}
         self.documents["/apis"] = {"kind": "APIGroupList", "groups": listed}
-
-    def trainjob_fields(self, *names: str) -> None:
-        """What the served schema of TrainJob has in its spec."""
-        kind = [{"group": "trainer.kubeflow.org", "version": "v1alpha1", "kind": "TrainJob"}]
-        spec = {"properties": {name: {} for name in names}}
-        schema = {"x-kubernetes-group-version-kind": kind, "properties": {"spec": spec}}
-        path = "/openapi/v3/apis/trainer.kubeflow.org/v1alpha1"
-        self.documents[path] = {"components": {"schemas": {"TrainJob": schema}}}
 
     def fail(self, method: str, part: str, **what: Any) -> Fault:
         """Order a fault."""

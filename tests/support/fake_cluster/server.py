@@ -67,6 +67,10 @@ class Handler(BaseHTTPRequestHandler):
         self.server.connections.discard(self.request)
         super().finish()
 
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        """The cluster's time, which tests set."""
+        return self.server.cluster.date
+
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing."""
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankzero.launch import labels
+from rankzero.launch import kinds, labels
 from tests.support.fake_cluster.store import Object, Store
 
 Act = tuple[Any, ...]
@@ -124,7 +124,7 @@ class World:
             return bool(pods)
         done, taken, failures = set(), set(), 0
         for pod in pods:
-            index, phase = labels.node_index(pod), pod["status"]["phase"]
+            index, phase = kinds.node_index(pod), pod["status"]["phase"]
             if phase == "Failed":
                 failures += pod["status"].get("reason") != "Evicted"
                 code = _exit_code(pod)

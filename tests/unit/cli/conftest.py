@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rankzero.launch.backends.kubernetes_streams import Clock
+from rankzero.launch.backends.kubernetes.streams import Clock
 from tests.support.cli import Cli, Done
 from tests.support.fake_cluster import FakeCluster
 
@@ -21,9 +21,6 @@ num_nodes: 2
 gpu: false
 prepare: never
 storage: {outputs: {mount: /outputs, claim: outputs, size: 1Gi}}
-secrets:
-  HF_TOKEN: {name: hf-token, key: token}
-  WANDB_API_KEY: {name: keys, key: wandb}
 """
 
 
@@ -49,7 +46,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig(tmp_path)))
     monkeypatch.delenv("RANKZERO_CLUSTER", raising=False)
     impatient = partial(Clock, sleep=lambda seconds: None)
-    monkeypatch.setattr("rankzero.launch.backends.kubernetes_api.Clock", impatient)
+    monkeypatch.setattr("rankzero.launch.backends.kubernetes.api.Clock", impatient)
     Path("run.yaml").write_text(RUN, encoding="utf-8")
     Path("cluster.yaml").write_text(CLUSTER, encoding="utf-8")
     yield Place(Cli(capfd, monkeypatch), cluster, tmp_path)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rankzero.cli import train_command
+from rankzero.cli import train as train_command
 from rankzero.errors import DataError, NonFiniteError, ServiceError, StoppedError
 from rankzero.spec.load import load_run_spec
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from tests.support.cli import Cli
+from tests.support.paper_model import paper_model
 
 SMALL = "model: {name: m}\ndata: {train: t.jsonl}\n"
 REPORT = {
@@ -23,6 +28,8 @@ REPORT = {
     "perplexity": 4.48,
     "accuracy": None,
     "macro_f1": None,
+    "final_step": 8,
+    "last_evaluation": {"step": 8, "eval_loss": 1.5, "perplexity": 4.48},
     "spec": {"task": "sft"},
 }
 
@@ -31,6 +38,9 @@ REPORT = {
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
     monkeypatch.chdir(tmp_path)
     Path("run.yaml").write_text(SMALL, encoding="utf-8")
+    Path("t.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
+    Path("cluster.yaml").write_text("image: i\nnum_nodes: 2\n", encoding="utf-8")
+    paper_model(tmp_path / "m")
     return Cli(capfd, monkeypatch)
 
 
@@ -78,19 +88,33 @@ class TestTrain:
 
     def test_the_seeds_flags_without_a_file(self, cli: Cli, started: Started) -> None:
         done = cli(
-            "train --model Qwen/Qwen2.5-3B-Instruct --data /tmp/ds.jsonl --output /tmp/out --epochs 2 --seq-len 512 "
+            "train --model m --data t.jsonl --output out/r --epochs 2 --seq-len 512 "
             "--batch 2 --grad-accum 4 --bf16 --lora --lora-r 16 --lora-alpha 32 --lora-dropout 0.1 "
-            "--target-modules q_proj v_proj --log-level DEBUG --log-batches all --model-local-dir /m "
-            "--tokenizer-local-dir /t --local-files-only --report-json r.json --nproc-per-node 3 "
+            "--target-modules q_proj v_proj --log-level DEBUG --log-batches all --model-local-dir m "
+            "--tokenizer-local-dir m --local-files-only --report-json r.json --nproc-per-node 3 "
             "--allow-change train.seed --allow-change data"
         )
         assert done.code == 0, done.err
         spec, options, nproc = started.last
-        assert (spec.output_dir, spec.name, nproc) == ("/tmp", "out", 3)
+        assert (spec.output_dir, spec.name, nproc) == (str(Path("out").resolve()), "r", 3)
         assert spec.train.global_batch_size == 2 * 4 * 3
         assert spec.lora is not None
         assert (spec.lora.r, spec.lora.target_modules) == (16, ("q_proj", "v_proj"))
         assert options == RunOptions("DEBUG", "all", "r.json", ("train.seed", "data"))
+
+    def test_a_change_that_cannot_be_is_refused_before_anything_starts(self, cli: Cli, started: Started) -> None:
+        done = cli("train run.yaml --allow-change learning_rate")
+        assert done.code == 2 and "did you mean train.learning_rate?" in done.err
+        assert not started.calls
+
+    def test_what_final_scores_comes_first(self, cli: Cli, started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+        last = {"step": 12, "eval_loss": 12.26, "perplexity": 3.1}
+        monkeypatch.setitem(REPORT, "last_evaluation", last)
+        lines = cli("train run.yaml").out.splitlines()
+        assert "eval loss      1.5000 (perplexity 4.48), of final/ (step 8)" in lines
+        assert lines[lines.index("eval loss      1.5000 (perplexity 4.48), of final/ (step 8)") + 1] == (
+            "               12.2600 (perplexity 3.1), of the last step (12)"
+        )
 
     def test_the_world_of_a_torchrun(self, cli: Cli, started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in (("RANK", "1"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "6")):
@@ -119,11 +143,33 @@ class TestTrain:
         ("line", "code", "words"),
         [
             ("train", 2, ["nothing to train", "hint: rankzero train RUN.yaml"]),
-            ("train a.yaml b.yaml", 2, ["one spec file, not 2"]),
+            ("train a.yaml b.yaml", 2, ["one run spec, not 2"]),
             ("train nope.yaml", 78, ["nope.yaml: no such file"]),
-            ("train run.yaml =4", 2, ["cannot read '=4'"]),
+            ("train run.yaml =4", 2, ["an override is one word: run.yaml=4"]),
+            ("train =4", 2, ["cannot read '=4'"]),
+            ("train run.yaml train.max_steps = 5", 2, ["write train.max_steps=5, without spaces"]),
+            ("train run.yaml train.max_steps =5", 2, ["write train.max_steps=5, without spaces"]),
+            ("train run.yaml train.max_steps= 5", 2, ["write train.max_steps=5, without spaces"]),
+            ("train t.jsonl", 2, ["t.jsonl: this is data, not a run spec", "data.train=t.jsonl"]),
+            ("train m", 2, ["m: this is a directory, not a run spec", "model.name=m"]),
+            (
+                "train cluster.yaml",
+                78,
+                ["cluster.yaml: this is a cluster spec, not a run spec", "--cluster cluster.yaml"],
+            ),
+            ("train run.yaml model.dtype=fp16", 78, ["bfloat16"]),
+            ("train run.yaml model.dtype=bf16", 78, ["did you mean bfloat16?"]),
+            ("train run.yaml model.quantization=4bit lora={}", 78, ["did you mean nf4?"]),
+            ("train run.yaml --lr 1", 2, ["this is train.learning_rate here; write train.learning_rate=VALUE"]),
             ("train run.yaml data.max_length=4", 78, ["command line data.max_length: must be a whole number"]),
             ("train run.yaml --lora-r 4", 2, ["--lora-r needs --lora"]),
+            ("train run.yaml --format alpaca", 2, ["--format says how the rows of --data look", "add --data"]),
+            ("train run.yaml --data t.jsonl --format nope", 2, ["--format", "alpaca"]),
+            (
+                "train run.yaml --lora --target-modules all-linear q_proj",
+                78,
+                ["`all-linear` is not the name of a module"],
+            ),
             ("train run.yaml --output .", 2, ["--output: ", "cannot be a run's name"]),
             ("train --model m", 78, ["data.train: required, but not set"]),
             ("train run.yaml --nproc-per-node 0", 2, ["--nproc-per-node"]),
@@ -182,6 +228,16 @@ class TestTrain:
         assert not started.calls
 
 
+def test_errors_are_wrapped_between_words_on_a_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = cli("train run.yaml model.dtype=fp16").err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "60")
+    coloured = cli("train run.yaml model.dtype=fp16").err
+    wrapped = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
+    assert max(map(len, wrapped.splitlines())) <= 60 < max(map(len, plain.splitlines()))
+    assert wrapped.split() == plain.split() and "\x1b[1;31merror:\x1b[0m" in coloured
+
+
 class TestInit:
     def test_it_loads(self, cli: Cli) -> None:
         done = cli("init -o new.yaml")
@@ -216,7 +272,8 @@ class TestInit:
         assert Path("d/run.yaml").is_file()
 
     def test_where_nothing_can_be_written(self, cli: Cli) -> None:
-        assert cli("init -o run.yaml/x.yaml").code == 74
+        done = cli("init -o run.yaml/x.yaml")
+        assert done.code == 74 and "choose another place with -o" in done.err and "output_dir" not in done.err
 
 
 class TestRoot:
@@ -228,12 +285,33 @@ class TestRoot:
         assert done.code == 0
         assert "train" in done.out
 
-    @pytest.mark.parametrize("line", ["", "data"])
+    @pytest.mark.parametrize("line", ["", "data", "secret"])
     def test_help_where_a_command_is_missing(self, cli: Cli, line: str) -> None:
-        done = cli(line)
-        assert done.code == 2
-        assert done.err.startswith("Usage: rankzero")
-        assert "Commands:" in done.err
+        done, asked = cli(line), cli(f"{line} --help")
+        assert (done.code, done.out, asked.code) == (2, "", 0)
+        assert done.err == asked.out and done.err.startswith("Usage: rankzero")
+
+    def test_help_has_sections_of_whole_sentences(self, cli: Cli) -> None:
+        for line, sections in (
+            ("--help", ["Start", "Data", "Train", "Results", "Cluster", "Options"]),
+            ("data --help", ["Look", "Make", "Options"]),
+        ):
+            out = cli(line).out
+            assert re.findall(r"^(\w+):$", out, re.MULTILINE) == sections
+            commands = re.findall(r"^  ([a-z]+)  +(\S.*)$", out.partition("Options:")[0], re.MULTILINE)
+            assert len(commands) >= 7 and "…" not in out and "..." not in out.partition("\n")[2]
+            assert [sentence for _, sentence in commands if not re.fullmatch(r"[A-Z].{10,64}\.", sentence)] == []
+
+    def test_flags_of_the_seed_have_a_section(self, cli: Cli) -> None:
+        ours, seeds = cli("train --help").out.split("(flags of train_framework.py):")
+        assert "--allow-change" in ours and "--seq-len" not in ours
+        assert "--seq-len" in seeds and "--allow-change" not in seeds
+
+    def test_shells_complete_commands(self, tmp_path: Path) -> None:
+        env = {**os.environ, "_RANKZERO_COMPLETE": "complete_bash", "COMP_WORDS": "rankzero da", "COMP_CWORD": "1"}
+        words = [sys.executable, "-m", "rankzero"]
+        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.stdout.split(), done.stderr) == (["data"], "")
 
     @pytest.mark.parametrize("command", ["train", "init", "generate", "quickstart", "data check", "data show"])
     def test_every_command_has_help(self, cli: Cli, command: str) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cpu_time import of_children
+
 HEAVY = ("torch", "transformers", "datasets", "numpy", "peft", "pyarrow", "rich", "pydantic", "yaml")
 
 
@@ -35,16 +37,23 @@ def test_reading_a_spec_imports_nothing_of_the_engine() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_the_engine_s_libraries_say_nothing_by_themselves() -> None:
+    """On CPUs with avx512_bf16 bitsandbytes advises a package as it is imported; here it does so on any."""
+    code = (
+        "import logging, rankzero.engine.worker, rankzero.model.merge;"
+        "logging.getLogger('bitsandbytes.backends.cpu.ops').warning('Failed to load CPU gemm_4bit_forward')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
 def test_help_answers_at_once(tmp_path: Path) -> None:
-    """The least of several runs: what the work takes, not what the machine's other work adds."""
-    best = 1e9
-    for _ in range(8):
-        started = time.perf_counter()
+    """0.2 s of work on an idle machine; the same work costs up to twice that where another program shares the core."""
+
+    def ask() -> None:
         assert run("--help", cwd=tmp_path).returncode == 0
-        best = min(best, time.perf_counter() - started)
-        if best < 0.3:
-            return
-    pytest.fail(f"rankzero --help took {best:.2f} s")
+
+    assert min(of_children(ask) for _ in range(5)) < 0.45
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from rankzero.cli.argv import spread_values
 from rankzero.cli.seed_flags import SeedFlags, as_settings, require_lora
 from rankzero.errors import ConfigError, UsageError
 from rankzero.spec.load import load_run_spec
-from rankzero.spec.run_spec import LoraSpec, RunSpec
+from rankzero.spec.run_spec import LoraSpec, RunSpec, SourceSpec
 
 
 def spec(flags: SeedFlags, *overrides: str, world_size: int = 1) -> RunSpec:
@@ -47,6 +47,10 @@ def test_several_values_after_one_flag(line: str, expected: str) -> None:
     [
         ({"model": "gpt2"}, "model.name", "gpt2"),
         ({"data": "d.jsonl"}, "data.train", "d.jsonl"),
+        ({"data": "d.jsonl", "row_format": "alpaca"}, "data.train", (SourceSpec(path="d.jsonl", format="alpaca"),)),
+        ({"lora": True, "target_modules": ["all-linear"]}, "lora.target_modules", "all-linear"),
+        ({"lora": True, "target_modules": ["auto"]}, "lora.target_modules", "auto"),
+        ({"lora": True, "target_modules": ["q_proj"]}, "lora.target_modules", ("q_proj",)),
         ({"epochs": 2}, "train.num_train_epochs", 2.0),
         ({"seq_len": 512}, "data.max_length", 512),
         ({"bf16": True}, "model.dtype", "bfloat16"),
@@ -85,7 +89,7 @@ def test_batch_flags_make_the_global_batch(
 
 
 def test_lora_has_the_seeds_modules() -> None:
-    expected = LoraSpec(r=8, alpha=16, dropout=0.05, target_modules=("q_proj", "k_proj", "v_proj", "o_proj"))
+    expected = LoraSpec(r=8, alpha=16, dropout=0.0, target_modules=("q_proj", "k_proj", "v_proj", "o_proj"))
     assert spec(SeedFlags(lora=True)).lora == expected
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rankzero.data.problems import RowProblem
-from rankzero.data.validate import CheckReport, check
+from rankzero.data.check.validate import CheckReport, check
+from rankzero.data.rows.problems import RowProblem
 from rankzero.errors import DataError, ExitCode, Problem
 from rankzero.spec.run_spec import SourceSpec
 

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 
 from rankzero.engine import train as loop
 from rankzero.engine.evaluate import EvalResult
 from rankzero.spec.run_spec import RunSpec
-from tests.support.runs import metrics, run_here, run_root, small_spec
+from rankzero.track.tensorboard import TensorBoard
+from tests.support.runs import log, metrics, run_here, run_root, small_spec
 from tests.support.tiny import chat_rows
 
 
@@ -98,7 +100,7 @@ def scripted_evaluations(monkeypatch: pytest.MonkeyPatch, losses: list[float]) -
     """Evaluations that give these losses one after the other."""
     left = iter(losses)
 
-    def scripted(*_: Any, classes: int | None, stop_wanted: Any) -> EvalResult:
+    def scripted(*_: Any, stop_wanted: Any, meter: Any) -> EvalResult:
         loss = next(left)
         return EvalResult({"eval_loss": loss, "perplexity": math.exp(loss)}, rows=7, targets=70)
 
@@ -123,9 +125,35 @@ def test_best_follows_the_metric_and_survives_pruning(
     assert (run_root(spec) / "final/adapter_model.safetensors").read_bytes() == saved
 
 
+def test_the_result_is_reported_by_what_it_scored_itself(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted_evaluations(monkeypatch, [6.26, 9.0, 12.26])
+    spec = small_spec(tmp_path, tiny)
+    report = run_here(spec, log_level="INFO")
+    assert (report["final_step"], report["eval_loss"], report["perplexity"]) == (4, 6.26, math.exp(6.26))
+    assert report["last_evaluation"] == {"step": 12, "eval_loss": 12.26, "perplexity": math.exp(12.26)}
+    result, last = [line for line in log(spec).splitlines() if "[RESULT]" in line][-2:]
+    assert "step 4" in result and "eval_loss 6.2600" in result
+    assert "step 12" in last and "eval_loss 12.2600" in last
+    assert "[DDP] one process on cpu" in log(spec) and "rank" not in log(spec)
+    assert "0.0M parameters, 0.0M of them trained" in log(spec)
+
+
+def test_ties_and_early_stopping(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The later of equal evaluations is the best, but no progress."""
+    scripted_evaluations(monkeypatch, [2.0, 2.0, 2.0, 1.0])
+    spec = small_spec(tmp_path, tiny, eval__every=2, eval__early_stopping_patience=2)
+    report = run_here(spec)
+    assert (report["ended_early"], report["steps"], report["best_step"]) == (True, 6, 6)
+
+
 def test_final_may_be_the_last_instead(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scripted_evaluations(monkeypatch, [1.0, 2.0, 3.0])
-    assert run_here(small_spec(tmp_path, tiny, checkpoint__final="last"))["final_step"] == 12
+    report = run_here(small_spec(tmp_path, tiny, checkpoint__final="last"))
+    assert (report["final_step"], report["eval_loss"], report["best_value"]) == (12, 3.0, 1.0)
+    again = run_here(small_spec(tmp_path, tiny, checkpoint__final="best"))
+    assert (again["final_step"], again["eval_loss"]) == (4, 1.0), "a finished run, asked for another result, makes it"
 
 
 def test_early_stopping(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,6 +162,18 @@ def test_early_stopping(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPa
     report = run_here(spec)
     assert report["ended_early"] and report["steps"] == 8 and report["best_step"] == 4
     assert run_here(spec) == report, "an early end is an end: the same command does not go on"
+    scripted_evaluations(monkeypatch, [2.3, 2.4])
+    patient = small_spec(tmp_path, tiny, eval__every=2, eval__early_stopping_patience=5)
+    report = run_here(patient)
+    assert (report["ended_early"], report["steps"], report["best_step"]) == (False, 12, 4), "patience is not history"
+
+
+def test_a_run_of_one_step_trains(tmp_path: Path, tiny: Path) -> None:
+    spec = small_spec(tmp_path, tiny, eval_rows=0, train__max_steps=1)
+    run_here(spec)
+    assert metrics(spec)[0]["learning_rate"] == 0.01
+    adapter = load_file(run_root(spec) / "final/adapter_model.safetensors")
+    assert all(adapter[name].any() for name in adapter if "lora_B" in name), "they begin with zeros"
 
 
 def test_without_evaluation_the_last_is_the_result(tmp_path: Path, tiny: Path) -> None:
@@ -161,6 +201,19 @@ def test_tensorboard_gets_the_same_numbers(tmp_path: Path, tiny: Path) -> None:
     logged = [(event.step, event.value) for event in events.Scalars("train/loss")]
     assert logged == [(row["step"], pytest.approx(row["loss"], rel=1e-6)) for row in metrics(spec)]
     assert [event.step for event in events.Scalars("eval/eval_loss")] == [4, 8, 12]
+
+
+def test_tensorboard_keeps_evaluations_apart_from_training(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = TensorBoard(tmp_path, 0)
+    measured = {"eval_loss": 1.0, "perplexity": 2.7, "accuracy": 0.9, "macro_f1": 0.8}
+    board.log(1, {"loss": 2.0, "learning_rate": 0.1, **measured, "time": 9.0, "epoch": 1.0})
+    board.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    expected = {"train/loss", "train/learning_rate", *(f"eval/{name}" for name in measured)}
+    assert set(events.Tags()["scalars"]) == expected
 
 
 def test_links_become_pointer_files_where_there_are_no_symlinks(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rankzero.errors import ConfigError, ExitCode, StoppedError
-from rankzero.spec.run_spec import RunSpec
-from tests.support.runs import metrics, run_here, run_root, small_spec, stop_during_step
+from rankzero.engine.checkpoint import Position, under
+from rankzero.engine.resume import check_same_run, how_it_continues
+from rankzero.errors import ConfigError, ExitCode, RankzeroError, StoppedError
+from rankzero.launch.node import prepare
+from rankzero.launch.node.output import Output
+from rankzero.launch.node.settings import NodeSettings
+from rankzero.launch.node.stop import StopWish
+from rankzero.redaction import Redactor
+from rankzero.run_dir.paths import RunDir
+from rankzero.spec.run_options import RunOptions
+from rankzero.spec.run_spec import LoraSpec, RunSpec
+from tests.support.runs import log, metrics, run_here, run_root, small_spec, stop_during_step
+from tests.support.tiny import chat_rows, tiny_model, write_jsonl
 
 pytestmark = pytest.mark.faults
 
@@ -134,7 +145,7 @@ def test_leftovers_of_a_killed_save_are_removed(tmp_path: Path, tiny: Path) -> N
     ("change", "field"),
     [
         ({"train__learning_rate": 0.5}, "train.learning_rate"),
-        ({"lora__r": 8}, "lora.r"),
+        ({"lora__alpha": 8}, "lora.alpha"),
         ({"data__max_length": 64}, "data.max_length"),
         ({"train__seed": 1}, "train.seed"),
     ],
@@ -153,6 +164,78 @@ def test_another_runs_directory_is_refused_with_the_override_named(
     assert all(kept[p] == before[p] for p in before if p.name != "lease.json")
 
 
+def test_what_a_checkpoint_cannot_become_is_refused_even_where_it_is_allowed(tmp_path: Path, tiny: Path) -> None:
+    run_here(small_spec(tmp_path, tiny, train__num_train_epochs=1))
+    wider = small_spec(tmp_path, tiny, train__num_train_epochs=1, lora__r=8)
+    with pytest.raises(ConfigError, match="lora.r: 4 in the checkpoint, 8 now") as refused:
+        run_here(wider, allow_changes=("lora.r",))
+    assert "--allow-change" not in str(refused.value)
+
+
+def test_other_passes_are_not_called_bit_exact(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = small_spec(tmp_path, tiny, train__num_train_epochs=1)
+    with monkeypatch.context() as patch:
+        stop_during_step(patch, 1)
+        with pytest.raises(StoppedError):
+            run_here(spec, log_level="INFO")
+        stop_during_step(patch, 2)
+        with pytest.raises(StoppedError):
+            run_here(spec, log_level="INFO")
+    assert "continuing from step 1 bit-exactly" in log(spec)
+    run_here(small_spec(tmp_path, tiny, train__num_train_epochs=1, train__micro_batch_tokens=64), log_level="INFO")
+    said = "continuing from step 2 with the same weights, optimizer and rows, not bit-exactly: "
+    assert f"{said}tokens of a pass: 128 before, 64 now\n" in log(spec)
+
+
+def test_what_was_best_on_other_data_is_not_best_on_these() -> None:
+    before = Position(step=9, best={"eval_loss": 1.0}, best_step=5, evals_since_best=2, ended_early=True)
+    patient = RunSpec.model_validate(
+        {"model": {"name": "m"}, "data": {"train": "t", "eval": "e"}, "eval": {"early_stopping_patience": 2}}
+    )
+    assert under(patient, before, same_eval_data=True) == before
+    after = under(patient, before, same_eval_data=False)
+    assert (after.best, after.best_step, after.evals_since_best, after.ended_early) == (None, None, 0, False)
+
+
+def a_manifest(spec: RunSpec, **changes: Any) -> dict[str, Any]:
+    same = dict.fromkeys(("model", "tokenizer", "data", "eval_data", "dtype"), "same")
+    return {"spec": spec.model_dump(mode="json"), "labels": None, **same, **changes}
+
+
+def test_other_classes_and_a_base_without_effect_are_refused_even_where_they_are_allowed(tmp_path: Path) -> None:
+    spec = RunSpec.model_validate({"model": {"name": "m"}, "data": {"train": "t"}})
+    now, directory = a_manifest(spec), RunDir(tmp_path)
+    everything = ("model", "data", "labels")
+    for change, words in (({"labels": ["a", "b"]}, "the classes were a, b"), ({"model": "other"}, "no effect")):
+        with pytest.raises(ConfigError, match=words):
+            check_same_run(a_manifest(spec, **change), now, spec, directory, everything)
+    with_adapters = spec.model_copy(update={"lora": LoraSpec()})
+    found = check_same_run(
+        a_manifest(with_adapters, model="other"), a_manifest(with_adapters), with_adapters, directory, everything
+    )
+    assert found.accepted == ("model",)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "differences", "fixed_order", "words"),
+    [
+        ((), [], True, "continuing from step 5 bit-exactly"),
+        ((), [], False, "from the same state to the last bit; this device may round the steps to come differently"),
+        ((), ["processes: 2 before, 1 now"], True, "same weights, optimizer and rows, not bit-exactly: processes: 2"),
+        (
+            ("data",),
+            ["processes: 2 before, 1 now"],
+            True,
+            "other settings than it was begun with, not bit-exactly: data",
+        ),
+    ],
+)
+def test_bit_exactly_is_said_only_where_it_is(
+    accepted: tuple[str, ...], differences: list[str], fixed_order: bool, words: str
+) -> None:
+    assert words in how_it_continues(5, accepted, differences, fixed_order=fixed_order)
+
+
 def test_changed_data_is_refused_unless_allowed(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = small_spec(tmp_path, tiny)
     with monkeypatch.context() as patch:
@@ -163,6 +246,57 @@ def test_changed_data_is_refused_unless_allowed(tmp_path: Path, tiny: Path, monk
     with pytest.raises(ConfigError, match="--allow-change data"):
         run_here(spec)
     assert run_here(spec, allow_changes=("data",))["steps"] == 12
+
+
+def test_a_changed_byte_of_the_base_is_refused_unless_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far behind the file's header, in a weight that is there before and after."""
+    model = tiny_model(tmp_path / "model", hidden=256)
+    spec = small_spec(tmp_path, model, eval_rows=0, train__max_steps=3)
+    with monkeypatch.context() as patch:
+        stop_during_step(patch, 1)
+        with pytest.raises(StoppedError):
+            run_here(spec)
+    weights = model / "model.safetensors"
+    changed = bytearray(weights.read_bytes())
+    place = len(changed) - (512 << 10)
+    assert place > 4 << 20
+    changed[place] ^= 1
+    weights.write_bytes(changed)
+    with pytest.raises(ConfigError, match="the base model's weights changed since the checkpoint") as refused:
+        run_here(spec)
+    assert "--allow-change model" in str(refused.value)
+    assert run_here(spec, allow_changes=("model",))["steps"] == 3
+
+
+def test_a_learning_rate_that_may_change_does(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = small_spec(tmp_path, tiny)
+    with monkeypatch.context() as patch:
+        stop_during_step(patch, 6)
+        with pytest.raises(StoppedError):
+            run_here(spec)
+    run_here(small_spec(tmp_path, tiny, train__learning_rate=0.001), allow_changes=("train.learning_rate",))
+    rates = [row["learning_rate"] for row in metrics(spec)]
+    assert rates == pytest.approx(
+        [0.01 * (12 - s) / 12 for s in range(6)] + [0.001 * (12 - s) / 12 for s in range(6, 12)]
+    )
+
+
+def test_a_finished_run_goes_on_for_more_epochs(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_here(small_spec(tmp_path, tiny, train__num_train_epochs=1))
+    longer = small_spec(tmp_path, tiny, train__num_train_epochs=2)
+    with pytest.raises(ConfigError) as refused:
+        run_here(longer)
+    assert "another run" not in str(refused.value)
+    assert "--allow-change train.num_train_epochs" in str(refused.value)
+    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+        stop_during_step(patch, 6)
+        run_here(longer, allow_changes=("train.num_train_epochs",), log_level="INFO")
+    assert not (run_root(longer) / "report.json").exists(), "it is of another end"
+    assert run_here(longer)["steps"] == 8, "what was allowed once is the run from then on"
+    rates = [row["learning_rate"] for row in metrics(longer)]
+    assert rates == pytest.approx([0.01 * (4 - s) / 4 for s in range(4)] + [0.01 * (8 - s) / 8 for s in range(4, 8)])
+    assert "continuing from step 4" in (said := log(longer))
+    assert "not bit-exactly" in said
 
 
 def test_harmless_changes_pass(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,3 +324,44 @@ def test_a_flag_file_stops_the_run(tmp_path: Path, tiny: Path, monkeypatch: pyte
     with pytest.raises(StoppedError, match="saved at step 4"):
         run_here(spec)
     assert not (run_root(spec) / "stop").exists()
+
+
+def test_preparation_finds_both_conflicts_with_a_finished_run(tmp_path: Path, uninterrupted: RunSpec) -> None:
+    """Before a GPU is asked for: the spec's and the data's, with a name to take instead."""
+    error = prepared(tmp_path, other(uninterrupted, tmp_path))
+    assert isinstance(error, ConfigError)
+    assert [problem.where for problem in error.problems[1:]] == ["train.learning_rate", "data"]
+    assert "name=small-" in error.problems[0].hint
+
+
+def test_preparation_of_what_may_go_on_is_fine(tmp_path: Path, uninterrupted: RunSpec) -> None:
+    assert prepared(tmp_path, uninterrupted) is None
+    assert prepared(tmp_path, other(uninterrupted, tmp_path).model_copy(update={"resume": "continue"})) is None
+    assert prepared(tmp_path, other(uninterrupted, tmp_path), allow_changes=("train.learning_rate", "data")) is None
+
+
+def test_another_setting_goes_on_where_that_is_said(tmp_path: Path, uninterrupted: RunSpec) -> None:
+    shutil.copytree(run_root(uninterrupted), tmp_path / "runs" / "small", symlinks=True)
+    train = uninterrupted.train.model_copy(update={"num_train_epochs": 4.0})
+    changed = {"train": train, "output_dir": str(tmp_path / "runs")}
+    with pytest.raises(ConfigError, match="num_train_epochs"):
+        run_here(uninterrupted.model_copy(update=changed))
+    report = run_here(uninterrupted.model_copy(update={**changed, "resume": "continue"}))
+    assert report["steps"] == 16
+
+
+def other(spec: RunSpec, folder: Path) -> RunSpec:
+    """The same with another learning rate and other rows in its file."""
+    rows = write_jsonl(folder / "other.jsonl", chat_rows(29))
+    return spec.model_copy(
+        update={
+            "train": spec.train.model_copy(update={"learning_rate": 0.02}),
+            "data": spec.data.model_copy(update={"train": str(rows)}),
+        }
+    )
+
+
+def prepared(folder: Path, spec: RunSpec, **options: Any) -> RankzeroError | None:
+    """What the preparation's pod ends with."""
+    output = Output(Redactor({}))
+    return prepare.run(spec, NodeSettings(run="r", options=RunOptions(**options)), output, StopWish())

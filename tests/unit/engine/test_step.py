@@ -11,30 +11,41 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM
 
-from rankzero.data.collate import PaddedText
-from rankzero.data.loader import Batches
+from rankzero.data.batches.collators.packed import PackedText
+from rankzero.data.batches.collators.text import PaddedText
+from rankzero.data.batches.loader import Batches
 from rankzero.engine.device import Device
 from rankzero.engine.distributed import World
 from rankzero.engine.heads import SupervisedHead
-from rankzero.engine.parallel.replicated import Replicated
+from rankzero.engine.parallel.replicas import Replicated
 from rankzero.engine.step import Stepper
+from rankzero.engine.tasks.protocol import weighted_cross_entropy
 from rankzero.errors import ExitCode, NonFiniteError
-from tests.support.runs import metrics, run_here, small_spec
+from rankzero.model.dropout import Places
+from tests.support.runs import log, metrics, run_here, small_spec
+from tests.support.tasks import task_spec
 
 
 class Rows:
     """A data set in memory."""
 
-    def __init__(self, rows: list[tuple[list[int], list[int]]]) -> None:
-        self._rows = [(np.array(ids, np.int32), np.array(mask, bool)) for ids, mask in rows]
+    def __init__(self, rows: list[tuple[list[int], list[float]]]) -> None:
+        """(ids, what each token's loss is multiplied by)."""
+        self._rows = [(np.array(ids, np.int32), np.array(weights, np.float32)) for ids, weights in rows]
         self.lengths = np.array([len(ids) for ids, _ in rows], np.int32)
-        self.supervised = np.array([sum(mask[1:]) for _, mask in rows], np.int32)
+        self.supervised = np.array([sum(weight > 0 for weight in weights[1:]) for _, weights in rows], np.int32)
+        self.loss_weights = np.array([float(weights[1:].sum()) for _, weights in self._rows])
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def row(self, i: int) -> tuple[Any, Any]:
-        return self._rows[i]
+        ids, weights = self._rows[i]
+        return ids, weights > 0
+
+    def weights(self, i: int) -> Any:
+        weights = self._rows[i][1]
+        return None if set(weights.tolist()) <= {0.0, 1.0} else weights
 
     def where(self, i: int) -> str:
         return f"rows.jsonl:{i + 1}"
@@ -45,8 +56,27 @@ ROWS = Rows(
 )
 
 
-def batches(rows: Any = ROWS, max_tokens: int = 1000) -> Batches:
-    return Batches(rows, PaddedText(), rank=0, world_size=1, max_tokens=max_tokens, pass_cost=0, same_passes=False)
+WEIGHTED = Rows(
+    [
+        ([5, 6, 7, 8, 9], [0, 0, 0.5, 0.5, 0]),
+        ([4, 3, 2], [0, 1, 1]),
+        ([9, 8, 7, 6, 5, 4, 3], [0, 0.25, 0.25, 0, 0, 0, 2]),
+    ]
+)
+
+
+def batches(
+    rows: Any = ROWS, max_tokens: int = 1000, *, collator: Any = None, rank: int = 0, world_size: int = 1
+) -> Batches:
+    return Batches(
+        rows,
+        collator or PaddedText(),
+        rank=rank,
+        world_size=world_size,
+        max_tokens=max_tokens,
+        pass_cost=0,
+        same_passes=False,
+    )
 
 
 def reference_loss(model: Any, rows: Rows) -> float:
@@ -56,25 +86,68 @@ def reference_loss(model: Any, rows: Rows) -> float:
         ids, mask = rows.row(i)
         logits = model(torch.tensor(ids[None].astype(np.int64))).logits[0, :-1].float()
         losses = F.cross_entropy(logits, torch.tensor(ids[1:].astype(np.int64)), reduction="none")
-        total += float(losses[torch.tensor(mask[1:])].sum())
-    return total / int(rows.supervised.sum())
+        weights = mask if rows.weights(i) is None else rows.weights(i)
+        total += float((losses * torch.tensor(weights[1:].astype(np.float32))).sum().detach())
+    return total / float(rows.loss_weights.sum())
 
 
-@pytest.mark.parametrize("max_tokens", [1, 10, 1000])
-def test_padding_and_dropped_logits_change_nothing(max_tokens: int, tiny: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(tiny)
-    reference = reference_loss(model, ROWS)
-    stepper = Stepper(
+def stepper_of(model: Any) -> Stepper:
+    return Stepper(
         SupervisedHead(model, model),
         Replicated(model, lambda named: torch.optim.SGD(named.values()), world=World(), device=Device("cpu")),
+        weighted_cross_entropy,
         device=torch.device("cpu"),
         dtype=torch.float32,
         max_grad_norm=None,
+        places=Places(0),
     )
-    plan = batches(max_tokens=max_tokens)
-    result = stepper.gradients(plan, plan.everything(), stop_wanted=False, on_pass=lambda *_: None)
-    assert result.loss == pytest.approx(reference, rel=1e-5)
-    assert result.finite and not result.stop
+
+
+@pytest.mark.parametrize(
+    ("collator", "max_tokens"), [(PaddedText, 1), (PaddedText, 10), (PaddedText, 1000), (PackedText, 1)]
+)
+def test_padding_and_dropped_logits_change_nothing(collator: Any, max_tokens: int, tiny: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    for rows in (ROWS, WEIGHTED):
+        reference = reference_loss(model, rows)
+        plan = batches(rows, max_tokens=max_tokens, collator=collator())
+        result = stepper_of(model).gradients(plan, plan.everything(), 0, stop_wanted=False, on_pass=lambda *_: None)
+        assert result.loss == pytest.approx(reference, rel=1e-5)
+        assert result.finite and not result.stop
+
+
+def test_a_weight_is_that_of_the_gradient_and_the_sum_of_all_weights_the_denominator(tiny: Path) -> None:
+    """Halving all weights changes nothing; a turn of twice the weight counts as if it stood there twice."""
+
+    def gradient(rows: Rows) -> tuple[float, float]:
+        plan = batches(rows)
+        stepper = stepper_of(AutoModelForCausalLM.from_pretrained(tiny))
+        result = stepper.gradients(plan, plan.everything(), 0, stop_wanted=False, on_pass=lambda *_: None)
+        return result.loss, result.grad_norm
+
+    one, other = ([5, 6, 7, 8], [0.0, 0, 1, 1]), ([4, 3, 2, 9], [0.0, 1, 1, 0])
+    halved = [(ids, [weight / 2 for weight in weights]) for ids, weights in (one, other)]
+    doubled = [(one[0], [2 * weight for weight in one[1]]), other]
+    assert gradient(Rows(halved)) == pytest.approx(gradient(Rows([one, other])), rel=1e-5)
+    assert gradient(Rows(doubled)) == pytest.approx(gradient(Rows([one, one, other])), rel=1e-5)
+    assert gradient(Rows(doubled)) != pytest.approx(gradient(Rows([one, other])), rel=1e-3)
+
+
+def test_every_rank_divides_by_the_same_sum_of_weights(tiny: Path) -> None:
+    """Whatever the number of processes, the shares of the loss add up to that of one process."""
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    stepper = stepper_of(model)
+    losses = []
+    for world_size in (1, 2, 3, 4):
+        total = 0.0
+        for rank in range(world_size):
+            plan = batches(WEIGHTED, max_tokens=10, rank=rank, world_size=world_size)
+            work = plan.everything()
+            assert work.loss_weight == WEIGHTED.loss_weights.sum()
+            passes = plan.collated(work.passes, torch.device("cpu"))
+            total += sum(stepper.loss_sum(batch).item() for batch in passes) / work.loss_weight
+        losses.append(total)
+    assert losses == pytest.approx([reference_loss(model, WEIGHTED)] * 4, rel=1e-5)
 
 
 def test_the_head_sees_only_trained_positions(tiny: Path) -> None:
@@ -155,3 +228,22 @@ def test_bfloat16_trains(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyP
     report = run_here(spec)
     assert report["environment"]["dtype"] == "bfloat16"
     assert report["train_loss_last"] < report["train_loss_first"]
+
+
+@pytest.mark.parametrize(
+    ("task", "changes", "warned"),
+    [
+        ("classify", {}, False),
+        ("classify", {"model__attention": "sdpa"}, True),
+        ("vision", {}, False),
+        ("vision", {"train__parts": ["language", "vision_tower"]}, True),
+    ],
+    ids=["own", "torch's attention", "adapters", "adapters on a tower"],
+)
+def test_dropout_that_depends_on_the_layout_is_warned_of(
+    task: str, changes: dict[str, Any], warned: bool, tmp_path: Path
+) -> None:
+    """Torch's attention draws from each process's own stream, and a tower's patches have neither row nor position."""
+    spec = task_spec(task, tmp_path, rows=8, eval_rows=0, train__max_steps=1, **changes)
+    run_here(spec)
+    assert ("losses depend on processes and passes" in log(spec)) is warned

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from rankzero.engine.parallel.zero_config import effective_config, ignored_keys
+from rankzero.engine.device import Device
+from rankzero.engine.distributed import World
+from rankzero.engine.parallel.zero.config import effective_config, ignored_keys
+from rankzero.engine.parallel.zero.parallel import deepspeed_config
 from rankzero.errors import ConfigError
 from rankzero.spec.run_spec import RunSpec
 
@@ -177,7 +181,7 @@ def test_every_problem_of_a_file_at_once(tmp_path: Path) -> None:
     }
     assert problems(own_file(tmp_path, theirs)) == {
         "ds.json elasticity": "this part of DeepSpeed is not used here",
-        "ds.json fp16.enabled": "float16 is not trained in",
+        "ds.json fp16.enabled": "float16 is not trained in with DeepSpeed",
         "ds.json zero_optimization.stage": "the stage is 2, and train.sharding is zero3",
         "ds.json zero_optimization.zero_hpz_partition_size": "this changes what is computed or saved",
         "ds.json zero_optimization.zero_quantized_weights": "this changes what is computed or saved",
@@ -218,3 +222,11 @@ def test_broken_json_names_its_line(tmp_path: Path) -> None:
 def test_a_missing_file(tmp_path: Path) -> None:
     spec = spec_with(sharding="zero2", deepspeed=str(tmp_path / "none.json"))
     assert list(problems(spec)) == ["train.deepspeed"]
+
+
+def test_a_missing_deepspeed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    with pytest.raises(ConfigError, match=r"pip install 'rankzero\[deepspeed\]'") as refused:
+        deepspeed_config(spec_with(sharding="zero2"), World(), Device("cpu"), torch.float32)
+    assert refused.value.problems[0].where == "train.sharding"

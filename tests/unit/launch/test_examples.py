@@ -43,6 +43,8 @@ def test_every_folder_is_an_example_and_listed() -> None:
 def test_render_writes_the_same_files(example: str, cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli(f"init --recipe {example}").code == 0
+    for variable, value in RENDER.VARIABLES.get(example, {}).items():
+        monkeypatch.setenv(variable, value)
     assert cli("render run.yaml --cluster cluster.yaml -o manifests").code == 0
     written = {path.name: path.read_text(encoding="utf-8") for path in Path("manifests").iterdir()}
     assert written == RENDER.manifests(example)

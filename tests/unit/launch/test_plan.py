@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,14 @@ def test_local_files_travel_with_the_run(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(config["binaryData"]) == 2
 
 
+def test_the_plain_chat_template_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plain").write_text("another")
+    run = run_spec(data={"train": "/outputs/t.jsonl", "chat_template": "plain"})
+    assert local_files(run) == {}
+    assert plan(run).run.data.chat_template == "plain"
+
+
 def test_the_name_does_not_depend_on_the_place() -> None:
     unnamed = resolve(RunSpec.model_validate({"model": {"name": "org/model"}, "data": {"train": "t.jsonl"}}))
     assert plan(unnamed, **{"t.jsonl": b"{}"}).run.name == unnamed.name
@@ -95,9 +104,10 @@ def test_too_much_to_ship(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         make_plan(run, cluster_spec(), files=local_files(run))
 
 
-def test_paths_cannot_climb_out_of_the_pods_folder() -> None:
-    made = plan(run_spec(data={"train": "../../etc/passwd.jsonl"}), **{"../../etc/passwd.jsonl": b"{}"})
-    assert list(made.files) == ["up/up/etc/passwd.jsonl"]
+@pytest.mark.parametrize("path", ["../../etc/passwd.jsonl", "a/../../x.jsonl"])
+def test_files_outside_of_the_directory_are_not_shipped(path: str) -> None:
+    with pytest.raises(ConfigError, match="outside of this directory"):
+        plan(run_spec(data={"train": path}), **{posixpath.normpath(path): b"{}"})
 
 
 def test_settings_survive_their_file() -> None:
@@ -153,3 +163,50 @@ def test_data_paths(path: str, expected: str, tmp_path: Path, monkeypatch: pytes
     assert made.run.data.train == expected
     assert set(made.files) <= {"d/a.jsonl", "d/b.jsonl"}
     assert bool(made.files) == expected.startswith("/etc")
+
+
+@pytest.mark.parametrize("kind", ["jobset", "trainjob"])
+def test_a_time_limit_ends_what_would_restart(kind: str) -> None:
+    made = render(plan(cluster=cluster_spec(kind=kind, timeout_seconds=60)))
+    spec = next(one["spec"] for one in made if one["kind"] in ("JobSet", "TrainingRuntime"))
+    spec = spec if kind == "jobset" else spec["template"]["spec"]
+    rules = [rule for rule in spec["failurePolicy"]["rules"] if "DeadlineExceeded" in rule["onJobFailureReasons"]]
+    assert [rule["action"] for rule in rules] == ["FailJobSet"]
+    assert spec["replicatedJobs"][0]["template"]["spec"]["activeDeadlineSeconds"] == 60
+
+
+def test_root_where_it_is_asked_for() -> None:
+    (job,) = [one for one in render(plan(cluster=cluster_spec(user=0))) if one["kind"] == "Job"]
+    security = job["spec"]["template"]["spec"]["securityContext"]
+    assert (security["runAsUser"], security["runAsNonRoot"]) == (0, False)
+
+
+def test_the_preparation_goes_by_what_the_site_says_of_its_nodes() -> None:
+    patch = {
+        "hostNetwork": True,
+        "containers": [
+            {
+                "name": "node",
+                "securityContext": {"readOnlyRootFilesystem": True},
+                "resources": {"limits": {"x": 1}},
+            },
+            {"name": "sidecar", "image": "s"},
+        ],
+    }
+    cluster = cluster_spec(
+        storage={"outputs": CLAIM, "cache": {"mount": "/cache", "claim": "c"}},
+        queue={"name": "gpus"},
+        node_selector={"kubernetes.io/arch": "arm64"},
+        tolerations=[{"key": "reserved"}],
+        pod_patch=patch,
+    )
+    (job,) = [one for one in render(plan(cluster=cluster)) if one["metadata"]["name"] == "r-prepare"]
+    pod = job["spec"]["template"]["spec"]
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+    assert pod["nodeSelector"] == {"kubernetes.io/arch": "arm64"}
+    assert {"key": "reserved", "operator": "Exists"} in pod["tolerations"]
+    assert pod["hostNetwork"] is True
+    prepare, sidecar = pod["containers"]
+    assert (prepare["name"], sidecar["name"]) == ("prepare", "sidecar")
+    assert prepare["securityContext"]["readOnlyRootFilesystem"] is True
+    assert set(prepare["resources"]["limits"]) == {"memory"}

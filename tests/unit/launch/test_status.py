@@ -44,7 +44,7 @@ def test_progress_is_read_as_the_console_writes_it() -> None:
     """The real formatter and the real sentence, not a copy of them."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(console._FORMAT)
+    handler.setFormatter(console._Redacted())
     console.logger.addHandler(handler)
     level = console.logger.level
     console.logger.setLevel(logging.INFO)
@@ -156,6 +156,7 @@ class TestPhases:
     def test_elastic_runs_with_fewer(self) -> None:
         evidence = named("healthy_running").evidence
         elastic = _with(evidence, {"elasticPolicy": {"minReplicas": 1, "maxReplicas": 2}})
+        elastic = replace(elastic, objects=({**elastic.objects[0], "kind": "PyTorchJob"}, *elastic.objects[1:]))
         assert run_status(replace(elastic, pods=elastic.pods[:1])).phase == "Running"
         assert run_status(replace(evidence, pods=evidence.pods[:1])).phase == "Starting"
 

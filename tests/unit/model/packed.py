@@ -10,8 +10,8 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
-from rankzero.data.collate import MicroBatch, PaddedText
-from rankzero.data.collate_packed import PackedText
+from rankzero.data.batches.collators.packed import PackedText
+from rankzero.data.batches.collators.text import MicroBatch, PaddedText
 from rankzero.model import varlen
 
 CPU = torch.device("cpu")
@@ -101,6 +101,9 @@ class Rows:
 
     def row(self, i: int) -> tuple[Any, Any]:
         return self.ids[i], np.arange(len(self.ids[i])) % 2 == 1
+
+    def weights(self, i: int) -> None:
+        return None
 
     def with_another(self, i: int) -> Rows:
         """The same rows but for one, none of whose tokens stays."""

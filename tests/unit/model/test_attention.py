@@ -102,8 +102,28 @@ def test_models_whose_rows_cannot_lie_end_to_end_are_padded(
     machine()
     task = "classify" if model_type == "distilbert" else "sft"
     with caplog.at_level("DEBUG", logger="rankzero.model"):
-        assert choose_attention(spec(task=task), config(model_type), "cuda", torch.bfloat16) == Attention(None, False)
+        chosen = choose_attention(spec(task=task), config(model_type), "cuda", torch.bfloat16)
+    assert chosen == Attention("placed_dropout" if model_type == "distilbert" else None, False)
     assert "rows are padded: " in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("wanted", "sizes", "chosen"),
+    [
+        (spec(), {}, Attention("placed_dropout", False)),
+        (spec(), {"attn_pdrop": 0.0}, Attention("flash_attention_3", True)),
+        (spec("sdpa"), {}, Attention("sdpa", False)),
+        (spec("flash_attention_2"), {}, Attention("flash_attention_2", True)),
+        (spec(padding_free=True), {}, Attention("flash_attention_2", True)),
+    ],
+)
+def test_attention_dropout_is_tied_to_places_unless_asked_otherwise(
+    wanted: RunSpec, sizes: dict[str, float], chosen: Attention, machine: Any
+) -> None:
+    machine(installed=BOTH)
+    model = config("gpt2")
+    model.update(sizes)
+    assert choose_attention(wanted, model, "cuda", torch.bfloat16) == chosen
 
 
 def test_rows_with_images_are_padded(machine: Any) -> None:
@@ -143,7 +163,7 @@ def test_all_problems_are_told_at_once(machine: Any) -> None:
         choose_attention(spec("flash_attention_3", True), config("nemotron"), "cuda", torch.float32)
     whats = [problem.what for problem in caught.value.problems]
     assert whats == [
-        "flash_attention_3 computes in bfloat16 only",
+        "flash_attention_3 computes in 16 bits only",
         "flash-attn-3 is not installed",
         "flash_attention_3 does not run on this GPU",
         "nemotron has not been shown to keep rows apart that lie end to end",

@@ -19,10 +19,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rankzero.errors import ConfigError
 from rankzero.model import compiling
 from rankzero.model.compiling import artifact_key, compile_blocks, load_artifacts, save_artifacts
+from rankzero.model.dropout import Places, Share, drop, place_dropout
 
 needs_compiler = pytest.mark.skipif(
     not any(shutil.which(name) for name in ("g++", "c++", "clang++")), reason="torch compiles for CPUs through C++"
 )
+
+
+PLACES = Places(0)
 
 
 def tiny(*, layers: int = 2, adapters: bool = False, **sizes: Any) -> Any:
@@ -30,7 +34,9 @@ def tiny(*, layers: int = 2, adapters: bool = False, **sizes: Any) -> Any:
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, **sizes}
     model = LlamaForCausalLM(LlamaConfig(**shape, num_hidden_layers=layers, vocab_size=96))
     if adapters:
-        model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
+        config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, lora_dropout=0.2)
+        model = get_peft_model(model, config)
+        place_dropout(model, PLACES)
     return model.train()
 
 
@@ -41,6 +47,7 @@ def losses(model: Any) -> list[float]:
     found = []
     for rows, length in ((3, 12), (2, 9), (4, 17)):
         ids = torch.randint(0, 96, (rows, length), generator=drawn)
+        PLACES.begin_pass(len(found), torch.arange(rows)[:, None], torch.arange(length)[None], torch.ones(1))
         loss = model(ids, labels=ids, use_cache=False).loss
         loss.backward()
         optimizer.step()
@@ -95,6 +102,19 @@ def test_losses_and_names_stay_and_a_second_process_does_not_compile_again(tmp_p
     assert kept.stat().st_mode & 0o777 == 0o600
 
 
+@needs_compiler
+def test_compiled_dropout_drops_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its integers overflow on purpose, also where a compiler could think that they do not."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    keys, share = torch.arange(-(2**31), 2**31, 2**29 + 12345, dtype=torch.int32), Share.of(0.3)
+    values = torch.randn(len(keys), 77, requires_grad=True)
+    found = torch.compile(drop, dynamic=True)(values, keys, share)
+    expected = drop(values, keys, share)
+    assert torch.equal(found, expected)
+    (ours,), (theirs,) = (torch.autograd.grad(outcome.sum(), values) for outcome in (found, expected))
+    assert torch.equal(ours, theirs)
+
+
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing")
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_how_much_is_compiled_does_not_depend_on_the_number_of_blocks(
@@ -135,6 +155,10 @@ def test_a_key_is_of_the_model_its_form_and_its_versions(monkeypatch: pytest.Mon
     elsewhere = tiny()
     elsewhere.config._name_or_path = "/another/place"
     assert artifact_key(elsewhere) == keys[0]
+    monkeypatch.setenv("RANKZERO_CPU_FEATURES", "avx2 fma")
+    keys.append(artifact_key(tiny()))
+    monkeypatch.setenv("RANKZERO_CPU_FEATURES", "avx2 avx512_bf16 fma")
+    assert torch.cuda.is_available() or artifact_key(tiny()) not in keys, "machine code of another CPU"
     monkeypatch.setattr(compiling, "version", lambda package: "0")
     assert artifact_key(tiny()) not in keys
 

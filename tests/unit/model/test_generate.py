@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from rankzero.data.rows.conversation import Message
 from rankzero.errors import ConfigError, DataError, UsageError
-from rankzero.model.generate import Speaker, answer, load_speaker
+from rankzero.model.generate import Speaker, _prompt_ids, answer, load_speaker
 from rankzero.spec.run_spec import RunSpec
 from tests.support.architectures import save
+from tests.support.families import family_tokenizer
 from tests.support.images import draw
 from tests.support.tiny import tiny_gpt2
 
@@ -47,6 +49,15 @@ def test_a_batch_answers_as_the_library_does_one_by_one(architecture: str, tmp_p
         expected.append(tokenizer.decode(reply[0, ids["input_ids"].shape[1] :], skip_special_tokens=True).strip())
     assert answer(speaker, QUESTIONS, max_new_tokens=8) == expected
     assert len(set(expected)) == 3
+
+
+def test_the_chat_template_gets_what_the_spec_gives_it() -> None:
+    tokenizer = family_tokenizer("qwen3")
+    asked = Message("user", "Hi")
+    plain, told = (
+        _prompt_ids(Speaker(None, tokenizer, None, kwargs), asked) for kwargs in ({}, {"enable_thinking": False})
+    )
+    assert tokenizer.decode(told) == tokenizer.decode(plain) + "<think>\n\n</think>\n\n"
 
 
 def test_images_are_seen_where_they_stand(sighted: Path, tmp_path: Path) -> None:

@@ -15,33 +15,33 @@ from tests.unit.model.support import CLASSES, loaded, saved, spec_of
 
 
 @pytest.mark.parametrize(
-    ("name", "task", "kind"),
+    ("name", "use", "kind"),
     [
-        ("llama", "sft", "causal"),
-        ("qwen3_moe", "sft", "causal"),
-        ("qwen3_vl", "sft", "vision"),
-        ("gemma3", "sft", "vision"),
-        ("llama", "classify", "classifier"),
-        ("distilbert", "classify", "classifier"),
+        ("llama", "writes", "causal"),
+        ("qwen3_moe", "writes", "causal"),
+        ("qwen3_vl", "writes", "vision"),
+        ("gemma3", "writes", "vision"),
+        ("llama", "classifies", "classifier"),
+        ("distilbert", "classifies", "classifier"),
     ],
 )
-def test_kind_follows_from_config_and_task(name: str, task: str, kind: str) -> None:
-    assert kind_of(CONFIGS[name](), task) == kind  # type: ignore[arg-type]
+def test_kind_follows_from_config_and_use(name: str, use: str, kind: str) -> None:
+    assert kind_of(CONFIGS[name](), use) == kind  # type: ignore[arg-type]
 
 
 def test_an_encoder_does_not_write_text() -> None:
     with pytest.raises(ConfigError, match="distilbert is no model that writes text") as refused:
-        kind_of(CONFIGS["distilbert"](), "sft")
+        kind_of(CONFIGS["distilbert"](), "writes")
     assert refused.value.problems[0].hint == "task: classify puts texts into classes"
     masked = CONFIGS["bert"]()
     masked.architectures = ["BertForMaskedLM"]  # transformers would load it as a language model that sees ahead
     with pytest.raises(ConfigError, match="no model that writes text"):
-        kind_of(masked, "sft")
+        kind_of(masked, "writes")
 
 
 def test_what_cannot_classify_says_so() -> None:
     with pytest.raises(ConfigError, match="qwen3_vl is no text classifier"):
-        kind_of(CONFIGS["qwen3_vl"](), "classify")
+        kind_of(CONFIGS["qwen3_vl"](), "classifies")
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_vl", "gpt_oss"])

@@ -1,4 +1,4 @@
-"""Models that learned their positions one by one take no longer rows; others do."""
+"""How long a row may be: the table of learned positions, and the context of computed ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from rankzero.model.positions import position_limit
+from rankzero.model.positions import Context, computed_context, position_limit
 
 SMALL = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 
@@ -36,3 +36,25 @@ def test_of_encoders(config: transformers.PretrainedConfig, limit: int) -> None:
     with torch.device("meta"):
         model = transformers.AutoModelForSequenceClassification.from_config(config)
     assert position_limit(model) == limit
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 10, "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(
+    ("config", "context"),
+    [
+        (transformers.LlamaConfig(**SMALL, max_position_embeddings=40), Context(40, extended=False)),
+        (transformers.Qwen3Config(**SMALL, max_position_embeddings=40), Context(40, extended=False)),
+        (transformers.Gemma3TextConfig(**SMALL, max_position_embeddings=40), Context(40, extended=False)),
+        (
+            transformers.LlamaConfig(**SMALL, max_position_embeddings=40, rope_parameters=YARN),
+            Context(40, extended=True),
+        ),
+        (transformers.GPT2Config(vocab_size=64, n_embd=16, n_layer=1, n_head=2, n_positions=40), None),
+        (transformers.BertConfig(**SMALL, max_position_embeddings=40), None),
+        (transformers.BloomConfig(vocab_size=64, hidden_size=16, n_layer=1, n_head=2), None),
+    ],
+)
+def test_the_context_of_computed_positions(config: transformers.PretrainedConfig, context: Context | None) -> None:
+    assert computed_context(config) == context

@@ -99,6 +99,6 @@ def test_a_model_without_a_trained_head_is_refused(tmp_path: Path) -> None:
 
 
 def _rendered(text: str) -> list[Any]:
-    from rankzero.data.chat import Rendered
+    from rankzero.data.tokens.chat import Rendered
 
     return [Rendered(text, [], raw=True, add_eos=False, label="")]

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from rankzero.data.read import hashing
 from rankzero.errors import ConfigError, ExitCode
 from rankzero.model.load import check_vocabulary, load_config, load_model, load_tokenizer
 from rankzero.model.source import locate, weights_fingerprint
+from rankzero.run_dir.atomic import file_sha256
 from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec
 
 
@@ -103,7 +105,7 @@ def test_an_unknown_architecture(copy: Path) -> None:
 
 @pytest.mark.parametrize("name", ["./nowhere", "/no/such/dir", "a/b/c"])
 def test_a_path_that_is_no_directory(name: str) -> None:
-    with pytest.raises(ConfigError, match="is no directory"):
+    with pytest.raises(ConfigError, match="there is no directory"):
         locate(ModelSpec(name=name))
 
 
@@ -122,13 +124,82 @@ def test_offline_and_not_cached(how: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert "local_dir" in str(refused.value)
 
 
-def test_the_fingerprint_follows_the_weights(copy: Path) -> None:
+def test_a_slip_in_a_path_that_looks_like_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models/tiny").mkdir(parents=True)
+    (tmp_path / "rows.jsonl").touch()
+    with pytest.raises(ConfigError, match="did you mean models/tiny, which is here"):
+        locate(ModelSpec(name="models/tinny"))
+    with pytest.raises(ConfigError, match=r"rows\.jsonl is a file, not a model"):
+        locate(ModelSpec(name="rows.jsonl"))
+
+
+def test_an_id_of_modelscope() -> None:
+    with pytest.raises(ConfigError, match="modelscope download --model LLM-Research/Llama-3 --local_dir Llama-3"):
+        locate(ModelSpec(name="LLM-Research/Llama-3", local_files_only=True))
+
+
+def flip(file: Path, place: int) -> None:
+    """One bit of the byte at `place`, counted from the end where negative."""
+    with file.open("r+b") as opened:
+        opened.seek(place, 2 if place < 0 else 0)
+        byte = opened.read(1)[0]
+        opened.seek(-1, 1)
+        opened.write(bytes([byte ^ 1]))
+
+
+def sharded(directory: Path) -> list[Path]:
+    """A directory of two shards, of more megabytes than anyone would read to look at a header. No model."""
+    names = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    for name in names:
+        (directory / name).write_bytes(bytes(6 << 20))
+    (directory / "config.json").write_text("{}")
+    index = {"weight_map": {"a": names[0], "b": names[1]}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    return [directory / name for name in names]
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+@pytest.mark.parametrize("place", [0, 1 << 20, (4 << 20) - 1, 4 << 20, (5 << 20) + 7, -1])
+def test_any_byte_counts(shard: int, place: int, tmp_path: Path) -> None:
+    files = sharded(tmp_path)
+    before = weights_fingerprint(tmp_path)
+    assert weights_fingerprint(tmp_path) == before
+    flip(files[shard], place)
+    assert weights_fingerprint(tmp_path) != before
+    flip(files[shard], place)
+    assert weights_fingerprint(tmp_path) == before
+
+
+def test_large_files_are_read_once_and_again_when_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hashing, "REMEMBERED_BYTES", 0)
+    monkeypatch.setattr(hashing, "_SETTLED_NS", -1)
+    read: list[str] = []
+    monkeypatch.setattr(hashing, "file_sha256", lambda path: read.append(path.name) or file_sha256(path))
+    first, second = sharded(tmp_path)
+    (tmp_path / "consolidated.safetensors").write_bytes(b"not loaded")
+    before = [weights_fingerprint(tmp_path) for _ in range(3)]
+    assert len(set(before)) == 1 and sorted(read) == [first.name, second.name]
+    stamps = second.stat()
+    flip(second, 5 << 20)
+    os.utime(second, ns=(stamps.st_atime_ns, stamps.st_mtime_ns))  # as some copying tools do
+    assert weights_fingerprint(tmp_path) != before[0] and sorted(read[2:]) == [second.name]
+
+
+def test_a_cache_that_cannot_be_written_costs_time_only(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hashing, "REMEMBERED_BYTES", 0)
+    monkeypatch.setattr(hashing, "_SETTLED_NS", -1)
+    sharded(tmp_path)
+    own_cache.write_text("a file stands where a directory is needed")
+    assert weights_fingerprint(tmp_path) == weights_fingerprint(tmp_path)
+
+
+def test_pickles_are_hashed_where_there_is_nothing_else(copy: Path) -> None:
+    (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
     before = weights_fingerprint(copy)
-    assert weights_fingerprint(copy) == before
-    weights = copy / "model.safetensors"
-    changed = bytearray(weights.read_bytes())
-    changed[-1] ^= 1
-    weights.write_bytes(changed)
+    flip(copy / "pytorch_model.bin", -1)
     assert weights_fingerprint(copy) != before
 
 

@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rankzero.data.collate import PaddedText
-from rankzero.data.collate_packed import PackedText
+from rankzero.data.batches.collators.packed import PackedText
+from rankzero.data.batches.collators.text import PaddedText
 from rankzero.errors import ConfigError
 from rankzero.model import varlen
 from rankzero.model.attention import PROVEN

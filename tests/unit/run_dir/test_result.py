@@ -28,7 +28,7 @@ def run_of(tmp_path: Path, *, final: bool = True, manifest: dict[str, Any] | Non
 @pytest.mark.parametrize("suffix", ["", "final"])
 def test_an_adapter_goes_on_the_runs_base(suffix: str, tmp_path: Path) -> None:
     run = run_of(tmp_path, lora={}, model={"name": "base", "quantization": "nf4"})
-    result = find_result(str(run / suffix), "sft")
+    result = find_result(str(run / suffix), "writes")
     assert result.adapter == run / "final"
     assert (result.spec.model.name, result.spec.model.quantization) == ("base", "nf4")
     assert result.spec.model.tokenizer_dir == str(run / "final") and result.spec.data.chat_template is None
@@ -36,57 +36,92 @@ def test_an_adapter_goes_on_the_runs_base(suffix: str, tmp_path: Path) -> None:
 
 def test_full_weights_stand_alone(tmp_path: Path) -> None:
     run = run_of(tmp_path, model={"name": "base", "local_dir": "/gone", "tokenizer_dir": "/gone too"})
-    result = find_result(str(run), "sft")
+    result = find_result(str(run), "writes")
     assert (result.adapter, result.spec.model.local_dir) == (None, str(run / "final"))
     assert result.spec.model.tokenizer_dir is None
 
 
 def test_the_model_before_training_needs_no_result(tmp_path: Path) -> None:
-    result = find_result(str(run_of(tmp_path, final=False, lora={})), "sft", base=True)
+    run = run_of(tmp_path, final=False, lora={})
+    result = find_result(str(run), "writes", base=True)
     assert result.adapter is None and result.spec.model.name == "base"
-    assert result.spec.data.chat_template == "t.jinja"
+    assert result.spec.data.chat_template == str(run / "t.jinja"), "relative to the file that says it"
 
 
 def test_classes_of_an_adapter(tmp_path: Path) -> None:
     run = run_of(tmp_path, task="classify", lora={}, manifest={"labels": ["a", "b", "c"]})
-    assert find_result(str(run), "classify").labels == ("a", "b", "c")
+    assert find_result(str(run), "classifies").labels == ("a", "b", "c")
 
 
 def test_classes_that_the_spec_names(tmp_path: Path) -> None:
     data = {"train": "t", "labels": ["a", "b"]}
-    assert find_result(str(run_of(tmp_path, task="classify", lora={}, data=data)), "classify").labels == ("a", "b")
+    assert find_result(str(run_of(tmp_path, task="classify", lora={}, data=data)), "classifies").labels == ("a", "b")
 
 
 def test_an_adapter_from_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/base"}))
-    result = find_result(str(tmp_path), "sft")
+    result = find_result(str(tmp_path), "writes")
     assert (result.spec.model.name, result.spec.model.tokenizer_dir, result.adapter) == ("org/base", None, tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    assert find_result(str(tmp_path), "sft").spec.model.tokenizer_dir == str(tmp_path)
+    assert find_result(str(tmp_path), "writes").spec.model.tokenizer_dir == str(tmp_path)
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ConfigError, match="base_model_name_or_path"):
-        find_result(str(tmp_path), "sft")
+        find_result(str(tmp_path), "writes")
 
 
 def test_any_model(tmp_path: Path) -> None:
-    result = find_result("org/model", "classify")
+    result = find_result("org/model", "classifies")
     assert (result.spec.model.name, result.spec.task, result.adapter) == ("org/model", "classify", None)
     with pytest.raises(ConfigError, match="no run directory"):
-        find_result("org/model", "sft", base=True)
+        find_result("org/model", "writes", base=True)
 
 
 def test_the_wrong_command_is_told_the_right_one(tmp_path: Path) -> None:
     run = run_of(tmp_path, task="classify")
-    with pytest.raises(ConfigError, match=f"classifier\n  hint: use `rankzero predict {run}`"):
-        find_result(str(run), "sft")
+    with pytest.raises(ConfigError, match=f"classifier\n  hint: use `rankzero predict {run} "):
+        find_result(str(run), "writes")
 
 
 def test_the_wrong_command_the_other_way_round(tmp_path: Path) -> None:
     run = run_of(tmp_path)
-    with pytest.raises(ConfigError, match=f"writes text\n  hint: use `rankzero generate {run}`"):
-        find_result(str(run), "classify")
+    with pytest.raises(ConfigError, match=f"writes text\n  hint: use `rankzero generate {run} "):
+        find_result(str(run), "classifies")
 
 
 def test_no_result_yet(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="final/ is missing"):
-        find_result(str(run_of(tmp_path, final=False)), "sft")
+        find_result(str(run_of(tmp_path, final=False)), "writes")
+
+
+class TestNoSuchRun:
+    """What was meant to be here is not asked of the Hub."""
+
+    @pytest.fixture(autouse=True)
+    def runs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        for name in ("alpaca-3", "oasst"):
+            (tmp_path / "runs" / name).mkdir(parents=True)
+            (tmp_path / "runs" / name / "run.yaml").touch()
+        (tmp_path / "rows.jsonl").touch()
+
+    @pytest.mark.parametrize(
+        ("target", "what", "hint"),
+        [
+            ("runs/alpaca", "there is no such run", "did you mean runs/alpaca-3?"),
+            ("runs/xyz", "there is no such run", "runs/oasst"),
+            ("./nope", "there is no such run", "runs/oasst"),
+            ("nowhere/a/b", "there is no such run", "runs/oasst"),
+            ("oasst", "there is no such directory", "did you mean runs/oasst?"),
+            ("rows.jsonl", "this is a file", "runs/oasst"),
+            ("runs", "this holds runs", "runs/oasst"),
+        ],
+    )
+    def test_it_is_said_with_the_nearest_name(self, target: str, what: str, hint: str) -> None:
+        with pytest.raises(ConfigError) as refused:
+            find_result(target, "writes")
+        (problem,) = refused.value.problems
+        assert what in problem.what and hint in problem.hint and problem.where == target
+
+    @pytest.mark.parametrize("target", ["org/model", "gpt2", "Qwen/Qwen3-0.6B"])
+    def test_what_the_hub_may_have_is_left_to_it(self, target: str) -> None:
+        assert find_result(target, "writes").spec.model.name == target

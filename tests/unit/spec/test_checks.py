@@ -10,6 +10,8 @@ from rankzero.spec.checks import check
 from rankzero.spec.fields import all_fields
 from rankzero.spec.run_spec import RunSpec
 
+HALF = {"name": "m", "dtype": "float16"}
+
 
 def spec(**sections: Any) -> RunSpec:
     data = {"train": "t", **sections.pop("data", {})}
@@ -20,10 +22,20 @@ def spec(**sections: Any) -> RunSpec:
     ("sections", "field", "what"),
     [
         ({"train": {"warmup_steps": 1.5}}, "train.warmup_steps", "neither a share nor a whole number"),
+        ({"train": {"learning_rate": 7e-46}}, "train.learning_rate", "every learning rate is 0"),
         ({"train": {"warmup_steps": 10, "max_steps": 10}}, "train.warmup_steps", "never ends in a run of 10"),
         ({"eval": {"early_stopping_patience": 2}}, "eval.early_stopping_patience", "needs data.eval"),
         ({"eval": {"on_start": True}}, "eval.on_start", "nothing to evaluate"),
         ({"lora": {"target_modules": ["all-linear"]}}, "lora.target_modules", "not the name of a module"),
+        ({"model": HALF, "train": {"sharding": "zero2"}}, "model.dtype", "not trained in with DeepSpeed"),
+        ({"model": HALF, "train": {"sharding": "zero3"}}, "model.dtype", "not trained in with DeepSpeed"),
+        ({"model": HALF, "train": {"master_weights": "kahan"}}, "train.master_weights", "holds weights in bfloat16"),
+        (
+            {"data": {"train_on": "last_turn", "assistant_only_loss": False}},
+            "data.train_on",
+            "cannot be trained while every token is",
+        ),
+        ({"data": {"chat_template_kwargs": {"tools": []}}}, "data.chat_template_kwargs", "comes from the rows"),
     ],
 )
 def test_contradictions(sections: dict[str, Any], field: str, what: str) -> None:
@@ -40,11 +52,15 @@ def test_contradictions(sections: dict[str, Any], field: str, what: str) -> None
     [
         {},
         {"train": {"warmup_steps": 0}},
+        {"train": {"learning_rate": 8e-46}},
         {"train": {"warmup_steps": 0.999, "max_steps": 1}},
         {"train": {"warmup_steps": 9, "max_steps": 10}},
         {"train": {"warmup_steps": 100}},
         {"data": {"eval": "e"}, "eval": {"early_stopping_patience": 2, "on_start": True}},
         {"checkpoint": {"final": "best"}},
+        {"model": HALF, "train": {"sharding": "fsdp"}},
+        {"model": HALF, "lora": {}, "train": {"optimizer": "adamw_8bit"}},
+        {"data": {"train_on": "last_turn", "chat_template_kwargs": {"enable_thinking": False, "documents": [{}]}}},
         {"lora": {"target_modules": ["q_proj"]}},
         {"lora": {"target_modules": "all-linear", "use_dora": True, "dropout": 0.1}},
     ],

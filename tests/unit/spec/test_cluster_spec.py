@@ -51,7 +51,7 @@ def test_the_smallest() -> None:
         ("storage.cache.mount=cache", "command line storage.cache.mount", "must be an absolute path"),
         ("nnodes=3", "command line nnodes", "this is num_nodes here"),
         ("terminationGracePeriodSeconds=3", "command line terminationGracePeriodSeconds", "grace_period_seconds"),
-        ("image=", "command line image", "must be text"),
+        ("image=", "command line image", "must be an image"),
         ("kind=jobs", "command line kind", "did you mean job?"),
         ("storage.outputs={mount: /o}", "command line storage.outputs", "checkpoints would end with the pod"),
     ],
@@ -105,3 +105,40 @@ def test_every_profile_loads_and_a_wrong_name_lists_them() -> None:
     with pytest.raises(ConfigError, match="did you mean nebius-2x1") as caught:
         load_cluster("nebius", env={})
     assert all(name in str(caught.value) for name in profiles())
+
+
+@pytest.mark.parametrize("kind", ["statefulset", "docker"])
+def test_a_time_limit_that_nothing_keeps_is_refused(kind: str) -> None:
+    with pytest.raises(ConfigError, match=f"nothing ends a {kind} after a time"):
+        load_cluster_spec(None, ["image=i", f"kind={kind}", "timeout_seconds=60"], env={})
+    load_cluster_spec(None, ["image=i", "kind=job", "timeout_seconds=60"], env={})
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "labels={'a b': x}",
+        "labels={team: 'x y'}",
+        f"labels={{team: {'x' * 64}}}",
+        "node_selector={'/x': y}",
+        "annotations={'a b': x}",
+        "image=Registry/UPPER:1",
+        "image='rankzero :1'",
+        "resources={cpu: 0.0004}",
+        "storage={outputs: {mount: /o, claim: c, sub_path: ../x}}",
+        "storage={outputs: {mount: /o, claim: c, sub_path: /x}}",
+        "storage={outputs: {mount: '/o:p', claim: c}}",
+        "storage={outputs: {mount: /a/../o, claim: c}}",
+        "storage={outputs: {mount: /etc/rankzero/files, claim: c}}",
+        "storage={outputs: {mount: /dev/shm/x, claim: c}}",
+    ],
+)
+def test_what_the_api_would_refuse_is_refused_here(setting: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_cluster_spec(None, ["image=i", setting], env={})
+    assert all(problem.where and problem.hint or problem.what for problem in caught.value.problems)
+
+
+@pytest.mark.parametrize("image", ["i", "a/b:1", "localhost:5000/x_y/z.w@sha256:" + "0" * 64, "ghcr.io/a-b/c:v1.2_3"])
+def test_images(image: str) -> None:
+    load_cluster_spec(None, [f"image={image}", "labels={example.com/team: a_b.c, e: ''}"], env={})

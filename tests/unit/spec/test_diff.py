@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 
-from rankzero.spec.diff import Change, compare
+from rankzero.spec.diff import Change, compare, not_allowable
 from rankzero.spec.load import load_run_spec
 from rankzero.spec.run_spec import RunSpec
 
@@ -52,7 +53,7 @@ def test_harmless(override: str) -> None:
         *("train.adam_beta1=0", "train.max_grad_norm=null", "data.max_length=99", "data.assistant_only_loss=no"),
         *(
             "lora.r=8",
-            "lora.dropout=0",
+            "lora.dropout=0.1",
             "lora.target_modules=all-linear",
             "model.dtype=float32",
             "model.attention=eager",
@@ -61,6 +62,49 @@ def test_harmless(override: str) -> None:
 )
 def test_harmful(override: str) -> None:
     assert changes(override) == {override.partition("=")[0]: False}
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("lora.r=8", "lora.target_modules=all-linear", "lora.use_dora=yes", "train.parts=[language]"),
+        *("train.optimizer=adamw_8bit", "data.labels=[a, b]", "task=classify"),
+    ],
+)
+def test_what_is_saved_would_not_fit(override: str) -> None:
+    old = load_run_spec(None, BASE, env={}).spec
+    value = {**old.model_dump()}
+    section, _, rest = override.partition("=")[0].partition(".")
+    new = yaml.safe_load(override.partition("=")[2])
+    value[section] = {**value[section], rest: new} if rest else new
+    (change,) = compare(old, RunSpec.model_validate(value))
+    assert change.fixed and not change.harmless
+
+
+def test_epochs_do_not_count_where_steps_do() -> None:
+    old, new = (
+        load_run_spec(None, [*BASE, "train.max_steps=9", f"train.num_train_epochs={n}"], env={}).spec for n in (1, 2)
+    )
+    assert [(change.field, change.harmless) for change in compare(old, new)] == [("train.num_train_epochs", True)]
+
+
+@pytest.mark.parametrize("name", ["train.learning_rate", "lora.dropout", "data", "tokenizer", "data.eval", "name"])
+def test_what_may_be_allowed_to_change(name: str) -> None:
+    assert not_allowable([name]) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("learning_rate", "did you mean train.learning_rate?"),
+        ("train", "name its fields one by one, such as train.num_train_epochs"),
+        ("lora.drop", "did you mean lora.dropout?"),
+        ("nonsense", "the top level has name, task"),
+    ],
+)
+def test_what_names_nothing_is_a_problem(name: str, hint: str) -> None:
+    (problem,) = not_allowable([name])
+    assert problem.where == "--allow-change" and hint in problem.hint
 
 
 def test_adapters_or_not_is_harmful() -> None:

@@ -116,6 +116,11 @@ class TestOverrides:
         text = "model: {name: m}\ndata: {train: t, eval: e.jsonl}\n"
         assert load(text, "data.eval.fraction=0.5").spec.data.eval == EvalFraction(fraction=0.5)
 
+    def test_what_only_the_chat_template_knows(self) -> None:
+        text = f"{SMALL.rstrip()[:-1]}, chat_template_kwargs: {{documents: [{{title: x}}], enable_thinking: true}}}}\n"
+        spec = load(text, "data.chat_template_kwargs.enable_thinking=false").spec
+        assert spec.data.chat_template_kwargs == {"documents": [{"title": "x"}], "enable_thinking": False}
+
     def test_an_override_mends_the_file(self) -> None:
         text = "model: {name: '${NOPE}'}\ndata: {train: t}\ntrain: {max_steps: x}\n"
         assert load(text, "model.name=m", "train.max_steps=3").spec.train.max_steps == 3
@@ -232,6 +237,17 @@ eval: {every: 0}
                 "did you mean cosine?",
             ),
             ("model: {name: m, dtype: bf16}", "model.dtype", "`bfloat16`", "did you mean bfloat16?"),
+            ("model: {name: m, dtype: fp16}", "model.dtype", "`float16`", "did you mean float16?"),
+            ("model: {name: m, dtype: torch.float16}", "model.dtype", "`float16`", "did you mean float16?"),
+            ("model: {name: m, dtype: Half}", "model.dtype", "`float16`", "did you mean float16?"),
+            ("model: {name: m, dtype: fp32}", "model.dtype", "`float32`", "did you mean float32?"),
+            ("model: {name: m, dtype: torch.bfloat16}", "model.dtype", "`bfloat16`", "did you mean bfloat16?"),
+            ("model: {name: m, dtype: int8}", "model.dtype", "`float16`", "Compute precision."),
+            ("model: {name: m, quantization: 4bit}", "model.quantization", "`nf4`", "did you mean nf4?"),
+            ("model: {name: m, attention: fa2}", "model.attention", "`eager`", "did you mean flash_attention_2?"),
+            ("train: {sharding: full_shard}", "train.sharding", "`fsdp`", "did you mean fsdp?"),
+            ("train: {optimizer: paged-adamw-8bit}", "train.optimizer", "`adamw`", "did you mean adamw_8bit?"),
+            ("task: causal_lm", "task", "must be `sft`", "did you mean sft?"),
             ("train: {learning_rate: fast}", "train.learning_rate", "must be `auto` or a number above 0", "auto: 2e-4"),
             (
                 "train: {gradient_checkpointing: 3}",

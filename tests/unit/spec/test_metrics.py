@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankzero.spec.metrics import is_better, macro_f1
+from rankzero.engine.tasks.classify import macro_f1
+from rankzero.spec.metrics import becomes_best, is_better
 
 
 def textbook(targets: list[int], predicted: list[int], classes: int) -> float:
@@ -51,3 +52,23 @@ def test_better_is_lower_for_losses_and_higher_for_shares(
     metric: str, value: float, than: float | None, better: bool
 ) -> None:
     assert is_better(metric, value, than) is better
+
+
+@pytest.mark.parametrize(
+    ("later", "best", "becomes"),
+    [
+        ({"accuracy": 0.8, "eval_loss": 9.0}, None, True),
+        ({"accuracy": 0.8, "eval_loss": 9.0}, {"accuracy": 0.7, "eval_loss": 1.0}, True),
+        ({"accuracy": 0.7, "eval_loss": 1.0}, {"accuracy": 0.8, "eval_loss": 9.0}, False),
+        ({"accuracy": 0.8, "eval_loss": 1.0}, {"accuracy": 0.8, "eval_loss": 2.0}, True),
+        ({"accuracy": 0.8, "eval_loss": 2.0}, {"accuracy": 0.8, "eval_loss": 1.0}, False),
+        ({"accuracy": 0.8, "eval_loss": 1.0}, {"accuracy": 0.8, "eval_loss": 1.0}, True),
+        ({"accuracy": 0.8, "eval_loss": math.nan}, {"accuracy": 0.8, "eval_loss": 1.0}, False),
+        ({"accuracy": 0.8, "eval_loss": 1.0}, {"accuracy": 0.8, "eval_loss": math.nan}, True),
+        ({"accuracy": math.nan, "eval_loss": 1.0}, None, False),
+    ],
+)
+def test_ties_go_to_the_lower_loss_and_then_to_the_later(
+    later: dict[str, float], best: dict[str, float] | None, becomes: bool
+) -> None:
+    assert becomes_best("accuracy", later, best) is becomes

@@ -77,6 +77,7 @@ def test_targets_of_the_cluster_spec_exist() -> None:
         ("val_set_size", "{fraction: 0.02}", "data.eval"),
         ("lora.lora_alpha", "this is lora.alpha here", "lora.alpha"),
         ("bf16", "bfloat16", "model.dtype"),
+        ("fp16", "fp16: true is dtype: float16", "model.dtype"),
         ("warmup_ratio", "below 1", "train.warmup_steps"),
         # a known name in the wrong place
         ("learning_rate", "did you mean train.learning_rate?", "train.learning_rate"),

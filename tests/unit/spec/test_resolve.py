@@ -98,7 +98,7 @@ SPECS = st.fixed_dictionaries(
         ),
         "train": st.fixed_dictionaries(
             {
-                "learning_rate": st.just("auto") | ABOVE_ZERO,
+                "learning_rate": st.just("auto") | st.floats(1e-30, 1.0),
                 "max_steps": st.none() | POSITIVE,
                 "gradient_checkpointing": st.just("auto") | st.booleans(),
                 "max_grad_norm": st.none() | ABOVE_ZERO,

@@ -1,7 +1,8 @@
 """One image file as RGB pixels, or what is wrong with it. Knows Pillow's faults; nothing of rows.
 
 Decisions, the same for checking and for training:
-- The file is decoded whole: a cut-off JPEG opens and passes Pillow's `verify()`, and fails only here.
+- The file is decoded whole: a cut-off JPEG opens and passes Pillow's `verify()`, and fails only here. A PNG whose
+  compressed pixels end early does not even fail when it is decoded, and is measured.
 - What the bytes are decides, not the suffix. Formats that run other programs (EPS) or hold no picture are not read,
   nor is AVIF, whose decoder raises RuntimeError for damage that is told from faults of our own by no means.
 - EXIF orientation is applied, so that "left" in a question is left in the pixels.
@@ -21,7 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from rankzero.data.images.paths import Refused, inside
+from rankzero.data.images.png import missing_share
 from rankzero.errors import ConfigError, DataError
+from rankzero.wording import first_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -123,15 +126,29 @@ def _read(file: Path, limits: ImageLimits, look: Callable[[Image], Looked]) -> L
             except (OSError, SyntaxError, ValueError) as error:
                 if isinstance(error, OSError) and error.errno is not None:  # Pillow's own have none: the volume failed
                     raise
-                what = f"the image is cut off or damaged: {_first_line(error)}"
+                what = f"the image is cut off or damaged: {first_line(error)[:200]}"
                 raise ImageError("damaged image", what) from error
     except OSError as error:
         raise ImageError("unreadable file", f"cannot be read: {error.strerror or error}") from error
 
 
 def _loaded(image: Image) -> Image:
+    stream = image.fp  # type: ignore[attr-defined]
     image.load()
+    if image.format == "PNG" and _ends_in_nothing(image):
+        missing = missing_share(stream)
+        if missing > 0:
+            what = f"the image is cut off: {missing:.0%} of its pixels are not in the file"
+            raise ImageError("damaged image", what, "was it copied, or written, to the end?")
     return _rgb(_upright(image))
+
+
+def _ends_in_nothing(image: Image) -> bool:
+    """Whether one of the last two rows has no bit set, as rows have that a PNG file lacks: Pillow says nothing of them.
+    (Of interlaced files the last row may come from an early pass.)"""
+    width, height = image.size
+    rows = (image.crop((0, row, width, row + 1)).tobytes() for row in range(max(0, height - 2), height))
+    return not all(map(any, rows))
 
 
 def _upright_size(image: Image) -> tuple[int, int]:
@@ -191,10 +208,6 @@ def _unidentified(stream: BinaryIO) -> ImageError:
     if head[4:12] == b"ftypavif":
         return ImageError("not an image", "is an AVIF file, which is not read", "convert it to PNG, JPEG or WebP")
     return ImageError("not an image", f"is {kind}" if kind else f"is no image that can be read ({head[:8]!r}…)")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 @lru_cache

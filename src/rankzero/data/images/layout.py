@@ -1,20 +1,31 @@
 """Where the images of each source lie, and which paths mean the same image. Pure.
 
 The prefixes are those that FIRE and LLaVA's mixture use. A source that is not listed is taken by its first folder.
+
+COCO's file names are one integer id in two spellings. The 2014 and the 2017 release hold the same images in different
+splits, under ids that never changed. So an image of COCO is known by its id: most val2014 images lie in train2017, and
+mapping split to split would miss them.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
-from rankzero.data.images import coco
 from rankzero.data.images.paths import normalised
+
+COCO = "coco"
+COCO_SPLITS = ("train2017", "val2017", "train2014", "val2014")
+
+_COCO_NAME = re.compile(r"(?:COCO_(?:train|val)2014_)?(?P<id>[0-9]{12})\.jpg")
+_OTHER_RELEASES = ("test", "unlabeled")
+"""Their images are in none of the four splits, so an id of theirs means nothing here."""
 
 SOURCES: dict[str, tuple[str, ...]] = {
     "ai2d": ("ai2d/images",),
     "allava_vflan": ("allava_vflan/images/images_191task_1k",),
     "chartqa": ("chartqa/train", "chartqa/test"),
-    "coco": tuple(f"coco/{split}" for split in coco.SPLITS),
+    "coco": tuple(f"coco/{split}" for split in COCO_SPLITS),
     "docvqa": ("docvqa/documents",),
     "dvqa": ("dvqa/images",),
     "geoqa+": ("geoqa+/images", "geoqa+/test-images"),
@@ -47,19 +58,30 @@ def source_of(path: str) -> str:
     first, slash, _ = normalised(path).partition("/")
     if not slash:
         return "(no folder)"
-    return coco.SOURCE if first in coco.SPLITS else first
+    return COCO if first in COCO_SPLITS else first
 
 
 def image_key(path: str) -> str:
     """The same for every spelling of one image, different for different images: COCO by id, others by name."""
     path = normalised(path)
-    number = coco.image_id(path)
+    number = coco_id(path)
     if number is not None:
         return coco_key(number)
     for other, usual in _SAME_FOLDER:
         if path.startswith(other):
             return usual + path.removeprefix(other)
     return path
+
+
+def coco_id(path: str) -> int | None:
+    """The id in a path of the `coco` source (`coco/…`) or of a bare split (`train2017/…`); None for other paths."""
+    *folders, name = path.split("/")
+    if not folders or folders[0] not in (COCO, *COCO_SPLITS):
+        return None
+    if any(folder.startswith(_OTHER_RELEASES) for folder in folders):
+        return None
+    match = _COCO_NAME.fullmatch(name)
+    return int(match["id"]) if match else None
 
 
 def coco_key(number: int) -> str:
@@ -71,9 +93,9 @@ def spellings(path: str) -> Iterator[str]:
     """Every path under which the image may lie, its own first. All have the same key."""
     path = normalised(path)
     yield path
-    number = coco.image_id(path)
+    number = coco_id(path)
     if number is not None:
-        yield from (name for name in coco.spellings(number) if name != path)
+        yield from (name for name in _coco_spellings(number) if name != path)
         return
     for pair in _SAME_FOLDER:
         usual = image_key(path)
@@ -82,3 +104,14 @@ def spellings(path: str) -> Iterator[str]:
             for name in (usual, pair[0] + usual.removeprefix(pair[1]))
             if name != path and usual.startswith(pair[1])
         )
+
+
+def _coco_spellings(number: int) -> Iterator[str]:
+    """Every path under which the image with this id may lie, the usual ones first."""
+    plain = f"{number:012d}.jpg"
+    for prefix in (f"{COCO}/", ""):
+        for split in COCO_SPLITS:
+            if split.endswith("2014"):
+                yield f"{prefix}{split}/COCO_{split}_{plain}"
+            yield f"{prefix}{split}/{plain}"
+    yield f"{COCO}/{plain}"

@@ -36,8 +36,12 @@ class Parallel(Protocol):
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
         """Add this pass's gradients; `last` is the step's last pass."""
 
-    def reduce_gradients(self, max_grad_norm: float | None) -> torch.Tensor:
-        """Sum the gradients over the ranks and clip them. Returns the global norm before clipping, a scalar."""
+    def reduce_gradients(self, max_grad_norm: float | None, *, loss_scale: float = 1.0) -> torch.Tensor:
+        """Sum the gradients over the ranks, divide them by what losses were multiplied by, and clip them.
+
+        Returns the global norm before clipping, a scalar: the same on every rank, so that all agree where it is not
+        finite.
+        """
 
     def step(self) -> None:
         """Move the optimizer."""

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from rankzero.engine.parallel.base import OPTIMIZER_FILE
 from rankzero.errors import StorageError
+from rankzero.model.weights import saved_buffers
 from rankzero.run_dir.atomic import storage_errors
 
 SHARDED_DIRECTORY = "sharded"
@@ -115,16 +116,6 @@ def read_optimizer(directory: Path) -> dict[str, torch.Tensor]:
 def model_state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """A model's parameters and saved buffers by name, sharing memory; a weight that is shared has its first name."""
     return {name: parameter.detach() for name, parameter in module.named_parameters()} | saved_buffers(module)
-
-
-def saved_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The buffers that belong to a model's state, by name."""
-    return {
-        f"{prefix}.{key}".lstrip("."): buffer
-        for prefix, part in module.named_modules()
-        for key, buffer in part.named_buffers(recurse=False)
-        if key not in part._non_persistent_buffers_set
-    }
 
 
 def _files(state: dict[str, torch.Tensor], file_bytes: int) -> dict[str, int]:

@@ -22,7 +22,6 @@ from rankzero.engine.parallel.formats import (
     is_sharded,
     read_sharded,
     read_tensors,
-    saved_buffers,
     sharded_tensors,
     tensor_file_errors,
     write_sharded,
@@ -31,7 +30,7 @@ from rankzero.engine.parallel.formats import (
 from rankzero.engine.parallel.parts import Cut, local
 from rankzero.engine.parallel.wrapping import wrap
 from rankzero.errors import StorageError
-from rankzero.model.weights import read_state, save_weights
+from rankzero.model.weights import read_state, save_weights, saved_buffers
 from rankzero.spec.run_spec import RunSpec, Sharding
 
 
@@ -73,11 +72,13 @@ class Fsdp:
             self.model.set_requires_gradient_sync(last)
         torch.autograd.backward(loss)
 
-    def reduce_gradients(self, max_grad_norm: float | None) -> torch.Tensor:
+    def reduce_gradients(self, max_grad_norm: float | None, *, loss_scale: float = 1.0) -> torch.Tensor:
         norms = []
         for name, part in self._parts.items():
             gradient = self._parameters[name].grad
             part.grad = torch.zeros_like(part) if gradient is None else local(gradient)
+            if loss_scale != 1:
+                part.grad.mul_(1 / loss_scale)
             norms.append(torch.linalg.vector_norm(part.grad, dtype=torch.float32))
         squares = torch.stack(norms).square().sum().to(self._cut.device)
         norm = sum_over_ranks(squares).sqrt()
@@ -164,3 +165,6 @@ class Fsdp:
             if self._world.is_main:
                 whole[name] = value.detach().cpu()
         return whole
+
+
+spread = Fsdp

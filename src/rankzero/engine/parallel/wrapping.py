@@ -75,4 +75,3 @@ def _detach_quantised_state(model: Any) -> None:
         state = getattr(module._parameters.get("weight"), "quant_state", None)
         if state is not None:
             module.quant_state = state
-            module.support_avx512bf16_for_cpu = False  # it would repack a weight that is only borrowed

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from rankzero.errors import ExitCode, Problem, RankzeroError
 from rankzero.launch.labels import Manifest
+from rankzero.launch.pods import EARLIEST, parse_pod
 
 
 class PreparationError(RankzeroError):
@@ -24,34 +24,18 @@ class PreparationError(RankzeroError):
 def preparation_failed(job: str, pods: Iterable[Manifest]) -> PreparationError:
     """What the newest failed pod of `job` said when it ended."""
     hint = "the same command tries again; nothing that was fetched already is fetched twice"
-    for pod in sorted(pods, key=_created, reverse=True):
-        for container in (pod.get("status") or {}).get("containerStatuses") or ():
-            ended = (container.get("state") or {}).get("terminated") or {}
-            if ended.get("exitCode"):
-                return _from_container(job, ended, hint)
-    return PreparationError(Problem("the preparation failed", f"Job/{job}", hint))
-
-
-def _from_container(job: str, ended: Mapping[str, Any], hint: str) -> PreparationError:
-    text, code = str(ended.get("message") or ""), int(ended["exitCode"])
-    try:
-        said = json.loads(text)
-    except ValueError:
-        said = None
-    if isinstance(said, dict) and "rankzero" in said:
-        what, where = str(said.get("what") or ""), str(said.get("where") or "")
-        problem = Problem(f"the preparation failed: {what}", where or f"Job/{job}", str(said.get("hint") or "") or hint)
-        return PreparationError(problem, _exit_code(int(said.get("exit_code") or code)))
-    last = text.strip()[-500:]
-    what = (
-        f"the preparation failed with exit code {code} ({ended.get('reason') or 'Error'}){f': {last}' if last else ''}"
-    )
+    ends = [(pod.created or EARLIEST, pod.ended) for pod in map(parse_pod, pods) if pod.ended and pod.ended.code]
+    if not ends:
+        return PreparationError(Problem("the preparation failed", f"Job/{job}", hint))
+    newest = max(ends, key=lambda one: one[0])[1]
+    said, code = newest.words, newest.code or 0
+    if said is not None:
+        what = f"the preparation failed: {said.what}"
+        return PreparationError(Problem(what, said.where or f"Job/{job}", said.hint or hint), _exit_code(code))
+    last = newest.message.strip()[-500:]
+    what = f"the preparation failed with exit code {code} ({newest.reason or 'Error'}){f': {last}' if last else ''}"
     return PreparationError(Problem(what, f"Job/{job}", hint), _exit_code(code))
 
 
 def _exit_code(code: int) -> ExitCode:
     return ExitCode(code) if code and code in set(ExitCode) else ExitCode.INTERNAL
-
-
-def _created(pod: Manifest) -> str:
-    return str(pod["metadata"].get("creationTimestamp", ""))

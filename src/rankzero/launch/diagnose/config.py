@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from rankzero.launch.case import Case
-from rankzero.launch.diagnose.finding import Finding, counted
-from rankzero.launch.loose import seconds_between
+from rankzero.launch.diagnose.finding import Finding
+from rankzero.launch.diagnose.signs import RECENT_SECONDS, START_ENDINGS, START_REASONS, of_text
+from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.pods import Pod
+from rankzero.launch.untyped_json import seconds_between
+from rankzero.wording import counted
 
 _SECRET = re.compile(r'secrets? "(?P<name>[^"]+)" not found')
 _SECRET_KEY = re.compile(r"couldn't find key (?P<key>\S+) in Secret (?:\S+/)?(?P<name>\S+)")
@@ -19,24 +21,23 @@ _CONFIG_KEY = re.compile(
 )
 _SECRET_VOLUME = re.compile(r"references non-existent secret key: (?P<key>\S+)")
 _NO_COMMAND = re.compile(
-    r'exec: "(?P<command>[^"]+)": (?:executable file not found in \$PATH|stat .*: no such file)'
-    r"|no such file or directory: unknown"
+    r'(?:exec: "|executable file `)(?P<command>[^"`]+)["`]:? (?:not found in \$PATH'
+    r"|executable file not found in \$PATH|stat .*: no such file)|(?<!fork/)\bexec:? [^\n]*no such file or directory"
 )
 _NO_PACKAGE = re.compile(r"No module named '?rankzero(?:\.[\w.]+)?'?")
 _AS_ROOT = re.compile(r"container has runAsNonRoot and image (?:will run as root|has non-numeric user)")
-RECENT_SECONDS = 900
-"""The kubelet repeats what is still true; older events may be cured."""
-CONFIG_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 
 
-def find(case: Case) -> Iterator[Finding]:
+def find(joined: JoinedEvidence) -> Iterator[Finding]:
     """One finding for each thing that is missing, with the pods that miss it counted."""
     missing: dict[str, list[tuple[Pod, str, Finding]]] = {}
-    for pod in case.newest:
+    for pod in joined.newest:
         if pod.is_running or pod.phase == "Succeeded":
             continue
-        for line in _lines(case, pod):
-            found = _classify(line, pod, case)
+        for line in _lines(joined, pod):
+            if of_text(line) is not None:
+                break
+            found = _classify(line, pod, joined)
             if found is not None:
                 missing.setdefault(found.cause, []).append((pod, line, found))
                 break
@@ -51,24 +52,27 @@ def explains(message: str) -> bool:
     return bool(_NO_PACKAGE.search(message) or _NO_COMMAND.search(message))
 
 
-def _lines(case: Case, pod: Pod) -> Iterator[str]:
+def _lines(joined: JoinedEvidence, pod: Pod) -> Iterator[str]:
     """What the kubelet says of a pod that does not start, the surest first."""
-    if pod.waiting in CONFIG_REASONS:
+    if pod.waiting in START_REASONS:
         yield pod.waiting_message
     for end in pod.endings:
-        if end.reason in ("StartError", "ContainerCannotRun", "Error") and end.message:
+        if end.reason in (*START_ENDINGS, "Error") and end.message:
             yield end.message
-    for event in reversed(case.events_of(pod)):
-        old = (seconds_between(event.at, case.now) or 0) > RECENT_SECONDS
+    for event in reversed(joined.events_of(pod)):
+        old = (seconds_between(event.at, joined.now) or 0) > RECENT_SECONDS
         if event.reason in ("Failed", "FailedMount") and not old:
             yield event.message
     if not pod.is_running and (pod.ended is not None or pod.before is not None):
-        yield case.log_of(pod)
-    if pod.waiting in CONFIG_REASONS:
+        yield joined.log_of(pod)
+    if pod.waiting in START_REASONS:
         yield f"{pod.waiting}: {pod.waiting_message}"
+    for end in pod.endings:
+        if end.reason in START_ENDINGS:
+            yield f"{end.reason}: {end.message}"
 
 
-def _classify(line: str, pod: Pod, case: Case) -> Finding | None:
+def _classify(line: str, pod: Pod, joined: JoinedEvidence) -> Finding | None:
     match = _SECRET_KEY.search(line)
     if match is not None:
         name, key = match["name"], match["key"].strip("'\"")
@@ -89,7 +93,7 @@ def _classify(line: str, pod: Pod, case: Case) -> Finding | None:
         return _finding("secret-key-missing", cause, "correct the secret volume in pod_patch of cluster.yaml")
     match = _CONFIG.search(line) or _CONFIG_KEY.search(line)
     if match is not None:
-        return _missing_config(match, case)
+        return _missing_config(match, joined)
     if _AS_ROOT.search(line):
         return _finding(
             "runs-as-root",
@@ -105,10 +109,10 @@ def _classify(line: str, pod: Pod, case: Case) -> Finding | None:
             f"image {pod.image} has {lacks}, so the node command cannot start",
             "set image in cluster.yaml to one built from docker/Dockerfile: it holds rankzero[train]",
         )
-    if line.startswith(CONFIG_REASONS):
+    if line.startswith((*START_REASONS, *START_ENDINGS)):
         return _finding(
             "container-config",
-            f"the container cannot be made: {line}",
+            f"the container cannot be started: {line}",
             "correct what the message names in cluster.yaml (env, secrets, storage, pod_patch)",
         )
     return None
@@ -132,11 +136,11 @@ def _missing_secret(name: str, pod: Pod) -> Finding:
     )
 
 
-def _missing_config(match: re.Match[str], case: Case) -> Finding:
+def _missing_config(match: re.Match[str], joined: JoinedEvidence) -> Finding:
     groups = match.groupdict()
-    name, key = groups.get("name") or case.run, groups.get("key") or groups.get("other")
+    name, key = groups.get("name") or joined.run, groups.get("key") or groups.get("other")
     lacks = f"ConfigMap {name} has no key {key}" if key else f"there is no ConfigMap {name}"
-    own = name == case.run
+    own = name == joined.run
     fix = (
         "submit the run again: it makes the ConfigMap anew"
         if own

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from rankzero.launch.case import Case
-from rankzero.launch.diagnose.finding import Finding, Severity, counted, span
+from rankzero.launch.diagnose.finding import Finding, Severity, span
 from rankzero.launch.diagnose.hosts import Host, hosts_of
-from rankzero.launch.loose import seconds_between
+from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.pods import Condition, Pod
+from rankzero.launch.untyped_json import seconds_between
+from rankzero.wording import counted, listed
 
 _LOW = re.compile(r"node was low on resource: (?P<what>[\w-]+)")
 _OWN_DISK = re.compile(r"(?:ephemeral local storage usage exceeds|local ephemeral storage).*?(?P<limit>\d+\w*)?\.?\s*$")
@@ -21,14 +22,16 @@ _DEVICES = re.compile(
 _OUT_OF = re.compile(r"^OutOf(?P<resource>\S+)$")
 _RESUMES = "it continues from its newest checkpoint when a new pod has started"
 STUCK_SECONDS = 120
+_KEPT = ("FailedKillPod", "FailedUnmount", "FailedUnMount", "FailedUnmountDevice", "ExceededGracePeriod")
+"""What the kubelet says of a pod that it cannot end."""
 
 
-def find(case: Case) -> Iterator[Finding]:
+def find(joined: JoinedEvidence) -> Iterator[Finding]:
     """Lost nodes first, then what happened to single pods; the same to several pods is one finding."""
-    hosts = {host.name: host for host in hosts_of(case.evidence.nodes or ())}
+    hosts = {host.name: host for host in hosts_of(joined.evidence.nodes or ())}
     found: dict[tuple[str, str], tuple[Finding, int]] = {}
-    for pod in reversed(case.all_pods):
-        finding = _of_pod(case, pod, hosts.get(pod.host))
+    for pod in reversed(joined.all_pods):
+        finding = _of_pod(joined, pod, hosts.get(pod.host))
         if finding is not None:
             key = (finding.code, finding.severity)
             found[key] = (finding, found[key][1] + 1 if key in found else 1)
@@ -37,40 +40,40 @@ def find(case: Case) -> Iterator[Finding]:
         yield Finding(finding.code, finding.severity, finding.cause + more, finding.fix, finding.evidence, finding.node)
 
 
-def _of_pod(case: Case, pod: Pod, host: Host | None) -> Finding | None:
-    if pod.phase == "Succeeded" or case.finished is not None and not pod.is_over:
+def _of_pod(joined: JoinedEvidence, pod: Pod, host: Host | None) -> Finding | None:
+    if pod.phase == "Succeeded" or joined.finished is not None and not pod.is_over:
         return None
-    gone = _lost(case, pod, host)
+    gone = _lost(joined, pod, host) or _stuck(joined, pod, host)
     if gone is not None:
         return gone
-    severity: Severity = "info" if case.is_past(pod) else "failed" if case.finished else "waiting"
+    severity: Severity = "info" if joined.is_past(pod) else "failed" if joined.finished else "waiting"
     disrupted = pod.conditions.get("DisruptionTarget")
     if disrupted is not None and disrupted.status == "True":
-        return _disrupted(case, pod, disrupted, severity)
+        return _disrupted(joined, pod, disrupted, severity)
     if pod.reason == "Evicted":
         return _evicted(pod, severity)
     if pod.reason in ("NodeShutdown", "Shutdown") or "node shutdown" in pod.message:
         return _finding("node-shutdown", severity, pod, "was stopped because node {host} shuts down", pod.message)
     if pod.reason == "Preempting":
         return _preempted(pod, severity, pod.message)
-    return _refused_by_node(pod, severity) or _stuck(case, pod)
+    return _refused_by_node(pod, severity)
 
 
-def _lost(case: Case, pod: Pod, host: Host | None) -> Finding | None:
+def _lost(joined: JoinedEvidence, pod: Pod, host: Host | None) -> Finding | None:
     """The node does not answer, or is gone."""
-    if case.is_past(pod) or pod.is_over and pod.reason != "NodeLost":
+    if joined.is_past(pod) or pod.is_over and pod.reason != "NodeLost":
         return None
     unready = host is not None and not host.ready
-    absent = bool(pod.host) and case.evidence.nodes is not None and host is None and len(case.evidence.nodes) > 0
+    absent = bool(pod.host) and joined.evidence.nodes is not None and host is None and len(joined.evidence.nodes) > 0
     told = pod.reason == "NodeLost" or pod.phase == "Unknown"
-    event = next((e for e in reversed(case.events_of(pod)) if e.reason == "NodeNotReady"), None)
+    event = next((e for e in reversed(joined.events_of(pod)) if e.reason == "NodeNotReady"), None)
     if not (unready or absent or told or (event is not None and not pod.is_running)):
         return None
     state = "no longer exists" if absent else "does not answer (NotReady)"
     line = event.message if event is not None else pod.message or f"node {pod.host}: {state}"
     return Finding(
         "node-lost",
-        "waiting" if case.finished is None else "failed",
+        "waiting" if joined.finished is None else "failed",
         f"node {pod.host or '?'} {state}, and {pod.title} (pod {pod.name}) was on it",
         f"wait about 6 min until the cluster gives the pod up; {_RESUMES}. If the node is gone for good:"
         f" `kubectl delete pod {pod.name} --force`",
@@ -79,7 +82,7 @@ def _lost(case: Case, pod: Pod, host: Host | None) -> Finding | None:
     )
 
 
-def _disrupted(case: Case, pod: Pod, condition: Condition, severity: Severity) -> Finding | None:
+def _disrupted(joined: JoinedEvidence, pod: Pod, condition: Condition, severity: Severity) -> Finding | None:
     line = f"{pod.name}: DisruptionTarget ({condition.reason}): {condition.message}"
     if condition.reason in ("PreemptionByScheduler", "PreemptionByKubeScheduler"):
         return _preempted(pod, severity, line)
@@ -139,17 +142,44 @@ def _evicted(pod: Pod, severity: Severity) -> Finding | None:
         cause = f"{pod.title} (pod {pod.name}) wrote more than {volume['limit']} to scratch volume {own}"
         fix = f"raise storage.{own}.size in cluster.yaml, or give storage.{own}.claim"
         return Finding("scratch-full", severity, cause, fix, (pod.message,), pod.node)
+    if "DiskPressure" in pod.message:
+        return Finding(
+            "evicted-disk",
+            severity,
+            f"node {pod.host or '?'} is short of disk (DiskPressure) and turned {pod.title} (pod {pod.name}) away",
+            f"have the disk of {pod.host or 'the node'} cleaned, and keep caches and results on claims"
+            " (storage.cache.claim, storage.outputs.claim in cluster.yaml)",
+            (pod.message,),
+            pod.node,
+        )
     low = _LOW.search(pod.message)
     if low is not None and low["what"] == "memory":
         return None  # memory.py has it
-    if low is None and _OWN_DISK.search(pod.message) is None:
+    if low is not None and low["what"] == "pids":
+        return _no_pids(pod, severity)
+    if low is None and _OWN_DISK.search(pod.message) is not None:
+        cause = f"{pod.title} (pod {pod.name}) wrote more scratch files than it may (ephemeral storage): {pod.message}"
+        fix = "keep caches and results on claims: give storage.cache.claim and storage.outputs.claim in cluster.yaml"
+        return Finding("scratch-full", severity, cause, fix, (pod.message,), pod.node)
+    if low is None:
         return _finding("evicted", severity, pod, f"was evicted from node {{host}}: {pod.message}", pod.message)
-    what = low["what"] if low is not None else "its own ephemeral storage"
     return Finding(
         "evicted-disk",
         severity,
-        f"{pod.title} (pod {pod.name}) was evicted from node {pod.host or '?'}, which ran low on {what}",
+        f"{pod.title} (pod {pod.name}) was evicted from node {pod.host or '?'}, which ran low on {low['what']}",
         "keep caches and results on claims: give storage.cache.claim and storage.outputs.claim in cluster.yaml",
+        (pod.message,),
+        pod.node,
+    )
+
+
+def _no_pids(pod: Pod, severity: Severity) -> Finding:
+    return Finding(
+        "thread-limit",
+        severity,
+        f"node {pod.host or '?'} ran out of process numbers, and {pod.title} (pod {pod.name}) had to go",
+        "see which pods of that node start so many threads (`kubectl top pod`, OMP_NUM_THREADS in env of"
+        " cluster.yaml), or have its pid limit raised",
         (pod.message,),
         pod.node,
     )
@@ -172,7 +202,27 @@ def _refused_by_node(pod: Pod, severity: Severity) -> Finding | None:
             (f"{pod.reason}: {pod.message}",),
             pod.node,
         )
+    if pod.reason == "TopologyAffinityError":
+        return Finding(
+            "node-topology",
+            severity,
+            f"node {pod.host or '?'} cannot give {pod.title} (pod {pod.name}) cores and devices that lie together:"
+            f" {pod.message}",
+            "lower resources.cpu or nproc_per_node in cluster.yaml to what one socket has, ask for whole nodes, or"
+            " have the kubelet's topologyManagerPolicy relaxed",
+            (f"{pod.reason}: {pod.message}",),
+            pod.node,
+        )
     out_of = _OUT_OF.match(pod.reason)
+    if out_of is None and "rejected" in pod.message:
+        return Finding(
+            "node-refused",
+            severity,
+            f"node {pod.host or '?'} turned {pod.title} (pod {pod.name}) away: {pod.reason}: {pod.message}",
+            f"nothing, if a new pod starts elsewhere; else `kubectl describe node {pod.host or 'NODE'}`",
+            (f"{pod.reason}: {pod.message}",),
+            pod.node,
+        )
     if out_of is None:
         return None
     return Finding(
@@ -185,17 +235,37 @@ def _refused_by_node(pod: Pod, severity: Severity) -> Finding | None:
     )
 
 
-def _stuck(case: Case, pod: Pod) -> Finding | None:
+def _stuck(joined: JoinedEvidence, pod: Pod, host: Host | None) -> Finding | None:
     """Asked to stop, and still there long after its grace period."""
-    waited = seconds_between(pod.deleting_since, case.now)
-    if waited is None or waited < STUCK_SECONDS or pod.is_over:  # the time of deletion includes the grace period
+    waited = seconds_between(pod.deleting_since, joined.now)
+    if waited is None or waited < STUCK_SECONDS:  # the time of deletion includes the grace period
         return None
+    lines = [event.message for event in reversed(joined.events_of(pod)) if event.reason in _KEPT]
+    well = host is not None and host.ready
+    if pod.finalizers:
+        why = f"finalizer {listed(pod.finalizers)} keeps it"
+        fix = f"have what sets {pod.finalizers[0]} remove it, or `kubectl edit pod {pod.name}` and take it out"
+    elif pod.is_over:
+        return None
+    elif lines:
+        why = f"node {pod.host or '?'} cannot end it: {lines[0]}"
+        fix = f"restart node {pod.host or 'NODE'} (a process or mount of the pod hangs there), then {_force(pod)}"
+    else:
+        why = f"node {pod.host or '?'} {'is well, but does not end it' if well else 'may not answer'}"
+        fix = (
+            f"`kubectl get node {pod.host or 'NODE'}`; if it is gone, {_force(pod)}"
+            if not well
+            else f"have the administrator look at the kubelet and runtime of {pod.host}; then {_force(pod)}"
+        )
     return Finding(
         "stuck-terminating",
         "broken",
-        f"pod {pod.name} should have ended {span(waited)} ago and is still there: node {pod.host or '?'} may not"
-        " answer",
-        f"`kubectl get node {pod.host or 'NODE'}`; if it is gone, `kubectl delete pod {pod.name} --force`",
-        (f"deletionTimestamp is {span(waited)} ago",),
+        f"pod {pod.name} should have ended {span(waited)} ago and is still there: {why}",
+        fix,
+        (f"deletionTimestamp is {span(waited)} ago", *lines[:1]),
         pod.node,
     )
+
+
+def _force(pod: Pod) -> str:
+    return f"`kubectl delete pod {pod.name} --force` (only once nothing of it runs there)"

@@ -6,14 +6,16 @@ import re
 from collections.abc import Iterator
 
 from rankzero.errors import ExitCode
-from rankzero.launch.case import Case
-from rankzero.launch.diagnose.config import CONFIG_REASONS
 from rankzero.launch.diagnose.config import explains as is_config
-from rankzero.launch.diagnose.finding import Finding, Severity, counted
+from rankzero.launch.diagnose.finding import Finding, Severity
 from rankzero.launch.diagnose.memory import explains as is_memory
 from rankzero.launch.diagnose.network import explains as is_network
+from rankzero.launch.diagnose.signs import START_ENDINGS, START_REASONS
+from rankzero.launch.diagnose.signs import explains as is_sign
+from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.log_lines import SaidError, last_error
 from rankzero.launch.pods import Ended, Pod
+from rankzero.wording import counted
 
 _PEER = re.compile(r"node \d+ (?:failed|was lost|is gone|was stopped|was started again)")
 """A node that only follows another one leaves with that one's exit code."""
@@ -42,29 +44,29 @@ _CODES = {
 _SIGNALS = {139: "SIGSEGV", 134: "SIGABRT", 132: "SIGILL", 136: "SIGFPE"}
 
 
-def find(case: Case) -> Iterator[Finding]:
+def find(joined: JoinedEvidence) -> Iterator[Finding]:
     """Failures by what was said, each kind once; then pods that stopped after saving."""
     found: dict[tuple[str, str, bool], tuple[Finding, int]] = {}
-    for pod in reversed(case.all_pods):
+    for pod in reversed(joined.all_pods):
         if pod.phase == "Succeeded":
             continue
-        past = case.is_past(pod)
+        past = joined.is_past(pod)
         for end in pod.endings:
             again = past or (end is pod.before and pod.is_running)
-            finding = _of_end(case, pod, end, "info" if again else "failed")
+            finding = _of_end(joined, pod, end, "info" if again else "failed")
             if finding is not None:
                 key = (finding.code, finding.fix, again)
                 found[key] = (finding, found[key][1] + 1 if key in found else 1)
                 break
-    yield from _from_outcome(case)
+    yield from _from_outcome(joined)
     for finding, count in found.values():
         more = f" (and {counted(count - 1, 'other pod')})" if count > 1 and finding.code != "stopped" else ""
         yield Finding(finding.code, finding.severity, finding.cause + more, finding.fix, finding.evidence, finding.node)
-    yield from _crash_loops(case)
+    yield from _crash_loops(joined)
 
 
-def _of_end(case: Case, pod: Pod, end: Ended, severity: Severity) -> Finding | None:
-    if end.code in (0, None) or is_memory(case, pod, end) or is_network(case, pod, end):
+def _of_end(joined: JoinedEvidence, pod: Pod, end: Ended, severity: Severity) -> Finding | None:
+    if end.code in (0, None) or any(explains(joined, pod, end) for explains in (is_memory, is_sign, is_network)):
         return None
     if end.words is not None and (end.words.outcome == "peer_lost" or _PEER.match(end.words.what)):
         return Finding(
@@ -75,28 +77,28 @@ def _of_end(case: Case, pod: Pod, end: Ended, severity: Severity) -> Finding | N
             (end.words.what,),
             pod.node,
         )
-    said = _said(case, pod, end)
+    said = _said(joined, pod, end)
     if end.code == ExitCode.STOPPED:
-        return _stopped(case, pod, end)
+        return _stopped(joined, pod, end)
     if end.code in _CODES and (said.text or end.words is not None):
         return _ours(ExitCode(end.code), pod, end, said, severity)
     if end.code in _CODES and end.code != ExitCode.USAGE:
         code, fix = _CODES[ExitCode(end.code)]
         cause = f"{pod.title} (pod {pod.name}) left with exit code {end.code} and said nothing more"
         return Finding(code, severity, cause, fix, (f"{pod.name}: exit code {end.code}",), pod.node)
-    if end.reason in ("StartError", "ContainerCannotRun") or pod.reason in ("Evicted", "NodeLost", "NodeShutdown"):
+    if end.reason in START_ENDINGS or pod.reason in ("Evicted", "NodeLost", "NodeShutdown"):
         return None
     disrupted = pod.conditions.get("DisruptionTarget")
-    if (disrupted is not None and disrupted.status == "True") or is_config(end.message or case.log_of(pod)):
+    if (disrupted is not None and disrupted.status == "True") or is_config(end.message or joined.log_of(pod)):
         return None
     return _crash(pod, end, said, severity)
 
 
-def _said(case: Case, pod: Pod, end: Ended) -> SaidError:
+def _said(joined: JoinedEvidence, pod: Pod, end: Ended) -> SaidError:
     """The error in its own words: the termination message, else its tail of the log, else the log."""
     if end.words is not None:
         return SaidError(end.words.sentence, end.words.hint)
-    return last_error(end.message) or last_error(case.log_of(pod)) or SaidError("")
+    return last_error(end.message) or last_error(joined.log_of(pod)) or SaidError("")
 
 
 def _ours(code: ExitCode, pod: Pod, end: Ended, said: SaidError, severity: Severity) -> Finding:
@@ -132,9 +134,9 @@ def _ours(code: ExitCode, pod: Pod, end: Ended, said: SaidError, severity: Sever
     )
 
 
-def _stopped(case: Case, pod: Pod, end: Ended) -> Finding | None:
+def _stopped(joined: JoinedEvidence, pod: Pod, end: Ended) -> Finding | None:
     """Saved and left. Its new pod continues; only where there is none, somebody must submit again."""
-    if case.finished is None and not case.is_suspended and case.trainer:
+    if joined.finished is None and not joined.is_suspended and joined.trainer:
         return None
     step = end.words.checkpoint if end.words is not None else None
     saved = f" and saved at step {step}" if step is not None else ""
@@ -164,18 +166,18 @@ def _crash(pod: Pod, end: Ended, said: SaidError, severity: Severity) -> Finding
     )
 
 
-def _from_outcome(case: Case) -> Iterator[Finding]:
+def _from_outcome(joined: JoinedEvidence) -> Iterator[Finding]:
     """A StatefulSet's pods are gone when it has ended; node 0 noted how."""
-    words = case.outcome
-    if words is None or words.outcome == "done" or any(pod.endings for pod in case.pods):
+    words = joined.outcome
+    if words is None or words.outcome == "done" or any(pod.endings for pod in joined.pods):
         return
     code = words.exit_code
-    if case.finished == "stopped":
+    if joined.finished == "stopped":
         saved = f" and saved at step {words.checkpoint}" if words.checkpoint is not None else ""
         yield Finding("stopped", "info", f"the run was stopped{saved}", "submit it again to continue from there")
     elif code in _CODES:
         end = Ended(code, "", None, None, None, "", words)
-        pod = next(iter(case.current.values()), None)
+        pod = next(iter(joined.current.values()), None)
         said = SaidError(words.sentence, words.hint)
         slug, fix = _CODES[ExitCode(code)]
         if pod is not None:
@@ -184,9 +186,9 @@ def _from_outcome(case: Case) -> Iterator[Finding]:
             yield Finding(slug, "failed", f"the run failed: {said.text}", said.hint or fix, (said.text,))
 
 
-def _crash_loops(case: Case) -> Iterator[Finding]:
+def _crash_loops(joined: JoinedEvidence) -> Iterator[Finding]:
     """Only where nothing is known of why."""
-    for pod in case.newest:
+    for pod in joined.newest:
         if pod.waiting == "CrashLoopBackOff":
             yield Finding(
                 "crash-loop",
@@ -197,7 +199,7 @@ def _crash_loops(case: Case) -> Iterator[Finding]:
                 (pod.waiting_message,),
                 pod.node,
             )
-        elif pod.waiting in CONFIG_REASONS and not pod.waiting_message:
+        elif pod.waiting in START_REASONS and not pod.waiting_message:
             yield Finding(
                 "container-config",
                 "broken",

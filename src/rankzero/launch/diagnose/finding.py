@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from rankzero.launch.printable import printable
+from rankzero.wording import listed
+
 Severity = Literal["waiting", "broken", "failed", "info"]
 """waiting: passes by itself, perhaps. broken: stays so until something is changed. failed: ended a pod or the run.
 info: good to know; nothing is wrong now."""
@@ -66,7 +69,8 @@ class Finding:
 
 
 def redact(words: str) -> str:
-    """Hide whatever looks like a token, key or password."""
+    """Hide whatever looks like a token, key or password, and leave out what would drive a terminal."""
+    words = printable(words)
     for pattern in _SECRETS:
         words = pattern.sub(rf"\g<1>{_HIDDEN}" if pattern.groups else _HIDDEN, words)
     return words
@@ -92,16 +96,10 @@ def _short(words: str, longest: int) -> str:
     return f"{words[:head]} … {words[len(words) - (longest - head - 3) :]}"
 
 
-def listed(names: Iterable[str], most: int = 6) -> str:
-    """`a, b and 3 more`."""
-    every = list(dict.fromkeys(names))
-    shown = ", ".join(every[:most])
-    return f"{shown} and {len(every) - most} more" if len(every) > most else shown
-
-
-def counted(count: int, one: str, several: str | None = None) -> str:
-    """`1 pod` or `3 pods`."""
-    return f"{count} {one if count == 1 else several or one + 's'}"
+def hosts_named(names: Iterable[str], most: int = 4) -> str:
+    """`node a`, or `nodes a, b`."""
+    every = list(dict.fromkeys(name or "?" for name in names))
+    return f"{'node' if len(every) == 1 else 'nodes'} {listed(every, most)}"
 
 
 def span(seconds: float) -> str:

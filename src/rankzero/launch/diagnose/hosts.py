@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rankzero.launch.loose import amount, at, maps, text, words
 from rankzero.launch.pods import Pod, conditions_of
+from rankzero.launch.untyped_json import amount, at, maps, text, words
 
-_OWN_TAINTS = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
+_SYSTEM = re.compile(r"node-role\.kubernetes\.io/|CriticalAddonsOnly|components\.gke\.io/|virtual-kubelet\.io/")
+"""Taints of nodes that are for the cluster's own services."""
+_PASSING = re.compile(
+    r"(?i)^(?:node\.kubernetes\.io/|node\.cloudprovider|karpenter\.sh/(?:unregistered|disrupt)|ToBeDeleted|DeletionCandidate"
+    r"|\S*agent-not-ready|\S*startup)"
+)
+"""Taints of nodes that are just coming, going or sick: not for runs to tolerate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +31,14 @@ class Host:
     ready: bool
 
     @property
-    def is_control_plane(self) -> bool:
-        """Not meant for anybody's pods."""
-        return any(text(taint, "key") in _OWN_TAINTS for taint in self.taints)
+    def takes_pods(self) -> bool:
+        """Whether it is open for new pods now."""
+        return self.ready and not self.cordoned and not any(is_passing(text(taint, "key")) for taint in self.taints)
+
+    @property
+    def is_system(self) -> bool:
+        """Whether it is for the cluster's own services, and for nobody's pods."""
+        return any(is_system(text(taint, "key")) for taint in self.taints)
 
 
 def hosts_of(manifests: Sequence[Mapping[str, Any]]) -> list[Host]:
@@ -53,14 +65,24 @@ def misses(host: Host, selector: Mapping[str, str]) -> bool:
 
 
 def untolerated(host: Host, pod: Pod) -> list[str]:
-    """Taints that keep the pod off, as `key=value:effect`."""
+    """Taints that keep the pod off as long as nobody changes them, as `key=value:effect`."""
     found = []
     for taint in host.taints:
-        if text(taint, "effect") in ("NoSchedule", "NoExecute") and not any(
-            _tolerates(t, taint) for t in pod.tolerations
-        ):
+        if text(taint, "effect") not in ("NoSchedule", "NoExecute") or is_passing(text(taint, "key")):
+            continue
+        if not any(_tolerates(t, taint) for t in pod.tolerations):
             found.append(taint_text(taint))
     return found
+
+
+def is_system(taint: str) -> bool:
+    """Whether a taint keeps nodes for the cluster's own services."""
+    return _SYSTEM.match(taint) is not None
+
+
+def is_passing(taint: str) -> bool:
+    """Whether a taint only says that a node is coming, going or sick."""
+    return _PASSING.match(taint) is not None
 
 
 def taint_text(taint: Mapping[str, Any]) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from rankzero.launch.case import Case
-from rankzero.launch.diagnose.finding import Finding, counted, span
-from rankzero.launch.loose import seconds_between
+from rankzero.launch.diagnose.finding import Finding, span
+from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.pods import Pod
+from rankzero.launch.untyped_json import seconds_between
+from rankzero.wording import counted
 
 REASONS = (
     "ErrImagePull",
@@ -21,11 +22,14 @@ REASONS = (
 SLOW_SECONDS = 300
 _AUTH = re.compile(
     r"(?i)\b401\b|\b403\b|unauthorized|authentication required|pull access denied|insufficient_scope|no basic auth"
-    r"|denied:"
+    r"|denied:|access denied|authorization failed|failed to authorize"
 )
 _RATE = re.compile(r"(?i)\b429\b|toomanyrequests|rate limit")
 _NOT_FOUND = re.compile(r"(?i)manifest unknown|NotFound|: not found|\b404\b|name unknown")
-_PLATFORM = re.compile(r"no match for platform in manifest|exec format error|no matching manifest for")
+_PLATFORM = re.compile(
+    r"no match for platform in manifest|(?i:exec format error)|no matching manifest for"
+    r"|no image found in .*for architecture"
+)
 _NAME = re.compile(r"(?i)invalid reference format|couldn't parse image|InvalidImageName")
 _DNS = re.compile(r"lookup (?P<host>[\w.-]+)(?: on \S+)?: (?P<why>no such host|\w[^:\"]*)")
 _TLS = re.compile(r"x509: [^\"]+|server gave HTTP response to HTTPS client")
@@ -33,24 +37,30 @@ _DISK = re.compile(r"no space left on device")
 _UNREACHABLE = re.compile(
     r"(?i)i/o timeout|connection refused|connection reset|handshake timeout|deadline ?exceeded|network is unreachable"
 )
+_OPERATORS_INIT = "init-pytorch"
+"""What the training operator puts before every worker of a PyTorchJob; it waits for the master's name."""
+_OPERATORS_FIX = (
+    "have the training operator started with --pytorch-init-container-image set to an image that the nodes can pull, or"
+    " set kind: job (or jobset) in cluster.yaml, which needs no init container"
+)
 _PULL_SECRET = re.compile(r"Unable to retrieve some image pull secrets \((?P<names>[^)]*)\)")
 
 
-def find(case: Case) -> Iterator[Finding]:
+def find(joined: JoinedEvidence) -> Iterator[Finding]:
     """One finding per image and reason, with its pods counted; then pulls that take long."""
     failing: dict[str, list[Pod]] = {}
     slow: list[tuple[Pod, float]] = []
-    for pod in case.newest:
+    for pod in joined.newest:
         if pod.is_running or pod.is_over:
             continue
-        if pod.waiting in REASONS or _failed_pull(case, pod):
+        if pod.waiting in REASONS or _failed_pull(joined, pod):
             failing.setdefault(pod.image, []).append(pod)
         else:
-            seconds = _pulling(case, pod)
+            seconds = _pulling(joined, pod)
             if seconds is not None and seconds >= SLOW_SECONDS:
                 slow.append((pod, seconds))
     for image, pods in failing.items():
-        yield _failed(case, image, pods)
+        yield _failed(joined, image, pods)
     if slow:
         pod, seconds = max(slow, key=lambda one: one[1])
         yield Finding(
@@ -64,32 +74,37 @@ def find(case: Case) -> Iterator[Finding]:
         )
 
 
-def _failed_pull(case: Case, pod: Pod) -> bool:
+def _failed_pull(joined: JoinedEvidence, pod: Pod) -> bool:
     if pod.waiting not in ("", "ContainerCreating", "PodInitializing") or not pod.host:
         return False
-    newest = next((e for e in reversed(case.events_of(pod)) if e.reason in ("Failed", "Pulled", "Started")), None)
+    newest = next((e for e in reversed(joined.events_of(pod)) if e.reason in ("Failed", "Pulled", "Started")), None)
     return newest is not None and newest.reason == "Failed" and newest.message.startswith("Failed to pull image")
 
 
-def _pulling(case: Case, pod: Pod) -> float | None:
+def _pulling(joined: JoinedEvidence, pod: Pod) -> float | None:
     """How long an image has been on its way."""
-    for event in reversed(case.events_of(pod)):
+    for event in reversed(joined.events_of(pod)):
         if event.reason in ("Pulled", "Created", "Started", "Failed"):
             return None
         if event.reason == "Pulling":
-            return seconds_between(event.at, case.now)
+            return seconds_between(event.at, joined.now)
     return None
 
 
-def _failed(case: Case, image: str, pods: list[Pod]) -> Finding:
+def _failed(joined: JoinedEvidence, image: str, pods: list[Pod]) -> Finding:
     pod = pods[0]
     lines = [
         pod.waiting_message,
-        *(event.message for event in reversed(case.events_of(pod)) if event.reason == "Failed"),
+        *(event.message for event in reversed(joined.events_of(pod)) if event.reason == "Failed"),
     ]
     told = max((line for line in lines if line), key=_says, default="")
     code, cause, fix = _classify(told, image, pod)
-    secret = next((m for e in case.events_of(pod) if (m := _PULL_SECRET.search(e.message))), None)
+    if pod.init:
+        cause = f"{pod.title}, which is not rankzero's, cannot start: {cause}"
+        fix = f"correct the image of {pod.init} in pod_patch of cluster.yaml, or where the cluster adds it to pods"
+    if pod.init == _OPERATORS_INIT:
+        code, fix = "operator-init", _OPERATORS_FIX
+    secret = next((m for e in joined.events_of(pod) if (m := _PULL_SECRET.search(e.message))), None)
     if secret is not None and code in ("image-auth", "image-not-found"):
         cause += f"; pull secret {secret['names']} does not exist in the namespace"
         fix = f"make it with `kubectl create secret docker-registry {secret['names']} …`, or correct image_pull_secrets"
@@ -104,7 +119,8 @@ def _says(line: str) -> int:
 
 def _classify(told: str, image: str, pod: Pod) -> tuple[str, str, str]:
     """Code, cause and fix. A registry hides what one may not see, so some words mean either."""
-    host = image.split("/")[0] if "." in image.split("/")[0] else "docker.io"
+    first, _, rest = image.partition("/")
+    host = first if rest and "." in first else "docker.io"
     if pod.waiting == "ErrImageNeverPull" or "not present with pull policy of Never" in told:
         fix = "load the image on the nodes, or set image_pull_policy: IfNotPresent in cluster.yaml"
         return "image-never-pulled", f"image {image} is not on node {pod.host} and image_pull_policy is Never", fix

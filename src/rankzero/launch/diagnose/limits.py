@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rankzero.errors import ExitCode
-from rankzero.launch.case import Case
 from rankzero.launch.diagnose.finding import Finding, span
-from rankzero.launch.loose import at, text, whole
+from rankzero.launch.joined import JoinedEvidence
+from rankzero.launch.kinds import kind_of
+from rankzero.launch.untyped_json import text, whole
 
 _MATCHED = re.compile(
     r"Container (?P<container>\S+) for pod (?:\S+/)?(?P<pod>\S+) failed with exit code (?P<code>\d+) matching"
@@ -17,20 +19,22 @@ _BACKOFF = re.compile(r"(?i)backoff ?limit|max number of restarts|maxRestarts")
 _DEADLINE = re.compile(r"(?i)deadline|active longer")
 
 
-def find(case: Case) -> Iterator[Finding]:
+def find(joined: JoinedEvidence) -> Iterator[Finding]:
     """The condition that the run failed with; and a run of which nothing is left."""
-    if not case.trainer and not case.pods and not case.prepare_pods:
-        yield from _gone(case)
+    if not joined.trainer and not joined.pods and not joined.prepare_pods:
+        yield from _gone(joined)
         return
-    failure = case.failure
-    if failure is None:
+    for failed, condition in joined.failures:
+        if _DEADLINE.search(f"{condition.reason} {condition.message}"):
+            yield _deadline(joined, failed, f"{text(failed, 'kind')} Failed ({condition.reason}): {condition.message}")
+            return
+    if not joined.failures:
         return
-    line = f"{text(case.trainer, 'kind')} Failed ({failure.reason}): {failure.message}"
+    failure = joined.failures[0][1]
+    line = f"{text(joined.trainer, 'kind')} Failed ({failure.reason}): {failure.message}"
     said = f"{failure.reason} {failure.message}"
-    if _DEADLINE.search(said):
-        yield _deadline(case, line)
-    elif _BACKOFF.search(said):
-        allowed = _allowed(case)
+    if _BACKOFF.search(said):
+        allowed = _allowed(joined)
         yield Finding(
             "limit-restarts",
             "failed",
@@ -56,7 +60,7 @@ def find(case: Case) -> Iterator[Finding]:
         yield Finding(
             "limit-failed",
             "failed",
-            f"{text(case.trainer, 'kind') or 'the run'} has failed ({failure.reason}): {failure.message}",
+            f"{text(joined.trainer, 'kind') or 'the run'} has failed ({failure.reason}): {failure.message}",
             "`rankzero logs` shows the last lines of every node; submit again to continue from the last checkpoint",
             (line,),
         )
@@ -70,9 +74,10 @@ _MEANING = {
 }
 
 
-def _deadline(case: Case, line: str) -> Finding:
-    spec = at(case.trainer, "spec")
-    seconds = whole(spec, "activeDeadlineSeconds") or whole(spec, "runPolicy", "activeDeadlineSeconds")
+def _deadline(joined: JoinedEvidence, failed: Mapping[str, Any], line: str) -> Finding:
+    """`failed` is the object that had the time limit: a JobSet leaves it to its Jobs."""
+    limits = [(one, kind.time_limit) for one in (joined.trainer, failed) if (kind := kind_of(one)) is not None]
+    seconds = next((found for one, path in limits if path and (found := whole(one, *path))), None)
     limit = f" of {span(seconds)}" if seconds else ""
     return Finding(
         "limit-deadline",
@@ -93,24 +98,20 @@ def _used_up(allowed: int | None) -> str:
     return f"all {'' if allowed is None else f'{allowed} '}restarts that max_restarts allows are used up"
 
 
-def _allowed(case: Case) -> int | None:
-    spec = at(case.trainer, "spec")
-    for path in (("backoffLimit",), ("failurePolicy", "maxRestarts"), ("runPolicy", "backoffLimit")):
-        found = whole(spec, *path)
-        if found is not None:
-            return found
-    return None
+def _allowed(joined: JoinedEvidence) -> int | None:
+    kind = joined.trained_by
+    return whole(joined.trainer, *kind.restarts_allowed) if kind is not None and kind.restarts_allowed else None
 
 
-def _gone(case: Case) -> Iterator[Finding]:
+def _gone(joined: JoinedEvidence) -> Iterator[Finding]:
     """Nothing of it is in the cluster, though events may be."""
-    ended = next((e for (_, name), events in case.events.items() if name == case.run for e in events), None)
+    ended = next((e for (_, name), events in joined.events.items() if name == joined.run for e in events), None)
     if ended is None:
         return
     yield Finding(
         "removed",
         "info",
-        f"run {case.run} is no longer in the cluster: it was deleted, or removed after ttl_seconds_after_finished",
+        f"run {joined.run} is no longer in the cluster: it was deleted, or removed after ttl_seconds_after_finished",
         "its results are in its run directory; submit again to continue or to see that it is finished",
         (f"{ended.reason}: {ended.message}",),
     )

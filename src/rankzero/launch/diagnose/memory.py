@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterator
 from datetime import timedelta
 
-from rankzero.launch.case import Case
-from rankzero.launch.diagnose.finding import Finding, Severity, counted
+from rankzero.launch.diagnose.finding import Finding, Severity
 from rankzero.launch.diagnose.hosts import readable
+from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.log_lines import find_line
-from rankzero.launch.loose import amount
 from rankzero.launch.pods import Ended, Pod
+from rankzero.launch.untyped_json import amount
+from rankzero.wording import counted
 
 SIGKILL_CODE, SIGBUS_CODE = 137, 135
 _OWN_AFFAIR = (0, 2, 65, 75, 77, 78)
@@ -25,7 +26,8 @@ _SHM = re.compile(
 _SHM_VOLUME = re.compile(r'Usage of EmptyDir volume "(?P<name>[^"]*shm[^"]*)" exceeds the limit "(?P<limit>[^"]+)"')
 _CUDA = re.compile(
     r"(?:CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUDA error: out of memory|HIP out of memory"
-    r"|CUBLAS_STATUS_ALLOC_FAILED|error: [^:]*(?:GPU|NVIDIA|cuda)[^:]*: out of memory)"
+    r"|CUBLAS_STATUS_ALLOC_FAILED|Cuda failure (?:\d+ )?'out of memory'"
+    r"|error: [^:]*(?:GPU|NVIDIA|cuda)[^:]*: out of memory)"
 )
 _KILLED = re.compile(r"process (?P<process>\d+) was killed by SIGKILL")
 _GPU_NAME = re.compile(r"(?i)gpu|nvidia|cuda|amd|gib|gb")
@@ -33,12 +35,12 @@ _NODE_LOW = re.compile(r"node was low on resource: memory")
 _NEAR = timedelta(minutes=2)
 
 
-def find(case: Case) -> Iterator[Finding]:
+def find(joined: JoinedEvidence) -> Iterator[Finding]:
     """Endings of pods, the newest attempts first; several pods of one cause make one finding."""
     found: dict[tuple[str, bool], tuple[Finding, int]] = {}
-    for pod in reversed(case.all_pods):
-        past = case.is_past(pod)
-        finding = _of_pod(case, pod, past)
+    for pod in reversed(joined.all_pods):
+        past = joined.is_past(pod)
+        finding = _of_pod(joined, pod, past)
         if finding is not None:
             first, count = found.get((finding.code, past), (finding, 0))
             found[finding.code, past] = (finding if finding.node == 0 else first, count + 1)
@@ -47,12 +49,12 @@ def find(case: Case) -> Iterator[Finding]:
         yield Finding(finding.code, finding.severity, finding.cause + more, finding.fix, finding.evidence, finding.node)
 
 
-def explains(case: Case, pod: Pod, end: Ended) -> bool:
+def explains(joined: JoinedEvidence, pod: Pod, end: Ended) -> bool:
     """Whether an ending is a matter of this module."""
-    return _of_end(case, pod, end, "info") is not None
+    return _of_end(joined, pod, end, "info") is not None
 
 
-def _of_pod(case: Case, pod: Pod, past: bool) -> Finding | None:
+def _of_pod(joined: JoinedEvidence, pod: Pod, past: bool) -> Finding | None:
     if pod.phase == "Succeeded":
         return None
     severity: Severity = "info" if past else "failed"
@@ -63,17 +65,17 @@ def _of_pod(case: Case, pod: Pod, past: bool) -> Finding | None:
         return _node(pod, severity, pod.message)
     for end in pod.endings:
         started_again = end is pod.before and pod.is_running
-        finding = _of_end(case, pod, end, "info" if started_again else severity)
+        finding = _of_end(joined, pod, end, "info" if started_again else severity)
         if finding is not None:
             return finding
     return None
 
 
-def _of_end(case: Case, pod: Pod, end: Ended, severity: Severity) -> Finding | None:
+def _of_end(joined: JoinedEvidence, pod: Pod, end: Ended, severity: Severity) -> Finding | None:
     said = end.words.sentence if end.words is not None else end.message
     if end.code in _OWN_AFFAIR:
         return None
-    log = case.trouble_of(pod)
+    log = joined.trouble_of(pod)
     if end.reason == "OOMKilled":
         return _limit(pod, severity, f"{pod.name}: OOMKilled, exit code {end.code}")
     line = find_line(said, _SHM) or find_line(log, _SHM)
@@ -84,7 +86,7 @@ def _of_end(case: Case, pod: Pod, end: Ended, severity: Severity) -> Finding | N
     if line is not None or ours:
         return _cuda(pod, end, severity, line or said.strip())
     if end.code == SIGKILL_CODE and not pod.conditions.get("DisruptionTarget"):
-        return _killed(case, pod, end, severity)
+        return _killed(joined, pod, end, severity)
     killed = _KILLED.search(said)
     if killed is not None:
         return _child(pod, killed["process"], severity, said.strip())
@@ -154,9 +156,9 @@ def _cuda(pod: Pod, end: Ended, severity: Severity, line: str) -> Finding:
     )
 
 
-def _killed(case: Case, pod: Pod, end: Ended, severity: Severity) -> Finding | None:
+def _killed(joined: JoinedEvidence, pod: Pod, end: Ended, severity: Severity) -> Finding | None:
     """SIGKILL without a word: the node's own out-of-memory killer, or the end of the grace period."""
-    for event in reversed(case.events.get(("Node", pod.host), ())):
+    for event in reversed(joined.events.get(("Node", pod.host), ())):
         if event.reason in ("SystemOOM", "OOMKilling") and (
             end.finished is None or abs(event.at - end.finished) <= _NEAR
         ):

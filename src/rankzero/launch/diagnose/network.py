@@ -7,10 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rankzero.errors import ExitCode
-from rankzero.launch.case import Case
-from rankzero.launch.diagnose.finding import Finding, Severity, counted, listed
+from rankzero.launch.diagnose.finding import Finding, Severity
+from rankzero.launch.diagnose.signs import explains as is_sign
+from rankzero.launch.diagnose.signs import leaves_open
+from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.log_lines import find_line
+from rankzero.launch.node.settings import CONTROL_PORT, MASTER_PORT
 from rankzero.launch.pods import Ended, Pod
+from rankzero.wording import counted, listed
 
 _TIMEOUT = re.compile(
     r"Watchdog caught collective operation timeout: \w+\((?P<facts>[^\n]*?)\)"
@@ -21,6 +25,8 @@ _NCCL = re.compile(
     r"NCCL error|ncclSystemError|ncclRemoteError|ncclInternalError|ncclUnhandledCudaError|ncclInvalidUsage"
     r"|NCCL WARN (?!.*(?:NET/Plugin|MNNVL))|NCCL communicator was aborted|Some NCCL operations have failed or timed out"
 )
+_LAST_ERROR = re.compile(r"Last error:\s*(?P<line>[^\n]+)")
+"""What NCCL itself says, behind what PyTorch says of it."""
 _DNS = re.compile(
     r"(?i)(?:name or service not known|temporary failure in name resolution|could not resolve|nodename nor servname"
     r"|getaddrinfo failed|name does not resolve|cannot be resolved|no such host|does not resolve)"
@@ -38,7 +44,7 @@ _LOST = re.compile(
     r"|Connect(?:ion)? (?:timeout|timed out)"
 )
 _HOST = re.compile(
-    r"(?:host=|hostname |resolve (?:host(?:name)?:? )?|lookup "
+    r"(?:host=|https?://|hostname |resolve (?:host(?:name)?:? )?|lookup "
     r"|the name )['\"]?(?P<named>[a-z0-9][a-z0-9-]*(?:\.[a-z0-9-]+)*)"
     r"|(?P<pod>\b[a-z0-9][a-z0-9-]*-\d+\.[a-z0-9][\w.-]*)"
 )
@@ -51,43 +57,45 @@ class _Sign:
     match: re.Match[str]
 
 
-def explains(case: Case, pod: Pod, end: Ended) -> bool:
+def explains(joined: JoinedEvidence, pod: Pod, end: Ended) -> bool:
     """Whether an ending is a matter of this module."""
-    return _sign(case, pod, end) is not None
+    return _sign(joined, pod, end) is not None
 
 
-def find(case: Case) -> Iterator[Finding]:
+def find(joined: JoinedEvidence) -> Iterator[Finding]:
     """One finding of each kind: all ranks of a run see the same trouble."""
     found: dict[tuple[str, bool], list[tuple[Pod, _Sign]]] = {}
-    for pod in reversed(case.all_pods):
+    for pod in reversed(joined.all_pods):
         if pod.phase == "Succeeded":
             continue
         for end in pod.endings:
-            sign = _sign(case, pod, end)
+            sign = _sign(joined, pod, end)
             if sign is not None:
-                past = case.is_past(pod) or (end is pod.before and pod.is_running)
+                past = joined.is_past(pod) or (end is pod.before and pod.is_running)
                 found.setdefault((sign.code, past), []).append((pod, sign))
                 break
     for (code, past), several in found.items():
         several.sort(key=lambda one: one[0].node)
-        yield _MAKERS[code](case, several, "info" if past else "failed")
+        yield _MAKERS[code](joined, several, "info" if past else "failed")
 
 
-def _sign(case: Case, pod: Pod, end: Ended) -> _Sign | None:
+def _sign(joined: JoinedEvidence, pod: Pod, end: Ended) -> _Sign | None:
     """Our own words are believed first; a log's line only where the ending itself says nothing better."""
-    if end.code in (0, 2, 65, 75, 77, 78) or end.reason == "OOMKilled":
+    if end.code in (0, 2, 65, 75, 77, 78) or end.reason == "OOMKilled" or is_sign(joined, pod, end):
         return None
     said = end.words.sentence if end.words is not None else end.message
     texts = [said]
-    if end.words is None or end.code in (69, 70):
-        texts.append(case.trouble_of(pod) if end is pod.endings[0] else "")
+    if leaves_open(end):
+        texts.append(joined.trouble_of(pod) if end is pod.endings[0] else "")
     for text in texts:
         for code, pattern in _PATTERNS:
             if code == "connection-lost" and end.code == ExitCode.SERVICE:
                 continue  # a service, not a peer
             match = pattern.search(text)
             if match is not None:
-                return _Sign(code, find_line(text, pattern) or match[0], match)
+                last = _LAST_ERROR.search(text, match.start()) if code == "nccl-error" else None
+                line = last["line"].strip() if last is not None else find_line(text, pattern)
+                return _Sign(code, line or match[0], match)
     return None
 
 
@@ -100,13 +108,13 @@ _PATTERNS = (
 )
 
 
-def _timeout(case: Case, several: list[tuple[Pod, _Sign]], severity: Severity) -> Finding:
+def _timeout(joined: JoinedEvidence, several: list[tuple[Pod, _Sign]], severity: Severity) -> Finding:
     pod, sign = several[0]
     facts = dict(part.strip().partition("=")[::2] for part in sign.match["facts"].split(",") if "=" in part)
     operation = facts.get("OpType", "a collective operation")
     after = f" after {int(sign.match['ms'][:12]) // 1000} s" if sign.match["ms"] else ""
     reported = {one.node for one, _ in several}
-    absent = [node for node, one in case.current.items() if node not in reported and not one.is_over]
+    absent = [node for node, one in joined.current.items() if node not in reported and not one.is_over]
     missing = (
         f"; node {listed(map(str, absent))} did not report it, so look there" if absent and len(several) > 0 else ""
     )
@@ -115,17 +123,26 @@ def _timeout(case: Case, several: list[tuple[Pod, _Sign]], severity: Severity) -
         severity,
         f"{operation} (sequence number {facts.get('SeqNum', '?')}) of {_who(several)} got no answer{after}{missing}",
         f"`rankzero logs{f' --node {absent[0]}' if absent else ''}` shows the silent rank; if all wait, set env:"
-        " {NCCL_DEBUG: INFO} and env.NCCL_SOCKET_IFNAME in cluster.yaml",
+        " {NCCL_DEBUG: INFO} in cluster.yaml to see which network NCCL takes (NCCL_SOCKET_IFNAME only for one that pods"
+        " have)",
         (sign.line,),
         absent[0] if absent else pod.node,
     )
 
 
-def _nccl(case: Case, several: list[tuple[Pod, _Sign]], severity: Severity) -> Finding:
+def _nccl(joined: JoinedEvidence, several: list[tuple[Pod, _Sign]], severity: Severity) -> Finding:
     pod, sign = several[0]
     remote = "ncclRemoteError" in sign.line
-    fix = "set env: {NCCL_DEBUG: INFO, NCCL_SOCKET_IFNAME: eth0} in cluster.yaml to see and choose the network"
-    if re.search(r"(?i)\bib\b|ibv_|mlx5|NET/IB|infiniband|rdma", sign.line):
+    fix = (
+        "set env: {NCCL_DEBUG: INFO} in cluster.yaml to see which network NCCL takes, and that network policies and"
+        " meshes pass all ports between the pods"
+    )
+    if "NET/OFI" in sign.line:
+        fix = (
+            "set resources.rdma: vpc.amazonaws.com/efa in cluster.yaml, so that pods get the EFA device, and see that"
+            " the security group passes all traffic within itself"
+        )
+    elif re.search(r"(?i)\bib\b|ibv_|mlx5|NET/IB|infiniband|rdma", sign.line):
         fix = (
             "set resources.rdma in cluster.yaml to the site's device (rdma/ib …), or env: {NCCL_IB_DISABLE: '1'}"
             " to do without"
@@ -135,13 +152,13 @@ def _nccl(case: Case, several: list[tuple[Pod, _Sign]], severity: Severity) -> F
     return Finding("nccl-error", severity, f"NCCL failed on {_who(several)}: {sign.line}", fix, (sign.line,), pod.node)
 
 
-def _dns(case: Case, several: list[tuple[Pod, _Sign]], severity: Severity) -> Finding:
+def _dns(joined: JoinedEvidence, several: list[tuple[Pod, _Sign]], severity: Severity) -> Finding:
     pod, sign = several[0]
     host = _HOST.search(sign.line)
     name = (host["named"] or host["pod"]) if host else "a name"
-    own = name.startswith(case.run)
+    own = name.startswith(joined.run)
     fix = (
-        f"`kubectl get endpoints {case.run}`: the headless Service must list the pods; if it does, the cluster's"
+        f"`kubectl get endpoints {joined.run}`: the headless Service must list the pods; if it does, the cluster's"
         " DNS is at fault"
         if own
         else "see that pods may reach the network (proxy in env of cluster.yaml), or set HF_HUB_OFFLINE and local paths"
@@ -149,24 +166,24 @@ def _dns(case: Case, several: list[tuple[Pod, _Sign]], severity: Severity) -> Fi
     return Finding("dns", severity, f"{_who(several)} cannot resolve {name}", fix, (sign.line,), pod.node)
 
 
-def _join(case: Case, several: list[tuple[Pod, _Sign]], severity: Severity) -> Finding:
+def _join(joined: JoinedEvidence, several: list[tuple[Pod, _Sign]], severity: Severity) -> Finding:
     pod, sign = several[0]
     groups = sign.match.groupdict()
-    joined = f" ({groups['joined']} of {groups['all']} came)" if groups.get("joined") else ""
-    absent = [p for p in case.current.values() if not p.is_running and not p.is_over]
+    came = f" ({groups['joined']} of {groups['all']} came)" if groups.get("joined") else ""
+    absent = [p for p in joined.current.values() if not p.is_running and not p.is_over]
     missing = f"; not running: {listed(p.name for p in absent)}" if absent else ""
     return Finding(
         "rendezvous-timeout",
         severity,
-        f"{_who(several)} waited for the other nodes in vain{joined}{missing}: {sign.line}",
+        f"{_who(several)} waited for the other nodes in vain{came}{missing}: {sign.line}",
         "see why they started late (`rankzero status`), set rendezvous_timeout_seconds higher, and let network policies"
-        " and meshes pass ports 29400 and 29500 between the pods",
+        f" and meshes pass ports {CONTROL_PORT} and {MASTER_PORT} between the pods",
         (sign.line,),
         pod.node,
     )
 
 
-def _lost(case: Case, several: list[tuple[Pod, _Sign]], severity: Severity) -> Finding:
+def _lost(joined: JoinedEvidence, several: list[tuple[Pod, _Sign]], severity: Severity) -> Finding:
     pod, sign = several[0]
     return Finding(
         "connection-lost",

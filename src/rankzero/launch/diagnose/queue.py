@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterator
 from datetime import datetime
 
-from rankzero.launch.case import Case
 from rankzero.launch.diagnose.api import field_of
 from rankzero.launch.diagnose.finding import Finding, span
-from rankzero.launch.loose import at, maps, moment, seconds_between, text
+from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.pods import Condition, conditions_of
+from rankzero.launch.untyped_json import at, maps, moment, seconds_between, text, whole
+from rankzero.wording import listed
 
 _MISSING = re.compile(r"(?P<kind>LocalQueue|ClusterQueue) (?P<name>\S+) doesn't exist")
 _INACTIVE = re.compile(r"(?P<kind>LocalQueue|ClusterQueue) (?P<name>\S+) is (?P<why>inactive|stopped)")
@@ -21,39 +22,51 @@ _UNUSED = re.compile(
 _NEVER = re.compile(
     r"insufficient quota for (?P<resource>\S+) in flavor (?P<flavor>[^,\s]+)[^()]*\((?P<asked>\S+) > (?P<most>\S+?)\)"
 )
+_UNCOVERED = re.compile(r"resource (?P<resource>\S+) unavailable in ClusterQueue")
+_FLAVOR_TAINT = re.compile(
+    r"untolerated taint \{?(?P<key>[^\s{}=:]+)[ =]?(?P<value>[^\s{}:]*?)[ :]+(?P<effect>NoSchedule|NoExecute)[^{}]*?\}?"
+    r" in flavor (?P<flavor>[^,\s]+)"
+)
+_FLAVOR_LABELS = re.compile(r"flavor (?P<flavor>\S+) doesn't match node affinity")
 _TOPOLOGY = re.compile(
     r"topology \"?(?P<name>[\w.-]+)\"? (?:doesn't allow to fit any of (?P<all>\d+)"
     r"|allows to fit only (?P<fit>\d+) out of (?P<of>\d+))"
 )
+_OVERTIME = re.compile(r"MaximumExecutionTime|maximum execution time")
 _PATIENCE_SECONDS = 120
 
 
-def find(case: Case) -> Iterator[Finding]:
+def find(joined: JoinedEvidence) -> Iterator[Finding]:
     """One finding at most: a run that is admitted has none."""
-    if case.finished is not None or any(pod.is_running for pod in case.current.values()):
+    if joined.finished is not None or any(pod.is_running for pod in joined.current.values()):
         return
-    if case.workload:
-        yield from _from_workload(case)
+    if joined.workload:
+        yield from _from_workload(joined)
     elif (
-        case.queue and case.is_suspended and not any(r.verb.startswith("list workloads") for r in case.evidence.refused)
+        joined.queue
+        and joined.is_suspended
+        and not any(r.verb.startswith("list workloads") for r in joined.evidence.refused)
     ):
-        waited = seconds_between(case.created, case.now) or 0
+        waited = seconds_between(joined.created, joined.now) or 0
         if waited > _PATIENCE_SECONDS:
             yield Finding(
                 "queue-ignored",
                 "broken",
-                f"the run has waited {span(waited)} for queue {case.queue}, and Kueue has not taken note of it",
+                f"the run has waited {span(waited)} for queue {joined.queue}, and Kueue has not taken note of it",
                 "see that Kueue runs and handles this kind (`kubectl get pods -n kueue-system`), or set kind: job",
             )
 
 
-def _from_workload(case: Case) -> Iterator[Finding]:
-    conditions = conditions_of(case.workload)
+def _from_workload(joined: JoinedEvidence) -> Iterator[Finding]:
+    conditions = conditions_of(joined.workload)
     finished, admitted = conditions.get("Finished"), conditions.get("Admitted")
     if finished is not None and finished.status == "True":
         return
-    if at(case.workload, "spec").get("active") is False:
+    if at(joined.workload, "spec").get("active") is False:
         evicted = conditions.get("Evicted")
+        if evicted is not None and _OVERTIME.search(f"{evicted.reason} {evicted.message}"):
+            yield _overtime(joined, evicted)
+            return
         yield Finding(
             "queue-deactivated",
             "broken",
@@ -64,20 +77,20 @@ def _from_workload(case: Case) -> Iterator[Finding]:
         return
     if admitted is not None and admitted.status == "True":
         return
-    queue = text(case.workload, "spec", "queueName") or case.queue
-    yield from _by_check(case, queue)
+    queue = text(joined.workload, "spec", "queueName") or joined.queue
+    yield from _by_check(joined, queue)
     reserved = conditions.get("QuotaReserved")
     if reserved is not None and reserved.status == "True":
         return
     evicted = conditions.get("Evicted")
     if evicted is not None and evicted.status == "True":
         yield _evicted(evicted, queue)
-    waited = seconds_between(_created(case), case.now) or 0
+    waited = seconds_between(_created(joined), joined.now) or 0
     yield _waiting(reserved, queue, waited)
 
 
-def _by_check(case: Case, queue: str) -> Iterator[Finding]:
-    for check in maps(case.workload, "status", "admissionChecks"):
+def _by_check(joined: JoinedEvidence, queue: str) -> Iterator[Finding]:
+    for check in maps(joined.workload, "status", "admissionChecks"):
         state, name = text(check, "state"), text(check, "name")
         if state in ("Pending", "Retry", "Rejected"):
             message = text(check, "message")
@@ -113,16 +126,31 @@ def _waiting(reserved: Condition | None, queue: str, waited: float) -> Finding:
         )
         cause = f"{inactive['kind']} {inactive['name']} is {inactive['why']}, so it admits nothing"
         return Finding("queue-inactive", "broken", cause, fix, lines)
-    never = _NEVER.search(message)
-    if never is not None or reason == "ExceedsMaxQuota":
+    never, unused = _NEVER.search(message), _UNUSED.search(message)
+    other_flavor = never is not None and unused is not None and never["resource"] == unused["resource"]
+    uncovered = _UNCOVERED.search(message)
+    if uncovered is not None:
+        cause = f"queue {queue} gives out no {uncovered['resource']} at all, so it never admits the run"
+        fix = (
+            f"leave out {field_of(uncovered['resource'])} in cluster.yaml, or set queue.name to a queue that covers it"
+        )
+        return Finding("quota-too-small", "broken", cause, fix, lines)
+    flavor = _by_flavor(message, queue, lines)
+    tainted = (
+        flavor is not None and flavor.code == "flavor-taint"
+    )  # then what the other flavors never have is no matter
+    if (never is not None or reason == "ExceedsMaxQuota") and not other_flavor and not tainted:
         return _too_much(never, message, queue, lines)
     topology = _TOPOLOGY.search(message)
     if topology is not None or reason == "TopologyPlacementFailed":
-        fit = f"{topology['fit'] or 0} of {topology['of'] or topology['all']} pods fit" if topology else message
+        fit = (
+            f"{topology['fit'] or 0} of {topology['of'] or topology['all']} pods fit into topology {topology['name']}"
+            if topology
+            else message
+        )
         cause = f"queue {queue} finds no place close enough together: {fit}"
         fix = "wait, lower num_nodes, or take the topology annotation out of annotations in cluster.yaml"
         return Finding("queue-topology", "waiting", cause, fix, lines)
-    unused = _UNUSED.search(message)
     if unused is not None:
         cause = (
             f"queue {queue} has no free quota: {unused['more']} more {unused['resource']} needed"
@@ -133,9 +161,52 @@ def _waiting(reserved: Condition | None, queue: str, waited: float) -> Finding:
             " or num_nodes, or set queue.priority"
         )
         return Finding("quota-waiting", "waiting", cause, fix, lines)
+    if flavor is not None:
+        return flavor
     cause = f"queue {queue} has not admitted the run after {span(waited)}{': ' + message if message else ''}"
     fix = "wait until other runs of the queue end (`kubectl get workloads` shows them), or set queue.priority"
     return Finding("queue-waiting", "waiting", cause, fix, lines)
+
+
+def _by_flavor(message: str, queue: str, lines: tuple[str, ...]) -> Finding | None:
+    """Quota that is there, of machines that the pods are not for."""
+    taints = list(_FLAVOR_TAINT.finditer(message))
+    if taints:
+        first = taints[0]
+        value = f", value: {first['value']}" if first["value"] else ""
+        names = listed(f"{m['flavor']} ({m['key']}{'=' + m['value'] if m['value'] else ''})" for m in taints)
+        return Finding(
+            "flavor-taint",
+            "broken",
+            f"queue {queue} could admit the run to machines of flavor {names}, whose taint its pods do not tolerate",
+            f"add tolerations: [{{key: {first['key']}{value}, effect: {first['effect']}}}] to cluster.yaml if the run"
+            " may use these machines, or set queue.name to another queue",
+            lines,
+        )
+    labels = [m["flavor"] for m in _FLAVOR_LABELS.finditer(message)]
+    if labels:
+        return Finding(
+            "flavor-selector",
+            "broken",
+            f"queue {queue} has quota of flavor {listed(labels)} only, whose machines node_selector leaves out",
+            "correct node_selector in cluster.yaml (`kubectl get resourceflavors -o yaml` shows their labels), or set"
+            " queue.name to another queue",
+            lines,
+        )
+    return None
+
+
+def _overtime(joined: JoinedEvidence, evicted: Condition) -> Finding:
+    seconds = whole(joined.workload, "spec", "maximumExecutionTimeSeconds")
+    limit = f" of {span(seconds)}" if seconds else ""
+    return Finding(
+        "queue-time-limit",
+        "failed",
+        f"Kueue ended the run after its maximum execution time{limit}: {evicted.message}",
+        "raise label kueue.x-k8s.io/max-exec-time-seconds (labels in cluster.yaml) or leave it out, and submit again to"
+        " continue",
+        _lines(evicted),
+    )
 
 
 def _too_much(never: re.Match[str] | None, message: str, queue: str, lines: tuple[str, ...]) -> Finding:
@@ -178,8 +249,8 @@ def _evicted(evicted: Condition, queue: str) -> Finding:
     )
 
 
-def _created(case: Case) -> datetime | None:
-    return moment(at(case.workload, "metadata").get("creationTimestamp"))
+def _created(joined: JoinedEvidence) -> datetime | None:
+    return moment(at(joined.workload, "metadata").get("creationTimestamp"))
 
 
 def _lines(condition: Condition | None) -> tuple[str, ...]:

@@ -8,87 +8,103 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
-from rankzero.launch.case import Case
+from rankzero.launch.diagnose import autoscaling
 from rankzero.launch.diagnose.api import field_of
-from rankzero.launch.diagnose.finding import Finding, counted, listed, span
+from rankzero.launch.diagnose.finding import Finding, span
 from rankzero.launch.diagnose.hosts import (
     Host,
     hosts_of,
+    is_passing,
+    is_system,
     largest,
     misses,
     readable,
     similar,
     untolerated,
 )
-from rankzero.launch.loose import amount, seconds_between
+from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.pods import Pod
+from rankzero.launch.untyped_json import amount, seconds_between
+from rankzero.wording import counted, listed
 
+_NODES = re.compile(r"nodes are (?:un)?available: ")
 _PART = re.compile(r"(?P<count>\d+) (?P<why>(?:[^,{.]|\{[^}]*\}|\.(?=\S))+)")
 _LACKS = re.compile(r"Insufficient (?P<resource>\S+)")
 _TAINT = re.compile(r"had (?:untolerated )?taint \{(?P<taint>[^}]*)\}")
-_ELSEWHERE = ("PersistentVolumeClaim", "persistentvolumeclaim", "storageclass", "volume node affinity")
+_SOME_TAINT = re.compile(r"had untolerated taint\(s\)")
+_GPU_NODES = re.compile(r"(?i)gpu|nvidia|amd\.com|accelerator|cuda|h100|h200|a100|b200|l40|mi300")
+"""Taints by whose names alone one sees that they keep others off the nodes with GPUs."""
+_CLOSED = "unschedulable-taint"
+_CAPACITY = ("unschedulable-resource", "unschedulable-taken")
+_ELSEWHERE = (
+    *("PersistentVolumeClaim", "persistentvolumeclaim", "storageclass", "volume node affinity"),
+    *("PersistentVolume's node affinity", "binding volumes"),
+)
 """Reported with the claims."""
-_OWN_TAINTS = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
 _PATIENCE_SECONDS = 180
 
 
-def find(case: Case) -> Iterator[Finding]:
+def find(joined: JoinedEvidence) -> Iterator[Finding]:
     """One finding for all pods that wait for the same."""
     waiting: dict[str, list[Pod]] = {}
     silent: list[Pod] = []
-    for pod in case.newest:
+    for pod in joined.newest:
         if pod.host or pod.is_over or pod.deleting_since is not None:
             continue
-        line = _said(case, pod)
+        line = _said(joined, pod)
         if line:
             waiting.setdefault(f"{pod.role} {line}", []).append(pod)
         elif not pod.waiting:
             silent.append(pod)
     for pods in waiting.values():
-        yield from _unplaced(case, _said(case, pods[0]), pods)
-    yield from _unseen(case, silent)
+        yield from _unplaced(joined, _said(joined, pods[0]), pods)
+    yield from _unseen(joined, silent)
 
 
-def _said(case: Case, pod: Pod) -> str:
+def _said(joined: JoinedEvidence, pod: Pod) -> str:
     """Why the scheduler does not place it, in its newest words."""
     condition = pod.conditions.get("PodScheduled")
-    if condition is not None and condition.status == "False" and condition.message:
-        return condition.message
-    events = case.events_of(pod)
-    return next((event.message for event in reversed(events) if event.reason == "FailedScheduling"), "")
+    told = condition.message if condition is not None and condition.status == "False" else ""
+    if told and "pod group" not in told.lower():  # of a gang it says how many of it have a place, and not why
+        return told
+    reasons = [event.message for event in reversed(joined.events_of(pod)) if event.reason == "FailedScheduling"]
+    return next((reason for reason in reasons if _NODES.search(reason)), next(iter(reasons), told))
 
 
-def _unplaced(case: Case, line: str, pods: list[Pod]) -> Iterator[Finding]:
+def _unplaced(joined: JoinedEvidence, line: str, pods: list[Pod]) -> Iterator[Finding]:
     pod = pods[0]
     who = pod.title if len(pods) == 1 else f"each of {len(pods)} pods (first {pod.name})"
-    lines = [line]
-    for event in reversed(case.events_of(pod)):
-        if event.reason == "TriggeredScaleUp":
-            cause = f"{who} waits for a new node: the autoscaler is adding one"
-            fix = "wait; `kubectl get nodes` shows it when it has joined"
-            yield Finding("scale-up", "waiting", cause, fix, (event.message, line), pod.node)
-            return
-        if event.reason == "NotTriggerScaleUp":
-            lines.append(event.message)
-            break
+    hosts = hosts_of(joined.evidence.nodes) if joined.evidence.nodes is not None else None
+    never = _by_nodes(pod, who, hosts, joined) if hosts else None
+    scaled = next((found for one in pods if (found := autoscaling.of_pod(joined, one, who)) is not None), None)
+    if scaled is not None and not (scaled.code == "no-node-group" and never is not None and never.code == _CLOSED):
+        yield replace(scaled, evidence=(*scaled.evidence, line))
+        return
     gated = pod.conditions.get("PodScheduled")
     if gated is not None and gated.reason == "SchedulingGated":
-        cause = f"{who} is held back by a scheduling gate until its queue lets it go"
+        gates = listed(pod.gates) or "a scheduling gate"
+        cause = f"{who} is held back by {gates} until its queue lets it go"
         yield Finding(
             "scheduling-gated", "waiting", cause, "wait; `kubectl get workloads` shows the queue", (line,), pod.node
         )
         return
     if any(sign in line for sign in _ELSEWHERE) and _LACKS.search(line) is None:
         return
-    hosts = hosts_of(case.evidence.nodes) if case.evidence.nodes is not None else None
-    found = (_by_nodes(pod, who, hosts, case) if hosts else None) or _by_words(line, pod, who, hosts, case)
-    yield Finding(found.code, found.severity, found.cause, found.fix, tuple(lines), pod.node)
+    found = never or _by_words(line, pod, who, hosts, joined)
+    stays = autoscaling.says_no(joined, pod)
+    more = (
+        f"; the autoscaler adds none ({stays.partition('scale-up: ')[2] or stays})"
+        if stays and found.code in _CAPACITY
+        else ""
+    )
+    yield Finding(found.code, found.severity, found.cause + more, found.fix, (line, stays), pod.node)
 
 
-def _by_nodes(pod: Pod, who: str, hosts: list[Host], case: Case) -> Finding | None:
+def _by_nodes(pod: Pod, who: str, hosts: list[Host], joined: JoinedEvidence) -> Finding | None:
     """What can never fit on the nodes that there are."""
-    usable = [host for host in hosts if not host.is_control_plane] or hosts
+    usable = [host for host in hosts if not host.is_system] or hosts
     for resource, quantity in pod.requests.items():
         most, name = largest(usable, resource)
         if (amount(quantity) or 0) > (amount(most) or 0):
@@ -108,7 +124,7 @@ def _by_nodes(pod: Pod, who: str, hosts: list[Host], case: Case) -> Finding | No
         most, name = largest(free, resource)
         if (amount(quantity) or 0) > (amount(most) or 0):
             return _too_large(pod, who, resource, quantity, most, name, free)
-    if all(host.cordoned or not host.ready for host in free):
+    if not any(host.takes_pods for host in free):
         names = listed(host.name for host in free)
         fix = f"`kubectl uncordon {free[0].name}` once it may be used again, or wait"
         return Finding("unschedulable-cordoned", "waiting", f"{who} fits only on {names}, which take no pods now", fix)
@@ -153,19 +169,46 @@ def _tainted(who: str, taints: str, count: int) -> Finding:
         key, _, effect = key.partition(":")
     parts = [f"key: {key}", *([f"value: {value}"] if value else []), *([f"effect: {effect}"] if effect else [])]
     return Finding(
-        "unschedulable-taint",
+        _CLOSED,
         "broken",
         f"{who} is kept off {counted(count, 'node')} by {'taint' if ',' not in taints else 'taints'} {taints}",
         f"add tolerations: [{{{', '.join(parts)}}}] to cluster.yaml if the run may use these nodes",
     )
 
 
-def _by_words(line: str, pod: Pod, who: str, hosts: list[Host] | None, case: Case) -> Finding:
+def _by_words(line: str, pod: Pod, who: str, hosts: list[Host] | None, joined: JoinedEvidence) -> Finding:
     """What the scheduler's message says, where the nodes say nothing or are only taken."""
     parts = [(int(match["count"]), match["why"].strip()) for match in _PART.finditer(_reasons(line))]
     lacks = {m["resource"].rstrip("."): count for count, why in parts if (m := _LACKS.search(why))}
-    if lacks:
-        return _taken(pod, who, lacks, hosts, case)
+    taints = _taints(parts)
+    hidden = hosts is None and _keeps_off_gpus(taints, lacks, line)
+    if lacks and not hidden:
+        return _taken(pod, who, lacks, hosts, joined)
+    return (
+        (_by_taints(parts, taints, who) if hidden else None)
+        or _by_room(parts, who)
+        or _by_spread(parts, who, joined)
+        or _by_labels(parts, pod, who)
+        or _by_taints(parts, taints, who)
+        or _by_state(parts, who)
+        or Finding(
+            "unschedulable",
+            "broken",
+            f"no node takes {who}: {line}",
+            "change in cluster.yaml what the scheduler names (resources, node_selector, tolerations, spread)",
+        )
+    )
+
+
+def _by_room(parts: list[tuple[int, str]], who: str) -> Finding | None:
+    count = next((count for count, why in parts if "Too many pods" in why), None)
+    if count is None:
+        return None
+    cause = f"{counted(count, 'node')} have as many pods as they may, so {who} waits"
+    return Finding("unschedulable-taken", "waiting", cause, "wait, or choose other nodes with node_selector")
+
+
+def _by_spread(parts: list[tuple[int, str]], who: str, joined: JoinedEvidence) -> Finding | None:
     for count, why in parts:
         if "anti-affinity" in why:
             return Finding(
@@ -173,8 +216,9 @@ def _by_words(line: str, pod: Pod, who: str, hosts: list[Host] | None, case: Cas
                 "waiting",
                 f"{who} wants a node of its own, and {counted(count, 'node')} already"
                 f" {'has' if count == 1 else 'have'} one"
-                f" of the run's {case.num_nodes} pods or another it must keep away from",
-                f"add nodes, lower num_nodes from {case.num_nodes}, or set spread: {{mode: preferred}} in cluster.yaml",
+                f" of the run's {joined.num_nodes} pods or another it must keep away from",
+                f"add nodes, lower num_nodes from {joined.num_nodes}, or set spread: {{mode: preferred}} in"
+                " cluster.yaml",
             )
         if "topology spread" in why:
             return Finding(
@@ -183,54 +227,83 @@ def _by_words(line: str, pod: Pod, who: str, hosts: list[Host] | None, case: Cas
                 f"{who} would break the spreading rule on {counted(count, 'node')}",
                 "set spread: {mode: preferred} in cluster.yaml, or another spread.topology_key",
             )
-    for _, why in parts:
-        if "affinity" in why or "selector" in why:
-            wanted = listed(f"{key}={value}" for key, value in pod.selector.items()) or "another label"
-            return Finding(
-                "unschedulable-selector",
-                "broken",
-                f"{who} wants nodes with {wanted}, and those that could take it have not",
-                "correct node_selector in cluster.yaml; `kubectl get nodes --show-labels` shows what there is",
-            )
-    taints = [
-        (count, m["taint"])
-        for count, why in parts
-        if (m := _TAINT.search(why)) and not m["taint"].startswith(_OWN_TAINTS)
-    ]
-    if taints:
-        names = listed(taint.replace(": ", "=").rstrip("= ") for _, taint in taints)
-        return _tainted(who, names, sum(count for count, _ in taints))
+    return None
+
+
+def _by_labels(parts: list[tuple[int, str]], pod: Pod, who: str) -> Finding | None:
+    if not any("affinity" in why or "selector" in why for _, why in parts):
+        return None
+    wanted = listed(f"{key}={value}" for key, value in pod.selector.items()) or "another label"
+    return Finding(
+        "unschedulable-selector",
+        "broken",
+        f"{who} wants nodes with {wanted}, and those that could take it have not",
+        "correct node_selector in cluster.yaml; `kubectl get nodes --show-labels` shows what there is",
+    )
+
+
+def _by_taints(parts: list[tuple[int, str]], taints: list[tuple[int, str]], who: str) -> Finding | None:
+    closed = [(count, taint) for count, taint in taints if not is_passing(taint)]
+    if closed:
+        names = listed(taint.replace(": ", "=").rstrip("= ") for _, taint in closed)
+        return _tainted(who, names, sum(count for count, _ in closed))
+    unnamed = next((count for count, why in parts if _SOME_TAINT.search(why)), None)
+    if unnamed is not None:
+        return Finding(
+            _CLOSED,
+            "broken",
+            f"{who} is kept off {counted(unnamed, 'node')} by taints that the scheduler does not name",
+            "`kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints` shows them; add"
+            " tolerations to cluster.yaml for those that the run may put up with",
+        )
+    if not taints:
+        return None
+    states = listed(taint.rstrip(": ") for _, taint in taints)
+    number = counted(sum(count for count, _ in taints), "node")
+    cause = f"{who} finds {number} that take no pods at the moment ({states})"
+    return Finding("unschedulable-cordoned", "waiting", cause, "wait until they are ready; `kubectl get nodes`")
+
+
+def _by_state(parts: list[tuple[int, str]], who: str) -> Finding | None:
     for count, why in parts:
         if "unschedulable" in why:
             cause = f"{who} finds {counted(count, 'node')} closed for new pods (cordoned)"
             return Finding(
                 "unschedulable-cordoned", "waiting", cause, "`kubectl uncordon NODE` once it may be used again"
             )
-        if "Too many pods" in why:
-            cause = f"{counted(count, 'node')} have as many pods as they may, so {who} waits"
-            return Finding("unschedulable-taken", "waiting", cause, "wait, or choose other nodes with node_selector")
-    return Finding(
-        "unschedulable",
-        "broken",
-        f"no node takes {who}: {line}",
-        "change in cluster.yaml what the scheduler names (resources, node_selector, tolerations, spread)",
-    )
+    return None
+
+
+def _taints(parts: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Taints that the scheduler names, with the number of nodes; those of the system's nodes are no matter of ours."""
+    found = [(count, match["taint"]) for count, why in parts if (match := _TAINT.search(why)) is not None]
+    return [(count, taint) for count, taint in found if not is_system(taint)]
+
+
+def _keeps_off_gpus(taints: list[tuple[int, str]], lacks: dict[str, int], line: str) -> bool:
+    """Whether the nodes that lack devices never had any, and those with GPUs are behind these taints."""
+    closed = [taint for _, taint in taints if not is_passing(taint)]
+    if not closed or not any("/" in resource for resource in lacks):
+        return False
+    preemption = line.partition("preemption: ")[2]
+    never = bool(preemption) and "No preemption victims" not in preemption
+    return never or any(_GPU_NODES.search(taint) for taint in closed)
 
 
 def _reasons(line: str) -> str:
     """The part of the message about the pod itself; what follows is about preemption."""
-    body = line.partition("nodes are available: ")[2] or line
+    body = _NODES.split(line, maxsplit=1)[-1]
     return re.split(r"\.? (?:preemption: |no new claims)", body)[0]
 
 
-def _taken(pod: Pod, who: str, lacks: dict[str, int], hosts: list[Host] | None, case: Case) -> Finding:
+def _taken(pod: Pod, who: str, lacks: dict[str, int], hosts: list[Host] | None, joined: JoinedEvidence) -> Finding:
     """Enough in principle, or nothing known of the nodes. Devices are scarcer than cores and memory."""
     resource = max(lacks, key=lambda name: ("/" in name, lacks[name]))
     quantity = readable(resource, pod.requests.get(resource, "?"))
     short = f"{counted(lacks[resource], 'node')} {'has' if lacks[resource] == 1 else 'have'} less free"
     field = field_of(resource)
     if hosts:
-        most, name = largest([host for host in hosts if not host.is_control_plane] or hosts, resource)
+        most, name = largest([host for host in hosts if not host.is_system] or hosts, resource)
         if name:
             return Finding(
                 "unschedulable-taken",
@@ -242,15 +315,15 @@ def _taken(pod: Pod, who: str, lacks: dict[str, int], hosts: list[Host] | None, 
     fields = listed(field_of(name) for name in lacks)
     return Finding(
         "unschedulable-resource",
-        "broken" if case.evidence.nodes is not None else "waiting",
+        "broken" if joined.evidence.nodes is not None else "waiting",
         f"{who} asks for {resource}: {quantity}, and {short}",
         f"lower {fields} in cluster.yaml to what one node has free, or wait until others end",
     )
 
 
-def _unseen(case: Case, pods: list[Pod]) -> Iterator[Finding]:
+def _unseen(joined: JoinedEvidence, pods: list[Pod]) -> Iterator[Finding]:
     """Pods that the scheduler has not said a word about."""
-    waits = [(pod, seconds_between(pod.created, case.now) or 0) for pod in pods]
+    waits = [(pod, seconds_between(pod.created, joined.now) or 0) for pod in pods]
     waits = [(pod, seconds) for pod, seconds in waits if seconds > _PATIENCE_SECONDS]
     if waits:
         pod, seconds = max(waits, key=lambda one: one[1])

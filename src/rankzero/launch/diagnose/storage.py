@@ -6,16 +6,18 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rankzero.launch.case import Case, Event
-from rankzero.launch.diagnose.finding import Finding, listed, span
-from rankzero.launch.loose import at, moment, seconds_between, text
+from rankzero.launch.diagnose.finding import Finding, span
+from rankzero.launch.joined import Event, JoinedEvidence
 from rankzero.launch.pods import Pod
+from rankzero.launch.untyped_json import at, moment, seconds_between, text
+from rankzero.wording import listed
 
 _NO_CLAIM = re.compile(r'persistentvolumeclaims? "(?P<name>[^"]+)" not found')
 _NO_CLASS = re.compile(r'storageclass(?:es)?\.storage\.k8s\.io "(?P<name>[^"]+)" not found')
 _MULTI = re.compile(r'Multi-Attach error for volume "(?P<volume>[^"]+)"(?P<why>.*)', re.DOTALL)
 _NOT_SHARED = re.compile(
-    r"(?i)multi.?node.?(?:multi|reader|single|access).?\w*|access ?modes?.{0,40}(?:not supported|unsupported|invalid)"
+    r"(?i)multi.?node.?(?:multi|reader|single|access).?\w*|multi.?writer.{0,40}(?:mount|filesystem|not supported)"
+    r"|ReadWriteMany.{0,40}not supported|access ?modes?.{0,40}(?:not supported|unsupported|invalid)"
     r"|only supports? .{0,40}ReadWriteOnce|volume capabilit(?:y|ies).{0,60}not supported"
 )
 _MOUNT = re.compile(
@@ -23,33 +25,33 @@ _MOUNT = re.compile(
 )
 _NO_DRIVER = re.compile(r"driver name (?P<driver>\S+) not found in the list of registered CSI drivers")
 _HOST_PATH = re.compile(r"hostPath type check failed: (?P<path>\S+) is not (?P<what>.+?)\s*$")
-_ZONE = "volume node affinity conflict"
+_ZONE = re.compile(r"volume node affinity conflict|PersistentVolume's node affinity")
 _PROVISIONER = re.compile(r"external provisioner ['\"](?P<name>[^'\"]+)['\"]")
 _PATIENCE_SECONDS = 120
 
 
-def find(case: Case) -> Iterator[Finding]:
+def find(joined: JoinedEvidence) -> Iterator[Finding]:
     """Claims first: pods wait for them."""
-    if case.finished is not None:
+    if joined.finished is not None:
         return
-    stuck = [pod for pod in case.newest if not pod.is_running and not pod.is_over]
+    stuck = [pod for pod in joined.newest if not pod.is_running and not pod.is_over]
     if not stuck:
         return
-    claims = {text(claim, "metadata", "name"): claim for claim in case.objects.get("PersistentVolumeClaim", ())}
+    claims = {text(claim, "metadata", "name"): claim for claim in joined.objects.get("PersistentVolumeClaim", ())}
     mounted: dict[str, str] = {}
     for pod in stuck:
         mounted |= pod.claims
     found: list[Finding] = []
     for name, volume in mounted.items():
         if name in claims:
-            found += _from_claim(case, name, volume, claims[name])
+            found += _from_claim(joined, name, volume, claims[name])
     yield from found
     seen: set[str] = set()
     for pod in stuck:
-        yield from _from_pod(case, pod, claims, seen)
+        yield from _from_pod(joined, pod, claims, seen)
 
 
-def _from_claim(case: Case, name: str, volume: str, claim: Mapping[str, Any]) -> list[Finding]:
+def _from_claim(joined: JoinedEvidence, name: str, volume: str, claim: Mapping[str, Any]) -> list[Finding]:
     phase = text(claim, "status", "phase")
     if phase == "Lost":
         cause = f"claim {name} has lost its volume {text(claim, 'spec', 'volumeName')}: what was on it is gone"
@@ -57,28 +59,28 @@ def _from_claim(case: Case, name: str, volume: str, claim: Mapping[str, Any]) ->
         return [Finding("claim-lost", "broken", cause, fix)]
     if phase != "Pending":
         return []
-    events = case.events.get(("PersistentVolumeClaim", name), ())
+    events = joined.events.get(("PersistentVolumeClaim", name), ())
     storage_class = text(claim, "spec", "storageClassName")
     size = text(claim, "spec", "resources", "requests", "storage")
-    waited = span(seconds_between(moment(at(claim, "metadata").get("creationTimestamp")), case.now) or 0)
+    waited = span(seconds_between(moment(at(claim, "metadata").get("creationTimestamp")), joined.now) or 0)
     for event in reversed(events):
         missing = _NO_CLASS.search(event.message)
         if missing is not None:
-            return [_no_class(case, name, volume, missing["name"], (event.message,))]
+            return [_no_class(joined, name, volume, missing["name"], (event.message,))]
         if event.reason == "ProvisioningFailed":
             return [_not_made(name, volume, size, storage_class, event, claim)]
     if (
         storage_class
-        and case.evidence.storage_classes is not None
-        and storage_class not in case.evidence.storage_classes
+        and joined.evidence.storage_classes is not None
+        and storage_class not in joined.evidence.storage_classes
     ):
-        return [_no_class(case, name, volume, storage_class, (f"claim {name}: Pending",))]
+        return [_no_class(joined, name, volume, storage_class, (f"claim {name}: Pending",))]
     for event in reversed(events):
         if event.reason == "WaitForFirstConsumer":
             return []  # as it should be: the volume is made where the first pod is placed
         if event.reason == "FailedBinding":
             cause = f"claim {name} ({size}) is not bound: {event.message}"
-            fix = f"set storage.{volume}.class in cluster.yaml to one of: {_classes(case)}"
+            fix = f"set storage.{volume}.class in cluster.yaml to one of: {_classes(joined)}"
             return [Finding("claim-pending", "broken", cause, fix, (event.message,))]
         provisioner = _PROVISIONER.search(event.message)
         if event.reason == "ExternalProvisioning" and provisioner is not None:
@@ -88,12 +90,12 @@ def _from_claim(case: Case, name: str, volume: str, claim: Mapping[str, Any]) ->
                 " to another"
             )
             return [Finding("claim-waiting", "waiting", cause, fix, (event.message,))]
-    if (seconds_between(moment(at(claim, "metadata").get("creationTimestamp")), case.now) or 0) < _PATIENCE_SECONDS:
+    if (seconds_between(moment(at(claim, "metadata").get("creationTimestamp")), joined.now) or 0) < _PATIENCE_SECONDS:
         return []
     cause = f"claim {name} ({size or 'no size'}, class {storage_class or 'none'}) is Pending since {waited}"
     fix = (
         f"`kubectl describe pvc {name}` says more; set storage.{volume}.class in cluster.yaml to one of:"
-        f" {_classes(case)}"
+        f" {_classes(joined)}"
     )
     return [Finding("claim-pending", "waiting", cause, fix)]
 
@@ -120,19 +122,19 @@ def _not_made(name: str, volume: str, size: str, storage_class: str, event: Even
     )
 
 
-def _no_class(case: Case, name: str, volume: str, storage_class: str, lines: tuple[str, ...]) -> Finding:
+def _no_class(joined: JoinedEvidence, name: str, volume: str, storage_class: str, lines: tuple[str, ...]) -> Finding:
     return Finding(
         "storage-class-missing",
         "broken",
         f"claim {name} asks for storage class {storage_class}, which does not exist",
-        f"set storage.{volume}.class in cluster.yaml to one of: {_classes(case)}; then `kubectl delete pvc {name}` and"
-        " submit again",
+        f"set storage.{volume}.class in cluster.yaml to one of: {_classes(joined)}; then"
+        f" `kubectl delete pvc {name}` and submit again",
         lines,
     )
 
 
-def _classes(case: Case) -> str:
-    classes = case.evidence.storage_classes
+def _classes(joined: JoinedEvidence) -> str:
+    classes = joined.evidence.storage_classes
     if classes is None:
         return "what `kubectl get storageclass` lists"
     return listed(classes) if classes else "none exists, so set storage.<name>.claim to an existing claim"
@@ -144,10 +146,12 @@ def claim_modes(claim: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(mode) for mode in modes) if isinstance(modes, list | tuple) else ()
 
 
-def _from_pod(case: Case, pod: Pod, claims: Mapping[str, Mapping[str, Any]], seen: set[str]) -> Iterator[Finding]:
+def _from_pod(
+    joined: JoinedEvidence, pod: Pod, claims: Mapping[str, Mapping[str, Any]], seen: set[str]
+) -> Iterator[Finding]:
     """What keeps a pod from its volumes; `seen` are messages that other pods have brought already."""
     scheduled = pod.conditions.get("PodScheduled")
-    lines = [event.message for event in reversed(case.events_of(pod)) if event.reason in _REASONS]
+    lines = [event.message for event in reversed(joined.events_of(pod)) if event.reason in _REASONS]
     if scheduled is not None and scheduled.status == "False":
         lines.insert(0, scheduled.message)
     for line in lines:
@@ -155,7 +159,7 @@ def _from_pod(case: Case, pod: Pod, claims: Mapping[str, Mapping[str, Any]], see
             continue  # it has been placed since
         if line in seen:
             return
-        finding = _classify(line, pod, case, claims)
+        finding = _classify(line, pod, joined, claims)
         if finding is not None:
             seen.add(line)
             yield Finding(finding.code, finding.severity, finding.cause, finding.fix, (line,), pod.node)
@@ -165,7 +169,7 @@ def _from_pod(case: Case, pod: Pod, claims: Mapping[str, Mapping[str, Any]], see
 _REASONS = ("FailedScheduling", "FailedMount", "FailedAttachVolume", "FailedMapVolume")
 
 
-def _classify(line: str, pod: Pod, case: Case, claims: Mapping[str, Mapping[str, Any]]) -> Finding | None:
+def _classify(line: str, pod: Pod, joined: JoinedEvidence, claims: Mapping[str, Mapping[str, Any]]) -> Finding | None:
     match = _NO_CLAIM.search(line)
     if match is not None:
         name = match["name"]
@@ -181,11 +185,11 @@ def _classify(line: str, pod: Pod, case: Case, claims: Mapping[str, Mapping[str,
         name = next(
             (n for n, c in claims.items() if text(c, "spec", "storageClassName") == match["name"]), "of the pod"
         )
-        return _no_class(case, name, pod.claims.get(name, "<name>"), match["name"], ())
+        return _no_class(joined, name, pod.claims.get(name, "<name>"), match["name"], ())
     match = _MULTI.search(line)
     if match is not None:
-        return _multi_attach(match["volume"], match["why"], pod, case, claims)
-    if _ZONE in line:
+        return _multi_attach(match["volume"], match["why"], pod, joined, claims)
+    if _ZONE.search(line):
         return _other_zone(pod, claims)
     match = _NO_DRIVER.search(line)
     if match is not None:
@@ -212,11 +216,13 @@ def _classify(line: str, pod: Pod, case: Case, claims: Mapping[str, Mapping[str,
     return None
 
 
-def _multi_attach(volume: str, why: str, pod: Pod, case: Case, claims: Mapping[str, Mapping[str, Any]]) -> Finding:
+def _multi_attach(
+    volume: str, why: str, pod: Pod, joined: JoinedEvidence, claims: Mapping[str, Mapping[str, Any]]
+) -> Finding:
     claim = _claim_of(volume, claims) or next(iter(pod.claims), volume)
     modes = listed(claim_modes(claims.get(claim, {}))) or "ReadWriteOnce"
     users = re.search(r"used by pod\(s\) (?P<pods>.+)", why)
-    holder = users["pods"].strip() if users else _other_user(claim, pod, case)
+    holder = users["pods"].strip() if users else _other_user(claim, pod, joined)
     name = _name(pod, claim)
     return Finding(
         "multi-attach",
@@ -228,8 +234,8 @@ def _multi_attach(volume: str, why: str, pod: Pod, case: Case, claims: Mapping[s
     )
 
 
-def _other_user(claim: str, pod: Pod, case: Case) -> str:
-    return listed(other.name for other in case.all_pods if claim in other.claims and other.host not in ("", pod.host))
+def _other_user(claim: str, pod: Pod, joined: JoinedEvidence) -> str:
+    return listed(other.name for other in joined.all_pods if claim in other.claims and other.host not in ("", pod.host))
 
 
 def _other_zone(pod: Pod, claims: Mapping[str, Mapping[str, Any]]) -> Finding:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import queue
 import socket
 import time
+import uuid
 from collections.abc import Callable
 
-from rankzero.errors import ConfigError, ServiceError
+from rankzero.errors import ConfigError, ServiceError, StoppedError
 from rankzero.launch.node.channel import Channel, Message
 from rankzero.launch.node.platform import Place
+from rankzero.launch.node.submission import Submission
 
 Say = Callable[[str], None]
 RETRY_SECONDS = 0.5
@@ -46,18 +48,19 @@ class Wait:
 class Client:
     """The connection to node 0, made again where it was lost."""
 
-    def __init__(self, place: Place, identity: Message, limit_seconds: float, say: Say) -> None:
-        self._place, self._identity, self._limit, self._say = place, identity, limit_seconds, say
+    def __init__(self, place: Place, identity: Message, submission: Submission, say: Say) -> None:
+        self._place, self._identity, self._submission, self._say = place, identity, submission, say
         self._messages: queue.SimpleQueue[tuple[Channel, Message | None]] = queue.SimpleQueue()
         self._channel: Channel | None = None
+        self._incarnation = uuid.uuid4().hex
+        """Tells this pod from another that says it is the same node."""
 
-    def connect(self, stopped: Callable[[], bool]) -> bool:
+    def connect(self, stopped: Callable[[], bool], wait: Wait) -> bool:
         """Reach node 0 and be let in. Returns False where `stopped` became true first.
 
-        Raises ServiceError after the limit, saying what failed last, and ConfigError where node 0 refuses us.
+        Raises ServiceError when the wait is over, saying what failed last, and ConfigError where node 0 refuses us.
         """
         self.close()
-        wait = Wait(self._limit, self._say)
         while not stopped():
             trouble = self._reach()
             if not trouble:
@@ -82,10 +85,16 @@ class Client:
             return _in_words(error, self._place)
         self._channel = Channel(connection, lambda from_, message: self._messages.put((from_, message)))
         self._channel.open()
-        self._channel.send({"hello": self._identity, "node": self._place.node})
+        challenge = str((self.next(REPLY_SECONDS) or {}).get("challenge", ""))
+        hello = {"identity": self._identity, "node": self._place.node, "incarnation": self._incarnation}
+        self._channel.send({"hello": hello, "proof": self._submission.proof(challenge, hello)})
         reply = self.next(REPLY_SECONDS) or {}
+        if "replaced" in reply:
+            raise place_taken(self._place.node)
         if "refused" in reply:
-            raise ConfigError(str(reply["refused"]), where=f"node {self._place.node}", hint="delete the older run")
+            what = "node 0 is of another run, layout or submission, and has turned this node away"
+            hint = "node 0's log says what differs; delete the older run, or submit again"
+            raise ConfigError(what, where=f"node {self._place.node}", hint=hint)
         if "welcome" in reply:
             return ""
         self._channel.close()
@@ -114,6 +123,11 @@ class Client:
             self._channel.ended(PARTING_SECONDS)
             self._channel.close()
             self._channel = None
+
+
+def place_taken(node: int) -> StoppedError:
+    """What a pod ends with that another one has followed: it was deleted, or its node was cut off for a while."""
+    return StoppedError(f"another pod has taken the place of node {node}", hint="the run goes on without this one")
 
 
 def _in_words(error: OSError, place: Place) -> str:

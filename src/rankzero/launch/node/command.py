@@ -18,14 +18,15 @@ from rankzero.errors import (
     StoppedError,
 )
 from rankzero.launch.node.channel import Message
-from rankzero.launch.node.client import Client, Wait
-from rankzero.launch.node.finished import is_finished
+from rankzero.launch.node.client import Client, Wait, place_taken
 from rankzero.launch.node.output import Output
 from rankzero.launch.node.platform import Place
 from rankzero.launch.node.reaper import reap_orphans
 from rankzero.launch.node.settings import NodeSettings
 from rankzero.launch.node.stop import StopWish
-from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, started, write_payload
+from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, started
+from rankzero.run_dir.finished import is_finished
+from rankzero.run_dir.handover import RENDEZVOUS_VARIABLE, write_payload
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
 
@@ -63,6 +64,7 @@ class Node:
         self._overdue = False
         self._ours: set[int] = set()
         self._look_at = 0.0
+        self._over = False
 
     def run(self) -> None:
         """To the end of the run. Raises a RankzeroError that says why it ended otherwise."""
@@ -84,39 +86,48 @@ class Node:
         if self._client is None:
             self._leave_if_stopped()
             return 1, [0]
-        wait = Wait(self._settings.rendezvous_seconds, self._output.say)
+        wait = self._new_wait()
         self._look_at = time.monotonic() + FINISHED_SECONDS
         missing: list[int] = []
+        reached = False
         while True:
             self._leave_if_stopped()
             if self._is_over():
                 self._output.say("this run is finished; the other nodes do not come again")
                 return None
             if not self._connected:
-                self._connected = self._client.connect(lambda: self._stop.wanted or self._is_over())
+                self._connected = self._client.connect(lambda: self._stop.wanted or self._is_over(), wait)
                 continue
             message = self._news(0.2)
-            if message is None:
-                if wait.over:
+            if message is None or "lost" in message:
+                if wait.over and (self._place.node == 0 or not reached):
                     who = _listed(missing)
                     hint = "see what its pod waits for; rendezvous_timeout_seconds sets how long the others wait"
                     raise ServiceError(f"{who} did not come in {wait.seconds:.0f} s", where=self._name, hint=hint)
+                if message is not None and reached:
+                    reached, wait = False, self._new_wait()  # for the next node 0
                 wait.speak(f"{_listed(missing)} of {self._place.num_nodes}")
-            elif "lost" in message:
-                self._connected = False
-            elif "waiting" in message:
-                missing = list(message["waiting"])
-            elif "end" in message:
-                raise self._told_to_end(message)
+                continue
+            self._heed(message)
+            if "waiting" in message:
+                missing, reached = list(message["waiting"]), True
             elif "start" in message:
                 return int(message["start"]), list(message["nodes"])
 
+    def _new_wait(self) -> Wait:
+        """A pod that gives up is charged as a restart, so of each attempt only one does.
+
+        That is node 0 for those that do not come, and node 1 for node 0; the others would wait through all attempts.
+        """
+        attempts = 1 if self._place.node <= 1 else self._settings.max_restarts + 2
+        return Wait(self._settings.rendezvous_seconds * attempts, self._output.say)
+
     def _is_over(self) -> bool:
         """Whether the run was finished by others, so that there is nobody to wait for. Looks now and then."""
-        if time.monotonic() < self._look_at:
-            return False
-        self._look_at = time.monotonic() + 5.0
-        return is_finished(RunDir(Path(self._spec.output_dir) / str(self._spec.name)), self._spec)
+        if not self._over and time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + 5.0
+            self._over = is_finished(RunDir(Path(self._spec.output_dir) / str(self._spec.name)), self._spec)
+        return self._over
 
     # ---- training ----
 
@@ -158,7 +169,7 @@ class Node:
     def _meeting(self, directory: Path, ranks: Ranks) -> dict[str, str]:
         """How the processes find each other."""
         if ranks.world_size == ranks.count:
-            meeting = {"RANKZERO_RENDEZVOUS": (directory / "rendezvous").as_uri()}
+            meeting = {RENDEZVOUS_VARIABLE: (directory / "rendezvous").as_uri()}
             if "GLOO_SOCKET_IFNAME" not in self._env and Path("/sys/class/net/lo").exists():
                 meeting["GLOO_SOCKET_IFNAME"] = "lo"
             return meeting
@@ -183,8 +194,7 @@ class Node:
             message = self._news(POLL_SECONDS)
             if message is None:
                 continue
-            if "end" in message:
-                raise self._told_to_end(message)
+            self._heed(message)
             if "again" in message or "lost" in message:
                 because = str(message.get("again", "node 0 is gone"))
                 if not message.get("gentle"):
@@ -240,6 +250,8 @@ class Node:
                 return
             if "end" in message:
                 raise failure if failure is not None else self._told_to_end(message)
+            if "replaced" in message:
+                raise place_taken(self._place.node)
             if "again" in message:
                 raise GatherAgainError(str(message["again"]))
             if "lost" in message:
@@ -269,6 +281,13 @@ class Node:
         if self._stop.wanted:
             what = f"stopped by {self._stop.name} while no process was running"
             raise StoppedError(what, hint="give the same command again")
+
+    def _heed(self, message: Message) -> None:
+        """Raise what node 0 says that this node ends with, if it says so."""
+        if "end" in message:
+            raise self._told_to_end(message)
+        if "replaced" in message:
+            raise place_taken(self._place.node)
 
     def _why(self, failure: RankzeroError | None) -> dict[str, str]:
         """What the other nodes are told of a failure."""

@@ -6,13 +6,14 @@ from pathlib import Path
 
 from rankzero.errors import ConfigError
 from rankzero.launch.node.settings import NodeSettings
+from rankzero.run_dir.setting import settled
 from rankzero.spec.load import load_run_spec
 from rankzero.spec.run_spec import RunSpec
 
 
 def read_inputs(directory: Path) -> tuple[RunSpec, NodeSettings]:
     """Raises ConfigError where either cannot be read."""
-    spec = load_run_spec(directory / "run.yaml", env={}).spec
+    spec = settled(load_run_spec(directory / "run.yaml", env={}).spec)
     path = directory / "node.json"
     try:
         settings = NodeSettings.from_json(path.read_text(encoding="utf-8"))

@@ -7,19 +7,23 @@ import signal
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 from rankzero.errors import ExitCode, RankzeroError, StoppedError
+from rankzero.hub_variables import adopt_hub_variables
 from rankzero.launch.node.inputs import read_inputs
 from rankzero.launch.node.mirror import downloaded
 from rankzero.launch.node.output import Output
-from rankzero.launch.node.prepared import write_marker
+from rankzero.launch.node.prepared import beating, begin, end
 from rankzero.launch.node.reaper import reap_orphans
 from rankzero.launch.node.settings import CONFIG_DIR, NodeSettings
 from rankzero.launch.node.stop import StopWish
+from rankzero.launch.node.submission import Submission
 from rankzero.launch.node.termination import internal, message, write
-from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, signals_to, write_payload
+from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, signals_to
 from rankzero.redaction import Redactor
+from rankzero.run_dir.handover import write_payload
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
 
@@ -30,6 +34,8 @@ def main() -> None:
     """Fetch and tokenise; leave the marker that training pods wait for."""
     redact = Redactor(os.environ)
     output = Output(redact)
+    for line in adopt_hub_variables(os.environ):
+        output.say(line)
     stop = StopWish()
     root = Path()
     error: RankzeroError | None = None
@@ -37,10 +43,7 @@ def main() -> None:
         try:
             spec, settings = read_inputs(Path(sys.argv[1] if len(sys.argv) > 1 else CONFIG_DIR))
             root = Path(spec.output_dir) / str(spec.name)
-            downloaded(settings, output.say, lambda: stop.wanted)
-            error = run(spec, settings, output, stop)
-            if settings.prepared_marker is not None and not isinstance(error, StoppedError):
-                write_marker(Path(settings.prepared_marker), spec, error)
+            error = marked(spec, settings, output, stop)
         except RankzeroError as known:
             error = known
         except Exception as unknown:  # the last frame: whatever it is, the pod's status must say it
@@ -49,6 +52,22 @@ def main() -> None:
         if error is not None:
             output.error(error)
     sys.exit(int(ExitCode.DONE if error is None else error.exit_code))
+
+
+def marked(spec: RunSpec, settings: NodeSettings, output: Output, stop: StopWish) -> RankzeroError | None:
+    """Prepare, with a marker on the volume that says how it stands. Returns what it failed with."""
+    path = None if settings.prepared_marker is None else Path(settings.prepared_marker)
+    submission = Submission(os.environ).name
+    starts = 1 if path is None else begin(path, spec, submission)
+    with beating(path) if path is not None else nullcontext():
+        try:
+            downloaded(settings, output.say, lambda: stop.wanted)
+            error = run(spec, settings, output, stop)
+        except RankzeroError as known:
+            error = known
+    if path is not None:
+        end(path, spec, submission, error, starts=starts)
+    return error
 
 
 def run(spec: RunSpec, settings: NodeSettings, output: Output, stop: StopWish) -> RankzeroError | None:

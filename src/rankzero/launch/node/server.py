@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
+import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 from rankzero.errors import ServiceError
 from rankzero.launch.node.channel import Channel, Message
 from rankzero.launch.node.coordinator import Coordinator, Order
+from rankzero.launch.node.submission import Submission
 
 TICK_SECONDS = 0.5
 PARTING_SECONDS = 2.0
@@ -25,11 +28,19 @@ class Server:
     Raises ServiceError where the port is taken.
     """
 
-    def __init__(self, port: int, coordinator: Coordinator, identity: Message, say: Callable[[str], None]) -> None:
-        self._coordinator, self._identity, self._say = coordinator, identity, say
+    def __init__(
+        self, port: int, coordinator: Coordinator, identity: Message, submission: Submission, say: Callable[[str], None]
+    ) -> None:
+        self._coordinator, self._identity, self._submission, self._say = coordinator, identity, submission, say
         self._lock = threading.RLock()
         self._channels: dict[int, Channel] = {}
         self._node_of: dict[Channel, int] = {}
+        self._challenges: dict[Channel, str] = {}
+        self._incarnation: dict[int, str] = {}
+        """Which pod each node is."""
+        self._replaced: set[tuple[int, str]] = set()
+        """Pods that newer ones have followed. They may live on where a machine is cut off, and come back."""
+        self._told: set[str] = set()
         self._waiting_told: dict[int, list[int]] = {}
         self._closed = threading.Event()
         self._socket = _listen(port)
@@ -58,12 +69,21 @@ class Server:
                 connection, _address = self._socket.accept()
             except OSError:
                 return  # closed
-            Channel(connection, self._received).open()
+            channel = Channel(connection, self._received)
+            channel.open()
+            self.challenge(channel)
+
+    def challenge(self, channel: Channel) -> None:
+        """Ask who is there. Nothing is told to whoever cannot answer."""
+        with self._lock:
+            self._challenges[channel] = secrets.token_hex(16)
+            channel.send({"challenge": self._challenges[channel]})
 
     def _received(self, channel: Channel, message: Message | None) -> None:
         with self._lock:
             now = time.monotonic()
             if message is None:
+                self._challenges.pop(channel, None)
                 self._hung_up(channel, now)
             elif "hello" in message:
                 self._hello(channel, message, now)
@@ -73,28 +93,53 @@ class Server:
                     self._hung_up(channel, now)
 
     def _hello(self, channel: Channel, message: Message, now: float) -> None:
-        node = message.get("node")
-        theirs = message.get("hello")
-        if theirs != self._identity or not isinstance(node, int):
-            differs = (
-                theirs
-                if not isinstance(theirs, dict)
-                else {
-                    key: (theirs.get(key), value) for key, value in self._identity.items() if theirs.get(key) != value
-                }
-            )
-            self._say(f"turned away a node of another run or layout (theirs, ours): {differs}")
-            channel.send({"refused": f"node 0 is of another run or layout (theirs, node 0's): {differs}"})
-            channel.close()
+        hello = message["hello"]
+        trouble = self._trouble(hello, self._challenges.pop(channel, ""), message.get("proof"))
+        if trouble:
+            if trouble not in self._told:  # once: whoever asks without end does not fill the log
+                self._told.add(trouble)
+                self._say(f"turned away {trouble}")
+            channel.send({"refused": True})
+            channel.finish()
+            return
+        node = int(hello["node"])
+        if not self._take_place(node, str(hello.get("incarnation", ""))):
+            channel.send({"replaced": True})
+            channel.finish()
             return
         older = self._channels.get(node)
         if older is not None:
             self._node_of.pop(older, None)
-            older.close()
+            older.send({"replaced": True})
+            older.finish()
         self._channels[node], self._node_of[channel] = channel, node
         self._waiting_told.pop(node, None)
         channel.send({"welcome": True})
         self._carry_out(self._coordinator.joined(node, now))
+
+    def _trouble(self, hello: Any, challenge: str, proof: object) -> str:
+        """Why somebody is not let in, for our own log; empty where nothing is wrong."""
+        if not isinstance(hello, dict) or not challenge or not self._submission.accepts(challenge, hello, proof):
+            return "somebody who does not belong to this submission"
+        theirs = hello.get("identity")
+        if not isinstance(theirs, dict) or theirs != self._identity:
+            known = theirs if isinstance(theirs, dict) else {}
+            differs = {key: (known.get(key), value) for key, value in self._identity.items() if known.get(key) != value}
+            return f"a node of another run or layout (theirs, ours): {differs}"
+        node = hello.get("node")
+        if not isinstance(node, int) or isinstance(node, bool) or not 0 <= node < self._coordinator.num_nodes:
+            return f"a node that says it is number {str(node)[:20]!r} of {self._coordinator.num_nodes}"
+        return ""
+
+    def _take_place(self, node: int, incarnation: str) -> bool:
+        """Whether this pod is the node from now on: the one that came last is, and one that was followed is not."""
+        if (node, incarnation) in self._replaced:
+            return False
+        before = self._incarnation.get(node)
+        if before not in (None, incarnation):
+            self._replaced.add((node, str(before)))
+        self._incarnation[node] = incarnation
+        return True
 
     def _heard(self, node: int, message: Message, now: float) -> None:
         if "ready" in message:

@@ -14,6 +14,10 @@ CONTROL_PORT = 29400
 """Node 0's command listens here for the other nodes' commands."""
 MASTER_PORT = 29500
 """Rank 0's process listens here for the other ranks, unless the platform says another."""
+TOKEN_VARIABLE = "RANKZERO_SUBMISSION_TOKEN"
+"""Has the secret that submit makes for the pods of one submission."""
+PREPARE_RESTARTS = 3
+"""How often the preparation Job starts its pod again."""
 TERMINATION_LOG = "/dev/termination-log"
 
 
@@ -43,8 +47,12 @@ class NodeSettings:
     """From SIGTERM until processes that have not saved are killed; below the pod's own grace period."""
     rendezvous_seconds: float = 1800.0
     """Longest wait for the other nodes, at the start and after one was lost."""
+    max_restarts: int = 3
+    """How many failed attempts the run may have besides the last; who does not lead waits through all of them."""
     retry_exit_offset: int = 0
     """Added to exit codes that may be retried, where the platform takes codes below 128 as final (PyTorchJob)."""
+    rdma: bool = False
+    """Processes talk over RDMA, so they must be able to lock memory."""
     park: bool = False
     """Stay when finished instead of leaving (StatefulSet: a container that leaves is started again)."""
     prepared_marker: str | None = None

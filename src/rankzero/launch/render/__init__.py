@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from rankzero.launch.labels import SPEC_HASH, Manifest
-from rankzero.launch.plan import Plan, RenderedKind
-from rankzero.launch.render import docker, job, jobset, pytorchjob, statefulset, trainjob
+from rankzero.launch.kinds import kind_named
+from rankzero.launch.labels import SPEC_HASH, SUBMITTED_BY, Manifest
+from rankzero.launch.plan import Plan
 from rankzero.launch.render.content import content_hash
 from rankzero.launch.render.patch import merge
 from rankzero.launch.render.prepare import preparation_job
-from rankzero.launch.render.shared import claims, config_map
-
-_KINDS: dict[RenderedKind, Callable[[Plan], list[Manifest]]] = {
-    "job": job.objects,
-    "jobset": jobset.objects,
-    "trainjob": trainjob.objects,
-    "pytorchjob": pytorchjob.objects,
-    "statefulset": statefulset.objects,
-    "docker": docker.objects,
-}
+from rankzero.launch.render.shared import claims, config_map, network_policy
 
 
 def render(plan: Plan) -> list[Manifest]:
@@ -27,8 +16,8 @@ def render(plan: Plan) -> list[Manifest]:
 
     That one carries a hash of all the others and itself, by which a later submit sees whether anything changed.
     """
-    own = _KINDS[plan.kind](plan)
-    first = [config_map(plan), *claims(plan)]
+    own = kind_named(plan.kind).objects(plan)
+    first = [config_map(plan), *claims(plan), *network_policy(plan)]
     accounts = [manifest for manifest in own if manifest["kind"] in _ACCOUNTS]
     rest = [manifest for manifest in own if manifest["kind"] not in _ACCOUNTS]
     services = [manifest for manifest in rest if manifest["kind"] == "Service"]
@@ -37,7 +26,8 @@ def render(plan: Plan) -> list[Manifest]:
     objects = [*accounts, *first, *services, *preparation, *training]
     digest = content_hash(objects)
     for manifest in training[-1:]:
-        merge(manifest, {"metadata": {"annotations": {SPEC_HASH: digest}}})
+        by = {SUBMITTED_BY: plan.submitter} if plan.submitter else {}
+        merge(manifest, {"metadata": {"annotations": {SPEC_HASH: digest, **by}}})
     return objects
 
 

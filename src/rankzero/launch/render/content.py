@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import yaml
 
 from rankzero.launch.labels import Manifest
 
+_LONGEST_LINE = 800
 _NOT_THE_RUN = ("PersistentVolumeClaim",)
 
 
@@ -37,6 +39,17 @@ def to_document(manifest: Manifest) -> str:
     """One object's text."""
     text: str = yaml.dump(manifest, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
     return text
+
+
+def shortened(value: Any) -> Any:
+    """The same with a word in place of every long line, such as the files that are shipped, for a person to read."""
+    if isinstance(value, dict):
+        return {key: shortened(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [shortened(inner) for inner in value]
+    if isinstance(value, str) and max(map(len, value.split("\n"))) > _LONGEST_LINE:
+        return f"<{len(value):,} characters>"
+    return value
 
 
 def content_hash(objects: Sequence[Manifest]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rankzero.launch import labels
+from rankzero.launch import kinds, labels
 from rankzero.launch.plan import Plan
 from rankzero.launch.render.container import container
 from rankzero.launch.render.patch import merge
@@ -38,7 +38,7 @@ def pod_spec(plan: Plan, only: dict[str, Any], *, role: str = labels.NODE_ROLE) 
         "enableServiceLinks": False,
         "automountServiceAccountToken": cluster.service_account.token,
         "securityContext": {
-            "runAsNonRoot": True,
+            "runAsNonRoot": cluster.user != 0,
             "runAsUser": cluster.user,
             "runAsGroup": cluster.user,
             "fsGroup": cluster.user,
@@ -53,20 +53,35 @@ def pod_spec(plan: Plan, only: dict[str, Any], *, role: str = labels.NODE_ROLE) 
     spec |= _placement(plan, role)
     spec["containers"] = [only]
     spec["volumes"] = volumes(plan)
-    if role == labels.NODE_ROLE:
-        merge(spec, cluster.pod_patch)
+    trains = role == labels.NODE_ROLE
+    merge(spec, cluster.pod_patch if trains else _patch_of_preparation(cluster.pod_patch, only["name"]))
     return spec
 
 
+def _patch_of_preparation(patch: dict[str, Any], container: str) -> dict[str, Any]:
+    """The site's patch for the preparation's pod: its container has another name, and resources of its own."""
+    found = {key: value for key, value in patch.items() if key != "containers"}
+    containers = patch.get("containers")
+    if isinstance(containers, list):
+        found["containers"] = [
+            {key: value for key, value in {**one, "name": container}.items() if key != "resources"}
+            if isinstance(one, dict) and one.get("name") in kinds.containers()
+            else one
+            for one in containers
+        ]
+    return found
+
+
 def _placement(plan: Plan, role: str) -> dict[str, Any]:
-    """Where the scheduler may put it. Preparation goes to any node, and tolerates GPU nodes: there may be no others."""
+    """Where the scheduler may put it. Preparation goes where training may, though it needs no GPU: what a site says of
+    its nodes, such as their architecture, holds for it too."""
     cluster = plan.cluster
     spec: dict[str, Any] = {}
     if cluster.priority_class is not None:
         spec["priorityClassName"] = cluster.priority_class
     if cluster.scheduler is not None:
         spec["schedulerName"] = cluster.scheduler
-    if cluster.node_selector and role == labels.NODE_ROLE:
+    if cluster.node_selector:
         spec["nodeSelector"] = dict(cluster.node_selector)
     tolerations = _tolerations(plan)
     if tolerations:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from rankzero.launch import labels
 from rankzero.launch.labels import Manifest
 from rankzero.launch.names import prepare_name
+from rankzero.launch.node.settings import PREPARE_RESTARTS
 from rankzero.launch.plan import Plan
 from rankzero.launch.render.container import container
-from rankzero.launch.render.job import DISRUPTED, NEVER_RETRIED_CODES
+from rankzero.launch.render.failures import DISRUPTED, NEVER_RETRIED_CODES
 from rankzero.launch.render.pod import pod_metadata, pod_spec
-from rankzero.launch.render.shared import metadata
+from rankzero.launch.render.shared import metadata, top_metadata
+from rankzero.launch.resource import JOB
 
-ATTEMPTS = 3
 CONTAINER = "prepare"
 
 
@@ -26,14 +27,14 @@ def preparation_job(plan: Plan) -> Manifest:
         {"action": "Ignore", "onPodConditions": DISRUPTED},
     ]
     return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
+        "apiVersion": JOB.api_version,
+        "kind": JOB.kind,
         "metadata": {
             **metadata(plan, prepare_name(plan.name)),
-            "labels": {**metadata(plan)["labels"], labels.ROLE: labels.PREPARE_ROLE},
+            "labels": {**top_metadata(plan)["labels"], labels.ROLE: labels.PREPARE_ROLE},
         },
         "spec": {
-            "backoffLimit": ATTEMPTS,
+            "backoffLimit": PREPARE_RESTARTS,
             "podReplacementPolicy": "Failed",
             "podFailurePolicy": {"rules": rules},
             "template": {

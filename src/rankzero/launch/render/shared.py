@@ -7,11 +7,10 @@ from typing import Any
 
 from rankzero.launch import labels
 from rankzero.launch.labels import Manifest
+from rankzero.launch.node.settings import CONTROL_PORT, MASTER_PORT
 from rankzero.launch.plan import Plan
+from rankzero.spec.kinds import kind_section
 from rankzero.spec.resolve import to_yaml as spec_to_yaml
-
-QUEUE = "kueue.x-k8s.io/queue-name"
-QUEUE_PRIORITY = "kueue.x-k8s.io/priority-class"
 
 
 def run_labels(plan: Plan, role: str | None = None) -> dict[str, str]:
@@ -52,9 +51,9 @@ def top_metadata(plan: Plan, name: str | None = None) -> dict[str, Any]:
     value = metadata(plan, name)
     queue = plan.cluster.queue
     if queue is not None:
-        value["labels"][QUEUE] = queue.name
+        value["labels"][labels.QUEUE] = queue.name
         if queue.priority is not None:
-            value["labels"][QUEUE_PRIORITY] = queue.priority
+            value["labels"][labels.QUEUE_PRIORITY] = queue.priority
     return value
 
 
@@ -111,6 +110,16 @@ def claims(plan: Plan) -> list[Manifest]:
     return list(made.values())
 
 
+def network_policy(plan: Plan) -> list[Manifest]:
+    """Where asked for: the pods of a run are reached by each other alone."""
+    if not plan.cluster.network_policy or kind_section(plan.kind).on_this_machine:
+        return []
+    peers = {"podSelector": {"matchLabels": {labels.RUN: plan.name}}}
+    spec = {**peers, "policyTypes": ["Ingress"], "ingress": [{"from": [peers]}]}
+    api = "networking.k8s.io/v1"
+    return [{"apiVersion": api, "kind": "NetworkPolicy", "metadata": metadata(plan), "spec": spec}]
+
+
 def headless_service(plan: Plan, selector: dict[str, str]) -> Manifest:
     """Gives each pod a name in DNS, also while it is not ready: pods meet before they are."""
     return {
@@ -122,8 +131,8 @@ def headless_service(plan: Plan, selector: dict[str, str]) -> Manifest:
             "publishNotReadyAddresses": True,
             "selector": selector,
             "ports": [
-                {"name": "control", "port": 29400, "targetPort": 29400},
-                {"name": "master", "port": 29500, "targetPort": 29500},
+                {"name": name, "port": port, "targetPort": port}
+                for name, port in (("control", CONTROL_PORT), ("master", MASTER_PORT))
             ],
         },
     }

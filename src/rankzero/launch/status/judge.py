@@ -8,14 +8,15 @@ from datetime import timedelta
 
 from rankzero.errors import ExitCode
 from rankzero.launch import labels
-from rankzero.launch.case import Case, Finished
-from rankzero.launch.diagnose import diagnose_case
-from rankzero.launch.diagnose.finding import Finding, counted, span
+from rankzero.launch.diagnose import diagnose_joined
+from rankzero.launch.diagnose.finding import Finding, span
 from rankzero.launch.evidence import Evidence
+from rankzero.launch.joined import Finished, JoinedEvidence
 from rankzero.launch.log_lines import Progress, awaited_nodes, last_progress
-from rankzero.launch.loose import at, seconds_between, whole
 from rankzero.launch.pods import Ended, LastWords, Pod, conditions_of
 from rankzero.launch.status.model import NodeState, Phase, RunRow, RunStatus
+from rankzero.launch.untyped_json import at, seconds_between
+from rankzero.wording import counted
 
 _STARTED = "[STEP] train"
 CLOCK_SLACK = timedelta(minutes=2)
@@ -26,15 +27,15 @@ _ENDED: dict[Finished, Phase] = {"succeeded": "Succeeded", "stopped": "Stopped",
 
 def run_status(evidence: Evidence) -> RunStatus:
     """Judge one run."""
-    return _status(Case(evidence))
+    return _status(JoinedEvidence(evidence))
 
 
 def summarise(several: Sequence[Evidence]) -> tuple[RunRow, ...]:
     """One row for each run, the newest first."""
-    cases = [Case(evidence) for evidence in several]
-    cases.sort(key=lambda case: case.run)
-    cases.sort(key=lambda case: case.created or case.now, reverse=True)
-    return tuple(_row(_status(case)) for case in cases)
+    runs = [JoinedEvidence(evidence) for evidence in several]
+    runs.sort(key=lambda joined: joined.run)
+    runs.sort(key=lambda joined: joined.created or joined.now, reverse=True)
+    return tuple(_row(_status(joined)) for joined in runs)
 
 
 def _row(status: RunStatus) -> RunRow:
@@ -50,71 +51,71 @@ def _row(status: RunStatus) -> RunRow:
     )
 
 
-def _status(case: Case) -> RunStatus:
-    findings = diagnose_case(case)
-    progress = _progress(case)
-    phase = _phase(case, progress)
-    step, total = _steps(case, phase, progress)
-    exit_code = _exit_code(case, phase, findings)
-    since = seconds_between(progress.at, case.now) if progress is not None else None
+def _status(joined: JoinedEvidence) -> RunStatus:
+    findings = diagnose_joined(joined)
+    progress = _progress(joined)
+    phase = _phase(joined, progress)
+    step, total = _steps(joined, phase, progress)
+    exit_code = _exit_code(joined, phase, findings)
+    since = seconds_between(progress.at, joined.now) if progress is not None else None
     moving = phase == "Running" and (since is None or since < LONGEST_SILENCE)
     eta = max(0.0, progress.eta_seconds - (since or 0)) if progress is not None and moving else None
     status = RunStatus(
-        run=case.run,
-        name=case.annotation(labels.RUN_NAME) or case.run,
-        kind=case.kind,
+        run=joined.run,
+        name=joined.annotation(labels.RUN_NAME) or joined.run,
+        kind=joined.kind,
         phase=phase,
         verdict="",
-        num_nodes=case.num_nodes,
-        nodes=_nodes(case, phase),
+        num_nodes=joined.num_nodes,
+        nodes=_nodes(joined, phase),
         step=step,
         total_steps=total,
         loss=progress.loss if progress is not None else None,
         tokens_per_second=progress.tokens_per_second if progress is not None and moving else None,
         eta_seconds=eta,
-        restarts=_restarts(case),
-        age_seconds=seconds_between(case.created, case.now),
+        restarts=_restarts(joined),
+        age_seconds=seconds_between(joined.created, joined.now),
         findings=findings,
-        run_dir=_run_dir(case),
+        run_dir=_run_dir(joined),
         exit_code=exit_code,
     )
     return _with_verdict(status)
 
 
-def _phase(case: Case, progress: Progress | None) -> Phase:
+def _phase(joined: JoinedEvidence, progress: Progress | None) -> Phase:
     """In the order of certainty: how it ended, what it was told, then what its pods do."""
-    if case.finished is not None:
-        return _ENDED[case.finished]
-    if not case.trainer and not case.pods and not case.prepare_pods:
+    if joined.finished is not None:
+        return _ENDED[joined.finished]
+    if not joined.trainer and not joined.pods and not joined.prepare_pods:
         return "Unknown"
-    alive = [pod for pod in case.current.values() if not pod.is_over]
-    put_aside = at(case.workload, "spec").get("active") is False
-    if case.is_suspended or put_aside:
+    alive = [pod for pod in joined.current.values() if not pod.is_over]
+    put_aside = at(joined.workload, "spec").get("active") is False
+    if joined.is_suspended or put_aside:
         if alive:
             return "Stopping"
-        return "Queued" if case.queue and not put_aside else "Stopped"
+        return "Queued" if joined.queue and not put_aside else "Stopped"
     if alive and all(pod.deleting_since is not None for pod in alive):
         return "Stopping"
-    if case.is_preparing:
+    if joined.is_preparing:
         return "Preparing"
-    if not case.current:
-        return "Queued" if case.workload and not _admitted(case) else "Pending"
-    return _phase_of_pods(case, progress)
+    if not joined.current:
+        return "Queued" if joined.workload and not _admitted(joined) else "Pending"
+    return _phase_of_pods(joined, progress)
 
 
-def _phase_of_pods(case: Case, progress: Progress | None) -> Phase:
-    running = [pod for pod in case.current.values() if pod.is_running]
-    done = [pod for pod in case.current.values() if pod.phase == "Succeeded"]
-    if len(running) + len(done) >= case.min_nodes:
-        return "Running" if _trains(case, running, progress) else "Starting"
-    if running or any(pod.host for pod in case.current.values()):
+def _phase_of_pods(joined: JoinedEvidence, progress: Progress | None) -> Phase:
+    running = [pod for pod in joined.current.values() if pod.is_running]
+    done = [pod for pod in joined.current.values() if pod.phase == "Succeeded"]
+    if len(running) + len(done) >= joined.min_nodes:
+        return "Running" if _trains(joined, running, progress) else "Starting"
+    if running or any(pod.host for pod in joined.current.values()):
         return "Starting"
     return "Pending"
 
 
-def _trains(case: Case, running: Sequence[Pod], progress: Progress | None) -> bool:
+def _trains(joined: JoinedEvidence, running: Sequence[Pod], progress: Progress | None) -> bool:
     """Whether steps are made. Logs hold the lines of an earlier start too; without any log, pods that run must do."""
-    logs = [log for pod in running if (log := case.log_of(pod))]
+    logs = [log for pod in running if (log := joined.log_of(pod))]
     if any(map(awaited_nodes, logs)):
         return False
     since = min((pod.running_since for pod in running if pod.running_since is not None), default=None)
@@ -123,59 +124,60 @@ def _trains(case: Case, running: Sequence[Pod], progress: Progress | None) -> bo
     return not logs or any(_STARTED in log for log in logs)
 
 
-def _admitted(case: Case) -> bool:
-    admitted = conditions_of(case.workload).get("Admitted")
+def _admitted(joined: JoinedEvidence) -> bool:
+    admitted = conditions_of(joined.workload).get("Admitted")
     return admitted is not None and admitted.status == "True"
 
 
-def _progress(case: Case) -> Progress | None:
+def _progress(joined: JoinedEvidence) -> Progress | None:
     """The farthest of the pods that count; rank 0 alone speaks, and which node it is on is the launcher's affair."""
-    found = [line for pod in case.current.values() if (line := last_progress(case.log_of(pod), case.now)) is not None]
+    found = [
+        line for pod in joined.current.values() if (line := last_progress(joined.log_of(pod), joined.now)) is not None
+    ]
     return max(found, key=lambda line: line.step, default=None)
 
 
-def _steps(case: Case, phase: Phase, progress: Progress | None) -> tuple[int | None, int | None]:
+def _steps(joined: JoinedEvidence, phase: Phase, progress: Progress | None) -> tuple[int | None, int | None]:
     step, total = (progress.step, progress.total_steps) if progress is not None else (None, None)
-    for words in _last_words(case):
+    for words in _last_words(joined):
         if words.step is not None and (step is None or words.step > step):
             step = words.step
         total = total or words.total_steps
-    if phase == "Succeeded" and total is not None and (step is None or step < total) and not _ended_early(case):
+    if phase == "Succeeded" and total is not None and (step is None or step < total) and not _ended_early(joined):
         step = total
     return step, total
 
 
-def _ended_early(case: Case) -> bool:
+def _ended_early(joined: JoinedEvidence) -> bool:
     """Early stopping, or a node's word that it made fewer steps."""
-    return any(words.outcome == "done" and words.step is not None for words in _last_words(case))
+    return any(words.outcome == "done" and words.step is not None for words in _last_words(joined))
 
 
-def _last_words(case: Case) -> list[LastWords]:
+def _last_words(joined: JoinedEvidence) -> list[LastWords]:
     """Everything that pods of the run left behind, the newest first."""
-    ends: list[Ended] = [end for pod in reversed(case.pods) for end in pod.endings]
+    ends: list[Ended] = [end for pod in reversed(joined.pods) for end in pod.endings]
     words = [end.words for end in ends if end.words is not None]
-    return [case.outcome, *words] if case.outcome is not None else words
+    return [joined.outcome, *words] if joined.outcome is not None else words
 
 
-def _run_dir(case: Case) -> str:
-    told = next((words.run_dir for words in _last_words(case) if words.run_dir), "")
-    return case.annotation(labels.RUN_DIR) or told
+def _run_dir(joined: JoinedEvidence) -> str:
+    told = next((words.run_dir for words in _last_words(joined) if words.run_dir), "")
+    return joined.annotation(labels.RUN_DIR) or told
 
 
-def _restarts(case: Case) -> int:
-    """Pods that were followed by others, and containers that were started again; a JobSet counts for itself."""
-    seen = len(case.replaced) + sum(pod.restarts for pod in case.current.values())
-    counts = [whole(one, "status", "restarts") or 0 for one in case.objects.get("JobSet", ())]
-    return max([seen, *counts])
+def _restarts(joined: JoinedEvidence) -> int:
+    """Pods that were followed by others, and containers that were started again; some controllers count too."""
+    seen = len(joined.replaced) + sum(pod.restarts for pod in joined.current.values())
+    return max(seen, joined.restarts_counted)
 
 
-def _nodes(case: Case, phase: Phase) -> tuple[NodeState, ...]:
-    if not case.current:
+def _nodes(joined: JoinedEvidence, phase: Phase) -> tuple[NodeState, ...]:
+    if not joined.current:
         return ()
     before: dict[int, int] = {}
-    for pod in case.replaced:
+    for pod in joined.replaced:
         before[pod.node] = before.get(pod.node, 0) + 1
-    wanted = range(case.num_nodes) if case.finished is None and phase not in ("Stopped", "Stopping") else ()
+    wanted = range(joined.num_nodes) if joined.finished is None and phase not in ("Stopped", "Stopping") else ()
     states = [
         NodeState(
             node=pod.node,
@@ -183,11 +185,11 @@ def _nodes(case: Case, phase: Phase) -> tuple[NodeState, ...]:
             state=_state(pod),
             restarts=pod.restarts + before.get(pod.node, 0),
             host=pod.host,
-            age_seconds=seconds_between(pod.created, case.now),
+            age_seconds=seconds_between(pod.created, joined.now),
         )
-        for pod in case.current.values()
+        for pod in joined.current.values()
     ]
-    states += [NodeState(node, "", "No pod", 0, "", None) for node in wanted if node not in case.current]
+    states += [NodeState(node, "", "No pod", 0, "", None) for node in wanted if node not in joined.current]
     return tuple(sorted(states, key=lambda state: state.node))
 
 
@@ -220,15 +222,15 @@ def _how_it_failed(pod: Pod) -> str:
     return "Failed" if pod.ended.code is None else f"Exit {pod.ended.code}"
 
 
-def _exit_code(case: Case, phase: Phase, findings: Sequence[Finding]) -> int | None:
+def _exit_code(joined: JoinedEvidence, phase: Phase, findings: Sequence[Finding]) -> int | None:
     """Of the pod at fault: the first finding's; peers leave with codes that only say that they had to."""
     if phase == "Succeeded":
         return int(ExitCode.DONE)
     if phase not in ("Failed", "Stopped"):
         return None
-    if case.outcome is not None and case.outcome.exit_code is not None:
-        return case.outcome.exit_code
-    ends = {pod.node: pod.ended for pod in case.pods if pod.ended is not None and pod.ended.code}
+    if joined.outcome is not None and joined.outcome.exit_code is not None:
+        return joined.outcome.exit_code
+    ends = {pod.node: pod.ended for pod in joined.pods if pod.ended is not None and pod.ended.code}
     codes = {node: end.code for node, end in ends.items()}
     rest = {node: code for node, code in codes.items() if code != ExitCode.STOPPED and not _is_peer(ends[node])}
     blamed = [rest[finding.node] for finding in findings if finding.node in rest]
@@ -242,7 +244,8 @@ def _is_peer(end: Ended) -> bool:
 
 def _with_verdict(status: RunStatus) -> RunStatus:
     trouble = next((finding for finding in status.findings if finding.severity != "info"), None)
-    if trouble is not None and status.phase not in ("Stopped", "Succeeded"):
+    put_aside = status.phase == "Stopped" and trouble is not None and trouble.code.startswith("queue-")
+    if trouble is not None and (put_aside or status.phase not in ("Stopped", "Succeeded")):
         return replace(status, verdict=_sentence(trouble.cause))
     return replace(status, verdict=_sentence(_healthy(status)))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from rankzero.launch.diagnose.finding import Finding, counted, span
+from rankzero.launch.diagnose.finding import Finding, span
 from rankzero.launch.status.model import NodeState, Phase, RunRow, RunStatus
+from rankzero.wording import counted
 
 NARROWEST = 40
 MOST_NODES = 8

@@ -52,6 +52,57 @@ def test_half_a_jpeg_passes_verify_and_fails_here(tmp_path: Path) -> None:
     assert found.reason == "damaged image" and "truncated" in found.what
 
 
+def png(image: Image.Image, *, rows: int | None = None, interlaced: bool = False, depth: int = 8) -> bytes:
+    """A PNG of which only so many scanlines are in a compressed stream that is itself whole. `interlaced`: by Adam7."""
+    colour, channels = {"1": (0, 1), "L": (0, 1), "P": (3, 1), "LA": (4, 2), "RGB": (2, 3), "RGBA": (6, 4)}[image.mode]
+    width, height = image.size
+    passes = [(0, 0, 1, 1)]
+    if interlaced:
+        passes = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]
+    lines = []
+    for left, top, across, down in passes:
+        for y in range(top, height, down):
+            pixels = [image.getpixel((x, y)) for x in range(left, width, across)]
+            if pixels:
+                values = [value for pixel in pixels for value in (pixel if isinstance(pixel, tuple) else (pixel,))]
+                if depth == 1:
+                    bits = "".join("1" if value else "0" for value in values)
+                    values = [int(bits[i : i + 8].ljust(8, "0"), 2) for i in range(0, len(bits), 8)]
+                lines.append(bytes([0, *values]))
+    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, int(interlaced))
+    palette = [(b"PLTE", bytes(range(256)) * 3)] if colour == 3 else []
+    data = zlib.compress(b"".join(lines[:rows]))
+    middle = len(data) // 2
+    chunks = [(b"IHDR", header), *palette, (b"IDAT", data[:middle]), (b"IDAT", data[middle:]), (b"IEND", b"")]
+    whole = b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
+    )
+    return b"\x89PNG\r\n\x1a\n" + whole
+
+
+@pytest.mark.parametrize("interlaced", [False, True])
+@pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGB", "RGBA"])
+def test_a_png_with_some_of_its_rows_passes_everything_else_and_fails_here(
+    tmp_path: Path, mode: str, interlaced: bool
+) -> None:
+    picture = noise((21, 19)).convert(mode) if mode != "P" else noise((21, 19)).quantize(200)
+    depth = 1 if mode == "1" else 8
+    whole = png(picture, interlaced=interlaced, depth=depth)
+    assert pixels(tmp_path, whole, "whole.png").size == (21, 19)
+    for rows in (1, 10, -1):
+        part = png(picture, rows=rows, interlaced=interlaced, depth=depth)
+        Image.open(io.BytesIO(part)).verify()
+        assert fault(tmp_path, part, "part.png").reason == "damaged image"
+    Image.open(io.BytesIO(half := png(picture, rows=10, interlaced=interlaced, depth=depth))).load()
+    assert "of its pixels are not in the file" in fault(tmp_path, half, "part.png").what
+
+
+def test_a_png_that_ends_in_black_is_whole(tmp_path: Path) -> None:
+    for image in (Image.new("RGB", (30, 20)), Image.new("RGBA", (7, 1)), Image.new("L", (1, 1))):
+        assert pixels(tmp_path, encoded(image, "PNG"), "black.png").getextrema() == ((0, 0),) * 3
+        assert pixels(tmp_path, png(image, interlaced=True), "black.png").size == image.size
+
+
 def test_a_flipped_bit_in_a_png_raises_what_is_no_oserror_and_is_caught(tmp_path: Path) -> None:
     data = bytearray(encoded(noise(), "PNG"))
     data[data.index(b"IDAT") + 40] ^= 0x10
@@ -199,7 +250,7 @@ def test_without_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_pillow_is_not_loaded_by_import() -> None:
-    code = "import sys, rankzero.data.images.resolve, rankzero.data.recipes.frame; print('PIL' in sys.modules)"
+    code = "import sys, rankzero.datasets.images.resolve, rankzero.datasets.frame; print('PIL' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankzero.data.images import coco
-from rankzero.data.images.layout import SOURCES, image_key, source_of, spellings
+from rankzero.data.images.layout import COCO_SPLITS, SOURCES, image_key, source_of, spellings
 
 ONE_IMAGE = [
     "coco/train2017/000000000123.jpg",
@@ -57,7 +56,7 @@ def test_folders_that_have_two_names() -> None:
     assert "mathverse/images/images_version_5/1.png" in spellings("mathverse/images_version_5/1.png")
 
 
-@given(st.integers(0, 999_999), st.sampled_from(coco.SPLITS), st.booleans(), st.booleans())
+@given(st.integers(0, 999_999), st.sampled_from(COCO_SPLITS), st.booleans(), st.booleans())
 def test_spellings_of_a_coco_image(number: int, split: str, prefixed: bool, folder: bool) -> None:
     name = f"COCO_{split}_{number:012d}.jpg" if prefixed and "2014" in split else f"{number:012d}.jpg"
     path = f"{'coco/' if folder else ''}{split}/{name}"

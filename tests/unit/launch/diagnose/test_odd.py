@@ -193,7 +193,7 @@ def test_a_canary_everywhere_is_repeated_nowhere(one: Prepared) -> None:
 
 @pytest.mark.parametrize("name", ["healthy_running", "gpu_too_many", "oom_limit"])
 def test_a_thousand_pods(name: str) -> None:
-    """One pass: ten times as many pods do not take much more than ten times as long."""
+    """One pass: ten times as many pods do not take much more than ten times the work."""
     base = named(name).evidence
 
     def many(count: int) -> Evidence:
@@ -211,10 +211,14 @@ def test_a_thousand_pods(name: str) -> None:
         )
         return replace(base, pods=tuple(pods), events=events, nodes=(base.nodes or ()) * (count // 10) or None)
 
-    evidence = many(1000)
-    started = time.perf_counter()
-    status = run_status(evidence)
-    seconds = time.perf_counter() - started
+    def work(evidence: Evidence) -> float:
+        """CPU seconds of this process alone: what else runs on the machine is no matter."""
+        started = time.process_time()
+        run_status(evidence)
+        return time.process_time() - started
+
+    few, thousand = many(100), many(1000)
+    assert min(work(thousand) for _ in range(2)) < 30 * min(work(few) for _ in range(5))
+    status = run_status(thousand)
     assert len(status.nodes) == 1000
-    assert seconds < 1.0
     assert len(as_text(status, 80).splitlines()) < 40

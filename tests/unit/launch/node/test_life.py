@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from rankzero.errors import RankzeroError, StoppedError
+from rankzero.errors import RankzeroError, ServiceError, StoppedError
 from rankzero.launch.node import command
+from rankzero.launch.node.client import Client
 from rankzero.launch.node.command import Node
-from rankzero.launch.node.finished import is_finished
 from rankzero.launch.node.output import Output
 from rankzero.launch.node.platform import Place
 from rankzero.launch.node.settings import NodeSettings
 from rankzero.launch.node.stop import StopWish
+from rankzero.launch.node.submission import Submission
 from rankzero.launch.processes import OpenStderr, Ranks, Workers
 from rankzero.redaction import Redactor
+from rankzero.run_dir.finished import is_finished
 from rankzero.run_dir.paths import RunDir
+from tests.support.nodes import free_port
 from tests.support.runs import run_here, run_root, small_spec
 
 Scene = tuple[Callable[[], bool], Callable[[], Any]]
@@ -35,7 +41,7 @@ class Script:
     def __init__(self, scenes: list[Scene]) -> None:
         self.scenes, self.sent = scenes, list[dict[str, Any]]()
 
-    def connect(self, _stopped: Callable[[], bool]) -> bool:
+    def connect(self, _stopped: Callable[[], bool], _wait: Any) -> bool:
         return True
 
     def send(self, message: dict[str, Any]) -> None:
@@ -55,18 +61,18 @@ class Play:
     """One node, node 1 of 2."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
-        self.folder, self.stop = folder, StopWish()
+        self.folder, self.stop, self.node = folder, StopWish(), 1
+        self.first: list[Scene] = [(lambda: True, lambda: {"start": 1, "nodes": [0, 1]})]
         self.settings = NodeSettings(run="r", num_nodes=2, **settings)
 
     def happened(self, name: str) -> Callable[[], bool]:
         return lambda: (self.folder / name).exists()
 
     def run(self, *scenes: Scene) -> tuple[RankzeroError | None, Script]:
-        start: Scene = (lambda: True, lambda: {"start": 1, "nodes": [0, 1]})
-        self.script = script = Script([start, *scenes])
+        self.script = script = Script([*self.first, *scenes])
         env = {**os.environ, "STAND_IN": str(self.folder)}
         spec = small_spec(self.folder, self.folder)
-        place, output = Place(1, 2, 1, "x"), Output(Redactor({}))
+        place, output = Place(self.node, 2, 1, "x"), Output(Redactor({}))
         node = Node(spec, self.settings, place, env, output, self.stop, script)  # type: ignore[arg-type]
         try:
             node.run()
@@ -165,3 +171,89 @@ def test_a_finished_run_waits_for_nobody(tmp_path: Path, tiny: Path, monkeypatch
     Node(spec, settings, place, {}, output, StopWish(), script).run()  # type: ignore[arg-type]
     (run_dir.final / "manifest.json").unlink()
     assert not is_finished(run_dir, spec)
+
+
+def away_from_node_0(folder: Path, *, seconds: float, node: int = 1) -> Node:
+    """A node whose node 0 is not there, with the client that pods have."""
+    place, output = Place(node, 4, 1, "127.0.0.1", control_port=free_port()), Output(Redactor({}))
+    client = Client(place, {}, Submission({}), output.say)
+    settings = NodeSettings(run="r", num_nodes=4, rendezvous_seconds=seconds, max_restarts=1)
+    return Node(small_spec(folder, folder), settings, place, {}, output, StopWish(), client)
+
+
+def test_a_replacement_in_a_finished_run_leaves_though_node_0_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is seen once, while node 0 is being looked for; the next look is seconds away."""
+    monkeypatch.setattr(command, "FINISHED_SECONDS", 0.3)
+    monkeypatch.setattr(command, "is_finished", lambda _run_dir, _spec: True)
+    away_from_node_0(tmp_path, seconds=300.0).run()
+
+
+def test_one_attempt_without_node_0_is_charged_to_one_node(tmp_path: Path) -> None:
+    """Each pod that leaves with 69 is charged: node 1 leaves, the others wait for as many attempts as there may be."""
+    took: list[float] = []
+    for number in (1, 2):
+        since = time.monotonic()
+        with pytest.raises(ServiceError, match="node 0 was not reached in"):
+            away_from_node_0(tmp_path, seconds=0.4, node=number).run()
+        took.append(time.monotonic() - since)
+    assert took[1] >= 0.4 * 3 > 0.4 <= took[0]
+
+
+def test_who_waits_beside_node_0_leaves_the_giving_up_to_it(tmp_path: Path) -> None:
+    """Node 0 gives up and is replaced, at the price of one restart; those that it has let in wait for the next one."""
+    play = Play(tmp_path, rendezvous_seconds=0.3)
+    since = time.monotonic()
+    waiting: list[Scene] = [(lambda: True, lambda: {"waiting": [2]})]
+    late: list[Scene] = [(lambda: time.monotonic() - since > 0.9, lambda: {"end": 0, "because": ""})]
+    start = play.first
+    play.first = [*waiting, (lambda: time.monotonic() - since > 0.6, start[0][1])]
+    (tmp_path / "go").write_text("0")
+    error, _ = play.run(*late)
+    assert error is None
+
+
+def test_node_0_gives_up_and_names_those_that_did_not_come(tmp_path: Path) -> None:
+    play = Play(tmp_path, rendezvous_seconds=0.3)
+    play.node, play.first = 0, [(lambda: True, lambda: {"waiting": [2, 3]})]
+    error, _ = play.run()
+    assert isinstance(error, ServiceError)
+    assert "nodes 2, 3 did not come in 0 s" in str(error)
+
+
+def test_a_wait_in_which_nothing_comes_of_node_0_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lets in and hangs up: all these connections are one wait."""
+    node = away_from_node_0(tmp_path, seconds=0.3)
+    monkeypatch.setattr(Client, "connect", lambda _self, _stopped, _wait: True)
+    monkeypatch.setattr(Client, "next", lambda _self, _timeout: {"lost": True})
+    with pytest.raises(ServiceError, match="did not come in"):
+        node.run()
+
+
+def test_a_node_whose_place_was_taken_leaves(tmp_path: Path) -> None:
+    play = Play(tmp_path)
+    error, script = play.run((play.happened("up"), lambda: {"replaced": True}))
+    assert isinstance(error, StoppedError)
+    assert "another pod has taken the place of node 1" in str(error)
+    assert script.sent == [], "it has no say in the run any more"
+
+
+def test_handlers_are_there_before_anything_that_takes_time() -> None:
+    """PID 1 ignores SIGTERM until it has a handler, and importing what a node needs takes over a second."""
+    code = "import sys, rankzero.launch.node.__main__; print([m for m in ('pydantic', 'yaml') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
+
+
+def test_what_a_process_started_ends_with_it(tmp_path: Path) -> None:
+    """A helper, such as a loader of data or a compiler, holds memory and a device after its parent was killed."""
+    helper = tmp_path / "helper"
+    code = f"import subprocess; p = subprocess.Popen(['sleep', '600']); open({str(helper)!r}, 'w').write(str(p.pid))"
+    (tmp_path / "starts_a_helper.py").write_text(code)
+    workers = Workers(tmp_path, Ranks(0, 1, 1), module="starts_a_helper")
+    workers.start(tmp_path / "none", {**os.environ, "PYTHONPATH": str(tmp_path)}, 0.0, lambda _local: None)
+    workers.processes[0].wait(timeout=60)
+    process = psutil.Process(int(helper.read_text()))
+    workers.kill()
+    assert process.wait(timeout=60) is not None or not process.is_running()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rankzero.launch.backends.docker import DockerBackend
-from rankzero.launch.backends.docker_command import Answer, Docker
+from rankzero.launch.backends.docker.backend import DockerBackend
+from rankzero.launch.backends.docker.command import Answer, Docker
 from tests.unit.launch.backends.docker import fake_docker
 from tests.unit.launch.backends.docker.docker_objects import objects
 from tests.unit.launch.backends.docker.fake_docker import Daemon

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from rankzero.errors import AccessError, ServiceError
-from rankzero.launch import labels
+from rankzero.launch import kinds, labels
 from rankzero.launch.backend import LogLine, LogQuery
-from rankzero.launch.backends.docker import DockerBackend
+from rankzero.launch.backends.docker.backend import DockerBackend
 from tests.unit.launch.backends.docker.conftest import NODES, Submit, states
 from tests.unit.launch.backends.docker.docker_objects import objects, pod
 from tests.unit.launch.backends.docker.fake_docker import Daemon
@@ -26,7 +26,7 @@ def test_evidence_is_in_the_api_s_shapes(daemon: Daemon, submit: Submit, backend
     daemon.finish(NODES[1], 1)
     evidence = backend.collect("tiny", log_lines=2)
     first, second = evidence.pods
-    assert [labels.node_index(one) for one in evidence.pods] == [0, 1]
+    assert [kinds.node_index(one) for one in evidence.pods] == [0, 1]
     assert first["status"]["phase"] == "Failed"
     ended = first["status"]["containerStatuses"][0]["state"]["terminated"]
     assert ended == {
@@ -74,7 +74,7 @@ def test_following_waits_for_containers_that_are_about_to_start(
     daemon.behave(refuses={"start": "not now"}, says={NODES[0]: ["2026-01-01T00:00:00Z at last"]})
     with pytest.raises(ServiceError):
         submit(pod(0))
-    monkeypatch.setattr("rankzero.launch.backends.docker.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("rankzero.launch.backends.docker.backend.POLL_SECONDS", 0.01)
     lines: list[LogLine] = []
     waited = threading.Event()
     look = backend._containers
@@ -139,7 +139,7 @@ def test_delete_removes_claims_where_asked_and_names_those_in_use(
 def test_a_daemon_that_does_not_answer(daemon: Daemon, message: str, kind: type[Exception], hint: str) -> None:
     backend = DockerBackend()
     daemon.behave(refuses={"": message})
-    for call in (backend.served, backend.runs, lambda: backend.submit(objects(), print)):
+    for call in (backend.runs, lambda: backend.submit(objects(), print)):
         with pytest.raises(kind, match=hint):
             call()
 
@@ -148,10 +148,6 @@ def test_no_docker_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     backend = DockerBackend()
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ServiceError, match=r"no docker command[\s\S]*install"):
-        backend.served()
+        backend.runs()
     with pytest.raises(ServiceError, match="no docker command"):
         list(backend.logs("tiny", LogQuery(follow=True)))
-
-
-def test_served(daemon: Daemon, backend: DockerBackend) -> None:
-    assert backend.served().kinds == {"docker"}

@@ -11,9 +11,9 @@ import pytest
 from rankzero.errors import ConfigError
 from rankzero.launch import labels
 from rankzero.launch.backend import LogLine, LogQuery
-from rankzero.launch.backends.docker_command import Host
-from rankzero.launch.backends.docker_evidence import POD, RESTARTS, objects_of, pod_of
-from rankzero.launch.backends.docker_pod import Container, Mount, container_of, mount_option, share_gpus
+from rankzero.launch.backends.docker.command import Host
+from rankzero.launch.backends.docker.evidence import POD, RESTARTS, objects_of, pod_of
+from rankzero.launch.backends.docker.pod import Container, Mount, container_of, mount_option, share_gpus
 from rankzero.launch.log_choice import Wanted
 from rankzero.launch.pods import parse_pod
 from tests.unit.launch.backends.docker.docker_objects import job, pod

@@ -9,7 +9,7 @@ import pytest
 
 from rankzero.errors import ConfigError, ExitCode, ServiceError
 from rankzero.launch.backend import LogQuery
-from rankzero.launch.backends.docker import DockerBackend
+from rankzero.launch.backends.docker.backend import DockerBackend
 from rankzero.launch.backends.preparation import PreparationError
 from tests.unit.launch.backends.docker.conftest import NODES, Submit, states
 from tests.unit.launch.backends.docker.docker_objects import objects, pod

@@ -1,0 +1,41 @@
+"""`rankzero generate`: ask the result of a run, or any model, a question."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+
+def generate(
+    model: Annotated[
+        str, typer.Argument(metavar="RUN|MODEL", help="A run directory, or a model: directory or Hub id.")
+    ],
+    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT…", help="One or more questions.")],
+    image: Annotated[
+        list[str] | None, typer.Option("--image", metavar="FILE", help="What the questions are about; repeatable.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest reply, in tokens.")] = 128,
+    base: Annotated[bool, typer.Option("--base", help="Ask the run's model as it was before training.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list of {prompt, reply}.")] = False,
+) -> None:
+    """Ask the result of a run, or any model, a question.
+
+    Replies are greedy. In a prompt, <image> says where the next image stands.
+    """
+    from rankzero.cli.installed import require_engine
+    from rankzero.cli.output import warn_of_changes
+    from rankzero.run_dir.result import find_result
+
+    result = find_result(model, "writes", base=base)
+    warn_of_changes(result.changed)
+    require_engine()
+    from rankzero.engine.ask import ask
+
+    replies = ask(result, prompts, images=image or (), max_new_tokens=max_new_tokens)
+    if as_json:
+        pairs = [{"prompt": prompt, "reply": reply} for prompt, reply in zip(prompts, replies, strict=True)]
+        typer.echo(json.dumps(pairs, ensure_ascii=False, indent=2))
+    else:
+        typer.echo("\n\n".join(f"> {prompt}\n{reply}" for prompt, reply in zip(prompts, replies, strict=True)))

@@ -1,0 +1,69 @@
+"""Help in sections: commands and flags by what they are for, in whole sentences. Light: no rich.
+
+What typer calls `rich_help_panel` is the section here; typer shows panels only where it imports rich, which costs more
+than all the rest of --help.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+_ORDER = ("Start", "Data", "Train", "Results", "Cluster", "Look", "Make", "Arguments", "Options")
+WIDTH = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+"""Settings of every command line: both names of the help, and no longer lines on a wide terminal."""
+
+
+class Sections(TyperGroup):
+    """A group of commands whose help has a section for each panel."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Commands first: that is what is looked for."""
+        shown = [(name, command) for name, command in self.commands.items() if not command.hidden]
+        longest = max(len(name) for name, _ in shown)
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name, command in shown:
+            row = (f"{name:{longest}}", first_sentence(command.help or ""))
+            sections.setdefault(_panel(command) or "Commands", []).append(row)
+        _write(sections, formatter)
+        _write_flags(self.get_params(ctx), ctx, formatter)
+
+
+class Flags(TyperCommand):
+    """A command whose flags have a section for each panel."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Arguments, flags without a panel, then the panels."""
+        _write_flags(self.get_params(ctx), ctx, formatter)
+
+
+def first_sentence(text: str) -> str:
+    """`Train a run.` of a text that says more; in one line."""
+    paragraph = " ".join(text.split("\n\n")[0].split())
+    match = re.match(r".*?[^.]\.(?=\s|$)", paragraph)
+    return match.group() if match else paragraph
+
+
+def _write_flags(parameters: Iterable[Any], ctx: Any, formatter: Any) -> None:
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for parameter in parameters:
+        record = parameter.get_help_record(ctx)
+        if record is not None:
+            usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            sections.setdefault(_panel(parameter) or usual, []).append(record)
+    _write(sections, formatter)
+
+
+def _write(sections: dict[str, list[tuple[str, str]]], formatter: Any) -> None:
+    for name in sorted(sections, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER)):
+        with formatter.section(name):
+            formatter.write_dl(sections[name])
+
+
+def _panel(owner: object) -> str | None:
+    """The section that something was given; typer has a placeholder where it was given none."""
+    panel = getattr(owner, "rich_help_panel", None)
+    return panel if isinstance(panel, str) else None

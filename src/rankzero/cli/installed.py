@@ -1,0 +1,40 @@
+"""What is installed, and what to install where it is not: the launcher alone has neither data nor training stack."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from rankzero.errors import ConfigError
+
+_DATA = ("orjson", "numpy", "pyarrow", "filelock", "jinja2", "fsspec", "huggingface_hub")
+_TOKENIZER = ("tokenizers", "transformers")
+_ENGINE = (*_DATA, *_TOKENIZER, "torch", "peft", "safetensors")
+
+
+def require_data() -> None:
+    """Raise ConfigError where rows cannot be read."""
+    _require("data", _DATA)
+
+
+def require_tokenizer() -> None:
+    """Raise ConfigError where tokens cannot be counted."""
+    _require("train", (*_DATA, *_TOKENIZER))
+
+
+def require_engine() -> None:
+    """Raise ConfigError where only the launcher is installed."""
+    _require("train", _ENGINE)
+
+
+def _require(extra: str, modules: tuple[str, ...]) -> None:
+    missing = [name for name in modules if not _is_there(name)]
+    if missing:
+        hint = f"pip install 'rankzero[{extra}]'"
+        raise ConfigError(f"this command needs what is not installed: {', '.join(missing)}", hint=hint)
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ValueError:  # something stands in for it that is no module
+        return False

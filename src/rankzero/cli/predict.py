@@ -1,0 +1,45 @@
+"""`rankzero predict`: the classes of texts, with their probabilities."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from rankzero.cli.data.inputs import ColumnsOption, column_map
+from rankzero.errors import UsageError
+
+
+def predict(
+    model: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="A run of task classify, or a trained classifier.")],
+    files: Annotated[
+        list[str] | None, typer.Argument(metavar="FILE…", help="Rows with text or sentence: JSONL, CSV, Parquet …")
+    ] = None,
+    text: Annotated[list[str] | None, typer.Option("--text", metavar="TEXT", help="A text; repeatable.")] = None,
+    columns: ColumnsOption = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print an object {text, label, probabilities} a line.")
+    ] = False,
+) -> None:
+    """Put texts into the classes of a classifier, one line for each."""
+    from rankzero.cli.installed import require_engine
+    from rankzero.cli.output import warn_of_changes
+    from rankzero.run_dir.result import find_result
+
+    if not files and not text:
+        raise UsageError("there is no text", where="command line", hint="pass --text '…', or a file of rows")
+    result = find_result(model, "classifies")
+    warn_of_changes(result.changed)
+    require_engine()
+    from rankzero.data.read.texts import read_texts
+    from rankzero.engine.ask import put_into_classes
+
+    names = column_map(columns)
+    texts = [*(text or ()), *(row.text for file in files or () for row in read_texts(file, names))]
+    for one, found in zip(texts, put_into_classes(result, texts), strict=True):
+        if as_json:
+            value = {"text": one, "label": found.label, "probabilities": found.probabilities}
+            typer.echo(json.dumps(value, ensure_ascii=False))
+        else:
+            typer.echo(f"{found.label}\t{found.probabilities[found.label]:.4f}\t{' '.join(one.split())}")

@@ -1,0 +1,72 @@
+"""`rankzero render`: exactly what submit would apply, as YAML. Needs no cluster."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankzero.cli.planning import plan_from
+
+if TYPE_CHECKING:
+    from rankzero.launch.labels import Manifest
+
+ClusterOption = Annotated[
+    str | None,
+    typer.Option("--cluster", metavar="FILE|PROFILE", help="Where; default $RANKZERO_CLUSTER, cluster.yaml."),
+]
+KindOption = Annotated[
+    str | None,
+    typer.Option("--kind", help="job, jobset, trainjob, pytorchjob, statefulset or docker, whatever the cluster says."),
+]
+
+
+def render(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RUN.yaml [key=value …]", help="Run spec, overrides; cluster.KEY=VALUE for the cluster."
+        ),
+    ] = None,
+    cluster: ClusterOption = None,
+    kind: KindOption = None,
+    output: Annotated[str | None, typer.Option("-o", "--output", metavar="DIR", help="One file per object.")] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="On a terminal too, print the contents of files that are shipped.")
+    ] = False,
+) -> None:
+    """Print the objects that a run becomes on a cluster, as YAML."""
+    from rankzero.launch.render import render as render_plan
+
+    objects = render_plan(plan_from(arguments or [], cluster, kind))
+    if output is None:
+        print_objects(objects, full=full)
+    else:
+        write_files(objects, Path(output))
+
+
+def print_objects(objects: list[Manifest], *, full: bool = False) -> None:
+    """Exactly what is sent; on a terminal without `full`, with the long lines of shipped files left out."""
+    from rankzero.launch.render.content import shortened, to_yaml
+
+    if full or not sys.stdout.isatty():
+        typer.echo(to_yaml(objects), nl=False)
+        return
+    short = shortened(objects)
+    typer.echo(to_yaml(short), nl=False)
+    if short != objects:
+        typer.echo("long lines are left out here; rankzero render --full, a pipe and -o have them", err=True)
+
+
+def write_files(objects: list[Manifest], directory: Path) -> None:
+    """One file an object, numbered in the order of application. Raises StorageError."""
+    from rankzero.launch.render.content import file_name, to_document
+    from rankzero.run_dir.atomic import place_given_by, write_text
+
+    for index, manifest in enumerate(objects, start=1):
+        path = directory / file_name(index, manifest)
+        with place_given_by("-o"):
+            write_text(path, to_document(manifest))
+        typer.echo(path)

@@ -1,0 +1,93 @@
+"""`rankzero list`, `status`, `describe`, `cancel` and `delete`: looking at runs on a cluster and ending them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from rankzero.cli.logs import JsonOption, RunArgument
+from rankzero.cli.render import ClusterOption
+from rankzero.errors import UsageError
+
+
+def list_runs(cluster: ClusterOption = None, as_json: JsonOption = False) -> None:
+    """List the runs in a cluster's namespace."""
+    from rankzero.cli.cluster_option import backend_for, terminal_width, wants_colour
+    from rankzero.launch.status import as_table, summarise
+
+    _, backend = backend_for(cluster)
+    rows = summarise(backend.runs())
+    if as_json:
+        typer.echo(json.dumps([row.to_json() for row in rows], indent=2))
+    else:
+        typer.echo(as_table(rows, width=terminal_width(), colour=wants_colour()), nl=False)
+
+
+def status(run: RunArgument, cluster: ClusterOption = None, as_json: JsonOption = False) -> None:
+    """Say in one verdict how a run is, and what to do about it."""
+    _look(run, cluster, as_json=as_json, whole=False)
+
+
+def describe(run: RunArgument, cluster: ClusterOption = None, as_json: JsonOption = False) -> None:
+    """Show all that the cluster knows of a run.
+
+    The verdict, objects, pods with their containers, and events.
+    """
+    _look(run, cluster, as_json=as_json, whole=True)
+
+
+def _look(run: str, cluster: str | None, *, as_json: bool, whole: bool) -> None:
+    from rankzero.cli.cluster_option import backend_for, object_name_of, terminal_width, unknown_run, wants_colour
+    from rankzero.cli.describe_text import described, described_json
+    from rankzero.launch.status import as_text, run_status
+
+    _, backend = backend_for(cluster)
+    name = object_name_of(run)
+    evidence = backend.collect(name)
+    if not evidence.objects and not evidence.pods:
+        raise unknown_run(run, name, [one.run for one in backend.runs()])
+    verdict = run_status(evidence)
+    if as_json:
+        facts = verdict.to_json()
+        typer.echo(json.dumps({**facts, **described_json(evidence)} if whole else facts, indent=2))
+        return
+    typer.echo(as_text(verdict, width=terminal_width(), colour=wants_colour()), nl=False)
+    if whole:
+        typer.echo("\n" + described(evidence), nl=False)
+
+
+def cancel(run: RunArgument, cluster: ClusterOption = None) -> None:
+    """Stop a run, which saves and leaves its GPUs. Submitting it again continues it."""
+    from rankzero.cli.cluster_option import backend_for, find_run, say
+
+    _, backend = backend_for(cluster)
+    backend.cancel(find_run(backend, run), say)
+
+
+def delete(
+    run: RunArgument,
+    cluster: ClusterOption = None,
+    claims: Annotated[
+        bool, typer.Option("--claims", help="Also the volumes that only this run uses, with all results on them.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove what submit made for a run. Volumes and the results on them stay, unless asked for."""
+    from rankzero.cli.cluster_option import backend_for, find_run, say
+
+    _, backend = backend_for(cluster)
+    name = find_run(backend, run)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError("there is nobody to ask", where="delete", hint="--yes deletes without asking")
+        also = " AND ITS VOLUMES WITH ALL RESULTS" if claims else ""
+        typer.confirm(f"delete {name}{also}?", abort=True, err=True)
+    removed = backend.delete(name, claims=claims, say=say)
+    if as_json:
+        typer.echo(json.dumps(removed))
+    else:
+        typer.echo("\n".join(f"removed {one}" for one in removed) or "nothing was left to remove")

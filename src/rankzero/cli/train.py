@@ -1,0 +1,214 @@
+"""`rankzero train`: a spec file, overrides and flags into one resolved spec, and a run of it on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from rankzero.errors import StopNow, StoppedError, UsageError
+from rankzero.spec.metrics import MEASURES
+from rankzero.spec.row_formats import RowFormat
+from rankzero.spec.run_options import RunOptions
+from rankzero.spec.tasks import TASKS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankzero.cli.seed_flags import SeedFlags
+    from rankzero.preflight.look import Part
+    from rankzero.spec.run_spec import RunSpec
+
+
+seed_flag = partial(typer.Option, rich_help_panel="Instead of a spec, or on top of it (flags of train_framework.py)")
+
+
+def train(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="RUN.yaml|key=value", help="Spec file, dotted overrides.")
+    ] = None,
+    nproc_per_node: Annotated[str, typer.Option(metavar="N|auto", help="Processes; auto: one for each GPU.")] = "auto",
+    allow_change: Annotated[
+        list[str] | None, typer.Option(metavar="FIELD", help="Resume although this field changed; repeatable.")
+    ] = None,
+    report_json: Annotated[str | None, typer.Option(metavar="FILE", help="Also write report.json here.")] = None,
+    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], typer.Option(help="Console and log.")] = "INFO",
+    log_batches: Annotated[
+        Literal["all", "first-last", "none"], typer.Option(help="Batches to log at DEBUG, by step of the epoch.")
+    ] = "first-last",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON on stdout.")] = False,
+    model: Annotated[str | None, seed_flag(help="model.name")] = None,
+    data: Annotated[str | None, seed_flag(help="data.train")] = None,
+    row_format: Annotated[
+        RowFormat | None, seed_flag("--format", help="Row shape of --data; auto: row by row.")
+    ] = None,
+    output: Annotated[str | None, seed_flag(help="The run directory: output_dir and name.")] = None,
+    epochs: Annotated[float | None, seed_flag(help="train.num_train_epochs")] = None,
+    seq_len: Annotated[int | None, seed_flag(help="data.max_length")] = None,
+    batch: Annotated[int | None, seed_flag(min=1, help="Rows per pass; × grad-accum × processes.")] = None,
+    grad_accum: Annotated[int | None, seed_flag(min=1, help="Passes per step; see --batch.")] = None,
+    bf16: Annotated[bool, seed_flag("--bf16", help="model.dtype=bfloat16")] = False,
+    lora: Annotated[bool, seed_flag("--lora", help="Train adapters.")] = False,
+    lora_r: Annotated[int | None, seed_flag(help="lora.r")] = None,
+    lora_alpha: Annotated[float | None, seed_flag(help="lora.alpha")] = None,
+    lora_dropout: Annotated[float | None, seed_flag(help="lora.dropout")] = None,
+    target_modules: Annotated[list[str] | None, seed_flag(help="lora.target_modules: names, or all-linear.")] = None,
+    model_local_dir: Annotated[str | None, seed_flag(help="model.local_dir")] = None,
+    tokenizer_local_dir: Annotated[str | None, seed_flag(help="model.tokenizer_dir")] = None,
+    local_files_only: Annotated[bool, seed_flag("--local-files-only", help="Never use the network.")] = False,
+) -> None:
+    """Train a run on this machine, or continue where it stopped.
+
+    Every local GPU is used, or else the CPU. What stands in RUN.yaml can be changed for once: train.max_steps=100.
+    """
+    from rankzero.cli.seed_flags import SeedFlags
+    from rankzero.preflight.look import EVERYTHING
+    from rankzero.spec.diff import not_allowable
+    from rankzero.spec.nearby import shown
+
+    flags = SeedFlags(
+        model=model,
+        data=data,
+        row_format=row_format,
+        output=output,
+        epochs=epochs,
+        seq_len=seq_len,
+        batch=batch,
+        grad_accum=grad_accum,
+        bf16=bf16,
+        lora=lora,
+        lora_r=lora_r,
+        lora_alpha=lora_alpha,
+        lora_dropout=lora_dropout,
+        target_modules=target_modules or (),
+        model_local_dir=model_local_dir,
+        tokenizer_local_dir=tokenizer_local_dir,
+        local_files_only=local_files_only,
+    )
+    with stopped_by_sigterm():
+        nproc = process_count(nproc_per_node)
+        # One process of a machine says what is wrong there.
+        parts = EVERYTHING if os.environ.get("LOCAL_RANK", "0") == "0" else ()
+        spec = read_spec(arguments or [], flags, parts, world_size=world_size(nproc))
+        options = RunOptions(log_level, log_batches, report_json, tuple(allow_change or ()))
+        if problems := not_allowable(options.allow_changes):
+            raise UsageError(problems)
+        report = start(spec, options, nproc)
+    if os.environ.get("RANK", "0") == "0":
+        directory = shown(os.path.join(spec.output_dir, str(spec.name)))
+        typer.echo(json.dumps(report, indent=2) if as_json else summary(report, directory))
+
+
+@contextmanager
+def stopped_by_sigterm() -> Iterator[None]:
+    """SIGTERM raises StoppedError, before and after whoever trains minds it: death by it is a failure to a cluster."""
+    from rankzero.launch.processes import signals_to
+
+    def stop(_number: int) -> None:
+        raise StopNow
+
+    try:
+        with signals_to(stop, (signal.SIGTERM,)):
+            yield
+    except StopNow:
+        raise StoppedError("stopped by SIGTERM", hint="give the same command again") from None
+
+
+def process_count(wanted: str) -> int:
+    """How many processes this command runs: one of several under torchrun, else as asked for. Raises UsageError."""
+    if "RANK" in os.environ:
+        if wanted != "auto":
+            hint = "leave it out here: whoever set RANK (torchrun, a cluster) decides how many processes there are"
+            raise UsageError(
+                "RANK is set, so this is already one process of several", where="--nproc-per-node", hint=hint
+            )
+        return 1
+    if wanted == "auto":
+        from rankzero.launch.devices import local_gpu_count
+
+        return max(1, local_gpu_count(os.environ))
+    if not wanted.isdigit() or int(wanted) < 1:
+        raise UsageError(f"{wanted!r} is not a number of processes", where="--nproc-per-node", hint="auto, or 1, 2 …")
+    return int(wanted)
+
+
+def world_size(nproc: int) -> int:
+    """Processes of the whole run. Raises UsageError."""
+    if "RANK" not in os.environ:
+        return nproc
+    text = os.environ.get("WORLD_SIZE", "1")
+    if not text.isdigit() or int(text) < 1:
+        raise UsageError(f"{text!r} is not a number of processes", where="environment WORLD_SIZE")
+    return int(text)
+
+
+def read_spec(
+    arguments: list[str], flags: SeedFlags, parts: Sequence[Part] = ("paths",), *, world_size: int
+) -> RunSpec:
+    """The resolved spec of a command line, all paths in it absolute; `parts` is what preflight looks at.
+
+    Raises UsageError, or the error of preflight's worst finding with all problems.
+    """
+    from rankzero.cli.argv import spec_arguments
+    from rankzero.cli.seed_flags import as_settings, require_lora
+    from rankzero.preflight.look import look
+    from rankzero.run_dir.setting import settled
+    from rankzero.spec.load import read_run_spec
+    from rankzero.spec.local_paths import absolute
+    from rankzero.spec.resolve import resolve
+
+    given = spec_arguments(arguments)
+    if given.file is None and not any((flags.model, flags.data, *arguments)):
+        raise UsageError("nothing to train", hint="rankzero train RUN.yaml; `rankzero init` writes one to start from")
+    settings = as_settings(flags, world_size=world_size)
+    reading = read_run_spec(given.file, [*given.overrides, *settings], env=os.environ)
+    if reading.found is not None:
+        require_lora(flags, reading.found.source("lora"))
+    loaded = look(reading, parts)
+    return settled(absolute(resolve(loaded.spec), loaded.base))
+
+
+def start(spec: RunSpec, options: RunOptions, nproc: int) -> dict[str, Any]:
+    """Run in this process, or as several. Returns the report."""
+    from rankzero.cli.installed import require_engine
+
+    require_engine()
+    if nproc == 1:
+        from rankzero.engine.worker import run
+
+        return run(spec, options)
+    from rankzero.launch.local import run_processes
+
+    report: dict[str, Any] = json.loads(run_processes(spec, options, nproc, os.environ))
+    return report
+
+
+def summary(report: dict[str, Any], run_dir: str) -> str:
+    """What a person wants to know first, and what to type next."""
+    lines = [
+        f"run directory  {run_dir}",
+        f"train loss     {report['train_loss_first']:.4f} -> {report['train_loss_last']:.4f}",
+    ]
+    last = report["last_evaluation"]
+    same = last is None or last["step"] == report["final_step"]
+    if report["eval_loss"] is not None:
+        before = f"{report['eval_loss_first']:.4f} -> " if report["eval_loss_first"] is not None else ""
+        of = "" if same else f", of final/ (step {report['final_step']})"
+        lines.append(f"eval loss      {before}{_scores(report)}{of}")
+    if not same:
+        lines.append(f"               {_scores(last)}, of the last step ({last['step']})")
+    lines.append(f"next           {TASKS[report['spec']['task']].command.format(run=run_dir)}")
+    return "\n".join(lines)
+
+
+def _scores(evaluation: dict[str, Any]) -> str:
+    """`0.0281 (perplexity 1.03)`, from a report or from one evaluation in it."""
+    shown = [name for name in MEASURES if name != "eval_loss" and evaluation.get(name) is not None]
+    more = ", ".join(f"{name} {evaluation[name]:.4g}" for name in shown)
+    return f"{evaluation['eval_loss']:.4f} ({more})"

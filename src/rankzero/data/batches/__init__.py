@@ -1,0 +1,1 @@
+"""From tokenised rows to the tensors of a pass: plan, loader, collators."""

@@ -1,0 +1,131 @@
+"""Rows with images as tensors: decoded, turned into what the model's processor makes of them, padded on the right.
+
+Knows rows, image files and torch; what pixels become, it asks the model's side, which it knows by `ImageInputs` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rankzero.data.batches.collators.text import MicroBatch, pad_right, padded_places, target_weights, to_device
+from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.images.decode import load_rgb
+from rankzero.data.order import Indices
+from rankzero.errors import DataError, Problem
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Tokens = tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]
+"""Ids of a row, and which of them are trained."""
+
+_BLANK = (64, 64)
+
+
+class ImageInputs(Protocol):
+    """What a model is given of images."""
+
+    @property
+    def placeholder_id(self) -> int:
+        """The token that an image is copies of."""
+        ...
+
+    def tokens(self, image: Image) -> int:
+        """How many of them an image is."""
+        ...
+
+    def inputs(self, images: Sequence[Image]) -> Mapping[str, torch.Tensor]:
+        """Keyword arguments for the images of a pass, on the CPU."""
+        ...
+
+    def token_inputs(self, input_ids_BT: npt.NDArray[np.int64]) -> Mapping[str, npt.NDArray[np.int64]]:
+        """Keyword arguments of a pass with images that have one value for each token, besides the ids."""
+        ...
+
+
+class PicturedText:
+    """Rows of text and images, padded as PaddedText pads. A pass without images is one of text alone.
+
+    `always_image`: where a model is spread over ranks, every pass has to run the vision tower, because others wait for
+    its weights. A pass without images then has a blank one behind its shortest row, where no trained token sees it.
+    """
+
+    packed = False
+
+    def __init__(self, vision: ImageInputs, *, always_image: bool) -> None:
+        self._vision = vision
+        self._blank: Image | None = None
+        if always_image:
+            from PIL import Image
+
+            self._blank = Image.new("RGB", _BLANK)
+
+    def __call__(self, dataset: TokenizedDataset, rows: Indices, device: torch.device) -> MicroBatch:
+        tokens = [dataset.row(int(row)) for row in rows]
+        images: list[Image] = []
+        for row, (ids, _) in zip(rows, tokens, strict=True):
+            images += self._images(dataset, int(row), ids)
+        batch = self._batch(rows, tokens, images, device)
+        return replace(batch, weights_N=target_weights(dataset, rows, [mask for _, mask in tokens], device))
+
+    def idle(self, device: torch.device) -> MicroBatch:
+        """Tokens that predict nothing, and the blank image where there always is one."""
+        nothing = np.zeros(3, np.int32), np.zeros(3, np.bool_)
+        return replace(self._batch(np.empty(0, np.int64), [nothing], [], device), computed=0)
+
+    def _images(self, dataset: TokenizedDataset, row: int, ids: npt.NDArray[np.int32]) -> list[Image]:
+        """The row's images. Raises DataError where one is gone, or no longer what was tokenised."""
+        images: list[Image] = []
+        for path in dataset.images(row):
+            try:
+                images.append(load_rgb(Path(path).name, Path(path).parent))
+            except DataError as error:
+                problems = [Problem(f"image {path}: {p.what}", dataset.where(row), p.hint) for p in error.problems]
+                raise DataError(problems) from error
+        expected = int((ids == self._vision.placeholder_id).sum())
+        found = sum(self._vision.tokens(image) for image in images)
+        if found != expected:
+            paths = ", ".join(dataset.images(row))
+            what = f"its images become {found} tokens, and were {expected} when the row was tokenised ({paths})"
+            hint = f"put the images back that were there; or delete {dataset.directory}, to tokenise all rows again"
+            raise DataError(what, where=dataset.where(row), hint=hint)
+        return images
+
+    def _with_blank(self, rows: Sequence[Tokens], size: int) -> list[Tokens]:
+        shortest = min(range(len(rows)), key=lambda i: len(rows[i][0]))
+        ids, mask = rows[shortest]
+        of_image = np.full(size + 1, self._vision.placeholder_id, np.int32)  # the last one is not fed in
+        longer = np.concatenate([ids, of_image]), np.concatenate([mask, np.zeros(size + 1, np.bool_)])
+        return [*rows[:shortest], longer, *rows[shortest + 1 :]]
+
+    def _batch(
+        self,
+        rows: Indices,
+        tokens: list[Tokens],
+        images: list[Image],
+        device: torch.device,
+    ) -> MicroBatch:
+        if not images and self._blank is not None:
+            images = [self._blank]
+            tokens = self._with_blank(tokens, self._vision.tokens(self._blank))
+        padded = pad_right(tokens, pad_id=1 if self._vision.placeholder_id == 0 else 0)
+        inputs = {"input_ids": to_device(padded.input_ids_BT, device)}
+        if images:
+            extra = self._vision.token_inputs(padded.input_ids_BT)
+            pixels = {name: value.numpy() for name, value in self._vision.inputs(images).items()}
+            inputs |= {name: to_device(value, device) for name, value in {**extra, **pixels}.items()}
+        return MicroBatch(
+            rows=rows,
+            inputs=inputs,
+            predicts_BT=to_device(padded.predicts_BT, device),
+            targets_N=to_device(padded.targets_N, device),
+            computed=padded.input_ids_BT.size,
+            **padded_places(rows, inputs["input_ids"]),
+        )

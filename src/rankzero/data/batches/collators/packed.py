@@ -1,0 +1,76 @@
+"""Rows of a pass end to end, without padding. Knows rows and torch; nothing of the attention that keeps them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rankzero.data.batches.collators.text import MicroBatch, target_weights, to_device
+from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.order import Indices
+
+
+class PackedText:
+    """Rows one after the other as a single sequence of T tokens. The last token of a row is only ever a target.
+
+    The model is told where rows begin twice: by positions that start at 0 again, and by `cu_seq_lens_*`, under the
+    names that transformers gives to flash attention. There is no attention mask, and the model must not use a cache:
+    either would make transformers take the pass for one long row.
+    """
+
+    packed = True
+
+    def __call__(self, dataset: TokenizedDataset, rows: Indices, device: torch.device) -> MicroBatch:
+        tokens = [dataset.row(int(row)) for row in rows]
+        batch = _end_to_end(
+            rows,
+            [ids[:-1] for ids, _ in tokens],
+            predicts=np.concatenate([mask[1:] for _, mask in tokens]),
+            targets=np.concatenate([ids[1:][mask[1:]] for ids, mask in tokens]),
+            device=device,
+        )
+        return replace(batch, weights_N=target_weights(dataset, rows, [mask for _, mask in tokens], device))
+
+    def idle(self, device: torch.device) -> MicroBatch:
+        """One row of two tokens that predicts nothing."""
+        nothing = np.empty(0, np.int64)
+        return _end_to_end(
+            nothing, [np.zeros(2, np.int32)], predicts=np.zeros(2, np.bool_), targets=nothing, device=device
+        )
+
+
+def _end_to_end(
+    rows: Indices,
+    ids: Sequence[npt.NDArray[np.int32]],
+    *,
+    predicts: npt.NDArray[np.bool_],
+    targets: npt.NDArray[np.integer],
+    device: torch.device,
+) -> MicroBatch:
+    lengths = [len(row) for row in ids]
+    positions = np.concatenate([np.arange(length, dtype=np.int64) for length in lengths])
+    borders = to_device(np.cumsum([0, *lengths], dtype=np.int32), device)
+    longest = max(lengths)
+    input_ids = np.concatenate(ids).astype(np.int64)
+    row_of = np.repeat(rows if len(rows) else np.zeros(1, np.int64), lengths)
+    position_ids = to_device(positions[None], device)
+    return MicroBatch(
+        rows=rows,
+        inputs={
+            "input_ids": to_device(input_ids[None], device),
+            "position_ids": position_ids,
+            "cu_seq_lens_q": borders,
+            "cu_seq_lens_k": borders,
+            "max_length_q": longest,
+            "max_length_k": longest,
+        },
+        predicts_BT=to_device(predicts[None], device),
+        targets_N=to_device(targets.astype(np.int64), device),
+        computed=input_ids.size if len(rows) else 0,
+        row_of_BT=to_device(row_of[None], device),
+        position_BT=position_ids,
+    )

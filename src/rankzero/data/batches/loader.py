@@ -1,0 +1,128 @@
+"""From a tokenised data set to a rank's work: the step's rows, its passes, their tensors. Knows nothing of models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from rankzero.data.batches.collators.text import Collator, MicroBatch
+from rankzero.data.batches.plan import divide_among_ranks, micro_batches, packed_batches
+from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.order import Indices, permutation
+
+__all__ = ["Batches", "MicroBatch", "Work", "ahead"]
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """This rank's part of a step (or of an evaluation), and the totals over all ranks."""
+
+    passes: list[Indices]
+    """Rows of each pass. An empty one is a pass that only keeps step with the other ranks."""
+    rows: Indices
+    tokens: int
+    supervised: int
+    loss_weight: float
+    """What the losses of the trained tokens are multiplied by, summed up: their number where all count in full."""
+
+
+class Batches:
+    """Plans and collates. Every rank holds the whole plan, so totals need no communication."""
+
+    def __init__(
+        self,
+        dataset: TokenizedDataset,
+        collator: Collator,
+        *,
+        rank: int,
+        world_size: int,
+        max_tokens: int,
+        pass_cost: int,
+        same_passes: bool,
+    ) -> None:
+        """`same_passes`: every rank runs as many passes as the one with the most, because passes are collectives."""
+        self.dataset = dataset
+        self._collator = collator
+        self._rank, self._world_size = rank, world_size
+        self._max_tokens, self._pass_cost = max_tokens, pass_cost
+        self._same_passes = same_passes
+        self._epoch = -1
+        self._order: Indices = np.empty(0, dtype=np.int64)
+
+    def step(self, *, seed: int, epoch: int, step_in_epoch: int, size: int) -> Work:
+        """The global batch of a step, a function of (seed, epoch, step) alone, and this rank's passes through it."""
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, permutation(len(self.dataset), seed=seed, stream=epoch)
+        return self._divide(self._order[step_in_epoch * size : (step_in_epoch + 1) * size])
+
+    def everything(self) -> Work:
+        """All rows once, for an evaluation."""
+        return self._divide(np.arange(len(self.dataset), dtype=np.int64))
+
+    def rounds(self, rows: Indices) -> int:
+        """Passes through these rows of the rank that has the most: how often ranks can meet between passes."""
+        return max(len(self._passes(share)) for share in self._shares(rows))
+
+    def _shares(self, rows: Indices) -> list[Indices]:
+        return divide_among_ranks(rows, self.dataset.lengths, self._world_size)
+
+    def _divide(self, rows: Indices) -> Work:
+        lengths = self.dataset.lengths
+        passes = self._passes(self._shares(rows)[self._rank])
+        if self._same_passes:
+            passes += [np.empty(0, dtype=np.int64)] * (self.rounds(rows) - len(passes))
+        return Work(
+            passes=passes,
+            rows=rows,
+            tokens=int(lengths[rows].sum()),
+            supervised=int(self.dataset.supervised[rows].sum()),
+            loss_weight=float(self.dataset.loss_weights[rows].sum()),
+        )
+
+    def _passes(self, share: Indices) -> list[Indices]:
+        if self._collator.packed:
+            return packed_batches(share, self.dataset.lengths, max_tokens=self._max_tokens)
+        return micro_batches(share, self.dataset.lengths, max_tokens=self._max_tokens, pass_cost=self._pass_cost)
+
+    def collated(self, passes: list[Indices], device: torch.device) -> Generator[MicroBatch]:
+        """The tensors of these passes, each made while the one before it is computed."""
+        return ahead(partial(self.collate, device=device), passes)
+
+    def collate(self, rows: Indices, device: torch.device) -> MicroBatch:
+        """The tensors of one pass."""
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # each thread has its own; pinning would else open the first GPU
+        return self._collator(self.dataset, rows, device) if len(rows) else self._collator.idle(device)
+
+
+def ahead(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> Generator[_Result]:
+    """`function` of each item in order, the next one under way in a thread while the caller works with the last.
+
+    While the device computes a pass, the next one is read, decoded and sent. Both spend their time outside the
+    interpreter's lock, so a thread is enough.
+
+    What `function` raises is raised when its result is due, not before, and nothing is begun behind it. Whoever stops
+    early closes the iterator, which waits for the one that is under way.
+    """
+    left = iter(items)
+    with ThreadPoolExecutor(1, thread_name_prefix="ahead") as thread:
+
+        def begin() -> Future[_Result] | None:
+            for item in left:
+                return thread.submit(function, item)
+            return None
+
+        under_way = begin()
+        while under_way is not None:
+            result = under_way.result()
+            under_way = begin()
+            yield result

@@ -1,0 +1,79 @@
+"""Which rows make a step, who computes them, and in which forward passes. Pure: arrays in, arrays out, no torch.
+
+The global batch is the unit. Its rows are a function of (seed, epoch, step) alone. It is then divided among ranks by
+length, and each rank's share into micro-batches; both only move work around and never change a step's loss.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+import numpy.typing as npt
+
+from rankzero.data.order import Indices
+
+
+def divide_among_ranks(rows: Indices, lengths: npt.NDArray[np.int32], world_size: int) -> list[Indices]:
+    """Give every rank about the same number of tokens: the longest row goes to the least loaded rank (Graham's LPT).
+
+    `lengths` is indexed by row. A rank may get nothing where there are fewer rows than ranks.
+    """
+    if world_size == 1:
+        return [rows]
+    order = rows[np.argsort(-lengths[rows], kind="stable")]
+    shares: list[list[int]] = [[] for _ in range(world_size)]
+    load = [(0, rank) for rank in range(world_size)]
+    for row in order:
+        tokens, rank = heapq.heappop(load)
+        shares[rank].append(int(row))
+        heapq.heappush(load, (tokens + int(lengths[row]), rank))
+    return [np.array(share, dtype=np.int64) for share in shares]
+
+
+def micro_batches(
+    rows: Indices, lengths: npt.NDArray[np.int32], *, max_tokens: int, pass_cost: int = 0
+) -> list[Indices]:
+    """Cut rows, longest first, into forward passes of at most `max_tokens` tokens, padding counted.
+
+    Among all cuts of the length-sorted rows the one with the least cost is taken, cost = tokens computed (padding
+    included) + `pass_cost` tokens a pass (what starting one costs, in tokens). A row longer than `max_tokens` makes a
+    pass alone. Dynamic programming over cut positions: O(rows · rows per pass).
+    """
+    if not len(rows):
+        return []
+    order = rows[np.argsort(-lengths[rows], kind="stable")]
+    sizes = lengths[order].astype(np.int64)
+    best = np.zeros(len(order) + 1, dtype=np.int64)  # best[i]: least cost of the first i rows
+    cut = np.zeros(len(order) + 1, dtype=np.int64)
+    first = 0  # earliest start whose pass still fits; it only moves right as `end` does
+    for end in range(1, len(order) + 1):
+        while first < end - 1 and sizes[first] * (end - first) > max_tokens:
+            first += 1
+        starts = np.arange(first, end)
+        cost = best[first:end] + sizes[first:end] * (end - starts) + pass_cost  # a pass's first row is its longest
+        choice = int(cost.argmin())
+        best[end], cut[end] = cost[choice], first + choice
+    passes = []
+    end = len(order)
+    while end:
+        passes.append(order[cut[end] : end])
+        end = int(cut[end])
+    return passes[::-1]
+
+
+def packed_batches(rows: Indices, lengths: npt.NDArray[np.int32], *, max_tokens: int) -> list[Indices]:
+    """Cut rows into the fewest passes of at most `max_tokens` tokens, without padding: longest first, each into the
+    first pass that has room (first-fit decreasing). A row longer than `max_tokens` makes a pass alone."""
+    order = rows[np.argsort(-lengths[rows], kind="stable")]
+    passes: list[list[int]] = []
+    room: list[int] = []
+    for row in order:
+        size = int(lengths[row])
+        place = next((i for i, left in enumerate(room) if size <= left), len(passes))
+        if place == len(passes):
+            passes.append([])
+            room.append(max_tokens)
+        passes[place].append(int(row))
+        room[place] -= size
+    return [np.array(share, dtype=np.int64) for share in passes]

@@ -1,0 +1,304 @@
+"""TokenizedDataset: tokenised rows in memory-mapped Arrow files. Knows how rows lie on disk; nothing of how they were
+made, or of batches.
+
+Processes that open the same directory share its pages. Besides the map only three small arrays are held in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rankzero.errors import StorageError
+from rankzero.run_dir.atomic import file_sha256, read_manifest
+
+Int32 = npt.NDArray[np.int32]
+Indices = npt.NDArray[np.int64]
+
+SCHEMA = pa.schema(
+    {
+        "input_ids": pa.list_(pa.int32()),
+        "trained": pa.list_(pa.int32()),  # start, end, start, end, …: a bit per token cannot be mapped, ranges can
+        "weights": pa.list_(pa.float32()),  # of each of these ranges; none where all are 1
+        "supervised": pa.int32(),
+        "loss_weight": pa.float64(),  # the sum of the weights of the trained tokens
+        "line": pa.int64(),
+        "source": pa.int16(),
+        "group": pa.int64(),  # equal for rows that must not be split between train and eval
+        "digest": pa.int64(),  # equal for equal rows
+        "label": pa.string(),  # task classify: the class by its name
+        "images": pa.list_(pa.string()),  # where they are, in the order of their placeholders
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetStats:
+    """What became of the rows of the data files. `rows_in` counts all that are not blank; dropped: by reason."""
+
+    rows_in: int = 0
+    rows: int = 0
+    truncated: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    tokens: int = 0
+    supervised_tokens: int = 0
+    blank_lines: int = 0
+    boundary_rows: int = 0
+    """Rows in which one token joins the end of the prompt with the start of the completion; it is trained."""
+    unopened: Mapping[str, int] = field(default_factory=dict)
+    """Rows whose answers lack what the chat template opens an answer with in use, by that text."""
+    notes: Mapping[str, int] = field(default_factory=dict)
+    """Rows to which a rule did something, by what it did; which chat template was used where it is not the model's."""
+
+    def as_json(self) -> dict[str, Any]:
+        """For the manifest and for reports."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class RowLabels(Sequence[str | None]):
+    """The label of each row; None where it has none. Held as numbers: `names[codes[i]]`, and -1 for none."""
+
+    names: tuple[str, ...]
+    """Each name once, in the order in which rows first have it. Of a selection: those of all rows."""
+    codes: Int32
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @overload
+    def __getitem__(self, i: int) -> str | None: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[str | None]: ...
+    def __getitem__(self, i: int | slice) -> str | None | list[str | None]:
+        if isinstance(i, slice):
+            return [self[row] for row in range(*i.indices(len(self)))]
+        code = int(self.codes[i])
+        return None if code < 0 else self.names[code]
+
+
+class TokenizedDataset:
+    """Rows of token ids with the mask of the trained ones. Pickles as its path: the other side maps it anew."""
+
+    def __init__(self, directory: Path, sources: Sequence[str], rows: Indices | None = None) -> None:
+        """Open a committed directory; `sources` are the data files under their names of today. Raises StorageError."""
+        self.directory = directory
+        self.sources = tuple(sources)
+        self._manifest = _verified_manifest(directory)
+        self._parts = [_Part(directory / name) for name in self._manifest["parts"]]
+        self._starts = np.cumsum([0, *(len(part) for part in self._parts)])
+        self._rows = rows
+
+    @classmethod
+    def open(cls, directory: Path, sources: Sequence[str]) -> TokenizedDataset:
+        """The data set in `directory`."""
+        return cls(directory, sources)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1]) if self._rows is None else len(self._rows)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.directory, self.sources, self._rows)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for equal rows in equal order, whatever the files are called."""
+        whole = str(self._manifest["fingerprint"])
+        return whole if self._rows is None else hashlib.sha256(whole.encode() + self._rows.tobytes()).hexdigest()
+
+    @cached_property
+    def lengths(self) -> Int32:
+        """Tokens of each row."""
+        return self._chosen(np.concatenate([part.lengths for part in self._parts]))
+
+    @cached_property
+    def supervised(self) -> Int32:
+        """Trained tokens of each row. The first token of a row is never one, so this is the number of its losses."""
+        return self._chosen(np.concatenate([part.column("supervised") for part in self._parts]))
+
+    @cached_property
+    def loss_weights(self) -> npt.NDArray[np.float64]:
+        """What the losses of each row's trained tokens are multiplied by, summed up: their number where all are 1."""
+        values = np.concatenate([part.column("loss_weight") for part in self._parts]).astype(np.float64)
+        return values if self._rows is None else values[self._rows]
+
+    @cached_property
+    def groups(self) -> Indices:
+        """Equal for rows that must not be split between train and eval."""
+        return self._wide("group")
+
+    @cached_property
+    def digests(self) -> Indices:
+        """Equal for rows of equal tokens, of which the same are trained."""
+        return self._wide("digest")
+
+    @cached_property
+    def label_names(self) -> RowLabels:
+        """The class of each row by its name."""
+        whole = pa.chunked_array([chunk for part in self._parts for chunk in part.chunks("label")], pa.string())
+        encoded = whole.dictionary_encode().combine_chunks()
+        codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        return RowLabels(tuple(encoded.dictionary.to_pylist()), self._chosen(codes))
+
+    def images(self, i: int) -> tuple[str, ...]:
+        """Where the images of a row are, in the order of their placeholders."""
+        part, local = self._locate(i)
+        return tuple(part.value("images", local) or ())
+
+    @cached_property
+    def source_of(self) -> Indices:
+        """Index in `sources` of each row's file."""
+        return self._wide("source")
+
+    @cached_property
+    def stats(self) -> DatasetStats:
+        """Of the files as a whole; of a selection: rows and tokens are the selection's, the rest the files'."""
+        stats = DatasetStats(**self._manifest["stats"])
+        if self._rows is None:
+            return stats
+        tokens, supervised = int(self.lengths.sum()), int(self.supervised.sum())
+        return replace(stats, rows=len(self), tokens=tokens, supervised_tokens=supervised)
+
+    def row(self, i: int) -> tuple[Int32, npt.NDArray[np.bool_]]:
+        """Token ids (read-only, straight from the map) and which of them are trained."""
+        part, local = self._locate(i)
+        return part.row(local)
+
+    def weights(self, i: int) -> npt.NDArray[np.float32] | None:
+        """What the loss of each token of a row is multiplied by, 0 where it is not trained; None where all that are
+        trained count in full."""
+        part, local = self._locate(i)
+        return part.weights(local)
+
+    def where(self, i: int) -> str:
+        """`train.jsonl:812`."""
+        part, local = self._locate(i)
+        source = part.value("source", local)
+        name = self.sources[source] if source < len(self.sources) else f"source {source}"
+        return f"{name}:{part.value('line', local)}"
+
+    def select(self, indices: Sequence[int] | Indices) -> TokenizedDataset:
+        """These rows in this order; nothing is copied."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        if len(chosen) and not (chosen.min() >= 0 and chosen.max() < len(self)):
+            raise IndexError(f"rows are numbered 0 to {len(self) - 1}")
+        rows = chosen if self._rows is None else self._rows[chosen]
+        return TokenizedDataset(self.directory, self.sources, rows)
+
+    def _chosen(self, values: Any) -> Int32:
+        return np.asarray(values if self._rows is None else values[self._rows], dtype=np.int32)
+
+    def _wide(self, name: str) -> Indices:
+        values = np.concatenate([part.column(name) for part in self._parts]).astype(np.int64)
+        return values if self._rows is None else values[self._rows]
+
+    def _locate(self, i: int) -> tuple[_Part, int]:
+        if not 0 <= i < len(self):
+            raise IndexError(f"row {i} of {len(self)}")
+        row = i if self._rows is None else int(self._rows[i])
+        number = int(np.searchsorted(self._starts, row, side="right")) - 1
+        return self._parts[number], row - int(self._starts[number])
+
+
+class _Part:
+    """One Arrow file, mapped."""
+
+    def __init__(self, path: Path) -> None:
+        reader = pa.ipc.open_file(pa.memory_map(str(path), "r"))
+        if reader.schema != SCHEMA:
+            raise StorageError("the tokenised data has another layout", where=str(path), hint=f"delete {path.parent}")
+        batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        self._batches = [batch for batch in batches if batch.num_rows]
+        self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
+        # Views into the map, made once: going through Arrow for every row would cost microseconds each time.
+        self._ids = [_lists(batch.column("input_ids")) for batch in self._batches]
+        self._trained = [_lists(batch.column("trained")) for batch in self._batches]
+        self._weights = [_lists(batch.column("weights")) for batch in self._batches]
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @property
+    def lengths(self) -> Int32:
+        return np.concatenate([np.diff(offsets) for offsets, _ in self._ids] or [np.empty(0, np.int32)])
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        return np.concatenate([b.column(name).to_numpy() for b in self._batches] or [np.empty(0, np.int32)])
+
+    def chunks(self, name: str) -> list[Any]:
+        return [batch.column(name) for batch in self._batches]
+
+    def value(self, name: str, row: int) -> Any:
+        batch, local = self._locate(row)
+        return self._batches[batch].column(name)[local].as_py()
+
+    def row(self, row: int) -> tuple[Int32, npt.NDArray[np.bool_]]:
+        batch, local = self._locate(row)
+        offsets, values = self._ids[batch]
+        ids = values[offsets[local] : offsets[local + 1]]
+        mask = np.zeros(len(ids), dtype=np.bool_)
+        offsets, values = self._trained[batch]
+        for start, end in values[offsets[local] : offsets[local + 1]].reshape(-1, 2):
+            mask[start:end] = True
+        return ids, mask
+
+    def weights(self, row: int) -> npt.NDArray[np.float32] | None:
+        batch, local = self._locate(row)
+        offsets, values = self._weights[batch]
+        weights = values[offsets[local] : offsets[local + 1]]
+        if not len(weights):
+            return None
+        lengths, _ = self._ids[batch]
+        whole = np.zeros(lengths[local + 1] - lengths[local], dtype=np.float32)
+        offsets, ranges = self._trained[batch]
+        row_ranges = ranges[offsets[local] : offsets[local + 1]].reshape(-1, 2)
+        for (start, end), weight in zip(row_ranges, weights, strict=True):
+            whole[start:end] = weight
+        return whole
+
+    def _locate(self, row: int) -> tuple[int, int]:
+        batch = int(np.searchsorted(self._starts, row, side="right")) - 1
+        return batch, row - int(self._starts[batch])
+
+
+def _lists(column: Any) -> tuple[Int32, npt.NDArray[Any]]:
+    """Offsets and values of a list column, as arrays over the map."""
+    return column.offsets.to_numpy(), column.values.to_numpy()
+
+
+def verify_bytes(directory: Path, workers: int = 1) -> None:
+    """Compare every byte of a committed directory with what was written, `workers` files at a time. Raises
+    StorageError.
+
+    For the first opening in a run: a byte that the disk or the network changed would else be trained, or make Arrow
+    read where nothing is.
+    """
+    files = {directory / name: entry["sha256"] for name, entry in _verified_manifest(directory)["files"].items()}
+    with ThreadPoolExecutor(max(1, min(workers, len(files)))) as pool:
+        for (path, expected), found in zip(files.items(), pool.map(file_sha256, files), strict=True):
+            if found != expected:
+                raise _damaged(path, "its bytes are not those that were written")
+
+
+def _verified_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest, with every file in its full size. The bytes are compared by `verify_bytes`, once in a run."""
+    manifest = read_manifest(directory)
+    for name, entry in manifest["files"].items():
+        path = directory / name
+        if not path.is_file() or path.stat().st_size != entry["size"]:
+            raise _damaged(path, "it is missing, or not as long as it was written")
+    return manifest
+
+
+def _damaged(path: Path, why: str) -> StorageError:
+    hint = f"delete {path.parent}; the data is then tokenised again"
+    return StorageError(f"tokenised data is damaged: {why}", where=str(path), hint=hint)

@@ -1,0 +1,170 @@
+"""Chunks of rows as token ids with trained ranges: what one data worker does. Knows no files and no cache.
+
+Token arrays travel as numpy arrays, thousands of rows in one: a Python object per row would cost more than the rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import numpy as np
+import numpy.typing as npt
+
+from rankzero.data.rows.chunks import Chunk
+from rankzero.data.rows.conversation import Conversation
+from rankzero.data.rows.parse import parse
+from rankzero.data.rows.problems import RowProblem
+from rankzero.data.tokens.chat import Rendered, Renderer, TokenRules
+from rankzero.data.tokens.row_tokens import Encoder, Row
+from rankzero.data.tokens.tokenizer import TokenizerParts
+
+Int32 = npt.NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class Block:
+    """The rows of a chunk: row i is input_ids[offsets[i]:offsets[i + 1]], its trained ranges likewise in `ranges`
+    (start, end, start, end, …)."""
+
+    input_ids: Int32
+    offsets: Int32
+    ranges: Int32
+    range_offsets: Int32
+    weights: npt.NDArray[np.float32]
+    """What the losses of each range are multiplied by, row by row as `weight_offsets` say; none where all are 1."""
+    weight_offsets: Int32
+    supervised: Int32
+    loss_weight: npt.NDArray[np.float64]
+    """The sum of the weights of each row's trained tokens: their number where all are 1."""
+    lines: npt.NDArray[np.int64]
+    groups: npt.NDArray[np.int64]
+    """Equal for rows that must not be split between train and eval."""
+    digests: npt.NDArray[np.int64]
+    """Equal for rows of equal tokens, of which the same are trained, with equal labels and images."""
+    labels: list[str | None]
+    images: list[tuple[str, ...]]
+    """Where each row's images are."""
+
+
+@dataclass(slots=True)
+class EncodedChunk:
+    """What came of a chunk. `block` is None where nothing was tokenised because rows are bad."""
+
+    source: int
+    length: int
+    block: Block | None = None
+    problems: list[RowProblem] = field(default_factory=list)
+    rows_in: int = 0
+    blank: int = 0
+    truncated: int = 0
+    straddling: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    unopened: Counter[str] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A chunk and its format. Without `encode` only problems are looked for: other rows are known to be bad."""
+
+    chunk: Chunk
+    format: str
+    encode: bool
+    columns: Mapping[str, str] | None = None
+    image_root: str = "."
+
+
+def chunk_encoder(parts: TokenizerParts, rules: TokenRules) -> Callable[[Task], EncodedChunk]:
+    """What a worker runs on every chunk."""
+    renderer, encoder = Renderer(parts, rules), Encoder(parts, rules)
+
+    def encode_chunk(task: Task) -> EncodedChunk:
+        parsed = parse(task.chunk, task.format, task.columns)
+        result = EncodedChunk(
+            task.chunk.source, len(task.chunk.data), problems=parsed.problems, rows_in=parsed.rows, blank=parsed.blank
+        )
+        result.dropped.update(parsed.dropped)
+        rendered: list[Rendered] = []
+        kept: list[Conversation] = []
+        for conversation in parsed.conversations:
+            row = renderer.render(conversation, task.image_root)
+            if isinstance(row, RowProblem):
+                result.problems.append(row)
+            else:
+                rendered.append(row)
+                kept.append(conversation)
+        if result.problems:
+            result.problems.sort(key=lambda problem: problem.line)
+        elif task.encode:
+            _fill(result, encoder.encode(rendered), kept)
+        return result
+
+    return encode_chunk
+
+
+def _fill(result: EncodedChunk, rows: Iterator[Row], conversations: Sequence[Conversation]) -> None:
+    """Count, and lay the rows that stay out end to end."""
+    ids: list[Int32] = []
+    ranges: list[int] = []
+    range_counts: list[int] = []
+    weights: list[float] = []
+    weight_counts: list[int] = []
+    supervised: list[int] = []
+    loss_weight: list[float] = []
+    lines: list[int] = []
+    groups: list[int] = []
+    digests: list[int] = []
+    labels: list[str | None] = []
+    images: list[tuple[str, ...]] = []
+    for row, conversation in zip(rows, conversations, strict=True):
+        if row.dropped:
+            result.dropped[row.dropped] += 1
+            continue
+        result.truncated += row.truncated
+        result.straddling += row.straddles
+        if row.unopened:
+            result.unopened[row.unopened] += 1
+        result.notes.update(row.notes)
+        row_ids = np.array(row.ids, dtype=np.int32)
+        row_ranges = [end for pair in row.ranges for end in pair]
+        ids.append(row_ids)
+        ranges += row_ranges
+        range_counts.append(len(row_ranges))
+        weights += row.weights
+        weight_counts.append(len(row.weights))
+        supervised.append(row.supervised)
+        loss_weight.append(row.loss_weight)
+        lines.append(conversation.line)
+        group = conversation.group
+        groups.append(digest64(f"{result.source}:{conversation.line}" if group is None else f"group {group}"))
+        labels.append(row.label)
+        images.append(row.images)
+        counted = f" {row.weights}" if row.weights else ""
+        digests.append(digest64(f"{row_ranges} {row.label!r} {row.images}{counted}", row_ids.tobytes()))
+    result.block = Block(
+        input_ids=np.concatenate(ids) if ids else np.empty(0, np.int32),
+        offsets=_offsets([len(row_ids) for row_ids in ids]),
+        ranges=np.array(ranges, dtype=np.int32),
+        range_offsets=_offsets(range_counts),
+        weights=np.array(weights, dtype=np.float32),
+        weight_offsets=_offsets(weight_counts),
+        loss_weight=np.array(loss_weight, dtype=np.float64),
+        supervised=np.array(supervised, dtype=np.int32),
+        lines=np.array(lines, dtype=np.int64),
+        groups=np.array(groups, dtype=np.int64),
+        digests=np.array(digests, dtype=np.int64),
+        labels=labels,
+        images=images,
+    )
+
+
+def digest64(text: str, more: bytes = b"") -> int:
+    """A signed 64-bit hash that is the same in every process and for ever."""
+    return int.from_bytes(blake2b(text.encode() + more, digest_size=8).digest(), "little", signed=True)
+
+
+def _offsets(lengths: list[int]) -> Int32:
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int32)

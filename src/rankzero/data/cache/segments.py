@@ -1,0 +1,188 @@
+"""Tokenised rows on their way to a data set: segments of the input, each written whole or not at all.
+
+A segment is what a fixed number of consecutive chunks gives, so that its content does not depend on who makes it.
+Several processes or machines share the work by taking every n-th segment, a killed one goes on with the first that is
+missing, and the data set is all segments in their order, none of them rewritten.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rankzero.data.cache.dataset import SCHEMA, DatasetStats
+from rankzero.data.cache.encode import Block, EncodedChunk
+from rankzero.run_dir.atomic import commit_directory, fsync_path, stage_name, write_json
+
+SEGMENT_CHUNKS = 8
+"""32 MiB of input: what a killed process loses at most, and the smallest piece that shards share."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of the rows of a segment, or of all."""
+
+    rows_of: Counter[int] = field(default_factory=Counter)
+    """Rows read, by source."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    unopened: Counter[str] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)
+    totals: Counter[str] = field(default_factory=Counter)
+    """The plain numbers of DatasetStats."""
+
+    def count(self, chunk: EncodedChunk) -> None:
+        """Add what a chunk gave."""
+        self.rows_of[chunk.source] += chunk.rows_in
+        self.dropped.update(chunk.dropped)
+        self.unopened.update(chunk.unopened)
+        self.notes.update(chunk.notes)
+        self.totals.update(blank_lines=chunk.blank, truncated=chunk.truncated, boundary_rows=chunk.straddling)
+        if chunk.block is not None:
+            self.totals.update(
+                rows=len(chunk.block.lines),
+                tokens=len(chunk.block.input_ids),
+                supervised_tokens=int(chunk.block.supervised.sum()),
+            )
+
+    def add(self, other: Tally) -> None:
+        """Sum up."""
+        for name in (item.name for item in fields(self)):
+            getattr(self, name).update(getattr(other, name))
+
+    def stats(self) -> DatasetStats:
+        """As the manifest has it."""
+        return DatasetStats(
+            rows_in=self.rows_of.total(),
+            dropped=dict(self.dropped),
+            unopened=dict(self.unopened),
+            notes=dict(self.notes),
+            **self.totals,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain dicts."""
+        return {item.name: dict(getattr(self, item.name)) for item in fields(self)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Tally:
+        """Read what `as_json` gave; JSON has no whole numbers as keys."""
+        rows_of = Counter({int(source): rows for source, rows in value["rows_of"].items()})
+        return cls(rows_of, *(Counter(value[name]) for name in ("dropped", "unopened", "notes", "totals")))
+
+
+class Segments:
+    """The segments of one data set in the making. Several processes may write to the same directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def has(self, number: int) -> bool:
+        """Whether this one is whole."""
+        return self._tally(number).exists() and self._rows(number).exists()
+
+    def missing(self, count: int) -> list[int]:
+        """Of `count` segments those that are not there yet."""
+        return [number for number in range(count) if not self.has(number)]
+
+    def write(self, number: int) -> SegmentWriter:
+        """Begin one."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        return SegmentWriter(self._rows(number), self._tally(number))
+
+    def tally(self, count: int) -> Tally:
+        """The sum over all segments."""
+        whole = Tally()
+        for number in range(count):
+            whole.add(Tally.from_json(json.loads(self._tally(number).read_text(encoding="utf-8"))))
+        return whole
+
+    def commit(self, count: int, directory: Path, meta: Mapping[str, Any]) -> None:
+        """Make all segments one data set, and forget them. Raises StorageError."""
+        names = [f"part-{number:05}.arrow" for number in range(count)]
+        staged = directory.with_name(stage_name(directory.name))
+        staged.mkdir()
+        try:
+            for number, name in enumerate(names):
+                os.replace(self._rows(number), staged / name)
+            commit_directory(staged, directory, {**meta, "parts": names})
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+        self.forget()
+
+    def forget(self) -> None:
+        """Remove what there is."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _rows(self, number: int) -> Path:
+        return self.directory / f"segment-{number:05}.arrow"
+
+    def _tally(self, number: int) -> Path:
+        return self.directory / f"segment-{number:05}.json"
+
+
+class SegmentWriter:
+    """One segment: rows go to a temporary file, which gets its name in `finish` and vanishes otherwise."""
+
+    def __init__(self, rows: Path, tally: Path) -> None:
+        self._rows, self._tally_file = rows, tally
+        self._staged = rows.with_name(stage_name(rows.name))
+        self._file = pa.OSFile(str(self._staged), "wb")
+        self._writer = pa.ipc.new_file(self._file, SCHEMA)
+        self.tally = Tally()
+
+    def __enter__(self) -> SegmentWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+        self._staged.unlink(missing_ok=True)
+
+    def add(self, chunk: EncodedChunk) -> None:
+        """Write the rows of a chunk and count them."""
+        self.tally.count(chunk)
+        if chunk.block is not None and len(chunk.block.lines):
+            self._writer.write_batch(_record_batch(chunk.block, chunk.source))
+
+    def finish(self) -> None:
+        """Give the rows their name, then say that they are whole."""
+        self._close()
+        fsync_path(self._staged)
+        os.replace(self._staged, self._rows)
+        write_json(self._tally_file, self.tally.as_json())
+
+    def _close(self) -> None:
+        if not self._file.closed:
+            self._writer.close()
+            self._file.close()
+
+
+def _record_batch(block: Block, source: int) -> Any:
+    rows = len(block.lines)
+    return pa.record_batch(
+        [
+            pa.ListArray.from_arrays(block.offsets, block.input_ids),
+            pa.ListArray.from_arrays(block.range_offsets, block.ranges),
+            pa.ListArray.from_arrays(block.weight_offsets, block.weights),
+            block.supervised,
+            block.loss_weight,
+            block.lines,
+            pa.repeat(pa.scalar(source, pa.int16()), rows),
+            np.asarray(block.groups, dtype=np.int64),
+            np.asarray(block.digests, dtype=np.int64),
+            pa.array(block.labels, type=pa.string()),
+            pa.array(block.images, type=pa.list_(pa.string())),
+        ],
+        schema=SCHEMA,
+    )

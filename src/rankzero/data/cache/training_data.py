@@ -1,0 +1,171 @@
+"""The data of a run: tokenised rows of all its sources, what takes part of them, and the hold-out.
+
+Knows the spec's data section and the cache; nothing of models, devices or batches.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.selection import first_occurrences, held_out_by_group, mix
+from rankzero.data.cache.tokenize import Shard, TokenRules, prepare, prepare_shard
+from rankzero.data.progress import Progress
+from rankzero.data.read.locate import LocatedSource, expand
+from rankzero.data.tokens.image_tokens import ImageRules
+from rankzero.data.tokens.tokenizer import Tokenizer
+from rankzero.errors import ConfigError, DataError, Problem
+from rankzero.spec.data_paths import parse_data_path
+from rankzero.spec.run_spec import DataSpec, EvalFraction, RunSpec, SourceSpec
+
+ShowProgress = Callable[[str, Sequence[LocatedSource]], AbstractContextManager[Progress]]
+"""Opens a progress bar for what is read next; advanced by bytes."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingData:
+    """The rows to train on, and those to evaluate on."""
+
+    train: TokenizedDataset
+    eval: TokenizedDataset | None
+
+
+def token_rules(spec: RunSpec, vision: ImageRules | None = None) -> TokenRules:
+    """What decides the tokens of a row. `vision`: of a model that sees images."""
+    data = spec.data
+    return TokenRules(
+        *(data.max_length, data.over_length, data.assistant_only_loss, spec.task_section.trains, vision),
+        train_on=data.train_on,
+        reasoning=data.reasoning,
+        template_kwargs=data.chat_template_kwargs,
+    )
+
+
+def parts_of(data: DataSpec) -> dict[str, list[SourceSpec]]:
+    """The sources of `train` and, where it has its own, of `eval`.
+
+    Raises ConfigError where nothing says which split of a Hub data set is to be evaluated on.
+    """
+    given = {"train": data.train, "eval": data.eval}
+    parts = {
+        label: [SourceSpec(path=value)] if isinstance(value, str) else list(value)
+        for label, value in given.items()
+        if value is not None and not isinstance(value, EvalFraction)
+    }
+    _require_a_split(parts.get("eval", []))
+    return parts
+
+
+def training_data(
+    spec: RunSpec,
+    tokenizer: Tokenizer,
+    cache_dir: Path,
+    *,
+    workers: int,
+    show: ShowProgress,
+    say: Say,
+    warn: Say,
+    vision: ImageRules | None = None,
+) -> TrainingData:
+    """Everything a run reads, tokenised or found in the cache. `vision`: of a model that sees images. Raises as
+    `prepare` does, and DataError for a hold-out that cannot be."""
+    read: dict[str, TokenizedDataset] = {}
+    rules, seed = token_rules(spec, vision), spec.train.seed
+    parts = parts_of(spec.data)
+    located = {label: expand(sources) for label, sources in parts.items()}
+    for label, sources in located.items():
+        with show(f"tokenise {label}", sources) as advance:
+            dataset = prepare(sources, tokenizer, rules, cache_dir, workers=workers, seed=seed, progress=advance)
+        stats = dataset.stats
+        trained = "" if spec.task_section.trains == "label" else f", {stats.supervised_tokens} trained"
+        say(
+            f"{label}: {len(dataset)} rows, {stats.tokens} tokens{trained}; "
+            f"{stats.truncated} truncated, {sum(stats.dropped.values())} dropped"
+        )
+        for note, rows in stats.notes.items():
+            say(f"{label}: {rows} rows: {note}")
+        read[label] = _deduplicated(dataset, label, say) if spec.data.deduplicate else dataset
+    train, held_out = read["train"], read.get("eval")
+    if isinstance(spec.data.eval, EvalFraction):
+        train, held_out = _held_out(train, seed, spec.data.eval.fraction)
+        if len(held_out) == 1:
+            share = f"data.eval.fraction {spec.data.eval.fraction:g} of {len(train) + 1} rows"
+            warn(f"{share} holds out one row, which tells next to nothing: raise it, or give data.eval a file")
+    return TrainingData(_weighted(train, located["train"], seed, say), held_out)
+
+
+def prepare_part(
+    spec: RunSpec,
+    tokenizer: Tokenizer,
+    cache_dir: Path,
+    shard: Shard,
+    *,
+    workers: int | None,
+    show: ShowProgress,
+    vision: ImageRules | None = None,
+) -> dict[str, TokenizedDataset | None]:
+    """This shard's part of the tokenising of a run's data; None where other shards are still at work."""
+    made: dict[str, TokenizedDataset | None] = {}
+    for label, given in parts_of(spec.data).items():
+        sources = expand(given)
+        with show(f"tokenise {label}", sources) as advance:
+            made[label] = prepare_shard(
+                sources,
+                tokenizer,
+                token_rules(spec, vision),
+                cache_dir,
+                shard,
+                workers=workers,
+                seed=spec.train.seed,
+                progress=advance,
+            )
+    return made
+
+
+def _require_a_split(sources: list[SourceSpec]) -> None:
+    """A Hub data set without a split means its training split, which is not what one evaluates on."""
+    paths = [(source.path, parse_data_path(source.path, os.path.exists)) for source in sources]
+    problems = [
+        Problem("which split is to be evaluated on?", f"data.eval {text}", f"such as {path.path}[test]")
+        for text, path in paths
+        if path.place == "hub" and path.split is None
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _deduplicated(dataset: TokenizedDataset, label: str, say: Say) -> TokenizedDataset:
+    kept = first_occurrences(dataset.digests)
+    say(f"{label}: {len(dataset) - len(kept)} rows dropped as duplicates")
+    return dataset if len(kept) == len(dataset) else dataset.select(kept)
+
+
+def _held_out(train: TokenizedDataset, seed: int, fraction: float) -> tuple[TokenizedDataset, TokenizedDataset]:
+    if len(train) < 2:
+        raise DataError("one row cannot be split into training and evaluation", where="data.eval")
+    try:
+        kept, held_out = held_out_by_group(train.groups, seed=seed, fraction=fraction)
+    except ValueError as error:
+        hint = "give data.eval a file of its own"
+        raise DataError("all rows are of one group, which cannot be split", where="data.eval", hint=hint) from error
+    return train.select(kept), train.select(held_out)
+
+
+def _weighted(train: TokenizedDataset, sources: Sequence[LocatedSource], seed: int, say: Say) -> TokenizedDataset:
+    """Each source as often as its weight says; after the hold-out, which has every row once."""
+    weights = [located.source.weight for located in sources]
+    if all(weight == 1 for weight in weights):
+        return train
+    source_of_file = np.array([index for index, located in enumerate(sources) for _ in located.files], dtype=np.int64)
+    rows = mix(source_of_file[train.source_of], weights, seed=seed)
+    if not len(rows):
+        raise DataError("the weights leave no row", where="data.train", hint="raise a weight")
+    say(f"train: {len(rows)} rows an epoch by weight")
+    return train.select(rows)

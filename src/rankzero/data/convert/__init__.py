@@ -1,0 +1,1 @@
+"""Data files of one format as files of another."""

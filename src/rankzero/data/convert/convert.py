@@ -1,0 +1,301 @@
+"""Data files of any format as one file of another. Knows counts and files; what rows mean is the formats'.
+
+Every row is accounted for: what came in is what went out, was set aside, was left out by a named rule, or became part
+of another row. A sum that does not come out is an internal error, and nothing is written.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import chain, groupby
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rankzero.data.cache.selection import chosen
+from rankzero.data.convert.writers import SUFFIXES, Container, RowWriter, opener, unplaced
+from rankzero.data.progress import Progress, no_progress
+from rankzero.data.read.locate import LocatedSource
+from rankzero.data.read.sources import NO_ROWS, count_rows, read_chunks, require_readable
+from rankzero.data.rows.chunks import Chunk, lines, select
+from rankzero.data.rows.conversation import Conversation
+from rankzero.data.rows.formats import WRITERS, check_columns
+from rankzero.data.rows.formats.format import CannotSayError, Writer, Written
+from rankzero.data.rows.parse import parse, seen_keys
+from rankzero.data.rows.pieces import join_pieces, pieces_in
+from rankzero.data.rows.problems import ProblemLog, RowProblem
+from rankzero.errors import DataError, Problem, RankzeroError, UsageError
+from rankzero.run_dir.atomic import whole_file
+
+if TYPE_CHECKING:
+    from rankzero.spec.run_spec import SourceSpec
+
+ReadSource = Callable[["SourceSpec", int], Iterator[Chunk]]
+
+NAMES_LEFT_OUT = "ids and groups of rows are left out"
+
+_NAMES = ("id", "conversation_id")
+
+
+@dataclass(slots=True)
+class Conversion:
+    """What became of the rows. `rows_in` = `converted` + `quarantined` + `merged` + all `dropped`, and `rows_out` =
+    `converted` + `added`."""
+
+    rows_in: int = 0
+    rows_out: int = 0
+    converted: int = 0
+    added: int = 0
+    """Rows beyond the first that one row became, as a tree with several conversations."""
+    merged: int = 0
+    """Rows that became part of another: messages of one tree."""
+    quarantined: int = 0
+    blank: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    rules: Counter[str] = field(default_factory=Counter)
+    formats: Counter[str] = field(default_factory=Counter)
+    reasons: dict[str, str] = field(default_factory=dict)
+    ignored_keys: Counter[str] = field(default_factory=Counter)
+    log: ProblemLog = field(default_factory=ProblemLog)
+
+    def require_balance(self) -> None:
+        """Raise an internal error where a row is not accounted for."""
+        accounted = self.converted + self.quarantined + self.merged + self.dropped.total()
+        if self.rows_in != accounted or self.rows_out != self.converted + self.added:
+            raise RankzeroError(f"rows do not add up: {self.as_json()}", hint="nothing was written; please report this")
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        numbers = ("rows_in", "rows_out", "converted", "added", "merged", "quarantined", "blank")
+        counters = ("dropped", "rules", "formats", "ignored_keys")
+        return {
+            **{name: getattr(self, name) for name in numbers},
+            **{name: dict(getattr(self, name)) for name in counters},
+            "problems_by_reason": dict(self.log.reasons.most_common()),
+        }
+
+
+def read_file(source: SourceSpec, index: int) -> Iterator[Chunk]:
+    """A file, whatever its container."""
+    require_readable([source.path])
+    return read_chunks(source.path, index, header=source.header)
+
+
+def convert(
+    sources: Sequence[SourceSpec],
+    out: Path,
+    to: str,
+    *,
+    container: Container | None = None,
+    quarantine: Path | None = None,
+    overwrite: bool = False,
+    read: ReadSource = read_file,
+    progress: Progress = no_progress,
+) -> Conversion:
+    """Write all rows of the sources to one file of format `to`; what kind of file follows from its name.
+
+    With `quarantine`, rows that cannot be read, or that the format cannot say, go to that file as they stand. Without,
+    they are an error, and nothing is written. Raises DataError, UsageError or StorageError.
+    """
+    chosen = container or _container(out)
+    writes = _writer(to, chosen)
+    _require_free(sources, [out, *([quarantine] if quarantine else [])], overwrite)
+    result = Conversion()
+    with ExitStack() as files:
+        writer = opener(chosen, writes)(files.enter_context(whole_file(out)))
+        aside: IO[bytes] | None = None
+        for index, source in enumerate(sources):
+            rows_before = result.rows_in
+            for chunk, done in _chunks(source, index, read, result):
+                bad = _convert_chunk(chunk, done, source, writes, chosen, writer, result)
+                if bad and quarantine:
+                    aside = aside or files.enter_context(whole_file(quarantine))
+                    _set_aside(chunk, bad, aside)
+                progress(len(chunk.data))
+            if result.rows_in == rows_before:
+                result.log.add(source.path, [NO_ROWS])
+                raise result.log.error()
+        writer.close()
+        if result.log.total and not quarantine:
+            raise result.log.error()
+        if not result.rows_out:
+            counts = ", ".join(
+                f"{count} × {name}" for name, count in (result.dropped + result.log.reasons).most_common()
+            )
+            raise DataError(f"no row is left: {counts}", where=", ".join(source.path for source in sources))
+        result.require_balance()
+    return result
+
+
+def _chunks(
+    source: SourceSpec, index: int, read: ReadSource, result: Conversion
+) -> Iterator[tuple[Chunk, dict[int, list[RowProblem]]]]:
+    """The source's chunks with the problems that are known already; rows in pieces as whole ones."""
+    chunks = read(source, index)
+    first = next(chunks, None)
+    if first is None:
+        return
+    if source.columns:
+        seen = seen_keys(first)
+        if problems := check_columns(source.format, source.columns, seen or None):
+            raise DataError(Problem(p.what, f"{source.path} {p.where}", p.hint) for p in problems)
+    whole: Iterable[Chunk] = chain([first], chunks)
+    pieces = None if source.columns else pieces_in(first, source.format)
+    if pieces is not None:
+        kept = list(whole)
+        joined = join_pieces(kept, pieces)
+        result.merged += joined.merged
+        result.rows_in += joined.merged
+        result.blank += joined.blank
+        bad = {problem.line: [problem] for problem in joined.problems}
+        for chunk in kept if bad else []:
+            yield from _bad_lines(chunk, bad)
+        whole = joined.chunks
+    for chunk in whole:
+        yield chunk, {}
+
+
+def _bad_lines(chunk: Chunk, bad: dict[int, list[RowProblem]]) -> Iterator[tuple[Chunk, dict[int, list[RowProblem]]]]:
+    for number, line in lines(chunk):
+        if number in bad:
+            yield Chunk(chunk.source, number, line + b"\n"), {number: bad[number]}
+
+
+def _convert_chunk(
+    chunk: Chunk,
+    known: dict[int, list[RowProblem]],
+    source: SourceSpec,
+    writes: Writer,
+    container: Container,
+    file: RowWriter,
+    result: Conversion,
+) -> set[int]:
+    """Write the chunk's rows and count them. Returns the lines of those that are bad."""
+    if known:
+        result.rows_in += len(known)
+        result.quarantined += len(known)
+        result.log.add(source.path, chain.from_iterable(known.values()))
+        return set(known)
+    parsed = parse(chunk, source.format, source.columns or None)
+    result.rows_in += parsed.rows
+    result.blank += parsed.blank
+    for name in ("dropped", "rules", "formats", "ignored_keys"):
+        getattr(result, name).update(getattr(parsed, name))
+    result.reasons = {**parsed.reasons, **result.reasons}
+    problems = list(parsed.problems)
+    for line, group in groupby(parsed.conversations, key=lambda conversation: conversation.line):
+        rows: list[dict[str, Any]] = []
+        rules: Counter[str] = Counter()
+        try:
+            for conversation in group:
+                row, applied = _row(conversation, writes, container)
+                rows.append(row)
+                rules.update(applied)
+        except CannotSayError as error:
+            problems.append(RowProblem(line, error.reason, str(error), error.hint))
+            continue
+        for row in rows:
+            file.write(row)
+        result.rules.update(rules)
+        result.converted += 1
+        result.added += len(rows) - 1
+        result.rows_out += len(rows)
+    problems.sort(key=lambda problem: problem.line)
+    bad = {problem.line for problem in problems}
+    result.quarantined += len(bad)
+    result.log.add(source.path, problems)
+    return bad
+
+
+def _row(conversation: Conversation, writes: Writer, container: Container) -> Written:
+    """The row as the format has it, in a shape that the container can hold."""
+    if container == "jsonl":
+        return writes.to_row(conversation)
+    row, rules = (writes.to_columns or writes.to_row)(conversation)
+    if writes.flat:
+        if any(name in row for name in _NAMES):
+            rules = (*rules, NAMES_LEFT_OUT)
+        row = {key: str(value) for key, value in row.items() if key not in _NAMES}
+    if key := unplaced(row, writes.columns):  # of one that is written, nothing is left out in silence
+        raise CannotSayError("more than a table's columns", f"a table has no column for `{key}`")
+    return row, rules
+
+
+def _set_aside(chunk: Chunk, bad: set[int], file: IO[bytes]) -> None:
+    file.writelines(line + b"\n" for number, line in lines(chunk) if number in bad)
+
+
+def _container(out: Path) -> Container:
+    if out.suffix in SUFFIXES:
+        return SUFFIXES[out.suffix]
+    what = f"what kind of file `{out.name}` is to be cannot be told from its name"
+    raise UsageError(what, hint=f"end it with one of {', '.join(SUFFIXES)}")
+
+
+def _writer(to: str, container: Container) -> Writer:
+    if to not in WRITERS:
+        raise UsageError(f"rows cannot be written as {to!r}", hint=f"one of: {', '.join(WRITERS)}")
+    writes = WRITERS[to]
+    if container == "jsonl" or writes.flat or (container == "parquet" and writes.columns):
+        return writes
+    held = [name for name, other in WRITERS.items() if other.flat or (container == "parquet" and other.columns)]
+    hint = f"it can hold {', '.join(held)}; or write .jsonl"
+    raise UsageError(f"a {container} file cannot hold {to} rows", hint=hint)
+
+
+def _require_free(sources: Sequence[SourceSpec], outs: Sequence[Path], overwrite: bool) -> None:
+    """Raise where writing would destroy what is read, or what was there."""
+    read = {Path(source.path).resolve() for source in sources}
+    for out in outs:
+        if out.resolve() in read:
+            raise UsageError(f"{out} is read and would be written", hint="give the result another name")
+        if out.exists() and not overwrite:
+            raise UsageError(f"{out} is there already", hint="give another name, or --overwrite")
+    if len({out.resolve() for out in outs}) < len(outs):
+        raise UsageError("the result and the quarantine are the same file", hint="give two names")
+
+
+class SampledFiles:
+    """Every file of some sources as a source of its own, of a sampled one only the rows drawn: what `convert` reads.
+
+    Training reads by way of `cache/job`, which also joins rows in pieces; here they are joined by whoever reads. Raises
+    DataError for a sample that cannot be drawn.
+    """
+
+    def __init__(self, located: Sequence[LocatedSource], seed: int) -> None:
+        self.files: list[SourceSpec] = []
+        self._keep: list[npt.NDArray[np.int64] | None] = []
+        for index, source in enumerate(located):
+            self.files += [source.source.model_copy(update={"path": path, "sample": None}) for path in source.files]
+            self._keep += [None] * len(source.files) if source.is_whole else _drawn(source, index, seed)
+
+    def read(self, source: SourceSpec, index: int) -> Iterator[Chunk]:
+        """The chunks of one file, which is `files[index]`."""
+        chunks, keep = read_chunks(source.path, index, header=source.header), self._keep[index]
+        if keep is None:
+            return chunks
+        return (
+            Chunk(index, chunk.first_line, chunk.data, chunk.numbers, chunk.problems) for chunk in select(chunks, keep)
+        )
+
+
+def _drawn(source: LocatedSource, index: int, seed: int) -> list[npt.NDArray[np.int64] | None]:
+    """Of each file the ordinals of its rows in the sample, which is one of all files together."""
+    header = source.source.header
+    first = next((chunk for file in source.files for chunk in read_chunks(file, header=header)), None)
+    if first is not None and pieces_in(first, source.source.format):
+        hint = "convert all of them, then sample the result"
+        what = "a part of the messages would tear their trees apart"
+        raise DataError(what, where=source.source.path, hint=hint)
+    counts = [count_rows(file, header=header) for file in source.files]
+    try:
+        rows = chosen(sum(counts), source.rows, source.sample, seed=seed, source=index)
+    except ValueError as error:
+        raise DataError(source.too_few(sum(counts))) from error
+    ends = np.cumsum([0, *counts])
+    return [rows[(rows >= low) & (rows < high)] - low for low, high in zip(ends[:-1], ends[1:], strict=True)]

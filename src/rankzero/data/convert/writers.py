@@ -1,0 +1,132 @@
+"""Rows into open files: JSON lines, CSV, TSV, Parquet. Knows containers; nothing of what a row means."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping
+from typing import IO, Any, Literal, Protocol
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rankzero.data.rows.formats.format import Column, Writer
+
+Container = Literal["jsonl", "csv", "tsv", "parquet"]
+SUFFIXES: dict[str, Container] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+}
+
+_BATCH = 2000
+
+
+class RowWriter(Protocol):
+    """Takes rows until it is closed."""
+
+    def write(self, row: Mapping[str, Any]) -> None: ...
+    def close(self) -> None: ...
+
+
+class JsonLines:
+    """One JSON object a line."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Add a row."""
+        self._file.write(orjson.dumps(row) + b"\n")
+
+    def close(self) -> None:
+        """Nothing is left to write."""
+
+
+class Table:
+    """CSV or TSV. Every cell is quoted, so that a line break inside a text stays one."""
+
+    def __init__(self, file: IO[bytes], columns: tuple[str, ...], delimiter: str) -> None:
+        self._text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
+        self._writer = csv.writer(self._text, delimiter=delimiter, quoting=csv.QUOTE_ALL, lineterminator="\n")
+        self._columns = columns
+        self._writer.writerow(columns)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Add a row."""
+        self._writer.writerow([row.get(column, "") for column in self._columns])
+
+    def close(self) -> None:
+        """Hand the file back."""
+        self._text.detach()
+
+
+class Parquet:
+    """Columns, some thousand rows at a time."""
+
+    def __init__(self, file: IO[bytes], columns: Mapping[str, Column]) -> None:
+        self._columns = columns
+        self._schema = pa.schema([(name, _type(column)) for name, column in columns.items()])
+        self._writer = pq.ParquetWriter(file, self._schema)
+        self._rows: list[Any] = []
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Add a row."""
+        self._rows.append(_cell(row, self._columns))
+        if len(self._rows) == _BATCH:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self._schema))
+        self._rows = []
+
+    def close(self) -> None:
+        """Write the last rows and the footer."""
+        if self._rows:
+            self._flush()
+        self._writer.close()
+
+
+def _type(column: Column) -> Any:
+    if isinstance(column, str):
+        return {"flag": pa.bool_(), "number": pa.float64()}.get(column, pa.string())
+    if isinstance(column, Mapping):
+        return pa.struct([(name, _type(inner)) for name, inner in column.items()])
+    return pa.list_(_type(column[0]))
+
+
+def _cell(value: Any, column: Column) -> Any:
+    """A value with JSON in a string wherever the column has that."""
+    if value is None or column in ("text", "flag", "number"):
+        return value
+    if column == "json":
+        return orjson.dumps(value).decode()
+    if isinstance(column, Mapping):
+        return {name: _cell(value.get(name), inner) for name, inner in column.items()}
+    return [_cell(one, column[0]) for one in value]
+
+
+def unplaced(value: Any, column: Column) -> str:
+    """The path of the first key that no column has; "" where each has one."""
+    if value is None or isinstance(column, str):
+        return ""
+    if not isinstance(column, Mapping):
+        return next((found for one in value if (found := unplaced(one, column[0]))), "")
+    for name, inner in value.items():
+        if name not in column:
+            return str(name)
+        if found := unplaced(inner, column[name]):
+            return f"{name}.{found}"
+    return ""
+
+
+def opener(container: Container, writes: Writer) -> Callable[[IO[bytes]], RowWriter]:
+    """What makes a writer of an open file."""
+    if container == "jsonl":
+        return JsonLines
+    if container == "parquet":
+        return lambda file: Parquet(file, writes.columns)
+    return lambda file: Table(file, tuple(writes.columns), "," if container == "csv" else "\t")

@@ -1,0 +1,63 @@
+"""How much of a PNG's pixels its file holds. Knows the format's chunks and passes; nothing of colours.
+
+Format: PNG specification, third edition (W3C, 2025): 5.3 chunks, 7.2 scanlines, 8.1 Adam7 passes, 11.2.2 IHDR.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import BinaryIO
+
+_SIGNATURE_BYTES = 8
+_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+# Of each Adam7 pass: the first column and row, and the steps between them.
+_ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+_BLOCK = 1 << 20
+
+
+def missing_share(stream: BinaryIO) -> float:
+    """Which part of the bytes of all scanlines is not in the file: 0 where it is whole.
+
+    Raises ValueError or zlib.error's base, as Pillow does, where the chunks are no PNG's.
+    """
+    stream.seek(_SIGNATURE_BYTES)
+    expected, found = 0, 0
+    inflate = zlib.decompressobj()
+    for kind, data in _chunks(stream):
+        if kind == b"IHDR":
+            expected = _scanline_bytes(data)
+        elif kind == b"IDAT":
+            try:
+                for size in _inflated(inflate, data):
+                    found += size
+            except zlib.error as error:
+                raise ValueError(str(error)) from error
+    return max(0.0, 1 - found / expected) if expected else 1.0
+
+
+def _chunks(stream: BinaryIO) -> Iterator[tuple[bytes, bytes]]:
+    while len(head := stream.read(8)) == 8:
+        length, kind = struct.unpack(">I4s", head)
+        yield kind, stream.read(length) if kind in (b"IHDR", b"IDAT") else b""
+        stream.seek(4 if kind in (b"IHDR", b"IDAT") else length + 4, 1)
+
+
+def _inflated(inflate: zlib._Decompress, data: bytes) -> Iterator[int]:
+    """How many bytes come out, a block at a time: a few kilobytes can be gigabytes of nothing."""
+    while data:
+        yield len(inflate.decompress(data, _BLOCK))
+        data = inflate.unconsumed_tail
+
+
+def _scanline_bytes(header: bytes) -> int:
+    width, height, depth, colour, _, _, interlace = struct.unpack(">IIBBBBB", header[:13])
+    bits = depth * _CHANNELS[colour]
+    passes = _ADAM7 if interlace else ((0, 0, 1, 1),)
+    total = 0
+    for left, top, across, down in passes:
+        columns, rows = -(-(width - left) // across), -(-(height - top) // down)
+        if columns > 0 and rows > 0:  # an empty pass has no scanlines
+            total += rows * (1 + (columns * bits + 7) // 8)
+    return total

@@ -1,0 +1,109 @@
+"""Batches of columns as rows of JSON. Knows Arrow's types; nothing of files or of what columns mean."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import IO, Any, TypeVar
+
+import orjson
+import pyarrow as pa
+
+from rankzero.data.read.containers.stream import DamagedError, Packing, blocks
+from rankzero.data.rows.problems import RowProblem
+from rankzero.errors import StorageError
+
+BATCH_ROWS = 1024
+"""Rows as Python objects at a time."""
+
+_COPY_BYTES = 1 << 20
+Result = TypeVar("Result")
+
+
+@contextmanager
+def unpacked_file(path: str, packing: Packing | None) -> Iterator[IO[bytes]]:
+    """The file, unpacked first where it is packed as a whole: such files are not read from their beginning alone."""
+    if packing is None:
+        with open(path, "rb") as file:
+            yield file
+        return
+    with tempfile.TemporaryFile() as copy:
+        stream = blocks(path, packing, _COPY_BYTES)
+        while block := next(stream, b""):
+            try:
+                copy.write(block)
+            except OSError as error:
+                hint = "unpack the file yourself, or set TMPDIR to a directory with room"
+                raise StorageError(f"unpacking failed: {error.strerror}", where=path, hint=hint) from error
+        yield copy
+
+
+def reading(step: Callable[[], Result], path: str, kind: str) -> Result:
+    """What a step of reading gives. Raises DamagedError, and StorageError where the volume fails."""
+    try:
+        return step()
+    except (OSError, pa.ArrowException) as error:
+        if getattr(error, "errno", None):
+            raise StorageError(f"reading failed: {error}", where=path) from error
+        what = f"the {kind} data is damaged: {(str(error) or type(error).__name__).splitlines()[0]}"
+        raise DamagedError("damaged file", what, "copy or download the file again") from error
+
+
+def require_distinct(names: Iterable[str]) -> None:
+    """Raise DamagedError where two columns have one name."""
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise DamagedError("header", f"two columns are named {twice[0]!r}", "which of the two is meant?")
+
+
+def rows_of_batch(batch: Any, first: int) -> Iterator[tuple[bytes, RowProblem | None]]:
+    """The rows of a batch as JSON. Where one value cannot be a Python object, its row alone is a problem."""
+    names = batch.schema.names
+    columns = [_as_text(column) for column in batch.columns]
+    try:
+        values = [column.to_pylist() for column in columns]
+    except (ValueError, OverflowError, pa.ArrowException):
+        if len(batch) > 1:
+            for index in range(len(batch)):
+                yield from rows_of_batch(batch.slice(index, 1), first + index)
+            return
+        yield b"", _value_problem(first, names, columns)
+        return
+    for number, row in enumerate(zip(*values, strict=True), first):
+        try:
+            yield orjson.dumps(dict(zip(names, row, strict=True)), default=_plain), None
+        except TypeError as error:
+            hint = "write the column as text or numbers, or leave it out of the file"
+            yield repr(row).encode(errors="replace"), RowProblem(number, "value without JSON", str(error), hint)
+
+
+def _as_text(column: Any) -> Any:
+    """Times as ISO text, which keeps their nanoseconds, and years that Python has not."""
+    if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type) or pa.types.is_time(column.type):
+        return column.cast(pa.string())
+    return column
+
+
+def _value_problem(number: int, names: list[str], columns: list[Any]) -> RowProblem:
+    for name, column in zip(names, columns, strict=True):
+        try:
+            column.to_pylist()
+        except (ValueError, OverflowError, pa.ArrowException) as error:
+            what = f"column {name!r} cannot be read: {str(error).splitlines()[0]}"
+            return RowProblem(number, "value without JSON", what, "write the column as text")
+    return RowProblem(number, "value without JSON", "the row cannot be read")
+
+
+def _plain(value: object) -> object:
+    """What JSON has for a type that it does not have. Bytes that are text are text: older writers do not say so."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return {"bytes": len(value)}  # not null, which a row without an image has
+    if isinstance(value, (decimal.Decimal, datetime.timedelta)):
+        return str(value)
+    raise TypeError(f"a value of type {type(value).__name__} has no JSON")

@@ -1,0 +1,33 @@
+"""JSON lines: blocks cut at newlines. Knows nothing of JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rankzero.data.read.containers.stream import DamagedError
+from rankzero.data.rows.chunks import Chunk
+from rankzero.data.rows.problems import RowProblem
+
+
+def read_lines(blocks: Iterator[bytes], source: int) -> Iterator[Chunk]:
+    """A chunk a block, cut after its last newline; a longer line makes a longer chunk."""
+    line = 1
+    pending: list[bytes] = []
+    problem = None
+    try:
+        for block in blocks:
+            cut = block.rfind(b"\n") + 1
+            if not cut:
+                pending.append(block)  # the middle of a long line: joined once, when its end is seen
+                continue
+            data = b"".join([*pending, block[:cut]])
+            yield Chunk(source, line, data)
+            line += data.count(b"\n")
+            pending = [block[cut:]]
+    except DamagedError as damage:
+        problem = RowProblem(line, damage.reason, damage.what, damage.hint)
+    rest = b"".join(pending)
+    if problem is not None:
+        yield Chunk(source, line, rest, problems={0: problem})
+    elif rest:
+        yield Chunk(source, line, rest)

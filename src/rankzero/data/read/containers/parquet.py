@@ -1,0 +1,101 @@
+"""Parquet, in batches of rows. Knows columns and their types; nothing of what they mean.
+
+The bytes of images and the like are not read: of {bytes, path} the path is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from rankzero.data.read.containers.arrow_rows import (
+    BATCH_ROWS,
+    reading,
+    require_distinct,
+    rows_of_batch,
+    unpacked_file,
+)
+from rankzero.data.read.containers.layout import PARQUET_MAGIC
+from rankzero.data.read.containers.stream import DamagedError, Packing
+from rankzero.data.rows.chunks import NumberedLine
+from rankzero.data.rows.problems import RowProblem
+
+
+def file_problem(path: str, packing: Packing | None) -> RowProblem | None:
+    """What is wrong with the file as a whole."""
+    try:
+        with _open(path, packing) as table:
+            _columns(table)
+    except DamagedError as damage:
+        return RowProblem(0, damage.reason, damage.what, damage.hint)
+    return None
+
+
+def count_rows(path: str, packing: Packing | None) -> int:
+    """Its rows, of which none is read. Raises DamagedError."""
+    with _open(path, packing) as table:
+        return int(table.metadata.num_rows)
+
+
+def unread_columns(path: str, packing: Packing | None) -> tuple[str, ...]:
+    """Columns whose bytes are left out of the rows. Raises DamagedError."""
+    with _open(path, packing) as table:
+        return _columns(table)[1]
+
+
+def read_rows(path: str, packing: Packing | None) -> Iterator[NumberedLine]:
+    """Every row as a JSON object, numbered from 1."""
+    row = 1
+    try:
+        with _open(path, packing) as table:
+            wanted, _unread = _columns(table)
+            for group in range(table.num_row_groups):
+                batches = table.iter_batches(BATCH_ROWS, row_groups=[group], columns=wanted)
+                while (batch := reading(partial(next, batches, None), path, "Parquet")) is not None:
+                    for line, problem in rows_of_batch(batch, row):
+                        yield row, line, problem
+                        row += 1
+    except DamagedError as damage:
+        yield row, b"", RowProblem(row, damage.reason, damage.what, damage.hint)
+
+
+@contextmanager
+def _open(path: str, packing: Packing | None) -> Iterator[Any]:
+    """The file, unpacked first where it is packed as a whole: Parquet is read from its end."""
+    with unpacked_file(path, packing) as file:
+        file.seek(0, os.SEEK_END)
+        size = file.tell()
+        file.seek(max(0, size - 4))
+        if size < 12 or file.read(4) != PARQUET_MAGIC:
+            what = "the Parquet file has no end: its last bytes are missing"
+            raise DamagedError("cut-off file", what, "was the download or the copy cut off?")
+        file.seek(0)
+        table = reading(lambda: pq.ParquetFile(file), path, "Parquet")
+        try:
+            yield table
+        finally:
+            table.close()
+
+
+def _columns(table: Any) -> tuple[list[str], tuple[str, ...]]:
+    """Paths of the leaves that are read, and names of the columns of which some are not."""
+    wanted: list[str] = []
+    unread: dict[str, None] = {}
+    for index in range(len(table.schema)):
+        leaf = table.schema.column(index)
+        parts = leaf.path.split(".")
+        if len(parts) > 1 and parts[-1] == "bytes" and leaf.physical_type == "BYTE_ARRAY" and not _is_text(leaf):
+            unread[parts[0]] = None
+        else:
+            wanted.append(leaf.path)
+    require_distinct(table.schema_arrow.names)
+    return wanted, tuple(unread)
+
+
+def _is_text(leaf: Any) -> bool:
+    return str(leaf.logical_type.type) != "NONE" or leaf.converted_type != "NONE"

@@ -1,0 +1,116 @@
+"""What names of files say: kind, split, and which of a directory's files are its rows. Pure: names in, names out."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePosixPath
+
+from rankzero.errors import Problem
+from rankzero.spec.data_paths import PACKED_SUFFIXES
+
+_KINDS = {
+    ".jsonl": "JSONL",
+    ".ndjson": "JSONL",
+    ".json": "JSON",
+    ".csv": "CSV",
+    ".tsv": "TSV",
+    ".parquet": "Parquet",
+    ".arrow": "Arrow",
+}
+_PATTERNS = {
+    "JSONL": "*.jsonl*",
+    "JSON": "*.json",
+    "CSV": "*.csv*",
+    "TSV": "*.tsv*",
+    "Parquet": "*.parquet",
+    "Arrow": "*.arrow",
+}
+
+_ABOUT_DATA = frozenset(
+    {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "config.json", "metadata.json"}
+    | {"package.json", "stats.json"}
+)
+"""JSON files that describe data and hold no rows."""
+
+_SPLIT_WORDS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "dev", "val"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+_EDGE = "[-._ 0-9]"
+_SHARD = re.compile(r"(?:.*/)?(?P<split>\w+(?:\.\w+)*)-[0-9]{5}-of-[0-9]{5}[^/]*")
+
+
+def data_kind(name: str) -> str | None:
+    """JSONL, CSV and so on, packed or not; None where the name is not that of a data file."""
+    return _KINDS.get(PurePosixPath(_unpacked(name.lower())).suffix)
+
+
+def is_data_file(name: str) -> bool:
+    """Whether a file of this name, found among others, holds rows."""
+    base = PurePosixPath(name).name
+    return data_kind(name) is not None and base not in _ABOUT_DATA and not base.startswith((".", "_"))
+
+
+def files_of_directory(names: Iterable[str], where: str) -> tuple[str, ...] | Problem:
+    """The data files among the names of a directory and of the folders in it, sorted; or why it is not clear which of
+    them are meant."""
+    found = sorted(name for name in names if is_data_file(name) and not _in_hidden_folder(name))
+    if not found:
+        hint = f"looked for {', '.join(_KINDS)}, packed or not, in its folders too"
+        return Problem("the directory holds no data files", where, hint)
+    kinds = Counter(str(data_kind(name)) for name in found)
+    if len(kinds) > 1:
+        counted = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+        folders = "**/" if any("/" in name for name in found) else ""
+        hint = f"name the ones that are meant: {where.rstrip('/')}/{folders}{_PATTERNS[kinds.most_common()[0][0]]}"
+        return Problem(f"the directory holds several kinds of data files: {counted}", where, hint)
+    twice = [name for name, count in Counter(_unpacked(name) for name in found).items() if count > 1]
+    if twice:
+        what = f"the directory holds {PurePosixPath(twice[0]).name} packed and unpacked"
+        return Problem(what, where, "are these the same rows? name the files that are meant")
+    splits = by_split(found)
+    if len(splits) > 1:
+        what = f"the directory holds several splits: {', '.join(splits)}"
+        first = next(iter(splits.values()))[0]
+        return Problem(what, where, f"name the files that are meant: {where.rstrip('/')}/{first}")
+    return tuple(found)
+
+
+def _in_hidden_folder(name: str) -> bool:
+    return any(folder.startswith((".", "_")) for folder in PurePosixPath(name).parts[:-1])
+
+
+def by_split(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Files by the split in their names: `train-00000-of-00002.parquet`, `data/train.jsonl`, `test/rows.csv`.
+
+    A file whose name has no split is in none where others have one; where none has, all are `train`.
+    """
+    shards: dict[str, list[str]] = {}
+    for name in names:
+        if match := _SHARD.fullmatch(name):
+            shards.setdefault(match["split"], []).append(name)
+    found: Mapping[str, list[str]] = shards or _by_word(names, in_folders=False) or _by_word(names, in_folders=True)
+    order = sorted(found, key=lambda split: (not split.startswith("train"), split))
+    return {split: tuple(sorted(found[split])) for split in order} or {"train": tuple(sorted(names))}
+
+
+def _by_word(names: Sequence[str], in_folders: bool) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name in names:
+        path = PurePosixPath(name)
+        parts = path.parts[:-1] if in_folders else (path.name,)
+        for split, words in _SPLIT_WORDS.items():
+            word = f"(.*{_EDGE})?({'|'.join(words)})({_EDGE}.*)?"
+            if any(re.fullmatch(word, part, re.IGNORECASE | re.DOTALL) for part in parts):
+                found.setdefault(split, []).append(name)
+                break
+    return found
+
+
+def _unpacked(name: str) -> str:
+    for suffix in PACKED_SUFFIXES:
+        name = name.removesuffix(suffix)
+    return name

@@ -1,0 +1,114 @@
+"""Data paths of this machine as files: one, those of a directory, or those that a pattern matches. Reads no file."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+from typing import Any
+
+from rankzero.data.read.file_names import files_of_directory, is_data_file
+from rankzero.errors import Problem
+from rankzero.spec.nearby import near, shown
+
+_SHOWN = 5
+_POD = "KUBERNETES_SERVICE_HOST"
+"""A variable that every pod has."""
+
+
+def local_files(path: str) -> tuple[str, ...] | Problem:
+    """The files that a path means, in an order that does not depend on the machine; or why there are none."""
+    if os.path.isdir(path):
+        return _of_directory(path)
+    if os.path.exists(path):
+        return (path,)
+    if not glob.has_magic(path):
+        return Problem("no such file", path, missing_hint(path))
+    found = sorted(name for name in glob.glob(path, recursive=True) if os.path.isfile(name))
+    if not found:
+        return Problem("no file matches the pattern", path, _pattern_hint(path))
+    return tuple(found)
+
+
+def missing_hint(path: str) -> str:
+    """What may have been meant by a path that does not exist."""
+    close = near(path)
+    if close:
+        return f"did you mean {shown(close)}?"
+    if _POD in os.environ:
+        return "the path is looked up inside the pod: is the volume mounted there?"
+    folder = os.path.abspath(os.path.dirname(path))
+    if not os.path.isdir(folder):
+        return f"there is no directory {folder}"
+    beside = sorted(name for name in os.listdir(folder) if is_data_file(name))
+    there = ", ".join(beside[:_SHOWN]) + (" …" if len(beside) > _SHOWN else "")
+    return f"{folder} has {there or 'no data files'}"
+
+
+def _pattern_hint(path: str) -> str:
+    fixed = os.path.dirname(path[: re.search(r"[*?[]", path).start()])  # type: ignore[union-attr]
+    if fixed and not os.path.isdir(fixed):
+        return f"there is no directory {shown(fixed)}"
+    return f"{'' if os.path.isabs(path) else f'it is relative to {os.getcwd()}; '}** stands for any folders"
+
+
+def _of_directory(path: str) -> tuple[str, ...] | Problem:
+    saved = _saved_to_disk(path)
+    if saved is not None:
+        return saved
+    try:
+        names = _names_below(path)
+    except OSError as error:
+        where = str(error.filename or path)
+        return Problem(f"cannot be read: {error.strerror}", where, f"try: ls -l {where}")
+    files = files_of_directory(names, path)
+    return files if isinstance(files, Problem) else tuple(os.path.join(path, name) for name in files)
+
+
+def _names_below(folder: str) -> list[str]:
+    """Files of a directory and of the folders in it, by their paths from there, but for hidden ones. Raises OSError."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    names: list[str] = []
+    seen = {os.path.realpath(folder)}
+    for at, folders, files in os.walk(folder, onerror=fail, followlinks=True):
+        real = {name: os.path.realpath(os.path.join(at, name)) for name in folders if not name.startswith((".", "_"))}
+        folders[:] = sorted(name for name in real if real[name] not in seen)  # a link may lead back up
+        seen.update(real.values())
+        paths = (os.path.join(at, name) for name in files)
+        names += [os.path.relpath(path, folder) for path in paths if os.path.isfile(path)]
+    return names
+
+
+def _saved_to_disk(path: str) -> tuple[str, ...] | Problem | None:
+    """The files of what `save_to_disk` of the library datasets wrote, in its order; None for any other directory."""
+    splits = _json(os.path.join(path, "dataset_dict.json")).get("splits")
+    if isinstance(splits, list) and splits:
+        if len(splits) == 1:
+            return local_files(os.path.join(path, str(splits[0])))
+        what = f"the directory holds several splits: {', '.join(map(str, splits))}"
+        return Problem(what, path, f"name the one that is meant: {os.path.join(path, str(splits[0]))}")
+    files = _json(os.path.join(path, "state.json")).get("_data_files")
+    if not isinstance(files, list):
+        return None
+    names = [os.path.join(path, str(file.get("filename"))) for file in files if isinstance(file, dict)]
+    missing = [name for name in names if not os.path.isfile(name)]
+    if not names:
+        return None
+    if missing:
+        what = f"{os.path.basename(missing[0])} is missing, which state.json lists"
+        return Problem(what, path, "copy the whole directory again")
+    return tuple(names)
+
+
+def _json(path: str) -> dict[str, Any]:
+    """A small JSON object; empty where there is none."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            value = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,157 @@
+"""Data files as chunks of JSON lines, whatever kind of file they are. Knows kinds of file; nothing of rows' shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from rankzero.data.read.containers.json_lines import read_lines
+from rankzero.data.read.containers.layout import Layout, find_layout
+from rankzero.data.read.containers.stream import DamagedError, Packing, blocks
+from rankzero.data.read.local import missing_hint
+from rankzero.data.rows.chunks import CHUNK_BYTES, UTF8_BOM, Chunk, NumberedLine, count_in, lines, pack
+from rankzero.data.rows.problems import RowProblem
+from rankzero.errors import DataError, Problem, StorageError
+
+if TYPE_CHECKING:
+    from rankzero.data.read.containers.delimited import Header
+
+__all__ = [
+    "CHUNK_BYTES",
+    "NO_ROWS",
+    "UTF8_BOM",
+    "Chunk",
+    "count_rows",
+    "lines",
+    "numbering",
+    "probe",
+    "read_chunks",
+    "require_readable",
+    "unread_columns",
+]
+
+NO_ROWS = RowProblem(0, "no rows", "there are no rows in it", "is this the right file?")
+
+_BLOCK_BYTES = 1 << 20
+"""Of containers that are not cut at lines: what is looked at in one go."""
+
+
+def read_chunks(path: str, source: int = 0, size: int = CHUNK_BYTES, *, header: Header = "auto") -> Iterator[Chunk]:
+    """The rows of a file as JSON lines, in chunks of about `size` bytes; a longer row makes a longer chunk. `header`:
+    whether the first line of CSV and TSV names the columns.
+
+    Raises DataError where the file as a whole cannot be read (`probe` says so before), StorageError where the volume
+    fails. What is wrong with one row is in the chunk.
+    """
+    layout = _layout(path)
+    if layout is None:
+        return
+    if layout.kind == "json lines":
+        yield from read_lines(blocks(path, layout.packing, size), source)
+        return
+    if layout.kind in ("parquet", "arrow"):
+        rows = _columnar(layout).read_rows(path, layout.packing)
+    elif layout.kind in ("csv", "tsv"):
+        from rankzero.data.read.containers.delimited import read_delimited
+
+        rows = read_delimited(blocks(path, layout.packing, min(size, _BLOCK_BYTES)), _SEPARATORS[layout.kind], header)
+    else:
+        from rankzero.data.read.containers.json_values import read_values
+
+        rows = read_values(blocks(path, layout.packing, min(size, _BLOCK_BYTES)), layout)
+    yield from pack(rows, source, size)
+
+
+class _Columnar(Protocol):
+    """The readers of files in columns, which are modules with these functions."""
+
+    def read_rows(self, path: str, packing: Packing | None) -> Iterator[NumberedLine]: ...
+    def count_rows(self, path: str, packing: Packing | None) -> int: ...
+    def unread_columns(self, path: str, packing: Packing | None) -> tuple[str, ...]: ...
+    def file_problem(self, path: str, packing: Packing | None) -> RowProblem | None: ...
+
+
+def _columnar(layout: Layout) -> _Columnar:
+    """Imported where it is needed: JSON lines are read without pyarrow."""
+    from rankzero.data.read.containers import arrow, parquet
+
+    return parquet if layout.kind == "parquet" else arrow
+
+
+_SEPARATORS = {"csv": ",", "tsv": "\t"}
+
+
+def count_rows(path: str, *, header: Header = "auto") -> int:
+    """Rows of the file, good and bad, without blank lines. Raises as `read_chunks` does."""
+    layout = _layout(path)
+    if layout is not None and layout.kind in ("parquet", "arrow"):
+        try:
+            return _columnar(layout).count_rows(path, layout.packing)
+        except DamagedError as damage:
+            raise DataError(damage.what, where=path, hint=damage.hint) from damage
+    return sum(count_in(chunk) for chunk in read_chunks(path, header=header))
+
+
+def numbering(path: str) -> Literal["line", "row"]:
+    """What the numbers of the file's rows are: its lines or, where it has none, the rows' places from 1."""
+    layout = _layout(path)
+    return "row" if layout is not None and layout.by_row else "line"
+
+
+def unread_columns(path: str) -> tuple[str, ...]:
+    """Columns of which the bytes (of images and the like) are left out of the rows."""
+    layout = _layout(path)
+    if layout is None or layout.kind not in ("parquet", "arrow"):
+        return ()
+    try:
+        return _columnar(layout).unread_columns(path, layout.packing)
+    except DamagedError:
+        return ()  # what is wrong is said where the rows are read
+
+
+def _layout(path: str) -> Layout | None:
+    """How the file holds its rows; None where it is empty."""
+    try:
+        layout = find_layout(path)
+    except OSError as error:
+        raise StorageError(f"reading failed: {error.strerror or error}", where=path) from error
+    if isinstance(layout, Layout):
+        return layout
+    if layout.reason == "empty file":
+        return None
+    raise DataError(layout.what, where=path, hint=layout.hint)
+
+
+def require_readable(paths: Sequence[str]) -> None:
+    """Raise one DataError with all that is wrong with the files as such."""
+    problems = [Problem(problem.what, path, problem.hint) for path in dict.fromkeys(paths) if (problem := probe(path))]
+    if problems:
+        raise DataError(problems)
+
+
+def probe(path: str) -> RowProblem | None:
+    """What is wrong with the file as a whole, seen from its name and its first bytes (and Parquet's last)."""
+    file = Path(path)
+    try:
+        if file.is_dir():
+            return _directory(file)
+        if not file.exists():
+            return RowProblem(0, "no such file", "no such file", missing_hint(path))
+        if not file.is_file():
+            hint = "data is read more than once: write it to a file first"
+            return RowProblem(0, "not a regular file", "is not a regular file", hint)
+        layout = find_layout(path)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        return RowProblem(0, "unreadable file", f"cannot be read: {reason}", f"try: ls -l {path}")
+    if isinstance(layout, Layout) and layout.kind in ("parquet", "arrow"):
+        return _columnar(layout).file_problem(path, layout.packing)
+    return None if isinstance(layout, Layout) else layout
+
+
+def _directory(folder: Path) -> RowProblem:
+    """`expand` gives the files of directories; this one was not asked."""
+    names = sorted(entry.name for entry in folder.iterdir() if entry.suffix in (".jsonl", ".json"))
+    hint = f"name the files in it: {', '.join(names[:5])}" if names else "give the path of a data file"
+    return RowProblem(0, "directory", "is a directory, not a file", hint)

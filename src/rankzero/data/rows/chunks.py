@@ -1,0 +1,115 @@
+"""Chunks: JSON lines with their numbers, as one worker gets them. Knows nothing of files, containers or rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from rankzero.data.rows.problems import RowProblem
+
+CHUNK_BYTES = 4 << 20
+"""What one worker gets at a time: large enough to hide the hand-over, small enough to bound memory."""
+
+UTF8_BOM = b"\xef\xbb\xbf"
+
+DAMAGE = frozenset({"cut-off file", "damaged file", "row without an end", "text after the rows"})
+"""Reasons of problems that concern the file from there on, not one row."""
+
+NumberedLine = tuple[int, bytes, RowProblem | None]
+"""A row as a container gives it: its number, its JSON, and what is wrong with it. Where something is, there are the
+row's own bytes instead of JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Whole lines of one source, from `first_line` on."""
+
+    source: int
+    first_line: int
+    data: bytes
+    numbers: tuple[int, ...] | None = None
+    """Of each line, where they are not first_line, first_line + 1, and so on."""
+    problems: Mapping[int, RowProblem] = field(default_factory=dict)
+    """By index of the line in this chunk: rows that the container could not give as JSON. What the line then holds
+    is the row as it stands in the file; it is not to be parsed."""
+
+
+def lines(chunk: Chunk) -> Iterator[tuple[int, bytes]]:
+    """Every line with its number, without its end. Only b"\\n" ends a line: U+2028 inside a string does not."""
+    data = chunk.data
+    if chunk.first_line == 1 and chunk.numbers is None and data.startswith(UTF8_BOM):
+        data = data[len(UTF8_BOM) :]
+    parts = data.removesuffix(b"\n").split(b"\n")
+    numbers = range(chunk.first_line, chunk.first_line + len(parts)) if chunk.numbers is None else chunk.numbers
+    for number, line in zip(numbers, parts, strict=True):
+        yield number, line.removesuffix(b"\r")
+
+
+def pack(rows: Iterable[NumberedLine], source: int, size: int = CHUNK_BYTES) -> Iterator[Chunk]:
+    """Rows as chunks of about `size` bytes."""
+    numbers: list[int] = []
+    parts: list[bytes] = []
+    problems: dict[int, RowProblem] = {}
+    length = 0
+    for number, line, problem in rows:
+        if problem is not None:
+            problems[len(parts)] = problem
+            line = line.replace(b"\n", b" ")
+        numbers.append(number)
+        parts.append(line)
+        length += len(line) + 1
+        if length >= size:
+            yield _chunk(source, numbers, parts, problems)
+            numbers, parts, problems, length = [], [], {}, 0
+    if parts:
+        yield _chunk(source, numbers, parts, problems)
+
+
+def _chunk(source: int, numbers: list[int], parts: list[bytes], problems: dict[int, RowProblem]) -> Chunk:
+    first = numbers[0]
+    consecutive = numbers == list(range(first, first + len(numbers)))
+    data = b"\n".join([*parts, b""])
+    return Chunk(source, first, data, None if consecutive else tuple(numbers), problems)
+
+
+def count_in(chunk: Chunk) -> int:
+    """Rows of the chunk: its lines that are not blank, and those that the container could not read."""
+    if chunk.problems:
+        return sum(1 for _row in _rows(chunk))
+    return sum(1 for line in chunk.data.removeprefix(UTF8_BOM).split(b"\n") if line and not line.isspace())
+
+
+def select(chunks: Iterable[Chunk], keep: npt.NDArray[np.int64], size: int = CHUNK_BYTES) -> Iterator[Chunk]:
+    """Of one source's chunks only the rows whose ordinals, from 0 and without the blank lines, are in `keep`.
+
+    `keep` is sorted. That a file is damaged is not left out, wherever it is.
+    """
+    source = 0
+
+    def kept() -> Iterator[NumberedLine]:
+        nonlocal source
+        seen = 0
+        for chunk in chunks:
+            source = chunk.source
+            count = count_in(chunk)
+            first, last = np.searchsorted(keep, (seen, seen + count))
+            wanted = set((keep[first:last] - seen).tolist())
+            seen += count
+            if not wanted and not chunk.problems:
+                continue
+            for ordinal, row in enumerate(_rows(chunk)):
+                if ordinal in wanted or (row[2] is not None and row[2].reason in DAMAGE):
+                    yield row
+
+    for chunk in pack(kept(), 0, size):
+        yield Chunk(source, chunk.first_line, chunk.data, chunk.numbers, chunk.problems)
+
+
+def _rows(chunk: Chunk) -> Iterator[NumberedLine]:
+    for index, (number, line) in enumerate(lines(chunk)):
+        problem = chunk.problems.get(index)
+        if problem is not None or (line and not line.isspace()):
+            yield number, line, problem

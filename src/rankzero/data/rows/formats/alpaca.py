@@ -1,0 +1,70 @@
+"""Rows with `instruction`, `input` and `output`, as Alpaca's. Knows nothing of templates or tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from rankzero.data.rows.conversation import Conversation
+from rankzero.data.rows.formats.detection import ambiguous
+from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat, read_history, read_text
+from rankzero.data.rows.formats.format import ASKING, Claim, Format, Result, Row, Writer, Written
+from rankzero.data.rows.formats.images import Slots
+from rankzero.data.rows.formats.writing import beside, one_round
+from rankzero.data.rows.problems import RowProblem, kind
+
+KEYS = frozenset({"instruction", "output"})
+
+
+def to_conversation(row: Row, line: int) -> Result:
+    """The earlier rounds, then the instruction with its input on the next line as a question, the output its answer."""
+    slots = Slots(row, line)
+    problems: list[RowProblem] = []
+    asked: list[str] = []
+    for key in ("instruction", "input"):
+        value = row.get(key)
+        if isinstance(value, str):
+            asked += [value] if value.strip() else []
+        elif value is not None:
+            what = f"`{key}` is {kind(value)}, not a string"
+            problems.append(RowProblem(line, f"{key} is not a string", what))
+    if not asked and not problems:
+        problems.append(RowProblem(line, "empty prompt", "`instruction` has no text", "remove the row"))
+    answer = read_text(row, "output", line)
+    if isinstance(answer, RowProblem):
+        return [*problems, answer]
+    turns, more = read_history(row, line, slots)
+    turns += (slots.message("user", "\n".join(asked)), slots.message("assistant", answer))
+    return chat(row, line, turns, problems + more, slots)
+
+
+def _judge(row: Row, keys: Set[str], line: int) -> bool | RowProblem:
+    """A `text` beside the two may be the same again, written into Alpaca's prompt."""
+    return ambiguous(row, line, keys, "alpaca") if "text" in keys and not _retells(row) else True
+
+
+def _retells(row: Row) -> bool:
+    text, asked, answer = row["text"], row["instruction"], row["output"]
+    if not isinstance(text, str) or not isinstance(asked, str) or not isinstance(answer, str):
+        return False
+    return text.startswith("Below is an instruction") or (asked in text and answer in text)
+
+
+def to_row(conversation: Conversation) -> Written:
+    """One instruction and its output, under a system prompt at most."""
+    turns, rules = one_round(conversation, "alpaca", system=True)
+    row = {"instruction": turns[-2].content, "input": "", "output": turns[-1].content}
+    if len(turns) == 3:
+        row["system"] = turns[0].content
+    return {**row, **beside(conversation)}, rules
+
+
+FORMAT = Format(
+    name="alpaca",
+    needs=(KEYS,),
+    reads=KEYS | CHAT_FIELDS | {"input", "history"},
+    shape='{"instruction": "…", "input": "…", "output": "…"}',
+    to_conversation=to_conversation,
+    unread=ASKING,
+    claims=(Claim(KEYS, beside=frozenset({"text"}), judge=_judge),),
+    writers=(Writer("alpaca", to_row, dict.fromkeys(("instruction", "input", "output", "system"), "text")),),
+)

@@ -1,0 +1,123 @@
+"""Values that several formats share: texts, ids, system prompts, earlier rounds. Knows no format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from rankzero.data.rows.conversation import Conversation, Message
+from rankzero.data.rows.formats.format import Result, Row, with_rules
+from rankzero.data.rows.formats.images import Slots
+from rankzero.data.rows.formats.tools import read_tools
+from rankzero.data.rows.problems import RowProblem, kind
+
+CHAT_FIELDS = frozenset({"id", "conversation_id", "system", "tools", "functions", "images", "image"})
+"""Read beside the turns by every format that has turns."""
+
+EMPTY_SYSTEM = "an empty system prompt is left out"
+
+
+def read_text(row: Row, key: str, line: int) -> str | RowProblem:
+    """The string under `key`, which has to have text."""
+    value = row.get(key)
+    if not isinstance(value, str):
+        return RowProblem(line, f"{key} is not a string", f"`{key}` is {kind(value)}, not a string")
+    if not value.strip():
+        return RowProblem(line, f"empty {key}", f"`{key}` has no text", "remove the row, or give it text")
+    return value
+
+
+def read_id(row: Row) -> str | None:
+    """The row's own name."""
+    return as_name(row.get("id")) if "id" in row else None
+
+
+def as_name(value: Any) -> str | None:
+    """A string or a number as a name; None for anything else."""
+    if isinstance(value, str):
+        return value or None
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def read_system(row: Row, key: str, line: int) -> tuple[list[Message], list[RowProblem], tuple[str, ...]]:
+    """The system turn that the row's `key` stands for, if it says anything."""
+    value = row.get(key)
+    if value is None:
+        return [], [], ()
+    if not isinstance(value, str):
+        what = f"`{key}` is {kind(value)}, not a string"
+        return [], [RowProblem(line, f"{key} is not a string", what)], ()
+    if not value.strip():
+        return [], [], (EMPTY_SYSTEM,)
+    return [Message("system", value)], [], ()
+
+
+def read_history(row: Row, line: int, slots: Slots) -> tuple[list[Message], list[RowProblem]]:
+    """Earlier rounds: [["question", "answer"], …]."""
+    value = row.get("history")
+    if not value:
+        return [], []
+    shape = '[["question", "answer"], …]'
+    if not isinstance(value, list):
+        return [], [RowProblem(line, "bad history", f"`history` is {kind(value)}", f"expected: {shape}")]
+    turns: list[Message] = []
+    for index, pair in enumerate(value):
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+            what = f"history[{index}] is not a question and an answer"
+            return [], [RowProblem(line, "bad history", what, f"expected: {shape}")]
+        if not pair[1].strip():
+            what = f"history[{index}] has no answer, and it would be trained"
+            return [], [RowProblem(line, "empty assistant turn", what, "remove the row")]
+        turns += (slots.message("user", pair[0]), slots.message("assistant", pair[1]))
+    return turns, []
+
+
+def chat(
+    row: Row,
+    line: int,
+    turns: Iterable[Message],
+    problems: list[RowProblem],
+    slots: Slots,
+    rules: tuple[str, ...] = (),
+    *,
+    completion_only: bool = False,
+) -> Result:
+    """A chat row made of its turns and of what stands beside them: system prompt, tools, images, id and group."""
+    messages = tuple(turns)
+    tools: tuple[Any, ...] = ()
+    images: tuple[str, ...] = ()
+    if len(row) > 1:
+        if row.get("system") is not None:
+            messages, more, empty = _with_system(row, line, messages)
+            problems, rules = problems + more, (*rules, *empty)
+        if row.get("tools") or row.get("functions"):
+            tools, more = read_tools(row, line)
+            problems = problems + more
+    if slots.used:
+        placed = slots.place(messages, line)
+        problems = problems + placed.problems
+        messages, images, rules = placed.turns, placed.images, (*rules, *placed.rules)
+    if problems:
+        return problems
+    name = group = None
+    if len(row) > 1:
+        name, group = read_id(row), as_name(row.get("conversation_id"))
+    group = group or (images[0] if images else None)
+    conversation = Conversation(messages, True, line, completion_only, images, tools, name, group)
+    return with_rules(conversation, rules)
+
+
+def _with_system(
+    row: Row, line: int, turns: tuple[Message, ...]
+) -> tuple[tuple[Message, ...], list[RowProblem], tuple[str, ...]]:
+    system, problems, rules = read_system(row, "system", line)
+    if system and any(turn.role in ("system", "developer") for turn in turns):
+        what = "the row has `system` and a system turn besides"
+        return turns, [RowProblem(line, "two system prompts", what, "which of the two is meant?")], ()
+    return (*system, *turns), problems, rules
+
+
+def untrained(turns: Iterable[Message]) -> list[Message]:
+    """The turns as context."""
+    return [replace(turn, train=False) for turn in turns]

@@ -1,0 +1,151 @@
+"""Images in rows: where they are named, and where in the text they stand. Opens no image and knows no format.
+
+A row gives images in `images` or `image`, and `<image>` in a text, or a content part without a source, says where the
+next of them stands. Or content parts name their images themselves. In a row that gives no images, `<image>` is text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rankzero.data.rows.conversation import Message, Role
+from rankzero.data.rows.formats.format import Row
+from rankzero.data.rows.problems import RowProblem, kind
+
+TAG = "<image>"
+
+PREPENDED = "images without a tag are put before the first user turn"
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The turns with all images in their places."""
+
+    turns: tuple[Message, ...]
+    images: tuple[str, ...] = ()
+    problems: list[RowProblem] = field(default_factory=list)
+    rules: tuple[str, ...] = ()
+
+
+class Slots:
+    """The places for images that a row's turns have, collected while they are read."""
+
+    __slots__ = ("_fault", "_given", "_sources")
+
+    def __init__(self, row: Row, line: int) -> None:
+        self._given: tuple[str, ...] = ()
+        self._fault: RowProblem | None = None
+        self._sources: list[str | None] = []
+        if "images" in row or "image" in row:
+            given = _given(row, line)
+            if isinstance(given, RowProblem):
+                self._fault = given
+            else:
+                self._given = given
+
+    @property
+    def used(self) -> bool:
+        """Whether there is any image, or a place for one."""
+        return bool(self._given or self._sources or self._fault)
+
+    @property
+    def tagged(self) -> bool:
+        """Whether `<image>` in a text stands for an image of this row."""
+        return bool(self._given)
+
+    def add(self, source: str | None) -> None:
+        """A content part: an image of its own, or a place for the row's next one."""
+        self._sources.append(source)
+
+    def take(self, text: str, at: int = 0) -> tuple[str, tuple[int, ...]]:
+        """The text without its tags, and where they were, counted from `at`."""
+        if not self._given or TAG not in text:
+            return text, ()
+        pieces = text.split(TAG)
+        offsets: list[int] = []
+        for piece in pieces[:-1]:
+            at += len(piece)
+            offsets.append(at)
+            self._sources.append(None)
+        return "".join(pieces), tuple(offsets)
+
+    def message(self, role: Role, text: str) -> Message:
+        """A turn of this text, its tags taken out."""
+        content, offsets = self.take(text)
+        return Message(role, content, image_offsets=offsets)
+
+    def place(self, turns: tuple[Message, ...], line: int) -> Placed:
+        """Give every place its image. Images that have none stand before the first user turn."""
+        if self._fault is not None:
+            return Placed(turns, problems=[self._fault])
+        own = [source for source in self._sources if source is not None]
+        if own and self._given:
+            what = f"the row gives {_count(len(self._given))}, and its content parts name {len(own)} themselves"
+            return Placed(turns, problems=[RowProblem(line, "images in two places", what, "keep one of the two")])
+        if own:
+            if len(own) == len(self._sources):
+                return Placed(turns, tuple(own))
+            what = "some image parts name an image and others do not"
+            return Placed(turns, problems=[RowProblem(line, "image part without an image", what)])
+        missing = len(self._given) - len(self._sources)
+        if missing < 0:
+            what = f"{len(self._sources)} places for images and {_count(len(self._given))}"
+            hint = "give every <image> its image, or write the tag in another way where text is meant"
+            return Placed(turns, problems=[RowProblem(line, "more image tags than images", what, hint)])
+        if not missing:
+            return Placed(turns, self._given)
+        first = next((i for i, turn in enumerate(turns) if turn.role == "user"), None)
+        if first is None:
+            what = f"{_count(missing)} without a tag, and no user turn to put it before"
+            return Placed(turns, problems=[RowProblem(line, "image without a place", what)])
+        turn = turns[first]
+        changed = replace(turn, image_offsets=(*[0] * missing, *turn.image_offsets))
+        return Placed((*turns[:first], changed, *turns[first + 1 :]), self._given, rules=(PREPENDED,))
+
+
+def part_source(part: Mapping[str, Any]) -> str | None | bool:
+    """The image that a content part names; None where it only holds a place, False where it is no image part."""
+    name = part.get("type")
+    if name not in ("image", "image_url"):
+        return False
+    value = part.get("image_url") if name == "image_url" else next(_sources(part), None)
+    if isinstance(value, Mapping):
+        value = next(_sources(value), None)
+    if isinstance(value, str) and value:
+        return value
+    return None if value is None and name == "image" else False
+
+
+def _sources(value: Mapping[str, Any]) -> Any:
+    return (value[key] for key in ("image", "url", "path") if value.get(key) is not None)
+
+
+def _given(row: Row, line: int) -> tuple[str, ...] | RowProblem:
+    """What `images` or `image` hold."""
+    lists = []
+    for key in ("images", "image"):
+        value = row.get(key)
+        if value in (None, "", [], {}):
+            continue
+        items = value if isinstance(value, list) else [value]
+        names = [_name(item) for item in items]
+        if None in names:
+            what = f"`{key}` holds {kind(items[names.index(None)])}, not a path or URL"
+            return RowProblem(line, "image is not a path", what, 'expected: {"images": ["photos/1.jpg"]}')
+        lists.append(tuple(str(name) for name in names))
+    if len(lists) == 2 and lists[0] != lists[1]:
+        what = "the row has `image` and `images`, and they differ"
+        return RowProblem(line, "images in two places", what, "keep one of the two")
+    return lists[0] if lists else ()
+
+
+def _name(item: object) -> str | None:
+    if isinstance(item, Mapping):
+        item = item.get("path") or item.get("url")
+    return item if isinstance(item, str) and item else None
+
+
+def _count(number: int) -> str:
+    return f"{number} image" + ("" if number == 1 else "s")

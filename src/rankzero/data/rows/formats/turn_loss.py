@@ -1,0 +1,58 @@
+"""Whether a turn is trained and how much it counts, as its keys say. Knows nothing of other keys, or of the spec."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rankzero.data.rows.problems import RowProblem, kind
+
+_FLAGS = ("loss", "train")
+_WEIGHTS = ("weight", "loss_weight", "loss_scale")
+LOSS_KEYS = frozenset({*_FLAGS, *_WEIGHTS})
+"""Names under which turns say it: flags are true or false, weights are numbers, 0 is not trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnLoss:
+    """What a turn says of its loss. `train`: None where it says nothing. `weight`: above 0."""
+
+    train: bool | None = None
+    weight: float = 1.0
+
+
+_NOTHING_SAID = TurnLoss()
+
+
+def read_loss(item: Mapping[str, Any], role: object, line: int, where: str) -> TurnLoss | RowProblem:
+    """What the keys of a turn say of its loss, or what is wrong with them. A null says nothing."""
+    if LOSS_KEYS.isdisjoint(item):
+        return _NOTHING_SAID
+    flags = {key: item[key] for key in _FLAGS if item.get(key) is not None}
+    weights = {key: item[key] for key in _WEIGHTS if item.get(key) is not None}
+    for key, value in flags.items():
+        if not isinstance(value, bool):
+            what = f"{where}.{key} is {kind(value)}, not true or false"
+            hint = f'a turn is trained or it is not; a number is a weight: "loss_weight": {_shown(value)}'
+            return RowProblem(line, "bad loss flag", what, hint)
+    for key, value in weights.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+            what = f"{where}.{key} is {kind(value)}, not a number of at least 0"
+            return RowProblem(line, "bad weight", what, "1 counts in full, 0.5 half, 0 is not trained")
+    said = {*flags.values(), *(value > 0 for value in weights.values())}
+    if len(said) > 1 or len({float(value) for value in weights.values()}) > 1:
+        keys = " and ".join(f"`{key}`" for key in (*flags, *weights))
+        what = f"{where} has {keys}, which contradict each other"
+        return RowProblem(line, "bad loss flag", what, "keep one of them")
+    train = said.pop() if said else None
+    if train and role != "assistant":
+        what = f"{where} asks to train a {str(role)[:40]} turn"
+        return RowProblem(line, "training another role", what, "only assistant turns can be asked for; remove the key")
+    weight = float(next(iter(weights.values()), 1.0))
+    return TurnLoss(train, weight if weight > 0 else 1.0)
+
+
+def _shown(value: object) -> str:
+    return kind(value) if isinstance(value, (int, float)) else "0.5"

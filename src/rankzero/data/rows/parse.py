@@ -1,0 +1,210 @@
+"""Lines of a chunk as conversations. Knows JSON and its traps; nothing of tokenizers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import orjson
+
+from rankzero.data.rows.chunks import Chunk, lines
+from rankzero.data.rows.conversation import Conversation
+from rankzero.data.rows.formats import FORMATS, Noted, Result, Row, convert, reason, rename
+from rankzero.data.rows.problems import RowProblem
+
+
+@dataclass(slots=True)
+class Parsed:
+    """What a chunk holds. Every row is counted in one place: in `formats` where it gave conversations, in `dropped`
+    where a named rule leaves it out, or by the line of its problems."""
+
+    conversations: list[Conversation] = field(default_factory=list)
+    problems: list[RowProblem] = field(default_factory=list)
+    rows: int = 0
+    """Lines that are not blank, good or bad."""
+    blank: int = 0
+    formats: Counter[str] = field(default_factory=Counter)
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Of each format that was detected: which keys its first row was detected by."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    rules: Counter[str] = field(default_factory=Counter)
+    """What was done to rows that are kept: images placed, empty system prompts left out …"""
+    ignored_keys: Counter[str] = field(default_factory=Counter)
+
+
+def parse(chunk: Chunk, wanted: str, columns: Mapping[str, str] | None = None) -> Parsed:
+    """Every row of the chunk in the `wanted` format ("auto": each row's own); `columns` are the data's names for keys,
+    by ours."""
+    parsed = Parsed()
+    for index, (number, line) in enumerate(lines(chunk)):
+        if chunk.problems and index in chunk.problems:
+            parsed.rows += 1
+            parsed.problems.append(chunk.problems[index])
+            continue
+        if not line or line.isspace():
+            parsed.blank += 1
+            continue
+        parsed.rows += 1
+        row = read_json(line, number)
+        if isinstance(row, RowProblem):
+            parsed.problems.append(row)
+            continue
+        original = row
+        if columns and isinstance(row, dict):
+            row = rename(row, columns)
+        name, result = convert(row, number, wanted)
+        if isinstance(result, list):
+            parsed.problems += result
+        elif twice := _duplicate_key(line, original, number, name, columns):
+            parsed.problems.append(twice)
+        else:
+            _count(parsed, original, row, name, result)
+            if wanted == "auto" and name not in parsed.reasons:
+                parsed.reasons[name] = reason(row, name)
+    return parsed
+
+
+def _count(parsed: Parsed, original: Row, row: Row, name: str, result: Result) -> None:
+    """Note a row that could be read."""
+    if isinstance(result, Conversation):
+        parsed.conversations.append(result)
+    elif isinstance(result, Noted):
+        parsed.rules.update(result.rules)
+        if not result.conversations:
+            parsed.dropped[result.dropped] += 1
+            return
+        parsed.conversations += result.conversations
+    elif isinstance(result, tuple):
+        parsed.conversations += result
+    parsed.formats[name] += 1
+    if len(original) > 1:
+        reads = FORMATS[name].reads
+        if row is original:
+            parsed.ignored_keys.update(row.keys() - reads)
+        else:  # the values that are read are still the file's own; those that no key leads to any more are not
+            read = {id(value) for key, value in row.items() if key in reads}
+            parsed.ignored_keys.update(key for key, value in original.items() if id(value) not in read)
+    unread_in_turn = FORMATS[name].unread_in_turn
+    for key in FORMATS[name].turn_lists if unread_in_turn else ():
+        turns = row.get(key)
+        # Nearly always a turn is who speaks and what.
+        richer = [turn for turn in turns if isinstance(turn, dict) and len(turn) > 2] if isinstance(turns, list) else ()
+        if richer and unread_in_turn:
+            unread = frozenset[str]().union(*map(unread_in_turn, richer))
+            parsed.ignored_keys.update(f"{key}[].{one}" for one in unread)
+
+
+def seen_keys(chunk: Chunk, rows: int = 200) -> set[str]:
+    """The keys of the chunk's first rows: the columns that the data has."""
+    seen: set[str] = set()
+    for number, line in islice(lines(chunk), rows):
+        row = read_json(line, number) if line else None
+        if isinstance(row, dict):
+            seen.update(row)
+    return seen
+
+
+def read_json(line: bytes, number: int) -> Any:
+    """The line's value, or what is wrong with its bytes or its JSON."""
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        return _byte_problem(line, number, error.pos) or RowProblem(
+            number,
+            "not valid JSON",
+            f"not valid JSON: {error.msg} at column {error.colno}",
+            _json_hint(line, error),
+        )
+
+
+def _byte_problem(line: bytes, number: int, position: int) -> RowProblem | None:
+    """Trouble with the encoding, which the JSON parser reports in misleading words."""
+    if (nul := line.find(b"\0")) >= 0:
+        hint = "the file was damaged (disk full, cut-off copy) or is not text"
+        return RowProblem(number, "NUL byte", f"a raw NUL byte at byte {nul + 1}", hint)
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        what = f"byte {error.start + 1} (0x{line[error.start]:02x}) is not UTF-8"
+        hint = "if the file is Latin-1 or Windows-1252: iconv -f WINDOWS-1252 -t UTF-8 FILE > utf8.jsonl"
+        return RowProblem(number, "not UTF-8", what, hint)
+    if text[position : position + 1] != "\ufeff":
+        return None
+    return RowProblem(
+        number,
+        "byte-order mark inside the file",
+        f"a byte-order mark at column {position + 1}: files with marks were joined",
+        "turn the marks into newlines: sed 's/\\xEF\\xBB\\xBF/\\n/g' FILE > rows.jsonl",
+    )
+
+
+def _json_hint(line: bytes, error: orjson.JSONDecodeError) -> str:
+    if "end of data" in error.msg:
+        return "the row is cut off: was the file written or copied to the end?"
+    if line.startswith(b"{'"):
+        return "this is Python's notation: write rows with json.dumps"
+    if "surrogate" in error.msg:
+        return "half of an emoji's \\u escape: the text was cut in the middle of a character"
+    if line.decode()[error.pos : error.pos + 3] in ("NaN", "Inf", "-In"):
+        return "JSON has no NaN or Infinity: write null"
+    if "after document" in error.msg:
+        return "one object a line: is a newline missing between two rows?"
+    return "a JSONL file has one JSON object a line"
+
+
+def _duplicate_key(
+    line: bytes, row: Row, number: int, name: str, columns: Mapping[str, str] | None
+) -> RowProblem | None:
+    """A key that is there twice, of which parsers keep the last in silence.
+
+    A quote inside a JSON string is escaped, so a quoted name is a key or, rarely, a whole value; counting is cheap.
+    Only when there are more than the row's shape explains, or where letters are escaped that need not be and so might
+    be those of a key, is the line parsed again to be sure.
+    """
+    escaped = b"\\u00" in line and _ESCAPED_LETTER.search(line)
+    if not FORMATS[name].nests and not escaped and not _more_keys_than_expected(line, row, name, columns):
+        return None
+    found: list[str] = []
+
+    def note(pairs: list[tuple[str, Any]]) -> None:
+        found.extend(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+
+    try:
+        json.loads(line, object_pairs_hook=note, parse_int=float)
+    except RecursionError:
+        what = "the row is nested too deeply to be looked at twice"
+        return RowProblem(number, "nested too deeply", what, "is the row one that a program wrote by mistake?")
+    if not found:
+        return None
+    what = f"key `{found[0][:40]}` is there twice in one object"
+    return RowProblem(number, "duplicate key", what, "which of the two is meant?")
+
+
+def _more_keys_than_expected(line: bytes, row: Row, name: str, columns: Mapping[str, str] | None) -> bool:
+    reads = FORMATS[name].reads
+    turns: list[dict[str, Any]] = []
+    for key, value in row.items():
+        if key in reads or columns:
+            if line.count(_QUOTED.get(key) or b'"' + key.encode() + b'"') > 1:
+                return True
+            if key in _TURN_LISTS and isinstance(value, list):
+                turns += value
+    if not turns:
+        return False
+    if sum(map(len, turns)) == 2 * len(turns):  # who speaks and what, in every turn
+        keys = turns[0]
+        return any(line.count(_QUOTED[key]) > len(turns) for key in keys if key in _QUOTED)
+    return any(line.count(_QUOTED[key]) > sum(key in turn for turn in turns) for key in _TURN_KEYS)
+
+
+_ESCAPED_LETTER = re.compile(rb"\\u00(?:3[0-9]|[46][1-9a-fA-F]|[57][0-9aA]|5[fF])")
+"""A letter, digit or underscore, of which the names of keys are made."""
+
+_TURN_LISTS = frozenset[str]().union(*(of.turn_lists for of in FORMATS.values()))
+_TURN_KEYS = frozenset[str]().union(*(of.turn_keys for of in FORMATS.values()))
+_QUOTED = {key: f'"{key}"'.encode() for key in _TURN_KEYS.union(*(of.reads for of in FORMATS.values()))}

@@ -1,0 +1,230 @@
+"""A conversation as text, with the characters that are trained. Knows templates and rules; nothing of token ids."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+
+from rankzero.data.rows.conversation import ANSWERING, Conversation
+from rankzero.data.rows.problems import RowProblem
+from rankzero.data.tokens.built_in_templates import PLAIN, TrainingTemplate, plain_template, training_template
+from rankzero.data.tokens.chat_text import (
+    OTHER_TEMPLATE,
+    ChatText,
+    LeftOutError,
+    Rendered,
+    RewrittenError,
+    WordsLostError,
+)
+from rankzero.data.tokens.image_tokens import ImageRules, Picture, Pictures
+from rankzero.data.tokens.own_words import excerpt
+from rankzero.data.tokens.template import ChatTemplate, TemplateRefusedError
+from rankzero.data.tokens.token_rules import TokenRules, turn_weights, with_wanted_reasoning
+from rankzero.data.tokens.tokenizer import TokenizerParts
+from rankzero.data.tokens.turns import first_left_out, reads_parts_only
+
+__all__ = ["AS_TEXT", "Rendered", "Renderer", "TokenRules"]
+
+AS_TEXT = "reasoning written before the answer as <think>…</think>, which the chat template does not know"
+
+
+class Renderer:
+    """Conversations to text with spans, for one tokenizer and one set of rules."""
+
+    def __init__(self, parts: TokenizerParts, rules: TokenRules) -> None:
+        self._parts, self._rules = parts, rules
+        self._pictures = None if rules.vision is None else Pictures(rules.vision)
+        self._left_out: dict[tuple[object, ...], int | None] = {}
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """The model's own, or the plain one where it has none. Compiled when the first chat row asks for it: raw text
+        needs none, not even one that is valid. Raises ConfigError."""
+        source = self._parts.chat_template
+        if source is None:
+            source = plain_template(opens_with_bos=self._parts.opens_with_bos)
+        return ChatTemplate(source, {**self._parts.variables, **self._rules.template_kwargs})
+
+    @cached_property
+    def _keeps_reasoning(self) -> TrainingTemplate | None:
+        """What renders as the model's own template does, and keeps the reasoning that this one leaves out."""
+        return training_template(self.template, {**self._parts.variables, **self._rules.template_kwargs})
+
+    @cached_property
+    def in_parts(self) -> bool:
+        """Whether the template reads contents as lists of parts alone."""
+        return self._rules.vision is not None and reads_parts_only(self.template)
+
+    def render(self, conversation: Conversation, image_root: str = ".") -> Rendered | RowProblem:
+        """The row as text, or why there is none; its images are below `image_root`. Raises ConfigError where a chat
+        row finds no valid template."""
+        if self._rules.trains == "label":
+            return _render_labelled(conversation)
+        if other := _other_task(conversation):
+            return other
+        pictures = self._pictured(conversation, image_root)
+        if isinstance(pictures, RowProblem):
+            return pictures
+        conversation, notes = with_wanted_reasoning(conversation, self._rules)
+        if notes and (speechless := _without_answer(conversation)):
+            return speechless
+        row = self._templated(conversation) if conversation.templated else _render_raw(conversation)
+        if isinstance(row, RowProblem):
+            return row
+        row = replace(row, notes=(*notes, *row.notes)) if notes else row
+        vision = self._rules.vision
+        return row if vision is None else _misplaced(row.text, conversation, vision) or replace(row, pictures=pictures)
+
+    def _pictured(self, conversation: Conversation, image_root: str) -> tuple[Picture, ...] | RowProblem:
+        if not conversation.images:
+            return ()
+        if self._pictures is not None:
+            return self._pictures.of(conversation, image_root)
+        what = f"the row has {len(conversation.images)} image(s), and a language model sees none"
+        hint = "train a vision-language model, or remove the images"
+        return RowProblem(conversation.line, "needs a vision model", what, hint)
+
+    def _templated(self, conversation: Conversation) -> Rendered | RowProblem:
+        weights = turn_weights(conversation, self._rules)
+        try:
+            try:
+                return self._with_own_template(conversation, weights)
+            except (WordsLostError, RewrittenError):
+                # Templates that leave reasoning out may do so only once another turn follows.
+                thoughts = any(w and m.thought for m, w in zip(conversation.messages, weights, strict=True))
+                if thoughts and (kept := self._with_reasoning_kept(conversation, weights)):
+                    return kept
+                raise
+        except WordsLostError as error:
+            return _lost(conversation.line, error)
+        except TemplateRefusedError as error:
+            return RowProblem(
+                conversation.line, "refused by the chat template", f"the chat template says: {error}", _hint(str(error))
+            )
+        except LeftOutError as error:
+            return RowProblem(conversation.line, error.reason, str(error), error.hint)
+        except RewrittenError as error:
+            return RowProblem(
+                conversation.line,
+                "chat template rewrites earlier turns",
+                f"the chat template rewrites what stands before turn {error.turn + 1} once that turn is there: "
+                f"{error.before!r} becomes {error.after!r}",
+                "what is trained would not be what the model sees in use: set data.chat_template to a template that "
+                'only ever appends, or mark this turn "loss": false',
+            )
+
+    def _with_own_template(self, conversation: Conversation, weights: tuple[float, ...]) -> Rendered:
+        text = ChatText(conversation, weights, self.template, self._parts, in_parts=self.in_parts)
+        row = self._trained(text)
+        self._require_context(text)
+        notes = [PLAIN] if self._parts.chat_template is None else []
+        if not self.template.reasoning_keys and any(message.reasoning for message in conversation.messages):
+            notes.append(AS_TEXT)
+        return replace(row, notes=tuple(notes)) if notes else row
+
+    def _require_context(self, text: ChatText) -> None:
+        """Raise LeftOutError where a turn that answers are given to is not in the text at all. Which are follows from
+        who speaks when, so each order of roles is looked at once."""
+        order = (bool(text.tools), *[(turn["role"], bool(turn["content"])) for turn in text.turns])
+        if order not in self._left_out:
+            self._left_out[order] = first_left_out(self.template, text.turns, text.tools)
+        i = self._left_out[order]
+        if i is not None:
+            message = text.messages[i]
+            what = f"the chat template leaves turn {i + 1} out ({message.role}): {excerpt(message.content)!r}"
+            hint = "name its role system, or " if message.role == "developer" else ""
+            raise LeftOutError("turn left out by the chat template", what, f"{hint}{OTHER_TEMPLATE}")
+
+    def _with_reasoning_kept(self, conversation: Conversation, weights: tuple[float, ...]) -> Rendered | None:
+        """The row by a template for training; None where there is none for this model, or not for such a row. Turns
+        that are not trained lose their reasoning, as they do in use."""
+        keeping = self._keeps_reasoning
+        if keeping is None or conversation.images or not keeping.agrees(conversation):
+            return None
+        apart = tuple(
+            message.with_thought_apart() if weight else replace(message, reasoning="")
+            for message, weight in zip(conversation.messages, weights, strict=True)
+        )
+        try:
+            text = ChatText(replace(conversation, messages=apart), weights, keeping.template, self._parts)
+            row = self._trained(text)
+        except (WordsLostError, TemplateRefusedError, LeftOutError):
+            return None
+        return replace(row, notes=(keeping.note,))
+
+    def _trained(self, text: ChatText) -> Rendered:
+        only_answers = self._rules.assistant_only_loss or text.completion_only
+        return text.answers() if only_answers else text.everything()
+
+
+def _without_answer(conversation: Conversation) -> RowProblem | None:
+    """Why a row cannot be trained that has nothing left to say without its reasoning."""
+    for i, message in enumerate(conversation.messages):
+        silent = not (message.content.strip() or message.reasoning or message.tool_calls or message.image_offsets)
+        if message.role in ANSWERING and message.train is not False and silent:
+            what = f"turn {i + 1} is reasoning without an answer, and data.reasoning leaves reasoning out"
+            return RowProblem(conversation.line, "nothing but reasoning", what, "remove the row")
+    return None
+
+
+def _lost(line: int, error: WordsLostError) -> RowProblem:
+    """Words of the row that would not be trained."""
+    where = f"turn {error.turn + 1}"
+    if error.thought:
+        what = f"the chat template leaves the reasoning of {where} out, which is to be trained: {error.words!r}"
+        hint = "data.reasoning: last or drop trains without it; data.chat_template: FILE can be one that keeps it"
+        return RowProblem(line, "reasoning left out by the chat template", what, hint)
+    what = f"the chat template leaves words of {where} out, which are to be trained: {error.words!r}"
+    hint = 'set data.chat_template to one that keeps what turns say, or mark the turn "loss": false'
+    return RowProblem(line, "words left out by the chat template", what, hint)
+
+
+def _other_task(conversation: Conversation) -> RowProblem | None:
+    """Why a row that is well-formed is nothing for fine-tuning on text."""
+    if conversation.rejected:
+        hint = "to fine-tune on the chosen answers, write them as messages"
+        what = "the row has a chosen and a rejected answer: preference rows are for task dpo"
+        return RowProblem(conversation.line, "preference rows are for task dpo", what, hint)
+    if conversation.label is not None:
+        what = "the row is a text with a label: labels are for task classify"
+        hint = "to train on the text alone, say so: data.train: [{path: …, format: text}]"
+        return RowProblem(conversation.line, "labels are for task classify", what, hint)
+    return None
+
+
+def _misplaced(text: str, conversation: Conversation, vision: ImageRules) -> RowProblem | None:
+    """Why the placeholders in the text are not those of the row's images."""
+    line, images, found = conversation.line, len(conversation.images), text.count(vision.placeholder)
+    if found < images:
+        what, hint = f"the chat template prints {found} places for {images} image(s)", "set data.chat_template"
+        return RowProblem(line, "images left out by the chat template", what, hint)
+    token = vision.placeholder if found > images else next((t for t in vision.reserved if t in text), None)
+    if token is None:
+        return None
+    what = f"the text has the model's own token {token}, which stands for what is no text"
+    hint = "write it in another way; an image of the row is <image> in its text"
+    return RowProblem(line, "the model's image token as text", what, hint)
+
+
+def _render_labelled(conversation: Conversation) -> Rendered | RowProblem:
+    if conversation.label is None:
+        what = "the row has no label: task classify puts texts into classes"
+        hint = 'write rows as {"text": "…", "label": "…"}, or set task: sft'
+        return RowProblem(conversation.line, "no label for task classify", what, hint)
+    text = "".join(segment.content for segment in conversation.messages)
+    return Rendered(text, [], raw=True, add_eos=False, label=str(conversation.label))
+
+
+def _render_raw(conversation: Conversation) -> Rendered:
+    prompt = "".join(segment.content for segment in conversation.messages if segment.role == "prompt")
+    text = prompt + "".join(segment.content for segment in conversation.messages if segment.role != "prompt")
+    return Rendered(text, [(len(prompt), len(text))], raw=True, add_eos=True)
+
+
+def _hint(reason: str) -> str:
+    lowered = reason.lower()
+    if "system" in lowered:
+        return "put the system text at the beginning of the first user turn, or set data.chat_template"
+    if "alternat" in lowered:
+        return "this template wants user and assistant in turn: join turns of the same role, or set data.chat_template"
+    return "change the row to what the template expects, or set data.chat_template to another template"

@@ -1,0 +1,365 @@
+"""What every recipe does: raw rows in, images found, training rows and `stats.json` out. Knows no data set.
+
+    raw files ─ pass 1 ─> images that the rows need, groups ──> images located, hold-out decided
+              ─ pass 2 ─> one row, one outcome: written to train or eval, or dropped by a named rule
+
+The rows are streamed twice (once, where neither images nor a hold-out are asked for), so memory holds image paths and
+counts, never rows. Output files appear when all of their split is written, `stats.json` last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import orjson
+
+from rankzero.data.images.layout import image_key
+from rankzero.data.images.paths import normalised, refusal
+from rankzero.data.rows.problems import RowProblem, kind
+from rankzero.datasets.images.resolve import ImageSettings, Located, Lost, locate_images
+from rankzero.datasets.images.stores import Store
+from rankzero.datasets.raw import rows_of
+from rankzero.datasets.tally import Converted, Dropped, Tally
+from rankzero.errors import DataError, Problem, UsageError
+from rankzero.run_dir.atomic import fsync_path, stage_name, storage_errors, write_json
+
+STATS = "stats.json"
+EVAL = "eval"
+
+_BUCKETS = 1 << 20
+"""Of the hold-out: groups that share one are held out together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a data set has of its own."""
+
+    name: str
+    file_name: str
+    """Of the output, with {split}."""
+    convert: Callable[[Mapping[str, Any], Tally], Converted | Dropped]
+    needs_image: bool
+    """Whether a row without an image is dropped."""
+    choices: Mapping[str, Any] = field(default_factory=dict)
+    """What else was chosen, for `stats.json`."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrameSettings:
+    """What a user can choose for every recipe."""
+
+    output_dir: Path
+    image_dir: Path
+    max_samples: int = 0
+    """Raw rows of each split, from its beginning; 0: all."""
+    skip_images: bool = False
+    """Look for no image: rows name the paths of the raw data."""
+    eval_fraction: float = 0.0
+    """Share of the train split's rows to hold out, by image."""
+    seed: int = 42
+    images: ImageSettings = field(default_factory=ImageSettings)
+
+
+Announce = Callable[[str], None]
+"""Told in words what begins."""
+
+
+def quiet(_words: str) -> None:
+    """Announce nothing."""
+
+
+def run(
+    recipe: Recipe,
+    inputs: Mapping[str, Sequence[str]],
+    settings: FrameSettings,
+    stores: Sequence[Store] = (),
+    announce: Announce = quiet,
+) -> dict[str, Any]:
+    """Write every split and the statistics, which are returned. Raises DataError where a split gives no row at all."""
+    _require_no_stale_eval(recipe, inputs, settings)
+    splits: dict[str, Any] = {}
+    groups: dict[str, set[str]] = {}
+    for split, paths in inputs.items():
+        work = _Split(recipe, split, paths, settings, announce)
+        splits[split] = work.run(stores)
+        groups[split] = work.groups
+    every = [group for used in groups.values() for group in used]
+    stats = {
+        "recipe": recipe.name,
+        "inputs": {split: list(paths) for split, paths in inputs.items()},
+        "choices": {
+            "max_samples": settings.max_samples,
+            "skip_images": settings.skip_images,
+            "eval_fraction": settings.eval_fraction,
+            "seed": settings.seed,
+            **recipe.choices,
+        },
+        "splits": splits,
+        "images_in_several_splits": len(every) - len(set(every)),
+    }
+    write_json(settings.output_dir / STATS, stats)
+    _require_rows(splits, settings.output_dir)
+    return stats
+
+
+class _Split:
+    """One split, from raw files to output files."""
+
+    def __init__(
+        self, recipe: Recipe, split: str, paths: Sequence[str], settings: FrameSettings, announce: Announce
+    ) -> None:
+        self._recipe, self._split, self._paths, self._settings = recipe, split, paths, settings
+        self._announce = announce
+        self._holdout = HoldOut(settings.eval_fraction if split == "train" else 0.0, settings.seed)
+        self._located: Located | None = None
+        self._tally = Tally()
+        self.groups: set[str] = set()
+        """Keys of the images that are used."""
+
+    def run(self, stores: Sequence[Store]) -> dict[str, Any]:
+        if not self._settings.skip_images or self._settings.eval_fraction:
+            self._survey(stores)
+        self._announce(f"{self._split}: writing rows")
+        names = {split: self._recipe.file_name.format(split=split) for split in (self._split, EVAL)}
+        with RowWriter(self._settings.output_dir) as writer:
+            writer.open(names[self._split])
+            for number, value in self._rows():
+                self._tally.rows_in += 1
+                outcome = self._outcome(number, value)
+                if isinstance(outcome, Dropped):
+                    self._tally.drop(number, outcome)
+                    continue
+                rows, group = outcome
+                self._tally.rows_used += 1
+                name = names[EVAL if self._holdout.holds(group) else self._split]
+                writer.write(name, rows)
+            writer.commit()
+        self._tally.written.update(writer.counts)
+        assert self._tally.accounted, self._tally.as_json()
+        return self._tally.as_json() | {"images": self._image_stats(stores)}
+
+    def _rows(self) -> Iterator[tuple[int, Any]]:
+        return islice(rows_of(self._paths), self._settings.max_samples or None)
+
+    def _survey(self, stores: Sequence[Store]) -> None:
+        """The first pass: which images are needed, and how many rows each group has."""
+        self._announce(f"{self._split}: reading which images the rows need")
+        paths: dict[str, None] = {}
+        scratch = Tally()
+        for number, value in self._rows():
+            read = self._read(number, value, scratch)
+            if isinstance(read, Dropped):
+                continue
+            _, image = read
+            if image is not None:
+                paths[image] = None
+            self._holdout.count(_group(image, self._split, number))
+        self._holdout.decide()
+        if self._settings.skip_images:
+            return
+        self._announce(f"{self._split}: finding {len(paths):,} images")
+        settings = self._settings
+        self._located = locate_images(paths, settings.image_dir, self._split, stores, settings.images)
+
+    def _read(self, number: int, value: Any, tally: Tally) -> tuple[Converted, str | None] | Dropped:
+        """The row's training rows, and the image that it names."""
+        if isinstance(value, RowProblem):
+            return Dropped(value.reason, value.what)
+        if not isinstance(value, dict):
+            return Dropped("not an object", f"the row is {kind(value)}")
+        image = value.get("image") or None
+        if image is not None and not isinstance(image, str):
+            return Dropped("image is not a path", f"`image` is {kind(image)}")
+        if image is None and self._recipe.needs_image:
+            return Dropped("no image", "the row names no image")
+        converted = self._recipe.convert(value, tally)
+        return converted if isinstance(converted, Dropped) else (converted, image)
+
+    def _outcome(self, number: int, value: Any) -> tuple[list[dict[str, Any]], str] | Dropped:
+        """What is written for a raw row, and its group; or the rule that drops it."""
+        read = self._read(number, value, self._tally)
+        if isinstance(read, Dropped):
+            return read
+        converted, image = read
+        path = None if image is None else self._image(image)
+        if isinstance(path, Lost):
+            self._tally.unconvert(converted.steps, path.rule)
+            return Dropped(path.rule, path.what)
+        group = _group(image, self._split, number)
+        if image is not None:
+            self.groups.add(group)
+        name = _name(value.get("id"), self._split, number)
+        return [_finished(row, name, group if image else None, path) for row in converted.rows], group
+
+    def _image(self, path: str) -> str | Lost:
+        if self._located is not None:
+            return self._located.of(path)
+        refused = refusal(path)
+        return normalised(path) if refused is None else Lost(refused.reason, refused.what)
+
+    def _image_stats(self, stores: Sequence[Store]) -> dict[str, Any]:
+        """Found and missing images by source, and what the stores hold besides."""
+        if self._located is None:
+            return {"skipped": True}
+        return {
+            "how": dict(self._located.how.most_common()),
+            "sources": {name: counts.as_json(name) for name, counts in sorted(self._located.sources.items())},
+            "stores": [{"place": store.label, **_seen(store)} for store in stores],
+        }
+
+
+def _group(image: str | None, split: str, number: int) -> str:
+    """Rows of one image are one group, whatever they call it; a row without an image is its own."""
+    if image is None or refusal(image):
+        return f"{split}:{number}"
+    return image_key(image)
+
+
+def _name(value: object, split: str, number: int) -> str:
+    """The raw row's id as a string, or one from its place."""
+    if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
+        return f"{split}-{number}"
+    return str(value)
+
+
+def _finished(row: dict[str, Any], name: str, group: str | None, image: str | None) -> dict[str, Any]:
+    ending = row["id"]
+    finished = {"id": f"{name}-{ending}" if ending else name, "messages": row["messages"]}
+    if group is not None:
+        finished["group"] = group
+    if image is not None:
+        finished["images"] = [image]
+    return finished
+
+
+def _seen(store: Store) -> dict[str, Any]:
+    seen = store.seen
+    counts = {"members": seen.members, "used": seen.used, "unnamed": seen.unnamed, "too_large": seen.too_large}
+    return {**{name: count for name, count in counts.items() if count}, "not_asked_for": seen.others}
+
+
+def _require_no_stale_eval(recipe: Recipe, inputs: Mapping[str, Sequence[str]], settings: FrameSettings) -> None:
+    """Rows that an earlier run held out would now be in train as well."""
+    stale = settings.output_dir / recipe.file_name.format(split=EVAL)
+    if "train" in inputs and EVAL not in inputs and not settings.eval_fraction and stale.exists():
+        what = "is left from a run with --eval-fraction, and its rows would now be in train as well"
+        raise UsageError(what, where=str(stale), hint="delete it, or give --eval-fraction again")
+    if settings.eval_fraction and EVAL in inputs:
+        raise UsageError("--eval-fraction would write the file of the split `eval`", hint="leave one of the two out")
+    if settings.eval_fraction and "train" not in inputs:
+        raise UsageError("--eval-fraction holds out rows of train, which is not among the splits")
+
+
+def _require_rows(splits: Mapping[str, Any], output_dir: Path) -> None:
+    problems = []
+    for split, stats in splits.items():
+        if not stats["rows_out"]:
+            rules = ", ".join(f"{count} × {rule}" for rule, count in stats["rows_dropped"].items()) or "there are none"
+            hint = f"{output_dir / STATS} has examples and the places that were looked in"
+            problems.append(Problem(f"no training row from {stats['rows_in']} raw rows: {rules}", split, hint))
+    if problems:
+        raise DataError(problems)
+
+
+class HoldOut:
+    """A share of the rows held out by group, in fixed memory and in any order: from the seed and the groups alone.
+
+    Groups are placed on [0, 1) by a hash; those below a cut are held out. The cut is where the share of the rows comes
+    closest to what was asked for, with at least one group on either side. First every row is counted, then every row
+    can be asked for.
+    """
+
+    def __init__(self, fraction: float, seed: int) -> None:
+        self._fraction, self._seed = fraction, seed
+        self._rows = array("q", bytes(8 * _BUCKETS)) if fraction else array("q")
+        self._cut = 0
+
+    def count(self, group: str) -> None:
+        """A row of this group."""
+        if self._fraction:
+            self._rows[self._place(group)] += 1
+
+    def decide(self) -> None:
+        """Place the cut. Raises DataError where one group is all there is."""
+        if not self._fraction:
+            return
+        filled = [place for place, rows in enumerate(self._rows) if rows]
+        if len(filled) < 2:
+            hint = "leave --eval-fraction out, or give more rows"
+            raise DataError("nothing can be held out: all rows have one image", hint=hint)
+        wanted = sum(self._rows) * self._fraction
+        held, best = 0, float("inf")
+        for place in filled[:-1]:
+            held += self._rows[place]
+            if abs(held - wanted) >= best:
+                break
+            best, self._cut = abs(held - wanted), place + 1
+
+    def holds(self, group: str) -> bool:
+        """Whether rows of this group are held out."""
+        return bool(self._fraction) and self._place(group) < self._cut
+
+    def _place(self, group: str) -> int:
+        digest = hashlib.sha256(f"{self._seed}:{group}".encode()).digest()
+        return int.from_bytes(digest[:8], "big") % _BUCKETS
+
+
+class RowWriter:
+    """JSON lines files of one directory, by name, each made when it is first named. They appear together when all is
+    written, or not at all."""
+
+    def __init__(self, directory: Path) -> None:
+        self.counts: Counter[str] = Counter()
+        """Rows by file."""
+        self._directory = directory
+        self._files: dict[str, tuple[Path, BinaryIO]] = {}
+
+    def __enter__(self) -> RowWriter:
+        with storage_errors(self._directory):
+            self._directory.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """What was not committed is gone."""
+        for staged, file in self._files.values():
+            file.close()
+            staged.unlink(missing_ok=True)
+
+    def open(self, name: str) -> None:
+        """A file of this name, even if it will have no rows."""
+        if name not in self._files:
+            staged = self._directory / stage_name(name)
+            with storage_errors(staged):
+                self._files[name] = (staged, staged.open("wb"))
+            self.counts[name] += 0
+
+    def write(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
+        """Append rows to a file."""
+        self.open(name)
+        for row in rows:
+            with storage_errors(self._directory / name):
+                self._files[name][1].write(orjson.dumps(row) + b"\n")
+            self.counts[name] += 1
+
+    def commit(self) -> None:
+        """Give the files their names."""
+        with storage_errors(self._directory):
+            for _staged, file in self._files.values():
+                file.flush()
+                os.fsync(file.fileno())
+                file.close()
+            for name, (staged, _file) in self._files.items():
+                os.replace(staged, self._directory / name)
+            fsync_path(self._directory)
+        self._files.clear()

@@ -1,0 +1,110 @@
+"""The raw files of a recipe: which file is which split, and their rows one by one. Knows no row shape.
+
+Rows are streamed, whatever the size of the file: an array of a gigabyte is never held.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rankzero.data.read.download import download
+from rankzero.data.read.network import Network, RealNetwork
+from rankzero.data.read.sources import probe, read_chunks
+from rankzero.data.rows.chunks import DAMAGE, lines
+from rankzero.data.rows.parse import read_json
+from rankzero.errors import DataError, Problem, UsageError
+
+_SUFFIXES = (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".json.zst", ".jsonl.zst")
+_FLAG = "--input"
+_READ_BYTES = 1 << 20
+"""At a time: raw rows are small, and what is read ahead of `--max_samples` is wasted."""
+
+
+def rows_of(paths: Sequence[str]) -> Iterator[tuple[int, Any]]:
+    """(number, value) of every row of the files, numbered through from 1; a RowProblem where a row cannot be read."""
+    number = 0
+    for path in paths:
+        for value in _rows_of_file(path):
+            number += 1
+            yield number, value
+
+
+def _rows_of_file(path: str) -> Iterator[Any]:
+    """The value of every row; a RowProblem where it cannot be read.
+
+    Raises DataError where the file is damaged, as nothing is known of the rows behind that place.
+    """
+    for chunk in read_chunks(path, size=_READ_BYTES):
+        for index, (number, line) in enumerate(lines(chunk)):
+            problem = chunk.problems.get(index)
+            if problem is not None and problem.reason in DAMAGE:
+                raise DataError(Problem(problem.what, f"{path}:{number}", problem.hint))
+            if problem is not None:
+                yield problem
+            elif line and not line.isspace():
+                yield read_json(line, number)
+
+
+def find_inputs(
+    given: Sequence[str], wanted: Sequence[str], hub_id: str, network: Network | None = None
+) -> dict[str, tuple[str, ...]]:
+    """Files by split. Raises UsageError and DataError.
+
+    `given`: `[SPLIT=]FILE`, a folder, a URL, `hub` for the data set's own place, or `hub:org/name`. In a folder and on
+    the Hub, the split is a word of the file's name (`FIRE-test.json`); a lone file is the only split asked for, or the
+    one in its name, or train.
+    """
+    if not given:
+        hint = f"{_FLAG} FILE, a folder or a URL; {_FLAG} hub downloads {hub_id}"
+        raise UsageError("the raw data is not named", where=_FLAG, hint=hint)
+    found: dict[str, list[str]] = {}
+    for text in given:
+        for split, path in _expanded(text, wanted, hub_id, network or RealNetwork()):
+            found.setdefault(split, []).append(path)
+    splits = list(wanted) or sorted(found, key=lambda split: (split != "train", split))
+    missing = [split for split in splits if split not in found]
+    if missing:
+        hint = f"name it: {_FLAG} {missing[0]}=FILE"
+        raise DataError(
+            Problem(f"no file of split {split} in {', '.join(given)}", f"{_FLAG}", hint) for split in missing
+        )
+    return {split: tuple(found[split]) for split in splits}
+
+
+def _expanded(text: str, wanted: Sequence[str], hub_id: str, network: Network) -> Iterator[tuple[str, str]]:
+    split, is_named, place = text.partition("=")
+    if not is_named or not re.fullmatch(r"[A-Za-z]\w*", split) or Path(text).exists():  # a path or URL with a = in it
+        split, place = "", text
+    if place == "hub" or place.startswith("hub:"):
+        files = {
+            file.name: file for file in network.data_set(place.removeprefix("hub").removeprefix(":") or hub_id, None)
+        }
+        for has, name in _by_name(sorted(files), split, wanted):
+            yield has, download(files[name], network)
+    elif "://" not in place and Path(place).is_dir():
+        yield from _by_name(sorted(str(path) for path in Path(place).iterdir()), split, wanted)
+    elif "://" not in place and (problem := probe(place)):
+        raise DataError(problem.what, where=place, hint=problem.hint)
+    elif not split and len(wanted) > 1:
+        hint = " ".join(f"{_FLAG} {name}=FILE" for name in wanted)
+        raise UsageError("one file and several splits: which is it?", where=f"{_FLAG} {text}", hint=hint)
+    else:
+        has = split or (wanted[0] if wanted else _split_in(place) or "train")
+        files_here = [download(file, network) for file in network.find(place).files] if "://" in place else [place]
+        yield from ((has, path) for path in files_here)
+
+
+def _by_name(names: Sequence[str], split: str, wanted: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for name in names:
+        has = _split_in(name, (*wanted, split, "train", "test"))
+        if name.lower().endswith(_SUFFIXES) and has and (not split or has == split) and (not wanted or has in wanted):
+            yield has, name
+
+
+def _split_in(path: str, splits: Sequence[str] = ("train", "test")) -> str | None:
+    """The split that is a word of the file's name."""
+    words = re.split(r"[^a-z]+", path.rsplit("/", 1)[-1].lower())
+    return next((split for split in splits if split and split.lower() in words), None)

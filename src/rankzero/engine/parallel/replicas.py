@@ -1,0 +1,105 @@
+"""A replica on every process: gradients are summed in flat buckets once a step, and rank 0 saves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rankzero.engine.device import Device
+from rankzero.engine.distributed import World, broadcast_parameters, sum_gradients
+from rankzero.engine.parallel.base import OPTIMIZER_FILE, WEIGHTS_DIRECTORY, optimizer_tensors, restore_optimizer
+from rankzero.engine.parallel.formats import (
+    is_sharded,
+    model_state,
+    read_optimizer,
+    read_sharded,
+    tensor_file_errors,
+    write_tensors,
+)
+from rankzero.model.weights import load_weights, save_weights
+from rankzero.spec.run_spec import RunSpec, Sharding
+
+
+class Replicated:
+    """Data parallelism without a wrapper: with adapters there is little to reduce, so nothing needs to overlap."""
+
+    name: Sharding = "ddp"
+    same_passes = False
+
+    def __init__(
+        self,
+        module: Any,
+        make_optimizer: Callable[[dict[str, torch.nn.Parameter]], torch.optim.Optimizer],
+        *,
+        world: World,
+        device: Device,
+    ) -> None:
+        self.model = self.module = module.to(device.torch_device)
+        self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._world = world
+        broadcast_parameters(self._parameters.values())
+        self.optimizer = make_optimizer(self._parameters)
+
+    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        del last  # gradients are reduced once a step, in reduce_gradients
+        torch.autograd.backward(loss)
+
+    def reduce_gradients(self, max_grad_norm: float | None, *, loss_scale: float = 1.0) -> torch.Tensor:
+        parameters = list(self._parameters.values())
+        sum_gradients(parameters)
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if loss_scale != 1:
+            torch._foreach_mul_(gradients, 1 / loss_scale)
+        norm = _norm(gradients)
+        if max_grad_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
+        return norm
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def save(self, staged: Path) -> None:
+        if self._world.is_main:
+            with tensor_file_errors(staged / WEIGHTS_DIRECTORY):
+                save_weights(self.module, staged / WEIGHTS_DIRECTORY)
+            write_tensors(optimizer_tensors(self.optimizer, self._parameters), staged / OPTIMIZER_FILE)
+
+    def load(self, directory: Path) -> None:
+        self.load_weights(directory)
+        restore_optimizer(self.optimizer, self._parameters, read_optimizer(directory))
+
+    def load_weights(self, directory: Path) -> None:
+        if is_sharded(directory):
+            read_sharded(model_state(self.module), directory)
+        else:
+            load_weights(self.module, directory / WEIGHTS_DIRECTORY)
+
+    def export_state(self) -> dict[str, torch.Tensor] | None:
+        return None
+
+
+def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """The global norm, added up in float32 whatever precision the gradients have."""
+    if all(gradient.dtype is torch.float32 for gradient in gradients):
+        return torch.nn.utils.get_total_norm(gradients)
+    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
+    return torch.stack(norms).square().sum().sqrt()
+
+
+def spread(
+    module: Any,
+    make_optimizer: Callable[[dict[str, torch.nn.Parameter]], torch.optim.Optimizer],
+    *,
+    spec: RunSpec,
+    world: World,
+    device: Device,
+    dtype: torch.dtype,
+) -> Replicated:
+    """As the other shardings; what is computed in which precision is the loop's matter here."""
+    return Replicated(module, make_optimizer, world=world, device=device)

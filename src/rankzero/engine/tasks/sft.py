@@ -1,0 +1,54 @@
+"""sft: a language or vision-language model learns the trained tokens of its rows, each from what stands before it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from rankzero.data.batches.collators.images import PicturedText
+from rankzero.data.batches.collators.packed import PackedText
+from rankzero.data.batches.collators.text import Collator, MicroBatch, PaddedText
+from rankzero.data.cache.training_data import TrainingData
+from rankzero.engine.heads import Head, SupervisedHead
+from rankzero.engine.parallel.base import Parallel
+from rankzero.engine.tasks.protocol import Meter, Task, weighted_cross_entropy
+from rankzero.spec.run_spec import RunSpec
+
+if TYPE_CHECKING:
+    from rankzero.engine.inputs import Inputs
+
+
+class Perplexity:
+    """exp(eval_loss), with the exponent cut at 700: what the loss of a token says of choices."""
+
+    def add(self, logits_NV: torch.Tensor, batch: MicroBatch) -> None:
+        """Follows from the loss alone."""
+
+    def metrics(self, eval_loss: float) -> dict[str, float]:
+        return {"perplexity": math.exp(min(eval_loss, 700.0))}
+
+
+class SupervisedFineTuning:
+    """Tokens of answers."""
+
+    def labels(self, spec: RunSpec, data: TrainingData) -> tuple[str, ...] | None:
+        return None
+
+    def collator(self, inputs: Inputs, *, padding_free: bool, always_image: bool) -> Collator:
+        if inputs.vision is not None:
+            return PicturedText(inputs.vision, always_image=always_image)
+        return PackedText() if padding_free else PaddedText()
+
+    def head(self, parallel: Parallel, *, offload_activations: bool) -> Head:
+        return SupervisedHead(parallel.model, parallel.module, offload_activations=offload_activations)
+
+    def loss_sum(self, logits_NV: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
+        return weighted_cross_entropy(logits_NV, batch)
+
+    def meter(self, labels: tuple[str, ...] | None, device: torch.device) -> Meter:
+        return Perplexity()
+
+
+TASK: Task = SupervisedFineTuning()

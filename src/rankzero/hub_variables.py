@@ -1,0 +1,23 @@
+"""Variables of the Hub under names that its client does not read (any more). Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+
+_READ_AS = {
+    "HUGGINGFACE_HUB_TOKEN": ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"),
+    "HUGGINGFACE_TOKEN": ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"),
+    "TRANSFORMERS_CACHE": ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"),
+}
+"""What each is read as: the first name, unless one of the names is set."""
+
+
+def adopt_hub_variables(env: MutableMapping[str, str]) -> list[str]:
+    """Set what the client reads from what is set under another name; a line for each. Call it before the client is
+    imported, which reads its variables once."""
+    said = []
+    for old, names in _READ_AS.items():
+        if env.get(old) and not any(env.get(name) for name in names):
+            env[names[0]] = env[old]
+            said.append(f"{old} is taken as {names[0]}")
+    return said

@@ -1,0 +1,211 @@
+"""DockerBackend: runs as containers of this machine, one a node, from the same pods that a cluster gets.
+
+Containers carry all that is to be known of a run as labels; on disk there is only what they mount. Judges nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from rankzero.errors import RankzeroError
+from rankzero.launch import kinds, labels
+from rankzero.launch.backend import LogLine, LogQuery, Say
+from rankzero.launch.backends.docker import submit as docker_submit
+from rankzero.launch.backends.docker.command import Docker
+from rankzero.launch.backends.docker.evidence import (
+    TERMINATION,
+    asked_for,
+    has_started,
+    is_active,
+    label_of,
+    objects_of,
+    pod_of,
+    run_of,
+)
+from rankzero.launch.backends.docker.files import RunFiles, read_message, state_dir
+from rankzero.launch.backends.docker.logs import Source, followed, merged, recent
+from rankzero.launch.backends.docker.pod import network_name, volume_name
+from rankzero.launch.devices import local_gpu_count
+from rankzero.launch.evidence import Evidence
+from rankzero.launch.labels import Manifest
+from rankzero.launch.log_choice import Wanted
+
+Inspected = dict[str, Any]
+POLL_SECONDS = 1.0
+"""How often those who follow logs look for containers that came later."""
+_LOG_MESSAGE_LINES, _LOG_MESSAGE_CHARACTERS = 80, 2048
+"""What a kubelet takes from the end of a log where a container left no message."""
+
+
+class DockerBackend:
+    """The docker daemon that this machine's `docker` talks to."""
+
+    def __init__(
+        self,
+        docker: Docker | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        gpu_count: Callable[[Mapping[str, str]], int] = local_gpu_count,
+    ) -> None:
+        self._docker = docker or Docker()
+        self._env = os.environ if env is None else env
+        self._gpu_count = gpu_count
+        self._told: set[str] = set()
+        """Containers whose lines submit has passed on already."""
+
+    def submit(self, objects: Sequence[Manifest], say: Say, *, replace: bool = True) -> None:
+        """Check, make, prepare, start. Containers of this very rendering that run already are left alone.
+
+        Those of another are replaced whatever `replace` says: all containers here are this machine's user's own.
+        """
+        request = docker_submit.read(objects)
+        files = self._files(request.run)
+        told = docker_submit.submit(self._docker, request, files, say, env=self._env, gpu_count=self._gpu_count)
+        self._told |= {told} if told else set()
+
+    def runs(self) -> list[Evidence]:
+        """All runs whose containers are here."""
+        by_run: dict[str, list[Inspected]] = {}
+        for one in self._docker.containers(labels.RUN):
+            by_run.setdefault(run_of(one), []).append(one)
+        return [self._evidence(run, sorted(containers, key=_place)) for run, containers in sorted(by_run.items())]
+
+    def collect(self, run: str, *, log_lines: int = 50) -> Evidence:
+        """Everything about one run; docker has no events, and this machine is the only node."""
+        containers = self._containers(run)
+        evidence = self._evidence(run, containers)
+        logs: dict[str, str] = {}
+        pods = []
+        for one, pod in zip(containers, evidence.pods, strict=True):
+            if has_started(one):
+                lines = recent(self._docker, one["Id"], _source(one), tail=max(log_lines, _LOG_MESSAGE_LINES))
+                logs[pod["metadata"]["name"]] = "\n".join(_stamped(line) for line in lines[-log_lines:])
+                pod = _with_log_as_message(pod, [line.text for line in lines])
+            pods.append(pod)
+        return replace(evidence, pods=tuple(pods), logs=logs)
+
+    def logs(self, run: str, query: LogQuery) -> Iterator[LogLine]:
+        """Lines of all containers by time; with `follow` as they come."""
+        # Which lines are the last ones of a rank is known only after the others have been left out.
+        tail = query.tail if query.rank is None else None
+        nproc = max((int(_annotation(one, labels.NPROC) or 1) for one in self._containers(run)), default=1)
+        wanted = Wanted.of(query, nproc)
+
+        def look() -> tuple[dict[str, Source], bool]:
+            found = [one for one in self._containers(run) if wanted.pod(_source(one).role, _source(one).node)]
+            if query.follow:
+                found = [one for one in found if one["Id"] not in self._told]
+            pending = any(not has_started(one) and one["State"]["Status"] == "created" for one in found)
+            return {one["Id"]: _source(one) for one in found if has_started(one)}, pending
+
+        if query.follow:
+            yield from filter(wanted.line, followed(look, POLL_SECONDS, since=query.since_seconds, tail=tail))
+            return
+        started, _ = look()
+        parts = [recent(self._docker, key, one, since=query.since_seconds, tail=tail) for key, one in started.items()]
+        lines = filter(wanted.line, merged(parts))
+        yield from lines if query.rank is None or query.tail is None else deque(lines, maxlen=query.tail)
+
+    def cancel(self, run: str, say: Say) -> None:
+        """`docker stop`: SIGTERM, then the pod's grace period. Those that never started are removed."""
+        containers = self._containers(run)
+        waiting = [one["Id"] for one in containers if not has_started(one)]
+        if waiting:
+            self._docker.call("rm", "--volumes", *waiting)
+        running = [one for one in containers if is_active(one)]
+        if not running:
+            say(f"nothing of {run} runs here")
+            return
+        grace = max(int(asked_for(one)["spec"].get("terminationGracePeriodSeconds", 30)) for one in running)
+        say(f"{len(running)} containers are told to stop; they save and leave within {grace} s")
+        self._docker.call("stop", *(one["Id"] for one in running))
+
+    def delete(self, run: str, *, claims: bool, say: Say) -> list[str]:
+        """Containers, network, scratch space and files; volumes of claims only where asked, and not if in use."""
+        containers = self._containers(run)
+        removed: list[str] = []
+        running = [one["Id"] for one in containers if is_active(one)]
+        if running:
+            say(f"{len(running)} containers are told to stop; they save and leave first")
+            self._docker.call("stop", *running)
+        mounted = sorted({claim for one in containers for claim in _claims(asked_for(one))})
+        if containers:
+            self._docker.call("rm", "--volumes", *(one["Id"] for one in containers))
+            removed += [f"container {one['Name'].lstrip('/')}" for one in containers]
+        if self._docker.try_call("network", "inspect", network_name(run)).code == 0:
+            self._docker.call("network", "rm", network_name(run))
+            removed.append(f"network {network_name(run)}")
+        label = f"label={labels.RUN}={run}"
+        scratch = self._docker.call("volume", "ls", "--quiet", "--filter", label).split()
+        volumes = [*scratch, *((volume_name(claim) for claim in mounted) if claims else ())]
+        removed += self._remove_volumes(volumes)
+        if self._files(run).remove():
+            removed.append(f"files in {self._files(run).root}")
+        return removed
+
+    def _remove_volumes(self, names: Sequence[str]) -> list[str]:
+        """Raises one error for all that could not be removed."""
+        removed, failed = [], []
+        for name in names:
+            try:
+                self._docker.call("volume", "rm", name)
+                removed.append(f"volume {name}")
+            except RankzeroError as error:
+                failed.append(error)
+        if failed:
+            raise type(failed[0])([problem for error in failed for problem in error.problems])
+        return removed
+
+    def _containers(self, run: str) -> list[Inspected]:
+        return sorted(self._docker.containers(labels.selector(run)), key=_place)
+
+    def _evidence(self, run: str, containers: Sequence[Inspected]) -> Evidence:
+        pods = [pod_of(one, read_message(label_of(one, TERMINATION))) for one in containers]
+        return Evidence(
+            run=run, now=datetime.now(UTC), objects=tuple(objects_of(run, pods)), pods=tuple(pods), nodes=None
+        )
+
+    def _files(self, run: str) -> RunFiles:
+        return RunFiles(state_dir(self._env) / run)
+
+
+def _source(inspected: Inspected) -> Source:
+    pod = asked_for(inspected)
+    return Source(pod["metadata"]["name"], kinds.node_index(pod), labels.role_of(pod))
+
+
+def _annotation(inspected: Inspected, name: str) -> str | None:
+    value = (asked_for(inspected)["metadata"].get("annotations") or {}).get(name)
+    return None if value is None else str(value)
+
+
+def _stamped(line: LogLine) -> str:
+    """As `kubectl logs --timestamps` has it."""
+    return line.text if line.time is None else f"{line.time.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%fZ} {line.text}"
+
+
+def _place(inspected: Inspected) -> tuple[bool, int]:
+    """The preparation, then the nodes."""
+    source = _source(inspected)
+    return source.role == labels.NODE_ROLE, source.node
+
+
+def _claims(pod: Manifest) -> list[str]:
+    volumes = pod["spec"].get("volumes") or ()
+    return [one["persistentVolumeClaim"]["claimName"] for one in volumes if "persistentVolumeClaim" in one]
+
+
+def _with_log_as_message(pod: Manifest, lines: Sequence[str]) -> Manifest:
+    """Where a container failed without a word, the end of its log is its message, as FallbackToLogsOnError has it."""
+    (container,) = pod["status"]["containerStatuses"]
+    ended = container["state"].get("terminated")
+    if ended is None or ended["exitCode"] == 0 or ended.get("message") or not lines:
+        return pod
+    text = "\n".join(lines[-_LOG_MESSAGE_LINES:])[-_LOG_MESSAGE_CHARACTERS:]
+    state = {"terminated": {**ended, "message": text}}
+    return {**pod, "status": {**pod["status"], "containerStatuses": [{**container, "state": state}]}}

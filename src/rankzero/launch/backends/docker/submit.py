@@ -1,0 +1,247 @@
+"""Submitting to docker: all checks first, then volumes, network, containers, preparation, start. Renders nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from signal import SIGTERM
+from typing import Any
+
+from rankzero.errors import NEVER_RETRIED, ConfigError, ExitCode, Problem, RankzeroError
+from rankzero.launch import labels
+from rankzero.launch.backend import Say
+from rankzero.launch.backends.docker.command import Docker, Host
+from rankzero.launch.backends.docker.create import Creation
+from rankzero.launch.backends.docker.evidence import HASH, RESTARTS, TERMINATION, asked_for, is_active, label_of, pod_of
+from rankzero.launch.backends.docker.files import RunFiles, read_message
+from rankzero.launch.backends.docker.logs import Source, followed
+from rankzero.launch.backends.docker.pod import Container, container_of, gpus_of, share_gpus
+from rankzero.launch.backends.preparation import PreparationError, preparation_failed
+from rankzero.launch.labels import Manifest
+
+_IGNORED = ("Service", "ServiceAccount", "Role", "RoleBinding")
+"""Names and rights that docker's network and daemon give by themselves."""
+
+_POLL_SECONDS = 60.0
+_FINAL = frozenset({*NEVER_RETRIED, ExitCode.STOPPED, 128 + SIGTERM})
+"""Exit codes after which a preparation is not tried again: it cannot succeed, or somebody has stopped it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The objects of a run, sorted by what docker makes of them."""
+
+    run: str
+    digest: str
+    pods: tuple[Manifest, ...]
+    prepare: Manifest | None = None
+    """The preparation Job's pod."""
+    attempts: int = 1
+    config_maps: Mapping[str, Manifest] = field(default_factory=dict)
+    claims: frozenset[str] = frozenset()
+    """Claims that may be made."""
+
+
+def read(objects: Sequence[Manifest]) -> Request:
+    """Sort the objects. Raises ConfigError where one is of a kind that docker does not play."""
+    by_kind: dict[str, list[Manifest]] = {}
+    for one in objects:
+        by_kind.setdefault(one["kind"], []).append(one)
+    known = {"Pod", "Job", "ConfigMap", "PersistentVolumeClaim", *_IGNORED}
+    jobs, pods = by_kind.get("Job", []), by_kind.get("Pod", [])
+    strange = [one for kind, ones in by_kind.items() if kind not in known for one in ones]
+    strange += [job for job in jobs if job["metadata"]["labels"].get(labels.ROLE) != labels.PREPARE_ROLE]
+    if strange or not pods:
+        hint = "render the run for docker: `--kind docker`, or `kind: docker` in cluster.yaml"
+        found = ", ".join(f"{one['kind']}/{one['metadata']['name']}" for one in strange) or "no pods"
+        raise ConfigError(f"docker plays bare pods, and this is {found}", hint=hint)
+    return Request(
+        run=str(pods[0]["metadata"]["labels"][labels.RUN]),
+        digest=hashlib.sha256(json.dumps(list(objects), sort_keys=True).encode()).hexdigest()[:16],
+        pods=tuple(pods),
+        prepare=_pod_of_job(jobs[0]) if jobs else None,
+        attempts=int(jobs[0]["spec"].get("backoffLimit", 0)) + 1 if jobs else 1,
+        config_maps={one["metadata"]["name"]: one for one in by_kind.get("ConfigMap", [])},
+        claims=frozenset(one["metadata"]["name"] for one in by_kind.get("PersistentVolumeClaim", [])),
+    )
+
+
+def submit(
+    docker: Docker,
+    request: Request,
+    files: RunFiles,
+    say: Say,
+    *,
+    env: Mapping[str, str],
+    gpu_count: Callable[[Mapping[str, str]], int],
+) -> str | None:
+    """Bring the run up. What runs already, of this very rendering, is left alone.
+
+    Returns the id of the container whose lines were said: the preparation's, where there was one.
+    """
+    host = docker.host()
+    prepare, nodes = _containers(request, host, lambda: gpu_count(env))
+    wanted = [*([prepare] if prepare else []), *nodes]
+    _check_images(docker, wanted)
+    secrets = _secrets(wanted, env)
+    there = {asked_for(one)["metadata"]["name"]: one for one in docker.containers(f"{labels.RUN}={request.run}")}
+    kept = _kept(request, there)
+    missing = [one for one in nodes if one.pod["metadata"]["name"] not in kept]
+    if not missing:
+        say(f"{request.run} runs here already, with this very spec; left as it is")
+        return None
+    goes_on = bool(kept)  # some nodes are up and wait for the others: what was prepared is there
+    creation = Creation(docker, request.run, request.digest, files, request.config_maps, request.claims, secrets)
+    told: str | None = None
+    try:
+        _clear(docker, [one for name, one in there.items() if name not in kept], say)
+        creation.volumes([*missing, *([prepare] if prepare and not goes_on else [])])
+        creation.network()
+        for one in missing:  # before the preparation: what docker refuses, it refuses now
+            creation.container(one, restarts=_restarts(there.get(one.pod["metadata"]["name"])) if goes_on else 0)
+        if prepare is not None and not goes_on:
+            told = _prepare(docker, creation, prepare, request.attempts, say)
+        _start(docker, missing, say)
+        return told
+    except PreparationError:
+        _clear(docker, docker.containers(f"{labels.RUN}={request.run}"), None, roles=(labels.NODE_ROLE,))
+        raise
+    except RankzeroError as error:
+        raise _half_done(error, creation.made, request.run) from error
+
+
+def _pod_of_job(job: Manifest) -> Manifest:
+    template = job["spec"]["template"]
+    metadata = {**template["metadata"], "name": job["metadata"]["name"]}
+    metadata.setdefault("namespace", job["metadata"].get("namespace", "default"))
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+
+
+def _containers(request: Request, host: Host, gpu_count: Callable[[], int]) -> tuple[Container | None, list[Container]]:
+    """Raises ConfigError with the problems of all pods."""
+    pods = list(request.pods)
+    devices: list[tuple[int, ...]] = [()] * len(pods)
+    problems: list[Problem] = []
+    try:
+        if any(gpus_of(pod) for pod in pods):
+            devices = share_gpus(pods, gpu_count())
+    except ConfigError as error:
+        problems += error.problems
+    made: list[Container] = []
+    for pod, gpus in zip(
+        [*([request.prepare] if request.prepare else []), *pods],
+        [*([()] if request.prepare else []), *devices],
+        strict=True,
+    ):
+        try:
+            made.append(container_of(pod, host, gpus))
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return (made[0], made[1:]) if request.prepare else (None, made)
+
+
+def _check_images(docker: Docker, wanted: Sequence[Container]) -> None:
+    missing = [image for image in dict.fromkeys(one.image for one in wanted) if not docker.has_image(image)]
+    if missing:
+        raise ConfigError(
+            Problem(
+                f"there is no image {image} on this machine",
+                "cluster.yaml image",
+                f"`docker pull {image}`, or build it: `docker build -f docker/Dockerfile -t {image} .` in the sources",
+            )
+            for image in missing
+        )
+
+
+def _secrets(wanted: Sequence[Container], env: Mapping[str, str]) -> dict[str, str]:
+    """Values from this machine's environment; a cluster has them in Secrets."""
+    names = {name: optional for one in wanted for name, optional in one.secrets.items()}
+    missing = [name for name, optional in names.items() if not env.get(name) and not optional]
+    if missing:
+        raise ConfigError(
+            Problem(
+                f"{name} is not set in this environment",
+                "cluster.yaml secrets",
+                f"set it (it is passed on, and stored nowhere else): `export {name}=…`, or make it `optional: true`",
+            )
+            for name in missing
+        )
+    return {name: env[name] for name in names if env.get(name)}
+
+
+def _kept(request: Request, there: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    """Pods that stay: those that run, and where any does, those that have finished well."""
+    ours = {pod["metadata"]["name"] for pod in request.pods}
+    same = {name: one for name, one in there.items() if name in ours and label_of(one, HASH) == request.digest}
+    if not any(is_active(one) for one in same.values()):
+        return set()
+    kept = {name for name, one in same.items() if is_active(one) or pod_of(one)["status"]["phase"] == "Succeeded"}
+    return kept | ({request.prepare["metadata"]["name"]} if request.prepare else set())
+
+
+def _restarts(before: Mapping[str, Any] | None) -> int:
+    """A container that takes the place of one that was lost, while the others went on, counts as its restart."""
+    return 0 if before is None else int(label_of(before, RESTARTS) or 0) + 1
+
+
+def _clear(
+    docker: Docker, containers: Sequence[Mapping[str, Any]], say: Say | None, roles: Sequence[str] | None = None
+) -> None:
+    """Remove containers; those that run get their grace period first."""
+    gone = [one for one in containers if roles is None or label_of(one, labels.ROLE) in roles]
+    running = [one["Id"] for one in gone if is_active(one)]
+    if running:
+        if say is not None:
+            say(f"stopping {len(running)} containers of the run as it was; they save and leave first")
+        docker.call("stop", *running)
+    if gone:
+        docker.call("rm", "--volumes", *(one["Id"] for one in gone))
+
+
+def _prepare(docker: Docker, creation: Creation, prepare: Container, attempts: int, say: Say) -> str:
+    """Run the preparation to its end, saying what it says. Returns its id."""
+    name = prepare.pod["metadata"]["name"]
+    source = Source(name, 0, labels.PREPARE_ROLE)
+    for attempt in range(attempts):
+        if attempt:
+            docker.call("rm", "--volumes", prepare.name)
+        identity = creation.container(prepare, restarts=attempt)
+        say(f"{name}: the model and the data first" + (f"; attempt {attempt + 1} of {attempts}" if attempt else ""))
+        code = _to_its_end(docker, prepare.name, {identity: source}, say)
+        if code == 0:
+            return identity
+        if code in _FINAL:
+            break
+    pods = [pod_of(one, read_message(label_of(one, TERMINATION))) for one in docker.inspect(prepare.name)]
+    raise preparation_failed(name, pods)
+
+
+def _to_its_end(docker: Docker, container: str, known: Mapping[str, Source], say: Say) -> int:
+    """Start a container, say what it says, and return its exit code."""
+    docker.call("start", container)
+    for line in followed(lambda: (known, False), _POLL_SECONDS):
+        say(f"{line.pod}: {line.text}")
+    return int(docker.call("wait", container).strip())
+
+
+def _start(docker: Docker, nodes: Sequence[Container], say: Say) -> None:
+    """Start all; where one cannot, none is left to wait for it."""
+    names = [one.name for one in nodes]
+    try:
+        docker.call("start", *names)
+    except RankzeroError:
+        docker.try_call("stop", *names)
+        raise
+    say(f"{len(names)} containers started: {', '.join(names[:4])}{', …' if len(names) > 4 else ''}")
+
+
+def _half_done(error: RankzeroError, made: Sequence[str], run: str) -> RankzeroError:
+    """The same error, saying what is there now."""
+    if not made:
+        return error
+    hint = f"submit again after mending it, or `rankzero delete {run}`"
+    return type(error)([*error.problems, Problem(f"made before that: {', '.join(made)}", f"run {run}", hint)])

@@ -1,0 +1,238 @@
+"""From a kubeconfig to a connection: which cluster, as whom, over which TLS. Knows no object and sends nothing.
+
+lightkube reads kubeconfigs and sets up TLS and most credentials. Ours are the choice of the file and exec plugins, of
+which it takes no `client.authentication.k8s.io/v1`, the version that several cloud providers write today.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import subprocess
+import tempfile
+import threading
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import msgspec
+import yaml
+from lightkube import ConfigError as KubeconfigError
+from lightkube.config.client_adapter import ConnectionParams
+from lightkube.config.kubeconfig import SERVICE_ACCOUNT, KubeConfig, SingleConfig
+from lightkube.config.models import User, UserExec
+
+from rankzero.errors import AccessError, ConfigError
+
+VARIABLE = "KUBECONFIG"
+TIMEOUT = httpx2.Timeout(60.0, connect=10.0)
+"""A busy API server takes its time; one that cannot be reached is known soon."""
+LIMITS = httpx2.Limits(max_connections=256, max_keepalive_connections=16)
+"""Each followed pod holds a connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A client for one cluster."""
+
+    http: httpx2.Client = field(repr=False)
+    server: str
+    context: str
+
+
+def connect(context: str | None, env: Mapping[str, str]) -> Connection:
+    """Open no connection yet, but have everything for one. Raises ConfigError, or AccessError for a failed login."""
+    chosen = find_config(context, env)
+    config = chosen.config
+    try:
+        config = config._replace(user=config.user or User())
+        params = ConnectionParams(timeout=TIMEOUT, proxy=chosen.proxy).httpx_params(config)
+    except (KubeconfigError, OSError, ValueError) as error:
+        hint = "`kubectl config view` shows what the context refers to"
+        raise ConfigError(f"cannot use context {config.context_name}: {error}", where=_place(env), hint=hint) from error
+    if config.user is not None and config.user.exec is not None:
+        params["auth"] = ExecLogin(config.user.exec, server=config.cluster.server, tls=params["verify"])
+    http = httpx2.Client(**{**params, "limits": LIMITS, "headers": {"User-Agent": "rankzero"}})
+    if chosen.server_name is not None:
+        name = chosen.server_name
+        http.event_hooks["request"].append(lambda request: request.extensions.update(sni_hostname=name))
+    return Connection(http, config.cluster.server, config.context_name)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A context with all that it refers to."""
+
+    config: SingleConfig = field(repr=False)
+    proxy: str | None = None
+    """The cluster's proxy-url."""
+    server_name: str | None = None
+    """The cluster's tls-server-name: the name in its certificate, where that is not the address's."""
+
+
+def find_config(context: str | None, env: Mapping[str, str]) -> Chosen:
+    """The chosen context: of $KUBECONFIG, of ~/.kube/config, or the pod's own service account. Raises ConfigError."""
+    named = [Path(name).expanduser() for name in env.get(VARIABLE, "").split(os.pathsep) if name]
+    usual = Path(env.get("HOME", "~")).expanduser() / ".kube" / "config"
+    files = [path for path in named or [usual] if path.is_file()]
+    if files:
+        return _choose(context, files)
+    if named:
+        hint = f"correct {VARIABLE}, or unset it to use ~/.kube/config"
+        raise ConfigError(f"no such file: {', '.join(map(str, named))}", where=f"environment {VARIABLE}", hint=hint)
+    if context is None and "KUBERNETES_SERVICE_HOST" in env and Path(SERVICE_ACCOUNT, "token").is_file():
+        inside = KubeConfig.from_service_account().get()
+        if inside is not None:
+            return Chosen(inside)
+    hint = f"set {VARIABLE}, or save the cluster's kubeconfig as ~/.kube/config"
+    raise ConfigError("there is no kubeconfig, so no cluster to talk to", where=str(usual), hint=hint)
+
+
+def _choose(context: str | None, files: list[Path]) -> Chosen:
+    """Files are merged as kubectl does it: of what several have, the first counts."""
+    where = os.pathsep.join(str(path) for path in files)
+    merged = _merged(files)
+    try:
+        config = KubeConfig.from_dict(merged)
+    except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
+        hint = "`kubectl config view` says more"
+        raise ConfigError(f"not a kubeconfig: {type(error).__name__} {error}", where=where, hint=hint) from error
+    known = sorted(config.contexts)
+    wanted = context or config.current_context
+    hint = f"contexts there: {', '.join(known)}" if known else "it has no contexts"
+    if not wanted:
+        raise ConfigError("no current context", where=where, hint=f"set context in cluster.yaml; {hint}")
+    if wanted not in config.contexts:
+        raise ConfigError(f"there is no context {wanted}", where=where, hint=hint)
+    try:
+        chosen = config.get(wanted)
+    except KeyError as error:
+        raise ConfigError(f"context {wanted} refers to {error.args[0]}, which is not there", where=where) from error
+    if chosen is None:
+        raise ConfigError(f"there is no context {wanted}", where=where, hint=hint)
+    cluster = next(one for one in merged["clusters"] if one["name"] == chosen.context.cluster)["cluster"]
+    return Chosen(chosen, cluster.get("proxy-url"), cluster.get("tls-server-name"))
+
+
+def _merged(files: list[Path]) -> dict[str, Any]:
+    merged: dict[str, Any] = {section: [] for section in _SECTIONS}
+    for path in files:
+        value = _read(path)
+        merged["current-context"] = merged.get("current-context") or value.get("current-context")
+        for section, kind in _SECTIONS.items():
+            known = {one["name"] for one in merged[section]}
+            for one in value.get(section) or ():
+                if one["name"] not in known:
+                    merged[section].append({**one, kind: _resolved(one.get(kind) or {}, path.parent)})
+    return merged
+
+
+_SECTIONS = {"clusters": "cluster", "contexts": "context", "users": "user"}
+_FILES = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
+
+
+def _resolved(value: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Relative paths are relative to the file that they stand in."""
+    found: dict[str, Any] = {
+        key: str(folder.absolute() / value[key]) if key in _FILES and value[key] else value[key] for key in value
+    }
+    login = found.get("exec")
+    if isinstance(login, dict) and "/" in str(login.get("command")):  # else it is looked for in PATH
+        found["exec"] = {**login, "command": str(folder.absolute() / str(login["command"]))}
+    return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    hint = "`kubectl config view` says more"
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.MarkedYAMLError as error:  # its own text quotes lines of the file, which hold credentials
+        line = error.problem_mark.line + 1 if error.problem_mark else 0
+        raise ConfigError(f"not YAML: {error.problem}", where=f"{path}:{line}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"not a kubeconfig: {type(error).__name__}", where=str(path), hint=hint) from error
+    sections = [value.get(section) or [] for section in _SECTIONS] if isinstance(value, dict) else [None]
+    if not all(isinstance(one, list) and all(isinstance(e, dict) and "name" in e for e in one) for one in sections):
+        what = "not a kubeconfig: it has no clusters, users and contexts"
+        raise ConfigError(what, where=str(path), hint=hint)
+    return dict(value)
+
+
+def _place(env: Mapping[str, str]) -> str:
+    return env.get(VARIABLE) or "~/.kube/config"
+
+
+class ExecLogin(httpx2.Auth):
+    """Runs the kubeconfig's login command for a token or a client certificate, and again when that has run out or is
+    refused. An empty token stands for a certificate alone."""
+
+    def __init__(self, command: UserExec, *, server: str, tls: ssl.SSLContext | None = None) -> None:
+        self._command = command
+        self._server = server
+        self._tls = tls
+        self._lock = threading.Lock()
+        self._token: str | None = None
+        self._ends: datetime | None = None
+
+    def sync_auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
+        """Put the token on a request; a new one where the first is refused."""
+        token = self._current(refused=None)
+        _put(request, token)
+        response = yield request
+        if response.status_code == 401:
+            _put(request, self._current(refused=token))
+            yield request
+
+    def _current(self, *, refused: str | None) -> str:
+        with self._lock:  # threads that follow logs do not all log in
+            if self._token is None or self._token == refused or (self._ends and self._ends <= datetime.now(UTC)):
+                self._token, self._ends = self._log_in()
+            return self._token
+
+    def _log_in(self) -> tuple[str, datetime | None]:
+        wanted = self._command
+        info = {"apiVersion": wanted.apiVersion, "kind": "ExecCredential"}
+        spec = {"interactive": False, "cluster": {"server": self._server}}
+        env = {
+            **os.environ,
+            "KUBERNETES_EXEC_INFO": json.dumps({**info, "spec": spec}),
+            **{variable.name: variable.value for variable in wanted.env or ()},
+        }
+        where = f"login command {wanted.command}"
+        try:
+            done = subprocess.run([wanted.command, *(wanted.args or ())], env=env, capture_output=True, check=False)
+        except OSError as error:
+            hint = wanted.installHint or "the kubeconfig's user names it; install it, or log in another way"
+            raise AccessError(f"cannot be run: {error.strerror}", where=where, hint=hint) from error
+        if done.returncode != 0:
+            said = done.stderr.decode(errors="replace").strip()[-500:]
+            raise AccessError(f"failed with exit code {done.returncode}: {said}", where=where, hint="log in again")
+        try:
+            status: dict[str, Any] = json.loads(done.stdout)["status"]
+            ends = status.get("expirationTimestamp")
+            token, certificate = str(status.get("token") or ""), status.get("clientCertificateData")
+            if certificate:
+                self._take_certificate(str(certificate), str(status["clientKeyData"]))
+            elif not token:
+                raise KeyError
+            return token, datetime.fromisoformat(ends) if ends else None
+        except (ValueError, KeyError, TypeError, ssl.SSLError):  # the cause holds its output
+            raise AccessError("it gave no token and no certificate", where=where, hint="log in again") from None
+
+    def _take_certificate(self, certificate: str, key: str) -> None:
+        """For every connection from now on. The TLS library takes files only; nobody else may read this one."""
+        if self._tls is None:
+            raise KeyError
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".pem") as file:
+            file.write(f"{certificate.rstrip()}\n{key}")
+            file.flush()
+            self._tls.load_cert_chain(file.name)
+
+
+def _put(request: httpx2.Request, token: str) -> None:
+    if token:
+        request.headers["Authorization"] = f"Bearer {token}"

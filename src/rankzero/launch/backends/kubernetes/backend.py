@@ -1,0 +1,86 @@
+"""The Kubernetes backend: what launch/backend.py asks for, put together from the parts beside this file."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from rankzero.launch.backend import LogLine, LogQuery, Say
+from rankzero.launch.backends.kubernetes.api import Api
+from rankzero.launch.backends.kubernetes.apply import Submission
+from rankzero.launch.backends.kubernetes.auth import connect
+from rankzero.launch.backends.kubernetes.collect import all_runs, collect
+from rankzero.launch.backends.kubernetes.discover import Discovery
+from rankzero.launch.backends.kubernetes.errors import ApiError, as_error
+from rankzero.launch.backends.kubernetes.logs import Following, past_lines
+from rankzero.launch.backends.kubernetes.secrets import put_secret
+from rankzero.launch.backends.kubernetes.stop import cancel, delete
+from rankzero.launch.evidence import Evidence
+from rankzero.launch.labels import Manifest
+
+
+def open_kubernetes(
+    context: str | None, namespace: str, *, say: Say, wait: bool = True, env: Mapping[str, str] | None = None
+) -> KubernetesBackend:
+    """The cluster of a kubeconfig context. Raises ConfigError where there is none, AccessError where login fails."""
+    api = Api(connect(context, os.environ if env is None else env), namespace, say=say)
+    return KubernetesBackend(api, wait=wait)
+
+
+class KubernetesBackend:
+    """One namespace of one cluster."""
+
+    def __init__(self, api: Api, *, wait: bool = True) -> None:
+        """With `wait`, submit waits for the preparation before it applies the object that trains."""
+        self._api = api
+        self._wait = wait
+        self._discovery = Discovery(api)
+        weakref.finalize(self, api.close)
+
+    def submit(self, objects: Sequence[Manifest], say: Say, *, replace: bool = False) -> None:
+        """Check all objects on the server, then apply them in order."""
+        with self._spoken():
+            Submission(self._api, self._discovery, objects, say, wait=self._wait, replaces=replace).run()
+
+    def runs(self) -> list[Evidence]:
+        """All runs of the namespace."""
+        with self._spoken():
+            return all_runs(self._api, self._discovery)
+
+    def collect(self, run: str, *, log_lines: int = 50) -> Evidence:
+        """Everything about one run."""
+        with self._spoken():
+            return collect(self._api, self._discovery, run, log_lines=log_lines)
+
+    def logs(self, run: str, query: LogQuery) -> Iterator[LogLine]:
+        """Lines of all pods."""
+        with self._spoken():
+            if query.follow:
+                yield from Following(self._api, self._discovery, run, query).lines()
+            else:
+                yield from past_lines(self._api, run, query)
+
+    def cancel(self, run: str, say: Say) -> None:
+        """Stop the pods; all objects stay."""
+        with self._spoken():
+            cancel(self._api, self._discovery, run, say)
+
+    def delete(self, run: str, *, claims: bool, say: Say) -> list[str]:
+        """Remove the run's objects."""
+        with self._spoken():
+            return delete(self._api, self._discovery, run, claims=claims, say=say)
+
+    def put_secret(self, manifest: Manifest) -> str:
+        """Create a Secret, or add its keys to the one that is there. Returns `created` or `updated`."""
+        with self._spoken():
+            return put_secret(self._api, manifest)
+
+    @contextmanager
+    def _spoken(self) -> Iterator[None]:
+        """What the API refuses, in words for a person."""
+        try:
+            yield
+        except ApiError as error:
+            raise as_error(error, self._api.place) from error

@@ -1,0 +1,59 @@
+"""What a cluster can run: the kinds that it serves, and in which version. Reads only."""
+
+from __future__ import annotations
+
+from rankzero.launch.backends.kubernetes.api import Api
+from rankzero.launch.backends.kubernetes.resources import (
+    KUEUE,
+    TRAINING,
+)
+from rankzero.launch.resource import Resource
+
+
+class Discovery:
+    """Asks once and remembers."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._groups: dict[str, list[str]] | None = None
+        self._plurals: dict[str, set[str]] = {}
+
+    def training(self) -> dict[str, Resource]:
+        """The objects that a run can become here, by ClusterSpec.kind; owners before what they own."""
+        return {kind: resource for kind, resource in TRAINING.items() if self.serves(resource)}
+
+    def serves(self, resource: Resource) -> bool:
+        """Whether there is this very version of a kind."""
+        if resource.group == "":
+            return True
+        if resource.version not in self._versions(resource.group):
+            return False
+        path = f"/apis/{resource.api_version}"
+        if path not in self._plurals:
+            self._plurals[path] = {str(one["name"]) for one in self._api.get(path)["resources"]}
+        return resource.plural in self._plurals[path]
+
+    def workloads(self) -> Resource | None:
+        """Kueue's Workload in the version that the cluster prefers; None without Kueue."""
+        versions = self._versions(KUEUE)
+        return Resource(KUEUE, versions[0], "workloads", "Workload") if versions else None
+
+    def queues(self) -> tuple[Resource, Resource] | None:
+        """Kueue's LocalQueue and WorkloadPriorityClass; None without Kueue."""
+        versions = self._versions(KUEUE)
+        if not versions:
+            return None
+        return (
+            Resource(KUEUE, versions[0], "localqueues", "LocalQueue"),
+            Resource(KUEUE, versions[0], "workloadpriorityclasses", "WorkloadPriorityClass", namespaced=False),
+        )
+
+    def _versions(self, group: str) -> list[str]:
+        """Versions of a group, the preferred one first."""
+        if self._groups is None:
+            self._groups = {}
+            for one in self._api.get("/apis")["groups"]:
+                preferred = str((one.get("preferredVersion") or {}).get("version", ""))
+                versions = [str(version["version"]) for version in one["versions"]]
+                self._groups[str(one["name"])] = sorted(versions, key=lambda version: version != preferred)
+        return self._groups.get(group, [])

@@ -1,0 +1,94 @@
+"""What a run's objects count on that submitting does not make: secrets, accounts, classes, queues, quota. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rankzero.launch.backends.kubernetes.resources import CLAIM, is_preparation, is_training, label
+from rankzero.launch.kinds import kind_of
+from rankzero.launch.labels import QUEUE, QUEUE_PRIORITY, Manifest
+from rankzero.launch.untyped_json import amount, at, maps, text, words
+
+
+@dataclass(slots=True)
+class Needs:
+    """Of one run."""
+
+    secrets: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Names of variables by key, by the Secret's name. Optional ones are not among them."""
+    pull_secrets: set[str] = field(default_factory=set)
+    accounts: set[str] = field(default_factory=set)
+    """Service accounts that the objects do not bring along."""
+    priorities: set[str] = field(default_factory=set)
+    queue: str | None = None
+    queue_priority: str | None = None
+    claims: set[str] = field(default_factory=set)
+    """Claims that are mounted and not among the objects."""
+    storage_classes: dict[str, str] = field(default_factory=dict)
+    """Storage class by the claim that is to be made with it; empty: the cluster's default."""
+    pods: int = 0
+    """How many train."""
+    amounts: dict[str, float] = field(default_factory=dict)
+    """What the pods that train take of a ResourceQuota, all together: requests.cpu, limits.memory, pods …"""
+    unsaid: frozenset[str] = frozenset()
+    """Of requests.cpu, requests.memory, limits.cpu and limits.memory, those that a pod does not say."""
+
+
+def needs_of(objects: Sequence[Manifest]) -> Needs:
+    """Everything that is to be there before the first of the objects is applied."""
+    found = Needs()
+    made = {(one["kind"], one["metadata"]["name"]) for one in objects}
+    for one in objects:
+        if one["kind"] == CLAIM.kind:
+            found.storage_classes[one["metadata"]["name"]] = text(one, "spec", "storageClassName")
+        if is_training(one) and not is_preparation(one):
+            found.queue, found.queue_priority = label(one, QUEUE), label(one, QUEUE_PRIORITY)
+        for pod, count in pod_specs(one):
+            _add_pod(found, pod, made)
+            if not is_preparation(one):
+                _add_amounts(found, pod, count)
+    return found
+
+
+def pod_specs(manifest: Manifest) -> Iterator[tuple[Mapping[str, Any], int]]:
+    """Every pod spec inside an object, and how many pods are made of it."""
+    kind = kind_of(manifest)
+    if kind is not None:
+        yield from kind.pod_specs(manifest)
+
+
+def _add_pod(found: Needs, pod: Mapping[str, Any], made: set[tuple[str, str]]) -> None:
+    for container in maps(pod, "containers"):
+        for variable in maps(container, "env"):
+            reference = at(variable, "valueFrom", "secretKeyRef")
+            if reference and not reference.get("optional"):
+                keys = found.secrets.setdefault(text(reference, "name"), {})
+                keys[text(reference, "key")] = text(variable, "name")
+    found.pull_secrets |= {text(one, "name") for one in maps(pod, "imagePullSecrets")}
+    account = text(pod, "serviceAccountName")
+    if account and ("ServiceAccount", account) not in made:
+        found.accounts.add(account)
+    if text(pod, "priorityClassName"):
+        found.priorities.add(text(pod, "priorityClassName"))
+    for volume in maps(pod, "volumes"):
+        claim = text(volume, "persistentVolumeClaim", "claimName")
+        if claim and (CLAIM.kind, claim) not in made:
+            found.claims.add(claim)
+
+
+def _add_amounts(found: Needs, pod: Mapping[str, Any], count: int) -> None:
+    found.pods += count
+    found.amounts["pods"] = float(found.pods)
+    said: set[str] = set()
+    for container in maps(pod, "containers"):
+        for kind in ("requests", "limits"):
+            own = words(at(container, "resources", kind))
+            if kind == "requests":  # what has a limit and no request asks for its limit
+                own = {**words(at(container, "resources", "limits")), **own}
+            for name, asked in own.items():
+                said.add(f"{kind}.{name}")
+                more = count * (amount(asked) or 0.0)
+                found.amounts[f"{kind}.{name}"] = found.amounts.get(f"{kind}.{name}", 0.0) + more
+    found.unsaid = frozenset({f"{kind}.{name}" for kind in ("requests", "limits") for name in ("cpu", "memory")} - said)

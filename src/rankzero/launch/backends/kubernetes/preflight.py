@@ -1,0 +1,168 @@
+"""Before a submit: whether what the run counts on is there. Reads only; what it may not read it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from rankzero.errors import Problem
+from rankzero.launch.backend import Say
+from rankzero.launch.backends.kubernetes.api import Api
+from rankzero.launch.backends.kubernetes.discover import Discovery
+from rankzero.launch.backends.kubernetes.errors import ApiError
+from rankzero.launch.backends.kubernetes.needs import Needs
+from rankzero.launch.backends.kubernetes.resources import (
+    CLAIM,
+    LIMIT_RANGE,
+    PRIORITY_CLASS,
+    RESOURCE_QUOTA,
+    SECRET,
+    SERVICE_ACCOUNT,
+    STORAGE_CLASS,
+)
+from rankzero.launch.labels import Manifest
+from rankzero.launch.resource import Resource
+from rankzero.launch.untyped_json import amount, at, maps, words
+
+_DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
+
+
+@dataclass(slots=True)
+class Preflight:
+    """One look. Raises ApiError where the cluster does not answer; what is forbidden is said and left out."""
+
+    api: Api
+    discovery: Discovery
+    needs: Needs
+    say: Say
+    replaces: bool = False
+    """Whether pods of this run are there already, whose share of a quota comes free."""
+    _unread: dict[str, None] = field(default_factory=dict)
+
+    def run(self) -> list[Problem]:
+        """Everything that is missing."""
+        needs = self.needs
+        problems = [*self._secrets(), *self._claims(), *self._quotas(), *self._queue()]
+        for resource, names, hint in (
+            (SERVICE_ACCOUNT, needs.accounts, "create it, or leave service_account.name out of cluster.yaml"),
+            (PRIORITY_CLASS, needs.priorities, "`kubectl get priorityclasses` shows those that there are"),
+        ):
+            problems += [
+                problem for name in sorted(names) for problem in self._named(resource, name, self._absent(hint))
+            ]
+        if self._unread:
+            self.say(f"not checked, for want of rights: {', '.join(self._unread)}")
+        return problems
+
+    def _absent(self, hint: str, what: str = "") -> tuple[str, str]:
+        return what or "there is none of this name in the cluster", hint
+
+    def _named(self, resource: Resource, name: str, words_: tuple[str, str]) -> Iterator[Problem]:
+        if self._read(resource, name) is None and resource.title not in self._unread:
+            yield Problem(words_[0], f"{resource.kind}/{name}", words_[1])
+
+    def _secrets(self) -> Iterator[Problem]:
+        place = f"in namespace {self.api.place.namespace}"
+        for name, keys in sorted(self.needs.secrets.items()):
+            there = self._read(SECRET, name)
+            if SECRET.title in self._unread:
+                return
+            has = None if there is None else set(at(there, "data"))  # its values are not kept
+            for key, variable in sorted(keys.items()):
+                if has is not None and key in has:
+                    continue
+                what = f"there is no such secret {place}" if has is None else f"it has no key {key}"
+                hint = f"{variable} comes from it: `rankzero secret set` creates it, or mark it `optional: true`"
+                yield Problem(what, f"Secret/{name}", hint)
+        for name in sorted(self.needs.pull_secrets):
+            hint = "`kubectl create secret docker-registry` makes one; or leave it out of image_pull_secrets"
+            yield from self._named(SECRET, name, self._absent(hint, f"there is no such secret {place}"))
+
+    def _claims(self) -> Iterator[Problem]:
+        for name in sorted(self.needs.claims):
+            hint = "give the storage entry a `size`, and it is made; or correct `claim`"
+            what = f"there is no such claim in namespace {self.api.place.namespace}"
+            yield from self._named(CLAIM, name, self._absent(hint, what))
+        wanted = {claim: kind for claim, kind in self.needs.storage_classes.items() if not self._read(CLAIM, claim)}
+        classes = self._list(STORAGE_CLASS) if wanted else []
+        known = {str(one["metadata"]["name"]): one for one in classes or ()}
+        if classes is None:
+            return
+        listed = f"this cluster has: {', '.join(sorted(known))}" if known else "this cluster has none"
+        for claim, kind in sorted(wanted.items()):
+            if kind and kind not in known:
+                yield Problem(f"there is no storage class {kind}", f"{CLAIM.kind}/{claim}", listed)
+            elif not kind and not any(_is_default(one) for one in known.values()):
+                self.say(f"{CLAIM.kind}/{claim}: no storage class is the default, so somebody has to make a volume")
+
+    def _queue(self) -> Iterator[Problem]:
+        queue = self.needs.queue
+        if queue is None:
+            return
+        kinds = self.discovery.queues()
+        if kinds is None:
+            hint = "leave queue out of cluster.yaml, or have Kueue installed: without it nothing counts the run"
+            yield Problem("this cluster has no Kueue", f"queue {queue}", hint)
+            return
+        local, priority = kinds
+        known = ", ".join(sorted(str(one["metadata"]["name"]) for one in self._list(local) or ())) or "none"
+        what = f"there is no such queue in namespace {self.api.place.namespace}"
+        yield from self._named(local, queue, (what, f"queues there: {known}"))
+        if self.needs.queue_priority is not None:
+            yield from self._named(
+                priority, self.needs.queue_priority, self._absent("leave queue.priority out, or correct it")
+            )
+
+    def _quotas(self) -> Iterator[Problem]:
+        """More than a quota grants in all can never run; more than is free at the moment waits for others to end."""
+        quotas = self._list(RESOURCE_QUOTA) or []
+        ranges = self._list(LIMIT_RANGE) if quotas and self.needs.unsaid else []
+        for quota in quotas:
+            if at(quota, "spec").get("scopes") or at(quota, "spec").get("scopeSelector"):
+                continue  # whether it counts these pods follows from more than their requests
+            hard, used = words(at(quota, "status", "hard")), words(at(quota, "status", "used"))
+            where = f"ResourceQuota/{quota['metadata']['name']}"
+            for name, most in sorted(hard.items()):
+                counted = name if "." in name or name == "pods" else f"requests.{name}"  # `cpu` is requests.cpu
+                asked = self.needs.amounts.get(counted, 0.0)
+                grant, taken = amount(most) or 0.0, 0.0 if self.replaces else amount(used.get(name)) or 0.0
+                if counted in self.needs.unsaid and ranges is not None and not _defaulted(ranges, counted):
+                    hint = f"set resources.{counted.removeprefix('requests.')} in cluster.yaml"
+                    yield Problem(f"it counts {name}, so every pod has to say its {counted}", where, hint)
+                elif asked > grant:
+                    hint = "ask for less in cluster.yaml (num_nodes, resources), or for more quota"
+                    yield Problem(f"the run asks for {asked:g} of {name}, and {most} is all there is", where, hint)
+                elif asked and asked + taken > grant:
+                    taken_now = f"{used.get(name)} of {most} {name} are taken"
+                    self.say(f"{where}: {taken_now}; pods wait until {asked:g} are free")
+
+    def _read(self, resource: Resource, name: str) -> Manifest | None:
+        try:
+            return self.api.read(resource, name)
+        except ApiError as error:
+            self._note(resource, error)
+            return None
+
+    def _list(self, resource: Resource) -> list[Manifest] | None:
+        try:
+            return self.api.list(resource)[0]
+        except ApiError as error:
+            self._note(resource, error)
+            return None
+
+    def _note(self, resource: Resource, error: ApiError) -> None:
+        if error.status not in (403, 404):
+            raise error
+        self._unread[resource.title] = None
+
+
+def _is_default(storage_class: Manifest) -> bool:
+    return words(at(storage_class, "metadata", "annotations")).get(_DEFAULT_CLASS) == "true"
+
+
+def _defaulted(ranges: list[Manifest], counted: str) -> bool:
+    """Whether a LimitRange fills in what containers leave open."""
+    kind, _, name = counted.partition(".")
+    part = "defaultRequest" if kind == "requests" else "default"
+    limits = [one for each in ranges for one in maps(each, "spec", "limits")]
+    return any(name in at(one, part) or name in at(one, "default") for one in limits)

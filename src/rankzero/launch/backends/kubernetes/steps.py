@@ -1,0 +1,123 @@
+"""What submitting has to do with each object, given what is there already. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rankzero.errors import Problem
+from rankzero.launch import labels
+from rankzero.launch.backends.kubernetes.resources import (
+    CLAIM,
+    annotation,
+    ended,
+    is_preparation,
+    is_suspended,
+    is_training,
+    label,
+    name_of,
+)
+from rankzero.launch.backends.kubernetes.setting import another_setting
+from rankzero.launch.labels import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One object, and what becomes of it."""
+
+    do: Literal["create", "update", "replace", "resume", "keep"]
+    manifest: Manifest
+    existing: Manifest | None = None
+    note: str = ""
+    """Why, where that is worth a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """All of them in the order of the objects, and what stands in the way."""
+
+    steps: tuple[Step, ...]
+    problems: tuple[Problem, ...]
+
+    @property
+    def training(self) -> Step:
+        """The step of the object that trains."""
+        return next(step for step in reversed(self.steps) if is_training(step.manifest))
+
+
+def decide(objects: Sequence[Manifest], existing: Mapping[str, Manifest]) -> Steps:
+    """`existing` are the objects that are there, by name_of."""
+    problems = [problem for one in objects if (problem := _foreign(one, existing.get(name_of(one)))) is not None]
+    if any(is_training(one) and ended(existing.get(name_of(one), one)) == "complete" for one in objects):
+        problems += [
+            problem for one in objects for problem in another_setting(one, existing.get(name_of(one))) if not problems
+        ]
+    trained = [_training(one, existing.get(name_of(one))) for one in objects if is_training(one)]
+    run = trained[-1].do if trained else "create"
+    same_config = all(_same_data(one, existing.get(name_of(one))) for one in objects if one["kind"] == "ConfigMap")
+    steps: list[Step] = []
+    for one in objects:
+        there = existing.get(name_of(one))
+        if is_training(one):
+            steps.append(_training(one, there))
+        elif is_preparation(one):
+            steps.append(_preparation(one, there, run=run, same_config=same_config))
+        elif one["kind"] == CLAIM.kind and there is not None:
+            steps.append(Step("keep", one, there, _claim_note(one, there)))
+        else:
+            steps.append(Step("create" if there is None else "update", one, there))
+    return Steps(tuple(steps), tuple(problems))
+
+
+def _training(manifest: Manifest, there: Manifest | None) -> Step:
+    if there is None:
+        return Step("create", manifest)
+    if there["metadata"].get("deletionTimestamp"):
+        return Step("replace", manifest, there, "is being deleted")
+    outcome = ended(there)
+    if outcome is not None:
+        return Step("replace", manifest, there, f"has ended ({outcome}); the run continues from what it saved")
+    digest = annotation(manifest, labels.SPEC_HASH)
+    if digest is None or annotation(there, labels.SPEC_HASH) != digest:
+        return Step("replace", manifest, there, "has changed; the run continues from what it saved")
+    if is_suspended(there) and not is_suspended(manifest):
+        return Step("resume", manifest, there, "was stopped")
+    return Step("keep", manifest, there, "runs already, with this very spec; left as it is")
+
+
+def _preparation(manifest: Manifest, there: Manifest | None, *, run: str, same_config: bool) -> Step:
+    if there is None:
+        note = "is not needed any more: the run is under way"
+        return Step("keep", manifest, None, note) if run == "keep" else Step("create", manifest)
+    outcome = ended(there)
+    goes_on = run in ("keep", "resume") or (same_config and outcome is None)
+    if outcome == "failed" or not goes_on or there["metadata"].get("deletionTimestamp"):
+        return Step("replace", manifest, there)
+    if is_suspended(there):
+        return Step("resume", manifest, there, "was stopped")
+    return Step("keep", manifest, there)
+
+
+def _foreign(manifest: Manifest, there: Manifest | None) -> Problem | None:
+    """An object of another run, or of nobody's we know, is not touched."""
+    if there is None or manifest["kind"] == CLAIM.kind or label(there, labels.RUN) == label(manifest, labels.RUN):
+        return None
+    other = label(there, labels.RUN)
+    what = f"it exists already and belongs to {f'the run {other}' if other else 'somebody else'}"
+    return Problem(what, name_of(manifest), "choose another name in run.yaml, or remove the object")
+
+
+def _same_data(manifest: Manifest, there: Manifest | None) -> bool:
+    return there is not None and all(
+        (manifest.get(part) or {}) == (there.get(part) or {}) for part in ("data", "binaryData")
+    )
+
+
+def _claim_note(manifest: Manifest, there: Manifest) -> str:
+    wanted, has = (set(one["spec"].get("accessModes") or ()) for one in (manifest, there))
+    if wanted <= has:
+        return ""
+    return (
+        f"exists with {', '.join(sorted(has)) or 'no access mode'} where cluster.yaml says {', '.join(sorted(wanted))}"
+    )

@@ -1,0 +1,240 @@
+"""Stopping, starting again and removing what runs. Knows the objects that train and Kueue's say in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rankzero.errors import Problem, RankzeroError
+from rankzero.launch import labels
+from rankzero.launch.backend import Say
+from rankzero.launch.backends.kubernetes.api import MERGE_PATCH, Api, list_each
+from rankzero.launch.backends.kubernetes.discover import Discovery
+from rankzero.launch.backends.kubernetes.errors import ApiError, as_error
+from rankzero.launch.backends.kubernetes.resources import (
+    CLAIM,
+    CORE,
+    SECRET,
+    TEMPLATES,
+    TRAINING,
+    claims_of,
+    ended,
+    grace_seconds,
+    is_owned,
+    is_preparation,
+    is_suspended,
+    is_training,
+    label,
+    name_of,
+    resource_of,
+    suspension,
+)
+from rankzero.launch.backends.kubernetes.wait import MARGIN_SECONDS, wait_until_gone
+from rankzero.launch.kinds import kind_of
+from rankzero.launch.labels import Manifest
+from rankzero.launch.names import submission_name
+from rankzero.launch.pods import parse_pod
+from rankzero.launch.resource import JOB, POD, Resource
+
+_WRITE = {"fieldManager": "rankzero"}
+FOREGROUND: Manifest = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Foreground"}
+
+
+def training_objects(api: Api, discovery: Discovery, run: str) -> list[Manifest]:
+    """The objects that train a run; more than one only while its kind is being changed."""
+    served = discovery.training().values()
+    return [one for one in list_each(api, list(served), {"labelSelector": labels.selector(run)}) if is_training(one)]
+
+
+def remove(api: Api, manifest: Manifest, *, run: str | None) -> None:
+    """Delete an object with all that it made, and wait until it is gone; with `run`, until the run's pods are too."""
+    resource, uid = resource_of(manifest), str(manifest["metadata"]["uid"])
+    name = str(manifest["metadata"]["name"])
+    pods, grace = _pods_of(api, manifest, run), _grace(api, manifest)
+    try:
+        api.write("DELETE", resource, name, {**FOREGROUND, "preconditions": {"uid": uid}})
+    except ApiError as error:
+        if error.status == 404 or (error.status == 409 and "recondition" in error.refusal.message):
+            return  # gone, or another one has its name by now
+        raise
+    seconds = grace + MARGIN_SECONDS
+    wait_until_gone(api, resource, {"fieldSelector": f"metadata.name={name}"}, {uid}, seconds)
+    if pods and run is not None:  # a pod that is still ending holds the run directory
+        wait_until_gone(api, POD, {"labelSelector": labels.selector(run)}, pods, seconds)
+
+
+def _grace(api: Api, manifest: Manifest) -> int:
+    """How long its pods may take to leave; some kinds have them described by another object of their name."""
+    kind = kind_of(manifest)
+    described = None
+    if kind is not None and kind.template is not None:
+        described = api.read(kind.template.resource, str(manifest["metadata"]["name"]))
+    return grace_seconds([manifest, described])
+
+
+def _pods_of(api: Api, manifest: Manifest, run: str | None) -> set[str]:
+    """Pods that must be gone before others take their place."""
+    if run is None:
+        return set()
+    role = labels.PREPARE_ROLE if is_preparation(manifest) else labels.NODE_ROLE
+    selector = {"labelSelector": f"{labels.selector(run)},{labels.ROLE}={role}"}
+    return {str(pod["metadata"]["uid"]) for pod in api.list(POD, selector)[0] if is_owned(pod)}
+
+
+def start_again(api: Api, discovery: Discovery, there: Manifest, rendered: Manifest) -> str:
+    """Let a stopped object have its pods back. Returns what was done, in words."""
+    waiting = _workloads(api, discovery, there)
+    if waiting:  # Kueue decides when; it only has to be allowed to
+        for workload in waiting:
+            _set_active(api, discovery, workload, active=True)
+        return "is back in its queue"
+    _patch(api, there, suspension(rendered, suspend=False))
+    return "started again"
+
+
+def cancel(api: Api, discovery: Discovery, run: str, say: Say) -> None:
+    """Stop a run's pods, with their grace period. What is saved stays, and so do all objects."""
+    selector = {"labelSelector": labels.selector(run)}
+    jobs = [one for one in api.list(JOB, selector)[0] if is_preparation(one)]
+    for one in [*jobs, *training_objects(api, discovery, run)]:
+        if ended(one) is not None:
+            say(f"{name_of(one)} has ended already ({ended(one)})")
+            continue
+        waiting = _workloads(api, discovery, one)
+        for workload in waiting:
+            _set_active(api, discovery, workload, active=False)
+        if not waiting and not is_suspended(one):
+            _patch(api, one, suspension(one, suspend=True))
+        say(f"{name_of(one)} is told to stop; its pods save and leave within {_grace(api, one)} s")
+
+
+def delete(api: Api, discovery: Discovery, run: str, *, claims: bool, say: Say) -> list[str]:
+    """Remove everything that submit made for a run. Returns what was removed; an error names what was until then."""
+    removed: list[str] = []
+    try:
+        for one in _parts(api, discovery, run, claims=claims, say=say):
+            remove(api, one, run=run if is_training(one) or is_preparation(one) else None)
+            removed.append(name_of(one))
+    except (ApiError, RankzeroError) as error:
+        together = as_error(error, api.place) if isinstance(error, ApiError) else error
+        account = Problem(f"removed: {', '.join(removed) or 'nothing yet'}", hint="the same command removes the rest")
+        raise type(together)([*together.problems, account]) from error
+    return removed
+
+
+def _parts(api: Api, discovery: Discovery, run: str, *, claims: bool, say: Say) -> Iterator[Manifest]:
+    """What there is to remove, in the order in which it goes: what runs, what that needs, and what it leaves."""
+    selector = {"labelSelector": labels.selector(run)}
+    trained = training_objects(api, discovery, run)
+    prepared = [one for one in api.list(JOB, selector)[0] if is_preparation(one)]
+    pods = api.list(POD, selector)[0]
+    templates = _templates(api, discovery, selector, trained, say)
+    mounted = claims_of([*trained, *prepared, *pods, *templates])
+    for one in [*trained, *prepared]:
+        say(f"removing {name_of(one)}; running pods have {_grace(api, one)} s to save")
+        yield one
+    yield from templates
+    for resource in CORE:
+        yield from _listed(api, resource, selector, say)
+    yield from _submission_secret(api, run, say)
+    yield from (pod for pod in pods if not is_owned(pod))
+    if claims:
+        yield from _deletable_claims(api, discovery, run, mounted, say)
+    elif mounted:
+        say(f"kept with all that is in them: {', '.join(f'{CLAIM.kind}/{name}' for name in sorted(mounted))}")
+
+
+def _templates(
+    api: Api, discovery: Discovery, selector: dict[str, str], trained: list[Manifest], say: Say
+) -> list[Manifest]:
+    """Few kinds have one; whoever may not list them has none, unless the run is of such a kind."""
+    used = {kind.template for one in trained if (kind := kind_of(one)) is not None}
+    own = {template.resource for template in used if template is not None}
+    return [
+        one
+        for resource in TEMPLATES
+        if discovery.serves(resource)
+        for one in _listed(api, resource, selector, say if resource in own else lambda _line: None)
+    ]
+
+
+def _submission_secret(api: Api, run: str, say: Say) -> Iterator[Manifest]:
+    try:
+        secret = api.read(SECRET, submission_name(run))
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        say(f"not permitted to look for {SECRET.kind}/{submission_name(run)}; it stays, where there is one")
+        return
+    if secret is not None and label(secret, labels.RUN) == run:
+        yield secret
+
+
+def _listed(api: Api, resource: Resource, selector: dict[str, str], say: Say) -> list[Manifest]:
+    try:
+        return [one for one in api.list(resource, selector)[0] if not is_owned(one)]
+    except ApiError as error:
+        if error.status not in (403, 404):
+            raise
+        say(f"not permitted to look for {resource.title}; any that the run has stay")
+        return []
+
+
+def _deletable_claims(api: Api, discovery: Discovery, run: str, mounted: set[str], say: Say) -> Iterator[Manifest]:
+    """Claims that we made, that this run mounted, and that no other run or pod does."""
+    ours = {
+        str(one["metadata"]["name"]): one
+        for one in api.list(CLAIM)[0]
+        if label(one, labels.MANAGED_BY) == "rankzero" and one["metadata"]["name"] in mounted
+    }
+    elsewhere = _mounted_elsewhere(api, discovery, run)
+    for name in sorted(mounted):
+        if name not in ours:
+            say(f"{CLAIM.kind}/{name} was not made by rankzero; kept")
+        elif name in elsewhere:
+            say(f"{CLAIM.kind}/{name} is also used by {elsewhere[name]}; kept")
+        else:
+            yield ours[name]
+
+
+def _mounted_elsewhere(api: Api, discovery: Discovery, run: str) -> dict[str, str]:
+    """Who else mounts which claim: pods that have not ended, and other runs, whose results may be on it."""
+    users: dict[str, str] = {}
+    kinds = [one for one in (*TEMPLATES, *TRAINING.values()) if discovery.serves(one)]
+    for one in [*api.list(POD)[0], *list_each(api, kinds)]:
+        if label(one, labels.RUN) != run and not (one["kind"] == POD.kind and parse_pod(one).is_over):
+            users |= dict.fromkeys(claims_of(one), name_of(one))
+    return users
+
+
+def _workloads(api: Api, discovery: Discovery, manifest: Manifest) -> list[Manifest]:
+    """Kueue's Workloads of an object."""
+    resource = discovery.workloads()
+    if resource is None:
+        return []
+    uid = manifest["metadata"].get("uid")
+    return [
+        one
+        for one in api.list(resource)[0]
+        if any(owner.get("uid") == uid for owner in one["metadata"].get("ownerReferences") or ())
+    ]
+
+
+def is_queued(api: Api, discovery: Discovery, manifest: Manifest) -> bool:
+    """Whether a suspended object waits for Kueue, which has not been told to leave it alone."""
+    waiting = _workloads(api, discovery, manifest)
+    if waiting:
+        return all(workload["spec"].get("active", True) for workload in waiting)
+    return label(manifest, labels.QUEUE) is not None
+
+
+def _set_active(api: Api, discovery: Discovery, workload: Manifest, *, active: bool) -> None:
+    resource = discovery.workloads()
+    if resource is not None and (workload["spec"].get("active", True)) != active:
+        body: Manifest = {"spec": {"active": active}}
+        name = str(workload["metadata"]["name"])
+        api.write("PATCH", resource, name, body, params=_WRITE, content_type=MERGE_PATCH)
+
+
+def _patch(api: Api, manifest: Manifest, body: Manifest) -> None:
+    name = str(manifest["metadata"]["name"])
+    api.write("PATCH", resource_of(manifest), name, body, params=_WRITE, content_type=MERGE_PATCH)

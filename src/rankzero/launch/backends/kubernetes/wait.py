@@ -1,0 +1,77 @@
+"""Waiting, aloud: until objects are gone, until a preparation is over. Changes nothing."""
+
+from __future__ import annotations
+
+from rankzero.errors import ServiceError
+from rankzero.launch import labels
+from rankzero.launch.backend import Say
+from rankzero.launch.backends.kubernetes.api import WATCH_SECONDS, Api
+from rankzero.launch.backends.kubernetes.resources import (
+    ended,
+    name_of,
+)
+from rankzero.launch.backends.preparation import preparation_failed
+from rankzero.launch.labels import Manifest
+from rankzero.launch.pods import parse_pod
+from rankzero.launch.resource import JOB, POD, Resource
+
+MARGIN_SECONDS = 120
+"""On top of the pods' grace period: for the controllers, and for nodes to say that a pod is gone."""
+GLANCE_SECONDS = 15
+"""How often a waiting preparation's pods are looked at."""
+
+
+def wait_until_gone(api: Api, resource: Resource, selector: dict[str, str], uids: set[str], seconds: float) -> None:
+    """Until none of the objects with these uids is left. Raises ServiceError where that takes longer than `seconds`."""
+    deadline = api.clock.monotonic() + seconds
+    left = dict.fromkeys(uids)
+    names: dict[str, Manifest] = {}
+    for change in api.follow(resource, selector, seconds=lambda: min(WATCH_SECONDS, deadline - api.clock.monotonic())):
+        found = {str(item["metadata"].get("uid")): item for item in change.items}
+        names |= found
+        if change.type == "SYNC":
+            left = {uid: None for uid in left if uid in found}
+        elif change.type == "DELETED":
+            for uid in found:
+                left.pop(uid, None)
+        if not left:
+            return
+        if api.clock.monotonic() >= deadline:
+            raise _stuck([names[uid] for uid in left if uid in names], seconds, api)
+
+
+def _stuck(items: list[Manifest], seconds: float, api: Api) -> ServiceError:
+    first = items[0] if items else None
+    words = ", ".join(name_of(item) for item in items[:5]) + (f" and {len(items) - 5} more" if len(items) > 5 else "")
+    node = ((first or {}).get("spec") or {}).get("nodeName")
+    finalizers = ((first or {}).get("metadata") or {}).get("finalizers") or ()
+    why = f" (node {node})" if node else f" (finalizers: {', '.join(finalizers)})" if finalizers else ""
+    hint = "the same command continues once it is gone; " + (
+        f"if its node is lost: kubectl delete pod {first['metadata']['name']} -n {api.place.namespace} --force"
+        if first is not None and first["kind"] == POD.kind
+        else "a controller that should remove it is not running, or a pod's node is lost"
+    )
+    return ServiceError(f"deleted {seconds:.0f} s ago and still there{why}", where=words, hint=hint)
+
+
+def wait_until_prepared(api: Api, run: str, job: str, say: Say) -> None:
+    """Until the preparation Job has succeeded. Says what it waits for; raises PreparationError, or ServiceError."""
+    said: set[tuple[str, str]] = set()
+    say(f"preparing: model and data are fetched before the run starts ({JOB.kind}/{job})")
+    pods = f"{labels.selector(run)},{labels.ROLE}={labels.PREPARE_ROLE}"
+    for change in api.follow(JOB, {"fieldSelector": f"metadata.name={job}"}, seconds=lambda: GLANCE_SECONDS):
+        if change.type == "DELETED" or (change.type == "SYNC" and not change.items):
+            hint = "somebody else deleted it; the same command makes it again"
+            raise ServiceError("it was deleted before it had ended", where=f"{JOB.kind}/{job}", hint=hint)
+        outcome = ended(change.items[-1]) if change.items else None
+        if outcome == "complete":
+            say("prepared")
+            return
+        items, _ = api.list(POD, {"labelSelector": pods})
+        if outcome == "failed":
+            raise preparation_failed(job, items)
+        for pod in items:
+            words = parse_pod(pod).waits_for
+            if words is not None and (pod["metadata"]["name"], words) not in said:
+                said.add((pod["metadata"]["name"], words))
+                say(f"  {pod['metadata']['name']} waits: {words}")

@@ -1,0 +1,191 @@
+"""Dropout whose masks are no stream of random numbers but a function of where a value stands.
+
+A value is dropped by (seed, step, row, position in its row, module, channel) alone, so that whichever process computes
+a row, in whatever pass, beside which others and how often, it loses the same values. Torch's own draws from a stream
+for each process, in the order of computing.
+
+    key of a token      mix(mix(mix(seed and step) + row G) + position G) xor the module's key
+    bits of a channel   mix(key + channel G)
+    kept                where the bits, as a number from 0 to 1, are below 1 - p; then scaled by 1 / (1 - p)
+
+mix is C. Wellons' integer hash "lowbias32", and G is 2^32 over the golden ratio: SplitMix (Steele, Lea and Flood, 2014)
+in 32 bits. All of it is integer arithmetic, which every device does alike. The backward pass makes a mask again instead
+of keeping it, and so does recomputing a block. A module that a pass calls several times drops the same each time.
+
+Knows tensors and modules; nothing of data, processes or passes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+_G = 0x9E3779B9 - 2**32
+_FIRST, _SECOND = 0x7FEB352D, 0x846CA68B - 2**32
+_WHOLE_ROW = -1
+"""The position of what stands for a row as a whole."""
+
+
+class Places:
+    """Where the values of the current pass stand, as keys. Set before each forward pass, and good until the next one:
+    its backward pass may compute parts of it again."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._tokens_BT: torch.Tensor | None = None
+        self._rows_B: torch.Tensor | None = None
+        self._predicts_BT: torch.Tensor | None = None
+        self.unknown: set[str] = set()
+        """Modules that were given values of which nobody knows where they stand: they drop as torch does."""
+
+    def begin_pass(
+        self,
+        step: int,
+        rows_BT: torch.Tensor,
+        positions_BT: torch.Tensor,
+        predicts_BT: torch.Tensor | None,
+    ) -> None:
+        """The next pass is of this step, 0 at first. `rows_BT` has each token's row in the data set, `positions_BT` its
+        place in the row, both int64 and of shapes that broadcast to (B, T). `predicts_BT`: the positions that reach the
+        output head; None where each row has one prediction, so that values of shape (B, C) stand for whole rows."""
+        digest = hashlib.blake2b(f"{self._seed}/{step}".encode(), digest_size=4).digest()
+        (start,) = struct.unpack("<i", digest)
+        rows = _mix(_to_int32(rows_BT) * _G + start)
+        self._tokens_BT = _mix(rows + _to_int32(positions_BT) * _G)
+        self._rows_B = _mix(rows[:, 0] + _WHOLE_ROW * _G) if predicts_BT is None else None
+        self._predicts_BT = predicts_BT
+
+    def keys(self, shape: torch.Size) -> torch.Tensor | None:
+        """int32 keys of this shape, for values of this shape and channels; None where their places are not known.
+
+        (B, T), or all of it flat; (B, heads, T) for attention of queries to keys; tokens that are predicted from, flat;
+        (B) where each row has one prediction.
+        """
+        tokens = self._tokens_BT
+        if tokens is None:
+            return None
+        if shape == tokens.shape:
+            return tokens
+        if len(shape) == 3 and (shape[0], shape[2]) == tuple(tokens.shape):
+            heads = torch.arange(shape[1], dtype=torch.int32, device=tokens.device)
+            return _mix(tokens[:, None, :] + heads[:, None] * _G)
+        if len(shape) != 1:
+            return None
+        if self._rows_B is not None and shape == self._rows_B.shape:
+            return self._rows_B
+        if shape[0] == tokens.numel():
+            return tokens.reshape(-1)
+        chosen = None if self._predicts_BT is None else tokens[self._predicts_BT]
+        return chosen if chosen is not None and shape == chosen.shape else None
+
+    def what_is_left(self) -> str:
+        """That, and as far as it is known where, dropout does not follow from places."""
+        where = f"dropout of {', '.join(sorted(self.unknown)[:3])}" if self.unknown else "some of this model's dropout"
+        more = f" and {len(self.unknown) - 3} more modules" if len(self.unknown) > 3 else ""
+        return f"{where}{more} draws from each process's own stream: losses depend on processes and passes"
+
+
+class PlacedDropout(torch.nn.Module):
+    """Takes the place of a torch.nn.Dropout; `p` is the share of values that are dropped."""
+
+    key: torch.Tensor
+
+    def __init__(self, p: float, name: str, places: Places) -> None:
+        super().__init__()
+        self.p, self._share, self._name, self._places = p, Share.of(p), name, places
+        self.register_buffer("key", module_key(name), persistent=False)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return values
+        keys = self._places.keys(values.shape[:-1])
+        if keys is None:
+            self._places.unknown.add(self._name)
+            return torch.nn.functional.dropout(values, self.p, training=True)
+        return drop(values, keys ^ self.key, self._share)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+def place_dropout(model: torch.nn.Module, places: Places) -> int:
+    """Put a PlacedDropout where the model has a torch.nn.Dropout that drops some, adapters' included. How many."""
+    placed: dict[torch.nn.Module, PlacedDropout] = {}
+    for prefix, parent in list(model.named_modules()):
+        for name, child in list(parent._modules.items()):
+            if type(child) is not torch.nn.Dropout or not 0 < child.p < 1:
+                continue
+            if child not in placed:
+                placed[child] = PlacedDropout(child.p, f"{prefix}.{name}", places).train(child.training)
+            parent._modules[name] = placed[child]
+    return len(placed)
+
+
+def module_key(name: str) -> torch.Tensor:
+    """What tells a module's masks from those of others: one int32, from its name in the model."""
+    digest = hashlib.blake2b(name.encode(), digest_size=4).digest()
+    return torch.tensor(struct.unpack("<i", digest), dtype=torch.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A share of values to drop, as the integers that `factors` works with."""
+
+    below: int
+    """Of the numbers from -2^30 to 2^30 - 1, those below this are kept."""
+    scale: int
+    """The bits of 1 / (1 - p) in float32."""
+
+    @classmethod
+    @lru_cache
+    def of(cls, p: float) -> Share:
+        (scale,) = struct.unpack("<i", struct.pack("<f", 1 / (1 - p)))
+        return cls(2**30 - round(p * 2**31), scale)
+
+
+def drop(values: torch.Tensor, keys: torch.Tensor, share: Share) -> torch.Tensor:
+    """`values`, shape (…, C), with a share p of them 0 and the others scaled by 1 / (1 - p); keys of shape (…)."""
+    dropped: torch.Tensor = _Drop.apply(values, keys, share)  # type: ignore[no-untyped-call]
+    return dropped
+
+
+def factors(keys: torch.Tensor, channels: int, share: Share) -> torch.Tensor:
+    """What `drop` multiplies by: 0 or 1 / (1 - p) in float32, of shape (…, C).
+
+    On integers alone, in place: on a CPU comparisons and booleans are several times as slow.
+    """
+    bits = torch.arange(channels, dtype=torch.int32, device=keys.device) * _G + keys[..., None]
+    bits.bitwise_xor_(bits >> 16).mul_(_FIRST)
+    bits.bitwise_xor_(bits >> 15).mul_(_SECOND)
+    kept = bits.bitwise_right_shift_(1).sub_(share.below).bitwise_right_shift_(31)  # all bits, or none
+    return kept.bitwise_and_(share.scale).view(torch.float32)
+
+
+class _Drop(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, keys: torch.Tensor, share: Share) -> torch.Tensor:
+        ctx.save_for_backward(keys)
+        ctx.share = share
+        return (values * factors(keys, values.shape[-1], share)).to(values.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (keys,) = ctx.saved_tensors
+        return (gradient * factors(keys, gradient.shape[-1], ctx.share)).to(gradient.dtype), None, None
+
+
+def _mix(bits: torch.Tensor) -> torch.Tensor:
+    """lowbias32 of each number, in place; shifts keep the sign, which serves as well."""
+    bits.bitwise_xor_(bits >> 16).mul_(_FIRST)
+    bits.bitwise_xor_(bits >> 15).mul_(_SECOND)
+    return bits.bitwise_xor_(bits >> 16)
+
+
+def _to_int32(numbers: torch.Tensor) -> torch.Tensor:
+    """Both halves of int64 numbers in one."""
+    return (numbers ^ (numbers >> 32)).to(torch.int32)

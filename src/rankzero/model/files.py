@@ -1,0 +1,157 @@
+"""The files of a model's directory, without loading any: what is missing, and what a header says of the layers.
+
+Standard library only. Knows the format of safetensors headers; nothing of architectures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from rankzero.errors import ConfigError, Problem
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+NAMED_AS_STORED = frozenset(
+    {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "gpt2", "gpt_neox", "opt"}
+    | {"bloom", "falcon", "bert", "distilbert", "roberta", "xlm-roberta", "deberta-v2", "electra", "modernbert"}
+    | {"smollm3", "olmo", "olmo2", "olmo3", "granite", "starcoder2", "stablelm", "cohere", "cohere2", "glm", "glm4"}
+)
+"""Model types whose layers have the same names in the files as in the model. Others may be renamed as they load."""
+
+_LONGEST_HEADER = 100 << 20
+
+
+def existing_directory(path: str, field: str) -> Path:
+    """The directory at a path. Raises ConfigError where there is none."""
+    directory = Path(path).expanduser()
+    if not directory.is_dir():
+        what = "is a file, not a directory" if directory.exists() else "does not exist"
+        raise ConfigError(f"{path} {what}", where=field, hint="give a directory in Hugging Face format")
+    return directory
+
+
+def weight_problems(directory: Path, *, trust_pickle: bool) -> list[Problem]:
+    """What keeps the weights in a directory from being loaded."""
+    patterns = ("*.json", "*.safetensors", "pytorch_model*.bin")
+    files = sorted(path for pattern in patterns for path in directory.glob(pattern))
+    hint = f"this process runs as user {os.getuid()}: chmod a+r it (libraries write weights for their owner alone)"
+    problems = [Problem("it may not be read", str(path), hint) for path in files if not os.access(path, os.R_OK)]
+    if problems:
+        return problems
+    problems += _config_problems(directory)
+    if (directory / WEIGHTS).is_file():
+        return problems
+    if (directory / INDEX).is_file():
+        return problems + _index_problems(directory)
+    pickled = sorted(path.name for path in directory.glob("pytorch_model*.bin"))
+    if pickled and trust_pickle:
+        return problems
+    if pickled:
+        hint = "convert it to safetensors, or set model.trust_pickle: true if you trust whoever made the file"
+        problems.append(
+            Problem(f"{pickled[0]} is a pickle, which can run code when it is loaded", str(directory), hint)
+        )
+    elif (directory / "adapter_config.json").is_file():
+        hint = "name the base as the model; `rankzero merge` makes one model of both"
+        problems = [Problem("this is an adapter, not a model", str(directory), hint)]
+    else:
+        hint = "the directory needs model.safetensors, or model.safetensors.index.json with its shards"
+        problems.append(Problem("no weights: model.safetensors is missing", str(directory), hint))
+    return problems
+
+
+def tokenizer_problems(directory: Path) -> list[Problem]:
+    """Whether there is a tokenizer."""
+    if any((directory / name).is_file() for name in TOKENIZER_FILES):
+        return []
+    hint = "copy tokenizer.json and tokenizer_config.json, or set model.tokenizer_dir"
+    return [Problem("no tokenizer: tokenizer.json is missing", str(directory), hint)]
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """config.json; empty where it is none."""
+    try:
+        value = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def stored_layers(directory: Path) -> tuple[str, ...] | None:
+    """Names of all modules that have a weight in the safetensors files; None where these do not say it."""
+    names: list[str] = []
+    if (directory / WEIGHTS).is_file():
+        names = list(_header(directory / WEIGHTS) or ())
+    elif (directory / INDEX).is_file():
+        names = list(_weight_map(directory) or ())
+    suffix = ".weight"
+    return tuple(name.removesuffix(suffix) for name in names if name.endswith(suffix)) or None
+
+
+def cut_off(file: Path) -> str | None:
+    """Why a safetensors file is not whole, by its size and the header's."""
+    header = _header(file)
+    if header is None:
+        return "is no safetensors file, or its beginning is damaged"
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    whole = 8 + _header_size(file) + max(ends, default=0)
+    size = file.stat().st_size
+    return f"is cut off: {size:,} bytes of {whole:,}" if size < whole else None
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files that the weights are in."""
+    if (directory / WEIGHTS).is_file():
+        return [directory / WEIGHTS]
+    return [directory / shard for shard in sorted(set((_weight_map(directory) or {}).values()))]
+
+
+def _config_problems(directory: Path) -> list[Problem]:
+    if not (directory / "config.json").is_file():
+        return [Problem("config.json is missing", str(directory), "copy it from the model's Hub page")]
+    if not read_config(directory):
+        return [Problem("config.json is no JSON object", str(directory), "copy it from the model's Hub page")]
+    return []
+
+
+def _index_problems(directory: Path) -> list[Problem]:
+    where = _weight_map(directory)
+    if where is None:
+        return [Problem(f"{INDEX} cannot be read", str(directory), "copy it from the model's Hub page")]
+    shards = sorted(set(where.values()))
+    missing = [shard for shard in shards if not (directory / shard).is_file()]
+    hint = f"copy the {len(missing)} of {len(shards)} shards that are missing"
+    return [Problem(f"{shard} is missing", str(directory), hint) for shard in missing]
+
+
+def _weight_map(directory: Path) -> dict[str, str] | None:
+    """The file of each tensor."""
+    try:
+        value = json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        return {str(name): str(file) for name, file in value.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _header_size(file: Path) -> int:
+    with file.open("rb") as opened:
+        return int.from_bytes(opened.read(8), "little")
+
+
+def _header(file: Path) -> dict[str, Any] | None:
+    """Shapes and places of the tensors, by their names. The file begins with the header's length and the header."""
+    size = _header_size(file)
+    if size > _LONGEST_HEADER:
+        return None
+    with file.open("rb") as opened:
+        opened.seek(8)
+        try:
+            value = json.loads(opened.read(size))
+        except ValueError:
+            return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,64 @@
+"""What a launcher and its workers hand each other: variables, the payload, errors. Both sides read it here.
+
+A worker is given its place by torch's usual variables (RANK, WORLD_SIZE, …) and these besides. Its error goes to a
+file: standard error is for people, and only one of several processes has something to say.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from rankzero import errors
+from rankzero.errors import Problem, RankzeroError
+from rankzero.run_dir.atomic import write_json
+from rankzero.spec.run_options import RunOptions
+from rankzero.spec.run_spec import RunSpec
+
+RENDEZVOUS_VARIABLE = "RANKZERO_RENDEZVOUS"
+"""Where the processes meet, as torch's init_method; absent: env://, as under torchrun."""
+STARTED_VARIABLE = "RANKZERO_STARTED_AT"
+"""The launcher's monotonic clock when the run was asked for, in seconds."""
+PARENT_VARIABLE = "RANKZERO_PARENT"
+"""The launcher's process id: a worker dies with it."""
+ERROR_FILE_VARIABLE = "RANKZERO_ERROR_FILE"
+STACK_FILE_VARIABLE = "RANKZERO_STACK_FILE"
+"""Where a worker writes its stacks when it is sent SIGUSR1."""
+
+
+def write_payload(directory: Path, spec: RunSpec, options: RunOptions) -> Path:
+    """The file that workers are started with."""
+    payload = directory / "run.json"
+    payload.write_text(json.dumps({"spec": spec.model_dump(mode="json"), "options": asdict(options)}))
+    return payload
+
+
+def read_payload(text: str) -> tuple[RunSpec, RunOptions]:
+    """What `write_payload` wrote."""
+    payload = json.loads(text)
+    options = payload["options"]
+    return (
+        RunSpec.model_validate(payload["spec"]),
+        RunOptions(**{**options, "allow_changes": tuple(options["allow_changes"])}),
+    )
+
+
+def write_error(file: Path, error: RankzeroError, trace: str, redact: Callable[[str], str]) -> None:
+    """A worker's last words; `trace` is the traceback of an internal error, else empty."""
+    problems = [{"what": redact(p.what), "where": redact(p.where), "hint": redact(p.hint)} for p in error.problems]
+    write_json(file, {"type": type(error).__name__, "problems": problems, "traceback": redact(trace)})
+
+
+def read_error(file: Path) -> RankzeroError | None:
+    """What a worker wrote, its traceback as a note; None where it died before it could say why, or while it did."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    kind = getattr(errors, value["type"], RankzeroError)
+    error: RankzeroError = kind([Problem(**problem) for problem in value["problems"]])
+    if value["traceback"]:
+        error.add_note(value["traceback"])
+    return error

@@ -1,0 +1,36 @@
+"""Which directory a run takes where the one of its name holds checkpoints of another setting. Reads, writes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rankzero.errors import StorageError
+from rankzero.run_dir.atomic import read_manifest
+from rankzero.run_dir.paths import RunDir
+from rankzero.spec.diff import is_same_setting, name_beside
+from rankzero.spec.run_spec import RunSpec
+
+
+def newest_manifest(run_dir: RunDir) -> dict[str, Any] | None:
+    """Of the newest checkpoint that has a readable one; its files are not verified."""
+    for step in run_dir.committed_steps():
+        try:
+            return read_manifest(run_dir.checkpoint(step))
+        except StorageError:
+            continue  # spoken of when it is verified
+    return None
+
+
+def settled(spec: RunSpec) -> RunSpec:
+    """The spec with the name that it runs under: with `resume: new`, one beside the name that another setting has.
+
+    The new name follows from the setting alone, so the same command finds it again, on every process and after a
+    restart. `spec` is resolved.
+    """
+    if spec.resume != "new":
+        return spec
+    held = newest_manifest(RunDir(Path(spec.output_dir) / str(spec.name)))
+    if held is None or is_same_setting(RunSpec.model_validate(held["spec"]), spec):
+        return spec
+    return spec.model_copy(update={"name": name_beside(spec)})

@@ -1,0 +1,88 @@
+"""What the spec knows of each way to lay a model over processes: what it divides, offloads, and cannot do. Pure.
+
+A sharding is its section here and the module in engine/parallel/ that has its function `spread`. Everything else asks
+what a sharding does, never which one it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Divided = Literal["weights", "gradients", "optimizer"]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardingSection:
+    """One sharding. `Refusal` values are what an error says, and its hint."""
+
+    module: str
+    """Where `spread` is, in engine/parallel/."""
+    divides: frozenset[Divided] = frozenset()
+    """What each process holds its share of alone."""
+    divides_adapters_gradients: bool = True
+    """Of a run with adapters, gradients are divided too."""
+    own_masters: bool = False
+    """It keeps float32 copies of trained weights itself, and casts what it computes with."""
+    scales_losses: bool = True
+    """float16 can be trained in."""
+    packed_weights: bool = True
+    """Weights in 4 or 8 bits may be spread."""
+    reads_deepspeed_file: bool = False
+    buckets: bool = False
+    """It gathers gradients in buffers of its own."""
+    alone: str | None = None
+    """What it is on one process, where that is something else."""
+    refused_offload: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    @property
+    def whole_weights(self) -> bool:
+        """Each process has all weights all the time."""
+        return "weights" not in self.divides
+
+
+_NEEDS = "set train.sharding to fsdp, zero2 or zero3, or leave offload out"
+_UNSPREAD = {offload: ("offload needs sharding, which is {sharding}", _NEEDS) for offload in ("optimizer", "all")}
+_ALL = frozenset[Divided](("weights", "gradients", "optimizer"))
+
+SHARDINGS: dict[str, ShardingSection] = {
+    "ddp": ShardingSection("replicas", refused_offload=_UNSPREAD),
+    "fsdp": ShardingSection(
+        "fsdp",
+        divides=_ALL,
+        divides_adapters_gradients=False,
+        alone="ddp",
+        refused_offload={
+            "optimizer": (
+                "fsdp cannot offload the optimizer's state alone",
+                "fsdp keeps all of it there (offload: all); zero2 and zero3 can keep the optimizer's state alone",
+            )
+        },
+    ),
+    "zero2": ShardingSection(
+        "zero.parallel",
+        divides=frozenset(("gradients", "optimizer")),
+        own_masters=True,
+        scales_losses=False,
+        reads_deepspeed_file=True,
+        buckets=True,
+        refused_offload={"all": ("ZeRO-2 has whole weights on every GPU", "take offload: optimizer, or zero3")},
+    ),
+    "zero3": ShardingSection(
+        "zero.parallel",
+        divides=_ALL,
+        own_masters=True,
+        scales_losses=False,
+        packed_weights=False,
+        reads_deepspeed_file=True,
+        buckets=True,
+    ),
+}
+UNDECIDED = ShardingSection("", refused_offload=_UNSPREAD)
+"""Of `auto`, until memory has decided."""
+
+
+def sharding_section(name: str) -> ShardingSection:
+    """The section of a sharding, or of `auto`."""
+    return SHARDINGS.get(name, UNDECIDED)

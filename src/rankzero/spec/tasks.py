@@ -1,0 +1,60 @@
+"""What the spec knows of each task: what a row teaches, what its model does, what its evaluations measure. Pure.
+
+A task is its section here and the module of its name in engine/tasks/. Everything below the engine asks what a task
+needs of it (`trains`, `uses`), never which task it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Trains = Literal["answers", "label"]
+"""What a row teaches. answers: tokens of its text, those that the rules choose; label: the class of the whole row."""
+ModelUse = Literal["writes", "classifies"]
+"""What the model does with a text, and so which head it has: one over the vocabulary, or one over classes."""
+Better = Literal["lower", "higher"]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSection:
+    """One task, as far as it can be said without a model or data."""
+
+    trains: Trains
+    uses: ModelUse
+    command: str
+    """What its result is asked with; {run} stands for the run directory."""
+    result: str
+    """What its result is, for people."""
+    metrics: Mapping[str, Better] = field(default_factory=dict)
+    """What its evaluations measure besides eval_loss, and which way is better."""
+    fields: tuple[str, ...] = ()
+    """Fields of the spec that belong to it and to no other task that does not name them too."""
+
+
+TASKS: dict[str, TaskSection] = {
+    "sft": TaskSection(
+        trains="answers",
+        uses="writes",
+        command='rankzero generate {run} "a question"',
+        result="writes text",
+        metrics={"perplexity": "lower"},
+    ),
+    "classify": TaskSection(
+        trains="label",
+        uses="classifies",
+        command='rankzero predict {run} --text "a text"',
+        result="is a text classifier",
+        metrics={"accuracy": "higher", "macro_f1": "higher"},
+        fields=("data.labels",),
+    ),
+}
+
+
+def task_that(*, trains: Trains | None = None, uses: ModelUse | None = None) -> str:
+    """The name of the first task that trains this of a row, or uses a model so. Raises KeyError where there is none."""
+    for name, task in TASKS.items():
+        if trains in (None, task.trains) and uses in (None, task.uses):
+            return name
+    raise KeyError(f"no task with trains={trains}, uses={uses}")

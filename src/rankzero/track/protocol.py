@@ -1,0 +1,40 @@
+"""Trackers: where a run's numbers go besides metrics.jsonl. Knows no tracker; each is a file beside this one.
+
+A tracker is named by a field of `tracking` in run.yaml and by the module of the same name here, which has a function
+`open_tracker(setting, run, step)`. Nothing else has to know it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol
+
+from rankzero.spec.run_spec import TrackingSpec
+
+
+class Tracker(Protocol):
+    """Where numbers go besides metrics.jsonl."""
+
+    def log(self, step: int, values: dict[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedRun:
+    """What a tracker is told of the run: `events` is the directory for files of its own."""
+
+    name: str
+    events: Path
+
+
+def open_trackers(tracking: TrackingSpec, run: TrackedRun, step: int) -> list[Tracker]:
+    """The trackers that the spec switches on, continuing after `step`. Imports only those."""
+    wanted = {name: getattr(tracking, name) for name in type(tracking).model_fields}
+    return [
+        import_module(f"{__package__}.{name}").open_tracker(setting, run, step)
+        for name, setting in wanted.items()
+        if setting
+    ]

@@ -1,0 +1,132 @@
+"""`rankzero submit` as a user types it, against a cluster that is only a protocol."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rankzero.launch.backend import LogQuery
+from rankzero.launch.backends.kubernetes.backend import KubernetesBackend
+from tests.support.fake_cluster import life
+from tests.unit.cli.conftest import Place
+
+
+def test_to_the_end(place: Place) -> None:
+    place.cluster.script("node", 0, life("from node 0"))
+    done = place("submit run.yaml")
+    assert done.code == 0, done.err
+    assert "[node 0] from node 0" in done.err
+    assert "[node 1] hello from node 1" in done.err
+    assert done.out.startswith("Succeeded")
+
+
+def test_the_exit_code_is_the_workers(place: Place) -> None:
+    words = {"what": "row 3 has no messages", "where": "t.jsonl:3", "hint": "see the format"}
+    place.cluster.script("node", 0, life("bad", code=65, words=words))
+    done = place("submit run.yaml --json")
+    assert done.code == 65, done.err
+    verdict = json.loads(done.out)
+    assert verdict["phase"] == "Failed" and verdict["exit_code"] == 65
+    assert "row 3 has no messages" in verdict["verdict"]
+
+
+def test_dry_run_is_what_render_prints_and_needs_no_cluster(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a dry run connected to something")
+
+    monkeypatch.delenv("KUBECONFIG")
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    dry, rendered = place("submit run.yaml --dry-run"), place("render run.yaml")
+    assert dry.code == rendered.code == 0
+    assert dry.out == rendered.out and len(list(yaml.safe_load_all(dry.out))) == 4
+
+
+def test_what_is_sent_is_what_dry_run_prints(place: Place) -> None:
+    printed = list(yaml.safe_load_all(place("submit run.yaml --dry-run").out))
+    assert place("submit run.yaml --detach").code == 0
+    sent = [json.loads(request.body) for request in place.cluster.requests if request.changes]
+    secrets = [body for body in sent if set(body.get("data", ())) == {"token"}]
+    assert secrets, "what pods know each other by is printed nowhere"
+    assert "@" in sent[-1]["metadata"]["annotations"].pop("rankzero.dev/submitted-by")
+    assert [body for body in sent if body not in secrets] == printed
+
+
+def test_detached(place: Place) -> None:
+    done = place("submit run.yaml --detach --json --cluster cluster.yaml")
+    assert done.code == 0
+    assert json.loads(done.out) == {"run": "r", "kind": "job", "namespace": "train", "run_dir": "/outputs/runs/r"}
+    assert "rankzero logs r --follow --cluster cluster.yaml" in done.err
+
+
+def test_another_kind(place: Place) -> None:
+    assert place("submit run.yaml --kind jobset").code == 0
+    assert place.cluster.names("jobsets", "jobs") == ["jobsets/r"]
+
+
+def test_ctrl_c_leaves_the_run_going(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: KubernetesBackend, run: str, query: LogQuery) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(KubernetesBackend, "logs", interrupted)
+    done = place("submit run.yaml")
+    assert done.code == 130
+    assert "the run goes on; rankzero logs r --follow" in done.err
+    assert "rankzero cancel r" in done.err
+    assert place.cluster.names("jobs") == ["jobs/r"]
+
+
+def test_ctrl_c_while_applying_names_what_was_done(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rankzero.launch.backends.kubernetes.apply.wait_until_prepared", interrupted)
+    cache = "storage.cache={mount: /cache, claim: cache, size: 1Gi}"
+    done = place(f"submit run.yaml cluster.prepare=always 'cluster.{cache}'")
+    assert done.code == 130
+    assert "not applied: Job/r" in done.err and "the same command continues" in done.err
+
+
+def test_a_failed_preparation_tells_its_cause(place: Place) -> None:
+    words = {"what": "o/m is gated", "where": "model.name", "hint": "accept the licence"}
+    place.cluster.script("prepare", 0, life("fetching", code=77, words=words))
+    cache = "storage.cache={mount: /cache, claim: cache, size: 1Gi}"
+    done = place(f"submit run.yaml cluster.prepare=always 'cluster.{cache}'")
+    assert done.code == 77
+    assert "o/m is gated" in done.err and "accept the licence" in done.err
+    assert place.cluster.names("jobs") == ["jobs/r-prepare"]
+
+
+def test_refusals_are_told_together(place: Place) -> None:
+    place.cluster.writes.namespaces.clear()
+    done = place("submit run.yaml")
+    assert done.code == 78
+    assert "there is no namespace train" in done.err and "create namespace train" in done.err
+
+
+def test_local_checks_come_first(place: Place) -> None:
+    Path("run.yaml").write_text("model: {nam: x}\n", encoding="utf-8")
+    done = place("submit run.yaml")
+    assert done.code == 78
+    assert place.cluster.requests == []
+
+
+def test_which_cluster(place: Place) -> None:
+    Path("cluster.yaml").unlink()
+    done = place("submit run.yaml")
+    assert done.code == 2
+    assert "--cluster" in done.err and "RANKZERO_CLUSTER" in done.err
+
+
+def test_another_run_of_this_name_is_ended_only_where_that_is_said(place: Place) -> None:
+    for node in (0, 1):
+        place.cluster.script("node", node, [("run",), ("hold",)])
+    assert place("submit run.yaml --detach").code == 0
+    done = place("submit run.yaml train.max_steps=7 --detach")
+    assert done.code == 78
+    assert "is under way with another spec (submitted by " in done.err and "--replace" in done.err
+    assert place("submit run.yaml train.max_steps=7 --detach --replace").code == 0
+    assert "max_steps: 7" in place.cluster.get("configmaps", "r")["data"]["run.yaml"]

@@ -1,0 +1,148 @@
+"""Global batches, their division among ranks, and their passes: pure functions, so properties hold for all inputs."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankzero.data.batches.collators.text import PaddedText
+from rankzero.data.batches.loader import Batches
+from rankzero.data.batches.plan import divide_among_ranks, micro_batches, packed_batches
+from rankzero.data.order import permutation
+
+
+class Even:
+    """A data set of `n` rows of three tokens; a plan looks at nothing else of it."""
+
+    def __init__(self, n: int) -> None:
+        self.lengths = np.full(n, 3, dtype=np.int32)
+        self.supervised = np.full(n, 1, dtype=np.int32)
+        self.loss_weights = np.ones(n)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+def padding_fraction(passes: list[np.ndarray], values: np.ndarray) -> float:
+    """Share of the computed tokens that is padding."""
+    computed = sum(int(values[rows].max()) * len(rows) for rows in passes)
+    return 1 - sum(int(values[rows].sum()) for rows in passes) / computed
+
+
+lengths = st.lists(st.integers(1, 2000), min_size=1, max_size=60).map(lambda v: np.array(v, dtype=np.int32))
+
+
+def test_the_order_of_rows_never_changes_between_versions() -> None:
+    """A resumed run must see the order it started with, whatever was upgraded in between."""
+    assert permutation(10, seed=42, stream=0).tolist() == PINNED_42
+    assert permutation(10, seed=42, stream=1).tolist() != PINNED_42
+    assert permutation(10, seed=43, stream=0).tolist() != PINNED_42
+
+
+@given(n=st.integers(1, 500), seed=st.integers(0, 2**63 - 1), stream=st.integers(-1, 2**31))
+def test_a_permutation_holds_every_row_once(n: int, seed: int, stream: int) -> None:
+    assert sorted(permutation(n, seed=seed, stream=stream).tolist()) == list(range(n))
+
+
+@given(n=st.integers(1, 200), size=st.integers(1, 40), epoch=st.integers(0, 5))
+def test_an_epoch_holds_every_row_once(n: int, size: int, epoch: int) -> None:
+    steps = -(-n // size)
+    plan = Batches(
+        Even(n),  # type: ignore[arg-type]
+        PaddedText(),
+        rank=0,
+        world_size=1,
+        max_tokens=10,
+        pass_cost=0,
+        same_passes=False,
+    )
+    batches = [plan.step(seed=1, epoch=epoch, step_in_epoch=step, size=size).rows for step in range(steps)]
+    assert sorted(np.concatenate(batches).tolist()) == list(range(n))
+    assert all(len(batch) == size for batch in batches[:-1])
+
+
+@given(values=lengths, max_tokens=st.integers(1, 4000))
+def test_packed_passes_hold_every_row_once_and_keep_to_the_budget(values: np.ndarray, max_tokens: int) -> None:
+    passes = packed_batches(np.arange(len(values)), values, max_tokens=max_tokens)
+    assert sorted(np.concatenate(passes).tolist()) == list(range(len(values)))
+    assert all(int(values[rows].sum()) <= max_tokens or len(rows) == 1 for rows in passes)
+    half_full = [rows for rows in passes if 2 * int(values[rows].sum()) <= max_tokens]
+    assert len(half_full) <= 1, "two passes that are at most half full would have been one"
+
+
+@given(values=lengths, world=st.integers(1, 5))
+def test_ranks_that_keep_step_run_equally_many_passes(values: np.ndarray, world: int) -> None:
+    data = Even(len(values))
+    data.lengths = values
+    plans = [
+        Batches(
+            data,  # type: ignore[arg-type]
+            PaddedText(),
+            rank=rank,
+            world_size=world,
+            max_tokens=2000,
+            pass_cost=0,
+            same_passes=True,
+        ).everything()
+        for rank in range(world)
+    ]
+    assert len({len(plan.passes) for plan in plans}) == 1
+    rows = [row for plan in plans for share in plan.passes for row in share.tolist()]
+    assert sorted(rows) == list(range(len(values)))
+    assert any(all(len(share) for share in plan.passes) for plan in plans), "no pass is idle on every rank"
+
+
+def test_orders_are_spread_evenly() -> None:
+    """Each row stands in each place about equally often over epochs (chi-squared, 0.1 % level for 99 degrees)."""
+    counts = np.zeros((10, 10))
+    for epoch in range(2000):
+        counts[np.arange(10), permutation(10, seed=7, stream=epoch)] += 1
+    assert ((counts - 200) ** 2 / 200).sum() < 148.2
+
+
+@given(values=lengths, world_size=st.integers(1, 8))
+def test_ranks_share_all_rows_and_their_tokens(values: np.ndarray, world_size: int) -> None:
+    rows = np.arange(len(values))
+    shares = divide_among_ranks(rows, values, world_size)
+    assert sorted(np.concatenate(shares).tolist()) == rows.tolist()
+    loads = [int(values[share].sum()) for share in shares]
+    assert max(loads) - min(loads) <= values.max()
+
+
+@given(values=lengths, budget=st.integers(1, 4000), cost=st.integers(0, 500))
+@settings(max_examples=200)
+def test_passes_hold_each_row_once_within_the_budget(values: np.ndarray, budget: int, cost: int) -> None:
+    rows = np.arange(len(values))
+    passes = micro_batches(rows, values, max_tokens=budget, pass_cost=cost)
+    assert sorted(np.concatenate(passes).tolist()) == rows.tolist()
+    for chosen in passes:
+        assert len(chosen) == 1 or values[chosen].max() * len(chosen) <= budget
+    assert passes[0][0] == values.argmax() or values[passes[0][0]] == values.max()
+
+
+@given(values=st.lists(st.integers(1, 30), min_size=1, max_size=9).map(lambda v: np.array(v, dtype=np.int32)))
+def test_the_cut_is_the_cheapest_of_all(values: np.ndarray) -> None:
+    """Against trying every way to cut the sorted rows."""
+    budget, cost = 60, 7
+    ordered = np.sort(values)[::-1]
+    n = len(ordered)
+    cheapest = min(
+        sum(int(ordered[a]) * (b - a) + cost for a, b in zip(cuts, cuts[1:], strict=False))
+        for pattern in range(2 ** (n - 1))
+        for cuts in [[0, *(i + 1 for i in range(n - 1) if pattern >> i & 1), n]]
+        if all(b - a == 1 or ordered[a] * (b - a) <= budget for a, b in zip(cuts, cuts[1:], strict=False))
+    )
+    passes = micro_batches(np.arange(n), values, max_tokens=budget, pass_cost=cost)
+    assert sum(int(values[p].max()) * len(p) + cost for p in passes) == cheapest
+
+
+def test_sorting_by_length_leaves_next_to_no_padding() -> None:
+    values = np.random.default_rng(0).integers(20, 512, 256).astype(np.int32)
+    passes = micro_batches(np.arange(256), values, max_tokens=4096, pass_cost=32)
+    assert padding_fraction(passes, values) < 0.05
+    unsorted = [np.arange(i, i + 8) for i in range(0, 256, 8)]
+    assert padding_fraction(unsorted, values) > 0.3
+
+
+PINNED_42 = [4, 6, 2, 1, 0, 9, 3, 7, 8, 5]

@@ -1,0 +1,118 @@
+"""Shards of the work: whoever does which part, in whatever order, killed or not, the data set is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rankzero.data.cache.job
+import rankzero.data.cache.tokenize
+from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.tokenize import Shard, TokenRules, prepare, prepare_shard
+from rankzero.data.read.containers.delimited import Header
+from rankzero.data.read.sources import Chunk, read_chunks
+from rankzero.errors import DataError
+from rankzero.spec.run_spec import SourceSpec
+from tests.support.tiny import chat_rows, tiny_tokenizer, write_jsonl
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return tiny_tokenizer()
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some twenty chunks of a few rows, two in a segment."""
+
+    def small_chunks(path: str, source: int = 0, *, header: Header = "auto") -> Iterator[Chunk]:
+        return read_chunks(path, source, 700, header=header)
+
+    monkeypatch.setattr(rankzero.data.cache.job, "read_chunks", small_chunks)
+    monkeypatch.setattr(rankzero.data.cache.tokenize, "SEGMENT_CHUNKS", 2)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[SourceSpec]:
+    paths = [write_jsonl(tmp_path / f"{name}.jsonl", chat_rows(60)) for name in "ab"]
+    return [SourceSpec(path=str(path)) for path in paths]
+
+
+def rows_of(dataset: TokenizedDataset) -> list[tuple[list[int], list[bool], str]]:
+    return [(*(part.tolist() for part in dataset.row(i)), dataset.where(i)) for i in range(len(dataset))]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [1, 1, 2, 0, 0]])
+def test_shards_in_any_order_make_what_one_makes(
+    order: list[int], files: list[SourceSpec], tokenizer: Any, tmp_path: Path
+) -> None:
+    alone = prepare(files, tokenizer, TokenRules(), tmp_path / "alone")
+    made = [prepare_shard(files, tokenizer, TokenRules(), tmp_path / "shards", Shard(i, 3)) for i in order]
+    assert [dataset is None for dataset in made[:-1]].count(True) >= 2
+    together = next(dataset for dataset in made if dataset is not None)
+    assert rows_of(together) == rows_of(alone)
+    assert together.stats == alone.stats
+    assert together.fingerprint == alone.fingerprint
+    assert np.array_equal(together.groups, alone.groups)
+    left = [path.name for path in (tmp_path / "shards" / "tokenized").iterdir() if path.is_dir()]
+    assert left == [together.directory.name]
+    found = prepare(files, tokenizer, TokenRules(), tmp_path / "shards")  # what training does
+    assert found.directory == together.directory
+
+
+def test_a_killed_shard_goes_on_where_it_was(
+    files: list[SourceSpec], tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = rankzero.data.cache.tokenize.chunk_encoder
+    encoded: list[int] = []
+
+    def dying(*args: Any, most: int) -> Any:
+        work = original(*args)
+
+        def encode(task: Any) -> Any:
+            if len(encoded) == most:
+                raise KeyboardInterrupt
+            encoded.append(task.chunk.first_line)
+            return work(task)
+
+        return encode
+
+    monkeypatch.setattr(rankzero.data.cache.tokenize, "chunk_encoder", partial(dying, most=7))
+    with pytest.raises(KeyboardInterrupt):
+        prepare(files, tokenizer, TokenRules(), tmp_path / "cache")
+    monkeypatch.setattr(rankzero.data.cache.tokenize, "chunk_encoder", partial(dying, most=-1))
+    encoded.clear()
+    dataset = prepare(files, tokenizer, TokenRules(), tmp_path / "cache")
+    chunks = sum(1 for spec in files for _ in read_chunks(spec.path, 0, 700))
+    assert len(encoded) == chunks - 6  # three segments of two chunks were whole
+    monkeypatch.setattr(rankzero.data.cache.tokenize, "chunk_encoder", original)
+    assert rows_of(dataset) == rows_of(prepare(files, tokenizer, TokenRules(), tmp_path / "other"))
+
+
+def test_a_shard_names_the_bad_rows_of_its_part(files: list[SourceSpec], tokenizer: Any, tmp_path: Path) -> None:
+    path = Path(files[1].path)
+    lines = path.read_text().splitlines()
+    lines[-1] = '{"messages": []}'
+    path.write_text("\n".join(lines))
+    errors = []
+    for index in range(2):
+        try:
+            prepare_shard(files, tokenizer, TokenRules(), tmp_path / "cache", Shard(index, 2))
+        except DataError as error:
+            errors.append(str(error))
+    (error,) = errors
+    assert f"{path}:60" in error
+
+
+def test_equal_rows_have_equal_digests_and_groups_of_their_own(
+    files: list[SourceSpec], tokenizer: Any, tmp_path: Path
+) -> None:
+    dataset = prepare(files, tokenizer, TokenRules(), tmp_path / "cache")
+    assert np.array_equal(dataset.digests[:60], dataset.digests[60:])
+    assert len(set(dataset.groups.tolist())) == 120
+    assert set(dataset.source_of.tolist()) == {0, 1}

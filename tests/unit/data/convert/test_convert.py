@@ -1,0 +1,294 @@
+"""Files of one format as files of another: nothing is lost, and what cannot be said is a problem."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from typer.main import get_command
+
+from rankzero.cli.main import app
+from rankzero.data.convert.convert import NAMES_LEFT_OUT, convert
+from rankzero.data.convert.writers import SUFFIXES
+from rankzero.data.rows.chunks import Chunk
+from rankzero.data.rows.formats import FORMATS, WRITERS
+from rankzero.data.rows.formats import convert as convert_row
+from rankzero.data.rows.formats.format import CannotSayError
+from rankzero.data.rows.formats.prompt_completion import CHAT_AS_RAW
+from rankzero.data.rows.formats.writing import RAW_AS_CHAT
+from rankzero.data.rows.parse import parse
+from rankzero.errors import DataError, StorageError, UsageError
+from rankzero.spec.run_spec import SourceSpec
+from tests.unit.data.convert.convert_support import conversations, read_rows, run, table_rows, write_rows
+from tests.unit.data.rows.formats.support import CALL, ROWS, read
+from tests.unit.data.rows.formats.test_oasst import FLAT
+from tests.unit.data.support import chat, user_assistant
+
+
+class TestCounts:
+    def test_every_format_to_messages(self, tmp_path: Path) -> None:
+        rows = [row for name in ROWS if name not in ("text", "preference", "classification") for row in ROWS[name]]
+        result, out = run(rows, "messages", tmp_path)
+        assert result.rows_in == result.rows_out == result.converted == len(rows) == len(conversations(out))
+        assert result.rules[RAW_AS_CHAT] == 1 and not result.dropped
+        assert result.reasons["openorca"] == "openorca: keys system_prompt, question, response"
+
+    def test_all_ways_at_once_add_up(self, tmp_path: Path) -> None:
+        rows = [
+            user_assistant("q", "a"),
+            {"text": "t"},
+            {"text": "t", "label": -1},
+            {"zzz": 1},
+            {"text": "t", "label": 1},
+        ]
+        result, out = run([*rows, *FLAT], "messages", tmp_path, quarantine=tmp_path / "bad.jsonl")
+        assert (
+            result.rows_in == 10 and result.rows_out == 1 and result.quarantined == 8
+        )  # flat rows in a file of others
+        assert result.dropped == {"unlabelled": 1}
+        assert read_rows(tmp_path / "bad.jsonl") == [rows[1], rows[3], rows[4], *FLAT]
+        assert len(read_rows(out)) == 1
+
+    def test_messages_of_trees_a_row(self, tmp_path: Path) -> None:
+        orphan = FLAT[0] | {"message_id": "x", "parent_id": "zz"}
+        rows = [*FLAT, orphan, {"text": "other"}]
+        random.Random(3).shuffle(rows)
+        rows.sort(key=lambda row: "text" in row and len(row) == 1)  # the first row says what the file is
+        result, out = run(rows, "messages", tmp_path, quarantine=tmp_path / "bad.jsonl")
+        assert (result.rows_in, result.rows_out, result.merged, result.quarantined) == (7, 2, 3, 2)
+        said = {row["messages"][0]["content"]: row["messages"][1]["content"] for row in read_rows(out)}
+        assert said == {"q": "x", "r": "z"}
+        assert {row["conversation_id"] for row in read_rows(out)} == {"a", "d"}
+        assert read_rows(tmp_path / "bad.jsonl") == [orphan, {"text": "other"}]
+        assert result.log.reasons == {"orphan": 1, "plain text": 1}
+
+    def test_a_row_is_never_lost_in_silence(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        from rankzero.errors import RankzeroError
+
+        monkeypatch.setattr("rankzero.data.convert.convert.parse", lambda *args: _losing(*args))
+        with pytest.raises(RankzeroError, match="do not add up"):
+            run([user_assistant("q", "a")] * 2, "messages", tmp_path)
+        assert not (tmp_path / "out.jsonl").exists()
+
+    def test_json(self, tmp_path: Path) -> None:
+        result, _ = run([user_assistant("q", "a")], "sharegpt", tmp_path)
+        report = json.loads(json.dumps(result.as_json()))
+        assert report["rows_in"] == report["rows_out"] == 1 and report["formats"] == {"messages": 1}
+
+
+def _losing(*args: Any) -> Any:
+    parsed = parse(*args)
+    parsed.conversations.pop()
+    return parsed
+
+
+class TestWhatATargetCannotSay:
+    MANY = user_assistant("q", "a", "r", "b")
+    MARKED = chat(("user", "q"), ("assistant", "a", False), ("user", "r"), ("assistant", "b"))
+    TOOLS = ROWS["messages"][1]
+    IMAGES = ROWS["messages"][2]
+
+    @pytest.mark.parametrize(
+        ("row", "to", "reason"),
+        [
+            (MANY, "alpaca", "more than one round"),
+            (chat(("assistant", "a")), "alpaca", "more than one round"),
+            (MARKED, "sharegpt", "per-turn loss"),
+            (chat(("user", "q"), ("assistant", "a", False)), "alpaca", "per-turn loss"),
+            (chat(("user", "q", False), ("assistant", "a")), "openai", "per-turn loss"),
+            (chat(("user", "q", False), ("assistant", "a")), "sharegpt", "per-turn loss"),
+            (TOOLS, "alpaca", "tools"),
+            (TOOLS, "sharegpt", "tool answer's call"),
+            (IMAGES, "alpaca", "images"),
+            (chat(("developer", "d"), ("user", "q"), ("assistant", "a")), "sharegpt", "role"),
+            (chat(("user", "q"), ("assistant", "", False), ("assistant", "a")), "sharegpt", "per-turn loss"),
+            (MANY, "text", "prompt or turns"),
+            ({"prompt": "p", "completion": "c"}, "text", "prompt or turns"),
+            ({"text": "t"}, "messages", "plain text"),
+            ({"text": "t"}, "prompt_completion", "plain text"),
+            (chat(("assistant", "a"), ("user", "q")), "prompt_completion", "no prompt"),
+            (chat(("user", "q"), ("assistant", "a", False)), "prompt_completion", "no prompt"),
+            *(
+                (ROWS["preference"][0], to, "preference row")
+                for to in WRITERS
+                if to not in ("preference", "classification")
+            ),
+            *((ROWS["classification"][0], to, "classification row") for to in ("messages", "text", "alpaca")),
+            (MANY, "preference", "no rejected answer"),
+            (MANY, "classification", "no label"),
+        ],
+    )
+    def test_is_a_problem(self, tmp_path: Path, row: Any, to: str, reason: str) -> None:
+        with pytest.raises(DataError) as caught:
+            run([row], to, tmp_path)
+        assert caught.value.problems[0].where == f"{tmp_path / 'in.jsonl'}:1"
+        assert not (tmp_path / "out.jsonl").exists() and not list(tmp_path.glob(".tmp*"))
+        good = {"messages": user_assistant("q", "a"), "text": {"text": "t"}}.get("text" if to == "text" else "messages")
+        if to in ("preference", "classification"):
+            good = ROWS[to][0]
+        (tmp_path / "in.jsonl").unlink()
+        result, _ = run([row, good], to, tmp_path, quarantine=tmp_path / "bad.jsonl")
+        assert result.log.reasons == {reason: 1} and result.rows_out == 1
+        assert read_rows(tmp_path / "bad.jsonl") == [row]
+
+    def test_what_to_do_instead_can_be_typed(self) -> None:
+        """A hint that names an option of the command names one that there is, with a value that it takes."""
+        command = get_command(app).commands["data"].commands["convert"]  # type: ignore[attr-defined]
+        takes = {"--as": set(WRITERS), "--to": set(SUFFIXES.values())}
+        assert takes.keys() <= {name for option in command.params for name in option.opts}
+        said = set()
+        for rows in ROWS.values():
+            for row in (*rows, self.MANY, self.MARKED, *FLAT):
+                _, result = convert_row(row, 1)
+                hints = [problem.hint for problem in result] if isinstance(result, list) else []
+                for writer in WRITERS.values():
+                    try:
+                        for conversation in () if hints else read(row)[1]:
+                            writer.to_row(conversation)
+                    except CannotSayError as error:
+                        hints.append(error.hint)
+                said |= {found for hint in hints for found in re.findall(r"(--[a-z-]+) (\w+)", hint)}
+        assert len(said) >= 4
+        assert [(name, value) for name, value in said if value not in takes[name]] == []
+
+    def test_openai_needs_ids_and_images_of_users(self, tmp_path: Path) -> None:
+        call = {key: value for key, value in CALL.items() if key != "id"}
+        row = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "tool_calls": [call]}]}
+        with pytest.raises(DataError, match="needs an id"):
+            run([row], "openai", tmp_path)
+        with pytest.raises(DataError, match="no image in a assistant turn"):
+            run([chat(("user", "q"), ("assistant", "<image>a")) | {"images": ["1"]}], "openai", tmp_path)
+
+    def test_a_table_has_one_question_and_one_answer(self, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match="one question and one answer"):
+            run([chat(("system", "s"), ("user", "q"), ("assistant", "a"))], "prompt_completion", tmp_path, "out.csv")
+
+
+class TestFiles:
+    @pytest.mark.parametrize("to", ["messages", "sharegpt"])
+    def test_parquet_of_turns(self, tmp_path: Path, to: str) -> None:
+        rows = [ROWS["messages"][0], user_assistant("q", "a", "r", "b"), ROWS["messages"][2]]
+        if to == "messages":
+            rows.append(ROWS["messages"][1])
+        else:
+            rows.pop()
+        run(rows * 1500, to, tmp_path, "out.parquet")
+        write_rows(tmp_path / "back.jsonl", pq.read_table(tmp_path / "out.parquet").to_pylist())
+        assert conversations(tmp_path / "back.jsonl") == conversations(tmp_path / "in.jsonl")
+
+    def test_parquet_of_turns_with_reasoning_and_weights(self, tmp_path: Path) -> None:
+        row = user_assistant("q", "a", "r", "b")
+        row["messages"][1] |= {"reasoning_content": "x", "loss_weight": 0.5}
+        run([row], "messages", tmp_path, "out.parquet")
+        write_rows(tmp_path / "back.jsonl", pq.read_table(tmp_path / "out.parquet").to_pylist())
+        assert conversations(tmp_path / "back.jsonl") == conversations(tmp_path / "in.jsonl")
+
+    def test_what_no_column_of_a_parquet_file_has_is_a_problem(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        less = {"messages": [{"role": "text"}]}
+        monkeypatch.setitem(WRITERS, "messages", replace(WRITERS["messages"], columns=less))
+        with pytest.raises(DataError, match="no column for `messages.content`"):
+            run([user_assistant("q", "a")], "messages", tmp_path, "out.parquet")
+
+    def test_names_of_rows_have_no_column_in_a_table(self, tmp_path: Path) -> None:
+        result, out = run([{"prompt": "p", "completion": "c", "id": 1}], "prompt_completion", tmp_path, "out.csv")
+        assert result.rules == {NAMES_LEFT_OUT: 1}
+        assert out.read_text() == '"prompt","completion"\n"p","c"\n'
+        result, _ = run([user_assistant("q", "a")], "prompt_completion", tmp_path, "out.tsv")
+        assert result.rules == {CHAT_AS_RAW: 1}
+
+    def test_labels(self, tmp_path: Path) -> None:
+        _, out = run(ROWS["classification"], "classification", tmp_path, "out.tsv")
+        assert table_rows(out) == [{"text": "a warm , patient film ", "label": "1"}, {"text": "t", "label": "neg"}]
+
+    @pytest.mark.parametrize(
+        ("to", "name", "match"),
+        [
+            ("messages", "out.csv", "cannot hold messages"),
+            ("openai", "out.parquet", "cannot hold openai"),
+            ("nonsense", "out.jsonl", "cannot be written as"),
+            ("messages", "out.txt", "cannot be told from its name"),
+            ("messages", "in.jsonl", "is read and would be written"),
+        ],
+    )
+    def test_what_cannot_be(self, tmp_path: Path, to: str, name: str, match: str) -> None:
+        with pytest.raises(UsageError, match=match):
+            run([user_assistant("q", "a")], to, tmp_path, name)
+
+    def test_nothing_is_overwritten_unasked(self, tmp_path: Path) -> None:
+        _, out = run([user_assistant("q", "a")], "messages", tmp_path)
+        with pytest.raises(UsageError, match="there already"):
+            run([user_assistant("r", "b")], "messages", tmp_path)
+        assert "q" in out.read_text()
+        run([user_assistant("r", "b")], "messages", tmp_path, overwrite=True)
+        assert "q" not in out.read_text()
+        with pytest.raises(UsageError, match="same file"):
+            run([user_assistant("r", "b")], "messages", tmp_path, "x.jsonl", quarantine=tmp_path / "x.jsonl")
+
+    def test_nothing_left(self, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match="no row is left: 2 × unlabelled"):
+            run([{"text": "t", "label": -1}] * 2, "classification", tmp_path)
+        (tmp_path / "blank.jsonl").write_text("\n\n")
+        with pytest.raises(DataError, match="no rows"):
+            convert([SourceSpec(path=str(tmp_path / "blank.jsonl"))], tmp_path / "out.jsonl", "messages")
+        assert list(tmp_path.glob("out*")) == []
+
+    def test_a_place_that_cannot_be_written(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("x")
+        with pytest.raises(StorageError):
+            convert([write_rows(tmp_path / "in.jsonl", ROWS["text"])], tmp_path / "file" / "out.jsonl", "text")
+
+    def test_columns(self, tmp_path: Path) -> None:
+        write_rows(tmp_path / "in.jsonl", [{"ask": "q", "reply": "a"}])
+        source = SourceSpec(path=str(tmp_path / "in.jsonl"), columns={"prompt": "ask", "completion": "reply"})
+        convert([source], tmp_path / "out.jsonl", "prompt_completion")
+        assert read_rows(tmp_path / "out.jsonl") == [{"prompt": "q", "completion": "a"}]
+        wrong = source.model_copy(update={"columns": {"promt": "ask", "completion": "replay"}})
+        with pytest.raises(DataError) as caught:
+            convert([wrong], tmp_path / "out2.jsonl", "prompt_completion")
+        assert [p.hint for p in caught.value.problems] == ["did you mean prompt?", "did you mean reply?"]
+
+    def test_chunks_from_elsewhere(self, tmp_path: Path) -> None:
+        chunks = [Chunk(0, 1, b'{"text": "a"}\n'), Chunk(0, 5, b'{"text": ""}\n')]
+        with pytest.raises(DataError) as caught:
+            convert([SourceSpec(path="hub")], tmp_path / "o.jsonl", "text", read=lambda source, index: iter(chunks))
+        assert [p.where for p in caught.value.problems] == ["hub:5"]
+
+
+class TestContainersIn:
+    @pytest.mark.parametrize("name", ["in.csv", "in.tsv", "in.parquet"])
+    def test_a_table_there_and_back(self, tmp_path: Path, name: str) -> None:
+        pairs = [{"prompt": 'a, "b"\nc', "completion": " d\t"}, {"prompt": "é", "completion": "🙂\u2028x"}]
+        _, table = run(pairs, "prompt_completion", tmp_path, name)
+        result = convert([SourceSpec(path=str(table))], tmp_path / "back.jsonl", "prompt_completion")
+        assert read_rows(tmp_path / "back.jsonl") == pairs and result.rows_in == 2
+
+    def test_other_column_names_and_bad_rows(self, tmp_path: Path) -> None:
+        (tmp_path / "in.csv").write_text('ask,reply\nq1,a1\nq2,\n"q3",a3,more\nq4,a4\n')
+        source = SourceSpec(path=str(tmp_path / "in.csv"), columns={"prompt": "ask", "completion": "reply"})
+        result = convert([source], tmp_path / "o.jsonl", "messages", quarantine=tmp_path / "bad.jsonl")
+        assert (result.rows_in, result.rows_out, result.quarantined) == (4, 2, 2)
+        assert len((tmp_path / "bad.jsonl").read_bytes().splitlines()) == 2
+        assert [turns["messages"][0]["content"] for turns in read_rows(tmp_path / "o.jsonl")] == ["q1", "q4"]
+
+    def test_rows_that_the_container_could_not_give_are_counted_once(self) -> None:
+        from rankzero.data.rows.problems import RowProblem
+
+        damaged = RowProblem(9, "damaged", "what")
+        parsed = parse(Chunk(0, 1, b'{"text": "a"}\nx,y\n', (4, 9), {1: damaged}), "auto")
+        assert parsed.rows == 2 and parsed.problems == [damaged] and parsed.conversations[0].line == 4
+
+
+def test_every_format_can_be_converted_to_something(tmp_path: Path) -> None:
+    targets = {"text": "text", "preference": "preference", "classification": "classification"}
+    for name in FORMATS:
+        (tmp_path / name).mkdir()
+        result, _ = run(ROWS[name], targets.get(name, "messages"), tmp_path / name)
+        assert result.rows_in == result.rows_out == len(ROWS[name])

@@ -1,0 +1,165 @@
+"""Rows converted to another format and back: they mean the same."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankzero.data.convert.convert import convert
+from rankzero.data.rows.formats.sharegpt import CALL_IDS
+from rankzero.data.rows.formats.writing import REASONING_AS_TEXT
+from rankzero.errors import DataError
+from rankzero.spec.run_spec import SourceSpec
+from tests.unit.data.convert.convert_support import conversations, read_rows, run, table_rows, write_rows
+from tests.unit.data.rows.formats.support import ROWS, TOOL
+from tests.unit.data.support import chat, user_assistant
+
+
+class TestThereAndBack:
+    CHATS = [
+        *ROWS["messages"],
+        user_assistant("q", "a", "r", "b"),
+        {
+            "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "loss": True}],
+            "id": "i",
+        },
+        chat(("user", "where is <image>?"), ("assistant", "there")),
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "text", "text": "is <image> a tag? "}, {"type": "image", "image": "1"}],
+                },
+                {"role": "assistant", "content": "no"},
+            ]
+        },
+    ]
+
+    @pytest.mark.parametrize("to", ["messages", "prompt_completion"])
+    def test_chats(self, tmp_path: Path, to: str) -> None:
+        _, there = run(self.CHATS, to, tmp_path, "there.jsonl")
+        result = convert([SourceSpec(path=str(there))], tmp_path / "back.jsonl", "messages")
+        assert result.rows_out == len(self.CHATS)
+        assert conversations(tmp_path / "back.jsonl") == conversations(there) == conversations(tmp_path / "in.jsonl")
+
+    @pytest.mark.parametrize("to", ["messages", "prompt_completion"])
+    def test_reasoning_and_weights(self, tmp_path: Path, to: str) -> None:
+        row = user_assistant("q", "a", "r", "<think>\ny\n</think>\n\nb")
+        row["messages"][1] |= {"reasoning_content": "x", "loss_weight": 0.5}
+        _, out = run([row], to, tmp_path)
+        assert conversations(out) == conversations(tmp_path / "in.jsonl")
+
+    @pytest.mark.parametrize("to", ["openai", "sharegpt", "alpaca"])
+    def test_reasoning_where_there_is_no_place_for_it(self, tmp_path: Path, to: str) -> None:
+        row = user_assistant("q", "a")
+        row["messages"][1]["reasoning_content"] = "x"
+        result, out = run([row], to, tmp_path)
+        assert result.rules == {REASONING_AS_TEXT: 1}
+        (turn,) = (turn for turn in conversations(out)[0].messages if turn.role == "assistant")
+        assert (turn.thought, turn.answer) == ("x", "a")
+
+    @pytest.mark.parametrize("to", ["openai", "sharegpt", "alpaca"])
+    def test_a_weight_is_not_left_out_in_silence(self, tmp_path: Path, to: str) -> None:
+        row = user_assistant("q", "a")
+        row["messages"][1]["loss_weight"] = 0.5
+        with pytest.raises(DataError, match="cannot say how much a turn counts"):
+            run([row], to, tmp_path)
+
+    def test_openai_keeps_all_but_names_of_rows(self, tmp_path: Path) -> None:
+        run(self.CHATS, "openai", tmp_path)
+        kept = [
+            replace(c, id=None, group=c.images[0] if c.images else None) for c in conversations(tmp_path / "in.jsonl")
+        ]
+        assert conversations(tmp_path / "out.jsonl") == kept
+        first = read_rows(tmp_path / "out.jsonl")[1]
+        assert first["messages"][2]["tool_calls"][0]["function"]["arguments"] == '{"a":1,"b":[2,"é"]}'
+        assert first["messages"][2]["content"] is None and first["tools"] == [TOOL]
+
+    def test_sharegpt(self, tmp_path: Path) -> None:
+        calls = [
+            {"from": "human", "value": "q"},
+            {"from": "function_call", "value": '[{"name":"f","arguments":{}},{"name":"g","arguments":{"x":1}}]'},
+            {"from": "observation", "value": "1"},
+            {"from": "observation", "value": "2"},
+            {"from": "gpt", "value": "a"},
+        ]
+        rows = [*ROWS["sharegpt"], {"conversations": calls, "tools": [TOOL]}]
+        rows.append({"conversations": [{"from": "human", "value": "<image>q"}, *calls[4:]], "images": ["1"]})
+        run(rows, "messages", tmp_path, "there.jsonl")
+        convert([SourceSpec(path=str(tmp_path / "there.jsonl"))], tmp_path / "back.jsonl", "sharegpt")
+        assert conversations(tmp_path / "back.jsonl") == conversations(tmp_path / "in.jsonl")
+
+    def test_ids_of_calls_in_order_can_be_left_out(self, tmp_path: Path) -> None:
+        row = json.loads(json.dumps(ROWS["messages"][1]))
+        del row["messages"][3]["name"], row["messages"][4]["weight"]
+        result, out = run([row], "sharegpt", tmp_path)
+        assert result.rules == {CALL_IDS: 1}
+        assert [turn["from"] for turn in read_rows(out)[0]["conversations"]] == [
+            *("system", "human", "function_call", "observation", "gpt")
+        ]
+
+    @pytest.mark.parametrize("name", ["preference", "classification", "text"])
+    def test_formats_of_their_own(self, tmp_path: Path, name: str) -> None:
+        run(ROWS[name], name, tmp_path)
+        assert conversations(tmp_path / "out.jsonl") == conversations(tmp_path / "in.jsonl")
+
+    TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30).filter(lambda text: text.strip())
+
+    @given(pairs=st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=6))
+    @settings(max_examples=60, deadline=None)
+    @pytest.mark.parametrize("name", ["there.csv", "there.tsv", "there.jsonl", "there.parquet"])
+    @pytest.mark.parametrize("to", ["prompt_completion", "alpaca"])
+    def test_tables(
+        self, tmp_path_factory: pytest.TempPathFactory, name: str, to: str, pairs: list[tuple[str, str]]
+    ) -> None:
+        folder = tmp_path_factory.mktemp("tables")
+        _, there = run([{"prompt": p, "completion": c} for p, c in pairs], to, folder, name)
+        rows = table_rows(there)
+        write_rows(folder / "read.jsonl", rows)
+        convert([SourceSpec(path=str(folder / "read.jsonl"))], folder / "back.jsonl", "prompt_completion")
+        back = conversations(folder / "back.jsonl")
+        assert [tuple(m.content for m in c.messages) for c in back] == pairs
+
+    @given(
+        rounds=st.lists(st.tuples(TEXT, TEXT, st.sampled_from([None, True, False])), min_size=1, max_size=4),
+        system=st.none() | TEXT,
+        to=st.sampled_from(["messages", "openai", "prompt_completion"]),
+    )
+    @settings(max_examples=80, deadline=None)
+    def test_any_chat(
+        self, tmp_path_factory: pytest.TempPathFactory, rounds: list[Any], system: str | None, to: str
+    ) -> None:
+        folder = tmp_path_factory.mktemp("chats")
+        turns: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+        for question, answer, loss in rounds:
+            turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+            if loss is not None:
+                turns[-1]["loss"] = loss
+        if to == "prompt_completion" and all(
+            turn.get("loss") is False for turn in turns if turn["role"] == "assistant"
+        ):
+            turns[-1].pop("loss")
+        run([{"messages": turns}], to, folder, "there.jsonl")
+        convert([SourceSpec(path=str(folder / "there.jsonl"))], folder / "back.jsonl", "messages")
+        (back,), (given_row,) = conversations(folder / "back.jsonl"), conversations(folder / "in.jsonl")
+        for one in (back, given_row):  # untrained before the first trained turn: in a prompt, whether marked or not
+            assert [(m.role, m.content) for m in one.messages] == [(t["role"], t["content"]) for t in turns]
+        trained = [[m.train is not False for m in one.messages if m.role == "assistant"] for one in (back, given_row)]
+        assert trained[0] == trained[1]
+
+    def test_shuffled_rows_give_the_same_set(self, tmp_path: Path) -> None:
+        rows = [user_assistant(f"q{i}", f"a{i}") for i in range(40)] + [{"bad": i} for i in range(5)]
+        results = []
+        for seed in range(5):
+            random.Random(seed).shuffle(rows)
+            (tmp_path / str(seed)).mkdir()
+            counts, out = run(rows, "sharegpt", tmp_path / str(seed), quarantine=tmp_path / str(seed) / "bad.jsonl")
+            results.append((sorted(out.read_text().splitlines()), counts.as_json()))
+        assert all(result == results[0] for result in results)

@@ -1,0 +1,113 @@
+"""Arrow files, and the directories of them that the library datasets saves."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from rankzero.data.read.local import local_files
+from rankzero.data.read.locate import expand
+from rankzero.data.read.sources import count_rows, numbering, probe, read_chunks, unread_columns
+from rankzero.errors import Problem
+from rankzero.spec.run_spec import SourceSpec
+from tests.unit.data.read.containers.reading import PACK, Row, entries, numbers, put, rows
+
+CHATS: list[Row] = [
+    {"messages": [{"role": "user", "content": f"q{i}"}, {"role": "assistant", "content": f"a{i}"}], "score": i / 2}
+    for i in range(2500)
+]
+
+
+def as_arrow(table: pa.Table, *, footer: bool = False, batch: int = 1000) -> bytes:
+    """As `datasets` writes it: a stream of batches of a thousand rows."""
+    out = io.BytesIO()
+    with (pa.ipc.new_file if footer else pa.ipc.new_stream)(out, table.schema) as writer:
+        writer.write_table(table, max_chunksize=batch)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("footer", [False, True])
+@pytest.mark.parametrize("pack", ["", ".gz"])
+def test_arrow_is_its_rows(footer: bool, pack: str, tmp_path: Path) -> None:
+    data = as_arrow(pa.Table.from_pylist(CHATS), footer=footer)
+    path = put(tmp_path / "data-00000-of-00001.arrow", PACK[pack](data))
+    assert rows(path, 5000) == CHATS
+    assert numbers(path) == list(range(1, 2501)) and numbering(str(path)) == "row"
+    assert count_rows(str(path)) == 2500 and probe(str(path)) is None
+
+
+def test_bytes_of_images_are_not_read(tmp_path: Path) -> None:
+    picture = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    columns = {
+        "image": pa.array([{"bytes": b"x" * 10, "path": "a.png"}, None, {"bytes": None, "path": "c.png"}], picture),
+        "images": pa.array([[{"bytes": b"y", "path": "d.png"}], [], None], pa.list_(picture)),
+        "text": pa.array(["t", "u", "v"]),
+    }
+    path = put(tmp_path / "f.arrow", as_arrow(pa.table(columns)))
+    assert rows(path) == [
+        {"image": {"path": "a.png"}, "images": [{"path": "d.png"}], "text": "t"},
+        {"image": None, "images": [], "text": "u"},
+        {"image": {"path": "c.png"}, "images": None, "text": "v"},
+    ]
+    assert unread_columns(str(path)) == ("image", "images")
+
+
+def test_a_stream_that_breaks_off(tmp_path: Path) -> None:
+    whole = as_arrow(pa.Table.from_pylist(CHATS))
+    path = put(tmp_path / "f.arrow", whole[: len(whole) * 3 // 4])
+    *good, (number, _, problem) = entries(path)
+    assert len(good) == number - 1 == 1000 and problem is not None and "Arrow data is damaged" in problem.what
+
+
+def test_two_columns_of_one_name(tmp_path: Path) -> None:
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], ["text", "text"])
+    problem = probe(str(put(tmp_path / "f.arrow", as_arrow(table))))
+    assert problem is not None and "two columns are named 'text'" in problem.what
+
+
+def save_to_disk(folder: Path, table: pa.Table, shards: int = 2) -> Path:
+    """A directory as `Dataset.save_to_disk` leaves it."""
+    folder.mkdir(parents=True)
+    names = [f"data-{index:05}-of-{shards:05}.arrow" for index in range(shards)]
+    size = -(-len(table) // shards)
+    for index, name in enumerate(names):
+        put(folder / name, as_arrow(table.slice(index * size, size)))
+    state = {"_data_files": [{"filename": name} for name in names], "_format_type": None, "_split": "train"}
+    (folder / "state.json").write_text(json.dumps(state), encoding="utf-8")
+    (folder / "dataset_info.json").write_text(json.dumps({"features": {}}), encoding="utf-8")
+    put(folder / "cache-1234.arrow", b"left over")
+    return folder
+
+
+def read_all(paths: Sequence[str]) -> list[Any]:
+    lines = (line for path in paths for chunk in read_chunks(path) for line in chunk.data.splitlines())
+    return [json.loads(line) for line in lines]
+
+
+def test_a_data_set_that_was_saved(tmp_path: Path) -> None:
+    folder = save_to_disk(tmp_path / "saved", pa.Table.from_pylist(CHATS[:7]))
+    (source,) = expand([SourceSpec(path=str(folder))])
+    assert [Path(path).name for path in source.files] == ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
+    assert read_all(source.files) == CHATS[:7]
+    (folder / "data-00001-of-00002.arrow").unlink()
+    problem = local_files(str(folder))
+    assert isinstance(problem, Problem) and "data-00001-of-00002.arrow is missing" in problem.what
+
+
+def test_a_data_set_of_several_splits(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        save_to_disk(tmp_path / "saved" / split, pa.Table.from_pylist(CHATS[:3]), shards=1)
+    splits = tmp_path / "saved/dataset_dict.json"
+    splits.write_text('{"splits": ["train", "test"]}', encoding="utf-8")
+    problem = local_files(str(tmp_path / "saved"))
+    assert isinstance(problem, Problem) and problem.what.endswith("several splits: train, test")
+    assert problem.hint.endswith("saved/train")
+    assert read_all(expand([SourceSpec(path=str(tmp_path / "saved/train"))])[0].files) == CHATS[:3]
+    splits.write_text('{"splits": ["test"]}', encoding="utf-8")
+    assert local_files(str(tmp_path / "saved")) == (str(tmp_path / "saved/test/data-00000-of-00001.arrow"),)

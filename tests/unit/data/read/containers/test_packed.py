@@ -1,0 +1,131 @@
+"""gzip and zstd of every container."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankzero.data.read.sources import probe, read_chunks
+from rankzero.errors import ConfigError, DataError
+from tests.unit.data.read.containers.reading import (
+    PACK,
+    Row,
+    as_array,
+    as_parquet,
+    entries,
+    gz,
+    jsonl,
+    problems,
+    put,
+    relaxed,
+    rows,
+    zst,
+)
+from tests.unit.data.read.containers.test_delimited import as_csv
+
+ROWS: list[Row] = [{"text": "a\n\u2028", "label": "1"}, {"text": 'é"]}', "label": "x"}, {"text": "", "label": ""}]
+PLAIN = {
+    "f.jsonl": jsonl(ROWS),
+    "f.json": as_array(ROWS, 1),
+    "f.csv": as_csv(ROWS),
+    "f.parquet": as_parquet(ROWS),
+}
+
+
+@pytest.mark.parametrize("pack", [".gz", ".zst"])
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("size", [1, 10, 1 << 20])
+def test_packed_is_as_unpacked(tmp_path: Path, name: str, pack: str, size: int) -> None:
+    path = put(tmp_path / (name + pack), PACK[pack](PLAIN[name]))
+    assert probe(str(path)) is None
+    assert rows(path, size) == ROWS
+    plain = put(tmp_path / name, PLAIN[name])
+    assert entries(path, size) == entries(plain, size)
+
+
+def test_packing_is_seen_from_the_bytes_not_the_name(tmp_path: Path) -> None:
+    assert rows(put(tmp_path / "f.jsonl", gz(jsonl(ROWS)))) == ROWS
+    assert rows(put(tmp_path / "g.jsonl.gz", jsonl(ROWS))) == ROWS
+    assert rows(put(tmp_path / "h.csv", zst(as_csv(ROWS)))) == ROWS
+
+
+@pytest.mark.parametrize("pack", [gz, zst])
+def test_parts_written_one_after_the_other_are_one_file(tmp_path: Path, pack: type[bytes]) -> None:
+    path = put(tmp_path / "f", b"".join(pack(part) for part in (b'{"text"', b':"a"}\n', jsonl(ROWS))))
+    assert rows(path) == [{"text": "a"}, *ROWS]
+
+
+@pytest.mark.parametrize("pack", [".gz", ".zst"])
+@pytest.mark.parametrize("name", PLAIN)
+def test_every_prefix_is_a_located_problem(tmp_path: Path, name: str, pack: str) -> None:
+    content = PACK[pack](PLAIN[name])
+    for end in range(4, len(content)):
+        path = put(tmp_path / (name + pack), content[:end])
+        problem = probe(str(path))
+        assert problem is not None and problem.reason == "cut-off file"
+        assert f"byte {end} of the file" in problem.what
+        with pytest.raises(DataError):
+            list(read_chunks(str(path)))
+
+
+@pytest.mark.parametrize("pack", [".gz", ".zst"])
+@pytest.mark.parametrize("name", ["f.jsonl", "f.json", "f.csv"])
+def test_a_large_file_that_is_cut_off_gives_its_rows_and_where_it_ends(tmp_path: Path, name: str, pack: str) -> None:
+    given = [{"text": f"{i * i * 2654435761 % 2**32:x}" * 3, "label": str(i)} for i in range(40_000)]
+    plain = {"f.jsonl": jsonl(given), "f.json": as_array(given, 0), "f.csv": as_csv(given)}[name]
+    content = PACK[pack](plain)
+    path = put(tmp_path / (name + pack), content[: len(content) * 9 // 10])
+    assert probe(str(path)) is None
+    found = entries(path, 50_000)
+    assert all(problem is None for _, _, problem in found[:-1]) and len(found) > 1000
+    problem = found[-1][2]
+    assert problem is not None and problem.reason == "cut-off file" and problem.line == found[-1][0]
+    assert f"byte {path.stat().st_size} of the file" in problem.what
+
+
+def test_damage_says_where(tmp_path: Path) -> None:
+    content = bytearray(gz(jsonl([{"text": f"{i * 2654435761 % 2**32:x}"} for i in range(60_000)])))
+    content[len(content) // 2] ^= 0xFF
+    (problem,) = problems(put(tmp_path / "f.jsonl.gz", bytes(content)), 10_000)[-1:]
+    assert problem.reason in ("damaged file", "not valid JSON")
+
+
+@relaxed
+@given(noise=st.binary(max_size=200), pack=st.sampled_from([b"\x1f\x8b", b"\x28\xb5\x2f\xfd"]))
+def test_noise_is_a_problem(tmp_path_factory: pytest.TempPathFactory, noise: bytes, pack: bytes) -> None:
+    path = put(tmp_path_factory.mktemp("noise") / "f", pack + noise)
+    assert probe(str(path)) is not None
+
+
+def test_packed_twice_is_refused(tmp_path: Path) -> None:
+    problem = probe(str(put(tmp_path / "f.gz", gz(gz(jsonl(ROWS))))))
+    assert problem is not None and problem.what == "is packed twice"
+
+
+def test_a_packed_tar_is_refused(tmp_path: Path) -> None:
+    import io
+    import tarfile
+
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("rows.jsonl"), io.BytesIO())
+    problem = probe(str(put(tmp_path / "f.tar.gz", out.getvalue())))
+    assert problem is not None and "tar archive" in problem.what
+
+
+def test_a_build_of_pyarrow_without_the_codec_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow as pa
+
+    path = str(put(tmp_path / "f.zst", zst(jsonl(ROWS))))
+
+    class NoCodec:
+        @staticmethod
+        def is_available(_name: str) -> bool:
+            return False
+
+    monkeypatch.setattr(pa, "Codec", NoCodec)
+    with pytest.raises(ConfigError, match="zstd -d"):
+        probe(path)

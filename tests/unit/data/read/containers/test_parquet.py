@@ -1,0 +1,127 @@
+"""Parquet."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import io
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankzero.data.read.sources import count_rows, numbering, probe, read_chunks, unread_columns
+from rankzero.errors import DataError
+from tests.unit.data.read.containers.reading import PACK, Row, as_parquet, entries, numbers, put, relaxed, rows, texts
+
+chats = st.fixed_dictionaries(
+    {
+        "messages": st.lists(st.fixed_dictionaries({"role": texts, "content": texts}), min_size=1, max_size=3),
+        "id": st.integers(-(2**63), 2**63 - 1),
+        "score": st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    }
+)
+
+
+@relaxed
+@given(
+    given=st.lists(chats, min_size=1, max_size=9), size=st.integers(1, 300), pack=st.sampled_from(["", ".gz", ".zst"])
+)
+def test_parquet_is_its_rows(tmp_path_factory: pytest.TempPathFactory, given: list[Row], size: int, pack: str) -> None:
+    path = put(tmp_path_factory.mktemp("pq") / "f", PACK[pack](as_parquet(given)))
+    assert rows(path, size) == given
+    assert numbers(path) == list(range(1, len(given) + 1)) and numbering(str(path)) == "row"
+    assert count_rows(str(path)) == len(given)
+
+
+def table(**columns: Any) -> bytes:
+    out = io.BytesIO()
+    pq.write_table(pa.table(columns), out)
+    return out.getvalue()
+
+
+def test_values_without_json_become_text(tmp_path: Path) -> None:
+    stamp = datetime.datetime(2024, 2, 29, 12, 30)
+    data = table(
+        at=pa.array([stamp]),
+        nano=pa.array([1], pa.timestamp("ns")),
+        day=pa.array([stamp.date()]),
+        price=pa.array([decimal.Decimal("1.20")]),
+        lasts=pa.array([datetime.timedelta(seconds=90)]),
+        old=pa.array([b"text of an older writer"]),
+        nothing=pa.array([float("nan")]),
+    )
+    (row,) = rows(put(tmp_path / "f.parquet", data))
+    assert row["at"].startswith("2024-02-29 12:30:00") and row["nano"].endswith(".000000001")
+    assert (row["day"], row["price"], row["lasts"]) == ("2024-02-29", "1.20", "0:01:30")
+    assert (row["old"], row["nothing"]) == ("text of an older writer", None)
+
+
+def test_bytes_of_images_are_not_read_and_are_named(tmp_path: Path) -> None:
+    image = {"bytes": b"\xff\xd8\xff", "path": "1.jpg"}
+    data = table(
+        text=pa.array(["a", "b"]),
+        image=pa.array([image, None]),
+        images=pa.array([[image, {"bytes": b"\x89", "path": None}], []]),
+        raw=pa.array([b"\xff\xd8", None]),
+    )
+    path = put(tmp_path / "f.parquet", data)
+    assert rows(path) == [
+        {"text": "a", "image": {"path": "1.jpg"}, "images": [{"path": "1.jpg"}, {"path": None}], "raw": {"bytes": 2}},
+        {"text": "b", "image": None, "images": [], "raw": None},
+    ]
+    assert unread_columns(str(path)) == ("image", "images")
+
+
+def test_a_value_that_python_has_not_spoils_its_row_alone(tmp_path: Path) -> None:
+    days = pa.array([{"on": 0}, {"on": 10_000_000}, {"on": 1}], pa.struct([("on", pa.int32())]))
+    dates = pa.StructArray.from_arrays([days.field("on").cast(pa.date32())], ["on"])
+    found = entries(put(tmp_path / "f.parquet", table(day=dates)))
+    assert [(number, problem.reason if problem else "") for number, _, problem in found] == [
+        (1, ""),
+        (2, "value without JSON"),
+        (3, ""),
+    ]
+    assert found[1][2] is not None and "'day'" in found[1][2].what
+
+
+def test_two_columns_of_one_name_are_a_problem(tmp_path: Path) -> None:
+    out = io.BytesIO()
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), out)
+    problem = probe(str(put(tmp_path / "f.parquet", out.getvalue())))
+    assert problem is not None and "two columns are named 'a'" in problem.what
+
+
+def test_every_prefix_is_a_problem(tmp_path: Path) -> None:
+    content = as_parquet([{"text": "a" * 10}, {"text": "b"}])
+    for end in range(4, len(content)):
+        path = str(put(tmp_path / "f.parquet", content[:end]))
+        problem = probe(path)
+        assert problem is not None and problem.reason in ("cut-off file", "damaged file")
+        ((_, _, found),) = entries(path)
+        assert found is not None and found.reason == problem.reason
+        with pytest.raises(DataError):
+            count_rows(path)
+        assert unread_columns(path) == ()
+
+
+def test_damage_inside_is_located_by_row(tmp_path: Path) -> None:
+    content = bytearray(as_parquet([{"text": f"{i:>200}"} for i in range(3000)], row_group=1000))
+    half = len(content) // 2
+    content[half : half + 2000] = b"\xff" * 2000
+    found = entries(put(tmp_path / "f.parquet", bytes(content)))
+    problem = found[-1][2]
+    assert problem is not None and problem.line > 1 and problem.reason == "damaged file"
+
+
+def test_damage_at_any_byte_never_surprises(tmp_path: Path) -> None:
+    content = as_parquet([{"text": "a", "n": 1}, {"text": "b", "n": 2}])
+    for at in range(4, len(content) - 4, 3):
+        data = bytearray(content)
+        data[at] ^= 0x55
+        path = put(tmp_path / "f.parquet", bytes(data))
+        assert probe(str(path)) is not None or sum(1 for _ in read_chunks(str(path))) <= 2

@@ -1,0 +1,189 @@
+"""Data paths as files: local ones, and URLs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankzero.data.read.download import download
+from rankzero.data.read.locate import LocatedSource, expand
+from rankzero.data.read.network import Found, RemoteFile
+from rankzero.errors import DataError, ServiceError
+from rankzero.spec.run_spec import SourceSpec
+from tests.unit.data.read.containers.reading import put
+from tests.unit.data.read.fake_network import FakeNetwork, NoNetwork, fault, located, own_cache
+
+__all__ = ["own_cache"]
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+def make(*names: str) -> None:
+    for name in names:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        put(Path(name), b"{}\n")
+
+
+# Local paths
+
+
+def test_a_file_is_itself_whatever_its_name() -> None:
+    make("a#5.jsonl", "b[1].jsonl", "data.bin")
+    assert located("a#5.jsonl").files == ("a#5.jsonl",) and located("a#5.jsonl").sample is None
+    assert located("b[1].jsonl").files == ("b[1].jsonl",)
+    assert located("data.bin#3") == LocatedSource(SourceSpec(path="data.bin#3"), ("data.bin",), 3)
+
+
+def test_file_urls_are_local(tmp_path: Path) -> None:
+    make("a.jsonl")
+    assert located(f"file://{tmp_path}/a.jsonl#7").files == (f"{tmp_path}/a.jsonl",)
+
+
+def test_patterns_are_sorted_and_reach_into_folders() -> None:
+    make("d/b.jsonl", "d/a.jsonl", "d/x/y/c.jsonl", "d/x/n.txt")
+    assert located("d/*.jsonl").files == ("d/a.jsonl", "d/b.jsonl")
+    assert located("d/**/*.jsonl").files == ("d/a.jsonl", "d/b.jsonl", "d/x/y/c.jsonl")
+    assert located("d/[b-z].jsonl#2") == LocatedSource(SourceSpec(path="d/[b-z].jsonl#2"), ("d/b.jsonl",), 2)
+    assert "no file matches" in fault("d/*.csv").what
+
+
+def test_a_directory_is_its_data_files() -> None:
+    make("d/part-1.parquet", "d/part-0.parquet", "d/README.md", "d/.hidden.parquet", "d/_SUCCESS", "d/state.json")
+    assert located("d").files == ("d/part-0.parquet", "d/part-1.parquet")
+
+
+def test_a_directory_is_its_folders_too() -> None:
+    make("d/part-1.jsonl", "d/more/part-2.jsonl", "d/more/deep/part-0.jsonl", "d/.cache/x.jsonl", "d/_old/y.jsonl")
+    make("elsewhere/z.jsonl")
+    Path("d/linked").symlink_to("../elsewhere")
+    Path("d/more/up").symlink_to("..")
+    files = ("d/linked/z.jsonl", "d/more/deep/part-0.jsonl", "d/more/part-2.jsonl", "d/part-1.jsonl")
+    assert located("d").files == files
+
+
+def test_folders_may_be_splits() -> None:
+    make("d/train/a.jsonl", "d/test/a.jsonl")
+    problem = fault("d")
+    assert "several splits: train, test" in problem.what and "d/train/a.jsonl" in problem.hint
+
+
+@pytest.mark.parametrize(
+    ("names", "words", "hint"),
+    [
+        (("d/n.txt", "d/x/a.txt"), "no data files", "in its folders too"),
+        (("d/a.jsonl", "d/x/b.csv", "d/x/c.jsonl"), "1 CSV, 2 JSONL", "d/**/*.jsonl"),
+        (("d/a.jsonl", "d/b.csv", "d/c.jsonl.gz"), "1 CSV, 2 JSONL", "d/*.jsonl"),
+        (("d/a.jsonl", "d/a.jsonl.gz"), "packed and unpacked", "same rows"),
+        (("d/train.jsonl", "d/test.jsonl"), "several splits: train, test", "d/train.jsonl"),
+        (("d/train_sft-00000-of-00001.parquet", "d/test_sft-00000-of-00001.parquet"), "several splits", "d/"),
+    ],
+)
+def test_a_directory_that_is_not_clear_is_an_error(names: tuple[str, ...], words: str, hint: str) -> None:
+    make(*names)
+    problem = fault("d")
+    assert words in problem.what and hint in problem.hint and problem.where == "d"
+
+
+def test_all_local_faults_are_one_error_and_come_before_downloads() -> None:
+    make("here.jsonl", "empty/x.txt")
+    sources = [SourceSpec(path=path) for path in ("her.jsonl", "here.jsonl", "empty", "no/*.csv", "s3://b/x.jsonl")]
+    with pytest.raises(DataError) as caught:
+        expand(sources, network=NoNetwork({}))
+    assert [problem.where for problem in caught.value.problems] == ["her.jsonl", "empty", "no/*.csv"]
+    assert "here.jsonl" in caught.value.problems[0].hint
+
+
+def test_samples() -> None:
+    make("a.jsonl")
+    assert located("a.jsonl", sample=4).sample == 4
+    assert located("a.jsonl#4", sample=4).sample == 4
+    assert "samples 3 rows and `sample` 4" in fault("a.jsonl#3", sample=4).what
+    assert "no rows" in fault("a.jsonl#0").what
+
+
+# URLs
+
+
+def test_a_url_is_downloaded_once_for_each_content() -> None:
+    network = FakeNetwork({"s3://b/x.csv": b"a,b\n"})
+    (path,) = located("s3://b/x.csv", network).files
+    assert Path(path).name == "x.csv" and Path(path).read_bytes() == b"a,b\n"
+    assert located("s3://b/x.csv", network).files == (path,) and len(network.reads) == 1
+    network.files["s3://b/x.csv"] = b"c,d\n"
+    (other,) = located("s3://b/x.csv", network).files
+    assert other != path and Path(other).read_bytes() == b"c,d\n"
+
+
+def test_a_directory_at_a_url_is_as_a_local_one() -> None:
+    network = FakeNetwork({f"s3://b/d/{name}": name.encode() for name in ("b.jsonl", "a.jsonl", "README.md")})
+    assert [Path(path).read_text() for path in located("s3://b/d/", network).files] == ["a.jsonl", "b.jsonl"]
+    network.files["s3://b/d/more/a.jsonl"] = b"of the folder"
+    assert [Path(path).read_text() for path in located("s3://b/d/", network).files] == [
+        *("a.jsonl", "b.jsonl", "of the folder")
+    ]
+    network.files["s3://b/d/c.csv"] = b""
+    assert "several kinds" in fault("s3://b/d/", network).what
+    assert "no file matches" in fault("s3://b/none*", network).what
+
+
+def test_a_download_that_breaks_goes_on_where_it_was(own_cache: Path) -> None:
+    network = FakeNetwork({"s3://b/x.jsonl": bytes(range(200))})
+    network.break_after = [50, 0, 30]
+    (path,) = located("s3://b/x.jsonl", network).files
+    assert Path(path).read_bytes() == bytes(range(200))
+    assert [start for _, start in network.reads] == [0, 50, 50, 80]
+    assert network.paused == 1 + 2 + 1
+    assert not list(own_cache.rglob("*.partial"))
+
+
+def test_a_download_that_never_works_is_an_error_and_keeps_what_came(own_cache: Path) -> None:
+    network = FakeNetwork({"s3://b/x.jsonl": bytes(100)})
+    network.break_after = [10, 0, 0, 0, 0]
+    with pytest.raises(ServiceError, match="the line broke"):
+        located("s3://b/x.jsonl", network)
+    (partial,) = own_cache.rglob("*.partial")
+    assert partial.stat().st_size == 10 and not list(own_cache.rglob("x.jsonl"))
+    located("s3://b/x.jsonl", network)
+    assert network.reads[-1] == ("s3://b/x.jsonl", 10)
+
+
+def test_a_file_of_another_length_is_not_taken(own_cache: Path) -> None:
+    network = FakeNetwork({"s3://b/x.jsonl": b"whole"})
+    short = RemoteFile("x.jsonl", "s3://b/x.jsonl", 9, "1")
+    with pytest.raises(ServiceError, match="5 bytes came, 9 were announced"):
+        download(short, network)
+    assert not list(own_cache.rglob("x.jsonl*"))
+
+
+def test_a_file_without_a_version_is_fetched_anew(own_cache: Path) -> None:
+    network = FakeNetwork({"https://h/x.jsonl": b"old"})
+    file = RemoteFile("x.jsonl", "https://h/x.jsonl")
+    download(file, network)
+    network.files["https://h/x.jsonl"] = b"new"
+    assert Path(download(file, network)).read_bytes() == b"new"
+
+
+def test_without_the_network_only_what_was_fetched_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ServiceError, match="network is not to be used"):
+        located("s3://b/x.jsonl", offline=True)
+    (path,) = located("s3://b/x.jsonl", FakeNetwork({"s3://b/x.jsonl": b"x"})).files
+    assert located("s3://b/x.jsonl#5", offline=True).files == (path,)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert located("s3://b/x.jsonl").files == (path,)
+    Path(path).unlink()
+    with pytest.raises(ServiceError):
+        located("s3://b/x.jsonl")
+
+
+def test_an_unreachable_place_says_what_there_is() -> None:
+    class Down(FakeNetwork):
+        def find(self, url: str) -> Found:
+            raise ServiceError("no answer", where=url, hint="is it up?")
+
+    with pytest.raises(ServiceError) as caught:
+        located("s3://b/x.jsonl", Down({}))
+    assert caught.value.problems[0].hint == "is it up?"
+    located("s3://b/x.jsonl", FakeNetwork({"s3://b/x.jsonl": b"x"}))
+    with pytest.raises(ServiceError) as caught:
+        located("s3://b/x.jsonl", Down({}))
+    assert "HF_HUB_OFFLINE=1" in caught.value.problems[0].hint

@@ -1,0 +1,288 @@
+"""Rows with images: token ids as the model's own processor makes them, what is trained, cuts, problems, the cache."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.encode import Task, chunk_encoder
+from rankzero.data.cache.tokenize import TokenRules, prepare
+from rankzero.data.pool import ordered_map
+from rankzero.data.rows.chunks import Chunk
+from rankzero.data.tokens.tokenizer import take_apart
+from rankzero.errors import DataError
+from rankzero.model.processor import load_processor
+from rankzero.model.vision import Vision
+from rankzero.spec.run_spec import SourceSpec
+from tests.support.families import family_tokenizer
+from tests.support.pictures import draw, llava_files, qwen_vl_files, qwen_vl_tokenizer, vision_of
+from tests.support.tiny import write_jsonl
+from tests.unit.data.support import user_assistant
+
+SIZES = ((64, 64), (200, 120), (97, 333), (640, 480))
+
+
+@dataclass
+class Place:
+    """A model's processor, its tokenizer, and a folder with a data file and images of SIZES."""
+
+    vision: Vision
+    tokenizer: Any
+    folder: Path
+    cache: Path
+
+    def write(self, *rows: dict[str, Any], name: str = "rows.jsonl") -> str:
+        return str(write_jsonl(self.folder / name, list(rows)))
+
+    def tokenise(self, *rows: dict[str, Any], **rules: Any) -> TokenizedDataset:
+        given = {"vision": self.vision.rules, **rules}
+        return prepare([SourceSpec(path=self.write(*rows))], self.tokenizer, TokenRules(**given), self.cache)
+
+    def ids(self, dataset: TokenizedDataset) -> list[list[int]]:
+        return [dataset.row(i)[0].tolist() for i in range(len(dataset))]
+
+    def trained(self, dataset: TokenizedDataset, i: int) -> str:
+        ids, mask = dataset.row(i)
+        return str(self.tokenizer.decode(ids[mask]))
+
+    def expected(self, turns: list[dict[str, Any]], images: list[str]) -> list[int]:
+        """What transformers' processor makes of these turns and images, whole."""
+        processor = load_processor(self.vision.rules.place)
+        text = self.tokenizer.apply_chat_template(turns, tokenize=False)
+        opened = [Image.open(self.folder / name) for name in images] or None
+        return list(processor(text=[text], images=opened)["input_ids"][0])
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return qwen_vl_files(tmp_path_factory.mktemp("qwen"))
+
+
+@pytest.fixture
+def place(files: Path, tmp_path: Path, own_cache: Path) -> Place:
+    draw(tmp_path / "data", SIZES)
+    return Place(vision_of(files), qwen_vl_tokenizer(), tmp_path / "data", own_cache)
+
+
+def parts(*content: str | None) -> list[dict[str, str]]:
+    """Texts, and None for an image."""
+    return [{"type": "image"} if text is None else {"type": "text", "text": text} for text in content]
+
+
+def test_ids_are_those_of_the_processor(place: Place) -> None:
+    names = ["0.png", "1.png", "2.png", "3.png"]
+    rows = [
+        {**user_assistant("<image>\nWhat is it?", "a quick brown fox"), "images": names[:1]},
+        {
+            **user_assistant("<image> and <image>: which?", "the second", "<image>now?", "the third"),
+            "images": names[1:],
+        },
+        user_assistant("What is the capital of Peru?", "Lima"),
+        {
+            "messages": [
+                {"role": "system", "content": "Look."},
+                {"role": "user", "content": [*parts("one "), {"type": "image", "image": names[3]}, *parts(" two")]},
+                {"role": "assistant", "content": "seven"},
+            ]
+        },
+        {**user_assistant("no tag", "put before it"), "images": [names[1], names[1]]},
+    ]
+    turns = [
+        [{"role": "user", "content": parts(None, "\nWhat is it?")}, rows[0]["messages"][1]],
+        [
+            {"role": "user", "content": parts(None, " and ", None, ": which?")},
+            rows[1]["messages"][1],
+            {"role": "user", "content": parts(None, "now?")},
+            rows[1]["messages"][3],
+        ],
+        rows[2]["messages"],
+        [rows[3]["messages"][0], {"role": "user", "content": parts("one ", None, " two")}, rows[3]["messages"][2]],
+        [{"role": "user", "content": parts(None, None, "no tag")}, rows[4]["messages"][1]],
+    ]
+    images = [names[:1], names[1:], [], names[3:], [names[1], names[1]]]
+    dataset = place.tokenise(*rows)
+    assert place.ids(dataset) == [place.expected(*pair) for pair in zip(turns, images, strict=True)]
+    end = "<|im_end|>"
+    assert [place.trained(dataset, i) for i in range(5)] == [
+        f"a quick brown fox{end}",
+        f"the second{end}the third{end}",
+        f"Lima{end}",
+        f"seven{end}",
+        f"put before it{end}",
+    ]
+    assert dataset.supervised.tolist() == [int(dataset.row(i)[1].sum()) for i in range(5)]
+    assert [[Path(path).name for path in dataset.images(i)] for i in range(5)] == images
+    assert all(Path(path).is_absolute() and Path(path).is_file() for i in range(5) for path in dataset.images(i))
+
+
+def test_no_image_token_is_ever_trained(place: Place) -> None:
+    row = {**user_assistant("a<image>b<image>", "c"), "images": ["0.png", "1.png"]}
+    dataset = place.tokenise(row, assistant_only_loss=False)
+    ids, mask = dataset.row(0)
+    of_image = ids == place.vision.placeholder_id
+    assert of_image.sum() == sum(place.vision.tokens(Image.open(place.folder / name)) for name in row["images"])
+    assert mask.tolist() == [i > 0 and not image for i, image in enumerate(of_image.tolist())]
+
+
+def test_a_cut_never_goes_through_an_image_or_before_one(place: Place) -> None:
+    row = {**user_assistant("<image>", "the first", "<image>", "the second answer"), "images": ["0.png", "1.png"]}
+    whole = place.tokenise(row)
+    ids, mask = whole.row(0)
+    last = int((ids == place.vision.placeholder_id).nonzero()[0].max())
+    assert mask[:last].any()  # so without its own rule the row would be cut
+    other = user_assistant("Ping", "Pong")
+    for length in (last - 30, last, last + 1):
+        dataset = place.tokenise(row, other, max_length=length)
+        assert len(dataset) == 1 and dataset.stats.dropped == {"image_cut_off": 1}, length
+    for length in (last + 2, len(ids) - 1):
+        dataset = place.tokenise(row, other, max_length=length)
+        assert dataset.stats.truncated == 1 and place.ids(dataset)[0] == ids[:length].tolist()
+        assert dataset.row(0)[1].tolist() == mask[:length].tolist()
+    assert place.tokenise(row, max_length=len(ids)).stats.truncated == 0
+    dropping = place.tokenise(row, other, max_length=last, over_length="drop")
+    assert dropping.stats.dropped == {"over_length": 1}
+    with pytest.raises(DataError, match="lower data.image_max_tokens"):
+        place.tokenise(row, max_length=last)
+
+
+def test_a_row_of_megabytes_whose_image_is_behind_the_cut(place: Place) -> None:
+    row = {**user_assistant("harbour town " * 200_000 + "<image>", "a"), "images": ["0.png"]}
+    dataset = place.tokenise(row, user_assistant("Ping", "Pong"), max_length=64)
+    assert dataset.stats.dropped == {"image_cut_off": 1}
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({**user_assistant("<image>", "a"), "images": ["gone.png"]}, "no such image"),
+        ({**user_assistant("<image>", "a"), "images": ["/etc/0.png"]}, "is absolute"),
+        ({**user_assistant("<image>", "a"), "images": ["../0.png"]}, "goes up"),
+        ({**user_assistant("<image>", "a"), "images": ["http://x/0.png"]}, "is a URL"),
+        ({**user_assistant("<image>", "a"), "images": ["page.png"]}, "HTML page"),
+        ({**user_assistant("<image>", "a"), "images": ["line.png"]}, "aspect ratio"),
+        (user_assistant("say <|image_pad|>", "a"), "own token <|image_pad|>"),
+        ({**user_assistant("<image> <|image_pad|>", "a"), "images": ["0.png"]}, "own token <|image_pad|>"),
+        (user_assistant("say", "<|video_pad|>"), "own token <|video_pad|>"),
+    ],
+)
+def test_bad_rows_are_named(place: Place, row: dict[str, Any], reason: str) -> None:
+    (place.folder / "page.png").write_text("<html>404</html>")
+    Image.new("RGB", (900, 2)).save(place.folder / "line.png")
+    with pytest.raises(DataError) as caught:
+        place.tokenise(user_assistant("q", "a"), row, user_assistant("q", "a"))
+    (problem,) = caught.value.problems
+    assert problem.where == f"{place.folder}/rows.jsonl:2" and reason in problem.what
+
+
+def test_an_image_over_the_limit_is_named(place: Place, files: Path) -> None:
+    place.vision = vision_of(files, max_tokens=4)
+    Image.new("RGB", (3000, 32)).save(place.folder / "strip.png")
+    with pytest.raises(DataError, match=r"more than data.image_max_tokens \(4\)"):
+        place.tokenise({**user_assistant("<image>", "a"), "images": ["strip.png"]})
+
+
+def test_a_template_that_leaves_images_out(place: Place) -> None:
+    place.tokenizer = copy.deepcopy(place.tokenizer)
+    place.tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    )
+    with pytest.raises(DataError, match="prints 0 places for 1 image"):
+        place.tokenise({**user_assistant("<image>hi", "a"), "images": ["0.png"]})
+
+
+def test_a_language_model_sees_no_images(place: Place) -> None:
+    place.tokenizer = family_tokenizer("qwen3")
+    row = {**user_assistant("<image>hi", "a"), "images": ["0.png"]}
+    with pytest.raises(DataError, match="a language model sees none"):
+        place.tokenise(row, vision=None)
+
+
+def test_images_are_below_the_image_root_of_their_source(place: Place, tmp_path: Path) -> None:
+    draw(tmp_path / "elsewhere", [(320, 320)])
+    path = place.write({**user_assistant("<image>", "a"), "images": ["./0.png"]})
+    rules = TokenRules(vision=place.vision.rules)
+    here = prepare([SourceSpec(path=path)], place.tokenizer, rules, place.cache)
+    there = prepare(
+        [SourceSpec(path=path, image_root=str(tmp_path / "elsewhere"))], place.tokenizer, rules, place.cache
+    )
+    assert here.images(0) == (str(place.folder / "0.png"),)
+    assert there.images(0) == (str(tmp_path / "elsewhere" / "0.png"),)
+    assert len(there.row(0)[0]) > len(here.row(0)[0]) and here.fingerprint != there.fingerprint
+
+
+def test_what_decides_the_tokens_decides_the_fingerprint(place: Place, files: Path) -> None:
+    row = {**user_assistant("<image>", "a"), "images": ["3.png"]}
+    first, again = place.tokenise(row), place.tokenise(row)
+    assert first.directory == again.directory
+    text_only = place.tokenise(user_assistant("q", "a"))
+    assert place.tokenise(user_assistant("q", "a"), vision=None).fingerprint != text_only.fingerprint
+    place.vision = vision_of(files, max_tokens=20)
+    smaller = place.tokenise(row)
+    assert smaller.fingerprint != first.fingerprint and len(smaller.row(0)[0]) < len(first.row(0)[0])
+
+
+def test_equal_rows_with_other_images_are_not_duplicates(place: Place) -> None:
+    Image.open(place.folder / "0.png").rotate(90).save(place.folder / "turned.png")
+    same = user_assistant("<image>", "a")
+    dataset = place.tokenise(*({**same, "images": [name]} for name in ("0.png", "turned.png", "0.png")))
+    assert dataset.digests[0] == dataset.digests[2] != dataset.digests[1]
+    assert place.ids(dataset)[0] == place.ids(dataset)[1]
+
+
+def test_a_worker_of_its_own_makes_the_same(place: Place) -> None:
+    row = json.dumps({**user_assistant("<image>hi", "a"), "images": ["1.png"]}).encode()
+    task = Task(Chunk(0, 1, row + b"\n"), "auto", True, None, str(place.folder))
+    rules = TokenRules(vision=place.vision.rules)
+    make: Callable[[], Any] = partial(chunk_encoder, take_apart(place.tokenizer), rules)
+    (here,), (there,) = ordered_map(make, [task], 1), ordered_map(make, [task], 2)
+    assert there.block.input_ids.tolist() == here.block.input_ids.tolist()
+    assert there.block.images == [(str(place.folder / "1.png"),)]
+
+
+def test_workers_that_see_no_image_are_light(place: Place) -> None:
+    code = (
+        "import pickle, sys; from rankzero.data.cache.encode import chunk_encoder;"
+        "work = chunk_encoder(*pickle.load(sys.stdin.buffer));"
+        "print(sorted({'torch', 'transformers', 'PIL'} & set(sys.modules)))"
+    )
+    sent = pickle.dumps((take_apart(place.tokenizer), TokenRules(vision=place.vision.rules)))
+    done = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, check=True)
+    assert done.stdout == b"[]\n"
+
+
+def test_a_template_that_reads_lists_alone(tmp_path: Path, own_cache: Path) -> None:
+    """LLaVA's prints nothing of contents that are text."""
+    draw(tmp_path / "data", SIZES)
+    vision = vision_of(llava_files(tmp_path / "model"))
+    tokenizer = load_processor(vision.rules.place).tokenizer
+    tokenizer.chat_template = vision.chat_template
+    place = Place(vision, tokenizer, tmp_path / "data", own_cache)
+    rows = [{**user_assistant("<image>\nwhich?", "seven legs"), "images": ["3.png"]}, user_assistant("Ping", "Pong")]
+    turns = [
+        [{"role": "user", "content": parts(None, "\nwhich?")}, {"role": "assistant", "content": parts("seven legs")}],
+        [{"role": role, "content": parts(text)} for role, text in (("user", "Ping"), ("assistant", "Pong"))],
+    ]
+    dataset = place.tokenise(*rows)
+    eos = tokenizer.eos_token_id
+    expected = [place.expected(turn, images) for turn, images in zip(turns, (["3.png"], []), strict=True)]
+    assert place.ids(dataset) == [[*tokenizer(tokenizer.decode(ids).rstrip())["input_ids"], eos] for ids in expected]
+    assert place.ids(dataset)[0].count(vision.placeholder_id) == 16
+    assert [place.trained(dataset, i) for i in range(2)] == [" seven legs</s>", " Pong</s>"]
+
+
+def test_rules_are_small_to_send(place: Place) -> None:
+    sent = pickle.dumps(replace(TokenRules(), vision=place.vision.rules))
+    assert len(sent) < 2000 and pickle.loads(sent).vision == place.vision.rules  # noqa: S301  made here

@@ -1,0 +1,45 @@
+"""The hold-out: by group, of the asked size, from the seed alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankzero.datasets.frame import HoldOut
+from rankzero.errors import DataError
+
+
+def held(groups: list[str], fraction: float, seed: int = 42) -> set[str]:
+    holdout = HoldOut(fraction, seed)
+    for group in groups:
+        holdout.count(group)
+    holdout.decide()
+    return {group for group in groups if holdout.holds(group)}
+
+
+def test_the_share_of_the_rows() -> None:
+    groups = [f"coco:{number % 700}" for number in range(2000)]
+    counts = Counter(groups)
+    assert abs(sum(counts[group] for group in held(groups, 0.1)) - 200) <= 3
+
+
+def test_order_does_not_matter_and_the_seed_does() -> None:
+    groups = [f"g{number}" for number in range(300)]
+    assert held(groups, 0.2) == held(groups[::-1], 0.2) != held(groups, 0.2, seed=43)
+
+
+@given(st.lists(st.sampled_from("abcdef"), min_size=2, max_size=40), st.floats(0.01, 0.9), st.integers(0, 99))
+def test_both_sides_have_a_group(names: list[str], fraction: float, seed: int) -> None:
+    groups = [f"group {name}" for name in names]
+    if len(set(groups)) < 2:
+        with pytest.raises(DataError):
+            held(groups, fraction, seed)
+        return
+    assert 0 < len(held(groups, fraction, seed)) < len(set(groups))
+
+
+def test_nothing_is_held_out_unasked() -> None:
+    assert held(["a", "a"], 0) == set()

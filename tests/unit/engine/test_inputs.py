@@ -1,0 +1,69 @@
+"""What is checked of a run's inputs before weights are loaded: here, rows beyond the model's context."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankzero.engine.distributed import World
+from rankzero.engine.goodput import Ledger
+from rankzero.engine.inputs import Inputs, read_inputs
+from rankzero.errors import ConfigError, ExitCode
+from rankzero.spec.run_spec import RunSpec
+
+
+@pytest.fixture
+def model(tiny: Path, tmp_path: Path) -> Path:
+    """The tiny model with a context of 64 tokens."""
+    model = Path(shutil.copytree(tiny, tmp_path / "model"))
+    change_config(model, max_position_embeddings=64)
+    return model
+
+
+def change_config(model: Path, **values: Any) -> None:
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    (model / "config.json").write_text(json.dumps(config | values), encoding="utf-8")
+
+
+def read(tmp_path: Path, model: Path, **data: Any) -> Inputs:
+    """Three rows, of which one is of 300 letters."""
+    texts = ["a b c", "What is the capital of Peru?", "x" * 300]
+    rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    (tmp_path / "rows.jsonl").write_text(rows, encoding="utf-8")
+    spec = {"model": {"name": str(model)}, "data": {"train": str(tmp_path / "rows.jsonl"), **data}, "lora": {}}
+    return read_inputs(RunSpec.model_validate(spec), World(), Ledger())
+
+
+def test_rows_beyond_the_context_are_counted_and_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read(tmp_path, model, eval=str(tmp_path / "rows.jsonl"))
+    train, held_out = refused.value.problems
+    assert refused.value.exit_code == ExitCode.CONFIG
+    assert (train.where, held_out.where) == ("data.train", "data.eval")
+    assert "1 of 3 rows are longer than the model's context of 64 tokens" in train.what
+    assert "data.max_length: 64" in train.hint
+
+
+@pytest.mark.parametrize(("data", "lengths"), [({}, [64]), ({"over_length": "drop"}, [])])
+def test_what_the_hint_says_works(data: dict[str, Any], lengths: list[int], model: Path, tmp_path: Path) -> None:
+    inputs = read(tmp_path, model, max_length=64, **data)
+    assert [length for length in inputs.train.lengths.tolist() if length > 30] == lengths
+
+
+def test_a_model_that_stretches_its_positions_is_warned_of(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("rankzero"), "propagate", True)
+    change_config(model, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0})
+    inputs = read(tmp_path, model)
+    assert max(inputs.train.lengths) > 64
+    assert "1 of 3 rows are longer than the model's context of 64 tokens" in caplog.text
+
+
+def test_a_length_limit_beyond_the_context_is_no_matter_where_all_rows_fit(tiny: Path, tmp_path: Path) -> None:
+    assert len(read(tmp_path, tiny, max_length=2048).train) == 3

@@ -1,0 +1,30 @@
+"""What a preparation Job leaves in the cache, so that the processes with GPUs only look it up."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from rankzero.data.read import hashing
+from rankzero.engine import prepare
+from rankzero.model.source import weights_fingerprint
+from rankzero.spec.run_options import RunOptions
+from tests.support.runs import small_spec
+
+
+def test_rows_are_tokenised_and_weights_are_hashed(
+    tmp_path: Path, tiny: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hashing, "REMEMBERED_BYTES", 0)
+    monkeypatch.setattr(hashing, "_SETTLED_NS", -1)
+    payload = {"spec": small_spec(tmp_path, tiny).model_dump(mode="json"), "options": asdict(RunOptions())}
+    (tmp_path / "payload.json").write_text(json.dumps(payload))
+    monkeypatch.setattr(sys, "argv", ["prepare", str(tmp_path / "payload.json")])
+    prepare.main()
+    assert len([path for path in (own_cache / "tokenized").iterdir() if path.is_dir()]) == 2, "to train, to evaluate"
+    monkeypatch.setattr(hashing, "file_sha256", lambda path: pytest.fail(f"{path} is read again"))
+    assert weights_fingerprint(tiny)

@@ -1,0 +1,226 @@
+"""Finding the cluster, logging in, and what it serves."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import yaml
+from lightkube.config.models import UserExec
+
+from rankzero.errors import AccessError, ConfigError, ServiceError
+from rankzero.launch.backends.kubernetes.api import Api
+from rankzero.launch.backends.kubernetes.auth import ExecLogin, connect
+from rankzero.launch.backends.kubernetes.backend import KubernetesBackend, open_kubernetes
+from rankzero.launch.backends.kubernetes.discover import Discovery
+from tests.support.fake_cluster import TOKEN
+from tests.unit.launch.backends.kubernetes.runs import Bench
+
+
+def config(server: str, **user: Any) -> dict[str, Any]:
+    return {
+        "current-context": "here",
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
+        "users": [{"name": "u", "user": user}],
+    }
+
+
+def write(path: Path, value: Any) -> dict[str, str]:
+    """An environment with this kubeconfig."""
+    path.write_text(yaml.safe_dump(value), encoding="utf-8")
+    return {"KUBECONFIG": str(path)}
+
+
+def test_there_is_no_kubeconfig(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no kubeconfig") as caught:
+        connect(None, {"HOME": str(tmp_path)})
+    assert "KUBECONFIG" in caught.value.problems[0].hint
+
+
+def test_a_kubeconfig_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        connect(None, {"KUBECONFIG": str(tmp_path / "nowhere")})
+
+
+def test_a_context_that_is_not_there(tmp_path: Path) -> None:
+    env = write(tmp_path / "k", config("http://127.0.0.1:1", token="t"))
+    with pytest.raises(ConfigError, match="there is no context there") as caught:
+        connect("there", env)
+    assert "contexts there: here" in caught.value.problems[0].hint
+
+
+def test_several_files_are_one_and_the_first_that_has_a_name_counts(tmp_path: Path) -> None:
+    write(tmp_path / "a", {**config("http://127.0.0.1:1", token="t"), "current-context": "here"})
+    other = config("http://127.0.0.1:2", token="t")
+    other["contexts"][0] = {"name": "there", "context": {"cluster": "d", "user": "u"}}
+    other["clusters"].append({"name": "d", "cluster": {"server": "http://127.0.0.1:2"}})
+    write(tmp_path / "b", other)
+    env = {"KUBECONFIG": f"{tmp_path / 'a'}:{tmp_path / 'b'}"}
+    assert connect(None, env).server == "http://127.0.0.1:1"
+    assert connect("there", env).server == "http://127.0.0.1:2"
+
+
+@pytest.mark.parametrize("text", ["a: [b", "- just\n- a list\n", "users: 3\n", "\tx"])
+def test_a_broken_kubeconfig_is_not_quoted(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "k"
+    path.write_text(f"# token: canary-in-kubeconfig\n{text}", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        connect(None, {"KUBECONFIG": str(path)})
+    assert str(path) in str(caught.value)
+    assert "canary" not in str(caught.value)
+
+
+def test_401(bench: Bench, tmp_path: Path) -> None:
+    env = write(tmp_path / "k", config(bench.cluster.url, token="wrong"))
+    with pytest.raises(AccessError, match="does not accept these credentials") as caught:
+        open_kubernetes(None, "train", say=bench.said.append, env=env).runs()
+    assert "log in again" in caught.value.problems[0].hint
+
+
+def test_a_server_that_cannot_be_reached(bench: Bench, tmp_path: Path) -> None:
+    env = write(tmp_path / "k", config("http://127.0.0.1:9", token="t"))
+    api = Api(connect(None, env), "train", say=bench.said.append, clock=bench.ticks.clock())
+    with pytest.raises(ServiceError, match="does not answer") as caught:
+        KubernetesBackend(api).runs()
+    assert "--context here" in caught.value.problems[0].hint
+    assert len(bench.ticks.slept) == 5 and bench.ticks.seconds < 60
+
+
+def test_something_else_answers(bench: Bench, tmp_path: Path) -> None:
+    bench.cluster.fail("GET", "/apis", drop="before", times=1)
+    assert bench.backend().runs() == []  # one dropped connection is nothing
+
+
+def login(directory: Path, body: str) -> Path:
+    path = directory / "login"
+    path.write_text(f"#!/usr/bin/env python3\nimport json, os, sys\n{body}\n", encoding="utf-8")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta1"])
+def test_a_login_command(bench: Bench, tmp_path: Path, version: str) -> None:
+    count = tmp_path / "count"
+    script = f"""
+open({str(count)!r}, "a").write("x")
+assert json.loads(os.environ["KUBERNETES_EXEC_INFO"])["spec"]["interactive"] is False
+assert os.environ["EXTRA"] == "1" and sys.argv[1:] == ["token"]
+first = os.path.getsize({str(count)!r}) == 1
+print(json.dumps({{"status": {{"token": "stale" if first else {TOKEN!r}}}}}))
+"""
+    command = {
+        "apiVersion": f"client.authentication.k8s.io/{version}",
+        "command": str(login(tmp_path, script)),
+        "args": ["token"],
+        "env": [{"name": "EXTRA", "value": "1"}],
+    }
+    env = write(tmp_path / "k", config(bench.cluster.url, exec=command))
+    backend = open_kubernetes(None, "train", say=bench.said.append, env=env)
+    assert backend.runs() == backend.runs() == []
+    assert count.read_text() == "xx"  # once, and once more because the first token was refused
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("sys.exit('please log in')", "failed with exit code 1: please log in"),
+        ("print('canary-token')", "it gave no token and no certificate"),
+    ],
+)
+def test_a_login_command_that_fails(bench: Bench, tmp_path: Path, body: str, words: str) -> None:
+    command = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(login(tmp_path, body))}
+    env = write(tmp_path / "k", config(bench.cluster.url, exec=command))
+    with pytest.raises(AccessError, match=words) as caught:
+        open_kubernetes(None, "train", say=bench.said.append, env=env).runs()
+    assert "canary" not in str(caught.value)
+
+
+def test_a_login_command_that_is_not_installed(bench: Bench, tmp_path: Path) -> None:
+    command = {"apiVersion": "client.authentication.k8s.io/v1", "command": "no-such-login", "installHint": "get it"}
+    env = write(tmp_path / "k", config(bench.cluster.url, exec=command))
+    with pytest.raises(AccessError) as caught:
+        open_kubernetes(None, "train", say=bench.said.append, env=env).runs()
+    assert caught.value.problems[0].hint == "get it"
+
+
+class TestServed:
+    """What the cluster can run."""
+
+    def test_kinds(self, bench: Bench) -> None:
+        bench.cluster.plurals -= {"jobsets", "trainjobs", "trainingruntimes"}
+        bench.cluster.publish()
+        assert set(Discovery(bench.api()).training()) == {"job", "statefulset", "pytorchjob"}
+
+    def test_a_group_without_the_kind(self, bench: Bench) -> None:
+        """Katib and the Training Operator share a group."""
+        bench.cluster.plurals.discard("pytorchjobs")
+        bench.cluster.publish()
+        shown = {"groupVersion": "kubeflow.org/v1", "version": "v1"}
+        bench.cluster.documents["/apis"]["groups"].append({"name": "kubeflow.org", "versions": [shown]})
+        bench.cluster.documents["/apis/kubeflow.org/v1"] = {"resources": [{"name": "experiments"}]}
+        assert "pytorchjob" not in Discovery(bench.api()).training()
+
+
+def test_the_token_is_in_no_repr(bench: Bench) -> None:
+    connection = connect(None, {"KUBECONFIG": str(bench.cluster.kubeconfig(bench.directory))})
+    assert TOKEN not in repr(connection) + json.dumps(str(connection))
+
+
+def test_a_context_may_refer_to_what_another_file_has(bench: Bench, tmp_path: Path) -> None:
+    whole = config(bench.cluster.url, token=TOKEN)
+    write(tmp_path / "a", {"current-context": "", "contexts": whole["contexts"]})
+    write(tmp_path / "b", {"current-context": "here", "clusters": whole["clusters"], "users": whole["users"]})
+    env = {"KUBECONFIG": f"{tmp_path / 'a'}:{tmp_path / 'b'}"}
+    assert open_kubernetes(None, "train", say=bench.said.append, env=env).runs() == []
+
+
+def test_files_are_relative_to_the_kubeconfig(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    (tmp_path / "token").write_text(TOKEN)
+    env = write(tmp_path / "k", config(bench.cluster.url, tokenFile="token"))
+    assert open_kubernetes(None, "train", say=bench.said.append, env=env).runs() == []
+
+
+def test_the_clusters_proxy_is_asked(bench: Bench, tmp_path: Path) -> None:
+    """The fake cluster plays a proxy for an address that is nowhere."""
+    value = config("http://cluster.invalid", token=TOKEN)
+    value["clusters"][0]["cluster"]["proxy-url"] = bench.cluster.url
+    assert open_kubernetes(None, "train", say=bench.said.append, env=write(tmp_path / "k", value)).runs() == []
+
+
+def test_the_name_in_the_servers_certificate_may_be_another(tmp_path: Path) -> None:
+    value = config("https://127.0.0.1:1", token="t")
+    value["clusters"][0]["cluster"]["tls-server-name"] = "api.inside"
+    http = connect(None, write(tmp_path / "k", value)).http
+    asked: list[Any] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request.extensions.get("sni_hostname"))
+        return httpx2.Response(200)
+
+    http._transport = httpx2.MockTransport(answer)
+    http.get("/apis")
+    assert asked == ["api.inside"]
+
+
+def test_a_login_command_may_give_a_certificate(tmp_path: Path) -> None:
+    status = {"clientCertificateData": "-- cert --", "clientKeyData": "-- key --"}
+    loaded: list[tuple[str, str]] = []
+
+    class Tls:
+        def load_cert_chain(self, file: str) -> None:
+            loaded.append((file, Path(file).read_text()))
+
+    command = UserExec("client.authentication.k8s.io/v1", "echo", args=[json.dumps({"status": status})])
+    login = ExecLogin(command, server="https://x", tls=Tls())  # type: ignore[arg-type]
+    request = next(login.sync_auth_flow(httpx2.Request("GET", "https://x")))
+    assert "Authorization" not in request.headers
+    (file, text) = loaded[0]
+    assert text == "-- cert --\n-- key --"
+    assert not Path(file).exists()

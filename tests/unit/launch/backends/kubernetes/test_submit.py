@@ -1,0 +1,476 @@
+"""Submitting to a cluster: checked whole, applied in order, and again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rankzero.errors import AccessError, ConfigError, ServiceError
+from rankzero.launch.backend import AlreadyRunsError, LogQuery
+from rankzero.launch.backends.preparation import PreparationError
+from rankzero.launch.labels import Manifest
+from tests.support.fake_cluster import Act, life, plain
+from tests.unit.launch.backends.kubernetes.runs import STORAGE, Bench, objects
+
+HOLDING: list[Act] = [("run",), ("log", "training"), ("hold",), ("exit", 0, "")]
+KINDS = ["job", "jobset", "trainjob", "pytorchjob", "statefulset"]
+PLURALS = {
+    "job": "jobs",
+    "jobset": "jobsets",
+    "trainjob": "trainjobs",
+    "pytorchjob": "pytorchjobs",
+    "statefulset": "statefulsets",
+}
+
+
+def start(bench: Bench, *, kind: str = "job", **more: Any) -> list[Manifest]:
+    """A run that trains and does not end."""
+    for node in (0, 1):
+        bench.cluster.script("node", node, HOLDING)
+    manifests = objects(kind=kind, **more)
+    bench.submit(manifests)
+    bench.cluster.world.run_down()
+    return manifests
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_everything_is_checked_before_anything_is_applied(bench: Bench, kind: str) -> None:
+    manifests = objects(kind=kind)
+    bench.submit(manifests)
+    writes = [request for request in bench.cluster.requests if request.method != "GET"]
+    dry = [request for request in writes if not request.changes]
+    first_change = next(index for index, request in enumerate(writes) if request.changes)
+    assert len(dry) == len(manifests) + (kind == "trainjob")  # judged again once its runtime is there
+    assert first_change == len(manifests)
+    assert all("fieldValidation=Strict" in request.path for request in dry)
+    applied = [line.rpartition("/")[0] for line in bench.cluster.changes()]
+    assert applied[-1] == f"PATCH {PLURALS[kind]}"
+    assert applied[:2] == ["PATCH secrets", "POST train"], "the Secret of this submission"
+    assert len(applied[2:]) == len(manifests)
+
+
+def test_every_refusal_is_told_and_nothing_is_applied(bench: Bench) -> None:
+    def judge(body: Manifest) -> tuple[int, str, str] | None:
+        if body["kind"] == "Service":
+            return 422, "Invalid", "bad service"
+        if body["kind"] == "Job":
+            return 403, "Forbidden", 'pods "r" is forbidden: violates PodSecurity "restricted:latest"'
+        return None
+
+    bench.cluster.writes.admission.append(judge)
+    with pytest.raises(ConfigError) as caught:
+        bench.submit(objects())
+    assert [problem.where for problem in caught.value.problems] == ["Service/r", "Job/r"]
+    assert "Pod Security" in caught.value.problems[1].hint
+    assert bench.cluster.changes() == []
+    assert bench.cluster.names() == []
+
+
+def test_a_missing_namespace_is_one_problem(bench: Bench) -> None:
+    bench.cluster.writes.namespaces.clear()
+    with pytest.raises(ConfigError, match="no namespace train") as caught:
+        bench.submit(objects())
+    assert len(caught.value.problems) == 1
+    assert "create namespace train" in caught.value.problems[0].hint
+
+
+def test_a_kind_that_is_not_served(bench: Bench) -> None:
+    bench.cluster.plurals.discard("jobsets")
+    bench.cluster.publish()
+    with pytest.raises(ConfigError, match="does not serve JobSet") as caught:
+        bench.submit(objects(kind="jobset"))
+    assert "JobSet (https://jobset.sigs.k8s.io) is not installed" in caught.value.problems[0].hint
+    assert "--kind" in caught.value.problems[0].hint
+    assert bench.cluster.changes() == []
+
+
+def test_403_names_the_rule_to_ask_for(bench: Bench) -> None:
+    bench.cluster.forbidden.add(("patch", "jobs"))
+    with pytest.raises(AccessError, match=r"not permitted to patch jobs.batch in namespace train") as caught:
+        bench.submit(objects())
+    assert 'apiGroups: ["batch"], resources: [jobs], verbs: [create, patch]' in caught.value.problems[0].hint
+    assert bench.cluster.changes() == []
+
+
+def test_an_object_of_somebody_else_is_not_touched(bench: Bench) -> None:
+    other = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "r", "labels": {}}, "data": {"mine": "1"}}
+    bench.cluster.store.put(other)
+    with pytest.raises(ConfigError, match="belongs to somebody else"):
+        bench.submit(objects())
+    assert bench.cluster.changes() == []
+
+
+def test_existing_claims_are_kept(bench: Bench) -> None:
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "outputs"}}
+    bench.cluster.store.put({**claim, "spec": {"accessModes": ["ReadWriteOnce"]}})
+    bench.submit(objects())
+    assert bench.heard("outputs exists with ReadWriteOnce where cluster.yaml says ReadWriteMany")
+    assert "PATCH persistentvolumeclaims/outputs" not in bench.cluster.changes()
+    assert "PATCH persistentvolumeclaims/cache" in bench.cluster.changes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_running_identical_run_is_left_alone(bench: Bench, kind: str) -> None:
+    manifests = start(bench, kind=kind)
+    pods = bench.cluster.names("pods")
+    before = bench.cluster.get(PLURALS[kind], "r")
+    bench.submit(manifests)
+    bench.cluster.world.run_down()
+    assert bench.heard("runs already")
+    assert bench.cluster.names("pods") == pods
+    assert bench.cluster.get(PLURALS[kind], "r") == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stopped_run_goes_on(bench: Bench, kind: str) -> None:
+    manifests = start(bench, kind=kind)
+    uid = bench.cluster.get(PLURALS[kind], "r")["metadata"]["uid"]
+    bench.backend().cancel("r", bench.said.append)
+    bench.cluster.world.run_down()
+    assert bench.cluster.names("pods") == []
+    bench.submit(manifests)
+    bench.cluster.world.run_down()
+    assert len(bench.cluster.names("pods")) == 2
+    assert bench.cluster.get(PLURALS[kind], "r")["metadata"]["uid"] == uid
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset", "trainjob", "pytorchjob"])
+def test_a_finished_run_is_made_again(bench: Bench, kind: str) -> None:
+    bench.submit(objects(kind=kind))
+    bench.cluster.world.run_down()
+    uid = bench.cluster.get(PLURALS[kind], "r")["metadata"]["uid"]
+    bench.submit(objects(kind=kind))
+    assert bench.cluster.get(PLURALS[kind], "r")["metadata"]["uid"] != uid
+    assert bench.heard("has ended")
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset", "trainjob", "pytorchjob"])
+def test_another_setting_of_a_finished_run_is_refused_here_and_not_by_its_pods(bench: Bench, kind: str) -> None:
+    bench.submit(objects(kind=kind))
+    bench.cluster.world.run_down()
+    changes = bench.cluster.changes()
+    with pytest.raises(ConfigError) as caught:
+        bench.submit(objects(kind=kind, steps=20))
+    head, change = caught.value.problems
+    assert head.what == "the run r has finished, and this is another setting of it"
+    assert "name=r-" in head.hint and "resume=continue" in head.hint
+    assert (change.where, change.hint) == ("train.max_steps", "set it back, or pass --allow-change train.max_steps")
+    assert bench.cluster.changes() == changes
+    bench.submit(objects(kind=kind, steps=20, allow_changes=("train.max_steps",)))
+    assert bench.cluster.changes() != changes
+
+
+@pytest.mark.parametrize("resume", ["new", "continue"])
+def test_what_becomes_of_another_setting_can_be_said_beforehand(bench: Bench, resume: str) -> None:
+    bench.submit(objects())
+    bench.cluster.world.run_down()
+    bench.submit(objects(steps=20, run={"resume": resume}))
+    assert f"resume: {resume}" in bench.cluster.get("configmaps", "r")["data"]["run.yaml"]
+
+
+def test_a_parked_statefulset_is_made_again(bench: Bench) -> None:
+    manifests = start(bench, kind="statefulset")
+    parked = bench.cluster.get("statefulsets", "r")
+    parked["metadata"]["annotations"]["rankzero.dev/outcome"] = "{}"
+    parked["spec"]["replicas"] = 0
+    bench.cluster.store.put(parked)
+    bench.submit(manifests)
+    assert bench.cluster.get("statefulsets", "r")["metadata"]["uid"] != parked["metadata"]["uid"]
+    assert bench.cluster.get("statefulsets", "r")["spec"]["replicas"] == 2
+
+
+def test_a_changed_run_waits_for_the_old_pods_to_go(bench: Bench) -> None:
+    start(bench)
+    bench.submit(objects(steps=20))
+    kinds = [line for line in bench.cluster.changes() if "jobs/" in line]
+    assert kinds == ["PATCH jobs/r", "DELETE jobs/r", "PATCH jobs/r"]
+    changes = bench.cluster.changes()
+    assert changes.index("DELETE jobs/r") < len(changes) - 1 - changes[::-1].index("PATCH configmaps/r")
+    assert "max_steps: 20" in bench.cluster.get("configmaps", "r")["data"]["run.yaml"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("prepare", ["never", "always"])
+def test_a_run_that_is_under_way_is_not_ended_unasked(bench: Bench, kind: str, prepare: str) -> None:
+    start(bench, kind=kind, prepare=prepare, submitter="ada@laptop")
+    changes = bench.cluster.changes()
+    for other in (objects(kind=kind, prepare=prepare, steps=20), objects(kind="job" if kind != "job" else "jobset")):
+        with pytest.raises(AlreadyRunsError, match=r"is under way with another spec \(submitted by ada@laptop at 2026"):
+            bench.submit(other, replace=False)
+    assert bench.cluster.changes() == changes
+    bench.submit(objects(kind=kind, prepare=prepare, submitter="bob@desk"), replace=False)
+    assert bench.heard("runs already"), "the same spec asks nobody, whoever sends it"
+
+
+def test_a_cancelled_run_may_be_changed(bench: Bench) -> None:
+    start(bench)
+    bench.backend().cancel("r", bench.said.append)
+    bench.submit(objects(steps=20), replace=False)
+    assert "max_steps: 20" in bench.cluster.get("configmaps", "r")["data"]["run.yaml"]
+
+
+def test_another_kind_replaces_the_one_before(bench: Bench) -> None:
+    start(bench)
+    bench.submit(objects(kind="jobset"))
+    assert bench.cluster.store.find("jobs", "r") is None
+    assert bench.cluster.names("jobsets") == ["jobsets/r"]
+
+
+def test_pods_that_never_leave_are_named(bench: Bench) -> None:
+    start(bench)
+    bench.cluster.world.immortal = True
+    bench.cluster.ends_idle_watches = True
+    with pytest.raises(ServiceError, match="still there") as caught:
+        bench.submit(objects(steps=20))
+    assert "Job/r" in str(caught.value)
+    assert bench.ticks.seconds >= 300  # its grace period and more
+
+
+def test_409_is_read_again(bench: Bench) -> None:
+    bench.cluster.fail(
+        "PATCH", "/jobs/r?", status=409, reason="Conflict", message="the object has been modified", dry=False
+    )
+    bench.submit(objects())
+    assert bench.cluster.names("jobs") == ["jobs/r"]
+
+
+def test_409_for_ever_is_an_error_that_names_what_was_done(bench: Bench) -> None:
+    bench.cluster.fail("PATCH", "/jobs/r?", status=409, reason="Conflict", message="modified", times=99, dry=False)
+    with pytest.raises(ConfigError) as caught:
+        bench.submit(objects())
+    assert "applied: Secret/r-submission, ConfigMap/r" in str(caught.value)
+    assert "not applied: Job/r" in str(caught.value)
+
+
+def test_429_is_waited_out_as_long_as_the_server_says(bench: Bench) -> None:
+    bench.cluster.fail("PATCH", "/configmaps/r", status=429, message="slow down", headers={"Retry-After": "7"}, times=2)
+    bench.submit(objects())
+    assert [seconds for seconds in bench.ticks.slept if seconds >= 7] == [7, 7]
+
+
+def test_a_server_that_stays_overloaded(bench: Bench) -> None:
+    bench.cluster.fail("*", "/configmaps/r", status=503, message="etcd is slow", times=99)
+    with pytest.raises(ServiceError, match="etcd is slow"):
+        bench.submit(objects())
+    assert bench.heard("trying again")
+    assert bench.cluster.changes() == []
+
+
+@pytest.mark.parametrize("drop", ["before", "after"])
+def test_a_broken_connection_is_made_again(bench: Bench, drop: str) -> None:
+    for plural in ("configmaps", "jobs"):
+        bench.cluster.fail("PATCH", f"/{plural}/r", drop=drop, dry=False)
+    bench.submit(objects())
+    assert bench.cluster.names("jobs", "configmaps") == ["jobs/r", "configmaps/r"]
+
+
+def test_a_slow_server_is_asked_again(bench: Bench) -> None:
+    import threading
+
+    held = bench.cluster.fail("PATCH", "/configmaps/r", hold=threading.Event())
+    bench.backend(read_timeout=0.3).submit(objects(), bench.said.append)
+    assert held.times == 0
+    assert bench.cluster.names("jobs") == ["jobs/r"]
+
+
+@pytest.mark.parametrize("drop", ["", "before", "after"])
+@pytest.mark.parametrize("plural", ["configmaps", "services", "jobs"])
+def test_a_server_that_dies_in_between(bench: Bench, plural: str, drop: str) -> None:
+    """Whatever is there afterwards was named as applied, or as perhaps applied; whatever is not there was not."""
+    manifests = objects()
+    bench.cluster.fail("PATCH", f"/{plural}/r", die=True, drop=drop, dry=False)
+    if plural == "jobs" and not drop:
+        bench.submit(manifests)  # it died after everything was done
+        return
+    with pytest.raises(ServiceError) as caught:
+        bench.submit(manifests)
+    account = caught.value.problems[-1]
+    assert account.hint == "the same command continues where this one stopped"
+    named = {part.partition(": ")[0]: set(part.partition(": ")[2].split(", ")) for part in account.what.split("; ")}
+    there = {f"{one['kind']}/{one['metadata']['name']}" for one in bench.cluster.store.objects.values()}
+    certain = named.get("applied", set())
+    assert certain <= there <= certain | named["perhaps applied"]
+    assert not there & named.get("not applied", set())
+    everything = {f"{one['kind']}/{one['metadata']['name']}" for one in manifests}
+    assert set().union(*named.values()) == {*everything, "Secret/r-submission"}
+
+
+def test_the_same_command_continues_after_that(bench: Bench) -> None:
+    bench.cluster.fail("PATCH", "/services/r", status=500, message="boom", times=6, dry=False)
+    with pytest.raises(ServiceError):
+        bench.submit(objects())
+    assert bench.cluster.names("jobs") == []
+    bench.submit(objects())
+    assert bench.cluster.names("jobs") == ["jobs/r"]
+
+
+def test_a_trainjob_that_its_webhook_refuses_leaves_nothing_behind(bench: Bench) -> None:
+    def judge(body: Manifest) -> tuple[int, str, str] | None:
+        ready = bench.cluster.store.find("trainingruntimes", "r") is not None
+        return (403, "Forbidden", "denied: no such queue") if body["kind"] == "TrainJob" and ready else None
+
+    bench.cluster.writes.admission.append(judge)
+    with pytest.raises(ConfigError, match="no such queue"):
+        bench.submit(objects(kind="trainjob"))
+    assert bench.cluster.names() == []
+
+
+class TestPreparation:
+    """The preparation Job goes first."""
+
+    def test_training_waits_for_it(self, bench: Bench) -> None:
+        bench.cluster.script("prepare", 0, [("wait", "ImagePullBackOff", "no such image"), ("hold",), *life("fetched")])
+        bench.cluster.ends_idle_watches = True
+        bench.said.reactions["ImagePullBackOff"] = bench.cluster.world.release
+        bench.submit(objects(prepare="always"))
+        assert bench.heard("waits: ImagePullBackOff: no such image")
+        assert bench.heard("prepared")
+        assert bench.cluster.get("jobs", "r-prepare")["status"]["conditions"][0]["type"] == "Complete"
+        assert bench.cluster.changes()[-1] == "PATCH jobs/r"
+
+    def test_detached_it_does_not(self, bench: Bench) -> None:
+        bench.cluster.script("prepare", 0, HOLDING)
+        bench.submit(objects(prepare="always"), wait=False)
+        assert bench.cluster.names("jobs") == ["jobs/r", "jobs/r-prepare"]
+
+    @pytest.mark.parametrize("given", [False, True])
+    def test_a_cache_that_only_one_node_can_have_is_prepared_first_even_so(self, bench: Bench, given: bool) -> None:
+        """Else the pod that trains may take the volume first, and wait for the preparation, which waits for it."""
+        access = {"accessModes": ["ReadWriteOnce"]}
+        cache = {"mount": "/cache", "claim": "cache"} | ({} if given else {"size": "1Gi", "access": "ReadWriteOnce"})
+        if given:
+            claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "cache"}, "spec": access}
+            bench.cluster.store.put(claim)
+        storage = {"outputs": STORAGE["outputs"], "cache": cache}
+        bench.submit(objects(prepare="always", num_nodes=1, storage=storage), wait=False)
+        assert bench.heard("PersistentVolumeClaim/cache can be on one node at a time")
+        assert bench.cluster.get("jobs", "r-prepare")["status"]["conditions"][0]["type"] == "Complete"
+        assert bench.cluster.names("jobs") == ["jobs/r", "jobs/r-prepare"]
+
+    def test_its_failure_is_the_commands(self, bench: Bench) -> None:
+        words = {"what": "o/m is gated", "where": "model.name", "hint": "accept the licence"}
+        bench.cluster.script("prepare", 0, life("fetching", code=77, words=words))
+        with pytest.raises(PreparationError, match="o/m is gated") as caught:
+            bench.submit(objects(prepare="always"))
+        assert caught.value.exit_code == 77
+        assert caught.value.problems[0].hint == "accept the licence"
+        assert bench.cluster.store.find("jobs", "r") is None
+
+    def test_a_failed_one_is_made_again(self, bench: Bench) -> None:
+        bench.cluster.script("prepare", 0, life(code=77), life("fetched"))
+        with pytest.raises(PreparationError):
+            bench.submit(objects(prepare="always"))
+        bench.submit(objects(prepare="always"))
+        assert bench.cluster.names("jobs") == ["jobs/r", "jobs/r-prepare"]
+
+    def test_one_that_is_under_way_is_waited_for(self, bench: Bench) -> None:
+        bench.cluster.script("prepare", 0, HOLDING)
+        bench.submit(objects(prepare="always"), wait=False)
+        bench.cluster.store.drop("jobs", "r")  # as if only the preparation had been applied
+        bench.cluster.world.run_down()
+        uid = bench.cluster.get("jobs", "r-prepare")["metadata"]["uid"]
+        bench.cluster.world.release()
+        bench.submit(objects(prepare="always"))
+        assert bench.cluster.get("jobs", "r-prepare")["metadata"]["uid"] == uid
+
+    def test_a_watch_that_drops_and_a_history_that_ends(self, bench: Bench) -> None:
+        bench.cluster.script("prepare", 0, life(*(f"line {number}" for number in range(5))))
+        bench.cluster.fail("GET", "jobs?watch=true", drop="cut")
+        bench.cluster.fail("GET", "jobs?watch=true", status=410, reason="Expired", message="too old", skip=1)
+        bench.cluster.fail("GET", "jobs?watch=true", drop="before")
+        bench.submit(objects(prepare="always"))
+        assert bench.cluster.names("jobs") == ["jobs/r", "jobs/r-prepare"]
+
+
+class TestKueue:
+    """Kueue says when a run starts; suspending is its language."""
+
+    def submit(self, bench: Bench) -> list[Manifest]:
+        bench.cluster.plurals.add("workloads")
+        bench.cluster.publish()
+        manifests = start(bench, queue={"name": "gpus"})
+        job = bench.cluster.get("jobs", "r")
+        owner = {"kind": "Job", "name": "r", "uid": job["metadata"]["uid"], "controller": True}
+        workload = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload", "spec": {"active": True}}
+        bench.cluster.store.put({**workload, "metadata": {"name": "job-r", "ownerReferences": [owner]}})
+        bench.cluster.store.put({**job, "spec": {**job["spec"], "suspend": True}})
+        return manifests
+
+    def test_cancelling_takes_it_out_of_the_queue(self, bench: Bench) -> None:
+        self.submit(bench)
+        bench.backend().cancel("r", bench.said.append)
+        assert bench.cluster.get("workloads", "job-r")["spec"]["active"] is False
+        assert bench.cluster.changes()[-1] == "PATCH workloads/job-r"
+
+    def test_submitting_again_puts_it_back_and_leaves_suspend_alone(self, bench: Bench) -> None:
+        manifests = self.submit(bench)
+        bench.backend().cancel("r", bench.said.append)
+        bench.submit(manifests)
+        assert bench.heard("back in its queue")
+        assert bench.cluster.get("workloads", "job-r")["spec"]["active"] is True
+        assert bench.cluster.get("jobs", "r")["spec"]["suspend"] is True
+
+
+class TestSubmissionSecret:
+    """What the pods of one submission know each other by: new for new pods, in no output, gone with the run."""
+
+    def token(self, bench: Bench) -> str:
+        return plain(bench.cluster.get("secrets", "r-submission"))["token"]
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_every_container_refers_to_it(self, bench: Bench, kind: str) -> None:
+        manifests = start(bench, kind=kind, prepare="always")
+        token = self.token(bench)
+        assert len(token) == 64
+        assert token not in str(manifests) + "".join(bench.said)
+        for pod in bench.cluster.store.of("pods"):
+            (variable,) = [one for one in pod["spec"]["containers"][0]["env"] if "SUBMISSION" in one["name"]]
+            assert variable["valueFrom"]["secretKeyRef"] == {"name": "r-submission", "key": "token", "optional": True}
+
+    def test_a_run_that_goes_on_keeps_it_and_a_new_one_does_not(self, bench: Bench) -> None:
+        manifests = start(bench)
+        first = self.token(bench)
+        bench.submit(manifests)
+        assert self.token(bench) == first
+        bench.submit(objects(steps=20))
+        assert self.token(bench) != first
+
+    def test_a_preparation_that_is_kept_keeps_its_own(self, bench: Bench) -> None:
+        bench.cluster.script("prepare", 0, HOLDING)
+        bench.submit(objects(prepare="always"), wait=False)
+        first = self.token(bench)
+        bench.cluster.store.drop("jobs", "r")
+        bench.submit(objects(prepare="always"), wait=False)
+        assert self.token(bench) == first, "its marker is of that submission"
+
+    def test_it_goes_with_the_run(self, bench: Bench) -> None:
+        start(bench)
+        bench.cluster.store.put(
+            {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s-submission"}, "data": {}}
+        )
+        bench.backend().delete("r", claims=True, say=bench.said.append)
+        assert bench.cluster.names() == ["secrets/s-submission"]
+
+    def test_without_the_right_to_make_one_the_run_starts_all_the_same(self, bench: Bench) -> None:
+        bench.cluster.forbidden |= {("patch", "secrets"), ("get", "secrets")}
+        bench.submit(objects())
+        assert bench.heard("not permitted to make a Secret")
+        assert bench.cluster.names("jobs") == ["jobs/r"]
+        bench.backend().delete("r", claims=True, say=bench.said.append)
+        assert bench.cluster.names() == []
+
+
+def test_a_network_policy_where_asked(bench: Bench) -> None:
+    bench.submit(objects(network_policy=True))
+    policy = bench.cluster.get("networkpolicies", "r")["spec"]
+    assert policy["podSelector"] == policy["ingress"][0]["from"][0]["podSelector"]
+    assert policy["podSelector"]["matchLabels"] == {"rankzero.dev/run": "r"}
+    bench.backend().delete("r", claims=True, say=bench.said.append)
+    assert bench.cluster.names() == []
+
+
+def test_logs_of_a_run_that_was_submitted(bench: Bench) -> None:
+    bench.submit(objects())
+    lines = list(bench.backend().logs("r", LogQuery(follow=True)))
+    assert sorted(line.text for line in lines) == ["hello from node 0", "hello from node 1"]

@@ -1,0 +1,116 @@
+"""4-bit layers compute the same in evaluation as in training, whatever the CPU: bitsandbytes never rearranges them.
+
+On a CPU with avx512_bf16 its layers would, in the first pass of an evaluation, and stay so. Whether they may is asked
+when a layer is made, so the answer can be given for any CPU; the rearranging itself needs no special instruction.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rankzero.model.generate import answer, load_speaker
+from rankzero.model.load import load_config, load_model
+from rankzero.model.lora import apply_lora
+from rankzero.model.merge import merge
+from rankzero.model.predict import classify, load_classifier
+from rankzero.model.source import ModelSource
+from rankzero.model.weights import export_final
+from rankzero.spec.run_spec import RunSpec
+from tests.support.tiny import tiny_model, tiny_tokenizer
+from tests.unit.model.support import CLASSES, loaded, logits, packed_spec, saved, shaken, spec_of
+from tests.unit.model.test_packed_files import bitsandbytes_checkpoint, fp8_checkpoint
+
+CPU = torch.device("cpu")
+BASES = ["llama", "gpt2", "qwen3_moe", "files in 8 bits", "files in 4 bits"]
+
+
+@pytest.fixture(params=[True, False], ids=["avx512_bf16", "without"], autouse=True)
+def avx512_bf16(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """What bitsandbytes takes the CPU for."""
+    from bitsandbytes.nn import modules
+
+    monkeypatch.setattr(modules, "has_avx512bf16", lambda: request.param)
+    monkeypatch.setattr(modules, "_convert_weight_packed_for_cpu", lambda *_: pytest.fail("a weight is rearranged"))
+    return bool(request.param)
+
+
+def base(name: str, root: Path) -> tuple[ModelSource, RunSpec]:
+    if name == "files in 4 bits":
+        return bitsandbytes_checkpoint(root), packed_spec("llama", "nf4")
+    if name == "files in 8 bits":
+        return fp8_checkpoint(root, "llama")[0], packed_spec("llama", "nf4")
+    return saved(name, root), packed_spec(name, "nf4")
+
+
+def four_bit_layers(model: Any) -> list[Any]:
+    return [module for module in model.modules() if type(module).__name__ == "Linear4bit"]
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_an_evaluation_leaves_weights_and_gradients_as_they_were(name: str, tmp_path: Path) -> None:
+    source, spec = base(name, tmp_path)
+    model = shaken(apply_lora(loaded(source, spec), spec, base_name="base"))
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+
+    def gradients() -> list[torch.Tensor]:
+        model.train().zero_grad()
+        model(input_ids=torch.tensor([[5, 9, 17, 33, 21]])).logits.square().sum().backward()
+        return [p.grad.clone() for p in model.parameters() if p.requires_grad]
+
+    before, packed = gradients(), [layer.weight.data.clone() for layer in four_bit_layers(model)]
+    with torch.no_grad():
+        training = model.train()(input_ids=torch.tensor([[5, 9, 17]])).logits
+        evaluation = model.eval()(input_ids=torch.tensor([[5, 9, 17]])).logits
+    assert torch.equal(training, evaluation)
+    assert packed and all(
+        torch.equal(layer.weight.data, was) for layer, was in zip(four_bit_layers(model), packed, strict=True)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(gradients(), before, strict=True))
+
+
+def test_the_librarys_own_model_is_rearranged(avx512_bf16: bool, tmp_path: Path) -> None:
+    """What these tests are about: where this no longer holds, they show nothing."""
+    model = AutoModelForCausalLM.from_pretrained(bitsandbytes_checkpoint(tmp_path).weights).eval()
+    with pytest.raises(pytest.fail.Exception, match="rearranged") if avx512_bf16 else nullcontext():
+        logits(model)
+
+
+def test_merging_generating_and_classifying_leave_the_layers_alone(tmp_path: Path) -> None:
+    source = ModelSource(tmp_path / "base", tmp_path / "base", "base")
+    tiny_model(source.weights)
+    spec = spec_of(lora={}, model__quantization="nf4", model__name=str(source.weights))
+    adapted = apply_lora(loaded(source, spec), spec, base_name="base")
+    export_final(adapted, tiny_tokenizer(), tmp_path / "final", dtype=torch.float32, stop_ids=[1])
+    merge(spec, tmp_path / "final", tmp_path / "merged")
+    speaker = load_speaker(spec, tmp_path / "final", torch.float32, CPU)
+    assert four_bit_layers(speaker.model) and len(answer(speaker, ["Hi", "Ping?"], max_new_tokens=3)) == 2
+
+    spec = spec.model_copy(update={"task": "classify"})
+    model = load_model(source, spec, load_config(source, spec.model), torch.float32, labels=CLASSES, pad_token_id=0)
+    export_final(
+        apply_lora(model, spec, base_name="base"),
+        *(tiny_tokenizer(), tmp_path / "classes"),
+        dtype=torch.float32,
+        stop_ids=[],
+    )
+    classifier = load_classifier(spec, tmp_path / "classes", CLASSES, torch.float32, CPU)
+    assert four_bit_layers(classifier.model)
+    assert {prediction.label for prediction in classify(classifier, ["one", "two"])} <= set(CLASSES)
+
+
+def test_kernels_that_nobody_needs_are_not_missed(avx512_bf16: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """bitsandbytes says so when it is imported on such a CPU; another warning of the same place is heard."""
+    del avx512_bf16
+    source = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    source.warning("Failed to load CPU gemm_4bit_forward from kernels-community: %s.", "No module named 'kernels'")
+    source.warning("something else")
+    assert caplog.messages == ["something else"]

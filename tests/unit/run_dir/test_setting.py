@@ -1,0 +1,61 @@
+"""Where a run goes when the directory of its name holds another setting's checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankzero.run_dir.atomic import commit_directory
+from rankzero.run_dir.paths import RunDir
+from rankzero.run_dir.setting import settled
+from rankzero.spec.resolve import resolve, spec_hash
+from rankzero.spec.run_spec import RunSpec
+
+
+def spec(root: Path, *, resume: str = "new", epochs: int = 1, **more: Any) -> RunSpec:
+    value = {"model": {"name": "m"}, "data": {"train": "t.jsonl"}, "train": {"num_train_epochs": epochs}, **more}
+    return resolve(RunSpec.model_validate({"name": "r", "output_dir": str(root), "resume": resume, **value}))
+
+
+def save(run: RunSpec, step: int = 5) -> None:
+    """A checkpoint as a run leaves it, as far as this looks."""
+    run_dir = RunDir(Path(run.output_dir) / str(run.name))
+    staged = run_dir.root / "staged"
+    staged.mkdir(parents=True)
+    run_dir.checkpoints.mkdir(exist_ok=True)
+    commit_directory(staged, run_dir.checkpoint(step), {"spec": run.model_dump(mode="json"), "step": step})
+
+
+def test_an_empty_place_is_taken(tmp_path: Path) -> None:
+    assert settled(spec(tmp_path)).name == "r"
+
+
+def test_the_same_setting_stays_where_it_is(tmp_path: Path) -> None:
+    save(spec(tmp_path, resume="refuse"))
+    assert settled(spec(tmp_path)).name == "r"
+    assert settled(spec(tmp_path, checkpoint={"every": 7})).name == "r"  # no other training
+
+
+@pytest.mark.parametrize(
+    "change", [{"epochs": 2}, {"data": {"train": "other.jsonl"}}, {"model": {"name": "n"}}, {"lora": {}}]
+)
+def test_another_setting_goes_beside_it_and_finds_its_place_again(tmp_path: Path, change: dict[str, Any]) -> None:
+    save(spec(tmp_path))
+    second = settled(spec(tmp_path, **change))
+    assert str(second.name).startswith("r-")
+    save(second)
+    assert settled(spec(tmp_path, **change)).name == second.name
+    assert settled(spec(tmp_path)).name == "r"
+    assert settled(second).name == second.name, "what is settled stays so"
+
+
+@pytest.mark.parametrize("resume", ["refuse", "continue"])
+def test_only_new_moves(tmp_path: Path, resume: str) -> None:
+    save(spec(tmp_path))
+    assert settled(spec(tmp_path, resume=resume, epochs=2)).name == "r"
+
+
+def test_unnamed_runs_keep_their_names(tmp_path: Path) -> None:
+    assert spec_hash(spec(tmp_path, resume="new")) == spec_hash(spec(tmp_path, resume="refuse"))

@@ -1,0 +1,43 @@
+"""What is read of the machine, from files that a test writes: Linux on other CPUs, and systems that say nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankzero import machine
+from rankzero.machine import cpu_features
+
+XEON = """processor\t: 0
+model name\t: Some CPU
+flags\t\t: fpu avx2 avx512f avx512_bf16 amx_bf16
+bugs\t\t: none
+
+processor\t: 1
+flags\t\t: fpu
+"""
+GRAVITON = "processor\t: 0\nFeatures\t: fp asimd asimdhp bf16\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (XEON, {"fpu", "avx2", "avx512f", "avx512_bf16", "amx_bf16"}),
+        (GRAVITON, {"fp", "asimd", "asimdhp", "bf16"}),
+        ("processor\t: 0\n", set()),
+        (None, set()),
+    ],
+)
+def test_the_first_cpu_says_what_it_can(
+    text: str | None, found: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RANKZERO_CPU_FEATURES", raising=False)
+    monkeypatch.setattr(machine, "_CPU_INFO", tmp_path / "cpuinfo")
+    if text is not None:
+        (tmp_path / "cpuinfo").write_text(text)
+    assert cpu_features() == found
+    monkeypatch.setenv("RANKZERO_CPU_FEATURES", "avx2 fma")
+    assert cpu_features() == {"avx2", "fma"}, "the variable is believed"
+    monkeypatch.setenv("RANKZERO_CPU_FEATURES", "")
+    assert not cpu_features()
