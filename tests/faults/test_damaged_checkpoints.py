@@ -156,7 +156,7 @@ def test_a_damaged_result_is_named_by_all_who_read_it_and_written_anew(
     whole = weights.read_bytes()
     flip(weights)
     with pytest.raises(StorageError, match=r"adapter_model.safetensors: the bytes changed .*\n.*rankzero train"):
-        find_result(str(run), "sft")
+        find_result(str(run), "writes")
     directory, _ = adapter_of(run, None)
     with pytest.raises(StorageError, match="the bytes changed"):
         verify_result(directory)
@@ -165,14 +165,14 @@ def test_a_damaged_result_is_named_by_all_who_read_it_and_written_anew(
         assert done.code == 74 and "the bytes changed" in done.err
     run_here(finished)
     assert weights.read_bytes() == whole
-    assert find_result(str(run), "sft").changed == ()
+    assert find_result(str(run), "writes").changed == ()
 
 
 def test_a_template_that_was_edited_is_no_damage(finished: RunSpec, cli: Any) -> None:
     run = run_root(finished)
     path = run / "final/tokenizer_config.json"
     path.write_text(path.read_text() + "\n")
-    assert find_result(str(run), "sft").changed == ("tokenizer_config.json",)
+    assert find_result(str(run), "writes").changed == ("tokenizer_config.json",)
     assert "warning: tokenizer_config.json is not as the run wrote it" in cli(f"generate {run} hello").err
     report = json.loads((run / "report.json").read_text())
     assert run_here(finished) == report
