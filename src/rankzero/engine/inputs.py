@@ -19,10 +19,11 @@ from rankzero.engine.console import logger
 from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.tasks.protocol import Task, find_task
-from rankzero.errors import ConfigError, Problem
+from rankzero.errors import ConfigError
 from rankzero.machine import usable_cores
+from rankzero.model.context import Context, beyond_context, computed_context
 from rankzero.model.load import ModelKind, check_vocabulary, kind_of, load_config, load_tokenizer, meta_model
-from rankzero.model.positions import Context, computed_context, position_limit
+from rankzero.model.positions import position_limit
 from rankzero.model.source import ModelSource, locate
 from rankzero.model.targets import target_modules
 from rankzero.model.vision import Vision, load_vision
@@ -113,12 +114,7 @@ def require_context(parts: Mapping[str, TokenizedDataset | None], context: Conte
         beyond = 0 if dataset is None else int((dataset.lengths > context.length).sum())
         if dataset is None or not beyond:
             continue
-        what = (
-            f"{beyond} of {len(dataset)} rows are longer than the model's context of {context.length} tokens "
-            f"(max_position_embeddings), the longest by {int(dataset.lengths.max()) - context.length}"
-        )
-        hint = f"set data.max_length: {context.length}; data.over_length says whether longer rows are cut or dropped"
-        problems.append(Problem(what, field, hint))
+        problems.append(beyond_context(context, beyond, len(dataset), int(dataset.lengths.max()), field))
     if not problems:
         return
     if not context.extended:

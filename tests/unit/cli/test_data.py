@@ -412,3 +412,11 @@ def test_reports_name_files_as_a_person_reads_them(cli: Cli, tmp_path: Path, mon
     (tmp_path / "deeper").mkdir()
     monkeypatch.chdir(tmp_path / "deeper")
     assert f"suchas{tmp_path}/a.jsonl:2" in "".join(cli("data check ../run.yaml").out.split())
+
+
+def test_rows_beyond_the_context_are_told_as_training_tells_them(cli: Cli, tiny: Path, tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", GOOD, b'{"text": "' + b"x" * 2000 + b'"}')
+    done = cli(f"data check {path} --model {tiny}")
+    assert done.code == 65 and "1 of 2 rows are longer than the model's context of 512 tokens" in done.err
+    assert json.loads(cli(f"data check {path} --model {tiny} --json").out)["passed"] is False
+    assert cli(f"data check {path} --model {tiny} --max-length 512").code == 0

@@ -82,12 +82,24 @@ def test_a_signal_before_there_is_a_run(number: int, code: int, tmp_path: Path) 
     )
     descriptor = os.open(tmp_path / "run.yaml", os.O_WRONLY)  # returns once the other side is reading
     try:
-        process.send_signal(number)
-        _, err = process.communicate(timeout=30)
+        err = signalled(process, number)
     finally:
         os.close(descriptor)
     assert process.returncode == code, err
     assert "Traceback" not in err
+
+
+def signalled(process: subprocess.Popen[str], number: int) -> str:
+    """What a process says that is sent a signal until it has ended: one that arrives in the moment before a read begins
+    to wait is seen by the interpreter only when the read ends."""
+    for _ in range(60):
+        process.send_signal(number)
+        try:
+            return process.communicate(timeout=1)[1]
+        except subprocess.TimeoutExpired:
+            continue
+    process.kill()
+    return process.communicate()[1]
 
 
 def test_sigterm_while_the_command_line_is_imported(tmp_path: Path) -> None:

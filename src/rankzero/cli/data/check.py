@@ -29,7 +29,13 @@ from rankzero.cli.data.inputs import (
     Wanted,
     what_is_wanted,
 )
-from rankzero.cli.data.tokenizer_option import load_image_rules, load_tokenizer, served_prompt, stop_tokens
+from rankzero.cli.data.tokenizer_option import (
+    load_context,
+    load_image_rules,
+    load_tokenizer,
+    served_prompt,
+    stop_tokens,
+)
 from rankzero.cli.installed import require_data
 from rankzero.errors import DataError, Problem
 from rankzero.wording import counted
@@ -75,12 +81,13 @@ def check(
     report, comparison = _look(wanted, images=images, quarantine=quarantine, keep_all=as_json)
     if html is not None:
         _write_html(html, report, comparison)
+    untrainable = _untrainable(report) or _too_long(report, wanted)
     if as_json:
         found = report.as_json() | {"serving": None if comparison is None else comparison.as_json()}
-        _echo_json(found | {"passed": report.passes(tolerance) and not _untrainable(report)})
+        _echo_json(found | {"passed": report.passes(tolerance) and not untrainable})
     elif report.counts.rows:
         _echo_lines(report, comparison)
-    _judge(report, tolerance, in_json=as_json)
+    _judge(report, tolerance, untrainable, in_json=as_json)
 
 
 def stats(
@@ -172,11 +179,31 @@ def _untrainable(report: CheckReport) -> Problem | None:
     return None
 
 
-def _judge(report: CheckReport, tolerance: Tolerance, *, in_json: bool) -> None:
+def _too_long(report: CheckReport, wanted: Wanted) -> Problem | None:
+    """Rows beyond the model's context, which training refuses."""
+    tokens, rules = report.counts.tokens, wanted.rules
+    if tokens is None or rules is None or wanted.tokenizer is None:
+        return None
+    context = load_context(wanted.tokenizer)
+    if context is None or context.extended or rules.max_length <= context.length:
+        return None
+    from rankzero.model.context import beyond_context
+
+    longest = {length: count for length, count in tokens.lengths.items() if length > context.length}
+    if rules.over_length == "drop":
+        longest = {length: count for length, count in longest.items() if length <= rules.max_length}
+    if not longest:
+        return None
+    where = ", ".join(source.path for source in (*wanted.train, *wanted.eval))
+    kept = min(max(longest), rules.max_length)
+    return beyond_context(context, sum(longest.values()), tokens.examples, kept, where)
+
+
+def _judge(report: CheckReport, tolerance: Tolerance, untrainable: Problem | None, *, in_json: bool) -> None:
     """Raise DataError where the data cannot be trained on; say so on stderr where it is only not quite clean."""
     counts = report.counts
-    if problem := _untrainable(report):
-        raise DataError(problem)
+    if untrainable is not None:
+        raise DataError(untrainable)
     if report.ok:
         return
     found = f"{counted(counts.bad, 'bad row')} of {counts.rows:,}"

@@ -15,6 +15,7 @@ from rankzero.wording import first_line
 
 if TYPE_CHECKING:
     from rankzero.data.tokens.image_tokens import ImageRules
+    from rankzero.model.context import Context
     from rankzero.spec.run_spec import ModelSpec
 
 
@@ -77,19 +78,32 @@ def load_tokenizer(place: TokenizerPlace, chat_template: Path | None) -> Any:
     return tokenizer
 
 
+def load_context(place: TokenizerPlace) -> Context | None:
+    """The context of the tokenizer's model; None where it is not known, or is no limit."""
+    from rankzero.model.context import computed_context
+
+    config = _config(place)
+    return None if config is None else computed_context(config)
+
+
+def _config(place: TokenizerPlace) -> Any:
+    """The config of the tokenizer's model; None where there is only a tokenizer."""
+    from transformers import AutoConfig
+
+    name = place.model or place.name
+    try:
+        return AutoConfig.from_pretrained(name, trust_remote_code=place.trust_remote_code, local_files_only=True)
+    except (OSError, ValueError, KeyError):
+        return None
+
+
 def load_image_rules(
     place: TokenizerPlace, tokenizer: Any, chat_template: Path | None, max_tokens: int | None = None
 ) -> ImageRules | None:
     """How images stand in the text of the tokenizer's model; None for one that sees none, and where there is only a
     tokenizer. A chat template that the processor has is given to the tokenizer, unless `chat_template` names one.
     Raises ConfigError."""
-    from transformers import AutoConfig
-
-    name = place.model or place.name
-    try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=place.trust_remote_code, local_files_only=True)
-    except (OSError, ValueError, KeyError):
-        return None
+    name, config = place.model or place.name, _config(place)
     if getattr(config, "vision_config", None) is None:
         return None
     from rankzero.model.load import kind_of

@@ -1,0 +1,47 @@
+"""For how long rows a model was made that computes its positions. Reads a config; knows no data and no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rankzero.errors import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """How many positions a model was made for."""
+
+    length: int
+    """`max_position_embeddings`: tokens of a row."""
+    extended: bool
+    """The config scales positions (`rope_parameters`: yarn, dynamic, …), so that longer rows are thinkable."""
+
+
+def computed_context(config: Any) -> Context | None:
+    """The context of a model with rotary positions; None of any other, and where the config does not say it."""
+    text = config.get_text_config()
+    longest = getattr(text, "max_position_embeddings", None)
+    kinds = set(_rope_kinds(getattr(text, "rope_parameters", None) or {}))
+    return Context(int(longest), kinds != {"default"}) if longest and kinds else None
+
+
+def _rope_kinds(parameters: Mapping[str, Any]) -> Iterator[str]:
+    """Of all layers, or of each kind of layers that has parameters of its own."""
+    if "rope_theta" in parameters or "rope_type" in parameters:
+        yield str(parameters.get("rope_type") or "default")
+        return
+    for inner in parameters.values():
+        if isinstance(inner, Mapping):
+            yield from _rope_kinds(inner)
+
+
+def beyond_context(context: Context, beyond: int, rows: int, longest: int, where: str) -> Problem:
+    """What to say of so many rows that are longer."""
+    what = (
+        f"{beyond} of {rows} rows are longer than the model's context of {context.length} tokens "
+        f"(max_position_embeddings), the longest by {longest - context.length}"
+    )
+    hint = f"set data.max_length: {context.length}; data.over_length says whether longer rows are cut or dropped"
+    return Problem(what, where, hint)
