@@ -52,8 +52,8 @@ def merge_and_ask_after_saving(spec: RunSpec, done: list[Path], monkeypatch: pyt
     """What another process does with a checkpoint, in the one that trains."""
     save = train.save
 
-    def save_and_use(session: Any, around: Any, position: Any) -> None:
-        save(session, around, position)
+    def save_and_use(session: Any, around: Any, position: Any, *, newest: int) -> None:
+        save(session, around, position, newest=newest)
         adapter, merged = run_root(spec) / "last/model", run_root(spec).parent / f"merged-{position.step}"
         with torch.random.fork_rng():  # for them alone: a process has one generator
             if spec.lora is not None:
