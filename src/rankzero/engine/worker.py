@@ -31,6 +31,7 @@ from rankzero.engine.distributed import (
 )
 from rankzero.engine.finish import copy_report, finish, finished_report
 from rankzero.engine.goodput import Ledger
+from rankzero.engine.hooks import Hooks
 from rankzero.engine.inputs import Inputs, read_inputs
 from rankzero.engine.metrics import MetricsLog
 from rankzero.engine.resume import (
@@ -67,8 +68,9 @@ from rankzero.spec.shardings import sharding_section
 from rankzero.track.protocol import TrackedRun, open_trackers
 
 
-def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
-    """Train, or continue, or find finished, one run as one of its processes. Returns the report.
+def run(spec: RunSpec, options: RunOptions, hooks: Hooks | None = None) -> dict[str, Any]:
+    """Train, or continue, or find finished, one run as one of its processes. Returns the report. `hooks` hear of its
+    steps.
 
     Raises a RankzeroError; StoppedError where a signal ended it after saving.
     """
@@ -134,6 +136,7 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
             stop=stop,
             ledger=ledger,
             manifest_meta={**meta, "layout": layout},
+            hooks=hooks or Hooks(),
         )
         log_plan(session, inputs, world)
         try:
