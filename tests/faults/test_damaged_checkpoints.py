@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from rankzero.cli.merge import adapter_of
 from rankzero.engine import finish, train
 from rankzero.errors import StoppedError, StorageError
 from rankzero.run_dir.atomic import verify_directory
 from rankzero.run_dir.paths import RunDir
-from rankzero.run_dir.result import find_result, verify_result
+from rankzero.run_dir.result import find_adapter, find_result, verify_result
 from rankzero.spec.run_spec import RunSpec
 from tests.support.runs import metrics, run_here, run_root, small_spec, stop_in
 
@@ -155,7 +154,7 @@ def test_a_damaged_result_is_named_by_all_who_read_it_and_written_anew(
     flip(weights)
     with pytest.raises(StorageError, match=r"adapter_model.safetensors: the bytes changed .*\n.*rankzero train"):
         find_result(str(run), "writes")
-    directory, _ = adapter_of(run, None)
+    directory = find_adapter(run).directory
     with pytest.raises(StorageError, match="the bytes changed"):
         verify_result(directory)
     for command in (f"generate {run} hello", f"merge {run} -o {tmp_path / 'merged'}"):

@@ -3,6 +3,7 @@ to the last bit, of one that only trains. For every kind of base."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rankzero.engine.hooks import Hooks
 from rankzero.machine import CPU_FEATURES_VARIABLE
 from rankzero.model.generate import answer, load_speaker
 from rankzero.model.merge import merge
+from rankzero.run_dir.result import as_it_was
 from rankzero.spec.run_spec import RunSpec
 from tests.support.runs import metrics, run_here, run_root, small_spec
 from tests.support.tiny import tiny_model, tiny_tokenizer
@@ -57,8 +59,9 @@ def merge_and_ask_after_saving(spec: RunSpec, done: list[Path]) -> Hooks:
         adapter, merged = run_root(spec) / "last/model", run_root(spec).parent / f"merged-{step}"
         with torch.random.fork_rng():  # for them alone: a process has one generator
             if spec.lora is not None:
-                merge(spec, adapter, merged)
-                answer(load_speaker(spec, adapter, dtype, torch.device("cpu")), ["Hi"], max_new_tokens=2)
+                merge(spec.model, adapter, merged)
+                result = replace(as_it_was(spec), adapter=adapter)
+                answer(load_speaker(result, dtype, torch.device("cpu")), ["Hi"], max_new_tokens=2)
         done.append(merged)
 
     return Hooks(saved=use)
