@@ -43,11 +43,11 @@ def spoil(patch: pytest.MonkeyPatch, damage: Any, *steps: int | None) -> None:
     """Damage checkpoints between the last step and the result; None stands for the best one."""
     export = finish.export
 
-    def damaged(session: Any, around: Any, inputs: Any, position: Any) -> int:
+    def damaged(session: Any, run: Any, inputs: Any, position: Any) -> int:
         for step in steps:
-            directory = around.run_dir.checkpoint(position.best_step if step is None else step)
+            directory = run.run_dir.checkpoint(position.best_step if step is None else step)
             damage(directory / ADAPTER)
-        return export(session, around, inputs, position)
+        return export(session, run, inputs, position)
 
     patch.setattr(finish, "export", damaged)
 

@@ -46,7 +46,7 @@ from rankzero.engine.resume import (
 )
 from rankzero.engine.setup import Session, build_session, collect_environment
 from rankzero.engine.signals import stop_on_signals
-from rankzero.engine.train import Surroundings, train
+from rankzero.engine.train import RunContext, train
 from rankzero.errors import INTERRUPTED, ExitCode, PeerLostError, RankzeroError, StorageError
 from rankzero.model.load import quiet_libraries
 from rankzero.redaction import Redactor
@@ -125,7 +125,7 @@ def run(spec: RunSpec, options: RunOptions, hooks: Hooks | None = None) -> dict[
         metrics = open_metrics(run_dir, spec, position) if world.is_main else None
         if metrics is not None:
             let_go(stack, metrics.close)
-        around = Surroundings(
+        context = RunContext(
             spec=spec,
             options=options,
             world=world,
@@ -140,14 +140,14 @@ def run(spec: RunSpec, options: RunOptions, hooks: Hooks | None = None) -> dict[
         )
         log_plan(session, inputs, world)
         try:
-            position = train(session, around, position)
+            position = train(session, context, position)
         except torch.OutOfMemoryError as error:
             raise out_of_memory(session, spec, world, device) from error
         measured = {
             "time_to_first_step_seconds": ledger.time_to_first_step,
             "peak_memory_bytes": max(gather_objects(peak_memory(device))),
         }
-        report = finish(session, around, inputs, position, environment, measured)
+        report = finish(session, context, inputs, position, environment, measured)
         if world.is_main:
             copy_report(report, options.report_json)
         return report
@@ -294,7 +294,10 @@ def log_plan(session: Session, inputs: Inputs, world: World) -> None:
     schedule = session.schedule
     logger.info(
         "[DATA] %d rows, %d steps an epoch, %d steps in all, %d process%s",
-        *(len(inputs.train), schedule.steps_per_epoch, schedule.total_steps, world.world_size),
+        len(inputs.train),
+        schedule.steps_per_epoch,
+        schedule.total_steps,
+        world.world_size,
         "" if world.world_size == 1 else "es",
     )
     logger.debug(
