@@ -107,18 +107,27 @@ def build_session(
         parallel = spread(sharding, model, spec, world, device, dtype)
     logger.info(
         "[MODEL] %s: %.1fM parameters, %.1fM of them trained, %s%s",
-        *(name, facts.total / 1e6, facts.trainable / 1e6, str(dtype).removeprefix("torch.")),
+        name,
+        facts.total / 1e6,
+        facts.trainable / 1e6,
+        str(dtype).removeprefix("torch."),
         "" if world.world_size == 1 else f", {sharding}",
     )
     logger.debug(
         "[MODEL] trainable parameters: %d of %d (%.3f%%); attention %s%s",
-        *(facts.trainable, facts.total, 100 * facts.trainable / facts.total, attention.implementation or "auto"),
+        facts.trainable,
+        facts.total,
+        100 * facts.trainable / facts.total,
+        attention.implementation or "auto",
         ", rows end to end" if attention.padding_free else "",
     )
     schedule = make_schedule(len(inputs.train), spec.train)
     logger.info(
         "[MODEL] optimizer %s, learning rate %g, schedule %s with %d warm-up steps",
-        *(spec.train.optimizer, learning_rate(spec), spec.train.lr_scheduler_type, schedule.warmup_steps),
+        spec.train.optimizer,
+        learning_rate(spec),
+        spec.train.lr_scheduler_type,
+        schedule.warmup_steps,
     )
     task = inputs.task
     collator = task.collator(inputs, padding_free=attention.padding_free, always_image=parallel.same_passes)
