@@ -15,20 +15,20 @@ from typing import Any
 import torch
 
 from rankzero.data.batches.loader import MicroBatch, Work
-from rankzero.engine.checkpoint import Position, prune_checkpoints, save_checkpoint, under, with_eval
+from rankzero.engine.checkpoint import Position, under, with_eval
 from rankzero.engine.console import RunConsole, logger
-from rankzero.engine.distributed import LONGEST_WAIT, World, gather_objects, time_limit
+from rankzero.engine.distributed import LONGEST_WAIT, World, time_limit
 from rankzero.engine.evaluate import evaluate
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.loss_scale import after_overflow, after_step, with_loss_scale
 from rankzero.engine.metrics import MetricsLog
 from rankzero.engine.optim import set_learning_rate
+from rankzero.engine.saving import Saver
 from rankzero.engine.setup import Session, learning_rate
 from rankzero.engine.signals import StopRequest
 from rankzero.engine.step import StepResult, non_finite_error
 from rankzero.errors import StoppedError
 from rankzero.model.compiling import save_artifacts
-from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
@@ -37,14 +37,14 @@ from rankzero.spec.schedule import Schedule, is_due
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the loop reports to and saves into. `lease` and `metrics` are the main rank's only."""
+    """What the loop reports to and saves into. `metrics` is the main rank's only."""
 
     spec: RunSpec
     options: RunOptions
     world: World
     console: RunConsole
     run_dir: RunDir
-    lease: Lease | None
+    saver: Saver
     metrics: MetricsLog | None
     stop: StopRequest
     ledger: Ledger
@@ -56,13 +56,12 @@ def train(session: Session, around: Surroundings, position: Position) -> Positio
     spec, schedule = around.spec, session.schedule
     clock = Clock(position)
     around.stop.defer(around.run_dir.stop_flag)
-    saved = position.step
     position = with_loss_scale(position, session.dtype)
     with around.console.progress("step", schedule.total_steps, position.step) as advance:
         if spec.eval.on_start and position.step == 0 and position.eval_first is None:
             position = evaluate_first(session, around, position, advance)
         while position.unevaluated is not None or not is_over(position, schedule):
-            around.stop.now("step", step=position.step, saved=saved)
+            around.stop.now("step", step=position.step, saved=around.saver.committed)
             begun = position.unevaluated
             if begun is None:
                 position, facts, stop = next_step(session, around, position, clock)
@@ -71,12 +70,13 @@ def train(session: Session, around: Surroundings, position: Position) -> Positio
 
             improved = False
             if session.eval is not None and is_due(spec.eval.every, position.step, schedule):
-                around.stop.now("evaluation", step=position.step, saved=saved)
+                around.stop.now("evaluation", step=position.step, saved=around.saver.committed)
                 judged = None if stop else run_evaluation(session, around, position, advance)
                 if judged is None:
                     log_metrics(around, position.step, facts)
                     position = replace(position, unevaluated=facts)
-                    save(session, around, position, newest=saved)
+                    save(session, around, position)
+                    wait_until_saved(around, position)
                     raise stopped(around, position)
                 position, improved = judged
                 facts |= position.eval_last or {}
@@ -89,12 +89,14 @@ def train(session: Session, around: Surroundings, position: Position) -> Positio
 
             over = is_over(position, schedule)
             if improved or over or stop or is_due(spec.checkpoint.every, position.step, schedule):
-                save(session, around, position, newest=saved)
-                saved = position.step
+                save(session, around, position)
             if stop and not over:
+                wait_until_saved(around, position)
                 raise stopped(around, position)
-    if saved != position.step or not around.run_dir.committed_steps():
-        save(session, around, position, newest=saved)
+    wait_until_saved(around, position)
+    if around.saver.taken != position.step or not around.run_dir.committed_steps():
+        save(session, around, position)
+        wait_until_saved(around, position)
     around.stop.now("result", step=position.step, saved=position.step)
     if position.ended_early:
         logger.info("[TRAIN] ended early: %d evaluations without a new best", position.evals_since_best)
@@ -155,7 +157,7 @@ def gradients(
     while True:
         result = session.stepper.gradients(
             *(session.train, work, position.step),
-            stop_wanted=around.stop.wanted,
+            stop_wanted=around.stop.wanted or around.saver.failed,
             on_pass=on_pass,
             loss_scale=position.loss_scale or 1.0,
         )
@@ -253,21 +255,20 @@ def run_evaluation(
     return position, improved
 
 
-def save(session: Session, around: Surroundings, position: Position, *, newest: int) -> None:
-    """Commit a checkpoint, move `best`, and drop what is no longer kept. `newest`: the step that was saved last."""
-    around.stop.now("save", step=position.step, saved=newest)
+def save(session: Session, around: Surroundings, position: Position) -> None:
+    """Have a checkpoint of this step written while the run goes on. Raises StorageError where the one before failed."""
+    around.stop.now("save", step=position.step, saved=around.saver.committed)
     with around.ledger.phase("checkpoint"):
-        save_checkpoint(around.run_dir, around.lease, session.parallel, position, around.manifest_meta, around.world)
-        if around.world.is_main:
-            if position.best_step == position.step:
-                around.run_dir.set_link("best", position.step)
-            elif position.best_step is None:
-                around.run_dir.drop_link("best")
-            prune_checkpoints(around.run_dir, keep=around.spec.checkpoint.keep, best_step=position.best_step)
-            if session.compiled is not None:
-                save_artifacts(session.compiled)
-        gather_objects(None)  # the others wait for the main rank here, and not in a step, where their time is short
-    logger.info("[CHECKPOINT] saved step %d", position.step)
+        around.saver.save(position)
+        if around.world.is_main and session.compiled is not None:
+            save_artifacts(session.compiled)
+
+
+def wait_until_saved(around: Surroundings, position: Position) -> None:
+    """Until what is being written is committed. Raises StorageError where it failed."""
+    around.stop.now("save", step=position.step, saved=around.saver.committed)
+    with around.ledger.phase("checkpoint"):
+        around.saver.wait()
 
 
 def stopped(around: Surroundings, position: Position) -> StoppedError:

@@ -43,6 +43,7 @@ from rankzero.engine.resume import (
     refuse_different_weights,
     refuse_foreign_directory,
 )
+from rankzero.engine.saving import Saver
 from rankzero.engine.setup import Session, build_session, collect_environment
 from rankzero.engine.signals import stop_on_signals
 from rankzero.engine.train import Surroundings, train
@@ -115,25 +116,29 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
         claim_directory(run_dir, spec, environment, world, console)
         if world.is_main:
             set_aside(run_dir, found)
-        if world.is_main and deepspeed is not None:
-            write_json(run_dir.root / "deepspeed.json", deepspeed)
+            if deepspeed is not None:
+                write_json(run_dir.root / "deepspeed.json", deepspeed)
         session = build_session(spec, inputs, world, device, dtype, ledger)
         layout = layout_of(session, spec, environment)
         position = restore(run_dir, saved, session, spec, layout, world, ledger)
         metrics = open_metrics(run_dir, spec, position) if world.is_main else None
         if metrics is not None:
             let_go(stack, metrics.close)
+        meta |= {"layout": layout}
+        keep = spec.checkpoint.keep
+        saver = Saver(run_dir, lease, session.parallel, world, meta=meta, keep=keep, step=position.step)
+        stack.enter_context(saver)
         around = Surroundings(
             spec=spec,
             options=options,
             world=world,
             console=console,
             run_dir=run_dir,
-            lease=lease,
+            saver=saver,
             metrics=metrics,
             stop=stop,
             ledger=ledger,
-            manifest_meta={**meta, "layout": layout},
+            manifest_meta=meta,
         )
         log_plan(session, inputs, world)
         try:
