@@ -17,7 +17,7 @@ from rankzero.run_dir.atomic import verify_directory
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.result import find_result, verify_result
 from rankzero.spec.run_spec import RunSpec
-from tests.support.runs import metrics, run_here, run_root, small_spec, stop_during_step
+from tests.support.runs import metrics, run_here, run_root, small_spec, stop_in
 
 pytestmark = pytest.mark.faults
 
@@ -36,10 +36,8 @@ def cut_off(path: Path) -> None:
 
 
 def stop(spec: RunSpec, step: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        stop_during_step(patch, step)
-        with pytest.raises(StoppedError):
-            run_here(spec)
+    with pytest.raises(StoppedError):
+        run_here(spec, hooks=stop_in(step))
 
 
 def spoil(patch: pytest.MonkeyPatch, damage: Any, *steps: int | None) -> None:

@@ -20,6 +20,7 @@ from rankzero.engine.console import RunConsole, logger
 from rankzero.engine.distributed import LONGEST_WAIT, World, time_limit
 from rankzero.engine.evaluate import evaluate
 from rankzero.engine.goodput import Ledger
+from rankzero.engine.hooks import Hooks
 from rankzero.engine.loss_scale import after_overflow, after_step, with_loss_scale
 from rankzero.engine.metrics import MetricsLog
 from rankzero.engine.optim import set_learning_rate
@@ -49,6 +50,7 @@ class Surroundings:
     stop: StopRequest
     ledger: Ledger
     manifest_meta: dict[str, Any]
+    hooks: Hooks
 
 
 def train(session: Session, around: Surroundings, position: Position) -> Position:
@@ -61,6 +63,7 @@ def train(session: Session, around: Surroundings, position: Position) -> Positio
         if spec.eval.on_start and position.step == 0 and position.eval_first is None:
             position = evaluate_first(session, around, position, advance)
         while position.unevaluated is not None or not is_over(position, schedule):
+            tell_what_is_saved(around)
             around.stop.now("step", step=position.step, saved=around.saver.committed)
             begun = position.unevaluated
             if begun is None:
@@ -123,14 +126,20 @@ def next_step(
     session: Session, around: Surroundings, position: Position, clock: Clock
 ) -> tuple[Position, dict[str, Any], bool]:
     """One optimizer step. Returns where the run is then, what metrics.jsonl gets of it, and whether to stop."""
-    spec, schedule = around.spec, session.schedule
+    spec, schedule, number = around.spec, session.schedule, position.step + 1
+    around.hooks.step_begins(number)
     before = time.monotonic()
     epoch, step_in_epoch = schedule.position(position.step)
     work = session.train.step(
         seed=spec.train.seed, epoch=epoch, step_in_epoch=step_in_epoch, size=spec.train.global_batch_size
     )
     rate = schedule.learning_rate(position.step, learning_rate(spec))
-    on_pass = batch_logger(around.options, position.step, step_in_epoch, schedule.steps_per_epoch)
+    log_pass = batch_logger(around.options, number, step_in_epoch, schedule.steps_per_epoch)
+
+    def on_pass(batch: MicroBatch, loss: torch.Tensor) -> None:
+        log_pass(batch, loss)
+        around.hooks.pass_done(number, batch, loss.detach())
+
     with around.ledger.phase("steps"), patience(around, first=around.ledger.time_to_first_step is None):
         position, result = gradients(session, around, position, work, on_pass)
         set_learning_rate(session.parallel.optimizer, rate)
@@ -138,7 +147,9 @@ def next_step(
     around.ledger.first_step_done()
     seconds = time.monotonic() - before
     position = replace(position, seconds=position.seconds + seconds, wall_seconds=clock.wall())
-    return position, step_facts(position, work, result, rate, seconds, schedule.steps_per_epoch), result.stop
+    facts = step_facts(position, work, result, rate, seconds, schedule.steps_per_epoch)
+    around.hooks.step_ends(number, facts)
+    return position, facts, result.stop
 
 
 def gradients(
@@ -269,6 +280,13 @@ def wait_until_saved(around: Surroundings, position: Position) -> None:
     around.stop.now("save", step=position.step, saved=around.saver.committed)
     with around.ledger.phase("checkpoint"):
         around.saver.wait()
+    tell_what_is_saved(around)
+
+
+def tell_what_is_saved(around: Surroundings) -> None:
+    """The hooks hear of checkpoints between steps, in the run's own thread."""
+    for step in around.saver.newly_committed():
+        around.hooks.saved(step)
 
 
 def stopped(around: Surroundings, position: Position) -> StoppedError:
@@ -307,7 +325,8 @@ def step_facts(
 def batch_logger(
     options: RunOptions, step: int, step_in_epoch: int, steps_per_epoch: int
 ) -> Callable[[MicroBatch, torch.Tensor], None]:
-    """[COLLATE] and [BATCH] lines at DEBUG: of all steps, or of the first and last of each epoch."""
+    """[COLLATE] and [BATCH] lines at DEBUG: of all steps, or of the first and last of each epoch. `step` counts
+    from 1."""
     edge = step_in_epoch in (0, steps_per_epoch - 1)
     if (
         options.log_level != "DEBUG"
@@ -322,7 +341,7 @@ def batch_logger(
         logger.debug("[COLLATE] %s, targets %d", shapes, len(batch.targets_N))
         mean = loss.item() / max(len(batch.targets_N), 1)
         logger.debug(
-            "[BATCH] step %d rows %d loss %.4f, %.3f s", step + 1, len(batch.rows), mean, time.monotonic() - started
+            "[BATCH] step %d rows %d loss %.4f, %.3f s", step, len(batch.rows), mean, time.monotonic() - started
         )
 
     return log

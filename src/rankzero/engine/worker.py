@@ -31,6 +31,7 @@ from rankzero.engine.distributed import (
 )
 from rankzero.engine.finish import copy_report, finish, finished_report
 from rankzero.engine.goodput import Ledger
+from rankzero.engine.hooks import Hooks
 from rankzero.engine.inputs import Inputs, read_inputs
 from rankzero.engine.metrics import MetricsLog
 from rankzero.engine.resume import (
@@ -68,8 +69,9 @@ from rankzero.spec.shardings import sharding_section
 from rankzero.track.protocol import TrackedRun, open_trackers
 
 
-def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
-    """Train, or continue, or find finished, one run as one of its processes. Returns the report.
+def run(spec: RunSpec, options: RunOptions, hooks: Hooks | None = None) -> dict[str, Any]:
+    """Train, or continue, or find finished, one run as one of its processes. Returns the report. `hooks` hear of its
+    steps.
 
     Raises a RankzeroError; StoppedError where a signal ended it after saving.
     """
@@ -94,13 +96,11 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
         refuse_foreign_directory(run_dir, spec, options)
         lease = Lease(run_dir.root) if world.is_main else None
         if lease is not None and run_dir.root.exists():
-            lease.acquire()
-            let_go(stack, lease.release)
+            hold(lease, stack)
         inputs = read_inputs(spec, world, ledger)
         environment = collect_environment(device, dtype, world)
         if lease is not None and not run_dir.root.exists():
-            lease.acquire()
-            let_go(stack, lease.release)
+            hold(lease, stack)
         logger.info("[DDP] %s on %s", place_of(world), device.describe())
         with ledger.phase("rendezvous"):
             stack.enter_context(process_group(world, device, dict(os.environ)))
@@ -119,15 +119,13 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
             if deepspeed is not None:
                 write_json(run_dir.root / "deepspeed.json", deepspeed)
         session = build_session(spec, inputs, world, device, dtype, ledger)
-        layout = layout_of(session, spec, environment)
-        position = restore(run_dir, saved, session, spec, layout, world, ledger)
+        meta |= {"layout": layout_of(session, spec, environment)}
+        position = restore(run_dir, saved, session, spec, meta["layout"], world, ledger)
         metrics = open_metrics(run_dir, spec, position) if world.is_main else None
         if metrics is not None:
             let_go(stack, metrics.close)
-        meta |= {"layout": layout}
-        keep = spec.checkpoint.keep
-        saver = Saver(run_dir, lease, session.parallel, world, meta=meta, keep=keep, step=position.step)
-        stack.enter_context(saver)
+        keep, step = spec.checkpoint.keep, position.step
+        saver = stack.enter_context(Saver(run_dir, lease, session.parallel, world, meta=meta, keep=keep, step=step))
         around = Surroundings(
             spec=spec,
             options=options,
@@ -139,6 +137,7 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
             stop=stop,
             ledger=ledger,
             manifest_meta=meta,
+            hooks=hooks or Hooks(),
         )
         log_plan(session, inputs, world)
         try:
@@ -153,6 +152,12 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
         if world.is_main:
             copy_report(report, options.report_json)
         return report
+
+
+def hold(lease: Lease, stack: ExitStack) -> None:
+    """Take the run directory until the run is over. Raises StorageError."""
+    lease.acquire()
+    let_go(stack, lease.release)
 
 
 def let_go(stack: ExitStack, release: Callable[[], None]) -> None:
