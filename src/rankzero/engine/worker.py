@@ -44,6 +44,7 @@ from rankzero.engine.resume import (
     refuse_different_weights,
     refuse_foreign_directory,
 )
+from rankzero.engine.saving import Saver
 from rankzero.engine.setup import Session, build_session, collect_environment
 from rankzero.engine.signals import stop_on_signals
 from rankzero.engine.train import RunContext, train
@@ -95,13 +96,11 @@ def run(spec: RunSpec, options: RunOptions, hooks: Hooks | None = None) -> dict[
         refuse_foreign_directory(run_dir, spec, options)
         lease = Lease(run_dir.root) if world.is_main else None
         if lease is not None and run_dir.root.exists():
-            lease.acquire()
-            let_go(stack, lease.release)
+            hold(lease, stack)
         inputs = read_inputs(spec, world, ledger)
         environment = collect_environment(device, dtype, world)
         if lease is not None and not run_dir.root.exists():
-            lease.acquire()
-            let_go(stack, lease.release)
+            hold(lease, stack)
         logger.info("[DDP] %s on %s", place_of(world), device.describe())
         with ledger.phase("rendezvous"):
             stack.enter_context(process_group(world, device, dict(os.environ)))
@@ -117,25 +116,27 @@ def run(spec: RunSpec, options: RunOptions, hooks: Hooks | None = None) -> dict[
         claim_directory(run_dir, spec, environment, world, console)
         if world.is_main:
             set_aside(run_dir, found)
-        if world.is_main and deepspeed is not None:
-            write_json(run_dir.root / "deepspeed.json", deepspeed)
+            if deepspeed is not None:
+                write_json(run_dir.root / "deepspeed.json", deepspeed)
         session = build_session(spec, inputs, world, device, dtype, ledger)
-        layout = layout_of(session, spec, environment)
-        position = restore(run_dir, saved, session, spec, layout, world, ledger)
+        meta |= {"layout": layout_of(session, spec, environment)}
+        position = restore(run_dir, saved, session, spec, meta["layout"], world, ledger)
         metrics = open_metrics(run_dir, spec, position) if world.is_main else None
         if metrics is not None:
             let_go(stack, metrics.close)
+        keep, step = spec.checkpoint.keep, position.step
+        saver = stack.enter_context(Saver(run_dir, lease, session.parallel, world, meta=meta, keep=keep, step=step))
         context = RunContext(
             spec=spec,
             options=options,
             world=world,
             console=console,
             run_dir=run_dir,
-            lease=lease,
+            saver=saver,
             metrics=metrics,
             stop=stop,
             ledger=ledger,
-            manifest_meta={**meta, "layout": layout},
+            manifest_meta=meta,
             hooks=hooks or Hooks(),
         )
         log_plan(session, inputs, world)
@@ -151,6 +152,12 @@ def run(spec: RunSpec, options: RunOptions, hooks: Hooks | None = None) -> dict[
         if world.is_main:
             copy_report(report, options.report_json)
         return report
+
+
+def hold(lease: Lease, stack: ExitStack) -> None:
+    """Take the run directory until the run is over. Raises StorageError."""
+    lease.acquire()
+    let_go(stack, lease.release)
 
 
 def let_go(stack: ExitStack, release: Callable[[], None]) -> None:
