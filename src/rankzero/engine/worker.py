@@ -9,8 +9,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,17 +44,20 @@ from rankzero.engine.resume import (
     refuse_foreign_directory,
 )
 from rankzero.engine.setup import Session, build_session, collect_environment
-from rankzero.engine.signals import stop_on_signals
+from rankzero.engine.signals import Activity, Tell, stop_on_signals
 from rankzero.engine.train import Surroundings, train
 from rankzero.errors import INTERRUPTED, ExitCode, PeerLostError, RankzeroError, StorageError
 from rankzero.model.load import quiet_libraries
 from rankzero.redaction import Redactor
 from rankzero.run_dir.atomic import put_back_displaced, remove_stale, write_json, write_text
 from rankzero.run_dir.handover import (
+    BEAT_FILE_VARIABLE,
     ERROR_FILE_VARIABLE,
     PARENT_VARIABLE,
     STACK_FILE_VARIABLE,
+    Beat,
     read_payload,
+    write_beat,
     write_error,
 )
 from rankzero.run_dir.lease import Lease
@@ -75,7 +78,7 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
     ledger = Ledger()
     world = world_from_env(dict(os.environ))
     quiet_libraries()
-    with stop_on_signals(logger.warning) as stop, ExitStack() as stack:
+    with beats() as tell, stop_on_signals(logger.warning, tell) as stop, ExitStack() as stack:
         console = RunConsole(speaks=world.is_main, level=options.log_level)
         stack.callback(console.close)
         stack.enter_context(results_alone_on_stdout())
@@ -148,6 +151,25 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
         if world.is_main:
             copy_report(report, options.report_json)
         return report
+
+
+@contextmanager
+def beats() -> Iterator[Tell | None]:
+    """Tells the launcher what the loop does, where it wants to know."""
+    path = os.environ.get(BEAT_FILE_VARIABLE)
+    if path is None:
+        yield None
+        return
+    begun = 0
+    with open(path, "wb", buffering=0) as file:
+
+        def tell(activity: Activity, step: int) -> None:
+            nonlocal begun
+            begun += activity == "step"
+            with suppress(OSError):  # of a full /tmp: the run goes on unwatched
+                write_beat(file.fileno(), Beat(activity, step, begun))
+
+        yield tell
 
 
 def let_go(stack: ExitStack, release: Callable[[], None]) -> None:
@@ -318,7 +340,7 @@ def main() -> None:
     except KeyboardInterrupt:  # before the run listens itself
         sys.exit(INTERRUPTED)
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # the outcome is decided; the interpreter takes a moment to end
     if os.environ.get("RANK", "0") == "0":
         print_result(json.dumps(report))
@@ -339,6 +361,7 @@ def hand_over(error: Exception) -> int:
 
 def tell_where_on_request() -> None:
     """On SIGUSR1 write the stacks of all threads, also from within a call that never returns."""
+    faulthandler.enable()  # of a crash in C, the place on standard error
     path = os.environ.get(STACK_FILE_VARIABLE)
     if path is not None:
         faulthandler.register(signal.SIGUSR1, file=open(path, "w"), all_threads=True)  # noqa: SIM115 - open till the end
