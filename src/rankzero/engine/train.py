@@ -23,6 +23,7 @@ from rankzero.engine.goodput import Ledger
 from rankzero.engine.loss_scale import after_overflow, after_step, with_loss_scale
 from rankzero.engine.metrics import MetricsLog
 from rankzero.engine.optim import set_learning_rate
+from rankzero.engine.pace import Pace
 from rankzero.engine.setup import Session, learning_rate
 from rankzero.engine.signals import StopRequest
 from rankzero.engine.step import StepResult, non_finite_error
@@ -37,7 +38,7 @@ from rankzero.spec.schedule import Schedule, is_due
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the loop reports to and saves into. `lease` and `metrics` are the main rank's only."""
+    """What the loop reports to and saves into. `lease`, `metrics` and `pace` are the main rank's only."""
 
     spec: RunSpec
     options: RunOptions
@@ -48,6 +49,7 @@ class Surroundings:
     metrics: MetricsLog | None
     stop: StopRequest
     ledger: Ledger
+    pace: Pace | None
     manifest_meta: dict[str, Any]
 
 
@@ -136,7 +138,8 @@ def next_step(
     around.ledger.first_step_done()
     seconds = time.monotonic() - before
     position = replace(position, seconds=position.seconds + seconds, wall_seconds=clock.wall())
-    return position, step_facts(position, work, result, rate, seconds, schedule.steps_per_epoch), result.stop
+    facts = step_facts(position, work, result, rate, seconds, schedule.steps_per_epoch)
+    return position, facts | (around.pace.add(result.ranks) if around.pace is not None else {}), result.stop
 
 
 def gradients(

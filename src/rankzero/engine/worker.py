@@ -7,6 +7,7 @@ import faulthandler
 import json
 import os
 import signal
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -33,6 +34,7 @@ from rankzero.engine.finish import copy_report, finish, finished_report
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.inputs import Inputs, read_inputs
 from rankzero.engine.metrics import MetricsLog
+from rankzero.engine.pace import Pace
 from rankzero.engine.resume import (
     Differences,
     check_same_run,
@@ -136,6 +138,7 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
             metrics=metrics,
             stop=stop,
             ledger=ledger,
+            pace=open_pace(session, world),
             manifest_meta={**meta, "layout": layout},
         )
         log_plan(session, inputs, world)
@@ -146,6 +149,7 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
         measured = {
             "time_to_first_step_seconds": ledger.time_to_first_step,
             "peak_memory_bytes": max(gather_objects(peak_memory(device))),
+            "stragglers": around.pace.report() if around.pace is not None else [],
         }
         report = finish(session, around, inputs, position, environment, measured)
         if world.is_main:
@@ -301,6 +305,13 @@ def open_metrics(run_dir: RunDir, spec: RunSpec, position: Position) -> MetricsL
     trackers = partial(open_trackers, spec.tracking, tracked)
     whole = position.step - (position.unevaluated is not None)  # the last line of the others lacks its evaluation
     return MetricsLog(run_dir, resume_step=whole, trackers=trackers)
+
+
+def open_pace(session: Session, world: World) -> Pace | None:
+    """What compares the ranks, on the main one; None where there is nothing to compare. A collective."""
+    hosts = gather_objects(socket.gethostname())
+    alone = world.world_size == 1 or sharding_section(session.parallel.name).divides
+    return Pace(hosts) if world.is_main and not alone else None
 
 
 def total_steps(inputs: Inputs, spec: RunSpec) -> int:

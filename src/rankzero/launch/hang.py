@@ -118,7 +118,7 @@ class HangWatch:
         again, it is said and waited for.
         """
         now = time.monotonic()
-        if now < self._next or not self._workers.running():
+        if now < self._next or not self._workers.running() or self._workers.failing:
             return
         self._next = now + LOOK_SECONDS
         suspended, paused = self._workers.long_suspended(), self._attended and self._workers.all_suspended()
@@ -139,8 +139,9 @@ class HangWatch:
         """Who is waited for, with the stacks of all kept."""
         workers = self._workers
         places = workers.ask_for_stacks()
-        step = max((beat.step + 1 for path in workers.beats if (beat := read_beat(path))), default=0)
-        kept = self._keep(step, str(stall or "suspended"))
+        beats = [beat for path in workers.beats if (beat := read_beat(path)) is not None]
+        step = stall.step if stall is not None else min((beat.step + 1 for beat in beats), default=0)
+        kept = self._keep(step, str(stall or "some are suspended"))
         hint = f"the stacks of all ranks are in {kept}; {_AGAIN}" if kept else _AGAIN
         if suspended:
             names = ", ".join(workers.name(local) for local in suspended)
@@ -176,7 +177,8 @@ def _write(workers: Workers, directory: Path, why: str) -> None:
         for local, process in enumerate(workers.processes):
             path = directory / f"rank-{workers.rank(local)}.txt"
             with path.open("a", encoding="utf-8") as file:
-                file.write(f"{now} {workers.name(local)}, {workers.state(local)}: {why}\n{workers.stack(local)}\n")
+                state = f"{workers.name(local)}, {workers.state(local)}, {read_beat(workers.beats[local])}"
+                file.write(f"{now} {state}: {why}\n{workers.stack(local)}\n")
                 file.write(_py_spy(process.pid))
         for trace in workers.collective_traces():
             shutil.copy(trace, directory)

@@ -130,6 +130,11 @@ class Workers:
             self._failed_at = time.monotonic()
         return any(process.poll() is None for process in self.processes)
 
+    @property
+    def failing(self) -> bool:
+        """Whether one has failed, so that the others are about to notice."""
+        return self._first_failed is not None
+
     def peers_are_late(self, grace_seconds: float) -> bool:
         """Whether one failed and the others had their time to notice. A stopped one's peers are still saving; those
         that are suspended never will, and those of an interrupted one need not."""

@@ -43,6 +43,9 @@ class Beat:
     begun: int
     """Steps that were begun in this start; the first may compile."""
 
+    def __str__(self) -> str:
+        return f"{self.activity} after {self.step} steps"
+
 
 def write_beat(file: int, beat: Beat) -> None:
     """Replace what an open file says, in one call of a few microseconds. Raises OSError."""

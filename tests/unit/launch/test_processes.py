@@ -127,7 +127,7 @@ def test_processes_that_wait_for_a_suspended_one_are_ended(two: Two, monkeypatch
     kept = two.folder / "run/logs/hang-step-0"
     assert str(kept) in str(failure)
     assert re.search(r"in main\n", (kept / "rank-0.txt").read_text()), "where the others waited"
-    assert re.search(r"rank 1 on \S+, pid \d+, suspended", (kept / "rank-1.txt").read_text())
+    assert re.search(r"rank 1 on \S+, pid \d+, suspended, None: some are suspended", (kept / "rank-1.txt").read_text())
 
 
 def test_all_of_them_suspended_is_a_pause(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +146,15 @@ def test_a_suspension_that_ends_in_time_is_forgotten(two: Two, monkeypatch: pyte
     wait_for(lambda: not processes._is_suspended(two.workers.processes[1]))
     watch(two, monkeypatch).look(end=False)
     assert two.workers.running()
+
+
+def test_what_a_dead_process_leaves_behind_is_no_hang(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = late(two, monkeypatch)
+    two.workers.processes[0].kill()
+    wait_for(lambda: two.left(0))
+    found.look(end=True)
+    assert two.workers.running(), "the other one is about to notice by itself"
+    assert not (two.folder / "run").exists()
 
 
 def late(two: Two, monkeypatch: pytest.MonkeyPatch, **place: bool) -> HangWatch:
