@@ -134,6 +134,14 @@ def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
+def in_own_slot(values: list[float], device: torch.device) -> torch.Tensor:
+    """`values` in this rank's place among zeros for the others', (ranks, values): a sum over ranks has everybody's."""
+    ranks, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
+    slots = torch.zeros(ranks, len(values), device=device)
+    slots[rank] = torch.tensor(values, device=device)
+    return slots
+
+
 def any_rank(wish: bool, device: torch.device) -> bool:
     """Whether one rank or more has this wish, the same on every rank."""
     if not dist.is_initialized():

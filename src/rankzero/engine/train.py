@@ -24,6 +24,7 @@ from rankzero.engine.hooks import Hooks
 from rankzero.engine.loss_scale import after_overflow, after_step, with_loss_scale
 from rankzero.engine.metrics import MetricsLog
 from rankzero.engine.optim import set_learning_rate
+from rankzero.engine.pace import Pace
 from rankzero.engine.saving import Saver
 from rankzero.engine.setup import Session, learning_rate
 from rankzero.engine.signals import StopRequest
@@ -38,7 +39,7 @@ from rankzero.spec.schedule import Schedule, is_due
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What the loop reports to and saves into. `metrics` is the main rank's only."""
+    """What the loop reports to and saves into. `metrics` and `pace` are the main rank's only."""
 
     spec: RunSpec
     options: RunOptions
@@ -49,6 +50,7 @@ class RunContext:
     metrics: MetricsLog | None
     stop: StopRequest
     ledger: Ledger
+    pace: Pace | None
     manifest_meta: dict[str, Any]
     hooks: Hooks
 
@@ -148,6 +150,8 @@ def next_step(
     seconds = time.monotonic() - before
     position = replace(position, seconds=position.seconds + seconds, wall_seconds=clock.wall())
     facts = step_facts(position, work, result, rate, seconds, schedule.steps_per_epoch)
+    if run.pace is not None:
+        facts |= run.pace.add(result.ranks)
     run.hooks.step_ends(number, facts)
     return position, facts, result.stop
 

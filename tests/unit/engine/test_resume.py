@@ -48,8 +48,11 @@ def assert_same_state(a: dict[str, Any], b: dict[str, Any]) -> None:
         assert torch.equal(tensor, b["tensors"][name]), name
 
 
+CLOCKS = {"time", "tokens_per_second", "slowest_rank", "slowest_rank_slowdown", "straggler"}
+
+
 def without_clock(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if k not in {"time", "tokens_per_second"}} for row in rows]
+    return [{k: v for k, v in row.items() if k not in CLOCKS} for row in rows]
 
 
 @pytest.fixture(scope="module")
