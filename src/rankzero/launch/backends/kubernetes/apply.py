@@ -46,7 +46,7 @@ TRIES = 4
 _STRICT = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
 _APPLY = {**_STRICT, "force": "true"}
 _DRY = {"dryRun": "All"}
-_SAY = {"create": "created", "update": "up to date", "replace": "created again", "resume": "started again"}
+_SAY = {"create": "created", "update": "up to date"}
 
 
 @dataclass(slots=True)
@@ -257,17 +257,19 @@ class Submission:
         return replace(step, existing=there)
 
     def _do(self, step: Step) -> None:
-        name, words = name_of(step.manifest), _SAY.get(step.do, "")
+        name, there = name_of(step.manifest), step.existing
         if step.do == "keep":
             return
-        if step.do == "resume" and step.existing is not None:
-            words = start_again(self.api, self.discovery, step.existing, step.manifest)
-        else:
-            if step.do == "replace" and step.existing is not None:
-                remove(self.api, step.existing, run=None)  # it came back in between
-            resource, title = resource_of(step.manifest), str(step.manifest["metadata"]["name"])
-            self.api.write("PATCH", resource, title, step.manifest, params=_APPLY, content_type=APPLY_PATCH)
-        self.say(f"{name} {words}")
+        if step.do == "resume" and there is not None:
+            words = start_again(self.api, self.discovery, there, step.manifest)
+            if words:
+                self.say(f"{name} {words}")
+                return
+        if there is not None and step.do in ("replace", "resume"):  # it came back in between, or is not ours to resume
+            remove(self.api, there, run=None)
+        resource, title = resource_of(step.manifest), str(step.manifest["metadata"]["name"])
+        self.api.write("PATCH", resource, title, step.manifest, params=_APPLY, content_type=APPLY_PATCH)
+        self.say(f"{name} {_SAY.get(step.do, 'created again')}")
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from rankzero.errors import AccessError, ConfigError, ServiceError
 from rankzero.launch.backend import AlreadyRunsError, LogQuery
 from rankzero.launch.backends.preparation import PreparationError
 from rankzero.launch.labels import Manifest
+from rankzero.launch.status import run_status
 from tests.support.fake_cluster import Act, life, plain
 from tests.unit.launch.backends.kubernetes.runs import STORAGE, Bench, objects
 
@@ -383,6 +384,12 @@ class TestPreparation:
         assert bench.cluster.names("jobs") == ["jobs/r", "jobs/r-prepare"]
 
 
+def suspended_by_kueue(body: Manifest) -> None:
+    """What Kueue's webhook does with what has a queue's label."""
+    if body["kind"] == "Job" and "kueue.x-k8s.io/queue-name" in body["metadata"]["labels"]:
+        body["spec"]["suspend"] = True
+
+
 class TestKueue:
     """Kueue says when a run starts; suspending is its language."""
 
@@ -410,6 +417,55 @@ class TestKueue:
         assert bench.heard("back in its queue")
         assert bench.cluster.get("workloads", "job-r")["spec"]["active"] is True
         assert bench.cluster.get("jobs", "r")["spec"]["suspend"] is True
+
+    @pytest.mark.parametrize("verb", ["patch", "list"])
+    def test_with_kueues_own_user_role_the_job_goes_and_comes_back(self, bench: Bench, verb: str) -> None:
+        """Its batch-user role may view Workloads, and what else suspends an admitted Job, Kueue takes back."""
+        manifests = self.submit(bench)
+        bench.cluster.forbidden.add((verb, "workloads"))
+        bench.backend().cancel("r", bench.said.append)
+        bench.cluster.world.run_down()
+        assert bench.cluster.names("jobs", "configmaps") == ["configmaps/r"]
+        assert bench.heard("Kueue starts again what is suspended")
+        assert run_status(bench.backend().collect("r")).phase == "Stopped"
+        bench.submit(manifests)
+        assert bench.cluster.names("jobs") == ["jobs/r"]
+
+    def test_what_somebody_else_has_put_aside_is_made_again(self, bench: Bench) -> None:
+        manifests = self.submit(bench)
+        bench.backend().cancel("r", bench.said.append)
+        uid = bench.cluster.get("jobs", "r")["metadata"]["uid"]
+        bench.cluster.forbidden.add(("patch", "workloads"))
+        bench.submit(manifests)
+        assert bench.cluster.get("jobs", "r")["metadata"]["uid"] != uid
+
+    def test_one_that_waits_in_its_queue_is_left_there(self, bench: Bench) -> None:
+        manifests = self.submit(bench)
+        bench.cluster.forbidden.add(("patch", "workloads"))
+        bench.submit(manifests)
+        assert bench.heard("waits in its queue")
+        assert "PATCH jobs/r" not in bench.cluster.changes()[-1:]
+
+    def test_a_preparation_waits_in_the_queue_too(self, bench: Bench) -> None:
+        """Kueue suspends it, and takes it back where others need the room: neither is its failure."""
+        bench.cluster.plurals |= {"workloads", "localqueues"}
+        bench.cluster.publish()
+        queue = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", "metadata": {"name": "gpus"}}
+        bench.cluster.store.put(queue)
+        bench.cluster.writes.admission.append(suspended_by_kueue)
+        bench.cluster.script("prepare", 0, life("fetched"))
+
+        def admit() -> None:
+            seen = run_status(bench.backend().collect("r"))
+            assert (seen.phase, seen.is_over) == ("Queued", False), seen
+            job = bench.cluster.get("jobs", "r-prepare")
+            assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+            bench.cluster.store.put({**job, "spec": {**job["spec"], "suspend": False}})
+
+        bench.said.reactions["waits in queue gpus"] = admit
+        bench.submit(objects(prepare="always", queue={"name": "gpus"}))
+        assert bench.heard("prepared")
+        assert bench.cluster.names("jobs") == ["jobs/r", "jobs/r-prepare"]
 
 
 class TestSubmissionSecret:
