@@ -11,6 +11,7 @@ from rankzero.launch.backends.kubernetes.api import MERGE_PATCH, Api, list_each
 from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.errors import ApiError, as_error
 from rankzero.launch.backends.kubernetes.resources import (
+    ADDED,
     CLAIM,
     CORE,
     SECRET,
@@ -173,6 +174,8 @@ def _parts(api: Api, discovery: Discovery, run: str, *, claims: bool, say: Say) 
     yield from templates
     for resource in CORE:
         yield from _listed(api, resource, selector, say)
+    for resource in (one for one in ADDED if discovery.serves(one)):  # most who may not look have never made one
+        yield from _listed(api, resource, selector, lambda _line: None)
     yield from _submission_secret(api, run, say)
     yield from (pod for pod in pods if not is_owned(pod))
     if claims:

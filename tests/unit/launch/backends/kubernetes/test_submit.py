@@ -517,6 +517,34 @@ class TestSubmissionSecret:
         assert bench.cluster.names() == []
 
 
+class TestVolcano:
+    """Its own controller makes groups of one for pods that name none, which is no gang."""
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_the_pods_of_every_kind_are_placed_together(self, bench: Bench, kind: str) -> None:
+        bench.cluster.plurals.add("podgroups")
+        bench.cluster.publish()
+        bench.submit(objects(kind=kind, scheduler="volcano", annotations={"scheduling.volcano.sh/queue-name": "ml"}))
+        assert bench.cluster.get("podgroups", "r")["spec"] == {"minMember": 2, "queue": "ml"}
+        bench.cluster.world.run_down()
+        pods = bench.cluster.store.of("pods")
+        assert {pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] for pod in pods} == {"r"}
+        assert {pod["spec"]["schedulerName"] for pod in pods} == {"volcano"}
+        bench.backend().delete("r", claims=False, say=bench.said.append)
+        assert bench.cluster.names("podgroups") == []
+
+    def test_the_preparation_is_a_group_of_its_own(self, bench: Bench) -> None:
+        rendered = objects(prepare="always", scheduler="volcano")
+        job = next(one for one in rendered if one["metadata"]["name"] == "r-prepare")
+        assert "scheduling.k8s.io/group-name" not in job["spec"]["template"]["metadata"]["annotations"]
+
+    def test_where_it_is_not_installed(self, bench: Bench) -> None:
+        with pytest.raises(ConfigError, match="does not serve PodGroup") as caught:
+            bench.submit(objects(scheduler="volcano"))
+        assert "Volcano is not installed" in caught.value.problems[0].hint
+        assert bench.cluster.names() == []
+
+
 def test_a_network_policy_where_asked(bench: Bench) -> None:
     bench.submit(objects(network_policy=True))
     policy = bench.cluster.get("networkpolicies", "r")["spec"]
