@@ -66,6 +66,7 @@ class Submission:
         """All of it."""
         run = str(label(self.objects[-1], labels.RUN))
         try:
+            self.objects = [self._as_served(one) for one in self.objects]
             plan = decide(self.objects, self._existing())
             stale = self._of_other_kinds(run)
             plan = replace(plan, problems=(*plan.problems, *self._missing(plan)))
@@ -77,6 +78,17 @@ class Submission:
             if step.do == "keep" and step.note:
                 self.say(f"{name_of(step.manifest)} {step.note}")
         self._apply_all(run, plan, stale, later)
+
+    def _as_served(self, manifest: Manifest) -> Manifest:
+        """The object without what only newer versions of its controller know, where the cluster has an older one."""
+        kind = kind_of(manifest)
+        newer = kind.newer if kind is not None else None
+        if newer is None or newer.resource.kind != manifest["kind"] or not self.discovery.serves(newer.resource):
+            return manifest
+        if self.discovery.knows(newer.resource, newer.field):
+            return manifest
+        self.say(f"{newer.resource.kind} of this cluster has no {newer.field}: {newer.loses}")
+        return newer.without(manifest)
 
     def _ask(self, plan: Steps, stale: list[Manifest]) -> None:
         """Raise AlreadyRunsError where pods would be ended that nobody has said may be."""

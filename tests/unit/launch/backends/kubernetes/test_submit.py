@@ -517,6 +517,50 @@ class TestSubmissionSecret:
         assert bench.cluster.names() == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "plural", "group"),
+    [
+        ("jobset", "jobsets", "jobset.x-k8s.io/v1alpha2"),
+        ("trainjob", "trainingruntimes", "trainer.kubeflow.org/v1alpha1"),
+    ],
+)
+class TestOlderJobSet:
+    """JobSet before 0.10 and Trainer 2.0 know no onJobFailureMessagePatterns, and would refuse the whole object."""
+
+    def rules(self, bench: Bench, plural: str) -> tuple[list[Any], list[Any]]:
+        spec = bench.cluster.get(plural, "r")["spec"]
+        spec = spec.get("template", {}).get("spec", spec)
+        job = spec["replicatedJobs"][0]["template"]["spec"]
+        return spec["failurePolicy"]["rules"], job["podFailurePolicy"]["rules"]
+
+    def test_one_that_knows_them_gets_them(self, bench: Bench, kind: str, plural: str, group: str) -> None:
+        served = {"components": {"schemas": {"Rule": {"properties": {"onJobFailureMessagePatterns": {}}}}}}
+        bench.cluster.documents[f"/openapi/v3/apis/{group}"] = served
+        bench.submit(objects(kind=kind))
+        of_set, of_job = self.rules(bench, plural)
+        assert [rule["name"] for rule in of_set] == ["outOfTime", "neverRetried", "stoppedOrDisrupted"]
+        assert len(of_job) == 3
+        assert not bench.heard("onJobFailureMessagePatterns")
+
+    @pytest.mark.parametrize("readable", [True, False])
+    def test_one_that_does_not_ends_what_can_never_succeed_and_charges_the_rest(
+        self, bench: Bench, kind: str, plural: str, group: str, readable: bool
+    ) -> None:
+        if readable:
+            bench.cluster.documents[f"/openapi/v3/apis/{group}"] = {"components": {"schemas": {}}}
+        bench.submit(objects(kind=kind))
+        of_set, of_job = self.rules(bench, plural)
+        failed = {"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"], "name": "neverRetried"}
+        assert failed in of_set and len(of_set) == 2, "whatever no rule is about restarts all pods, and is charged"
+        assert [rule["action"] for rule in of_job] == ["FailJob"] and of_job[0]["onExitCodes"]["values"] == [
+            2,
+            65,
+            77,
+            78,
+        ]
+        assert bench.heard("stopped and evicted pods count against max_restarts")
+
+
 class TestVolcano:
     """Its own controller makes groups of one for pods that name none, which is no gang."""
 
