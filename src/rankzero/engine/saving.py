@@ -31,7 +31,7 @@ _MOST_OF_MEMORY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class _Contents:
+class Contents:
     """What this rank has of one checkpoint."""
 
     position: Position
@@ -81,7 +81,7 @@ class Saver:
         self.taken = position.step
         tensors = self._parallel.snapshot()
         at_once = not all(gather_objects(self._has_room(tensors.nbytes)))
-        contents = _Contents(position, tensors if at_once else tensors.copied(), generator_states())
+        contents = Contents(position, tensors if at_once else tensors.copied(), generator_states())
         if at_once:
             logger.debug("[CHECKPOINT] no memory for a copy: the steps wait until step %d is saved", position.step)
             self._write(contents)
@@ -115,9 +115,9 @@ class Saver:
     def _has_room(self, nbytes: int) -> bool:
         return nbytes == 0 or nbytes * self._world.local_world_size < _MOST_OF_MEMORY * available_memory()
 
-    def _write(self, contents: _Contents) -> None:
+    def _write(self, contents: Contents) -> None:
         try:
-            self._commit(contents)
+            self.commit(contents)
         except StorageError as error:
             self._failure = error
         except Exception as error:
@@ -129,7 +129,7 @@ class Saver:
             self._untold.append(step)
             logger.info("[CHECKPOINT] saved step %d", step)
 
-    def _commit(self, contents: _Contents) -> None:
+    def commit(self, contents: Contents) -> None:
         """Write and commit a checkpoint. A collective of the thread's own group; raises StorageError on every rank."""
         step, world = contents.position.step, self._world
         name: str = broadcast_object(stage_name(f"step-{step}") if world.is_main else None, self._group)

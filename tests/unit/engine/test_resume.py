@@ -15,7 +15,7 @@ from rankzero.engine.checkpoint import Position, under
 from rankzero.engine.hooks import Hooks
 from rankzero.engine.resume import check_same_run, how_it_continues
 from rankzero.errors import ConfigError, ExitCode, RankzeroError, StoppedError
-from rankzero.launch.node import prepare
+from rankzero.launch.node import preparation
 from rankzero.launch.node.output import Output
 from rankzero.launch.node.settings import NodeSettings
 from rankzero.launch.node.stop import StopWish
@@ -344,4 +344,4 @@ def other(spec: RunSpec, folder: Path) -> RunSpec:
 def prepared(folder: Path, spec: RunSpec, **options: Any) -> RankzeroError | None:
     """What the preparation's pod ends with."""
     output = Output(Redactor({}))
-    return prepare.run(spec, NodeSettings(run="r", options=RunOptions(**options)), output, StopWish())
+    return preparation.run(spec, NodeSettings(run="r", options=RunOptions(**options)), output, StopWish())
