@@ -1,4 +1,4 @@
-"""Dialogues as data sets have them, to be put through every chat template. Knows no template, and nothing of rankzero."""
+"""Dialogues as data sets have them, to be put through every chat template. Knows no template and no code of ours."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ DIALOGUES: dict[str, Dialogue] = {
     ),
     "reasoning first": Dialogue((_ROUNDS[0], replace(_ROUNDS[1], thought=_FIRST_THOUGHT), *_ROUNDS[2:4])),
     "tools": Dialogue(_TOOL_ROUND, (WEATHER,)),
-    "tools, system": Dialogue((Turn("system", "Be brief."), *_TOOL_ROUND), (WEATHER,)),
+    "tools with system": Dialogue((Turn("system", "Be brief."), *_TOOL_ROUND), (WEATHER,)),
     "calls alone": Dialogue(_TOOL_ROUND),
     "two calls": Dialogue(
         (
@@ -151,7 +151,7 @@ DIALOGUES: dict[str, Dialogue] = {
     "text and call": Dialogue((_ASKS_WEATHER, replace(_CALLS, text="I look it up."), _TELLS, _ENDS), (WEATHER,)),
     "call last": Dialogue(_TOOL_ROUND[:2], (WEATHER,)),
     "two tool rounds": Dialogue((*_TOOL_ROUND, *_CUZCO_ROUND), (WEATHER,)),
-    "reasoning, tools": Dialogue(
+    "reasoning with tools": Dialogue(
         (
             _ASKS_WEATHER,
             replace(_CALLS, thought=_FIRST_THOUGHT),

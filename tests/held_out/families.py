@@ -38,7 +38,8 @@ _INST = "<s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_CALL
 _GEMMA = "<bos> <eos> <start_of_turn> <end_of_turn> <start_of_image>"
 _PHI = "<|endoftext|> <|system|> <|user|> <|assistant|> <|end|>"
 _DEEPSEEK = (
-    "<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜> <｜User｜> <｜Assistant｜> <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> "
+    "<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜> <｜User｜> <｜Assistant｜> "
+    "<｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> "
     "<｜tool▁call▁begin｜> <｜tool▁call▁end｜> <｜tool▁sep｜> <｜tool▁outputs▁begin｜> <｜tool▁outputs▁end｜> "
     "<｜tool▁output▁begin｜> <｜tool▁output▁end｜>"
 )

@@ -1,8 +1,8 @@
-"""What each family's models read and write, piece by piece, written down from how the formats are described in public.
+"""What each family's models read and write, piece by piece, written down from public descriptions of the formats.
 
-Nothing here is rendered by a template, nor knows rankzero: `templates/` has the families' templates in their public form,
-and both must come to the same text. A piece is learnt where the model writes it in use: what stands behind the opening of
-its turn, up to and with the token that ends it.
+Nothing here is rendered by a template, nor uses code of ours: `templates/` has the families' templates in their public
+form, and both must come to the same text. A piece is learnt where the model writes it in use: what stands behind the
+opening of its turn, up to and with the token that ends it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from tests.held_out.dialogues import Call, Dialogue, Turn
 
 
-class Unsayable(Exception):
+class UnsayableError(Exception):
     """The format has no place for what the dialogue has."""
 
 
@@ -42,12 +42,12 @@ def _json(value: Any, **options: Any) -> str:
 
 def _no_tools(d: Dialogue) -> None:
     if d.tools or any(turn.calls for turn in d.turns):
-        raise Unsayable("tools")
+        raise UnsayableError("tools")
 
 
 def _alternates(turns: Sequence[Turn]) -> None:
     if any((turn.role == "user") != (i % 2 == 0) for i, turn in enumerate(turns)):
-        raise Unsayable("roles that do not alternate")
+        raise UnsayableError("roles that do not alternate")
 
 
 def _split(d: Dialogue) -> tuple[str | None, tuple[Turn, ...]]:
@@ -59,7 +59,7 @@ def _later_thought(turns: Sequence[Turn]) -> None:
     """Formats that keep the reasoning behind the last question alone."""
     last = max(i for i, turn in enumerate(turns) if turn.role == "user")
     if any(turn.thought for turn in turns[:last]):
-        raise Unsayable("reasoning before the last question")
+        raise UnsayableError("reasoning before the last question")
 
 
 def _headed(
@@ -138,7 +138,7 @@ def llama3_1(d: Dialogue) -> Wire:
     wire.read(f"Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n{(system or '').strip()}<|eot_id|>")
     for i, turn in enumerate(turns):
         if len(turn.calls) > 1 or (turn.calls and turn.with_thought):
-            raise Unsayable("more than one call in a turn")
+            raise UnsayableError("more than one call in a turn")
         role = "ipython" if turn.role == "tool" else turn.role
         wire.read(f"<|start_header_id|>{role}<|end_header_id|>\n\n")
         if turn.calls:
@@ -181,12 +181,12 @@ def _mistral_tools(d: Dialogue, gap: str) -> Wire:
     wire, (system, turns) = Wire(), _split(d)
     _alternates([turn for turn in turns if turn.role != "tool" and not turn.calls])
     if any(turn.calls and turn.with_thought for turn in turns):
-        raise Unsayable("text beside a call")
+        raise UnsayableError("text beside a call")
     asked = [i for i, turn in enumerate(turns) if turn.role == "user"]
     if d.tools and len(asked) > 1:
-        raise Unsayable("tools, which stand before the last question alone")
+        raise UnsayableError("tools, which stand before the last question alone")
     if system is not None and turns[-1].role != "user":
-        raise Unsayable("a system prompt, which stands in a question at the end alone")
+        raise UnsayableError("a system prompt, which stands in a question at the end alone")
     ids = {call.id: ID.format(n) for n, call in enumerate(call for turn in turns for call in turn.calls)}
     wire.read("<s>")
     for i, turn in enumerate(turns):
@@ -201,9 +201,7 @@ def _mistral_tools(d: Dialogue, gap: str) -> Wire:
             )
             wire.learn(f"[TOOL_CALLS]{gap}[{', '.join(calls)}]</s>", turn)
         elif turn.role == "tool":
-            wire.read(
-                f'[TOOL_RESULTS]{gap}{{"content": {turn.text}, "call_id": "{ids[turn.answers]}"}}[/TOOL_RESULTS]'
-            )
+            wire.read(f'[TOOL_RESULTS]{gap}{{"content": {turn.text}, "call_id": "{ids[turn.answers]}"}}[/TOOL_RESULTS]')
         else:
             wire.learn(gap + (turn.with_thought.strip() if gap else turn.with_thought) + "</s>", turn)
     return wire
@@ -248,7 +246,7 @@ def _gemma(turns: Sequence[Turn], prefix: str = "") -> Wire:
 def gemma2(d: Dialogue) -> Wire:
     _no_tools(d)
     if d.turns[0].role == "system":
-        raise Unsayable("a system prompt")
+        raise UnsayableError("a system prompt")
     return _gemma(d.turns)
 
 
@@ -298,9 +296,12 @@ def qwen2_5(d: Dialogue) -> Wire:
     if d.tools:
         wire.read("\n\n" + _QWEN_TOOLS.format("".join("\n" + _json(tool) for tool in d.tools)))
     wire.read("<|im_end|>\n")
-    _qwen_turns(
-        wire, turns, lambda _i, t: (t.with_thought + "".join(map(_tagged_call, t.calls))).removeprefix("\n" * bool(t.calls))
-    )
+
+    def said(_i: int, turn: Turn) -> str:
+        calls = "".join(map(_tagged_call, turn.calls))
+        return turn.with_thought + calls if turn.with_thought else calls.removeprefix("\n")
+
+    _qwen_turns(wire, turns, said)
     return wire
 
 
@@ -350,9 +351,9 @@ _EOS = "<｜end▁of▁sentence｜>"
 
 def deepseek_v3(d: Dialogue) -> Wire:
     if d.tools:
-        raise Unsayable("a list of tools")
+        raise UnsayableError("a list of tools")
     if any(turn.calls and turn.with_thought for turn in d.turns):
-        raise Unsayable("text beside a call")
+        raise UnsayableError("text beside a call")
     wire = Wire()
     wire.read("<｜begin▁of▁sentence｜>" + "".join(turn.text for turn in d.turns if turn.role == "system"))
     for i, turn in enumerate(d.turns):
@@ -406,7 +407,7 @@ def command_r(d: Dialogue) -> Wire:
 
 def cohere2(d: Dialogue) -> Wire:
     if any(turn.calls and turn.with_thought for turn in d.turns):
-        raise Unsayable("text beside a call")
+        raise UnsayableError("text beside a call")
     begin, end = "<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>"
     wire = Wire()
     wire.read(f"<BOS_TOKEN>{begin}<|SYSTEM_TOKEN|># System Preamble\nYou are Command.\n")
@@ -437,14 +438,18 @@ def cohere2(d: Dialogue) -> Wire:
     return wire
 
 
-def gpt_oss(d: Dialogue) -> Wire:
-    system, turns = _split(d)
+def _harmony_can(turns: Sequence[Turn]) -> None:
     if any(len(turn.calls) > 1 for turn in turns):
-        raise Unsayable("more than one call in a turn")
+        raise UnsayableError("more than one call in a turn")
     for i, turn in enumerate(turns):
         later = any(after.role == "assistant" and not after.calls for after in turns[i + 1 :])
         if (turn.thought and (later or i < len(turns) - 1)) or (turn.calls and turn.text and later):
-            raise Unsayable("reasoning of turns before the last")
+            raise UnsayableError("reasoning of turns before the last")
+
+
+def gpt_oss(d: Dialogue) -> Wire:
+    system, turns = _split(d)
+    _harmony_can(turns)
     wire = Wire()
     wire.read(
         "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
@@ -467,7 +472,9 @@ def gpt_oss(d: Dialogue) -> Wire:
         if turn.role == "user":
             wire.read(f"<|start|>user<|message|>{turn.text}<|end|>")
         elif turn.role == "tool":
-            wire.read(f"<|start|>functions.{name} to=assistant<|channel|>commentary<|message|>{_json(turn.text)}<|end|>")
+            wire.read(
+                f"<|start|>functions.{name} to=assistant<|channel|>commentary<|message|>{_json(turn.text)}<|end|>"
+            )
         else:
             wire.read("<|start|>assistant")
             if turn.thought:
@@ -496,7 +503,9 @@ def glm4_5(d: Dialogue) -> Wire:
             wire.read(f"\n<tool_response>\n{turn.text}\n</tool_response>")
         elif turn.role == "assistant":
             wire.read("<|assistant|>")
-            wire.learn(f"\n<think>{turn.thought}</think>" + (f"\n{turn.text.strip()}" if turn.text.strip() else ""), turn)
+            wire.learn(
+                f"\n<think>{turn.thought}</think>" + (f"\n{turn.text.strip()}" if turn.text.strip() else ""), turn
+            )
             for call in turn.calls:
                 wire.learn(f"\n<tool_call>{call.name}", turn)
                 for key, value in call.arguments.items():
@@ -533,7 +542,7 @@ def smollm3(d: Dialogue) -> Wire:
 
 def granite3(d: Dialogue) -> Wire:
     if any(turn.calls for turn in d.turns):
-        raise Unsayable("calls")
+        raise UnsayableError("calls")
     system, turns = _split(d)
     default = "Knowledge Cutoff Date: April 2024.\nYou are Granite, developed by IBM."
     first = Turn("system", default if system is None else system)
