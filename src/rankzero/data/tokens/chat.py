@@ -238,9 +238,20 @@ def _render_labelled(conversation: Conversation) -> Rendered | RowProblem:
 
 
 def _render_raw(conversation: Conversation) -> Rendered:
+    if conversation.verbatim:
+        return _render_verbatim(conversation)
     prompt = "".join(segment.content for segment in conversation.messages if segment.role == "prompt")
     text = prompt + "".join(segment.content for segment in conversation.messages if segment.role != "prompt")
     return Rendered(text, [(len(prompt), len(text))], raw=True, add_eos=True)
+
+
+def _render_verbatim(conversation: Conversation) -> Rendered:
+    spans, text = [], ""
+    for segment in conversation.messages:
+        text += segment.content
+        if segment.role == "completion" and segment.content:
+            spans.append((len(text) - len(segment.content), len(text)))
+    return Rendered(text, spans, raw=False, add_eos=False)
 
 
 def _hint(reason: str) -> str:
