@@ -226,6 +226,13 @@ class ChatText:
             spans.append((start, self._trimmed(start, end)))
         return spans
 
+    def begins_as(self, i: int, end: int) -> bool:
+        """Whether the text up to `end` is what is written before an answer as turn `i`."""
+        try:
+            return self._render(self.turns[:i], opening=True) == self.text[:end]
+        except TemplateRefusedError:
+            return False
+
     def _turn(self, i: int) -> Span:
         if i not in self._known:
             return self.turn_span(i)

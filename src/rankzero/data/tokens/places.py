@@ -8,15 +8,16 @@ row itself is looked at in full. Knows templates and conversations; nothing of r
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from rankzero.data.rows.conversation import Conversation, Message, Role
 from rankzero.data.tokens.chat_text import ChatText, KnownTurn, LeftOutError, RewrittenError
 from rankzero.data.tokens.own_words import first_lost
-from rankzero.data.tokens.template import ChatTemplate, Span, TemplateRefusedError
+from rankzero.data.tokens.template import ChatTemplate, TemplateRefusedError
 from rankzero.data.tokens.tokenizer import TokenizerParts
 
 _SHORT = 8
@@ -26,8 +27,8 @@ _REMEMBERED = 4096
 
 # What stands for a string: noncharacters at either end, others than chat_text.STAND_IN has, so that it differs from it
 # in its first character already. Ids are of the form that templates want which look at them.
-_OPEN, _CLOSE, _ID = "\ufdd4", "\ufdd5", "q7Zk0Wv9x"
-_STAND_IN = re.compile(f"{_OPEN}[^{_CLOSE}]*{_CLOSE}|{_ID}")
+_OPEN, _CLOSE, _ID = "\ufdd4", "\ufdd5", "q7Zk0W"
+_STAND_IN = re.compile(f"{_OPEN}[^{_CLOSE}]*{_CLOSE}|{_ID}[0-9]{{3}}")
 
 
 class Shape(NamedTuple):
@@ -44,19 +45,31 @@ class Shape(NamedTuple):
     named: bool = False
 
 
-class Place(NamedTuple):
-    """An assistant turn between what stands right before and behind it. The first `closing` characters of what is
-    behind are still the turn's. `final`: the text ends there. `unopened`: as of Rendered."""
+class Region(NamedTuple):
+    """What stands between an assistant turn and the next one, or an end of the text: `literals` and, between each two
+    of them, a string of a turn, named by what it is and by how many turns that is away. The first `closing` characters
+    are still the turn's. `unopened`, of the turn behind it, is as of Rendered."""
 
-    before: str
-    behind: str
-    closing: int
-    final: bool
+    literals: tuple[str, ...]
+    values: tuple[tuple[str, int], ...]
+    closing: int = 0
     unopened: str = ""
+
+
+class Around(NamedTuple):
+    """A turn's surroundings: the shapes of some turns, the turn's place among them, and which of them, from `low` up to
+    `high`, are turns of the row."""
+
+    shapes: tuple[Shape, ...]
+    at: int
+    low: int
+    high: int
 
 
 Structure = tuple[tuple[Shape, ...], bool]
 """Turns, and whether there are tools."""
+
+_BARE = Region((), ())
 
 
 class Places:
@@ -72,42 +85,52 @@ class Places:
 
         Of templates that mark turns nothing is told but that all turns and calls are shown: an empty dict.
         """
+        shapes = self._shapes(text.messages)
+        if shapes is None or shapes[0].role == "assistant":
+            return None
+        tools = bool(text.tools)
+        assistants = [i for i, shape in enumerate(shapes) if shape.role == "assistant"]
+        if not assistants or not _names_shown(text.tools, text.text):
+            return None
+        regions: list[Region] = []
+        for i in (-1, *assistants):
+            region = self._learnt(_surroundings(shapes, i), tools)
+            if region is None:
+                return None
+            regions.append(region)
+        if self._template.marks_turns:
+            return {} if _all_said(text) else None
+        return _located(text, assistants, regions)
+
+    def _shapes(self, messages: Sequence[Message]) -> tuple[Shape, ...] | None:
+        """None where what a turn says might mean more to the template than text."""
         shapes: list[Shape] = []
-        for message in text.messages:
+        for message in messages:
             shape = _shape(message)
             if shape is None or any(asked in text for asked in self._template.asks_for for text in _texts(message)):
                 return None
             shapes.append(shape)
-        wanted = tuple(shapes)
-        places: dict[int, Place] = {}
-        for i, shape in enumerate(wanted):
-            if shape.role == "assistant":
-                around, at = (wanted, i) if len(wanted) <= _SHORT else _surroundings(wanted, i)
-                place = self._learnt((around, bool(text.tools)), at)
-                if place is None:
-                    return None
-                places[i] = place
-        if not places or (text.tools and not _names_shown(text.tools, text.text)):
-            return None
-        if self._template.marks_turns:
-            calls = [call for message in text.messages for call in message.tool_calls]
-            return {} if _names_shown(calls, text.text) else None
-        return _located(text, places)
+        return tuple(shapes)
 
-    def _learn(self, structure: Structure, at: int) -> Place | None:
-        """The place of an assistant turn in such a structure; None where it is not so simple."""
-        example = self._example(structure)
-        if example is None or at == 0:
+    def _learn(self, around: Around, tools: bool) -> Region | None:
+        """What stands behind a turn, or before the first answer (`at` is -1); None where it is not so simple."""
+        example = self._example((around.shapes, tools))
+        if example is None:
             return None
         if self._template.marks_turns:
-            return Place("", "", 0, False)
+            return _BARE
+        following = next((i for i in range(around.at + 1, len(around.shapes)) if _answers(around.shapes[i])), None)
         example.unopened = ""
         try:
-            start, end = example.turn_span(at)
+            start = len(example.text) if following is None else example.turn_span(following)[0]
+            unopened = example.unopened
+            end = 0 if around.at < 0 else example.turn_span(around.at)[1]
         except (RewrittenError, TemplateRefusedError):
             return None
-        place = _place(example.text, start, end, self._parts.specials)
-        return place and place._replace(unopened=example.unopened)
+        if tools and around.at < 0:  # tools say more than turns do: what they come to is looked at in the row
+            end = max(found.end() for found in _STAND_IN.finditer(example.text, 0, start))
+        region = _region(example.text, around, end, start, self._parts.specials)
+        return region and region._replace(unopened=unopened)
 
     def _render(self, structure: Structure) -> ChatText | None:
         """A conversation of this structure; None where the template refuses it, or leaves something of it out."""
@@ -174,7 +197,7 @@ def _stand_in(number: int, shape: Shape) -> Message:
         content = f"<think>\n{thought}\n</think>\n\n{content}"
     calls = [
         {
-            **({"id": _ID} if has_id else {}),
+            **({"id": f"{_ID}{number:03}"} if has_id else {}),
             "type": "function",
             "function": {
                 "name": _words(number, f"call {place}"),
@@ -187,26 +210,34 @@ def _stand_in(number: int, shape: Shape) -> Message:
         shape.role,
         content,
         tool_calls=tuple(calls),
-        tool_call_id=_ID if shape.answers else None,
+        tool_call_id=f"{_ID}{number:03}" if shape.answers else None,
         name=_words(number, "name") if shape.named else None,
         reasoning=thought if shape.thinks == "apart" else "",
     )
 
 
-def _surroundings(shapes: tuple[Shape, ...], at: int) -> tuple[tuple[Shape, ...], int]:
+def _answers(shape: Shape) -> bool:
+    return shape.role == "assistant"
+
+
+def _surroundings(shapes: tuple[Shape, ...], at: int) -> Around:
     """The turn between the round before it and the two behind it, where a round is a turn with the tools' answers to
     it. What comes before and after these stands for what the conversation has there: how it begins, whether somebody
-    asks again, how it ends."""
+    asks again, how it ends. -1 is what comes before the first turn."""
+    if len(shapes) <= _SHORT:
+        return Around(shapes, at, 0, len(shapes))
     begins = _before(shapes, at)
     ends = _behind(shapes, _behind(shapes, _behind(shapes, at)))
     if begins <= _BEGINNING:
-        head = shapes[:begins]
+        head, low = shapes[:begins], 0
     else:
         head = shapes[:1] if shapes[0].role in ("system", "developer") else ()
         head += (Shape("user", True), Shape("assistant", True))
-        if shapes[begins].role == "assistant":
+        if _answers(shapes[begins]):
             head += (Shape("user", True),)
-    return (*head, *shapes[begins:ends], *_end(shapes, ends)), len(head) + at - begins
+        low = len(head)
+    seen = (*head, *shapes[begins:ends])
+    return Around((*seen, *_end(shapes, ends)), len(head) + at - begins, low, len(seen))
 
 
 def _end(shapes: tuple[Shape, ...], ends: int) -> tuple[Shape, ...]:
@@ -237,56 +268,89 @@ def _behind(shapes: Sequence[Shape], at: int) -> int:
     return at
 
 
-def _place(text: str, start: int, end: int, specials: tuple[str, ...]) -> Place | None:
-    """What stands around a turn, up to the words of others; None where that is not enough to find it by."""
-    ours = [found for found in _STAND_IN.finditer(text, start, end)]
-    earlier = [found.end() for found in _STAND_IN.finditer(text, 0, start)]
-    if not ours or not earlier:
-        return None
+def _region(text: str, around: Around, end: int, start: int, specials: tuple[str, ...]) -> Region | None:
+    """The text from a turn's end, what closes it included, to `start`; None where that holds more than turns say."""
     closed = end
-    while (token := next((one for one in specials if text.endswith(one, ours[-1].end(), closed)), None)) is not None:
+    while end and (token := next((one for one in specials if text.endswith(one, 0, closed)), None)) is not None:
         closed -= len(token)
-    following = _STAND_IN.search(text, end)
-    behind = text[closed : following.start() if following else len(text)]
-    before = text[earlier[-1] : start]
-    if not before.strip() or (following and not behind.strip()):
-        return None
-    return Place(before, behind, end - closed, following is None)
-
-
-def _located(text: ChatText, places: Mapping[int, Place]) -> dict[int, KnownTurn] | None:
-    """The same places in a row's text; None where it does not have them, or has more of them."""
-    starts = _starts(text.text, [place.before for place in places.values()])
-    if starts is None:
-        return None
-    limits = [*starts[1:], (len(text.text), len(text.text))]
-    turns: dict[int, KnownTurn] = {}
-    for (i, place), (_, start), (_, limit) in zip(places.items(), starts, limits, strict=True):
-        end = _end_of(text.text, place, start, limit)
-        if end is None or (place.unopened and text.text.startswith(place.unopened[0], start)):
+    literals: list[str] = []
+    values: list[tuple[str, int]] = []
+    at = closed
+    for found in _STAND_IN.finditer(text, closed, start):
+        is_id = found[0].startswith(_ID)
+        what, _, number = ("id", "", found[0][len(_ID) :]) if is_id else found[0][1:-1].rpartition(" ")
+        if what not in _VALUES or not around.low <= int(number) < around.high:
             return None
+        literals.append(text[at : found.start()])
+        values.append((what, int(number) - around.at))
+        at = found.end()
+    last = text[at:start]
+    if start < len(text) and not last.strip():
+        return None
+    return Region((*literals, last), tuple(values), end - closed)
+
+
+def _located(text: ChatText, assistants: Sequence[int], regions: Sequence[Region]) -> dict[int, KnownTurn] | None:
+    """The turns between these regions; None where the text does not consist of them, or has one of them twice."""
+    starts = _starts(text.text, [region.literals[-1] for _, region in zip(assistants, regions, strict=False)])
+    if starts is None or not (text.tools or _ends_there(text, regions[0], -1, 0, starts[0]) == 0):
+        return None
+    if text.tools and not text.begins_as(assistants[0], starts[0]):
+        return None
+    turns: dict[int, KnownTurn] = {}
+    limits = [*starts[1:], len(text.text)]
+    for i, opened, region, start, limit in zip(assistants, regions[:-1], regions[1:], starts, limits, strict=True):
+        at = _ends_there(text, region, i, start, limit)
+        if at is None or (opened.unopened and text.text.startswith(opened.unopened[0], start)):
+            return None
+        written = text.text[start : at + region.closing]
+        turns[i] = KnownTurn((start, start + len(written.rstrip())), opened.unopened)
         message = text.messages[i]
-        written = text.text[start:end]
-        turns[i] = KnownTurn((start, start + len(written.rstrip())), place.unopened)
-        if message.tool_calls and not (
-            _names_shown(message.tool_calls, written) and first_lost([message.content], written) is None
-        ):
+        said = not message.tool_calls or first_lost([message.content], written) is None
+        if not (said and _names_shown(message.tool_calls, written)):
             return None
     return turns
 
 
-def _starts(text: str, befores: Sequence[str]) -> list[Span] | None:
-    """Where each of these stands, if they stand in the text as often as here and in this order, and nowhere else."""
+def _ends_there(text: ChatText, region: Region, i: int, start: int, end: int) -> int | None:
+    """Where the region behind turn `i` begins that ends at `end`; None where what stands there is something else."""
+    literals = region.literals
+    for form in _FORMS if region.values else _FORMS[:1]:
+        pieces = [literals[0]]
+        for (what, away), literal in zip(region.values, literals[1:], strict=True):
+            pieces += (form(_VALUES[what](text.messages[i + away])), literal)
+        whole = "".join(pieces)
+        if end - len(whole) >= start and text.text.endswith(whole, start, end):
+            return end - len(whole)
+    return None
+
+
+_VALUES: Mapping[str, Callable[[Message], str]] = {
+    "text": lambda message: message.content,
+    "name": lambda message: message.name or "",
+    "id": lambda message: message.tool_call_id or "",
+}
+_FORMS: Sequence[Callable[[str], str]] = (
+    str,
+    str.strip,
+    lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
+    lambda text: json.dumps(text.strip(), ensure_ascii=False)[1:-1],
+)
+"""How templates write what a turn says."""
+
+
+def _starts(text: str, befores: Sequence[str]) -> list[int] | None:
+    """Where each of these ends, if they stand in the text as often as here and in this order, and nowhere else."""
     distinct = sorted(set(befores), key=len, reverse=True)
-    if len(distinct) == 1:
-        found: list[Span] = []
-        at = text.find(befores[0])
-        while at >= 0:
-            found.append((at, at + len(befores[0])))
-            at = text.find(befores[0], at + len(befores[0]))
-        return found if len(found) == len(befores) else None
-    matches = list(_scanner(tuple(distinct)).finditer(text))
-    return [match.span() for match in matches] if [match[0] for match in matches] == befores else None
+    if len(distinct) > 1:
+        matches = list(_scanner(tuple(distinct)).finditer(text))
+        return [match.end() for match in matches] if [match[0] for match in matches] == befores else None
+    found: list[int] = []
+    at = text.find(befores[0])
+    while at >= 0:
+        found.append(at + len(befores[0]))
+        at = text.find(befores[0], found[-1])
+    return found if len(found) == len(befores) else None
 
 
 @lru_cache(_REMEMBERED)
@@ -294,17 +358,14 @@ def _scanner(texts: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, texts)))
 
 
-def _end_of(text: str, place: Place, start: int, limit: int) -> int | None:
-    """The end of the turn that begins at `start`; the next one begins at `limit`, if there is one."""
-    if place.final:
-        at = len(text) - len(place.behind)
-        return at + place.closing if at >= start and text.endswith(place.behind) else None
-    at = text.find(place.behind, start, limit + len(place.behind))
-    if at < 0 or text.find(place.behind, at + 1, limit) >= 0:
-        return None
-    return at + place.closing
+def _all_said(text: ChatText) -> bool:
+    """Whether the text has the words of all turns, and the names of all calls."""
+    calls = [call for message in text.messages for call in message.tool_calls]
+    return (
+        _names_shown(calls, text.text) and first_lost([message.answer for message in text.messages], text.text) is None
+    )
 
 
 def _names_shown(functions: Sequence[Mapping[str, Any]], text: str) -> bool:
     """Whether the names of all of these are in the text, in their order."""
-    return first_lost([str(function.get("function", function).get("name", "")) for function in functions], text) is None
+    return not functions or first_lost([one["function"]["name"] for one in functions], text) is None

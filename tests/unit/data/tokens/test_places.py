@@ -173,4 +173,4 @@ def test_an_agent_trace_is_rendered_once(name: str, monkeypatch: pytest.MonkeyPa
     assert rendered[0] == len(longer.messages) and len(rendered) <= 40
     del rendered[:]
     outcome(name, longer, everything=False, places=True)
-    assert len(rendered) == 1
+    assert rendered in ([len(longer.messages)], [len(longer.messages), 2])  # and what comes before the first answer
