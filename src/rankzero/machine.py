@@ -1,4 +1,5 @@
-"""What this process may use of the machine: cores, instructions, memory; a container's limits included. Stdlib only."""
+"""What this process may use of the machine: cores, instructions, memory with a container's limits, the network, and the
+place of the cache. Standard library only."""
 
 from __future__ import annotations
 
@@ -52,3 +53,12 @@ def offline() -> bool:
     """Whether the environment forbids the network, in any of the ways that users know."""
     names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
     return any(os.environ.get(name, "").strip().lower() in {"1", "true", "yes", "on"} for name in names)
+
+
+def cache_root() -> Path:
+    """$RANKZERO_CACHE, else $XDG_CACHE_HOME/rankzero, else ~/.cache/rankzero. Not created here."""
+    if own := os.environ.get("RANKZERO_CACHE"):
+        return Path(own).expanduser()
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared).expanduser() / "rankzero"
+    return Path.home() / ".cache" / "rankzero"
