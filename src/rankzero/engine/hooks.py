@@ -32,4 +32,4 @@ class Hooks:
     step_ends: Callable[[int, dict[str, Any]], None] = _nothing
     """After the optimizer has moved: the step, and what metrics.jsonl gets of it besides an evaluation."""
     saved: Callable[[int], None] = _nothing
-    """After a checkpoint is committed, with all ranks past it: the step that it is of."""
+    """Between two steps, after a checkpoint was committed: the step that it is of."""

@@ -15,21 +15,22 @@ from typing import Any
 import torch
 
 from rankzero.data.batches.loader import MicroBatch, Work
-from rankzero.engine.checkpoint import Position, prune_checkpoints, save_checkpoint, under, with_eval
+from rankzero.engine.checkpoint import Position, under, with_eval
 from rankzero.engine.console import RunConsole, logger
-from rankzero.engine.distributed import LONGEST_WAIT, World, gather_objects, time_limit
+from rankzero.engine.distributed import LONGEST_WAIT, World, time_limit
 from rankzero.engine.evaluate import evaluate
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.hooks import Hooks
 from rankzero.engine.loss_scale import after_overflow, after_step, with_loss_scale
 from rankzero.engine.metrics import MetricsLog
 from rankzero.engine.optim import set_learning_rate
+from rankzero.engine.pace import Pace
+from rankzero.engine.saving import Saver
 from rankzero.engine.setup import Session, learning_rate
 from rankzero.engine.signals import StopRequest
 from rankzero.engine.step import StepResult, non_finite_error
 from rankzero.errors import StoppedError
 from rankzero.model.compiling import save_artifacts
-from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
@@ -38,17 +39,18 @@ from rankzero.spec.schedule import Schedule, is_due
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What the loop reports to and saves into. `lease` and `metrics` are the main rank's only."""
+    """What the loop reports to and saves into. `metrics` and `pace` are the main rank's only."""
 
     spec: RunSpec
     options: RunOptions
     world: World
     console: RunConsole
     run_dir: RunDir
-    lease: Lease | None
+    saver: Saver
     metrics: MetricsLog | None
     stop: StopRequest
     ledger: Ledger
+    pace: Pace | None
     manifest_meta: dict[str, Any]
     hooks: Hooks
 
@@ -58,13 +60,13 @@ def train(session: Session, run: RunContext, position: Position) -> Position:
     spec, schedule = run.spec, session.schedule
     clock = Clock(position)
     run.stop.defer(run.run_dir.stop_flag)
-    saved = position.step
     position = with_loss_scale(position, session.dtype)
     with run.console.progress("step", schedule.total_steps, position.step) as advance:
         if spec.eval.on_start and position.step == 0 and position.eval_first is None:
             position = evaluate_first(session, run, position, advance)
         while position.unevaluated is not None or not is_over(position, schedule):
-            run.stop.now("step", step=position.step, saved=saved)
+            tell_what_is_saved(run)
+            run.stop.now("step", step=position.step, saved=run.saver.committed)
             begun = position.unevaluated
             if begun is None:
                 position, facts, stop = next_step(session, run, position, clock)
@@ -73,12 +75,13 @@ def train(session: Session, run: RunContext, position: Position) -> Position:
 
             improved = False
             if session.eval is not None and is_due(spec.eval.every, position.step, schedule):
-                run.stop.now("evaluation", step=position.step, saved=saved)
+                run.stop.now("evaluation", step=position.step, saved=run.saver.committed)
                 judged = None if stop else run_evaluation(session, run, position, advance)
                 if judged is None:
                     log_metrics(run, position.step, facts)
                     position = replace(position, unevaluated=facts)
-                    save(session, run, position, newest=saved)
+                    save(session, run, position)
+                    wait_until_saved(run, position)
                     raise stopped(run, position)
                 position, improved = judged
                 facts |= position.eval_last or {}
@@ -91,12 +94,14 @@ def train(session: Session, run: RunContext, position: Position) -> Position:
 
             over = is_over(position, schedule)
             if improved or over or stop or is_due(spec.checkpoint.every, position.step, schedule):
-                save(session, run, position, newest=saved)
-                saved = position.step
+                save(session, run, position)
             if stop and not over:
+                wait_until_saved(run, position)
                 raise stopped(run, position)
-    if saved != position.step or not run.run_dir.committed_steps():
-        save(session, run, position, newest=saved)
+    wait_until_saved(run, position)
+    if run.saver.taken != position.step or not run.run_dir.committed_steps():
+        save(session, run, position)
+        wait_until_saved(run, position)
     run.stop.now("result", step=position.step, saved=position.step)
     if position.ended_early:
         logger.info("[TRAIN] ended early: %d evaluations without a new best", position.evals_since_best)
@@ -145,6 +150,8 @@ def next_step(
     seconds = time.monotonic() - before
     position = replace(position, seconds=position.seconds + seconds, wall_seconds=clock.wall())
     facts = step_facts(position, work, result, rate, seconds, schedule.steps_per_epoch)
+    if run.pace is not None:
+        facts |= run.pace.add(result.ranks)
     run.hooks.step_ends(number, facts)
     return position, facts, result.stop
 
@@ -167,7 +174,7 @@ def gradients(
             session.train,
             work,
             position.step,
-            stop_wanted=run.stop.wanted,
+            stop_wanted=run.stop.wanted or run.saver.failed,
             on_pass=on_pass,
             loss_scale=position.loss_scale or 1.0,
         )
@@ -263,22 +270,27 @@ def run_evaluation(
     return position, improved
 
 
-def save(session: Session, run: RunContext, position: Position, *, newest: int) -> None:
-    """Commit a checkpoint, move `best`, and drop what is no longer kept. `newest`: the step that was saved last."""
-    run.stop.now("save", step=position.step, saved=newest)
+def save(session: Session, run: RunContext, position: Position) -> None:
+    """Have a checkpoint of this step written while the run goes on. Raises StorageError where the one before failed."""
+    run.stop.now("save", step=position.step, saved=run.saver.committed)
     with run.ledger.phase("checkpoint"):
-        save_checkpoint(run.run_dir, run.lease, session.parallel, position, run.manifest_meta, run.world)
-        if run.world.is_main:
-            if position.best_step == position.step:
-                run.run_dir.set_link("best", position.step)
-            elif position.best_step is None:
-                run.run_dir.drop_link("best")
-            prune_checkpoints(run.run_dir, keep=run.spec.checkpoint.keep, best_step=position.best_step)
-            if session.compiled is not None:
-                save_artifacts(session.compiled)
-        gather_objects(None)  # the others wait for the main rank here, and not in a step, where their time is short
-    logger.info("[CHECKPOINT] saved step %d", position.step)
-    run.hooks.saved(position.step)
+        run.saver.save(position)
+        if run.world.is_main and session.compiled is not None:
+            save_artifacts(session.compiled)
+
+
+def wait_until_saved(run: RunContext, position: Position) -> None:
+    """Until what is being written is committed. Raises StorageError where it failed."""
+    run.stop.now("save", step=position.step, saved=run.saver.committed)
+    with run.ledger.phase("checkpoint"):
+        run.saver.wait()
+    tell_what_is_saved(run)
+
+
+def tell_what_is_saved(run: RunContext) -> None:
+    """The hooks hear of checkpoints between steps, in the run's own thread."""
+    for step in run.saver.newly_committed():
+        run.hooks.saved(step)
 
 
 def stopped(run: RunContext, position: Position) -> StoppedError:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from rankzero.launch.evidence import Refusal
 from rankzero.launch.kinds import kind_of
+from rankzero.launch.resource import POD_GROUP
 from rankzero.spec.kinds import EVERYWHERE
 from rankzero.wording import listed
 
@@ -123,6 +124,9 @@ def tells_unserved(message: str) -> bool:
 
 def not_served(kind: str, version: str = "") -> Reason:
     """That a cluster has no objects of a kind."""
+    if kind == POD_GROUP.kind:
+        fix = "Volcano is not installed; leave scheduler out of cluster.yaml, or name one that runs"
+        return Reason("kind-not-served", f"this cluster does not serve {kind}{f' ({version})' if version else ''}", fix)
     known = kind_of({"kind": kind})
     needed = known.needs if known is not None and known.needs else "its controller"
     return Reason(

@@ -15,7 +15,7 @@ from rankzero.engine.checkpoint import Position, under
 from rankzero.engine.hooks import Hooks
 from rankzero.engine.resume import check_same_run, how_it_continues
 from rankzero.errors import ConfigError, ExitCode, RankzeroError, StoppedError
-from rankzero.launch.node import prepare
+from rankzero.launch.node import preparation
 from rankzero.launch.node.output import Output
 from rankzero.launch.node.settings import NodeSettings
 from rankzero.launch.node.stop import StopWish
@@ -48,8 +48,11 @@ def assert_same_state(a: dict[str, Any], b: dict[str, Any]) -> None:
         assert torch.equal(tensor, b["tensors"][name]), name
 
 
+CLOCKS = {"time", "tokens_per_second", "slowest_rank", "slowest_rank_slowdown", "straggler"}
+
+
 def without_clock(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if k not in {"time", "tokens_per_second"}} for row in rows]
+    return [{k: v for k, v in row.items() if k not in CLOCKS} for row in rows]
 
 
 @pytest.fixture(scope="module")
@@ -341,4 +344,4 @@ def other(spec: RunSpec, folder: Path) -> RunSpec:
 def prepared(folder: Path, spec: RunSpec, **options: Any) -> RankzeroError | None:
     """What the preparation's pod ends with."""
     output = Output(Redactor({}))
-    return prepare.run(spec, NodeSettings(run="r", options=RunOptions(**options)), output, StopWish())
+    return preparation.run(spec, NodeSettings(run="r", options=RunOptions(**options)), output, StopWish())
