@@ -140,7 +140,7 @@ def process_count(wanted: str) -> int:
             )
         return 1
     if wanted == "auto":
-        from rankzero.launch.devices import local_gpu_count
+        from rankzero.machine import local_gpu_count
 
         return max(1, local_gpu_count(os.environ))
     if not wanted.isdigit() or int(wanted) < 1:
