@@ -1,5 +1,5 @@
-"""What this process may use of the machine: cores, instructions, GPUs, memory with a container's limits, the network, and
-the place of the cache. Standard library only."""
+"""What this process may use of the machine: cores, instructions, GPUs, memory with a container's limits, the network,
+its cache's place. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of a run's logs: their times, whose they are, and what they say: how far it is, which error it ended with. Pure.
+"""Lines of a run's logs: their times, whose they are, how far the run is, which error it ended with. Pure.
 
 Lines are those of engine/console.py, perhaps with a prefix of the node command's and a timestamp of the kubelet's.
 """
