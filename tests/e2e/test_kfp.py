@@ -59,7 +59,7 @@ def test_what_it_makes_is_where_the_recipes_pods_look() -> None:
     assert arguments["model"]["defaultValue"] == recipe["model"]["name"]
     for argument, volume in (("pvc_name", "datasets"), ("cache_pvc_name", "cache")):
         assert arguments[argument]["defaultValue"] == cluster.storage[volume].claim
-    assert (data_prep.DATASETS, data_prep.CACHE) == tuple(cluster.storage[one].mount for one in ("datasets", "cache"))
+    assert tuple(cluster.storage[one].mount for one in ("datasets", "cache")) == (data_prep.DATASETS, data_prep.CACHE)
     executors = platforms["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     mounts = [{one["mountPath"] for one in executor["pvcMount"]} for executor in executors.values()]
     assert mounts == [{"/mnt/datasets", "/mnt/cache"}] * 2

@@ -47,7 +47,7 @@ def data_prep_pipeline(
     cache_pvc_name: str = "llm-cache",
     cache: str = f"{CACHE}/rankzero",
 ) -> None:
-    """`hf_dataset` is a Hub id, a URL or a file on the claim `pvc_name`; `model` a Hub id or a directory on one of them.
+    """`hf_dataset` is a Hub id, a URL or a file on the claim `pvc_name`; `model` a Hub id or a directory on a claim.
 
     `max_len` and `model` are to be those of the run: rows tokenised for others are not found.
     """
