@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rankzero.spec.secret_names import holds_secret, looks_secret
+from rankzero.spec.secret_names import HIDDEN, holds_secret, looks_secret, without_secrets
 
 SHORTEST_SECRET = 6
 """Shorter values are words that may stand anywhere."""
-HIDDEN = "[hidden]"
 
 
 class Redactor:
-    """Replaces the values of variables that are secrets by their name or by their shape."""
+    """Replaces the values of variables that are secrets by their name or by their shape, and whatever else in a text
+    has such a shape: a password in a URL comes from no variable."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         secrets = [value for name, value in env.items() if looks_secret(name) or holds_secret(value)]
@@ -23,4 +23,4 @@ class Redactor:
     def __call__(self, text: str) -> str:
         for value in self._values:
             text = text.replace(value, HIDDEN)
-        return text
+        return without_secrets(text)

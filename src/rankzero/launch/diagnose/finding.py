@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from rankzero.launch.printable import printable
+from rankzero.printable import printable
 from rankzero.wording import listed
 
 Severity = Literal["waiting", "broken", "failed", "info"]

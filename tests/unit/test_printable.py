@@ -14,7 +14,7 @@ from rankzero.errors import ConfigError
 from rankzero.launch.backend import LogLine
 from rankzero.launch.diagnose import redact
 from rankzero.launch.evidence import Evidence
-from rankzero.launch.printable import printable
+from rankzero.printable import printable
 from rankzero.redaction import Redactor
 from rankzero.spec.cluster_load import load_cluster_spec
 
