@@ -58,9 +58,11 @@ kfp: $(VENV)/.dev
 # The workers' image. docker/README.md says which bases there are, and how to build without a registry.
 IMAGE      ?= rankzero:latest
 BASE_IMAGE ?=
+EXTRAS     ?=
 BUILD_FLAGS ?=
 image:
 	docker build -f docker/Dockerfile -t $(IMAGE) $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
+		$(if $(EXTRAS),--build-arg EXTRAS=$(EXTRAS)) $(if $(TORCH_INDEX),--build-arg TORCH_INDEX=$(TORCH_INDEX)) \
 		--build-arg VERSION=$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' src/rankzero/__init__.py) \
 		--build-arg REVISION=$$(git rev-parse HEAD) $(BUILD_FLAGS) .
 

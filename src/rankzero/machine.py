@@ -9,6 +9,9 @@ CPU_FEATURES_VARIABLE = "RANKZERO_CPU_FEATURES"
 _CPU_INFO = Path("/proc/cpuinfo")
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_MEMORY_USED = Path("/sys/fs/cgroup/memory.current")
+_MEMORY_PARTS = Path("/sys/fs/cgroup/memory.stat")
+_MEMORY_INFO = Path("/proc/meminfo")
 
 
 def usable_cores() -> int:
@@ -46,6 +49,26 @@ def usable_memory() -> int:
         return min(installed, int(_MEMORY_LIMIT.read_text(encoding="ascii")))
     except (OSError, ValueError):
         return installed
+
+
+def available_memory() -> int:
+    """Bytes that this process can still take without anything being swapped out or killed: what the kernel can free is
+    counted, and a cgroup's limit. 0 where the system does not say."""
+    free = _number_after(_MEMORY_INFO, "MemAvailable:") * 1024
+    try:
+        limit, used = (int(path.read_text(encoding="ascii")) for path in (_MEMORY_LIMIT, _MEMORY_USED))
+    except (OSError, ValueError):
+        return free
+    return max(0, min(free, limit - used + _number_after(_MEMORY_PARTS, "inactive_file")))
+
+
+def _number_after(table: Path, word: str) -> int:
+    """Of the line that begins with `word`, the number behind it; 0 where there is none."""
+    try:
+        lines = table.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [word]), 0)
 
 
 def offline() -> bool:

@@ -21,12 +21,18 @@ from typing import Any
 import pytest
 import yaml
 
+from rankzero import __version__
+from rankzero.launch.status import RunStatus, run_status
 from tests.support.tiny import chat_rows, tiny_model, write_jsonl
 
 IMAGE = os.environ.get("RANKZERO_TEST_IMAGE", "")
 STORAGE_CLASS = os.environ.get("RANKZERO_TEST_STORAGE_CLASS", "")
 ACCESS = os.environ.get("RANKZERO_TEST_ACCESS", "ReadWriteMany")
 CLAIM = "outputs"
+SERVICE = "look"
+"""A headless Service of its own, as runs have one."""
+SHORT, LONG = 12, 300
+"""Steps of a run, and of one that is to be interrupted."""
 PATIENCE_SECONDS = 600.0
 """The longest that anything here may take on a small cluster; what was seen last is in the failure."""
 
@@ -47,6 +53,9 @@ def no_network() -> None:
     """The cluster's API server is not on this machine's loopback device."""
 
 
+NEVER_STARTS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerError")
+
+
 @dataclass(frozen=True)
 class Done:
     code: int
@@ -60,8 +69,11 @@ class Cluster:
     def __init__(self, namespace: str, folder: Path) -> None:
         from lightkube import Client
 
+        from rankzero.launch.backends.kubernetes.backend import open_kubernetes
+
         self.namespace, self.folder = namespace, folder
         self.api = Client(namespace=namespace)
+        self._backend = open_kubernetes(None, namespace, say=print)
 
     def rankzero(self, *arguments: str, timeout: float = PATIENCE_SECONDS) -> Done:
         """Type a command in the folder of the specs."""
@@ -103,35 +115,30 @@ class Cluster:
             "model": {"name": "model", "dtype": "float32"},
             "data": {"train": "train.jsonl", "eval": "eval.jsonl"},
             "lora": {"r": 4, "dropout": 0.1, "target_modules": "all-linear"},
-            "train": {"num_train_epochs": 3, "global_batch_size": 8, "learning_rate": 0.01, **train},
-            "checkpoint": {"every": 5},
+            "train": {"max_steps": SHORT, "global_batch_size": 8, "learning_rate": 0.01, **train},
+            "checkpoint": {"every": 50},
             "tracking": {"tensorboard": False},
         }
         (self.folder / f"{run}.yaml").write_text(yaml.safe_dump(value))
         return f"{run}.yaml"
 
-    def status(self, run: str, cluster: str) -> dict[str, Any]:
-        """`rankzero status --json`."""
+    def until(self, run: str, cluster: str, true: Callable[[RunStatus], bool], what: str) -> dict[str, Any]:
+        """Look until it is so; then what `rankzero status --json` says. Fails with all that `describe` knows.
+
+        Looks are made here: a command each second would take the core that the pods compute on.
+        """
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not true(seen := run_status(self._backend.collect(run))):
+            if time.monotonic() > deadline:
+                known = self.rankzero("describe", run, "--cluster", cluster)
+                pytest.fail(f"{run}: not {what} after {PATIENCE_SECONDS:.0f} s\n{seen}\n{known.out}")
+            time.sleep(0.5)
         done = self.rankzero("status", run, "--cluster", cluster, "--json")
         try:
             value: dict[str, Any] = json.loads(done.out)
         except ValueError:
             pytest.fail(f"status printed no JSON (exit {done.code}): {done.out[-2000:]} {done.err[-2000:]}")
         return value
-
-    def until(self, run: str, cluster: str, true: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
-        """Ask for the status until it is so. Fails with what was seen last, and with everything `describe` knows."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while True:
-            seen = self.status(run, cluster)
-            if true(seen):
-                return seen
-            if time.monotonic() > deadline:
-                known = self.rankzero("describe", run, "--cluster", cluster)
-                pytest.fail(
-                    f"{run}: not {what} after {PATIENCE_SECONDS:.0f} s\n{json.dumps(seen, indent=1)}\n{known.out}"
-                )
-            time.sleep(1)
 
     def read(self, path: str) -> str:
         """A file on the results' volume, through a pod that prints it."""
@@ -145,7 +152,7 @@ class Cluster:
         pod = {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": name},
+            "metadata": {"name": name, "labels": {"look": "yes"}},
             "spec": {
                 "restartPolicy": "Never",
                 "securityContext": {"runAsUser": user, "fsGroup": 1000},
@@ -168,6 +175,9 @@ class Cluster:
             phase = found.status.phase if found.status else None
             if phase in ("Succeeded", "Failed"):
                 break
+            stuck = [one.state.waiting for one in (found.status.containerStatuses or ()) if one.state.waiting]
+            if any(str(one.reason) in NEVER_STARTS for one in stuck):
+                pytest.fail(f"nodes cannot run the image {IMAGE}: {stuck[0].reason}: {stuck[0].message}")
             if time.monotonic() > deadline:
                 pytest.fail(f"pod {name} is {phase} after 180 s: {found.status}")
             time.sleep(0.5)
@@ -190,14 +200,18 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     from lightkube.resources.core_v1 import Namespace, PersistentVolume
 
     folder = tmp_path_factory.mktemp("cluster")
-    tiny_model(folder / "model")
-    write_jsonl(folder / "train.jsonl", chat_rows(30))
-    write_jsonl(folder / "eval.jsonl", chat_rows(7))
     namespace = f"rankzero-test-{uuid.uuid4().hex[:8]}"
-    Client().create(Namespace(metadata=ObjectMeta(name=namespace)))
+    try:
+        Client().create(Namespace(metadata=ObjectMeta(name=namespace)))
+    except Exception as error:
+        pytest.fail(f"no namespace can be made with this KUBECONFIG: {error}")
     made = Cluster(namespace, folder)
     try:
         _make_volume(made)
+        _look_what_is_missing(made)
+        tiny_model(folder / "model")
+        write_jsonl(folder / "train.jsonl", chat_rows(30))
+        write_jsonl(folder / "eval.jsonl", chat_rows(7))
         yield made
     finally:
         Client().delete(Namespace, namespace)
@@ -237,17 +251,59 @@ def _make_volume(cluster: Cluster) -> None:
         cluster.in_pod(["python", "-c", "import os; os.chmod('/outputs', 0o777)"], user=0)
 
 
+LOOK = f"""
+import json, os, socket, time
+import rankzero
+found = {{"rankzero": rankzero.__version__, "volume": "", "dns": "never answered"}}
+try:
+    os.makedirs("/outputs/looked", exist_ok=True)
+except OSError as error:
+    found["volume"] = str(error)
+for _ in range(60):
+    try:
+        found["dns"] = "" if socket.gethostbyname({SERVICE!r}) else "empty"
+        break
+    except OSError as error:
+        found["dns"] = str(error)
+        time.sleep(0.5)
+print(json.dumps(found))
+"""
+
+
+def _look_what_is_missing(cluster: Cluster) -> None:
+    """One pod as runs have them. Fails with everything that they would lack, and so every test at once."""
+    from lightkube.resources.core_v1 import Service
+
+    meet = {"metadata": {"name": SERVICE}, "spec": {"clusterIP": "None", "selector": {"look": "yes"}}}
+    meet["spec"] |= {"publishNotReadyAddresses": True, "ports": [{"name": "any", "port": 80}]}
+    cluster.api.create(Service.from_dict({"apiVersion": "v1", "kind": "Service", **meet}))
+    found = json.loads(cluster.in_pod(["python", "-c", LOOK]).splitlines()[-1])
+    missing = []
+    if found["rankzero"] != __version__:
+        missing.append(f"{IMAGE} has rankzero {found['rankzero']}, and this is {__version__}")
+    if found["volume"]:
+        missing.append(f"user 1000 cannot write to the volume: {found['volume']}")
+    if found["dns"]:
+        missing.append(f"the name of a headless Service does not resolve in pods: {found['dns']}")
+    if missing:
+        pytest.fail("this cluster cannot run these tests:\n" + "\n".join(missing))
+
+
 @pytest.fixture(scope="session")
-def local_losses(cluster: Cluster) -> list[float]:
-    """Losses of the same run on this machine, step by step."""
-    cluster.run_yaml("local")
-    done = cluster.rankzero("train", "local.yaml", "--nproc-per-node", "1")
+def local_losses(cluster: Cluster) -> dict[int, list[float]]:
+    """Losses of the same runs on this machine, step by step, by their number of steps."""
+    return {steps: _trained_here(cluster, steps) for steps in (SHORT, LONG)}
+
+
+def _trained_here(cluster: Cluster, steps: int) -> list[float]:
+    name = f"local-{steps}"
+    done = cluster.rankzero("train", cluster.run_yaml(name, max_steps=steps), "--nproc-per-node", "1")
     assert done.code == 0, done.err
-    lines = (cluster.folder / "runs" / "local" / "metrics.jsonl").read_text().splitlines()
+    lines = (cluster.folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line)["loss"] for line in lines if "loss" in json.loads(line)]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def served_kinds(cluster: Cluster) -> set[str]:
     """What the API serves."""
     from rankzero.launch.backends.kubernetes.api import Api

@@ -6,20 +6,21 @@ directory, so that a kill costs a fork and not a start.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import resource
 import shutil
 import signal
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rankzero.engine.checkpoint import find_checkpoints
+from rankzero.engine.checkpoint import find_checkpoints, generator_states
+from rankzero.engine.saving import Contents, Saver
 from rankzero.run_dir.atomic import put_back_displaced, remove_stale
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_options import RunOptions
@@ -56,18 +57,21 @@ def test_killed_at_points_through_a_save(tmp_path: Path, tiny: Path) -> None:
 
 def sweep(directory: Path, cache: str, text: str, points: int) -> None:
     """The rank whose save is made over and over, then once for good."""
-    from rankzero.engine import train, worker
+    from rankzero.engine import worker
 
     os.environ["RANKZERO_CACHE"] = cache
-    save = train.save
+    save = Saver.save
     found: list[dict[str, Any]] = []
 
-    def swept(session: Any, around: Any, position: Any, *, newest: int) -> None:
+    def swept(saver: Any, position: Any) -> None:
         def attempt(folder: Path) -> None:
-            save(session, replace(around, run_dir=RunDir(folder)), position, newest=newest)
+            elsewhere = copy.copy(saver)
+            elsewhere._run_dir = RunDir(folder)
+            elsewhere.commit(Contents(position, saver._parallel.snapshot(), generator_states()))
 
         if position.step == SWEPT and not found:
-            root = around.run_dir.root
+            saver.wait()
+            root = saver._run_dir.root
             calls, largest = measure(attempt, root, directory)
             for point in range(points):
                 share = (point + 0.5) / points
@@ -75,9 +79,10 @@ def sweep(directory: Path, cache: str, text: str, points: int) -> None:
                 at = int(2 * share * calls) if share < 0.5 else near + int((2 * share - 1) * (calls - near))
                 found.append(outcome_of(directory, root, partial(at_call, attempt, at)))
                 found.append(outcome_of(directory, root, partial(at_byte, attempt, int(share * largest))))
-        save(session, around, position, newest=newest)
+        save(saver, position)
 
-    train.save = swept
+    patch = pytest.MonkeyPatch()
+    patch.setattr(Saver, "save", swept)
     worker.run(RunSpec.model_validate_json(text), RunOptions())
     (directory / "found.json").write_text(json.dumps(found))
 
@@ -98,10 +103,10 @@ def measure(attempt: Any, root: Path, directory: Path) -> tuple[int, int]:
         sys.setprofile(None)
         counted.write_text(str(calls))
 
-    copy = directory / "measured"
-    assert in_child(count, root, copy) == 0
-    files = [path.stat().st_size for path in RunDir(copy).checkpoint(SWEPT).rglob("*") if path.is_file()]
-    shutil.rmtree(copy)
+    measured = directory / "measured"
+    assert in_child(count, root, measured) == 0
+    files = [path.stat().st_size for path in RunDir(measured).checkpoint(SWEPT).rglob("*") if path.is_file()]
+    shutil.rmtree(measured)
     return int(counted.read_text()), max(files)
 
 
@@ -129,9 +134,9 @@ def at_byte(attempt: Any, at: int, folder: Path) -> None:
 
 def outcome_of(directory: Path, root: Path, suffer: Any) -> dict[str, Any]:
     """What the next start finds where a save has been killed."""
-    copy = directory / "copy"
-    status = in_child(suffer, root, copy)
-    run_dir = RunDir(copy)
+    twin = directory / "copy"
+    status = in_child(suffer, root, twin)
+    run_dir = RunDir(twin)
     put_back_displaced(run_dir.checkpoints)
     found = find_checkpoints(run_dir, lambda _: None)
     remove_stale(run_dir.checkpoints)
@@ -144,17 +149,17 @@ def outcome_of(directory: Path, root: Path, suffer: Any) -> dict[str, Any]:
         "last": run_dir.read_link("last"),
         "strays": [path.name for path in run_dir.checkpoints.iterdir() if path.name not in committed],
     }
-    shutil.rmtree(copy)
+    shutil.rmtree(twin)
     return outcome
 
 
-def in_child(function: Any, root: Path, copy: Path) -> int:
+def in_child(function: Any, root: Path, twin: Path) -> int:
     """Call it with a copy of the run directory, in a child of this process. Returns the child's status."""
-    shutil.copytree(root, copy, symlinks=True)
+    shutil.copytree(root, twin, symlinks=True)
     child = os.fork()
     if child == 0:
         try:
-            function(copy)
+            function(twin)
         except BaseException:
             os._exit(1)
         os._exit(0)

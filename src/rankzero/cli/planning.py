@@ -36,9 +36,20 @@ def cluster_from(
         raise UsageError("which cluster?", where="--cluster", hint=hint)
     settings = [*overrides, *([f"kind={kind}"] if kind is not None else [])]
     try:
-        return load_cluster(chosen, settings, env=os.environ).spec
+        return _with_namespace(load_cluster(chosen, settings, env=os.environ).spec)
     except (ConfigError, UsageError) as error:
         raise type(error)(_as_typed(problem) for problem in error.problems) from error
+
+
+def _with_namespace(spec: ClusterSpec) -> ClusterSpec:
+    """Where a spec names none, the one that kubectl would use."""
+    from rankzero.spec.kinds import kind_section
+
+    if "namespace" in spec.model_fields_set or kind_section(spec.kind).on_this_machine:
+        return spec
+    from rankzero.launch.backends.kubernetes.auth import namespace_of
+
+    return spec.model_copy(update={"namespace": namespace_of(spec.context, os.environ) or spec.namespace})
 
 
 def _as_typed(problem: Problem) -> Problem:

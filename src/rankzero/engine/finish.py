@@ -15,7 +15,7 @@ from rankzero.engine.inputs import Inputs
 from rankzero.engine.metrics import evaluations
 from rankzero.engine.report import make_report
 from rankzero.engine.setup import Session
-from rankzero.engine.train import Surroundings
+from rankzero.engine.train import RunContext
 from rankzero.errors import StorageError
 from rankzero.model.weights import export_final
 from rankzero.run_dir.atomic import (
@@ -35,18 +35,18 @@ from rankzero.spec.run_spec import RunSpec
 
 def finish(
     session: Session,
-    around: Surroundings,
+    run: RunContext,
     inputs: Inputs,
     position: Position,
     environment: dict[str, Any],
     measured: dict[str, Any],
 ) -> dict[str, Any]:
     """Export the chosen checkpoint and write the report. A collective; returns the report, on every rank."""
-    run_dir, report = around.run_dir, None
-    with around.ledger.phase("final"):
-        step = export(session, around, inputs, position)
-    if around.world.is_main:
-        report = make_report(around.spec, position, step, environment, around.ledger.report(), measured)
+    run_dir, report = run.run_dir, None
+    with run.ledger.phase("final"):
+        step = export(session, run, inputs, position)
+    if run.world.is_main:
+        report = make_report(run.spec, position, step, environment, run.ledger.report(), measured)
         write_json(run_dir.root / "goodput.json", report["goodput"])
         write_json(run_dir.report, report)
         log_result(report, run_dir)
@@ -54,24 +54,24 @@ def finish(
     return result
 
 
-def export(session: Session, around: Surroundings, inputs: Inputs, position: Position) -> int:
+def export(session: Session, run: RunContext, inputs: Inputs, position: Position) -> int:
     """Write final/ from the best checkpoint, or the last one where the spec says so or nothing was evaluated."""
     parallel = session.parallel
-    step: int = broadcast_object(chosen_step(around.spec, around.run_dir, position) if around.world.is_main else None)
+    step: int = broadcast_object(chosen_step(run.spec, run.run_dir, position) if run.world.is_main else None)
     if step != position.step:
-        parallel.load_weights(around.run_dir.checkpoint(step))
+        parallel.load_weights(run.run_dir.checkpoint(step))
     state = parallel.export_state()
-    if not around.world.is_main:
+    if not run.world.is_main:
         return step
-    staged = around.run_dir.root / stage_name("final")
+    staged = run.run_dir.root / stage_name("final")
     with storage_errors(staged):
         staged.mkdir(parents=True)
     saved_dtype = getattr(torch, str(inputs.config.dtype or "float32").removeprefix("torch."))
     export_final(parallel.module, inputs.tokenizer, staged, dtype=saved_dtype, stop_ids=session.stop_ids, state=state)
     if inputs.vision is not None:
         inputs.vision.save(staged)
-    about = {"step": step, "spec": around.manifest_meta["spec"], "labels": session.labels}
-    commit_directory(staged, around.run_dir.final, about)
+    about = {"step": step, "spec": run.manifest_meta["spec"], "labels": session.labels}
+    commit_directory(staged, run.run_dir.final, about)
     return step
 
 
@@ -133,7 +133,10 @@ def log_result(report: dict[str, Any], run_dir: RunDir) -> None:
         logger.info("[RESULT] the last evaluation, of step %d: %s", last["step"], in_words(last))
     logger.info(
         "[DONE] %d steps, %d tokens in %s, %.0f tokens/s",
-        *(report["steps"], report["total_tokens"], duration(report["elapsed_seconds"]), report["tokens_per_second"]),
+        report["steps"],
+        report["total_tokens"],
+        duration(report["elapsed_seconds"]),
+        report["tokens_per_second"],
     )
 
 

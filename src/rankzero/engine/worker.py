@@ -32,6 +32,7 @@ from rankzero.engine.distributed import (
 )
 from rankzero.engine.finish import copy_report, finish, finished_report
 from rankzero.engine.goodput import Ledger
+from rankzero.engine.hooks import Hooks
 from rankzero.engine.inputs import Inputs, read_inputs
 from rankzero.engine.metrics import MetricsLog
 from rankzero.engine.pace import Pace
@@ -45,9 +46,10 @@ from rankzero.engine.resume import (
     refuse_different_weights,
     refuse_foreign_directory,
 )
+from rankzero.engine.saving import Saver
 from rankzero.engine.setup import Session, build_session, collect_environment
 from rankzero.engine.signals import Activity, Tell, stop_on_signals
-from rankzero.engine.train import Surroundings, train
+from rankzero.engine.train import RunContext, train
 from rankzero.errors import INTERRUPTED, ExitCode, PeerLostError, RankzeroError, StorageError
 from rankzero.model.load import quiet_libraries
 from rankzero.redaction import Redactor
@@ -72,8 +74,9 @@ from rankzero.spec.shardings import sharding_section
 from rankzero.track.protocol import TrackedRun, open_trackers
 
 
-def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
-    """Train, or continue, or find finished, one run as one of its processes. Returns the report.
+def run(spec: RunSpec, options: RunOptions, hooks: Hooks | None = None) -> dict[str, Any]:
+    """Train, or continue, or find finished, one run as one of its processes. Returns the report. `hooks` hear of its
+    steps.
 
     Raises a RankzeroError; StoppedError where a signal ended it after saving.
     """
@@ -98,13 +101,11 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
         refuse_foreign_directory(run_dir, spec, options)
         lease = Lease(run_dir.root) if world.is_main else None
         if lease is not None and run_dir.root.exists():
-            lease.acquire()
-            let_go(stack, lease.release)
+            hold(lease, stack)
         inputs = read_inputs(spec, world, ledger)
         environment = collect_environment(device, dtype, world)
         if lease is not None and not run_dir.root.exists():
-            lease.acquire()
-            let_go(stack, lease.release)
+            hold(lease, stack)
         logger.info("[DDP] %s on %s", place_of(world), device.describe())
         with ledger.phase("rendezvous"):
             stack.enter_context(process_group(world, device, dict(os.environ)))
@@ -120,41 +121,50 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
         claim_directory(run_dir, spec, environment, world, console)
         if world.is_main:
             set_aside(run_dir, found)
-        if world.is_main and deepspeed is not None:
-            write_json(run_dir.root / "deepspeed.json", deepspeed)
+            if deepspeed is not None:
+                write_json(run_dir.root / "deepspeed.json", deepspeed)
         session = build_session(spec, inputs, world, device, dtype, ledger)
-        layout = layout_of(session, spec, environment)
-        position = restore(run_dir, saved, session, spec, layout, world, ledger)
+        meta |= {"layout": layout_of(session, spec, environment)}
+        position = restore(run_dir, saved, session, spec, meta["layout"], world, ledger)
         metrics = open_metrics(run_dir, spec, position) if world.is_main else None
         if metrics is not None:
             let_go(stack, metrics.close)
-        around = Surroundings(
+        keep, step = spec.checkpoint.keep, position.step
+        saver = stack.enter_context(Saver(run_dir, lease, session.parallel, world, meta=meta, keep=keep, step=step))
+        context = RunContext(
             spec=spec,
             options=options,
             world=world,
             console=console,
             run_dir=run_dir,
-            lease=lease,
+            saver=saver,
             metrics=metrics,
             stop=stop,
             ledger=ledger,
             pace=open_pace(session, world),
-            manifest_meta={**meta, "layout": layout},
+            manifest_meta=meta,
+            hooks=hooks or Hooks(),
         )
         log_plan(session, inputs, world)
         try:
-            position = train(session, around, position)
+            position = train(session, context, position)
         except torch.OutOfMemoryError as error:
             raise out_of_memory(session, spec, world, device) from error
         measured = {
             "time_to_first_step_seconds": ledger.time_to_first_step,
             "peak_memory_bytes": max(gather_objects(peak_memory(device))),
-            "stragglers": around.pace.report() if around.pace is not None else [],
+            "stragglers": context.pace.report() if context.pace is not None else [],
         }
-        report = finish(session, around, inputs, position, environment, measured)
+        report = finish(session, context, inputs, position, environment, measured)
         if world.is_main:
             copy_report(report, options.report_json)
         return report
+
+
+def hold(lease: Lease, stack: ExitStack) -> None:
+    """Take the run directory until the run is over. Raises StorageError."""
+    lease.acquire()
+    let_go(stack, lease.release)
 
 
 @contextmanager
@@ -324,7 +334,10 @@ def log_plan(session: Session, inputs: Inputs, world: World) -> None:
     schedule = session.schedule
     logger.info(
         "[DATA] %d rows, %d steps an epoch, %d steps in all, %d process%s",
-        *(len(inputs.train), schedule.steps_per_epoch, schedule.total_steps, world.world_size),
+        len(inputs.train),
+        schedule.steps_per_epoch,
+        schedule.total_steps,
+        world.world_size,
         "" if world.world_size == 1 else "es",
     )
     logger.debug(

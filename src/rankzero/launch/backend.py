@@ -66,7 +66,10 @@ class Backend(Protocol):
         """Lines of all pods as they come; with `follow` until the run has ended."""
 
     def cancel(self, run: str, say: Say) -> None:
-        """Stop the pods with their grace period; objects and volumes stay, so that submitting again resumes."""
+        """Stop the pods with their grace period; volumes stay, so that submitting again resumes.
+
+        Objects stay too, but for one that we may not put aside: it is removed, and submitting makes it again.
+        """
 
     def delete(self, run: str, *, claims: bool, say: Say) -> list[str]:
         """Remove what submit created, and claims only where asked. Returns what was removed."""

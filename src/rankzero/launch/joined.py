@@ -17,6 +17,7 @@ from rankzero.launch import kinds, labels
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.log_lines import troubled
 from rankzero.launch.pods import EARLIEST, Condition, LastWords, Pod, conditions_of, parse_last_words, parse_pod
+from rankzero.launch.resource import JOB
 from rankzero.launch.untyped_json import at, maps, moment, text, whole
 
 MOST_NODES = 100_000
@@ -109,17 +110,34 @@ class JoinedEvidence:
     @cached_property
     def queue(self) -> str:
         """The Kueue queue that admits the run; empty: none."""
-        return text(self.trainer, "metadata", "labels", labels.QUEUE)
+        return text(self.counted, "metadata", "labels", labels.QUEUE)
+
+    @cached_property
+    def preparation(self) -> Mapping[str, Any]:
+        """The Job that prepares; empty where there is none."""
+        return next((one for one in self.objects.get(JOB.kind, ()) if _is_preparation(one)), {})
+
+    @cached_property
+    def counted(self) -> Mapping[str, Any]:
+        """The object that has the next pods: the preparation as long as it has work left, then the one that trains."""
+        return self.preparation if self.preparation and self.is_preparing else self.trainer
 
     @cached_property
     def workload(self) -> Mapping[str, Any]:
-        """The Kueue Workload that counts: the newest."""
-        return max(self.evidence.workloads, key=lambda one: _created(one) or EARLIEST, default={})
+        """The Kueue Workload that counts: the newest of the object that has the next pods, or of any."""
+        uid = text(self.counted, "metadata", "uid")
+        owned = [
+            one
+            for one in self.evidence.workloads
+            if uid and any(text(owner, "uid") == uid for owner in maps(one, "metadata", "ownerReferences"))
+        ]
+        return max(owned or self.evidence.workloads, key=lambda one: _created(one) or EARLIEST, default={})
 
     @cached_property
     def is_suspended(self) -> bool:
-        """Whether the training object is told to have no pods."""
-        return self.trained_by is not None and self.trained_by.switch.is_off(self.trainer)
+        """Whether the object that has the next pods is told to have none."""
+        kind = kinds.kind_of(self.counted)
+        return kind is not None and kind.switch.is_off(self.counted)
 
     @cached_property
     def outcome(self) -> LastWords | None:
@@ -136,7 +154,8 @@ class JoinedEvidence:
             if end is not None:
                 return "succeeded" if end == "complete" else "failed"
         if not self.trainer and not self.current and self.prepare_pods and self.prepare_pods[-1].phase == "Failed":
-            return _by_codes([self.prepare_pods[-1]])  # bare pods: nothing tries again
+            # a Job with work left tries again, or waits in its queue to
+            return None if self.preparation and self.is_preparing else _by_codes([self.prepare_pods[-1]])
         if not self.trainer and self.current and all(pod.is_over for pod in self.current.values()):
             return self._finished_by_pods()
         return None
@@ -156,18 +175,16 @@ class JoinedEvidence:
     @cached_property
     def is_preparing(self) -> bool:
         """Whether the preparation Job has work left."""
-        jobs = [one for one in self.objects.get("Job", ()) if _is_preparation(one)]
-        for job in jobs:
-            conditions = conditions_of(job)
-            if any(conditions[name].status == "True" for name in ("Complete", "Failed") if name in conditions):
-                return False
+        conditions = conditions_of(self.preparation)
+        if any(conditions[name].status == "True" for name in ("Complete", "Failed") if name in conditions):
+            return False
         newest = self.prepare_pods[-1] if self.prepare_pods else None
-        return newest.phase != "Succeeded" if newest is not None else bool(jobs)
+        return newest.phase != "Succeeded" if newest is not None else bool(self.preparation)
 
     @cached_property
     def created(self) -> datetime | None:
         """When the run was submitted."""
-        times = [_created(self.trainer), *(pod.created for pod in self.pods[:1])]
+        times = [_created(self.trainer), *(pod.created for pod in self.pods[:1]), _created(self.preparation)]
         return next((time for time in times if time is not None), None)
 
     @cached_property

@@ -35,3 +35,5 @@ class Resource:
 POD = Resource("", "v1", "pods", "Pod")
 JOB = Resource("batch", "v1", "jobs", "Job")
 """What prepares a run of any kind, and a kind of its own."""
+POD_GROUP = Resource("scheduling.volcano.sh", "v1beta1", "podgroups", "PodGroup")
+"""By which Volcano places a run's pods all together or not at all."""

@@ -19,27 +19,33 @@ from rankzero.model.low_bits import outlined
 from rankzero.model.packed_adapters import over_packed_tensors
 from rankzero.model.quantize import is_quantised, prepare_quantized
 from rankzero.model.targets import Targets, adapted_tensor_problems, shortest, target_modules
-from rankzero.spec.run_spec import LoraSpec, RunSpec
+from rankzero.spec.run_spec import LoraSpec, Parts
+from rankzero.spec.tasks import ModelUse
 from rankzero.wording import first_line
 
+CLASSIFIER = "SEQ_CLS"
+"""peft's word for an adapter of a classifier."""
 ADDED_BY_PEFT = ("classifier", "score")
 """What peft itself adds to `modules_to_save` of a classifier."""
 
 
-def apply_lora(model: Any, spec: RunSpec, *, base_name: str) -> Any:
-    """Freeze the model and add adapters in float32, initialised from train.seed alone: the same on every rank.
+def apply_lora(
+    model: Any, lora: LoraSpec, *, parts: Parts, use: ModelUse, seed: int, packed: bool, base_name: str
+) -> Any:
+    """Freeze the model and add adapters in float32, initialised from `seed` alone: the same on every rank.
 
-    Works on quantised models and on models without memory; those get adapters without memory. `base_name` is written
-    into the adapter as the model that it belongs to. Raises ConfigError.
+    Works on packed models and on models without memory; those get adapters without memory. `packed` says what a run
+    computes with, also of a model without memory, which never is. `base_name` is written into the adapter as the model
+    that it belongs to. Raises ConfigError.
     """
-    targets = target_modules(spec, model)
-    config = lora_config(spec, model, targets, base_name)
+    targets = target_modules(lora, parts, model, use)
+    config = lora_config(lora, model, targets, use=use, packed=packed, base_name=base_name)
     if is_quantised(model):
         prepare_quantized(model)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     model.name_or_path = base_name  # peft writes this name, not the config's, into the adapter
-    with drawn_from(spec.train.seed), outlined(model):
+    with drawn_from(seed), outlined(model):
         adapted = get_peft_model(model, config)
     over_packed_tensors(adapted)
     for parameter in adapted.parameters():
@@ -60,25 +66,25 @@ def load_adapter(model: Any, directory: Path) -> Any:
     return adapted
 
 
-def lora_config(spec: RunSpec, model: Any, targets: Targets, base_name: str) -> LoraConfig:
+def lora_config(
+    lora: LoraSpec, model: Any, targets: Targets, *, use: ModelUse, packed: bool, base_name: str
+) -> LoraConfig:
     """What peft is told, and what it writes beside the adapter. Raises ConfigError where peft cannot be told it."""
-    if spec.lora is None:
-        raise TypeError("there is no lora section")
     modules = [name for name, _ in model.named_modules()]
     config = LoraConfig(
-        task_type="SEQ_CLS" if spec.task_section.uses == "classifies" else "CAUSAL_LM",
+        task_type=CLASSIFIER if use == "classifies" else "CAUSAL_LM",
         base_model_name_or_path=base_name,
-        r=spec.lora.r,
-        lora_alpha=spec.lora.alpha,
-        lora_dropout=spec.lora.dropout,
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
         target_modules=shortest(targets.modules, set(modules) - set(targets.modules)) or _no_layers(targets),
         target_parameters=list(targets.parameters) or None,
         modules_to_save=_names_to_save(targets, modules) or None,
-        use_dora=spec.lora.use_dora,
-        use_rslora=spec.lora.use_rslora,
+        use_dora=lora.use_dora,
+        use_rslora=lora.use_rslora,
         fan_in_fan_out=any(isinstance(model.get_submodule(name), Conv1D) for name in targets.modules),
     )
-    return _as_peft_reads_it(config, spec, spec.lora, model, targets)
+    return _as_peft_reads_it(config, lora, model, targets, packed=packed)
 
 
 def parameter_counts(model: Any) -> tuple[int, int]:
@@ -103,7 +109,7 @@ def _names_to_save(targets: Targets, modules: list[str]) -> list[str]:
     return [name for name in short if name not in ADDED_BY_PEFT]
 
 
-def _as_peft_reads_it(config: LoraConfig, spec: RunSpec, lora: LoraSpec, model: Any, targets: Targets) -> LoraConfig:
+def _as_peft_reads_it(config: LoraConfig, lora: LoraSpec, model: Any, targets: Targets, *, packed: bool) -> LoraConfig:
     """The config, so written that peft, when it applies or loads it, means what was meant.
 
     For architectures whose experts transformers stores as one tensor, peft takes a layer called `gate_proj` for an
@@ -118,7 +124,7 @@ def _as_peft_reads_it(config: LoraConfig, spec: RunSpec, lora: LoraSpec, model: 
         return config
     layers = f"{', '.join(sorted(mistaken))} of this architecture"
     problems = adapted_tensor_problems(lora, layers)
-    if spec.model.quantization != "none":
+    if packed:
         hint = "name other layers in lora.target_modules, or leave quantization out"
         problems.append(Problem(f"adapters on {layers} cannot lie over packed weights", "lora.target_modules", hint))
     if problems:

@@ -16,7 +16,7 @@ from typing import Any, get_args
 import torch
 
 from rankzero.errors import ConfigError, Problem
-from rankzero.spec.run_spec import Part, RunSpec
+from rankzero.spec.run_spec import Part, Parts
 
 PARTS: tuple[Part, ...] = get_args(Part)
 
@@ -50,21 +50,21 @@ def part_finder(model: Any) -> Callable[[str], Part]:
     return part_of
 
 
-def wanted_parts(spec: RunSpec, model: Any) -> frozenset[Part]:
-    """The parts that `train.parts` asks for. Raises ConfigError naming those that the model does not have."""
+def wanted_parts(parts: Parts, model: Any, *, adapters: bool) -> frozenset[Part]:
+    """What `train.parts` asks for, by adapters or in full. Raises ConfigError naming what the model does not have."""
     present = set(parameter_parts(model).values())
-    if spec.train.parts == "auto":
-        wanted = {"language"} if spec.lora is not None else {"language", "experts"}
+    if parts == "auto":
+        wanted = {"language"} if adapters else {"language", "experts"}
         return frozenset(part for part in PARTS if part in wanted & present)
     hint = f"it has: {', '.join(part for part in PARTS if part in present)}"
     problems = [
         Problem(f"the model has no {part.replace('_', ' ')}", "train.parts", hint)
-        for part in dict.fromkeys(spec.train.parts)
+        for part in dict.fromkeys(parts)
         if part not in present
     ]
     if problems:
         raise ConfigError(problems)
-    return frozenset(spec.train.parts)
+    return frozenset(parts)
 
 
 def freeze_to(model: Any, parts: frozenset[Part]) -> None:

@@ -148,7 +148,7 @@ class ClusterSpec(Section):
     context: Text | None = None
     """Context of the kubeconfig; absent: its current one."""
     namespace: DnsLabel = "default"
-    """Kubernetes namespace."""
+    """Kubernetes namespace; absent: that of the kubeconfig's context, else `default`."""
     image: Annotated[str, StringConstraints(pattern=IMAGE_PATTERN)]
     """Image of the workers; it holds rankzero[train]."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"

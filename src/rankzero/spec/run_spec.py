@@ -21,7 +21,9 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 OverLength = Literal["truncate", "drop"]
 TrainOn = Literal["all_turns", "last_turn"]
 Attention = Literal["auto", "eager", "sdpa", "varlen", "flex_attention", "flash_attention_2", "flash_attention_3"]
+Quantization = Literal["none", "nf4", "fp8"]
 Part = Literal["language", "experts", "router", "projector", "vision_tower"]
+Parts = Literal["auto"] | tuple[Part, ...]
 LearningRateShape = Literal["linear", "cosine", "constant"]
 if TYPE_CHECKING:
     Task = str
@@ -68,7 +70,7 @@ class ModelSpec(Section):
     attention: Attention = "auto"
     """Attention implementation. varlen: torch's own for rows laid end to end. auto: the fastest that is installed, or
     for a model with attention dropout one that drops the same in every layout."""
-    quantization: Literal["none", "nf4", "fp8"] = "none"
+    quantization: Quantization = "none"
     """Hold the frozen base in fewer bits under adapters. nf4: 4-bit NormalFloat with double quantisation (QLoRA);
     fp8: 8-bit floats."""
     kernels: Literal["none", "liger", "hub"] = "none"

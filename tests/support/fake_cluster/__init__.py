@@ -24,7 +24,8 @@ __all__ = ["Act", "FakeCluster", "Fault", "Request", "as_text", "life", "make_po
 
 TOKEN = "fake-token"
 KUEUE = {"workloads", "localqueues", "workloadpriorityclasses"}
-"""Kinds of a cluster that has Kueue; others are served by default."""
+VOLCANO = {"podgroups"}
+"""Kinds of a cluster that has one of these; others are served by default."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class FakeCluster:
     """`start()`, use, `stop()`. Kinds that are in `plurals` are served."""
 
     store: Store = field(default_factory=Store)
-    plurals: set[str] = field(default_factory=lambda: set(KINDS) - KUEUE)
+    plurals: set[str] = field(default_factory=lambda: set(KINDS) - KUEUE - VOLCANO)
     faults: list[Fault] = field(default_factory=list)
     forbidden: set[tuple[str, str]] = field(default_factory=set)
     """(verb, plural) that roles do not permit."""

@@ -29,6 +29,7 @@ KINDS = {
     "limitranges": ("v1", "LimitRange"),
     "localqueues": ("kueue.x-k8s.io/v1beta2", "LocalQueue"),
     "workloadpriorityclasses": ("kueue.x-k8s.io/v1beta2", "WorkloadPriorityClass"),
+    "podgroups": ("scheduling.volcano.sh/v1beta1", "PodGroup"),
     "storageclasses": ("storage.k8s.io/v1", "StorageClass"),
     "jobs": ("batch/v1", "Job"),
     "statefulsets": ("apps/v1", "StatefulSet"),

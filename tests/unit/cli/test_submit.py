@@ -55,6 +55,23 @@ def test_what_is_sent_is_what_dry_run_prints(place: Place) -> None:
     assert [body for body in sent if body not in secrets] == printed
 
 
+def test_without_a_namespace_it_is_the_contexts(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with kubectl: who has chosen a namespace does not write it into every cluster.yaml."""
+    spec = Path("cluster.yaml")
+    spec.write_text(spec.read_text().replace("namespace: train\n", ""))
+    config = json.loads(Path("kubeconfig").read_text())
+    config["contexts"][0]["context"]["namespace"] = "train"
+    other = {"name": "other", "context": {"cluster": "fake", "user": "me"}}
+    config["contexts"].append(other)
+    Path("kubeconfig").write_text(json.dumps(config))
+    assert json.loads(place("submit run.yaml --detach --json").out)["namespace"] == "train"
+    assert "namespace: train" in place("render run.yaml").out
+    assert "namespace: mine" in place("render run.yaml cluster.namespace=mine").out
+    assert "namespace: default" in place("render run.yaml cluster.context=other").out
+    Path("kubeconfig").write_text("no kubeconfig")
+    assert "namespace: default" in place("render run.yaml").out, "rendering needs no cluster"
+
+
 def test_detached(place: Place) -> None:
     done = place("submit run.yaml --detach --json --cluster cluster.yaml")
     assert done.code == 0

@@ -42,8 +42,10 @@ def prepare(
     quiet_libraries()
     source = locate(spec.model)
     tokenizer = load_tokenizer(source, spec.model, spec.data.chat_template)
-    sees = kind_of(load_config(source, spec.model), spec.task_section.uses) == "vision"
-    vision = load_vision(source, spec, tokenizer).rules if sees else None
+    vision = None
+    if kind_of(load_config(source, spec.model), spec.task_section.uses) == "vision":
+        limit, template = spec.data.image_max_tokens, spec.data.chat_template
+        vision = load_vision(source, spec.model, tokenizer, max_tokens=limit, chat_template=template).rules
     made = prepare_part(spec, tokenizer, cache_root(), part, workers=None, show=show, vision=vision)
     done = {
         label: None

@@ -8,6 +8,7 @@ from functools import cached_property
 from rankzero.data.rows.conversation import ANSWERING, Conversation
 from rankzero.data.rows.problems import RowProblem
 from rankzero.data.tokens.built_in_templates import PLAIN, TrainingTemplate, plain_template, training_template
+from rankzero.data.tokens.call_form import IDS_REWRITTEN, with_short_ids
 from rankzero.data.tokens.chat_text import (
     OTHER_TEMPLATE,
     ChatText,
@@ -35,6 +36,10 @@ class Renderer:
         self._parts, self._rules = parts, rules
         self._pictures = None if rules.vision is None else Pictures(rules.vision)
         self._left_out: dict[tuple[object, ...], int | None] = {}
+        of_tools = parts.tool_template
+        alone = of_tools and replace(parts, chat_template=of_tools, tool_template=None)
+        self._with_tools = Renderer(alone, rules) if alone else None
+        """For rows with tools, of a model that has a template of its own for them."""
 
     @cached_property
     def template(self) -> ChatTemplate:
@@ -85,6 +90,23 @@ class Renderer:
         return RowProblem(conversation.line, "needs a vision model", what, hint)
 
     def _templated(self, conversation: Conversation) -> Rendered | RowProblem:
+        renderer, given = self.for_row(conversation)
+        if given is not conversation:
+            row = renderer._with_either_template(given)
+            return row if isinstance(row, RowProblem) else replace(row, notes=(*row.notes, IDS_REWRITTEN))
+        return renderer._with_either_template(conversation)
+
+    def for_row(self, conversation: Conversation) -> tuple[Renderer, Conversation]:
+        """The renderer of the template that is for such a row, where the model has one for tools; and the row with its
+        ids of calls in the form that this template wants."""
+        calls = any(message.tool_calls for message in conversation.messages)
+        renderer = self._with_tools if self._with_tools is not None and (calls or conversation.tools) else self
+        if not (calls and renderer.template.call_form.short_ids):
+            return renderer, conversation
+        renamed = with_short_ids(conversation)
+        return renderer, conversation if renamed == conversation else renamed
+
+    def _with_either_template(self, conversation: Conversation) -> Rendered | RowProblem:
         weights = turn_weights(conversation, self._rules)
         try:
             try:
@@ -216,9 +238,20 @@ def _render_labelled(conversation: Conversation) -> Rendered | RowProblem:
 
 
 def _render_raw(conversation: Conversation) -> Rendered:
+    if conversation.verbatim:
+        return _render_verbatim(conversation)
     prompt = "".join(segment.content for segment in conversation.messages if segment.role == "prompt")
     text = prompt + "".join(segment.content for segment in conversation.messages if segment.role != "prompt")
     return Rendered(text, [(len(prompt), len(text))], raw=True, add_eos=True)
+
+
+def _render_verbatim(conversation: Conversation) -> Rendered:
+    spans, text = [], ""
+    for segment in conversation.messages:
+        text += segment.content
+        if segment.role == "completion" and segment.content:
+            spans.append((len(text) - len(segment.content), len(text)))
+    return Rendered(text, spans, raw=False, add_eos=False)
 
 
 def _hint(reason: str) -> str:

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NoReturn
 
 import jinja2
@@ -20,6 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from rankzero.data.rows.formats.reasoning import REASONING_KEYS
+from rankzero.data.tokens.call_form import CallForm, find_call_form
 from rankzero.errors import ConfigError
 
 Turns = Sequence[Mapping[str, Any]]
@@ -61,6 +63,21 @@ class ChatTemplate:
         """The text of these turns; `opening` adds the head of the assistant turn that is to follow."""
         text, _ = self.render_marked(turns, tools=tools, opening=opening)
         return text
+
+    @cached_property
+    def opening(self) -> str:
+        """What opens an answer in use; "" where that is nothing, or cannot be told."""
+        turns = [{"role": "user", "content": "question"}]
+        try:
+            asked, opened = self.render(turns), self.render(turns, opening=True)
+        except TemplateRefusedError:
+            return ""
+        return opened[len(asked) :] if opened.startswith(asked) else ""
+
+    @cached_property
+    def call_form(self) -> CallForm:
+        """How it takes tool calls."""
+        return find_call_form(self.render)
 
     def render_marked(self, turns: Turns, *, tools: Tools = (), opening: bool = False) -> tuple[str, list[Span]]:
         """The text, and where its `{% generation %}` blocks are."""

@@ -17,20 +17,20 @@ from torch.distributed.tensor import DTensor
 
 from rankzero.engine.device import Device
 from rankzero.engine.distributed import World, sum_over_ranks
-from rankzero.engine.parallel.base import OPTIMIZER_FILE, WEIGHTS_DIRECTORY, restore_optimizer
+from rankzero.engine.parallel.base import OPTIMIZER_FILE, WEIGHTS_DIRECTORY, Snapshot, restore_optimizer
 from rankzero.engine.parallel.formats import (
+    NothingToWrite,
+    ShardedSnapshot,
+    WholeSnapshot,
     is_sharded,
     read_sharded,
     read_tensors,
     sharded_tensors,
-    tensor_file_errors,
-    write_sharded,
-    write_tensors,
 )
 from rankzero.engine.parallel.parts import Cut, local
 from rankzero.engine.parallel.wrapping import wrap
 from rankzero.errors import StorageError
-from rankzero.model.weights import read_state, save_weights, saved_buffers
+from rankzero.model.weights import read_state, saved_buffers
 from rankzero.spec.run_spec import RunSpec, Sharding
 
 
@@ -93,16 +93,11 @@ class Fsdp:
         for name, part in self._parts.items():
             part.grad = self._parameters[name].grad = None
 
-    def save(self, staged: Path) -> None:
+    def snapshot(self) -> Snapshot:
         if not self._adapters:
-            write_sharded(self._weights() | self._optimizer_state(), staged, world_size=self._world.world_size)
-            return
-        weights = self.export_state()
-        optimizer = self._on_main(self._optimizer_state())
-        if self._world.is_main:  # all is gathered: no rank waits for this one, whatever it meets
-            with tensor_file_errors(staged / WEIGHTS_DIRECTORY):
-                save_weights(self.module, staged / WEIGHTS_DIRECTORY, state=weights)
-            write_tensors(optimizer, staged / OPTIMIZER_FILE)
+            return ShardedSnapshot(self._weights() | self._optimizer_state(), self._cut, self._world.world_size)
+        weights, optimizer = self._on_main(self._weights()), self._on_main(self._optimizer_state())
+        return WholeSnapshot(self.module, weights, optimizer) if self._world.is_main else NothingToWrite()
 
     def load(self, directory: Path) -> None:
         self.load_weights(directory)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
 from rankzero.launch.kinds.job import INDEX, pods_of_job
-from rankzero.launch.kinds.kind import Kind, PodSpecs, by_conditions, by_mark
+from rankzero.launch.kinds.kind import Kind, Newer, PodSpecs, by_conditions, by_mark
 from rankzero.launch.labels import Manifest
 from rankzero.launch.plan import Plan
 from rankzero.launch.render.failures import failure_rules
@@ -89,6 +90,27 @@ def _rules() -> list[dict[str, Any]]:
     ]
 
 
+PATTERNS = "onJobFailureMessagePatterns"
+"""Since JobSet 0.10 and Trainer 2.1."""
+CHARGED = "stopped and evicted pods count against max_restarts"
+
+
+def without_patterns(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A JobSet's spec where the rule that failed a Job cannot be told: the one for what is never retried is left.
+
+    Whatever else fails a Job then does so by its backoffLimit, and is charged.
+    """
+    found = copy.deepcopy(dict(spec))
+    rules = [rule for rule in found["failurePolicy"]["rules"] if rule["action"] == "FailJobSet"]
+    for rule in rules:
+        rule.pop(PATTERNS, None)
+    found["failurePolicy"]["rules"] = rules
+    for replicated in found["replicatedJobs"]:
+        policy = replicated["template"]["spec"]["podFailurePolicy"]
+        policy["rules"] = policy["rules"][:1]
+    return found
+
+
 def pods_of_jobset(spec: Mapping[str, Any]) -> PodSpecs:
     """Of the spec of a JobSet."""
     for replicated in maps(spec, "replicatedJobs"):
@@ -102,6 +124,9 @@ KIND = Kind(
     node_index=by_mark(INDEX),
     end=by_conditions("Completed"),
     needs="JobSet (https://jobset.sigs.k8s.io)",
+    newer=Newer(
+        JOB_SET, PATTERNS, lambda manifest: {**manifest, "spec": without_patterns(at(manifest, "spec"))}, CHARGED
+    ),
     restarts_made=("status", "restarts"),
     restarts_allowed=("spec", "failurePolicy", "maxRestarts"),
 )

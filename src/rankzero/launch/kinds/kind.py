@@ -57,6 +57,20 @@ class Template:
     """What the API's refusal of an object has in it where its template is missing."""
 
 
+@dataclass(frozen=True, slots=True)
+class Newer:
+    """What only newer versions of a kind's controller know."""
+
+    resource: Resource
+    """Whose schema has it."""
+    field: str
+    """Name of a field that no older version has."""
+    without: Callable[[Mapping[str, Any]], Manifest]
+    """The same object for an older one."""
+    loses: str
+    """What that costs, in words."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     """One kind. Functions that read an object ask nothing of it: it may lack anything."""
@@ -87,6 +101,7 @@ class Kind:
     """Where its controller counts restarts of all pods; else pods that replaced others are counted."""
     restarts_allowed: Path = ()
     time_limit: Path = ()
+    newer: Newer | None = None
     fewest_nodes: Path = ()
     """With how few pods it goes on; else it has all of them."""
 

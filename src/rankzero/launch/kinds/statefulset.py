@@ -48,7 +48,7 @@ def objects(plan: Plan) -> list[Manifest]:
 
 
 def _account(plan: Plan) -> list[Manifest]:
-    """May read and patch this one StatefulSet."""
+    """May scale this one StatefulSet, and note the outcome on it, which a patch of its status can. Not its pods."""
     return [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata(plan)},
         {
@@ -58,9 +58,9 @@ def _account(plan: Plan) -> list[Manifest]:
             "rules": [
                 {
                     "apiGroups": [STATEFUL_SET.group],
-                    "resources": [STATEFUL_SET.plural],
+                    "resources": [f"{STATEFUL_SET.plural}/scale", f"{STATEFUL_SET.plural}/status"],
                     "resourceNames": [plan.name],
-                    "verbs": ["get", "patch"],
+                    "verbs": ["patch"],
                 }
             ],
         },

@@ -2,16 +2,17 @@
 
 The fields by which a TrainJob overrides a runtime changed with every release (podSpecOverrides, podTemplateOverrides,
 runtimePatches), and none of them reaches everything that a run needs. A runtime per run holds it all, so nothing is
-overridden, and the same two objects are valid from 2.0 to 2.3.
+overridden, and the same two objects are valid from 2.1 to 2.3; 2.0 gets them without JobSet's newer rules.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rankzero.launch.kinds.job import INDEX
-from rankzero.launch.kinds.jobset import jobset_spec, pods_of_jobset
-from rankzero.launch.kinds.kind import Kind, Template, by_conditions, by_mark
+from rankzero.launch.kinds.jobset import CHARGED, PATTERNS, jobset_spec, pods_of_jobset, without_patterns
+from rankzero.launch.kinds.kind import Kind, Newer, Template, by_conditions, by_mark
 from rankzero.launch.labels import Manifest
 from rankzero.launch.plan import Plan
 from rankzero.launch.render.shared import metadata, top_metadata
@@ -48,6 +49,12 @@ def objects(plan: Plan) -> list[Manifest]:
     ]
 
 
+def _without_patterns(runtime: Mapping[str, Any]) -> Manifest:
+    spec = at(runtime, "spec")
+    template = {**at(spec, "template"), "spec": without_patterns(at(spec, "template", "spec"))}
+    return {**runtime, "spec": {**spec, "template": template}}
+
+
 KIND = Kind(
     resource=TRAIN_JOB,
     objects=objects,
@@ -56,4 +63,5 @@ KIND = Kind(
     end=by_conditions("Complete"),
     needs="Kubeflow Trainer 2 (https://www.kubeflow.org/docs/components/trainer)",
     template=Template(RUNTIME, missing="untime"),
+    newer=Newer(RUNTIME, PATTERNS, _without_patterns, CHARGED),
 )

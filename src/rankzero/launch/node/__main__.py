@@ -1,20 +1,13 @@
-"""`python -m rankzero.launch.node DIRECTORY`: what a pod runs. DIRECTORY holds run.yaml and node.json.
-
-PID 1 ignores signals that it has no handler for, and importing the rest takes a second or two: the handlers come first.
-"""
+"""`python -m rankzero.launch.node DIRECTORY`: what a pod runs. DIRECTORY holds run.yaml and node.json."""
 
 from __future__ import annotations
 
-import signal
-
-from rankzero.launch.node.stop import StopWish
+from rankzero.launch.node.stop import listen
 
 
 def main() -> None:
     """Listen, then live."""
-    stop = StopWish()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, _frame: stop(received))
+    stop = listen()
     from rankzero.launch.node.entry import live
 
     live(stop)

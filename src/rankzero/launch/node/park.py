@@ -37,16 +37,20 @@ def park(said: Mapping[str, Any], node: int, say: Callable[[str], None], stopped
 
 
 def _tell(said: Mapping[str, Any]) -> str:
-    """Annotate and scale down our own StatefulSet. Returns what went wrong, if anything."""
+    """Annotate and scale down our own StatefulSet. Returns what went wrong, if anything.
+
+    Both through its subresources: who may patch the object itself may make pods of any image and account.
+    """
     from lightkube import Client
-    from lightkube.resources.apps_v1 import StatefulSet
+    from lightkube.resources.apps_v1 import StatefulSetScale, StatefulSetStatus
     from lightkube.types import PatchType
 
     name = os.environ.get("POD_NAME", "").rpartition("-")[0]
-    patch = {"metadata": {"annotations": {OUTCOME: json.dumps(dict(said))}}, "spec": {"replicas": 0}}
+    note = {"metadata": {"annotations": {OUTCOME: json.dumps(dict(said))}}}
     try:
         client = Client(namespace=(ACCOUNT / "namespace").read_text(encoding="utf-8").strip())
-        client.patch(StatefulSet, name, patch, patch_type=PatchType.MERGE)
+        client.patch(StatefulSetStatus, name, note, patch_type=PatchType.MERGE)
+        client.patch(StatefulSetScale, name, {"spec": {"replicas": 0}}, patch_type=PatchType.MERGE)
     except Exception as error:  # a parked pod that leaves is started again, so whatever it is, it is said and retried
         return f"{type(error).__name__}: {error}"
     return ""

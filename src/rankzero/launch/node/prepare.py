@@ -1,99 +1,16 @@
-"""`python -m rankzero.launch.node.prepare DIRECTORY`: the preparation Job's pod, from the same files as a node's."""
+"""`python -m rankzero.launch.node.prepare DIRECTORY`: what the preparation Job's pod runs."""
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-import tempfile
-import time
-from contextlib import nullcontext
-from pathlib import Path
-
-from rankzero.errors import ExitCode, RankzeroError, StoppedError
-from rankzero.hub_variables import adopt_hub_variables
-from rankzero.launch.node.inputs import read_inputs
-from rankzero.launch.node.mirror import downloaded
-from rankzero.launch.node.output import Output
-from rankzero.launch.node.prepared import beating, begin, end
-from rankzero.launch.node.reaper import reap_orphans
-from rankzero.launch.node.settings import CONFIG_DIR, NodeSettings
-from rankzero.launch.node.stop import StopWish
-from rankzero.launch.node.submission import Submission
-from rankzero.launch.node.termination import internal, message, write
-from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, signals_to
-from rankzero.redaction import Redactor
-from rankzero.run_dir.handover import write_payload
-from rankzero.run_dir.paths import RunDir
-from rankzero.spec.run_spec import RunSpec
-
-MODULE = "rankzero.engine.prepare"
+from rankzero.launch.node.stop import listen
 
 
 def main() -> None:
-    """Fetch and tokenise; leave the marker that training pods wait for."""
-    redact = Redactor(os.environ)
-    output = Output(redact)
-    for line in adopt_hub_variables(os.environ):
-        output.say(line)
-    stop = StopWish()
-    root = Path()
-    error: RankzeroError | None = None
-    with signals_to(stop, (signal.SIGTERM, signal.SIGINT)):
-        try:
-            spec, settings = read_inputs(Path(sys.argv[1] if len(sys.argv) > 1 else CONFIG_DIR))
-            root = Path(spec.output_dir) / str(spec.name)
-            error = marked(spec, settings, output, stop)
-        except RankzeroError as known:
-            error = known
-        except Exception as unknown:  # the last frame: whatever it is, the pod's status must say it
-            error = internal(unknown)
-        write(message(0, RunDir(root), error, redact), os.environ)
-        if error is not None:
-            output.error(error)
-    sys.exit(int(ExitCode.DONE if error is None else error.exit_code))
+    """Listen, then live."""
+    stop = listen()
+    from rankzero.launch.node.preparation import live
 
-
-def marked(spec: RunSpec, settings: NodeSettings, output: Output, stop: StopWish) -> RankzeroError | None:
-    """Prepare, with a marker on the volume that says how it stands. Returns what it failed with."""
-    path = None if settings.prepared_marker is None else Path(settings.prepared_marker)
-    submission = Submission(os.environ).name
-    starts = 1 if path is None else begin(path, spec, submission)
-    with beating(path) if path is not None else nullcontext():
-        try:
-            downloaded(settings, output.say, lambda: stop.wanted)
-            error = run(spec, settings, output, stop)
-        except RankzeroError as known:
-            error = known
-    if path is not None:
-        end(path, spec, submission, error, starts=starts)
-    return error
-
-
-def run(spec: RunSpec, settings: NodeSettings, output: Output, stop: StopWish) -> RankzeroError | None:
-    """Prepare in a process of its own, which can be ended at any time. Returns what it failed with."""
-    with tempfile.TemporaryDirectory(prefix="rankzero-") as name:
-        directory = Path(name)
-        payload = write_payload(directory, spec, settings.options)
-        workers = Workers(directory, Ranks(first=0, count=1, world_size=1), module=MODULE)
-        try:
-            workers.start(
-                payload, os.environ, time.monotonic(), lambda local: output.pipe("", directory / f"stderr-{local}")
-            )
-            stop.on_first = workers.ask_to_stop
-            if stop.wanted:
-                workers.ask_to_stop(stop.number)
-            while workers.running():
-                reap_orphans({process.pid for process in workers.processes})
-                time.sleep(POLL_SECONDS)
-        finally:
-            stop.on_first = None
-            workers.kill()
-            output.flush()
-        failure = workers.failure()
-    if failure is not None and stop.wanted:
-        return StoppedError("stopped while preparing", hint="what is done is kept; it goes on from there")
-    return failure
+    live(stop)
 
 
 if __name__ == "__main__":

@@ -33,3 +33,14 @@ class StopWish:
     def name(self) -> str:
         """SIGTERM or SIGINT."""
         return signal.Signals(self.number).name
+
+
+def listen() -> StopWish:
+    """A wish that SIGTERM and SIGINT make from here on.
+
+    PID 1 ignores signals that it has no handler for, and importing the rest takes a second or two: this comes first.
+    """
+    stop = StopWish()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _frame: stop(received))
+    return stop

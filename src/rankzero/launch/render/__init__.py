@@ -8,7 +8,7 @@ from rankzero.launch.plan import Plan
 from rankzero.launch.render.content import content_hash
 from rankzero.launch.render.patch import merge
 from rankzero.launch.render.prepare import preparation_job
-from rankzero.launch.render.shared import claims, config_map, network_policy
+from rankzero.launch.render.shared import claims, config_map, network_policy, pod_group
 
 
 def render(plan: Plan) -> list[Manifest]:
@@ -17,7 +17,7 @@ def render(plan: Plan) -> list[Manifest]:
     That one carries a hash of all the others and itself, by which a later submit sees whether anything changed.
     """
     own = kind_named(plan.kind).objects(plan)
-    first = [config_map(plan), *claims(plan), *network_policy(plan)]
+    first = [config_map(plan), *claims(plan), *network_policy(plan), *pod_group(plan)]
     accounts = [manifest for manifest in own if manifest["kind"] in _ACCOUNTS]
     rest = [manifest for manifest in own if manifest["kind"] not in _ACCOUNTS]
     services = [manifest for manifest in rest if manifest["kind"] == "Service"]

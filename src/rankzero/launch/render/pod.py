@@ -8,7 +8,7 @@ from rankzero.launch import kinds, labels
 from rankzero.launch.plan import Plan
 from rankzero.launch.render.container import container
 from rankzero.launch.render.patch import merge
-from rankzero.launch.render.shared import run_annotations, run_labels
+from rankzero.launch.render.shared import IN_GROUP, pod_group, run_annotations, run_labels
 from rankzero.launch.render.volumes import volumes
 
 NO_SIDECAR = {"sidecar.istio.io/inject": "false"}
@@ -27,7 +27,8 @@ def pod_template(
 
 def pod_metadata(plan: Plan, role: str) -> dict[str, Any]:
     """Labels and annotations of a pod."""
-    return {"labels": run_labels(plan, role), "annotations": {**NO_SIDECAR, **run_annotations(plan)}}
+    group = {IN_GROUP: plan.name} if role == labels.NODE_ROLE and pod_group(plan) else {}
+    return {"labels": run_labels(plan, role), "annotations": {**NO_SIDECAR, **run_annotations(plan), **group}}
 
 
 def pod_spec(plan: Plan, only: dict[str, Any], *, role: str = labels.NODE_ROLE) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from rankzero.launch import labels
 from rankzero.launch.labels import Manifest
 from rankzero.launch.node.settings import CONTROL_PORT, MASTER_PORT
 from rankzero.launch.plan import Plan
+from rankzero.launch.resource import POD_GROUP
 from rankzero.spec.kinds import kind_section
 from rankzero.spec.resolve import to_yaml as spec_to_yaml
 
@@ -118,6 +119,28 @@ def network_policy(plan: Plan) -> list[Manifest]:
     spec = {**peers, "policyTypes": ["Ingress"], "ingress": [{"from": [peers]}]}
     api = "networking.k8s.io/v1"
     return [{"apiVersion": api, "kind": "NetworkPolicy", "metadata": metadata(plan), "spec": spec}]
+
+
+VOLCANO = "volcano"
+"""Name of its scheduler."""
+IN_GROUP = "scheduling.k8s.io/group-name"
+"""Annotation of pods: their PodGroup. For pods without one Volcano makes a group that is content with one pod."""
+VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
+"""Annotation: Volcano's queue."""
+
+
+def pod_group(plan: Plan) -> list[Manifest]:
+    """Where Volcano places the pods: as many as the run needs, or none of them."""
+    cluster = plan.cluster
+    if cluster.scheduler != VOLCANO or kind_section(plan.kind).on_this_machine:
+        return []
+    spec: dict[str, Any] = {"minMember": cluster.min_nodes or cluster.num_nodes}
+    if VOLCANO_QUEUE in cluster.annotations:
+        spec["queue"] = cluster.annotations[VOLCANO_QUEUE]
+    if cluster.priority_class is not None:
+        spec["priorityClassName"] = cluster.priority_class
+    kind = {"apiVersion": POD_GROUP.api_version, "kind": POD_GROUP.kind}
+    return [{**kind, "metadata": metadata(plan), "spec": spec}]
 
 
 def headless_service(plan: Plan, selector: dict[str, str]) -> Manifest:

@@ -86,8 +86,8 @@ def _phase(joined: JoinedEvidence, progress: Progress | None) -> Phase:
     """In the order of certainty: how it ended, what it was told, then what its pods do."""
     if joined.finished is not None:
         return _ENDED[joined.finished]
-    if not joined.trainer and not joined.pods and not joined.prepare_pods:
-        return "Unknown"
+    if not joined.counted and not joined.pods and not joined.prepare_pods:
+        return "Stopped" if joined.objects.get("ConfigMap") else "Unknown"  # only what its pods would mount is there
     alive = [pod for pod in joined.current.values() if not pod.is_over]
     put_aside = at(joined.workload, "spec").get("active") is False
     if joined.is_suspended or put_aside:

@@ -239,9 +239,10 @@ def test_a_node_whose_place_was_taken_leaves(tmp_path: Path) -> None:
     assert script.sent == [], "it has no say in the run any more"
 
 
-def test_handlers_are_there_before_anything_that_takes_time() -> None:
+@pytest.mark.parametrize("module", ["__main__", "prepare"])
+def test_handlers_are_there_before_anything_that_takes_time(module: str) -> None:
     """PID 1 ignores SIGTERM until it has a handler, and importing what a node needs takes over a second."""
-    code = "import sys, rankzero.launch.node.__main__; print([m for m in ('pydantic', 'yaml') if m in sys.modules])"
+    code = f"import sys, rankzero.launch.node.{module}; print([m for m in ('pydantic', 'yaml') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
 

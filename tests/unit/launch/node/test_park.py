@@ -91,11 +91,12 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
 
 def test_node_0_tells_the_stateful_set_until_it_is_heard(api: Api) -> None:
     said: list[str] = []
-    park(SAID, 0, said.append, lambda: len(api.patches) == 2)
-    path, body = api.patches[-1]
-    assert path.startswith("/apis/apps/v1/namespaces/train/statefulsets/my-run")
-    assert body["spec"] == {"replicas": 0}
-    assert json.loads(body["metadata"]["annotations"][OUTCOME]) == SAID
+    park(SAID, 0, said.append, lambda: len(api.patches) == 3)
+    (_refused, (noted, note), (scaled, scale)) = api.patches
+    own = "/apis/apps/v1/namespaces/train/statefulsets/my-run"
+    assert [path.partition("?")[0] for path in (noted, scaled)] == [f"{own}/status", f"{own}/scale"]
+    assert scale == {"spec": {"replicas": 0}}
+    assert json.loads(note["metadata"]["annotations"][OUTCOME]) == SAID
     assert len([line for line in said if "tried again" in line]) == 2, "a cut connection and a refusal"
 
 

@@ -46,7 +46,7 @@ TRIES = 4
 _STRICT = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
 _APPLY = {**_STRICT, "force": "true"}
 _DRY = {"dryRun": "All"}
-_SAY = {"create": "created", "update": "up to date", "replace": "created again", "resume": "started again"}
+_SAY = {"create": "created", "update": "up to date"}
 
 
 @dataclass(slots=True)
@@ -66,6 +66,7 @@ class Submission:
         """All of it."""
         run = str(label(self.objects[-1], labels.RUN))
         try:
+            self.objects = [self._as_served(one) for one in self.objects]
             plan = decide(self.objects, self._existing())
             stale = self._of_other_kinds(run)
             plan = replace(plan, problems=(*plan.problems, *self._missing(plan)))
@@ -77,6 +78,17 @@ class Submission:
             if step.do == "keep" and step.note:
                 self.say(f"{name_of(step.manifest)} {step.note}")
         self._apply_all(run, plan, stale, later)
+
+    def _as_served(self, manifest: Manifest) -> Manifest:
+        """The object without what only newer versions of its controller know, where the cluster has an older one."""
+        kind = kind_of(manifest)
+        newer = kind.newer if kind is not None else None
+        if newer is None or newer.resource.kind != manifest["kind"] or not self.discovery.serves(newer.resource):
+            return manifest
+        if self.discovery.knows(newer.resource, newer.field):
+            return manifest
+        self.say(f"{newer.resource.kind} of this cluster has no {newer.field}: {newer.loses}")
+        return newer.without(manifest)
 
     def _ask(self, plan: Steps, stale: list[Manifest]) -> None:
         """Raise AlreadyRunsError where pods would be ended that nobody has said may be."""
@@ -257,17 +269,19 @@ class Submission:
         return replace(step, existing=there)
 
     def _do(self, step: Step) -> None:
-        name, words = name_of(step.manifest), _SAY.get(step.do, "")
+        name, there = name_of(step.manifest), step.existing
         if step.do == "keep":
             return
-        if step.do == "resume" and step.existing is not None:
-            words = start_again(self.api, self.discovery, step.existing, step.manifest)
-        else:
-            if step.do == "replace" and step.existing is not None:
-                remove(self.api, step.existing, run=None)  # it came back in between
-            resource, title = resource_of(step.manifest), str(step.manifest["metadata"]["name"])
-            self.api.write("PATCH", resource, title, step.manifest, params=_APPLY, content_type=APPLY_PATCH)
-        self.say(f"{name} {words}")
+        if step.do == "resume" and there is not None:
+            words = start_again(self.api, self.discovery, there, step.manifest)
+            if words:
+                self.say(f"{name} {words}")
+                return
+        if there is not None and step.do in ("replace", "resume"):  # it came back in between, or is not ours to resume
+            remove(self.api, there, run=None)
+        resource, title = resource_of(step.manifest), str(step.manifest["metadata"]["name"])
+        self.api.write("PATCH", resource, title, step.manifest, params=_APPLY, content_type=APPLY_PATCH)
+        self.say(f"{name} {_SAY.get(step.do, 'created again')}")
 
 
 @dataclass(slots=True)

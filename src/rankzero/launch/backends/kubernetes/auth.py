@@ -92,6 +92,16 @@ def find_config(context: str | None, env: Mapping[str, str]) -> Chosen:
     raise ConfigError("there is no kubeconfig, so no cluster to talk to", where=str(usual), hint=hint)
 
 
+def namespace_of(context: str | None, env: Mapping[str, str]) -> str | None:
+    """The namespace of the chosen context; None where it names none, or no context can be chosen: rendering needs no
+    cluster, and whoever connects to one is told what is wrong with the kubeconfig."""
+    try:
+        config = find_config(context, env).config
+    except ConfigError:
+        return None
+    return (config.context.namespace if config.context is not None else None) or None
+
+
 def _choose(context: str | None, files: list[Path]) -> Chosen:
     """Files are merged as kubectl does it: of what several have, the first counts."""
     where = os.pathsep.join(str(path) for path in files)

@@ -63,7 +63,7 @@ class KubernetesBackend:
                 yield from past_lines(self._api, run, query)
 
     def cancel(self, run: str, say: Say) -> None:
-        """Stop the pods; all objects stay."""
+        """Stop the pods; all objects stay that may be told to have none."""
         with self._spoken():
             cancel(self._api, self._discovery, run, say)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 from rankzero.launch.backends.kubernetes.api import Api
+from rankzero.launch.backends.kubernetes.errors import ApiError
 from rankzero.launch.backends.kubernetes.resources import (
     KUEUE,
     TRAINING,
@@ -32,6 +35,15 @@ class Discovery:
         if path not in self._plurals:
             self._plurals[path] = {str(one["name"]) for one in self._api.get(path)["resources"]}
         return resource.plural in self._plurals[path]
+
+    def knows(self, resource: Resource, field: str) -> bool:
+        """Whether the schema that is served has a field of this name; False where the schema cannot be read."""
+        try:
+            return f'"{field}"' in json.dumps(self._api.get(f"/openapi/v3/apis/{resource.api_version}"))
+        except ApiError as error:
+            if error.status not in (403, 404):
+                raise
+            return False
 
     def workloads(self) -> Resource | None:
         """Kueue's Workload in the version that the cluster prefers; None without Kueue."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rankzero.errors import AccessError, ConfigError, Problem, RankzeroError, ServiceError
 from rankzero.launch.evidence import Refusal
 from rankzero.launch.kinds import kind_of
-from rankzero.launch.resource import Resource
+from rankzero.launch.resource import POD_GROUP, Resource
 
 NO_ANSWER = 0
 """Status of a call that got none."""
@@ -151,6 +151,8 @@ def _not_found(failure: ApiError, place: Place) -> tuple[str, str]:
     if failure.resource is not None and not failure.refusal.message.startswith(failure.resource.title):
         resource = failure.resource
         what = f"this cluster does not serve {resource.kind} ({resource.api_version})"
+        if resource == POD_GROUP:
+            return what, "Volcano is not installed; leave scheduler out of cluster.yaml, or name one that runs"
         kind = kind_of({"kind": resource.kind})
         needed = kind.needs if kind is not None and kind.needs else "its controller"
         return what, f"{needed} is not installed; choose another kind with --kind or in cluster.yaml"

@@ -7,7 +7,7 @@ from typing import Any
 
 from rankzero.launch import kinds, labels
 from rankzero.launch.labels import Manifest
-from rankzero.launch.resource import JOB, POD, Resource
+from rankzero.launch.resource import JOB, POD, POD_GROUP, Resource
 
 CONFIG_MAP = Resource("", "v1", "configmaps", "ConfigMap")
 CLAIM = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
@@ -31,7 +31,9 @@ TEMPLATES = kinds.templates()
 """Objects that only describe the pods of one that trains."""
 CORE = (CONFIG_MAP, SERVICE, SERVICE_ACCOUNT, ROLE, ROLE_BINDING, NETWORK_POLICY)
 """What every cluster serves and a run may have besides."""
-_BY_KIND = {one.kind: one for one in (*TRAINING.values(), *TEMPLATES, *CORE, POD, CLAIM, SECRET)}
+ADDED = (POD_GROUP,)
+"""What a run may have where somebody has installed it."""
+_BY_KIND = {one.kind: one for one in (*TRAINING.values(), *TEMPLATES, *CORE, *ADDED, POD, CLAIM, SECRET)}
 
 
 def resource_of(manifest: Mapping[str, Any]) -> Resource:

@@ -11,6 +11,7 @@ from rankzero.launch.backends.kubernetes.api import MERGE_PATCH, Api, list_each
 from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.errors import ApiError, as_error
 from rankzero.launch.backends.kubernetes.resources import (
+    ADDED,
     CLAIM,
     CORE,
     SECRET,
@@ -50,16 +51,24 @@ def remove(api: Api, manifest: Manifest, *, run: str | None) -> None:
     resource, uid = resource_of(manifest), str(manifest["metadata"]["uid"])
     name = str(manifest["metadata"]["name"])
     pods, grace = _pods_of(api, manifest, run), _grace(api, manifest)
-    try:
-        api.write("DELETE", resource, name, {**FOREGROUND, "preconditions": {"uid": uid}})
-    except ApiError as error:
-        if error.status == 404 or (error.status == 409 and "recondition" in error.refusal.message):
-            return  # gone, or another one has its name by now
-        raise
+    if not _delete(api, manifest):
+        return
     seconds = grace + MARGIN_SECONDS
     wait_until_gone(api, resource, {"fieldSelector": f"metadata.name={name}"}, {uid}, seconds)
     if pods and run is not None:  # a pod that is still ending holds the run directory
         wait_until_gone(api, POD, {"labelSelector": labels.selector(run)}, pods, seconds)
+
+
+def _delete(api: Api, manifest: Manifest) -> bool:
+    """Begin to delete this very object; False where it is gone, or another one has its name by now."""
+    name, uid = str(manifest["metadata"]["name"]), str(manifest["metadata"]["uid"])
+    try:
+        api.write("DELETE", resource_of(manifest), name, {**FOREGROUND, "preconditions": {"uid": uid}})
+    except ApiError as error:
+        if error.status == 404 or (error.status == 409 and "recondition" in error.refusal.message):
+            return False
+        raise
+    return True
 
 
 def _grace(api: Api, manifest: Manifest) -> int:
@@ -81,12 +90,18 @@ def _pods_of(api: Api, manifest: Manifest, run: str | None) -> set[str]:
 
 
 def start_again(api: Api, discovery: Discovery, there: Manifest, rendered: Manifest) -> str:
-    """Let a stopped object have its pods back. Returns what was done, in words."""
-    waiting = _workloads(api, discovery, there)
-    if waiting:  # Kueue decides when; it only has to be allowed to
-        for workload in waiting:
+    """Let a stopped object have its pods back. Returns what was done, in words; nothing where we may not."""
+    try:
+        waiting = _workloads(api, discovery, there)
+        aside = [one for one in waiting if not _is_active(one)]
+        for workload in aside:  # Kueue decides when; it only has to be allowed to
             _set_active(api, discovery, workload, active=True)
-        return "is back in its queue"
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        return ""
+    if waiting:
+        return "is back in its queue" if aside else "waits in its queue"
     _patch(api, there, suspension(rendered, suspend=False))
     return "started again"
 
@@ -99,12 +114,36 @@ def cancel(api: Api, discovery: Discovery, run: str, say: Say) -> None:
         if ended(one) is not None:
             say(f"{name_of(one)} has ended already ({ended(one)})")
             continue
-        waiting = _workloads(api, discovery, one)
+        grace = _grace(api, one)
+        if _put_aside(api, discovery, one):
+            say(f"{name_of(one)} is told to stop; its pods save and leave within {grace} s")
+            continue
+        _delete(api, one)
+        say(
+            f"{name_of(one)} is removed, since Kueue starts again what is suspended and you may not patch its Workload;"
+            f" its pods save and leave within {grace} s, and submitting again continues from there"
+        )
+
+
+def _put_aside(api: Api, discovery: Discovery, manifest: Manifest) -> bool:
+    """Tell an object to have no pods; False where we may not.
+
+    While its Workload is admitted, Kueue takes back whoever's suspension of the object itself. What it honours is a
+    Workload that is not active, and that only its administrators' roles may write.
+    """
+    try:
+        waiting = _workloads(api, discovery, manifest)
         for workload in waiting:
             _set_active(api, discovery, workload, active=False)
-        if not waiting and not is_suspended(one):
-            _patch(api, one, suspension(one, suspend=True))
-        say(f"{name_of(one)} is told to stop; its pods save and leave within {_grace(api, one)} s")
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        if label(manifest, labels.QUEUE) is not None:
+            return False
+        waiting = []  # nothing of ours is in a queue
+    if not waiting and not is_suspended(manifest):
+        _patch(api, manifest, suspension(manifest, suspend=True))
+    return True
 
 
 def delete(api: Api, discovery: Discovery, run: str, *, claims: bool, say: Say) -> list[str]:
@@ -135,6 +174,8 @@ def _parts(api: Api, discovery: Discovery, run: str, *, claims: bool, say: Say) 
     yield from templates
     for resource in CORE:
         yield from _listed(api, resource, selector, say)
+    for resource in (one for one in ADDED if discovery.serves(one)):  # most who may not look have never made one
+        yield from _listed(api, resource, selector, lambda _line: None)
     yield from _submission_secret(api, run, say)
     yield from (pod for pod in pods if not is_owned(pod))
     if claims:
@@ -223,13 +264,17 @@ def is_queued(api: Api, discovery: Discovery, manifest: Manifest) -> bool:
     """Whether a suspended object waits for Kueue, which has not been told to leave it alone."""
     waiting = _workloads(api, discovery, manifest)
     if waiting:
-        return all(workload["spec"].get("active", True) for workload in waiting)
+        return all(map(_is_active, waiting))
     return label(manifest, labels.QUEUE) is not None
+
+
+def _is_active(workload: Manifest) -> bool:
+    return workload["spec"].get("active", True) is not False
 
 
 def _set_active(api: Api, discovery: Discovery, workload: Manifest, *, active: bool) -> None:
     resource = discovery.workloads()
-    if resource is not None and (workload["spec"].get("active", True)) != active:
+    if resource is not None and _is_active(workload) != active:
         body: Manifest = {"spec": {"active": active}}
         name = str(workload["metadata"]["name"])
         api.write("PATCH", resource, name, body, params=_WRITE, content_type=MERGE_PATCH)

@@ -6,10 +6,7 @@ from rankzero.errors import ServiceError
 from rankzero.launch import labels
 from rankzero.launch.backend import Say
 from rankzero.launch.backends.kubernetes.api import WATCH_SECONDS, Api
-from rankzero.launch.backends.kubernetes.resources import (
-    ended,
-    name_of,
-)
+from rankzero.launch.backends.kubernetes.resources import ended, is_suspended, label, name_of
 from rankzero.launch.backends.preparation import preparation_failed
 from rankzero.launch.labels import Manifest
 from rankzero.launch.pods import parse_pod
@@ -70,6 +67,10 @@ def wait_until_prepared(api: Api, run: str, job: str, say: Say) -> None:
         items, _ = api.list(POD, {"labelSelector": pods})
         if outcome == "failed":
             raise preparation_failed(job, items)
+        queue = label(change.items[-1], labels.QUEUE) if change.items and is_suspended(change.items[-1]) else None
+        if queue is not None and (job, queue) not in said:  # taken back by Kueue it is suspended, and has not failed
+            said.add((job, queue))
+            say(f"  {JOB.kind}/{job} waits in queue {queue}; `rankzero status {run}` says for what")
         for pod in items:
             words = parse_pod(pod).waits_for
             if words is not None and (pod["metadata"]["name"], words) not in said:

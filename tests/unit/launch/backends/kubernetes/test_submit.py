@@ -10,6 +10,7 @@ from rankzero.errors import AccessError, ConfigError, ServiceError
 from rankzero.launch.backend import AlreadyRunsError, LogQuery
 from rankzero.launch.backends.preparation import PreparationError
 from rankzero.launch.labels import Manifest
+from rankzero.launch.status import run_status
 from tests.support.fake_cluster import Act, life, plain
 from tests.unit.launch.backends.kubernetes.runs import STORAGE, Bench, objects
 
@@ -383,6 +384,12 @@ class TestPreparation:
         assert bench.cluster.names("jobs") == ["jobs/r", "jobs/r-prepare"]
 
 
+def suspended_by_kueue(body: Manifest) -> None:
+    """What Kueue's webhook does with what has a queue's label."""
+    if body["kind"] == "Job" and "kueue.x-k8s.io/queue-name" in body["metadata"]["labels"]:
+        body["spec"]["suspend"] = True
+
+
 class TestKueue:
     """Kueue says when a run starts; suspending is its language."""
 
@@ -410,6 +417,55 @@ class TestKueue:
         assert bench.heard("back in its queue")
         assert bench.cluster.get("workloads", "job-r")["spec"]["active"] is True
         assert bench.cluster.get("jobs", "r")["spec"]["suspend"] is True
+
+    @pytest.mark.parametrize("verb", ["patch", "list"])
+    def test_with_kueues_own_user_role_the_job_goes_and_comes_back(self, bench: Bench, verb: str) -> None:
+        """Its batch-user role may view Workloads, and what else suspends an admitted Job, Kueue takes back."""
+        manifests = self.submit(bench)
+        bench.cluster.forbidden.add((verb, "workloads"))
+        bench.backend().cancel("r", bench.said.append)
+        bench.cluster.world.run_down()
+        assert bench.cluster.names("jobs", "configmaps") == ["configmaps/r"]
+        assert bench.heard("Kueue starts again what is suspended")
+        assert run_status(bench.backend().collect("r")).phase == "Stopped"
+        bench.submit(manifests)
+        assert bench.cluster.names("jobs") == ["jobs/r"]
+
+    def test_what_somebody_else_has_put_aside_is_made_again(self, bench: Bench) -> None:
+        manifests = self.submit(bench)
+        bench.backend().cancel("r", bench.said.append)
+        uid = bench.cluster.get("jobs", "r")["metadata"]["uid"]
+        bench.cluster.forbidden.add(("patch", "workloads"))
+        bench.submit(manifests)
+        assert bench.cluster.get("jobs", "r")["metadata"]["uid"] != uid
+
+    def test_one_that_waits_in_its_queue_is_left_there(self, bench: Bench) -> None:
+        manifests = self.submit(bench)
+        bench.cluster.forbidden.add(("patch", "workloads"))
+        bench.submit(manifests)
+        assert bench.heard("waits in its queue")
+        assert "PATCH jobs/r" not in bench.cluster.changes()[-1:]
+
+    def test_a_preparation_waits_in_the_queue_too(self, bench: Bench) -> None:
+        """Kueue suspends it, and takes it back where others need the room: neither is its failure."""
+        bench.cluster.plurals |= {"workloads", "localqueues"}
+        bench.cluster.publish()
+        queue = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", "metadata": {"name": "gpus"}}
+        bench.cluster.store.put(queue)
+        bench.cluster.writes.admission.append(suspended_by_kueue)
+        bench.cluster.script("prepare", 0, life("fetched"))
+
+        def admit() -> None:
+            seen = run_status(bench.backend().collect("r"))
+            assert (seen.phase, seen.is_over) == ("Queued", False), seen
+            job = bench.cluster.get("jobs", "r-prepare")
+            assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+            bench.cluster.store.put({**job, "spec": {**job["spec"], "suspend": False}})
+
+        bench.said.reactions["waits in queue gpus"] = admit
+        bench.submit(objects(prepare="always", queue={"name": "gpus"}))
+        assert bench.heard("prepared")
+        assert bench.cluster.names("jobs") == ["jobs/r", "jobs/r-prepare"]
 
 
 class TestSubmissionSecret:
@@ -458,6 +514,78 @@ class TestSubmissionSecret:
         assert bench.heard("not permitted to make a Secret")
         assert bench.cluster.names("jobs") == ["jobs/r"]
         bench.backend().delete("r", claims=True, say=bench.said.append)
+        assert bench.cluster.names() == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "plural", "group"),
+    [
+        ("jobset", "jobsets", "jobset.x-k8s.io/v1alpha2"),
+        ("trainjob", "trainingruntimes", "trainer.kubeflow.org/v1alpha1"),
+    ],
+)
+class TestOlderJobSet:
+    """JobSet before 0.10 and Trainer 2.0 know no onJobFailureMessagePatterns, and would refuse the whole object."""
+
+    def rules(self, bench: Bench, plural: str) -> tuple[list[Any], list[Any]]:
+        spec = bench.cluster.get(plural, "r")["spec"]
+        spec = spec.get("template", {}).get("spec", spec)
+        job = spec["replicatedJobs"][0]["template"]["spec"]
+        return spec["failurePolicy"]["rules"], job["podFailurePolicy"]["rules"]
+
+    def test_one_that_knows_them_gets_them(self, bench: Bench, kind: str, plural: str, group: str) -> None:
+        served = {"components": {"schemas": {"Rule": {"properties": {"onJobFailureMessagePatterns": {}}}}}}
+        bench.cluster.documents[f"/openapi/v3/apis/{group}"] = served
+        bench.submit(objects(kind=kind))
+        of_set, of_job = self.rules(bench, plural)
+        assert [rule["name"] for rule in of_set] == ["outOfTime", "neverRetried", "stoppedOrDisrupted"]
+        assert len(of_job) == 3
+        assert not bench.heard("onJobFailureMessagePatterns")
+
+    @pytest.mark.parametrize("readable", [True, False])
+    def test_one_that_does_not_ends_what_can_never_succeed_and_charges_the_rest(
+        self, bench: Bench, kind: str, plural: str, group: str, readable: bool
+    ) -> None:
+        if readable:
+            bench.cluster.documents[f"/openapi/v3/apis/{group}"] = {"components": {"schemas": {}}}
+        bench.submit(objects(kind=kind))
+        of_set, of_job = self.rules(bench, plural)
+        failed = {"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"], "name": "neverRetried"}
+        assert failed in of_set and len(of_set) == 2, "whatever no rule is about restarts all pods, and is charged"
+        assert [rule["action"] for rule in of_job] == ["FailJob"] and of_job[0]["onExitCodes"]["values"] == [
+            2,
+            65,
+            77,
+            78,
+        ]
+        assert bench.heard("stopped and evicted pods count against max_restarts")
+
+
+class TestVolcano:
+    """Its own controller makes groups of one for pods that name none, which is no gang."""
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_the_pods_of_every_kind_are_placed_together(self, bench: Bench, kind: str) -> None:
+        bench.cluster.plurals.add("podgroups")
+        bench.cluster.publish()
+        bench.submit(objects(kind=kind, scheduler="volcano", annotations={"scheduling.volcano.sh/queue-name": "ml"}))
+        assert bench.cluster.get("podgroups", "r")["spec"] == {"minMember": 2, "queue": "ml"}
+        bench.cluster.world.run_down()
+        pods = bench.cluster.store.of("pods")
+        assert {pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] for pod in pods} == {"r"}
+        assert {pod["spec"]["schedulerName"] for pod in pods} == {"volcano"}
+        bench.backend().delete("r", claims=False, say=bench.said.append)
+        assert bench.cluster.names("podgroups") == []
+
+    def test_the_preparation_is_a_group_of_its_own(self, bench: Bench) -> None:
+        rendered = objects(prepare="always", scheduler="volcano")
+        job = next(one for one in rendered if one["metadata"]["name"] == "r-prepare")
+        assert "scheduling.k8s.io/group-name" not in job["spec"]["template"]["metadata"]["annotations"]
+
+    def test_where_it_is_not_installed(self, bench: Bench) -> None:
+        with pytest.raises(ConfigError, match="does not serve PodGroup") as caught:
+            bench.submit(objects(scheduler="volcano"))
+        assert "Volcano is not installed" in caught.value.problems[0].hint
         assert bench.cluster.names() == []
 
 
