@@ -18,9 +18,9 @@ import pytest
 import torch
 
 from rankzero.errors import RankzeroError, StoppedError
-from rankzero.run_dir.atomic import MANIFEST, file_sha256
+from rankzero.run_dir.atomic import MANIFEST, SEAL, _sealed, file_sha256
 from rankzero.spec.run_spec import RunSpec
-from tests.support.runs import run_here, run_root, small_spec, stop_during_step
+from tests.support.runs import run_here, run_root, small_spec, stop_in
 from tests.support.tiny import tiny_model
 
 pytestmark = pytest.mark.faults
@@ -55,9 +55,8 @@ def begun(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("begun")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RANKZERO_CACHE", str(folder / "cache"))
-        stop_during_step(patch, 1)
         with pytest.raises(StoppedError):
-            run_here(small_spec(folder, tiny, **CHANGES))
+            run_here(small_spec(folder, tiny, **CHANGES), hooks=stop_in(1))
     return folder
 
 
@@ -79,7 +78,7 @@ def outcome(spec: RunSpec) -> str:
 
 def test_the_payload_works(canary: Path, payload: bytes) -> None:
     """Else nothing below shows anything."""
-    pickle.loads(payload)
+    pickle.loads(payload)  # noqa: S301
     assert canary.exists()
     canary.unlink()
 
@@ -99,7 +98,8 @@ def test_in_every_file_of_a_checkpoint_and_of_the_run(
                 stated = json.loads(manifest.read_text())
                 entry = stated["files"][changed.relative_to(directory).as_posix()]
                 entry.update(size=len(payload), sha256=file_sha256(changed))
-                manifest.write_text(json.dumps(stated))
+                stated.pop(SEAL)
+                manifest.write_text(_sealed(stated))
         said = outcome(spec)
         assert not canary.exists(), name
         if changed.suffix == ".safetensors":
