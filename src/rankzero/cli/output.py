@@ -9,6 +9,7 @@ import textwrap
 import traceback
 
 from rankzero.errors import Problem, RankzeroError, StoppedError
+from rankzero.wording import printable
 from rankzero.redaction import Redactor
 
 MOST_PROBLEMS = 25
@@ -28,7 +29,7 @@ def print_error(error: RankzeroError) -> None:
 
 def print_traceback() -> None:
     """Where the error that is being handled came from."""
-    sys.stderr.write(Redactor(os.environ)(traceback.format_exc()))
+    sys.stderr.write(Redactor(os.environ)(printable(traceback.format_exc())))
 
 
 def warn_of_changes(names: tuple[str, ...]) -> None:
@@ -40,10 +41,10 @@ def warn_of_changes(names: tuple[str, ...]) -> None:
 def _problem_text(problem: Problem, word: str, colour: str) -> str:
     here = os.path.join(os.getcwd(), "")  # a path below it is read more easily from there
     where = f"{problem.where.removeprefix(here) if here != '/' else problem.where}: " if problem.where else ""
-    text = _wrapped(f"{word}: {where}{problem.what}", "  ")
+    text = _wrapped(printable(f"{word}: {where}{problem.what}"), "  ")
     text = text.replace(f"{word}:", _paint(f"{word}:", colour), 1)
     if problem.hint:
-        text += "\n" + _wrapped(f"  hint: {problem.hint}", "    ").replace("hint:", _paint("hint:", "36"), 1)
+        text += "\n" + _wrapped(printable(f"  hint: {problem.hint}"), "    ").replace("hint:", _paint("hint:", "36"), 1)
     return f"{text}\n"
 
 

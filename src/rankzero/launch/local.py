@@ -23,6 +23,7 @@ from rankzero.errors import Problem, RankzeroError
 from rankzero.launch.hang import HangWatch
 from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, signals_to, started, stop_signals
 from rankzero.launch.restarts import Restarts, may_be_cured
+from rankzero.wording import printable
 from rankzero.redaction import Redactor
 from rankzero.run_dir.atomic import storage_errors
 from rankzero.run_dir.handover import RENDEZVOUS_VARIABLE, write_payload
@@ -138,7 +139,7 @@ class _Local:
                 file.write(json.dumps(entry, ensure_ascii=False) + "\n")
 
     def _say(self, text: str) -> None:
-        sys.stderr.write(self._redact(f"{datetime.now():%H:%M:%S} {text}\n"))
+        sys.stderr.write(self._redact(printable(f"{datetime.now():%H:%M:%S} {text}\n")))
         sys.stderr.flush()
 
 
