@@ -56,11 +56,9 @@ def make(shape: str, directory: Path, device: str, *, quick: bool) -> dict[str, 
 def plans(shape: str, config: Any, directory: Path, *, quick: bool) -> dict[str, Any]:
     """Tokens a pass and whether activations are recomputed, for each method, as a run on this machine plans them."""
     from rankzero.engine.device import memory_limit, pick_device, pick_dtype
-    from rankzero.engine.setup import weights_dtype
+    from rankzero.engine.setup import to_train, weights_dtype
     from rankzero.model.load import empty_model
-    from rankzero.model.lora import apply_lora
     from rankzero.model.memory import model_facts, plan_memory
-    from rankzero.model.parts import freeze_to, wanted_parts
     from rankzero.spec.run_spec import RunSpec
 
     device, found = pick_device(0), {}
@@ -78,13 +76,10 @@ def plans(shape: str, config: Any, directory: Path, *, quick: bool) -> dict[str,
         )
         spec = RunSpec.model_validate(given)
         dtype = pick_dtype(spec.model.dtype, device)
-        model = empty_model(spec, config, weights_dtype(spec, dtype))
-        if spec.lora is not None:
-            model = apply_lora(model, spec, base_name=shape)
-        else:
-            freeze_to(model, wanted_parts(spec, model))
-        facts = model_facts(spec, config, model, dtype)
-        plan = plan_memory(spec, facts, memory_limit(device, 1), device.kind, sharding="ddp", world_size=1)
+        model = to_train(empty_model(spec.model, config, weights_dtype(spec, dtype)), spec, base_name=shape)
+        facts = model_facts(model, config, dtype, quantization=spec.model.quantization, use="writes")
+        limit, longest = memory_limit(device, 1), spec.data.max_length
+        plan = plan_memory(spec.train, longest, facts, limit, device.kind, sharding="ddp", world_size=1)
         found[cell.method] = {
             "micro_batch_tokens": plan.micro_batch_tokens,
             "gradient_checkpointing": plan.gradient_checkpointing,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType
 
 from rankzero.errors import ExitCode
@@ -16,19 +17,24 @@ from rankzero.errors import ExitCode
 
 def main() -> None:
     """Run the command line."""
-    if sys.argv[1:2] == ["train"]:
-        signal.signal(signal.SIGTERM, _leave)
+    minded = []
+    if sys.argv[1:2] == ["train"]:  # a SIGHUP that is ignored, as under nohup, stays so
+        minded = [signal.SIGTERM, *([signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else [])]
+    for number in minded:
+        signal.signal(number, _leave)
     from rankzero.cli.main import main as command_line
 
     try:
         command_line()
     finally:
-        if signal.getsignal(signal.SIGTERM) is _leave:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the outcome is decided
+        for number in minded:
+            signal.signal(number, signal.SIG_IGN)  # the outcome is decided
 
 
-def _leave(_number: int, _frame: FrameType | None) -> None:
-    os.write(2, b"stopped: stopped by SIGTERM\n  hint: give the same command again\n")
+def _leave(number: int, _frame: FrameType | None) -> None:
+    name = signal.Signals(number).name
+    with suppress(OSError):  # the terminal is gone
+        os.write(2, f"stopped: stopped by {name}\n  hint: give the same command again\n".encode())
     os._exit(ExitCode.STOPPED)
 
 

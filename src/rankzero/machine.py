@@ -1,14 +1,22 @@
-"""What this process may use of the machine: cores, instructions, memory; a container's limits included. Stdlib only."""
+"""What this process may use of the machine: cores, instructions, GPUs, memory with a container's limits, the network,
+its cache's place. Standard library only."""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 CPU_FEATURES_VARIABLE = "RANKZERO_CPU_FEATURES"
 _CPU_INFO = Path("/proc/cpuinfo")
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_MEMORY_USED = Path("/sys/fs/cgroup/memory.current")
+_MEMORY_PARTS = Path("/sys/fs/cgroup/memory.stat")
+_MEMORY_INFO = Path("/proc/meminfo")
 
 
 def usable_cores() -> int:
@@ -48,7 +56,68 @@ def usable_memory() -> int:
         return installed
 
 
+def available_memory() -> int:
+    """Bytes that this process can still take without anything being swapped out or killed: what the kernel can free is
+    counted, and a cgroup's limit. 0 where the system does not say."""
+    free = _number_after(_MEMORY_INFO, "MemAvailable:") * 1024
+    try:
+        limit, used = (int(path.read_text(encoding="ascii")) for path in (_MEMORY_LIMIT, _MEMORY_USED))
+    except (OSError, ValueError):
+        return free
+    return max(0, min(free, limit - used + _number_after(_MEMORY_PARTS, "inactive_file")))
+
+
+def _number_after(table: Path, word: str) -> int:
+    """Of the line that begins with `word`, the number behind it; 0 where there is none."""
+    try:
+        lines = table.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [word]), 0)
+
+
 def offline() -> bool:
     """Whether the environment forbids the network, in any of the ways that users know."""
     names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
     return any(os.environ.get(name, "").strip().lower() in {"1", "true", "yes", "on"} for name in names)
+
+
+def cache_root() -> Path:
+    """$RANKZERO_CACHE, else $XDG_CACHE_HOME/rankzero, else ~/.cache/rankzero. Not created here."""
+    if own := os.environ.get("RANKZERO_CACHE"):
+        return Path(own).expanduser()
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared).expanduser() / "rankzero"
+    return Path.home() / ".cache" / "rankzero"
+
+
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
+def local_gpu_count(env: Mapping[str, str]) -> int:
+    """GPUs that a process here may use: what the environment shows, else what the drivers list."""
+    for name in _VISIBLE:
+        if name in env:
+            shown = [entry.strip() for entry in env[name].split(",")]
+            usable = [entry for entry in shown if entry and not entry.startswith("-")]
+            return min(len(usable), _nvidia_count() + _amd_count()) if usable else 0
+    return _nvidia_count() or _amd_count()
+
+
+def _nvidia_count() -> int:
+    if shutil.which("nvidia-smi"):
+        try:
+            done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return 0
+        return sum(1 for line in done.stdout.splitlines() if line.startswith("GPU "))
+    devices = Path("/dev")
+    return sum(1 for entry in devices.glob("nvidia[0-9]*") if re.fullmatch(r"nvidia\d+", entry.name))
+
+
+def _amd_count() -> int:
+    nodes = Path("/sys/class/kfd/kfd/topology/nodes")
+    if not nodes.is_dir():
+        return 0
+    simds = (re.search(r"simd_count (\d+)", p.read_text(encoding="utf-8")) for p in nodes.glob("*/properties"))
+    return sum(1 for match in simds if match and int(match.group(1)) > 0)  # CPUs are nodes without SIMDs

@@ -86,26 +86,6 @@ def test_a_signal_to_one_rank_alone_stops_all(tmp_path: Path, tiny: Path) -> Non
     assert json.loads((run_root(spec) / "last/manifest.json").read_text())["step"] == len(metrics(spec))
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_takes_its_peers_along_and_is_named(rank: int, tmp_path: Path, tiny: Path) -> None:
-    spec = long_spec(tmp_path, tiny)
-    process = start(spec, tmp_path)
-    wait_for_steps(spec, 6, process)
-    workers = workers_of(process)
-    workers[rank].kill()
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 70
-    assert f"process {rank} was killed by SIGKILL" in stderr
-    assert not any(worker.is_running() for worker in workers)
-    again = start(spec, tmp_path)  # the same command continues from the newest checkpoint
-    wait_for_steps(spec, 12, again)
-    again.terminate()
-    _, stderr = again.communicate(timeout=60)
-    assert again.returncode == 75, stderr
-    steps = [row["step"] for row in metrics(spec)]
-    assert steps == list(range(1, len(steps) + 1)), "the curve has neither gaps nor doubles"
-
-
 def test_a_killed_launcher_leaves_no_orphans(tmp_path: Path, tiny: Path) -> None:
     spec = long_spec(tmp_path, tiny)
     process = start(spec, tmp_path)

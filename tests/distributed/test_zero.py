@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from rankzero.engine.setup import to_train
 from rankzero.errors import ExitCode
-from rankzero.model.lora import apply_lora
 from rankzero.model.weights import load_weights
 from rankzero.spec.run_spec import RunSpec
 from tests.support.forked import run_forked
@@ -86,7 +86,7 @@ def test_adapters_through_the_product_s_launcher_with_a_user_s_file(
         return result
 
     ours, plain = (AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32) for _ in range(2))
-    ours = apply_lora(ours, spec, base_name=str(tiny))
+    ours = to_train(ours, spec, base_name=str(tiny))
     load_weights(ours, run_root(spec) / "best/model")
     plain = PeftModel.from_pretrained(plain, str(run_root(spec) / "final"))
     assert torch.allclose(logits(plain), logits(ours), rtol=0, atol=1e-5)

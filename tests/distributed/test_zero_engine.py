@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from rankzero.engine.device import Device
 from rankzero.engine.distributed import process_group, sum_over_ranks, world_from_env
 from rankzero.engine.parallel.zero.parallel import Zero
-from rankzero.model.lora import apply_lora
+from rankzero.engine.setup import to_train
 from rankzero.spec.run_spec import RunSpec
 from tests.support.forked import in_ranks
 from tests.support.runs import small_spec
@@ -55,7 +55,7 @@ def tiny_causal(spec: RunSpec, tiny: str, dtype: torch.dtype) -> Any:
     torch.manual_seed(0)
     adapters = spec.lora is not None
     model = AutoModelForCausalLM.from_pretrained(tiny, dtype=dtype if adapters else torch.float32)
-    return apply_lora(model, spec, base_name="tiny") if adapters else model
+    return to_train(model, spec, base_name="tiny") if adapters else model
 
 
 def adamw(named: dict[str, torch.nn.Parameter]) -> torch.optim.AdamW:
@@ -119,7 +119,7 @@ def bfloat16_rank(directory: Path, text: str, tiny: str) -> None:
         dropped = zero_step(zero, world.rank, move=False)
         second = zero_step(zero, world.rank)
         assert second == dropped, "the steps that were skipped left nothing behind"
-        zero.save(directory)
+        zero.snapshot().write(directory)
         sum_over_ranks(torch.zeros(1))  # all have written
         third = zero_step(zero, world.rank)
         assert [first[0], second[0], third[0]] == pytest.approx(wanted, rel=2e-3)

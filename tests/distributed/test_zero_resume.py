@@ -72,8 +72,7 @@ def test_a_step_that_is_not_finite_is_skipped_whole(method: str, sharding: str, 
     expected = zero_spec(tmp_path / "replica", tiny, method, **changes)
     ordeal = Ordeal(nan_in_step=2)
     with pytest.MonkeyPatch.context() as patch:
-        suffer(ordeal, patch)
-        run_here(expected)
+        run_here(expected, hooks=suffer(ordeal, patch))
     spec = zero_spec(tmp_path / "zero", tiny, method, **changes, train__sharding=sharding)
     outcome = run_forked(spec, ordeal=ordeal)
     assert outcome.codes == [0, 0] and "step 2: the loss is nan" in outcome.said

@@ -33,7 +33,7 @@ BAD_DATA: dict[str, tuple[bytes, str]] = {
     "null content": (row(USER, {"role": "assistant", "content": None}), "train.jsonl:1"),
     "empty messages": (b"\n".join([GOOD[0], b'{"messages": []}']), "train.jsonl:2"),
     "only a system message": (row({"role": "system", "content": "Be kind."}), "train.jsonl:1"),
-    "unknown role": (row(USER, {"role": "gpt", "content": "Hello"}), "train.jsonl:1"),
+    "unknown role": (row(USER, {"role": "teacher", "content": "Hello"}), "train.jsonl:1"),
     "all tokens masked": (row(USER, {**ASSISTANT, "loss": False}), "train.jsonl"),
     "unknown shape": (b'{"frage": "Hallo", "antwort": "Welt"}', "train.jsonl:1"),
     "not an object": (b'"just text"', "train.jsonl:1"),

@@ -151,7 +151,7 @@ def reloaded(finished: Finished, inputs: RunInputs) -> Any:
     if spec.lora is None:
         return kind.from_pretrained(final).eval()
     if spec.model.quantization != "none":  # bitsandbytes alone would leave experts in full precision
-        base = load_model(inputs.source, spec, inputs.config, torch.float32)
+        base = load_model(inputs.source, spec.model, inputs.config, torch.float32)
     else:
         base = kind.from_pretrained(spec.model.name, dtype=torch.float32)
     return PeftModel.from_pretrained(base, final).eval()

@@ -169,7 +169,7 @@ def ours_loaded(spec: RunSpec) -> Any:
     from rankzero.run_dir.result import find_result
 
     result = find_result(str(run_root(spec)), "writes")
-    return load_speaker(result.spec, result.adapter, torch.float32, torch.device("cpu")).model
+    return load_speaker(result, torch.float32, torch.device("cpu")).model
 
 
 def plainly_loaded(spec: RunSpec, *, adapter: bool = True) -> Any:

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from rankzero.cli.merge import adapter_of
 from rankzero.engine import finish, train
 from rankzero.errors import StoppedError, StorageError
 from rankzero.run_dir.atomic import verify_directory
 from rankzero.run_dir.paths import RunDir
-from rankzero.run_dir.result import find_result, verify_result
+from rankzero.run_dir.result import find_adapter, find_result, verify_result
 from rankzero.spec.run_spec import RunSpec
-from tests.support.runs import metrics, run_here, run_root, small_spec, stop_during_step
+from tests.support.runs import metrics, run_here, run_root, small_spec, stop_in
 
 pytestmark = pytest.mark.faults
 
@@ -36,21 +35,19 @@ def cut_off(path: Path) -> None:
 
 
 def stop(spec: RunSpec, step: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        stop_during_step(patch, step)
-        with pytest.raises(StoppedError):
-            run_here(spec)
+    with pytest.raises(StoppedError):
+        run_here(spec, hooks=stop_in(step))
 
 
 def spoil(patch: pytest.MonkeyPatch, damage: Any, *steps: int | None) -> None:
     """Damage checkpoints between the last step and the result; None stands for the best one."""
     export = finish.export
 
-    def damaged(session: Any, around: Any, inputs: Any, position: Any) -> int:
+    def damaged(session: Any, run: Any, inputs: Any, position: Any) -> int:
         for step in steps:
-            directory = around.run_dir.checkpoint(position.best_step if step is None else step)
+            directory = run.run_dir.checkpoint(position.best_step if step is None else step)
             damage(directory / ADAPTER)
-        return export(session, around, inputs, position)
+        return export(session, run, inputs, position)
 
     patch.setattr(finish, "export", damaged)
 
@@ -157,7 +154,7 @@ def test_a_damaged_result_is_named_by_all_who_read_it_and_written_anew(
     flip(weights)
     with pytest.raises(StorageError, match=r"adapter_model.safetensors: the bytes changed .*\n.*rankzero train"):
         find_result(str(run), "writes")
-    directory, _ = adapter_of(run, None)
+    directory = find_adapter(run).directory
     with pytest.raises(StorageError, match="the bytes changed"):
         verify_result(directory)
     for command in (f"generate {run} hello", f"merge {run} -o {tmp_path / 'merged'}"):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from rankzero.engine.hooks import Hooks
 from rankzero.errors import ExitCode
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
@@ -39,18 +39,15 @@ def test_the_others_do_not_wait_for_ever(tmp_path: Path, tiny: Path) -> None:
 
 def one_hangs(directory: Path, cache: str, text: str) -> None:
     """A rank of a run; rank 1 hangs in step 4 until rank 0 has left."""
-    from rankzero.engine import train, worker
+    from rankzero.engine import worker
 
     os.environ["RANKZERO_CACHE"] = cache
-    batch_logger = train.batch_logger
 
-    def hang(options: Any, done: int, *rest: Any) -> Any:
-        if done == 3 and os.environ["RANK"] == "1":
+    def hang(step: int) -> None:
+        if step == 4 and os.environ["RANK"] == "1":
             deadline = time.monotonic() + SECONDS
             while not (directory / "error-0.json").exists() and time.monotonic() < deadline:
                 time.sleep(0.01)
             os._exit(GONE)
-        return batch_logger(options, done, *rest)
 
-    train.batch_logger = hang
-    worker.run(RunSpec.model_validate_json(text), RunOptions())
+    worker.run(RunSpec.model_validate_json(text), RunOptions(), Hooks(step_begins=hang))

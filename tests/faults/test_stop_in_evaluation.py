@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from rankzero.engine import step, train
+from rankzero.engine import step
+from rankzero.engine.hooks import Hooks
 from rankzero.errors import ExitCode, StoppedError
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
@@ -31,11 +32,7 @@ class Passes:
         self.count = 0
         """Of the evaluation that was stopped."""
         self._step = 0
-        predict, batch_logger = step.Stepper.predict, train.batch_logger
-
-        def begin(options: Any, done: int, *rest: Any) -> Any:
-            self._step = done + 1
-            return batch_logger(options, done, *rest)
+        predict = step.Stepper.predict
 
         def counted(stepper: Any, batch: Any) -> Any:
             if not torch.is_grad_enabled() and self._step == in_step:
@@ -44,8 +41,15 @@ class Passes:
                     os.kill(os.getpid(), signal.SIGTERM)
             return predict(stepper, batch)
 
-        patch.setattr(train, "batch_logger", begin)
         patch.setattr(step.Stepper, "predict", counted)
+
+    def hooks(self) -> Hooks:
+        """Those of the run that is counted."""
+
+        def begins(number: int) -> None:
+            self._step = number
+
+        return Hooks(step_begins=begins)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +70,7 @@ def test_an_evaluation_is_left_out_and_made_later(
     with pytest.MonkeyPatch.context() as patch:
         passes = Passes(patch, in_step=in_step, in_pass=in_pass)
         with pytest.raises(StoppedError, match=f"saved at step {in_step}"):
-            run_here(spec)
+            run_here(spec, hooks=passes.hooks())
         assert passes.count == in_pass, "not one pass more"
     assert [row["step"] for row in metrics(spec)] == list(range(1, in_step + 1))
     assert "eval_loss" not in metrics(spec)[-1]
@@ -81,7 +85,7 @@ def test_a_stop_in_the_evaluation_before_the_first_step(tmp_path: Path, tiny: Pa
     with pytest.MonkeyPatch.context() as patch:
         passes = Passes(patch, in_step=0, in_pass=2)
         with pytest.raises(StoppedError, match="before the first step"):
-            run_here(spec)
+            run_here(spec, hooks=passes.hooks())
         assert passes.count == 2
     assert run_here(spec)["steps"] == 4
     assert [row["step"] for row in metrics(spec)] == [0, 1, 2, 3, 4]
@@ -113,6 +117,6 @@ def one_rank(directory: Path, cache: str, text: str, in_pass: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         passes = Passes(patch, in_step=6, in_pass=in_pass if rank == "1" else 0)
         try:
-            worker.run(RunSpec.model_validate_json(text), RunOptions())
+            worker.run(RunSpec.model_validate_json(text), RunOptions(), passes.hooks())
         finally:
             (directory / f"passes-{rank}").write_text(str(passes.count))

@@ -24,7 +24,7 @@ from rankzero.errors import ExitCode
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from tests.support.forked import in_ranks
-from tests.support.runs import metrics, run_root, small_spec
+from tests.support.runs import metrics, run_root, small_spec, stop_in
 from tests.support.seeds import SEEDS
 
 pytestmark = [pytest.mark.faults, pytest.mark.distributed]
@@ -36,11 +36,11 @@ WAIT_SECONDS = 60.0
 
 def rank_of_a_start(directory: Path, cache: str, text: str, at_call: int, to_stop_in: int) -> None:
     """One rank. `at_call`: where rank 0's start-up asks all ranks to stop; 0: never. `to_stop_in`: a step."""
-    from rankzero.engine import signals, train, worker
+    from rankzero.engine import signals, worker
 
     os.environ["RANKZERO_CACHE"] = cache
     rank, nproc = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    stop_on_signals, defer, batch_logger = worker.stop_on_signals, signals.StopRequest.defer, train.batch_logger
+    stop_on_signals, defer = worker.stop_on_signals, signals.StopRequest.defer
     calls = 0
 
     def count(_frame: FrameType, event: str, _argument: object) -> None:
@@ -64,13 +64,8 @@ def rank_of_a_start(directory: Path, cache: str, text: str, at_call: int, to_sto
         (directory / "calls").write_text(str(calls)) if rank == 0 else None
         defer(stop, *rest)
 
-    def step(options: Any, done: int, *rest: Any) -> Any:
-        if done + 1 == to_stop_in:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return batch_logger(options, done, *rest)
-
-    worker.stop_on_signals, signals.StopRequest.defer, train.batch_logger = listening, begin, step
-    worker.run(RunSpec.model_validate_json(text), RunOptions())
+    worker.stop_on_signals, signals.StopRequest.defer = listening, begin
+    worker.run(RunSpec.model_validate_json(text), RunOptions(), stop_in(to_stop_in))
 
 
 def announce(directory: Path, rank: int) -> None:

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from rankzero.engine.setup import weights_dtype
+from rankzero.engine.setup import to_train, weights_dtype
 from rankzero.model.load import empty_model, load_config
-from rankzero.model.lora import apply_lora
 from rankzero.model.memory import model_facts, plan_memory
-from rankzero.model.parts import freeze_to, wanted_parts
 from rankzero.model.source import locate
 from rankzero.spec.run_spec import RunSpec
 from tests.gpu.support import gpu_spec, needs, on_gpu
@@ -37,14 +35,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def expected_bytes(spec: RunSpec) -> int:
     config = load_config(locate(spec.model), spec.model)
-    shape = empty_model(spec, config, weights_dtype(spec, torch.bfloat16))
-    if spec.lora is not None:
-        shape = apply_lora(shape, spec, base_name="model")
-    else:
-        freeze_to(shape, wanted_parts(spec, shape))
-    facts = model_facts(spec, config, shape, torch.bfloat16)
+    shape = to_train(empty_model(spec.model, config, weights_dtype(spec, torch.bfloat16)), spec, base_name="model")
+    facts = model_facts(shape, config, torch.bfloat16, quantization=spec.model.quantization, use="writes")
     limit = torch.cuda.get_device_properties(0).total_memory
-    return plan_memory(spec, facts, limit, "cuda", sharding="ddp", world_size=1).expected_bytes
+    return plan_memory(
+        spec.train, spec.data.max_length, facts, limit, "cuda", sharding="ddp", world_size=1
+    ).expected_bytes
 
 
 @pytest.mark.parametrize("recomputing", [False, True], ids=["kept", "recomputed"])

@@ -9,7 +9,7 @@ import pytest
 
 from rankzero.errors import StoppedError
 from tests.gpu.support import deterministic, gpu_spec, needs, on_gpu
-from tests.support.runs import metrics, run_here, run_root, stop_during_step
+from tests.support.runs import metrics, run_here, run_root, stop_in
 from tests.unit.engine.test_resume import assert_same_state, final_state, without_clock
 
 pytestmark = on_gpu
@@ -34,10 +34,8 @@ def test_stopped_and_continued_is_bit_exact(method: str, tmp_path: Path, tiny: P
         whole = gpu_spec(tmp_path / "whole", tiny, **METHODS[method])
         run_here(whole)
         cut = gpu_spec(tmp_path / "cut", tiny, **METHODS[method])
-        with pytest.MonkeyPatch.context() as patch:
-            stop_during_step(patch, 3)
-            with pytest.raises(StoppedError):
-                run_here(cut)
+        with pytest.raises(StoppedError):
+            run_here(cut, hooks=stop_in(3))
         assert len(metrics(cut)) == 3
         assert run_here(cut)["steps"] == 6
     assert_same_state(final_state(cut), final_state(whole))

@@ -14,13 +14,16 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from rankzero.run_dir.handover import read_payload
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
+
+if TYPE_CHECKING:
+    from rankzero.engine.hooks import Hooks
 
 SECONDS = 240
 
@@ -91,25 +94,24 @@ def run_rank(directory: Path, text: str) -> None:
     os.environ.update(payload["env"])
     spec, options = read_payload(text)
     with pytest.MonkeyPatch.context() as patch:
-        suffer(Ordeal(**payload["ordeal"]), patch)
-        report = worker.run(spec, options)
+        report = worker.run(spec, options, suffer(Ordeal(**payload["ordeal"]), patch))
     if os.environ["RANK"] == "0":
         (directory / "report.json").write_text(json.dumps(report))
 
 
-def suffer(ordeal: Ordeal, patch: pytest.MonkeyPatch) -> None:
-    """Arrange for what is to happen to the run that starts in this process."""
-    from rankzero.engine import step, train
+def suffer(ordeal: Ordeal, patch: pytest.MonkeyPatch) -> Hooks:
+    """Arrange for what is to happen to the run that starts in this process with these hooks."""
+    from rankzero.engine import step
+    from rankzero.engine.hooks import Hooks
     from rankzero.run_dir import atomic
 
-    batch_logger, loss_sum, hashed = train.batch_logger, step.Stepper.loss_sum, atomic.file_sha256
+    loss_sum, hashed = step.Stepper.loss_sum, atomic.file_sha256
     at = {"step": 0}
 
-    def begin(options: Any, done: int, *rest: Any) -> Any:
-        at["step"] = done + 1
-        if at["step"] == ordeal.stop_in_step:
+    def begin(number: int) -> None:
+        at["step"] = number
+        if number == ordeal.stop_in_step:
             os.kill(os.getpid(), signal.SIGTERM)
-        return batch_logger(options, done, *rest)
 
     def poisoned(stepper: Any, *arguments: Any) -> Any:
         last = int(os.environ.get("RANK", "0")) + 1 == int(os.environ.get("WORLD_SIZE", "1"))
@@ -121,9 +123,9 @@ def suffer(ordeal: Ordeal, patch: pytest.MonkeyPatch) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return hashed(path)
 
-    patch.setattr(train, "batch_logger", begin)
     patch.setattr(step.Stepper, "loss_sum", poisoned)
     patch.setattr(atomic, "file_sha256", kill)
+    return Hooks(step_begins=begin)
 
 
 def _enter(

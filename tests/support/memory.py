@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, PretrainedConfig
 
+from rankzero.engine.setup import to_train
 from rankzero.model.facts import ModelFacts, model_facts
-from rankzero.model.load import _CLASSES, empty_model, kind_of
-from rankzero.model.lora import apply_lora
-from rankzero.model.parts import freeze_to, wanted_parts
+from rankzero.model.load import _CLASSES, ClassHead, empty_model, kind_of
 from rankzero.spec.run_spec import RunSpec
 
+LONGEST = 4096
+"""Tokens of the longest row of a spec here."""
 BF16, FP32 = torch.bfloat16, torch.float32
 
 # Llama-3-8B, by hand. A block: q and o 4096², k and v 4096 x 1024, gate, up and down 4096 x 14336, two norms.
@@ -28,7 +29,7 @@ ADAPTERS = LAYERS * 16 * (2 * (H + H) + 2 * (H + 1024))
 
 
 def make_spec(**sections: Any) -> RunSpec:
-    return RunSpec.model_validate({"model": {"name": "m"}, "data": {"train": "t", "max_length": 4096}, **sections})
+    return RunSpec.model_validate({"model": {"name": "m"}, "data": {"train": "t", "max_length": LONGEST}, **sections})
 
 
 def full(**train: Any) -> RunSpec:
@@ -44,17 +45,15 @@ def make_model(spec: RunSpec, config: PretrainedConfig, dtype: torch.dtype, *, e
     in_bfloat16 = spec.lora is not None or spec.train.master_weights != "float32"
     weights = dtype if in_bfloat16 else FP32
     if empty:
-        model = empty_model(spec, config, weights)
+        model = empty_model(spec.model, config, weights, head=ClassHead() if spec.task == "classify" else None)
     else:
         model = _CLASSES[kind_of(config, spec.task_section.uses)].from_config(config, dtype=weights)
-    if spec.lora is not None:
-        return apply_lora(model, spec, base_name="m")
-    freeze_to(model, wanted_parts(spec, model))
-    return model
+    return to_train(model, spec, base_name="m")
 
 
 def facts_of(spec: RunSpec, config: PretrainedConfig, dtype: torch.dtype = BF16) -> ModelFacts:
-    return model_facts(spec, config, make_model(spec, config, dtype), dtype)
+    shape = make_model(spec, config, dtype)
+    return model_facts(shape, config, dtype, quantization=spec.model.quantization, use=spec.task_section.uses)
 
 
 def llama_8b(spec: RunSpec, dtype: torch.dtype = BF16) -> ModelFacts:

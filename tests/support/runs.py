@@ -6,13 +6,14 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import Any
-
-import pytest
+from typing import TYPE_CHECKING, Any
 
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from tests.support.tiny import chat_rows, write_jsonl
+
+if TYPE_CHECKING:
+    from rankzero.engine.hooks import Hooks
 
 
 def small_spec(tmp_path: Path, model: Path, *, rows: int = 30, eval_rows: int = 7, **changes: Any) -> RunSpec:
@@ -39,11 +40,13 @@ def small_spec(tmp_path: Path, model: Path, *, rows: int = 30, eval_rows: int = 
     return RunSpec.model_validate(value)
 
 
-def run_here(spec: RunSpec, *, log_level: str = "WARNING", **options: Any) -> dict[str, Any]:
+def run_here(
+    spec: RunSpec, *, log_level: str = "WARNING", hooks: Hooks | None = None, **options: Any
+) -> dict[str, Any]:
     """Train in this process."""
     from rankzero.engine.worker import run
 
-    return run(spec, RunOptions(log_level=log_level, **options))
+    return run(spec, RunOptions(log_level=log_level, **options), hooks)
 
 
 def run_processes_here(spec: RunSpec, nproc: int, **options: Any) -> dict[str, Any]:
@@ -53,18 +56,11 @@ def run_processes_here(spec: RunSpec, nproc: int, **options: Any) -> dict[str, A
     return json.loads(run_processes(spec, RunOptions(log_level="WARNING", **options), nproc, os.environ))
 
 
-def stop_during_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+def stop_in(step: int) -> Hooks:
     """Send this process SIGTERM as the given step begins (1 is the first): the run stops after that step."""
-    from rankzero.engine import train
+    from rankzero.engine.hooks import Hooks
 
-    batch_logger = train.batch_logger
-
-    def interrupted(options: Any, done: int, *rest: Any) -> Any:
-        if done + 1 == step:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return batch_logger(options, done, *rest)
-
-    monkeypatch.setattr(train, "batch_logger", interrupted)
+    return Hooks(step_begins=lambda begun: os.kill(os.getpid(), signal.SIGTERM) if begun == step else None)
 
 
 def metrics(spec: RunSpec) -> list[dict[str, Any]]:

@@ -86,5 +86,5 @@ def test_a_stop_while_weights_load_is_no_damaged_file(tiny: Path, tmp_path: Path
     config = load.load_config(source, spec.model)
     monkeypatch.setattr(load._CLASSES["causal"], "from_pretrained", interrupted)
     with pytest.raises(StopNow):
-        load.load_model(source, spec, config, torch.float32)
+        load.load_model(source, spec.model, config, torch.float32)
     assert not issubclass(StopNow, RankzeroError)

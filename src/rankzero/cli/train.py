@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from rankzero.errors import StopNow, StoppedError, UsageError
-from rankzero.spec.metrics import MEASURES
 from rankzero.spec.row_formats import RowFormat
 from rankzero.spec.run_options import RunOptions
-from rankzero.spec.tasks import TASKS
+from rankzero.spec.tasks import MEASURES, TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankzero.cli.seed_flags import SeedFlags
-    from rankzero.preflight.look import Part
+    from rankzero.preflight import Part
     from rankzero.spec.run_spec import RunSpec
 
+
+RESTARTS_IN_A_POD = 3
+"""Where nobody is there to give the command again."""
 
 seed_flag = partial(typer.Option, rich_help_panel="Instead of a spec, or on top of it (flags of train_framework.py)")
 
@@ -34,6 +36,9 @@ def train(
         list[str] | None, typer.Argument(metavar="RUN.yaml|key=value", help="Spec file, dotted overrides.")
     ] = None,
     nproc_per_node: Annotated[str, typer.Option(metavar="N|auto", help="Processes; auto: one for each GPU.")] = "auto",
+    max_restarts: Annotated[
+        str, typer.Option(metavar="N|auto", help="Start again after failures that may pass; auto: 3 in a pod, else 0.")
+    ] = "auto",
     allow_change: Annotated[
         list[str] | None, typer.Option(metavar="FIELD", help="Resume although this field changed; repeatable.")
     ] = None,
@@ -68,7 +73,7 @@ def train(
     Every local GPU is used, or else the CPU. What stands in RUN.yaml can be changed for once: train.max_steps=100.
     """
     from rankzero.cli.seed_flags import SeedFlags
-    from rankzero.preflight.look import EVERYTHING
+    from rankzero.preflight import EVERYTHING
     from rankzero.spec.diff import not_allowable
     from rankzero.spec.nearby import shown
 
@@ -92,14 +97,14 @@ def train(
         local_files_only=local_files_only,
     )
     with stopped_by_sigterm():
-        nproc = process_count(nproc_per_node)
+        nproc, restarts = process_count(nproc_per_node), restart_count(max_restarts)
         # One process of a machine says what is wrong there.
         parts = EVERYTHING if os.environ.get("LOCAL_RANK", "0") == "0" else ()
         spec = read_spec(arguments or [], flags, parts, world_size=world_size(nproc))
         options = RunOptions(log_level, log_batches, report_json, tuple(allow_change or ()))
         if problems := not_allowable(options.allow_changes):
             raise UsageError(problems)
-        report = start(spec, options, nproc)
+        report = start(spec, options, nproc, restarts)
     if os.environ.get("RANK", "0") == "0":
         directory = shown(os.path.join(spec.output_dir, str(spec.name)))
         typer.echo(json.dumps(report, indent=2) if as_json else summary(report, directory))
@@ -107,17 +112,22 @@ def train(
 
 @contextmanager
 def stopped_by_sigterm() -> Iterator[None]:
-    """SIGTERM raises StoppedError, before and after whoever trains minds it: death by it is a failure to a cluster."""
-    from rankzero.launch.processes import signals_to
+    """SIGTERM raises StoppedError, before and after whoever trains minds it: death by it is a failure to a cluster. So
+    does SIGHUP, of a terminal that is closed."""
+    from rankzero.launch.processes import signals_to, stop_signals
 
-    def stop(_number: int) -> None:
+    name = ""
+
+    def stop(number: int) -> None:
+        nonlocal name
+        name = signal.Signals(number).name
         raise StopNow
 
     try:
-        with signals_to(stop, (signal.SIGTERM,)):
+        with signals_to(stop, (number for number in stop_signals() if number != signal.SIGINT)):
             yield
     except StopNow:
-        raise StoppedError("stopped by SIGTERM", hint="give the same command again") from None
+        raise StoppedError(f"stopped by {name}", hint="give the same command again") from None
 
 
 def process_count(wanted: str) -> int:
@@ -130,11 +140,24 @@ def process_count(wanted: str) -> int:
             )
         return 1
     if wanted == "auto":
-        from rankzero.launch.devices import local_gpu_count
+        from rankzero.machine import local_gpu_count
 
         return max(1, local_gpu_count(os.environ))
     if not wanted.isdigit() or int(wanted) < 1:
         raise UsageError(f"{wanted!r} is not a number of processes", where="--nproc-per-node", hint="auto, or 1, 2 …")
+    return int(wanted)
+
+
+def restart_count(wanted: str) -> int:
+    """How often the run is started again here. Raises UsageError."""
+    where = "--max-restarts"
+    if wanted == "auto":
+        return RESTARTS_IN_A_POD if "KUBERNETES_SERVICE_HOST" in os.environ and "RANK" not in os.environ else 0
+    if not wanted.isdigit():
+        raise UsageError(f"{wanted!r} is not a number of restarts", where=where, hint="auto, or 0, 1, 2 …")
+    if int(wanted) and "RANK" in os.environ:
+        hint = "leave it out here: whoever set RANK (torchrun, a cluster) starts processes again"
+        raise UsageError("RANK is set, so this is already one process of several", where=where, hint=hint)
     return int(wanted)
 
 
@@ -157,7 +180,7 @@ def read_spec(
     """
     from rankzero.cli.argv import spec_arguments
     from rankzero.cli.seed_flags import as_settings, require_lora
-    from rankzero.preflight.look import look
+    from rankzero.preflight import look
     from rankzero.run_dir.setting import settled
     from rankzero.spec.load import read_run_spec
     from rankzero.spec.local_paths import absolute
@@ -174,18 +197,19 @@ def read_spec(
     return settled(absolute(resolve(loaded.spec), loaded.base))
 
 
-def start(spec: RunSpec, options: RunOptions, nproc: int) -> dict[str, Any]:
-    """Run in this process, or as several. Returns the report."""
+def start(spec: RunSpec, options: RunOptions, nproc: int, max_restarts: int = 0) -> dict[str, Any]:
+    """Run in this process; as several, or as one that may be started again, in processes of their own. Returns the
+    report."""
     from rankzero.cli.installed import require_engine
 
     require_engine()
-    if nproc == 1:
+    if nproc == 1 and not max_restarts:
         from rankzero.engine.worker import run
 
         return run(spec, options)
     from rankzero.launch.local import run_processes
 
-    report: dict[str, Any] = json.loads(run_processes(spec, options, nproc, os.environ))
+    report: dict[str, Any] = json.loads(run_processes(spec, options, nproc, os.environ, max_restarts=max_restarts))
     return report
 
 

@@ -16,9 +16,9 @@ def ask(result: Result, prompts: Sequence[str], *, images: Sequence[str] = (), m
     """One greedy reply to each prompt, which is about all of `images` where there are any. Raises ConfigError."""
     quiet_libraries()
     device = pick_device(0)
-    dtype = pick_dtype(result.spec.model.dtype, device)
+    dtype = pick_dtype(result.model.dtype, device)
     with results_alone_on_stdout():
-        speaker = load_speaker(result.spec, result.adapter, dtype, device.torch_device)
+        speaker = load_speaker(result, dtype, device.torch_device)
         return answer(speaker, prompts, images=images, max_new_tokens=max_new_tokens)
 
 
@@ -26,7 +26,7 @@ def put_into_classes(result: Result, texts: Sequence[str]) -> Iterator[Predictio
     """The class of each text, in order. Raises ConfigError."""
     quiet_libraries()
     device = pick_device(0)
-    dtype = pick_dtype(result.spec.model.dtype, device)
+    dtype = pick_dtype(result.model.dtype, device)
     with results_alone_on_stdout():
-        classifier = load_classifier(result.spec, result.adapter, result.labels, dtype, device.torch_device)
+        classifier = load_classifier(result, dtype, device.torch_device)
     return classify(classifier, texts)

@@ -1,4 +1,4 @@
-"""Save and restore everything a run continues from. Knows the files, not when to write them.
+"""Everything a run continues from: what a checkpoint holds, and how it is found and restored. Saver writes them.
 
 checkpoints/step-<n>/
     model/                  adapter or weights
@@ -16,21 +16,20 @@ import json
 import random
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from rankzero.engine.distributed import World, broadcast_object, gather_objects
+from rankzero.engine.distributed import World
 from rankzero.engine.parallel.base import Parallel
 from rankzero.errors import StorageError
-from rankzero.run_dir.atomic import commit_directory, stage_name, storage_errors, verify_directory, write_json
-from rankzero.run_dir.lease import Lease
+from rankzero.run_dir.atomic import stage_name, storage_errors, verify_directory
 from rankzero.run_dir.paths import RunDir
-from rankzero.spec.metrics import becomes_best, is_better
 from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.tasks import becomes_best, is_better
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,49 +67,6 @@ class Position:
     ended_early: bool = False
     unevaluated: dict[str, Any] | None = None
     """Of a step whose evaluation a stop has cut short: its object in metrics.jsonl, without what is evaluated."""
-
-
-def save_checkpoint(
-    run_dir: RunDir, lease: Lease | None, parallel: Parallel, position: Position, meta: dict[str, Any], world: World
-) -> None:
-    """Write and commit a checkpoint of this step. A collective; raises StorageError on every rank where one fails.
-
-    `lease` is the main rank's; a run that lost its directory commits nothing.
-    """
-    name: str = broadcast_object(stage_name(f"step-{position.step}") if world.is_main else None)
-    staged = run_dir.checkpoints / name
-    failure: str | None = None
-    try:
-        with storage_errors(staged):
-            staged.mkdir(parents=True, exist_ok=True)
-            write_json(staged / f"rng-rank-{world.rank}.json", _rng_state())
-    except (StorageError, OSError) as error:
-        failure = str(error)
-    _raise_together(failure, staged)  # before the next collective, in which the others would wait for this rank
-    try:
-        with storage_errors(staged):
-            parallel.save(staged)
-            if world.is_main:
-                write_json(staged / "trainer.json", {"position": asdict(position)})
-    except (StorageError, OSError) as error:
-        failure = str(error)
-    _raise_together(failure, staged)
-    if world.is_main and lease is not None:
-        try:
-            lease.check()
-            commit_directory(staged, run_dir.checkpoint(position.step), {**meta, "step": position.step})
-            run_dir.set_link("last", position.step)
-        except StorageError as error:
-            failure = str(error)
-    _raise_together(failure, staged)
-
-
-def _raise_together(failure: str | None, staged: Path) -> None:
-    """Every rank learns of any rank's failure, so that none waits for one that has left."""
-    failures = [text for text in gather_objects(failure) if text]
-    if failures:
-        shutil.rmtree(staged, ignore_errors=True)
-        raise StorageError(f"the checkpoint was not saved; older ones are intact\n{failures[0]}")
 
 
 def prune_checkpoints(run_dir: RunDir, *, keep: int, best_step: int | None) -> None:
@@ -157,7 +113,8 @@ def load_checkpoint(directory: Path, parallel: Parallel, world: World) -> Positi
     return Position(**{name: value for name, value in state["position"].items() if name in known})
 
 
-def _rng_state() -> dict[str, Any]:
+def generator_states() -> dict[str, Any]:
+    """The states of this process's random generators, for JSON."""
     numpy_state: Any = np.random.get_state(legacy=False)
     version, internal, gauss = random.getstate()
     return {

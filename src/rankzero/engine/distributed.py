@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,11 +14,13 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from rankzero.engine.device import Device
-from rankzero.errors import ConfigError
+from rankzero.errors import ConfigError, PeerLostError
 from rankzero.run_dir.handover import RENDEZVOUS_VARIABLE
 
 LONGEST_WAIT = timedelta(minutes=30)
 """For a collective outside of `time_limit`: the main rank may be loading, hashing or writing by itself meanwhile."""
+LONGEST_BACKGROUND_WAIT = timedelta(hours=24)
+"""For work beside the steps, such as writing to a slow volume. That a peer is gone is noticed at once all the same."""
 BUCKET_ELEMENTS = 16 * 2**20
 """Gradients are reduced in flat buckets of at most this many elements (64 MiB of float32)."""
 
@@ -81,7 +84,7 @@ def process_group(world: World, device: Device, env: dict[str, str]) -> Iterator
 
 def lost_a_peer(error: BaseException) -> bool:
     """Whether a collective failed because another process is gone. gloo says so in words only."""
-    if isinstance(error, dist.DistError):
+    if isinstance(error, dist.DistError | PeerLostError):
         return True
     text = str(error)
     return (
@@ -106,7 +109,22 @@ def time_limit(seconds: float) -> Iterator[None]:
 def _limit(longest: timedelta) -> None:
     if dist.is_initialized():
         for group in distributed_c10d._world.pg_map:  # those of meshes and of DeepSpeed too
-            distributed_c10d._set_pg_timeout(longest, group)
+            if group not in _BACKGROUND:
+                distributed_c10d._set_pg_timeout(longest, group)
+
+
+_BACKGROUND: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
+"""Groups of work that goes on beside the steps: no `time_limit` is theirs."""
+
+
+def background_group() -> dist.ProcessGroup | None:
+    """All ranks once more, for another thread: its collectives neither meet those of the steps nor count against their
+    time. A collective; None on a single process that joined nobody."""
+    if not dist.is_initialized():
+        return None
+    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=LONGEST_BACKGROUND_WAIT)
+    _BACKGROUND.add(group)
+    return group
 
 
 def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
@@ -114,6 +132,14 @@ def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
     if dist.is_initialized():
         dist.all_reduce(values)
     return values
+
+
+def in_own_slot(values: list[float], device: torch.device) -> torch.Tensor:
+    """`values` in this rank's place among zeros for the others', (ranks, values): a sum over ranks has everybody's."""
+    ranks, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
+    slots = torch.zeros(ranks, len(values), device=device)
+    slots[rank] = torch.tensor(values, device=device)
+    return slots
 
 
 def any_rank(wish: bool, device: torch.device) -> bool:
@@ -164,19 +190,19 @@ def broadcast_parameters(parameters: Iterable[torch.nn.Parameter]) -> None:
             dist.broadcast(parameter.data, src=0)
 
 
-def broadcast_object(value: Any) -> Any:
+def broadcast_object(value: Any, group: dist.ProcessGroup | None = None) -> Any:
     """Rank 0's `value`, on every rank. Small objects only: they are pickled between processes of one run."""
     if not dist.is_initialized():
         return value
     holder = [value]
-    dist.broadcast_object_list(holder, src=0)
+    dist.broadcast_object_list(holder, src=0, group=group)
     return holder[0]
 
 
-def gather_objects(value: Any) -> list[Any]:
+def gather_objects(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     """Every rank's `value`, in rank order, on every rank."""
     if not dist.is_initialized():
         return [value]
     gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, value)
+    dist.all_gather_object(gathered, value, group=group)
     return gathered

@@ -1,4 +1,4 @@
-"""After the last step: final/, report.json and goodput.json. Knows nothing of how the weights came about."""
+"""After the last step: final/, the report and goodput.json. Knows nothing of how the weights came about."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from rankzero.engine.console import duration, logger
 from rankzero.engine.distributed import broadcast_object
 from rankzero.engine.inputs import Inputs
 from rankzero.engine.metrics import evaluations
-from rankzero.engine.report import make_report
 from rankzero.engine.setup import Session
-from rankzero.engine.train import Surroundings
+from rankzero.engine.train import RunContext
 from rankzero.errors import StorageError
 from rankzero.model.weights import export_final
 from rankzero.run_dir.atomic import (
@@ -29,24 +28,24 @@ from rankzero.run_dir.atomic import (
 )
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.result import verify_result
-from rankzero.spec.metrics import HIGHER_IS_BETTER, MEASURES
 from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.tasks import HIGHER_IS_BETTER, MEASURES
 
 
 def finish(
     session: Session,
-    around: Surroundings,
+    run: RunContext,
     inputs: Inputs,
     position: Position,
     environment: dict[str, Any],
     measured: dict[str, Any],
 ) -> dict[str, Any]:
     """Export the chosen checkpoint and write the report. A collective; returns the report, on every rank."""
-    run_dir, report = around.run_dir, None
-    with around.ledger.phase("final"):
-        step = export(session, around, inputs, position)
-    if around.world.is_main:
-        report = make_report(around.spec, position, step, environment, around.ledger.report(), measured)
+    run_dir, report = run.run_dir, None
+    with run.ledger.phase("final"):
+        step = export(session, run, inputs, position)
+    if run.world.is_main:
+        report = make_report(run.spec, position, step, environment, run.ledger.report(), measured)
         write_json(run_dir.root / "goodput.json", report["goodput"])
         write_json(run_dir.report, report)
         log_result(report, run_dir)
@@ -54,24 +53,24 @@ def finish(
     return result
 
 
-def export(session: Session, around: Surroundings, inputs: Inputs, position: Position) -> int:
+def export(session: Session, run: RunContext, inputs: Inputs, position: Position) -> int:
     """Write final/ from the best checkpoint, or the last one where the spec says so or nothing was evaluated."""
     parallel = session.parallel
-    step: int = broadcast_object(chosen_step(around.spec, around.run_dir, position) if around.world.is_main else None)
+    step: int = broadcast_object(chosen_step(run.spec, run.run_dir, position) if run.world.is_main else None)
     if step != position.step:
-        parallel.load_weights(around.run_dir.checkpoint(step))
+        parallel.load_weights(run.run_dir.checkpoint(step))
     state = parallel.export_state()
-    if not around.world.is_main:
+    if not run.world.is_main:
         return step
-    staged = around.run_dir.root / stage_name("final")
+    staged = run.run_dir.root / stage_name("final")
     with storage_errors(staged):
         staged.mkdir(parents=True)
     saved_dtype = getattr(torch, str(inputs.config.dtype or "float32").removeprefix("torch."))
     export_final(parallel.module, inputs.tokenizer, staged, dtype=saved_dtype, stop_ids=session.stop_ids, state=state)
     if inputs.vision is not None:
         inputs.vision.save(staged)
-    about = {"step": step, "spec": around.manifest_meta["spec"], "labels": session.labels}
-    commit_directory(staged, around.run_dir.final, about)
+    about = {"step": step, "spec": run.manifest_meta["spec"], "labels": session.labels}
+    commit_directory(staged, run.run_dir.final, about)
     return step
 
 
@@ -133,7 +132,10 @@ def log_result(report: dict[str, Any], run_dir: RunDir) -> None:
         logger.info("[RESULT] the last evaluation, of step %d: %s", last["step"], in_words(last))
     logger.info(
         "[DONE] %d steps, %d tokens in %s, %.0f tokens/s",
-        *(report["steps"], report["total_tokens"], duration(report["elapsed_seconds"]), report["tokens_per_second"]),
+        report["steps"],
+        report["total_tokens"],
+        duration(report["elapsed_seconds"]),
+        report["tokens_per_second"],
     )
 
 
@@ -147,3 +149,57 @@ def copy_report(report: dict[str, Any], destination: str | None) -> None:
     if destination is not None:
         with place_given_by("--report-json"):
             write_json(Path(destination), report)
+
+
+def make_report(
+    spec: RunSpec,
+    position: Position,
+    final_step: int,
+    environment: dict[str, Any],
+    goodput: dict[str, float],
+    measured: dict[str, Any],
+) -> dict[str, Any]:
+    """The report's object.
+
+    eval_loss, perplexity, accuracy and macro_f1 are those of the weights in final/, which are of `final_step`; null
+    where these have not been evaluated. last_evaluation has the same of the run's last evaluation, and its step.
+    tokens_per_second counts useful tokens (padding earns nothing) over the time spent in steps; elapsed_seconds also
+    holds evaluations and checkpoints, over all starts of the run. padding_fraction is of the tokens computed; a row's
+    last token is only a target and is never computed.
+    """
+    final, last, before = evaluation_of(position, final_step) or {}, position.eval_last, position.eval_first or {}
+    fed = position.tokens - position.rows
+    return {
+        "name": spec.name,
+        "world_size": environment["world_size"],
+        "steps": position.step,
+        "ended_early": position.ended_early,
+        "total_tokens": position.tokens,
+        "supervised_tokens": position.supervised,
+        "padding_fraction": 1 - fed / position.computed if position.computed else 0.0,
+        "elapsed_seconds": position.wall_seconds,
+        "training_seconds": position.seconds,
+        "tokens_per_second": position.tokens / position.seconds if position.seconds else 0.0,
+        "train_loss_first": position.train_loss_first,
+        "train_loss_last": position.train_loss_last,
+        "final_step": final_step,
+        "eval_loss_first": before.get("eval_loss"),
+        **{name: final.get(name) for name in MEASURES},
+        "last_evaluation": None if last is None else {"step": position.eval_last_step, **last},
+        "best_step": position.best_step,
+        "best_value": None if position.best is None else position.best[spec.checkpoint.best_metric],
+        "nonfinite_steps": position.nonfinite_steps,
+        "overflows": position.overflows,
+        **measured,
+        "goodput": goodput,
+        "environment": environment,
+        "versions": environment["versions"],
+        "spec": spec.model_dump(mode="json"),
+    }
+
+
+def evaluation_of(position: Position, step: int) -> dict[str, float] | None:
+    """What the weights of a step scored; None where nobody has looked, or it is not kept any more."""
+    if step == position.best_step:
+        return position.best
+    return position.eval_last if step == position.eval_last_step else None

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rankzero.cache import cache_root
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.tokenize import tokenizer_fingerprint
 from rankzero.data.cache.training_data import TrainingData, training_data
@@ -20,10 +19,18 @@ from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.tasks.protocol import Task, find_task
 from rankzero.errors import ConfigError
-from rankzero.machine import usable_cores
+from rankzero.machine import cache_root, usable_cores
 from rankzero.model.context import Context, beyond_context, computed_context
-from rankzero.model.load import ModelKind, check_vocabulary, kind_of, load_config, load_tokenizer, meta_model
-from rankzero.model.positions import position_limit
+from rankzero.model.load import (
+    ModelKind,
+    check_vocabulary,
+    kind_of,
+    load_config,
+    load_tokenizer,
+    meta_model,
+    padding_id,
+)
+from rankzero.model.parts import position_limit
 from rankzero.model.source import ModelSource, locate
 from rankzero.model.targets import target_modules
 from rankzero.model.vision import Vision, load_vision
@@ -49,9 +56,8 @@ class Inputs:
 
     @property
     def pad_token_id(self) -> int:
-        """What fills rows up where the model looks for the end of a row by it; any id serves where none is set."""
-        ids = (self.tokenizer.pad_token_id, self.config.get_text_config().pad_token_id, self.tokenizer.eos_token_id)
-        return next((number for number in ids if isinstance(number, int)), 0)
+        """What fills rows up where the model looks for the end of a row by it."""
+        return padding_id(self.tokenizer, self.config)
 
 
 def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
@@ -66,11 +72,14 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
         tokenizer = load_tokenizer(source, spec.model, spec.data.chat_template)
         config = load_config(source, spec.model)
         kind = kind_of(config, spec.task_section.uses)
-        vision = load_vision(source, spec, tokenizer) if kind == "vision" else None
+        vision = None
+        if kind == "vision":
+            limit, template = spec.data.image_max_tokens, spec.data.chat_template
+            vision = load_vision(source, spec.model, tokenizer, max_tokens=limit, chat_template=template)
         check_vocabulary(tokenizer, config, source)
-        shape = meta_model(config, spec)
+        shape = meta_model(config, spec.model, spec.task_section.uses)
         if spec.lora is not None:
-            target_modules(spec, shape)
+            target_modules(spec.lora, spec.train.parts, shape, spec.task_section.uses)
         spec = within_positions(spec, position_limit(shape))
     with ledger.phase("data"):
         logger.info("[STEP] read and tokenise the data")

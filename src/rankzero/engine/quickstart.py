@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rankzero.engine.ask import ask
-from rankzero.run_dir.result import Result, find_result
+from rankzero.run_dir.result import as_it_was, find_result
 from rankzero.spec.run_spec import RunSpec
 
 RECIPE = Path(str(files("rankzero") / "recipes" / "quickstart"))
@@ -58,7 +58,7 @@ def overrides(model: str, output_dir: str) -> dict[str, Any]:
 def quickstart(spec: RunSpec, train: Callable[[RunSpec], dict[str, Any]]) -> QuickstartResult:
     """Ask, train, ask again."""
     run_dir = Path(spec.output_dir) / str(spec.name)
-    before = ask(Result(spec), QUESTIONS, max_new_tokens=ANSWER_TOKENS)
+    before = ask(as_it_was(spec), QUESTIONS, max_new_tokens=ANSWER_TOKENS)
     report = train(spec)
     after = ask(find_result(str(run_dir), "writes"), QUESTIONS, max_new_tokens=ANSWER_TOKENS)
     return QuickstartResult(run_dir, report, list(zip(QUESTIONS, before, after, strict=True)))

@@ -34,7 +34,7 @@ from rankzero.model.attention import Attention, choose_attention
 from rankzero.model.compiling import compile_blocks
 from rankzero.model.dropout import Places, place_dropout
 from rankzero.model.kernels import apply_kernels
-from rankzero.model.load import empty_model, load_model, stop_token_ids
+from rankzero.model.load import ClassHead, empty_model, load_model, stop_token_ids
 from rankzero.model.lora import apply_lora
 from rankzero.model.memory import MemoryPlan, choose_sharding, model_facts, plan_memory
 from rankzero.model.parts import freeze_to, wanted_parts
@@ -70,15 +70,21 @@ def build_session(
     """Load the weights, add adapters, spread them over the processes, and make everything that moves with them."""
     with ledger.phase("model"):
         logger.info("[STEP] load the model")
-        attention = choose_attention(spec, inputs.config, device.kind, dtype)
+        wanted, free = spec.model.attention, spec.train.padding_free
+        attention = choose_attention(inputs.kind, inputs.config, device.kind, dtype, wanted=wanted, free=free)
         shape = make_model(spec, inputs, device, dtype, attention, empty=True)
-        facts = model_facts(spec, inputs.config, shape, dtype)
+        quantization, use = spec.model.quantization, spec.task_section.uses
+        facts = model_facts(shape, inputs.config, dtype, quantization=quantization, use=use)
         limit = memory_limit(device, world.local_world_size)
-        sharding = choose_sharding(spec, facts, limit, world.world_size)
+        sharding = choose_sharding(spec.train, spec.data.max_length, facts, limit, world.world_size)
         if world.world_size == 1:
             sharding = alone(sharding, spec)
         memory = plan_memory(
-            *(spec, facts, limit, device.kind),
+            spec.train,
+            spec.data.max_length,
+            facts,
+            limit,
+            device.kind,
             sharding=sharding,
             world_size=world.world_size,
             trained_share=largest_trained_share(inputs.train),
@@ -101,18 +107,27 @@ def build_session(
         parallel = spread(sharding, model, spec, world, device, dtype)
     logger.info(
         "[MODEL] %s: %.1fM parameters, %.1fM of them trained, %s%s",
-        *(name, facts.total / 1e6, facts.trainable / 1e6, str(dtype).removeprefix("torch.")),
+        name,
+        facts.total / 1e6,
+        facts.trainable / 1e6,
+        str(dtype).removeprefix("torch."),
         "" if world.world_size == 1 else f", {sharding}",
     )
     logger.debug(
         "[MODEL] trainable parameters: %d of %d (%.3f%%); attention %s%s",
-        *(facts.trainable, facts.total, 100 * facts.trainable / facts.total, attention.implementation or "auto"),
+        facts.trainable,
+        facts.total,
+        100 * facts.trainable / facts.total,
+        attention.implementation or "auto",
         ", rows end to end" if attention.padding_free else "",
     )
     schedule = make_schedule(len(inputs.train), spec.train)
     logger.info(
         "[MODEL] optimizer %s, learning rate %g, schedule %s with %d warm-up steps",
-        *(spec.train.optimizer, learning_rate(spec), spec.train.lr_scheduler_type, schedule.warmup_steps),
+        spec.train.optimizer,
+        learning_rate(spec),
+        spec.train.lr_scheduler_type,
+        schedule.warmup_steps,
     )
     task = inputs.task
     collator = task.collator(inputs, padding_free=attention.padding_free, always_image=parallel.same_passes)
@@ -181,27 +196,39 @@ def weights_dtype(spec: RunSpec, dtype: torch.dtype) -> torch.dtype:
 def make_model(
     spec: RunSpec, inputs: Inputs, device: Device, dtype: torch.dtype, attention: Attention, *, empty: bool
 ) -> Any:
-    """The model with its adapters, or with what is not trained frozen. `empty`: without memory for its weights."""
-    weights, implementation = weights_dtype(spec, dtype), attention.implementation
-    labels, pad_token_id = inputs.labels, inputs.pad_token_id
+    """The model as it is trained. `empty`: without memory for its weights."""
+    weights, implementation, head = weights_dtype(spec, dtype), attention.implementation, None
+    if inputs.kind == "classifier":
+        head = ClassHead(inputs.labels, inputs.pad_token_id, spec.train.seed)
     if empty:
-        model = empty_model(
-            spec, inputs.config, weights, attention=implementation, labels=labels, pad_token_id=pad_token_id
-        )
+        model = empty_model(spec.model, inputs.config, weights, attention=implementation, head=head)
     else:
         model = load_model(
             inputs.source,
-            spec,
+            spec.model,
             inputs.config,
             weights,
             device=device.torch_device,
             attention=implementation,
-            labels=labels,
-            pad_token_id=pad_token_id,
+            head=head,
         )
+    return to_train(model, spec, base_name=inputs.source.name)
+
+
+def to_train(model: Any, spec: RunSpec, *, base_name: str) -> Any:
+    """The model with its adapters, or with what is not trained frozen. `base_name` is what an adapter says it belongs
+    to. Raises ConfigError."""
     if spec.lora is not None:
-        return apply_lora(model, spec, base_name=inputs.source.name)
-    freeze_to(model, wanted_parts(spec, model))
+        return apply_lora(
+            model,
+            spec.lora,
+            parts=spec.train.parts,
+            use=spec.task_section.uses,
+            seed=spec.train.seed,
+            packed=spec.model.quantization != "none",
+            base_name=base_name,
+        )
+    freeze_to(model, wanted_parts(spec.train.parts, model, adapters=False))
     return model
 
 

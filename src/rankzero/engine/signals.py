@@ -1,4 +1,4 @@
-"""A request to stop: SIGTERM, SIGINT or a flag file becomes a wish that the loop lets all ranks agree on.
+"""A request to stop: SIGTERM, SIGINT, SIGHUP or a flag file becomes a wish that the loop lets all ranks agree on.
 
 Nothing is saved inside a signal handler. Before the first step there is nothing to save, so a request ends the process
 with exit code 75: by an exception that no `except Exception` takes for its own, and where that does not get through (a
@@ -17,19 +17,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Literal
 
 from rankzero.errors import INTERRUPTED, ExitCode, StopNow, StoppedError
+from rankzero.wording import counted
 
 AGAIN_SECONDS = 5.0
 """A second Ctrl-C within this time leaves at once; a later one counts as a first."""
 LEAVE_SECONDS = 10.0
 """How long start-up may take to end once it was asked to."""
 _LOOK_SECONDS = 1.0
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _CLEAR_LINE_AND_SHOW_CURSOR = "\r\x1b[K\x1b[?25h"
 
 Activity = Literal["step", "evaluation", "save", "result"]
@@ -41,14 +42,16 @@ _ANSWERS: dict[Activity, str] = {
 }
 
 Say = Callable[[str], None]
+Tell = Callable[[Activity, int], None]
+"""What hears of each activity that begins, and how many steps are done then."""
 
 
 class StopRequest:
     """Whether this process was asked to stop, by what, and what leaving at once would cost at the moment."""
 
-    def __init__(self, say: Say, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, say: Say, tell: Tell | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.reason: str | None = None
-        self._say, self._clock = say, clock
+        self._say, self._tell, self._clock = say, tell, clock
         self._flag: Path | None = None
         self._activity: Activity | None = None
         self._step = self._saved = 0
@@ -64,6 +67,8 @@ class StopRequest:
     def now(self, activity: Activity, *, step: int, saved: int) -> None:
         """What the loop is doing: `step` steps are done, the checkpoint of step `saved` is the newest (0: none)."""
         self._step, self._saved, self._activity = step, saved, activity
+        if self._tell is not None:
+            self._tell(activity, step)
 
     @property
     def wanted(self) -> bool:
@@ -131,7 +136,7 @@ class StopRequest:
             return "nothing: the same command writes the result"
         if steps == 0:
             return "the step under way"
-        count = f"{steps} step{'' if steps == 1 else 's'}"
+        count = counted(steps, "step")
         return f"{count} since step {self._saved}" if self._saved else f"{count}, all there are"
 
     def _leave_start_up(self) -> None:
@@ -141,25 +146,30 @@ class StopRequest:
         """End the process here, past everything that may be stuck. What was being written keeps its temporary name."""
         if sys.stderr.isatty():
             words = f"{_CLEAR_LINE_AND_SHOW_CURSOR}{words}"
-        os.write(2, f"{words}\n".encode())
+        with suppress(OSError):  # the terminal is gone
+            os.write(2, f"{words}\n".encode())
         os._exit(code)
 
 
 @contextmanager
-def stop_on_signals(say: Say) -> Iterator[StopRequest]:
-    """Turn SIGTERM and SIGINT into a StopRequest for the duration; `say` shows what it answers.
+def stop_on_signals(say: Say, tell: Tell | None = None) -> Iterator[StopRequest]:
+    """Turn SIGTERM, SIGINT and SIGHUP into a StopRequest for the duration; `say` shows what it answers, and `tell`
+    hears what the loop does.
+
+    A SIGHUP that is ignored already, as under nohup, stays so.
 
     Raises StoppedError where a request ended the block before the first step, whatever the block made of it: an error
     that follows from having been stopped is not the user's.
     """
-    request = StopRequest(say)
+    request = StopRequest(say, tell)
     hearing, telling = socket.socketpair()
     telling.setblocking(False)
     hearing.settimeout(_LOOK_SECONDS)
     listener = threading.Thread(target=_listen, args=(hearing, request), name="signals", daemon=True)
     listener.start()
     woken = signal.set_wakeup_fd(telling.fileno(), warn_on_full_buffer=False)
-    previous = {number: signal.signal(number, request.on_signal) for number in _SIGNALS}
+    minded = [number for number in _SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+    previous = {number: signal.signal(number, request.on_signal) for number in minded}
     try:
         try:
             yield request

@@ -17,8 +17,9 @@ import torch
 from rankzero.data.batches.loader import Batches, MicroBatch, Work
 from rankzero.data.order import Indices
 from rankzero.engine.console import logger
-from rankzero.engine.distributed import gather_objects, sum_over_ranks
+from rankzero.engine.distributed import gather_objects, in_own_slot, sum_over_ranks
 from rankzero.engine.heads import Head
+from rankzero.engine.pace import PassClock, Passes
 from rankzero.engine.parallel.base import Parallel
 from rankzero.errors import NonFiniteError, Problem
 from rankzero.model.dropout import Places
@@ -38,6 +39,8 @@ class StepResult:
     computed_tokens: int
     suspects: tuple[int, ...]
     """This rank's rows of passes whose loss is not finite."""
+    ranks: tuple[Passes, ...] = ()
+    """What each rank did in the step before; seconds are 0 in the first one."""
 
     @property
     def overflowed(self) -> bool:
@@ -68,6 +71,8 @@ class Stepper:
         self._device = device
         self._dtype = dtype
         self._max_grad_norm = max_grad_norm
+        self._clock = PassClock(device)
+        self._before = Passes(0.0, 0.0)
 
     @contextmanager
     def autocast(self) -> Iterator[None]:
@@ -103,6 +108,7 @@ class Stepper:
         """
         losses: list[torch.Tensor] = []
         computed = 0
+        self._clock.start()
         with self._watch_generators():
             for number, batch in enumerate(batches.collated(work.passes, self._device), 1):
                 self._places.begin_pass(step, batch.row_of_BT, batch.position_BT, batch.predicts_BT)
@@ -111,16 +117,21 @@ class Stepper:
                 losses.append(loss.detach())
                 computed += batch.computed
                 on_pass(batch, loss)
+        self._clock.stop()
         sums = torch.tensor([0.0, float(stop_wanted), float(computed)], device=self._device)
         if losses:
             sums[0] = torch.stack(losses).sum()
-        sum_over_ranks(sums)
+        slots = in_own_slot([self._before.seconds, self._before.tokens], self._device)
+        sums = sum_over_ranks(torch.cat([sums, slots.flatten()]))
         norm = self._parallel.reduce_gradients(self._max_grad_norm, loss_scale=loss_scale)
-        loss_sum, stop, computed_all, grad_norm = torch.cat([sums, norm.reshape(1).to(sums)]).tolist()
+        grad_norm, loss_sum, stop, computed_all, *slots_all = sums_of_step(norm, sums)
+        self._clock.read()
+        self._before = Passes(self._clock.seconds, float(computed))
         step_loss = loss_sum / work.loss_weight
         finite = math.isfinite(step_loss) and math.isfinite(grad_norm)
         suspects = () if finite else _suspect_rows(work.passes, losses)
-        return StepResult(step_loss, grad_norm, stop > 0, finite, int(computed_all), suspects)
+        ranks = tuple(map(Passes, slots_all[::2], slots_all[1::2]))
+        return StepResult(step_loss, grad_norm, stop > 0, finite, int(computed_all), suspects, ranks)
 
     @contextmanager
     def _watch_generators(self) -> Iterator[None]:
@@ -133,6 +144,11 @@ class Stepper:
         yield
         if not torch.equal(before, _generators(self._device)):
             logger.warning("[TRAIN] %s", self._places.what_is_left())
+
+
+def sums_of_step(norm: torch.Tensor, sums: torch.Tensor) -> list[float]:
+    """Wait for the device, once a step: on a GPU this is where a rank waits for the others, under this name."""
+    return torch.cat([norm.reshape(1).to(sums), sums]).tolist()
 
 
 def _generators(device: torch.device) -> torch.Tensor:

@@ -15,20 +15,22 @@ from typing import Any
 import torch
 
 from rankzero.data.batches.loader import MicroBatch, Work
-from rankzero.engine.checkpoint import Position, prune_checkpoints, save_checkpoint, under, with_eval
+from rankzero.engine.checkpoint import Position, under, with_eval
 from rankzero.engine.console import RunConsole, logger
-from rankzero.engine.distributed import LONGEST_WAIT, World, gather_objects, time_limit
+from rankzero.engine.distributed import LONGEST_WAIT, World, time_limit
 from rankzero.engine.evaluate import evaluate
 from rankzero.engine.goodput import Ledger
+from rankzero.engine.hooks import Hooks
 from rankzero.engine.loss_scale import after_overflow, after_step, with_loss_scale
 from rankzero.engine.metrics import MetricsLog
 from rankzero.engine.optim import set_learning_rate
+from rankzero.engine.pace import Pace
+from rankzero.engine.saving import Saver
 from rankzero.engine.setup import Session, learning_rate
 from rankzero.engine.signals import StopRequest
 from rankzero.engine.step import StepResult, non_finite_error
 from rankzero.errors import StoppedError
 from rankzero.model.compiling import save_artifacts
-from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
@@ -36,52 +38,55 @@ from rankzero.spec.schedule import Schedule, is_due
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What the loop reports to and saves into. `lease` and `metrics` are the main rank's only."""
+class RunContext:
+    """What the loop reports to and saves into. `metrics` and `pace` are the main rank's only."""
 
     spec: RunSpec
     options: RunOptions
     world: World
     console: RunConsole
     run_dir: RunDir
-    lease: Lease | None
+    saver: Saver
     metrics: MetricsLog | None
     stop: StopRequest
     ledger: Ledger
+    pace: Pace | None
     manifest_meta: dict[str, Any]
+    hooks: Hooks
 
 
-def train(session: Session, around: Surroundings, position: Position) -> Position:
+def train(session: Session, run: RunContext, position: Position) -> Position:
     """Run from `position` to the end of the schedule. Raises StoppedError after saving where a stop was agreed."""
-    spec, schedule = around.spec, session.schedule
+    spec, schedule = run.spec, session.schedule
     clock = Clock(position)
-    around.stop.defer(around.run_dir.stop_flag)
-    saved = position.step
+    run.stop.defer(run.run_dir.stop_flag)
     position = with_loss_scale(position, session.dtype)
-    with around.console.progress("step", schedule.total_steps, position.step) as advance:
+    with run.console.progress("step", schedule.total_steps, position.step) as advance:
         if spec.eval.on_start and position.step == 0 and position.eval_first is None:
-            position = evaluate_first(session, around, position, advance)
+            position = evaluate_first(session, run, position, advance)
         while position.unevaluated is not None or not is_over(position, schedule):
-            around.stop.now("step", step=position.step, saved=saved)
+            tell_what_is_saved(run)
+            run.stop.now("step", step=position.step, saved=run.saver.committed)
             begun = position.unevaluated
             if begun is None:
-                position, facts, stop = next_step(session, around, position, clock)
+                position, facts, stop = next_step(session, run, position, clock)
             else:  # an earlier start has made the step, and was stopped in its evaluation
                 position, facts, stop = replace(position, unevaluated=None), begun, False
 
             improved = False
             if session.eval is not None and is_due(spec.eval.every, position.step, schedule):
-                around.stop.now("evaluation", step=position.step, saved=saved)
-                judged = None if stop else run_evaluation(session, around, position, advance)
+                run.stop.now("evaluation", step=position.step, saved=run.saver.committed)
+                judged = None if stop else run_evaluation(session, run, position, advance)
                 if judged is None:
-                    log_metrics(around, position.step, facts)
+                    log_metrics(run, position.step, facts)
                     position = replace(position, unevaluated=facts)
-                    save(session, around, position, newest=saved)
-                    raise stopped(around, position)
+                    save(session, run, position)
+                    wait_until_saved(run, position)
+                    raise stopped(run, position)
                 position, improved = judged
                 facts |= position.eval_last or {}
                 position = under(spec, position, same_eval_data=True)
-            log_metrics(around, position.step, facts)
+            log_metrics(run, position.step, facts)
             advance(int(begun is None), f"loss {facts['loss']:.4f} {position.tokens / position.seconds:,.0f} tok/s")
             if position.step % schedule.steps_per_epoch == 0:
                 epoch = position.step // schedule.steps_per_epoch
@@ -89,13 +94,15 @@ def train(session: Session, around: Surroundings, position: Position) -> Positio
 
             over = is_over(position, schedule)
             if improved or over or stop or is_due(spec.checkpoint.every, position.step, schedule):
-                save(session, around, position, newest=saved)
-                saved = position.step
+                save(session, run, position)
             if stop and not over:
-                raise stopped(around, position)
-    if saved != position.step or not around.run_dir.committed_steps():
-        save(session, around, position, newest=saved)
-    around.stop.now("result", step=position.step, saved=position.step)
+                wait_until_saved(run, position)
+                raise stopped(run, position)
+    wait_until_saved(run, position)
+    if run.saver.taken != position.step or not run.run_dir.committed_steps():
+        save(session, run, position)
+        wait_until_saved(run, position)
+    run.stop.now("result", step=position.step, saved=position.step)
     if position.ended_early:
         logger.info("[TRAIN] ended early: %d evaluations without a new best", position.evals_since_best)
     return position
@@ -118,30 +125,40 @@ def is_over(position: Position, schedule: Schedule) -> bool:
 
 
 def next_step(
-    session: Session, around: Surroundings, position: Position, clock: Clock
+    session: Session, run: RunContext, position: Position, clock: Clock
 ) -> tuple[Position, dict[str, Any], bool]:
     """One optimizer step. Returns where the run is then, what metrics.jsonl gets of it, and whether to stop."""
-    spec, schedule = around.spec, session.schedule
+    spec, schedule, number = run.spec, session.schedule, position.step + 1
+    run.hooks.step_begins(number)
     before = time.monotonic()
     epoch, step_in_epoch = schedule.position(position.step)
     work = session.train.step(
         seed=spec.train.seed, epoch=epoch, step_in_epoch=step_in_epoch, size=spec.train.global_batch_size
     )
     rate = schedule.learning_rate(position.step, learning_rate(spec))
-    on_pass = batch_logger(around.options, position.step, step_in_epoch, schedule.steps_per_epoch)
-    with around.ledger.phase("steps"), patience(around, first=around.ledger.time_to_first_step is None):
-        position, result = gradients(session, around, position, work, on_pass)
+    log_pass = batch_logger(run.options, number, step_in_epoch, schedule.steps_per_epoch)
+
+    def on_pass(batch: MicroBatch, loss: torch.Tensor) -> None:
+        log_pass(batch, loss)
+        run.hooks.pass_done(number, batch, loss.detach())
+
+    with run.ledger.phase("steps"), patience(run, first=run.ledger.time_to_first_step is None):
+        position, result = gradients(session, run, position, work, on_pass)
         set_learning_rate(session.parallel.optimizer, rate)
         position = apply_step(session, spec, position, work, result)
-    around.ledger.first_step_done()
+    run.ledger.first_step_done()
     seconds = time.monotonic() - before
     position = replace(position, seconds=position.seconds + seconds, wall_seconds=clock.wall())
-    return position, step_facts(position, work, result, rate, seconds, schedule.steps_per_epoch), result.stop
+    facts = step_facts(position, work, result, rate, seconds, schedule.steps_per_epoch)
+    if run.pace is not None:
+        facts |= run.pace.add(result.ranks)
+    run.hooks.step_ends(number, facts)
+    return position, facts, result.stop
 
 
 def gradients(
     session: Session,
-    around: Surroundings,
+    run: RunContext,
     position: Position,
     work: Work,
     on_pass: Callable[[MicroBatch, torch.Tensor], None],
@@ -154,8 +171,10 @@ def gradients(
     before = position
     while True:
         result = session.stepper.gradients(
-            *(session.train, work, position.step),
-            stop_wanted=around.stop.wanted,
+            session.train,
+            work,
+            position.step,
+            stop_wanted=run.stop.wanted or run.saver.failed,
             on_pass=on_pass,
             loss_scale=position.loss_scale or 1.0,
         )
@@ -168,15 +187,15 @@ def gradients(
         logger.info(words, position.step + 1, position.loss_scale)
 
 
-def patience(around: Surroundings, *, first: bool) -> AbstractContextManager[None]:
+def patience(run: RunContext, *, first: bool) -> AbstractContextManager[None]:
     """How long the ranks wait for each other; longer for what is done for the first time, which may compile."""
-    return time_limit(LONGEST_WAIT.total_seconds() if first else around.spec.train.collective_timeout_seconds)
+    return time_limit(LONGEST_WAIT.total_seconds() if first else run.spec.train.collective_timeout_seconds)
 
 
-def log_metrics(around: Surroundings, step: int, facts: dict[str, Any]) -> None:
+def log_metrics(run: RunContext, step: int, facts: dict[str, Any]) -> None:
     """A step's object, on the main rank."""
-    if around.metrics is not None:
-        around.metrics.log(step, facts)
+    if run.metrics is not None:
+        run.metrics.log(step, facts)
 
 
 def apply_step(session: Session, spec: RunSpec, position: Position, work: Work, result: StepResult) -> Position:
@@ -205,22 +224,20 @@ def apply_step(session: Session, spec: RunSpec, position: Position, work: Work, 
     )
 
 
-def evaluate_first(
-    session: Session, around: Surroundings, position: Position, show: Callable[[int, str], None]
-) -> Position:
+def evaluate_first(session: Session, run: RunContext, position: Position, show: Callable[[int, str], None]) -> Position:
     """The evaluation before the first step. Raises StoppedError where it was cut short: there is nothing to save."""
-    around.stop.now("evaluation", step=0, saved=0)
-    judged = run_evaluation(session, around, position, show)
+    run.stop.now("evaluation", step=0, saved=0)
+    judged = run_evaluation(session, run, position, show)
     if judged is None:
-        raise around.stop.early()
+        raise run.stop.early()
     position, _ = judged
     if position.eval_last is not None:
-        log_metrics(around, 0, {"epoch": 0.0, **position.eval_last, "time": time.time()})
+        log_metrics(run, 0, {"epoch": 0.0, **position.eval_last, "time": time.time()})
     return position
 
 
 def run_evaluation(
-    session: Session, around: Surroundings, position: Position, show: Callable[[int, str], None]
+    session: Session, run: RunContext, position: Position, show: Callable[[int, str], None]
 ) -> tuple[Position, bool] | None:
     """Evaluate, and judge whether this is the best so far. None, on every rank, where a stop has cut it short."""
     if session.eval is None:
@@ -232,14 +249,14 @@ def run_evaluation(
         done += rows
         show(0, f"evaluating {done}/{len(session.eval.dataset) if session.eval else 0} rows")
 
-    with around.ledger.phase("eval"), patience(around, first="eval" not in around.ledger.seconds):
+    with run.ledger.phase("eval"), patience(run, first="eval" not in run.ledger.seconds):
         result = evaluate(
             session.parallel.model,
             session.stepper,
             session.eval,
             session.device.torch_device,
             tick,
-            stop_wanted=lambda: around.stop.wanted,
+            stop_wanted=lambda: run.stop.wanted,
             meter=session.new_meter(),
         )
     if result is None:
@@ -247,37 +264,43 @@ def run_evaluation(
             "[EVAL] step %d: left out, since the run is to stop; it is made when the run continues", position.step
         )
         return None
-    position, improved = with_eval(position, result.metrics, around.spec.checkpoint.best_metric)
+    position, improved = with_eval(position, result.metrics, run.spec.checkpoint.best_metric)
     values = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
     logger.info("[EVAL] step %d: %s%s", position.step, values, ", the best so far" if improved else "")
     return position, improved
 
 
-def save(session: Session, around: Surroundings, position: Position, *, newest: int) -> None:
-    """Commit a checkpoint, move `best`, and drop what is no longer kept. `newest`: the step that was saved last."""
-    around.stop.now("save", step=position.step, saved=newest)
-    with around.ledger.phase("checkpoint"):
-        save_checkpoint(around.run_dir, around.lease, session.parallel, position, around.manifest_meta, around.world)
-        if around.world.is_main:
-            if position.best_step == position.step:
-                around.run_dir.set_link("best", position.step)
-            elif position.best_step is None:
-                around.run_dir.drop_link("best")
-            prune_checkpoints(around.run_dir, keep=around.spec.checkpoint.keep, best_step=position.best_step)
-            if session.compiled is not None:
-                save_artifacts(session.compiled)
-        gather_objects(None)  # the others wait for the main rank here, and not in a step, where their time is short
-    logger.info("[CHECKPOINT] saved step %d", position.step)
+def save(session: Session, run: RunContext, position: Position) -> None:
+    """Have a checkpoint of this step written while the run goes on. Raises StorageError where the one before failed."""
+    run.stop.now("save", step=position.step, saved=run.saver.committed)
+    with run.ledger.phase("checkpoint"):
+        run.saver.save(position)
+        if run.world.is_main and session.compiled is not None:
+            save_artifacts(session.compiled)
 
 
-def stopped(around: Surroundings, position: Position) -> StoppedError:
+def wait_until_saved(run: RunContext, position: Position) -> None:
+    """Until what is being written is committed. Raises StorageError where it failed."""
+    run.stop.now("save", step=position.step, saved=run.saver.committed)
+    with run.ledger.phase("checkpoint"):
+        run.saver.wait()
+    tell_what_is_saved(run)
+
+
+def tell_what_is_saved(run: RunContext) -> None:
+    """The hooks hear of checkpoints between steps, in the run's own thread."""
+    for step in run.saver.newly_committed():
+        run.hooks.saved(step)
+
+
+def stopped(run: RunContext, position: Position) -> StoppedError:
     """The error that ends a run that was asked to stop, after everything is saved."""
-    if around.world.is_main:
-        around.run_dir.stop_flag.unlink(missing_ok=True)
-    why = around.stop.reason or "another process"
+    if run.world.is_main:
+        run.run_dir.stop_flag.unlink(missing_ok=True)
+    why = run.stop.reason or "another process"
     return StoppedError(
         f"stopped by {why} and saved at step {position.step}",
-        where=str(around.run_dir.root),
+        where=str(run.run_dir.root),
         hint="give the same command again to continue",
     )
 
@@ -306,7 +329,8 @@ def step_facts(
 def batch_logger(
     options: RunOptions, step: int, step_in_epoch: int, steps_per_epoch: int
 ) -> Callable[[MicroBatch, torch.Tensor], None]:
-    """[COLLATE] and [BATCH] lines at DEBUG: of all steps, or of the first and last of each epoch."""
+    """[COLLATE] and [BATCH] lines at DEBUG: of all steps, or of the first and last of each epoch. `step` counts
+    from 1."""
     edge = step_in_epoch in (0, steps_per_epoch - 1)
     if (
         options.log_level != "DEBUG"
@@ -321,7 +345,7 @@ def batch_logger(
         logger.debug("[COLLATE] %s, targets %d", shapes, len(batch.targets_N))
         mean = loss.item() / max(len(batch.targets_N), 1)
         logger.debug(
-            "[BATCH] step %d rows %d loss %.4f, %.3f s", step + 1, len(batch.rows), mean, time.monotonic() - started
+            "[BATCH] step %d rows %d loss %.4f, %.3f s", step, len(batch.rows), mean, time.monotonic() - started
         )
 
     return log

@@ -7,10 +7,11 @@ import faulthandler
 import json
 import os
 import signal
+import socket
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,8 +32,10 @@ from rankzero.engine.distributed import (
 )
 from rankzero.engine.finish import copy_report, finish, finished_report
 from rankzero.engine.goodput import Ledger
+from rankzero.engine.hooks import Hooks
 from rankzero.engine.inputs import Inputs, read_inputs
 from rankzero.engine.metrics import MetricsLog
+from rankzero.engine.pace import Pace
 from rankzero.engine.resume import (
     Differences,
     check_same_run,
@@ -43,18 +46,22 @@ from rankzero.engine.resume import (
     refuse_different_weights,
     refuse_foreign_directory,
 )
+from rankzero.engine.saving import Saver
 from rankzero.engine.setup import Session, build_session, collect_environment
-from rankzero.engine.signals import stop_on_signals
-from rankzero.engine.train import Surroundings, train
+from rankzero.engine.signals import Activity, Tell, stop_on_signals
+from rankzero.engine.train import RunContext, train
 from rankzero.errors import INTERRUPTED, ExitCode, PeerLostError, RankzeroError, StorageError
 from rankzero.model.load import quiet_libraries
 from rankzero.redaction import Redactor
 from rankzero.run_dir.atomic import put_back_displaced, remove_stale, write_json, write_text
 from rankzero.run_dir.handover import (
+    BEAT_FILE_VARIABLE,
     ERROR_FILE_VARIABLE,
     PARENT_VARIABLE,
     STACK_FILE_VARIABLE,
+    Beat,
     read_payload,
+    write_beat,
     write_error,
 )
 from rankzero.run_dir.lease import Lease
@@ -65,17 +72,19 @@ from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.schedule import make_schedule
 from rankzero.spec.shardings import sharding_section
 from rankzero.track.protocol import TrackedRun, open_trackers
+from rankzero.wording import counted
 
 
-def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
-    """Train, or continue, or find finished, one run as one of its processes. Returns the report.
+def run(spec: RunSpec, options: RunOptions, hooks: Hooks | None = None) -> dict[str, Any]:
+    """Train, or continue, or find finished, one run as one of its processes. Returns the report. `hooks` hear of its
+    steps.
 
     Raises a RankzeroError; StoppedError where a signal ended it after saving.
     """
     ledger = Ledger()
     world = world_from_env(dict(os.environ))
     quiet_libraries()
-    with stop_on_signals(logger.warning) as stop, ExitStack() as stack:
+    with beats() as tell, stop_on_signals(logger.warning, tell) as stop, ExitStack() as stack:
         console = RunConsole(speaks=world.is_main, level=options.log_level)
         stack.callback(console.close)
         stack.enter_context(results_alone_on_stdout())
@@ -93,13 +102,11 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
         refuse_foreign_directory(run_dir, spec, options)
         lease = Lease(run_dir.root) if world.is_main else None
         if lease is not None and run_dir.root.exists():
-            lease.acquire()
-            let_go(stack, lease.release)
+            hold(lease, stack)
         inputs = read_inputs(spec, world, ledger)
         environment = collect_environment(device, dtype, world)
         if lease is not None and not run_dir.root.exists():
-            lease.acquire()
-            let_go(stack, lease.release)
+            hold(lease, stack)
         logger.info("[DDP] %s on %s", place_of(world), device.describe())
         with ledger.phase("rendezvous"):
             stack.enter_context(process_group(world, device, dict(os.environ)))
@@ -115,39 +122,69 @@ def run(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
         claim_directory(run_dir, spec, environment, world, console)
         if world.is_main:
             set_aside(run_dir, found)
-        if world.is_main and deepspeed is not None:
-            write_json(run_dir.root / "deepspeed.json", deepspeed)
+            if deepspeed is not None:
+                write_json(run_dir.root / "deepspeed.json", deepspeed)
         session = build_session(spec, inputs, world, device, dtype, ledger)
-        layout = layout_of(session, spec, environment)
-        position = restore(run_dir, saved, session, spec, layout, world, ledger)
+        meta |= {"layout": layout_of(session, spec, environment)}
+        position = restore(run_dir, saved, session, spec, meta["layout"], world, ledger)
         metrics = open_metrics(run_dir, spec, position) if world.is_main else None
         if metrics is not None:
             let_go(stack, metrics.close)
-        around = Surroundings(
+        keep, step = spec.checkpoint.keep, position.step
+        saver = stack.enter_context(Saver(run_dir, lease, session.parallel, world, meta=meta, keep=keep, step=step))
+        context = RunContext(
             spec=spec,
             options=options,
             world=world,
             console=console,
             run_dir=run_dir,
-            lease=lease,
+            saver=saver,
             metrics=metrics,
             stop=stop,
             ledger=ledger,
-            manifest_meta={**meta, "layout": layout},
+            pace=open_pace(session, world),
+            manifest_meta=meta,
+            hooks=hooks or Hooks(),
         )
         log_plan(session, inputs, world)
         try:
-            position = train(session, around, position)
+            position = train(session, context, position)
         except torch.OutOfMemoryError as error:
             raise out_of_memory(session, spec, world, device) from error
         measured = {
             "time_to_first_step_seconds": ledger.time_to_first_step,
             "peak_memory_bytes": max(gather_objects(peak_memory(device))),
+            "stragglers": context.pace.report() if context.pace is not None else [],
         }
-        report = finish(session, around, inputs, position, environment, measured)
+        report = finish(session, context, inputs, position, environment, measured)
         if world.is_main:
             copy_report(report, options.report_json)
         return report
+
+
+def hold(lease: Lease, stack: ExitStack) -> None:
+    """Take the run directory until the run is over. Raises StorageError."""
+    lease.acquire()
+    let_go(stack, lease.release)
+
+
+@contextmanager
+def beats() -> Iterator[Tell | None]:
+    """Tells the launcher what the loop does, where it wants to know."""
+    path = os.environ.get(BEAT_FILE_VARIABLE)
+    if path is None:
+        yield None
+        return
+    begun = 0
+    with open(path, "wb", buffering=0) as file:
+
+        def tell(activity: Activity, step: int) -> None:
+            nonlocal begun
+            begun += activity == "step"
+            with suppress(OSError):  # of a full /tmp: the run goes on unwatched
+                write_beat(file.fileno(), Beat(activity, step, begun))
+
+        yield tell
 
 
 def let_go(stack: ExitStack, release: Callable[[], None]) -> None:
@@ -281,6 +318,13 @@ def open_metrics(run_dir: RunDir, spec: RunSpec, position: Position) -> MetricsL
     return MetricsLog(run_dir, resume_step=whole, trackers=trackers)
 
 
+def open_pace(session: Session, world: World) -> Pace | None:
+    """What compares the ranks, on the main one; None where there is nothing to compare. A collective."""
+    hosts = gather_objects(socket.gethostname())
+    alone = world.world_size == 1 or sharding_section(session.parallel.name).divides
+    return Pace(hosts) if world.is_main and not alone else None
+
+
 def total_steps(inputs: Inputs, spec: RunSpec) -> int:
     """Steps of the whole run."""
     return make_schedule(len(inputs.train), spec.train).total_steps
@@ -290,9 +334,11 @@ def log_plan(session: Session, inputs: Inputs, world: World) -> None:
     """Say what is about to happen."""
     schedule = session.schedule
     logger.info(
-        "[DATA] %d rows, %d steps an epoch, %d steps in all, %d process%s",
-        *(len(inputs.train), schedule.steps_per_epoch, schedule.total_steps, world.world_size),
-        "" if world.world_size == 1 else "es",
+        "[DATA] %d rows, %d steps an epoch, %d steps in all, %s",
+        len(inputs.train),
+        schedule.steps_per_epoch,
+        schedule.total_steps,
+        counted(world.world_size, "process", "processes"),
     )
     logger.debug(
         "[DATA] rows of a step are a function of (seed, epoch, step); passes of up to %d tokens",
@@ -318,7 +364,7 @@ def main() -> None:
     except KeyboardInterrupt:  # before the run listens itself
         sys.exit(INTERRUPTED)
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # the outcome is decided; the interpreter takes a moment to end
     if os.environ.get("RANK", "0") == "0":
         print_result(json.dumps(report))
@@ -339,6 +385,7 @@ def hand_over(error: Exception) -> int:
 
 def tell_where_on_request() -> None:
     """On SIGUSR1 write the stacks of all threads, also from within a call that never returns."""
+    faulthandler.enable()  # of a crash in C, the place on standard error
     path = os.environ.get(STACK_FILE_VARIABLE)
     if path is not None:
         faulthandler.register(signal.SIGUSR1, file=open(path, "w"), all_threads=True)  # noqa: SIM115 - open till the end

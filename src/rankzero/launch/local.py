@@ -1,68 +1,152 @@
-"""Several processes of one run on this machine: start, watch, stop, and one exit code. Knows nothing of training.
+"""Several processes of one run on this machine: start, watch, stop, start again, one exit code. Knows no training.
 
 The grace period is ours: a stop request goes to every worker, and they get GRACE_SECONDS to save before being killed.
-A worker that dies takes its peers along, since they would wait for it for ever; and workers die with this process.
+A worker that dies takes its peers along, since they would wait for it for ever; and workers die with this process. A
+start that failed in a way that trying again may cure is followed by another one, which continues from the newest
+checkpoint. Pods have `launch/node` instead, where the platform does that.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
-from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, signals_to, started
+from rankzero.errors import Problem, RankzeroError
+from rankzero.launch.hang import HangWatch
+from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, signals_to, started, stop_signals
+from rankzero.launch.restarts import Restarts, may_be_cured
+from rankzero.redaction import Redactor
+from rankzero.run_dir.atomic import storage_errors
 from rankzero.run_dir.handover import RENDEZVOUS_VARIABLE, write_payload
+from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 
 GRACE_SECONDS = 170.0
+PAUSE_SECONDS = (1.0, 10.0, 30.0)
+"""Before a restart: the longer, the more of them have brought nothing new."""
 
 
-def run_processes(spec: RunSpec, options: RunOptions, nproc: int, env: Mapping[str, str]) -> str:
-    """Run `nproc` workers to their end. Returns rank 0's report as JSON; raises the first failing worker's error.
+def run_processes(
+    spec: RunSpec, options: RunOptions, nproc: int, env: Mapping[str, str], *, max_restarts: int = 0
+) -> str:
+    """Run `nproc` workers to their end, starting them again up to `max_restarts` times.
+
+    Returns rank 0's report as JSON; raises the error of the worker that failed first in the last start.
 
     Raises KeyboardInterrupt where a second Ctrl-C ended them: they have said what it cost.
     """
-    at = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="rankzero-") as name:
-        directory = Path(name)
-        payload = write_payload(directory, spec, options)
-        meeting = {RENDEZVOUS_VARIABLE: (directory / "rendezvous").as_uri()}
-        if "GLOO_SOCKET_IFNAME" not in env and Path("/sys/class/net/lo").exists():
-            meeting["GLOO_SOCKET_IFNAME"] = "lo"  # one machine: independent of its name being resolvable
-
-        def stderr(local: int) -> IO[bytes] | None:
-            return None if local == 0 else (directory / f"stderr-{local}").open("wb")
-
-        ranks = Ranks(first=0, count=nproc, world_size=nproc)
-        with started(directory, ranks, payload, {**env, **meeting}, at, stderr) as workers:
-            _watch(workers)
-            if workers.interrupted:
-                raise KeyboardInterrupt
-            failure = workers.failure()
-            if failure is not None:
-                raise failure
-            return workers.report()
+    local = _Local(spec, options, nproc, env, Restarts(max_restarts))
+    while True:
+        try:
+            return local.start()
+        except RankzeroError as failure:
+            local.again_after(failure)
 
 
-def _watch(workers: Workers) -> None:
-    """Wait for all, or until the rest has to be killed."""
-    stop_at: float | None = None
+class _Local:
+    """The starts of one command."""
 
-    def forward(number: int) -> None:
-        nonlocal stop_at
-        stop_at = stop_at or time.monotonic()
-        workers.signal(number)
+    def __init__(
+        self, spec: RunSpec, options: RunOptions, nproc: int, env: Mapping[str, str], restarts: Restarts
+    ) -> None:
+        self._spec, self._options, self._env = spec, options, env
+        self._ranks = Ranks(first=0, count=nproc, world_size=nproc)
+        self._restarts = restarts
+        self._run_dir = RunDir(Path(spec.output_dir) / str(spec.name))
+        self._redact = Redactor(os.environ)
+        self._stop_at: float | None = None
 
-    with signals_to(forward, (signal.SIGTERM, signal.SIGINT)):
-        while workers.running():
-            overdue = stop_at is not None and time.monotonic() - stop_at > GRACE_SECONDS
-            if overdue:
-                workers.kill()
-            elif workers.peers_are_late(GRACE_SECONDS):
-                workers.end_late_peers()
-            workers.end_where_suspended(all_of_them=False)
-            time.sleep(POLL_SECONDS)
+    def start(self) -> str:
+        """One start of the workers, to its end."""
+        at = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="rankzero-") as name:
+            directory = Path(name)
+            payload = write_payload(directory, self._spec, self._options)
+            meeting = {RENDEZVOUS_VARIABLE: (directory / "rendezvous").as_uri()}
+            if "GLOO_SOCKET_IFNAME" not in self._env and Path("/sys/class/net/lo").exists():
+                meeting["GLOO_SOCKET_IFNAME"] = "lo"  # one machine: independent of its name being resolvable
+
+            def stderr(local: int) -> IO[bytes] | None:
+                return None if local == 0 else (directory / f"stderr-{local}").open("wb")
+
+            with started(directory, self._ranks, payload, {**self._env, **meeting}, at, stderr) as workers:
+                self._watch(workers)
+                if workers.interrupted:
+                    raise KeyboardInterrupt
+                if (failure := workers.failure()) is not None:
+                    raise failure
+                return workers.report()
+
+    def again_after(self, failure: RankzeroError) -> None:
+        """Return when the workers are to start again; raise the failure where they are not."""
+        if self._stop_at is not None or not may_be_cured(failure):
+            raise failure
+        saved = next(iter(self._run_dir.committed_steps()), None)
+        if refused := self._restarts.refused(saved):
+            if self._restarts.made:
+                raise _given_up(failure, refused)
+            raise failure
+        self._restarts.make(saved)
+        self._record(failure, saved)
+        where = f"step {saved}" if saved is not None else "the beginning"
+        self._say(f"[RESTART] {failure.problems[0]}")
+        self._say(f"[RESTART] {self._restarts.made} of {self._restarts.most}: starting again from {where}")
+        time.sleep(PAUSE_SECONDS[min(self._restarts.idle, len(PAUSE_SECONDS)) - 1])
+
+    def _watch(self, workers: Workers) -> None:
+        """Wait for all, or until the rest has to be killed."""
+
+        def forward(number: int) -> None:
+            self._stop_at = self._stop_at or time.monotonic()
+            # A terminal that is closed takes this process alone along: to the workers it is a wish to stop.
+            workers.signal(signal.SIGTERM if number == signal.SIGHUP else number)
+
+        compiled = self._spec.train.torch_compile
+        hang = HangWatch(workers, self._run_dir, self._say, compiled=compiled, alone=True, attended=True)
+        with signals_to(forward, stop_signals()):
+            while workers.running():
+                overdue = self._stop_at is not None and time.monotonic() - self._stop_at > GRACE_SECONDS
+                if overdue:
+                    workers.kill()
+                elif workers.peers_are_late(GRACE_SECONDS):
+                    workers.end_late_peers()
+                hang.look(end=self._restarts.most > 0)
+                time.sleep(POLL_SECONDS)
+
+    def _record(self, failure: RankzeroError, saved: int | None) -> None:
+        """Also in the run directory: who comes back days later finds why."""
+        problem = failure.problems[0]
+        entry = {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "restart": self._restarts.made,
+            "from_step": saved,
+            "exit_code": int(failure.exit_code),
+            "where": self._redact(problem.where),
+            "what": self._redact(problem.what),
+        }
+        if self._run_dir.root.is_dir():
+            with storage_errors(self._run_dir.restarts), self._run_dir.restarts.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+
+    def _say(self, text: str) -> None:
+        sys.stderr.write(self._redact(f"{datetime.now():%H:%M:%S} {text}\n"))
+        sys.stderr.flush()
+
+
+def _given_up(failure: RankzeroError, refused: str) -> RankzeroError:
+    """The last failure, and that there were others before it."""
+    first, *rest = failure.problems
+    hint = f"{refused}; restarts.jsonl in the run directory has what ended each start. {first.hint}".strip()
+    given_up = type(failure)([Problem(first.what, first.where, hint), *rest])
+    for note in getattr(failure, "__notes__", []):
+        given_up.add_note(note)
+    return given_up

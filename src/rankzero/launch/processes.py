@@ -9,6 +9,7 @@ import itertools
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from rankzero import errors
 from rankzero.errors import INTERRUPTED, ExitCode, RankzeroError, ServiceError, StoppedError
 from rankzero.machine import usable_cores
 from rankzero.run_dir.handover import (
+    BEAT_FILE_VARIABLE,
     ERROR_FILE_VARIABLE,
     PARENT_VARIABLE,
     STACK_FILE_VARIABLE,
@@ -36,6 +38,13 @@ SUSPENDED_SECONDS = 30.0
 STACK_SECONDS = 2.0
 """How long a worker may take to write where it is."""
 POLL_SECONDS = 0.05
+
+LAST_WORDS = 2000
+"""Characters of a worker's standard error that are kept for an error."""
+_HOST = socket.gethostname()
+_ABORTED = re.compile(r"(?i)watchdog caught collective operation timeout|nccl operations have failed or timed out")
+"""How NCCL's own thread ends a process whose peer is gone or does not answer: by SIGABRT, with these words."""
+_AGAIN = "the same command continues from the newest checkpoint"
 
 OpenStderr = Callable[[int], IO[bytes] | int | None]
 """Where the standard error of a rank goes, as subprocess takes it."""
@@ -64,6 +73,19 @@ class Workers:
         self._passed_on: set[int] = set()
         self._asked = itertools.count()
 
+    @property
+    def beats(self) -> list[Path]:
+        """Where each says what it is doing."""
+        return [self._directory / f"beat-{local}" for local in range(self._ranks.count)]
+
+    def rank(self, local: int) -> int:
+        """Of all of the run."""
+        return self._ranks.first + local
+
+    def name(self, local: int) -> str:
+        """`rank 3 on gpu-a`."""
+        return f"rank {self.rank(local)} on {_HOST}"
+
     def start(self, payload: Path, env: Mapping[str, str], started: float, open_stderr: OpenStderr) -> None:
         """Start all of them; `env` has the rendezvous."""
         ranks = self._ranks
@@ -75,10 +97,16 @@ class Workers:
                 "LOCAL_WORLD_SIZE": ranks.count,
                 ERROR_FILE_VARIABLE: self._directory / f"error-{local}.json",
                 STACK_FILE_VARIABLE: self._stack(local),
+                BEAT_FILE_VARIABLE: self.beats[local],
                 STARTED_VARIABLE: started,
                 PARENT_VARIABLE: os.getpid(),
             }
-            defaults = {"OMP_NUM_THREADS": str(max(1, usable_cores() // ranks.count))}
+            defaults = {
+                "OMP_NUM_THREADS": str(max(1, usable_cores() // ranks.count)),
+                # NCCL's record of the last collectives: written to the second when something is written to the first.
+                "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(self._directory / "nccl-"),
+                "TORCH_FR_DUMP_TEMP_FILE": str(self._directory / "nccl-trace-rank-"),
+            }
             with (self._directory / f"stdout-{local}").open("wb") as stdout:
                 stderr = open_stderr(local)
                 self.processes.append(
@@ -102,6 +130,11 @@ class Workers:
             self._failed_at = time.monotonic()
         return any(process.poll() is None for process in self.processes)
 
+    @property
+    def failing(self) -> bool:
+        """Whether one has failed, so that the others are about to notice."""
+        return self._first_failed is not None
+
     def peers_are_late(self, grace_seconds: float) -> bool:
         """Whether one failed and the others had their time to notice. A stopped one's peers are still saving; those
         that are suspended never will, and those of an interrupted one need not."""
@@ -116,35 +149,63 @@ class Workers:
     def end_late_peers(self) -> None:
         """End those that are late, after asking them where they are: of peers that waited for one, that one is left."""
         self._late = dict.fromkeys(self._suspended(), ", which is suspended")
-        asked = [local for local, process in enumerate(self.processes) if process.poll() is None]
-        asked = [local for local in asked if self._listens(local) and local not in self._late]
-        for local in asked:
-            self.processes[local].send_signal(signal.SIGUSR1)
-        deadline = time.monotonic() + STACK_SECONDS
-        while not all(_innermost(self._stack(local)) for local in asked) and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-        for local, process in enumerate(self.processes):
-            if process.poll() is None and local not in self._late:
-                place = _innermost(self._stack(local))
-                self._late[local] = f" at {place}" if place else ""
+        for local, place in self.ask_for_stacks().items():
+            self._late.setdefault(local, f" at {place}" if place else "")
         self.kill()
 
-    def end_where_suspended(self, *, all_of_them: bool) -> None:
-        """End all where some have been suspended for long, which the others would wait for until their time limit.
-
-        `all_of_them`: also where none is left to wait here. Without it that is someone's pause.
-        """
+    def ask_for_stacks(self) -> dict[int, str]:
+        """Have all that are alive write where they are. Returns `file:line in function` of each; empty of one that is
+        suspended, or did not answer in time."""
+        alive = [local for local, process in enumerate(self.processes) if process.poll() is None]
         suspended = self._suspended()
+        asked = [local for local in alive if self._listens(local) and local not in suspended]
+        for local in asked:
+            self.processes[local].send_signal(signal.SIGUSR1)
+        self._ask_for_traces(asked)
+        deadline = time.monotonic() + STACK_SECONDS
+        while not all(_innermost(self.stack(local)) for local in asked) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        return {local: _innermost(self.stack(local)) if local in asked else "" for local in alive}
+
+    def stack(self, local: int) -> str:
+        """What a worker has written when it was asked where it is."""
+        path = self._stack(local)
+        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+    def collective_traces(self) -> list[Path]:
+        """What NCCL has recorded, by rank; only kept, never read: it is a pickle."""
+        return sorted(self._directory.glob("nccl-trace-rank-*"))
+
+    def _ask_for_traces(self, asked: list[int]) -> None:
+        for local in asked:
+            pipe = self._directory / f"nccl-{self.rank(local)}.pipe"
+            with suppress(OSError):  # no NCCL in it, or nobody who listens
+                file = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+                os.write(file, b"1")
+                os.close(file)
+
+    def state(self, local: int) -> str:
+        """`pid 12, suspended`, and the like."""
+        process = self.processes[local]
+        alive = process.poll() is None
+        how = "suspended" if _is_suspended(process) else "running" if alive else f"ended with {process.returncode}"
+        return f"pid {process.pid}, {how}"
+
+    def long_suspended(self) -> list[int]:
+        """Those that have been suspended for SUSPENDED_SECONDS, which the others would wait for until their time limit.
+        Looks each time that it is called, so it has to be called now and then."""
         now = time.monotonic()
-        self._suspended_since = {local: self._suspended_since.get(local, now) for local in suspended}
-        if not suspended or (len(suspended) == len(self.processes) and not all_of_them):
-            return
-        long = [local for local, since in self._suspended_since.items() if now - since > SUSPENDED_SECONDS]
-        if long:
-            ranks = ", ".join(str(self._ranks.first + local) for local in long)
-            what = f"process {ranks} was suspended (SIGSTOP) for {SUSPENDED_SECONDS:.0f} s while the others waited"
-            self._ended = ServiceError(what, hint="the same command continues from the newest checkpoint")
-            self.kill()
+        self._suspended_since = {local: self._suspended_since.get(local, now) for local in self._suspended()}
+        return [local for local, since in self._suspended_since.items() if now - since > SUSPENDED_SECONDS]
+
+    def all_suspended(self) -> bool:
+        """Whether nobody is left to wait here."""
+        return len(self._suspended()) == len(self.processes)
+
+    def end(self, error: RankzeroError) -> None:
+        """End all, for this reason."""
+        self._ended = error
+        self.kill()
 
     @property
     def interrupted(self) -> bool:
@@ -204,9 +265,9 @@ class Workers:
 
     def _hung(self) -> RankzeroError:
         """Those that were left when the others had given up waiting."""
-        words = [f"process {self._ranks.first + local}{place}" for local, place in sorted(self._late.items())]
+        words = [f"process {self.rank(local)}{place}" for local, place in sorted(self._late.items())]
         what = f"the other processes waited in vain for {', '.join(words)}"
-        return ServiceError(what, hint="the same command continues from the newest checkpoint")
+        return ServiceError(what, hint=_AGAIN)
 
     def report(self) -> str:
         """Rank 0's report as JSON."""
@@ -214,7 +275,7 @@ class Workers:
 
     def _error_of(self, local: int) -> RankzeroError:
         """A worker's own error, or what its death says."""
-        rank, code = self._ranks.first + local, self.processes[local].returncode
+        rank, code = self.rank(local), self.processes[local].returncode
         error = read_error(self._directory / f"error-{local}.json")
         if error is not None:
             return error
@@ -224,19 +285,27 @@ class Workers:
         if ending in self._passed_on:  # before it could listen, or it was asked twice
             name = signal.Signals(ending).name
             return StoppedError(f"stopped by {name} without saving", hint="give the same command again")
-        stderr = self._directory / f"stderr-{local}"
-        tail = stderr.read_text(encoding="utf-8", errors="replace")[-2000:] if stderr.is_file() else ""
+        tail = self._last_words(local)
+        if code == -signal.SIGABRT and any(_ABORTED.search(self._last_words(one)) for one in range(self._ranks.count)):
+            what = f"process {rank} gave up waiting for another one in a collective\n{tail}".rstrip()
+            return errors.PeerLostError(what, where=self.name(local), hint=_AGAIN)
         if code < 0:
             name = signal.Signals(-code).name
             hint = "the machine may be out of memory: lower train.micro_batch_tokens" if name == "SIGKILL" else ""
-            return RankzeroError(f"process {rank} was killed by {name}\n{tail}".rstrip(), hint=hint)
-        return RankzeroError(f"process {rank} failed with exit code {code}\n{tail}".rstrip())
+            return RankzeroError(
+                f"process {rank} was killed by {name}\n{tail}".rstrip(), where=self.name(local), hint=hint
+            )
+        return RankzeroError(f"process {rank} failed with exit code {code}\n{tail}".rstrip(), where=self.name(local))
+
+    def _last_words(self, local: int) -> str:
+        """The end of what a worker wrote to standard error, where that is kept."""
+        path = self._directory / f"stderr-{local}"
+        return path.read_text(encoding="utf-8", errors="replace")[-LAST_WORDS:] if path.is_file() else ""
 
 
-def _innermost(stack: Path) -> str:
+def _innermost(stack: str) -> str:
     """`file:line in function`, where the main thread of a worker is; empty where it has not said so (yet)."""
-    text = stack.read_text(encoding="utf-8", errors="replace") if stack.is_file() else ""
-    threads = re.findall(r"^(?:Current t|T)hread .*\n((?:  .*\n)+)", text, flags=re.MULTILINE)
+    threads = re.findall(r"^(?:Current t|T)hread .*\n((?:  .*\n)+)", stack, flags=re.MULTILINE)
     frame = re.match(r'  File "(.*)", line (\d+) in (.*)\n', threads[-1]) if threads else None
     return f"{frame[1]}:{frame[2]} in {frame[3]}" if frame else ""
 
@@ -263,6 +332,12 @@ def started(
         yield workers
     finally:
         workers.kill()
+
+
+def stop_signals() -> list[int]:
+    """What asks this process to stop. A SIGHUP that is ignored already, as under nohup, does not."""
+    hung_up = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGTERM, signal.SIGINT, *hung_up]
 
 
 @contextmanager

@@ -49,7 +49,11 @@ class _Host:
             return tensor
         storage = tensor.untyped_storage()
         key = (
-            *(storage.data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype),
+            storage.data_ptr(),
+            tensor.storage_offset(),
+            tensor.shape,
+            tensor.stride(),
+            tensor.dtype,
             tensor._version,
         )
         known = self._moved.get(key)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import (
@@ -20,8 +20,7 @@ from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_availa
 
 from rankzero.errors import ConfigError, Problem
 from rankzero.model import dropout_attention, varlen
-from rankzero.model.load import ModelKind, kind_of
-from rankzero.spec.run_spec import RunSpec
+from rankzero.model.load import ModelKind
 
 _log = logging.getLogger("rankzero.model")
 
@@ -84,16 +83,17 @@ class _Case:
         return self.model is None or bool(getattr(self.model, flag, False))
 
 
-def choose_attention(spec: RunSpec, config: Any, device_kind: str, dtype: torch.dtype) -> Attention:
-    """Resolve model.attention and train.padding_free for a model that computes in `dtype` on `device_kind`.
+def choose_attention(
+    kind: ModelKind, config: Any, device_kind: str, dtype: torch.dtype, *, wanted: str, free: Literal["auto"] | bool
+) -> Attention:
+    """Resolve model.attention (`wanted`) and train.padding_free (`free`) for a model that computes in `dtype` on
+    `device_kind`.
 
     Raises ConfigError with everything that was asked for and cannot be had.
     """
-    kind = kind_of(config, spec.task_section.uses)
     found = _CLASSES[kind].get(type(config), None)
     case = _Case(kind, config, found[0] if isinstance(found, tuple) else found, device_kind, dtype)
     together = _cannot_lie_end_to_end(case)
-    wanted, free = spec.model.attention, spec.train.padding_free
     problems = [*_asked_for(case, wanted), *_padding_free_asked_for(together, wanted, free)]
     if problems:
         raise ConfigError(problems)

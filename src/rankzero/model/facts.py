@@ -13,10 +13,10 @@ import torch
 from peft import PeftModel
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 
-from rankzero.model.blocks import blocks
 from rankzero.model.lora import parameter_counts
-from rankzero.model.parts import inside, part_finder
-from rankzero.spec.run_spec import RunSpec
+from rankzero.model.parts import blocks, inside, part_finder
+from rankzero.spec.run_spec import Quantization
+from rankzero.spec.tasks import ModelUse
 
 PACKED_BYTES = {"none": 0.0, "nf4": 1 / 2 + 1 / 64 + 4 / (64 * 256), "fp8": 1 + 4 / 128**2}
 """Bytes of a packed weight. nf4: 4 bits, an 8-bit scale for 64 weights, a float32 for 256 scales. fp8: 8 bits, a
@@ -87,14 +87,16 @@ class ModelFacts:
         return self.trained_bytes > self.trainable * self.compute_bytes
 
 
-def model_facts(spec: RunSpec, config: Any, shape: Any, dtype: torch.dtype) -> ModelFacts:
-    """Facts of `shape`, the model without memory and not quantised, which computes in `dtype`."""
+def model_facts(
+    shape: Any, config: Any, dtype: torch.dtype, *, quantization: Quantization, use: ModelUse
+) -> ModelFacts:
+    """Facts of `shape`, the model without memory and not yet quantised, which computes in `dtype`."""
     base = shape.get_base_model() if isinstance(shape, PeftModel) else shape
     adapters, compute = base is not shape, dtype.itemsize
     names = [name for name, _ in blocks(base)]
     part_of = part_finder(base)
     text_names = [name for name in names if part_of(name) in ("language", "experts")]
-    packed_bytes = PACKED_BYTES[spec.model.quantization]
+    packed_bytes = PACKED_BYTES[quantization]
     sizes: dict[str, int] = dict.fromkeys(names, 0)
     frozen = trained = root = unpacked = 0
     for name, parameter in base.named_parameters():
@@ -132,7 +134,7 @@ def model_facts(spec: RunSpec, config: Any, shape: Any, dtype: torch.dtype) -> M
         text=_text_blocks(config.get_text_config(), base, text_names, compute),
         tower=_tower_blocks(tower, base, tower_names, compute) if tower and _is_trained(base, tower_names) else None,
         patches=_patches(config) if tower else 1,
-        logits=0 if spec.task_section.uses == "classifies" else config.get_text_config().vocab_size,
+        logits=0 if use == "classifies" else config.get_text_config().vocab_size,
         eager=getattr(base.config, "_attn_implementation", None) == "eager",
     )
 

@@ -20,7 +20,7 @@ from rankzero.model.load import kind_of, load_config, load_model, load_tokenizer
 from rankzero.model.lora import load_adapter
 from rankzero.model.source import locate
 from rankzero.model.vision import Vision, load_vision
-from rankzero.spec.run_spec import RunSpec
+from rankzero.run_dir.result import Result
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -38,22 +38,26 @@ class Speaker:
     """What the chat template is given besides the turns."""
 
 
-def load_speaker(spec: RunSpec, adapter: Path | None, dtype: torch.dtype, device: torch.device) -> Speaker:
-    """The model of `spec`, with an adapter on top where given. Raises ConfigError, AccessError, ServiceError."""
-    source = locate(spec.model)
-    tokenizer = load_tokenizer(source, spec.model, spec.data.chat_template)
-    config = load_config(source, spec.model)
+def load_speaker(result: Result, dtype: torch.dtype, device: torch.device) -> Speaker:
+    """The model, with its adapter on top where it has one. Raises ConfigError, AccessError, ServiceError."""
+    spec = result.model
+    source = locate(spec)
+    tokenizer = load_tokenizer(source, spec, result.chat_template)
+    config = load_config(source, spec)
     if any(kind.endswith("ForSequenceClassification") for kind in config.architectures or ()):
-        hint = f"use `rankzero predict {spec.model.name} --text …`"
-        raise ConfigError(f"{spec.model.name} puts texts into classes; it writes none", where="model", hint=hint)
-    vision = load_vision(source, spec, tokenizer) if kind_of(config, spec.task_section.uses) == "vision" else None
+        hint = f"use `rankzero predict {spec.name} --text …`"
+        raise ConfigError(f"{spec.name} puts texts into classes; it writes none", where="model", hint=hint)
+    vision = None
+    if kind_of(config, "writes") == "vision":
+        limit, template = result.image_max_tokens, result.chat_template
+        vision = load_vision(source, spec, tokenizer, max_tokens=limit, chat_template=template)
     model = load_model(source, spec, config, dtype, device=device)
-    if adapter is not None:
-        model = load_adapter(model, adapter)
-    if spec.model.quantization == "none":
+    if result.adapter is not None:
+        model = load_adapter(model, result.adapter)
+    if spec.quantization == "none":
         model.to(device)
     model.eval()
-    return Speaker(model, tokenizer, vision, spec.data.chat_template_kwargs)
+    return Speaker(model, tokenizer, vision, result.chat_template_kwargs)
 
 
 def answer(

@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ from rankzero.errors import ConfigError
 from rankzero.model.parts import after_encoder
 from rankzero.model.quantize import forget_packing, keep_layout, quantization_config
 from rankzero.model.source import ModelSource
-from rankzero.spec.run_spec import ModelSpec, RunSpec
+from rankzero.spec.run_spec import ModelSpec
 from rankzero.spec.tasks import ModelUse
 from rankzero.wording import first_line
 
@@ -36,6 +37,19 @@ _CLASSES = {
     "vision": AutoModelForImageTextToText,
     "classifier": AutoModelForSequenceClassification,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class ClassHead:
+    """What a classifier has besides its encoder."""
+
+    labels: tuple[str, ...] | None = None
+    """The classes by number; None: those of the model's own config."""
+    pad_token_id: int | None = None
+    """What fills rows up, by which the model finds a row's end; None: what its config says."""
+    seed: int = 0
+    """What decides the weights of a head that is not in the files, or there for another number of classes: those rows
+    stand for other classes and cannot be kept."""
 
 
 def quiet_libraries() -> None:
@@ -119,38 +133,35 @@ def _has_class(config: Any, kind: ModelKind) -> bool:
 
 def load_model(
     source: ModelSource,
-    spec: RunSpec,
+    spec: ModelSpec,
     config: Any,
     dtype: torch.dtype,
     *,
     device: torch.device | None = None,
     attention: str | None = None,
-    labels: tuple[str, ...] | None = None,
-    pad_token_id: int | None = None,
+    head: ClassHead | None = None,
 ) -> Any:
     """The model in `dtype` with its cache switched off: on the CPU, or on `device` where its weights are quantised.
 
-    `attention` is transformers' name of an attention implementation, None for its own choice. `labels` and
-    `pad_token_id` are written into the config of a classifier. Its head is drawn from train.seed alone where the
-    checkpoint has none, or one for another number of classes: those rows stand for other classes and cannot be kept.
-    Raises ConfigError.
+    `attention` is transformers' name of an attention implementation, None for its own choice. With a `head` it is a
+    classifier, without one a model that writes. Raises ConfigError.
     """
-    kind = kind_of(config, spec.task_section.uses)
-    config = _own_config(config, kind, labels, pad_token_id)
-    quantised = quantization_config(spec.model, config, dtype, device)
+    kind = _kind(config, head)
+    config = _own_config(config, head)
+    quantised = quantization_config(spec, config, dtype, device)
     try:
-        with drawn_from(spec.train.seed, device):
+        with drawn_from(0 if head is None else head.seed, device):
             model, report = _CLASSES[kind].from_pretrained(
                 str(source.weights),
                 config=config,
                 dtype=dtype,
                 attn_implementation=attention,
-                trust_remote_code=spec.model.trust_remote_code,
-                use_safetensors=None if spec.model.trust_pickle else True,
+                trust_remote_code=spec.trust_remote_code,
+                use_safetensors=None if spec.trust_pickle else True,
                 local_files_only=True,
                 ignore_mismatched_sizes=kind == "classifier",
                 quantization_config=quantised,
-                device_map=None if spec.model.quantization == "none" else {"": device or torch.device("cpu")},
+                device_map=None if spec.quantization == "none" else {"": device or torch.device("cpu")},
                 output_loading_info=True,
             )
     except ImportError as error:
@@ -168,24 +179,18 @@ def load_model(
 
 
 def empty_model(
-    spec: RunSpec,
-    config: Any,
-    dtype: torch.dtype,
-    *,
-    attention: str | None = None,
-    labels: tuple[str, ...] | None = None,
-    pad_token_id: int | None = None,
+    spec: ModelSpec, config: Any, dtype: torch.dtype, *, attention: str | None = None, head: ClassHead | None = None
 ) -> Any:
     """The same module tree in the same precision without memory: to check names, to count, to receive weights.
 
     Weights that loading would quantise are not quantised here. Raises ConfigError.
     """
-    kind = kind_of(config, spec.task_section.uses)
-    config = _own_config(config, kind, labels, pad_token_id)
+    kind = _kind(config, head)
+    config = _own_config(config, head)
     forget_packing(config)
     with torch.device("meta"):
         model = _CLASSES[kind].from_config(
-            config, dtype=dtype, attn_implementation=attention, trust_remote_code=spec.model.trust_remote_code
+            config, dtype=dtype, attn_implementation=attention, trust_remote_code=spec.trust_remote_code
         )
     kept = model._get_dtype_plan(dtype)  # what an architecture keeps in float32, as loading does
     for name, parameter in model.named_parameters():
@@ -195,9 +200,15 @@ def empty_model(
     return model
 
 
-def meta_model(config: Any, spec: RunSpec) -> Any:
+def meta_model(config: Any, spec: ModelSpec, use: ModelUse) -> Any:
     """An `empty_model` whose precision and classes do not matter: to check names before anything is read."""
-    return empty_model(spec, config, torch.float32)
+    return empty_model(spec, config, torch.float32, head=ClassHead() if use == "classifies" else None)
+
+
+def padding_id(tokenizer: Any, config: Any) -> int:
+    """What fills rows up where the model looks for the end of a row by it; any id serves where none is set."""
+    ids = (tokenizer.pad_token_id, config.get_text_config().pad_token_id, tokenizer.eos_token_id)
+    return next((number for number in ids if isinstance(number, int)), 0)
 
 
 def stop_token_ids(model: Any, tokenizer: Any) -> list[int]:
@@ -218,15 +229,19 @@ def drawn_from(seed: int, device: torch.device | None = None) -> Iterator[None]:
         yield
 
 
-def _own_config(config: Any, kind: ModelKind, labels: tuple[str, ...] | None, pad_token_id: int | None) -> Any:
+def _kind(config: Any, head: ClassHead | None) -> ModelKind:
+    return kind_of(config, "writes" if head is None else "classifies")
+
+
+def _own_config(config: Any, head: ClassHead | None) -> Any:
     """A copy that the model may change; a classifier's has the classes, and the id that it finds a row's end by."""
     config = copy.deepcopy(config)
-    if kind == "classifier":
-        if labels is not None:
-            config.id2label = dict(enumerate(labels))
-            config.label2id = {label: number for number, label in enumerate(labels)}
-        if pad_token_id is not None:
-            config.get_text_config().pad_token_id = pad_token_id
+    if head is not None:
+        if head.labels is not None:
+            config.id2label = dict(enumerate(head.labels))
+            config.label2id = {label: number for number, label in enumerate(head.labels)}
+        if head.pad_token_id is not None:
+            config.get_text_config().pad_token_id = head.pad_token_id
         config.problem_type = "single_label_classification"
     return config
 

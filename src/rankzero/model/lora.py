@@ -1,45 +1,55 @@
-"""Low-rank adapters through peft: applying them, and counting what is trained. Knows nothing of files or training."""
+"""Low-rank adapters through peft: applying them, also to packed weights, and counting what is trained. Knows nothing of
+training."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora.layer import ParamWrapper
 from peft.utils.constants import DUMMY_TARGET_MODULES
 from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+from torch.nn.utils import parametrize
 from transformers.pytorch_utils import Conv1D
 
 from rankzero.errors import ConfigError, Problem
 from rankzero.model.load import drawn_from
-from rankzero.model.low_bits import outlined
-from rankzero.model.packed_adapters import over_packed_tensors
+from rankzero.model.low_bits import is_held, outlined, tensor_outline
 from rankzero.model.quantize import is_quantised, prepare_quantized
 from rankzero.model.targets import Targets, adapted_tensor_problems, shortest, target_modules
-from rankzero.spec.run_spec import LoraSpec, RunSpec
+from rankzero.spec.run_spec import LoraSpec, Parts
+from rankzero.spec.tasks import ModelUse
 from rankzero.wording import first_line
 
+CLASSIFIER = "SEQ_CLS"
+"""peft's word for an adapter of a classifier."""
 ADDED_BY_PEFT = ("classifier", "score")
 """What peft itself adds to `modules_to_save` of a classifier."""
 
 
-def apply_lora(model: Any, spec: RunSpec, *, base_name: str) -> Any:
-    """Freeze the model and add adapters in float32, initialised from train.seed alone: the same on every rank.
+def apply_lora(
+    model: Any, lora: LoraSpec, *, parts: Parts, use: ModelUse, seed: int, packed: bool, base_name: str
+) -> Any:
+    """Freeze the model and add adapters in float32, initialised from `seed` alone: the same on every rank.
 
-    Works on quantised models and on models without memory; those get adapters without memory. `base_name` is written
-    into the adapter as the model that it belongs to. Raises ConfigError.
+    Works on packed models and on models without memory; those get adapters without memory. `packed` says what a run
+    computes with, also of a model without memory, which never is. `base_name` is written into the adapter as the model
+    that it belongs to. Raises ConfigError.
     """
-    targets = target_modules(spec, model)
-    config = lora_config(spec, model, targets, base_name)
+    targets = target_modules(lora, parts, model, use)
+    config = lora_config(lora, model, targets, use=use, packed=packed, base_name=base_name)
     if is_quantised(model):
         prepare_quantized(model)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     model.name_or_path = base_name  # peft writes this name, not the config's, into the adapter
-    with drawn_from(spec.train.seed), outlined(model):
+    with drawn_from(seed), outlined(model):
         adapted = get_peft_model(model, config)
     over_packed_tensors(adapted)
     for parameter in adapted.parameters():
@@ -60,25 +70,25 @@ def load_adapter(model: Any, directory: Path) -> Any:
     return adapted
 
 
-def lora_config(spec: RunSpec, model: Any, targets: Targets, base_name: str) -> LoraConfig:
+def lora_config(
+    lora: LoraSpec, model: Any, targets: Targets, *, use: ModelUse, packed: bool, base_name: str
+) -> LoraConfig:
     """What peft is told, and what it writes beside the adapter. Raises ConfigError where peft cannot be told it."""
-    if spec.lora is None:
-        raise TypeError("there is no lora section")
     modules = [name for name, _ in model.named_modules()]
     config = LoraConfig(
-        task_type="SEQ_CLS" if spec.task_section.uses == "classifies" else "CAUSAL_LM",
+        task_type=CLASSIFIER if use == "classifies" else "CAUSAL_LM",
         base_model_name_or_path=base_name,
-        r=spec.lora.r,
-        lora_alpha=spec.lora.alpha,
-        lora_dropout=spec.lora.dropout,
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
         target_modules=shortest(targets.modules, set(modules) - set(targets.modules)) or _no_layers(targets),
         target_parameters=list(targets.parameters) or None,
         modules_to_save=_names_to_save(targets, modules) or None,
-        use_dora=spec.lora.use_dora,
-        use_rslora=spec.lora.use_rslora,
+        use_dora=lora.use_dora,
+        use_rslora=lora.use_rslora,
         fan_in_fan_out=any(isinstance(model.get_submodule(name), Conv1D) for name in targets.modules),
     )
-    return _as_peft_reads_it(config, spec, spec.lora, model, targets)
+    return _as_peft_reads_it(config, lora, model, targets, packed=packed)
 
 
 def parameter_counts(model: Any) -> tuple[int, int]:
@@ -103,7 +113,7 @@ def _names_to_save(targets: Targets, modules: list[str]) -> list[str]:
     return [name for name in short if name not in ADDED_BY_PEFT]
 
 
-def _as_peft_reads_it(config: LoraConfig, spec: RunSpec, lora: LoraSpec, model: Any, targets: Targets) -> LoraConfig:
+def _as_peft_reads_it(config: LoraConfig, lora: LoraSpec, model: Any, targets: Targets, *, packed: bool) -> LoraConfig:
     """The config, so written that peft, when it applies or loads it, means what was meant.
 
     For architectures whose experts transformers stores as one tensor, peft takes a layer called `gate_proj` for an
@@ -118,7 +128,7 @@ def _as_peft_reads_it(config: LoraConfig, spec: RunSpec, lora: LoraSpec, model: 
         return config
     layers = f"{', '.join(sorted(mistaken))} of this architecture"
     problems = adapted_tensor_problems(lora, layers)
-    if spec.model.quantization != "none":
+    if packed:
         hint = "name other layers in lora.target_modules, or leave quantization out"
         problems.append(Problem(f"adapters on {layers} cannot lie over packed weights", "lora.target_modules", hint))
     if problems:
@@ -134,3 +144,46 @@ def _shape_before_quantising(model: Any, name: str, parameter: torch.nn.Paramete
     if state is None and name.endswith(".original") and ".parametrizations." in name:
         state = getattr(model.get_submodule(name.rpartition(".")[0])[0], "quant_state", None)
     return None if state is None else tuple(state.shape)
+
+
+def over_packed_tensors(adapted: Any) -> None:
+    """Let every adapter on a packed tensor work as it does on an unpacked one."""
+    for module in adapted.modules():
+        if isinstance(module, ParamWrapper) and is_held(module.get_base_layer(), module.parameter_name):
+            module.__class__ = PackedTensorAdapter
+
+
+class PackedTensorAdapter(ParamWrapper):  # type: ignore[misc]
+    """peft's adapter on a tensor, over a packed one.
+
+    Where a tensor is parametrised already, peft 0.21 leaves its own parametrisation behind after each forward pass, so
+    that the adapter counts double in the second, and looks at the tensor before it adds itself to it, which is what the
+    pass then reads from the cache.
+    """
+
+    def get_param(self) -> torch.Tensor:
+        """A tensor of the shape, precision and place of the unpacked one: more is not asked of it."""
+        return tensor_outline(self.get_base_layer(), self.parameter_name)
+
+    @contextmanager
+    def _activate_lora(self, active_adapters: list[str]) -> Iterator[None]:
+        held = self.get_base_layer().parametrizations[self.parameter_name]
+        deltas = [_Delta(*self.get_delta_factors(name)) for name in active_adapters if name in self.lora_A]
+        held.extend(deltas)
+        try:
+            with parametrize.cached():
+                yield
+        finally:
+            del held[len(held) - len(deltas) :]
+
+
+class _Delta(torch.nn.Module):
+    """Adds scaling * left @ right to a tensor of shape (experts, …, …), in its precision."""
+
+    def __init__(self, left: torch.Tensor, right: torch.Tensor, scaling: float) -> None:
+        super().__init__()
+        self.left, self.right, self.scaling = left, right, scaling
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(weight.device.type, enabled=False):
+            return torch.baddbmm(weight, self.left, self.right, alpha=self.scaling)

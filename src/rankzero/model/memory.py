@@ -24,7 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rankzero.model.facts import Blocks, ModelFacts, model_facts
-from rankzero.spec.run_spec import RunSpec, Sharding
+from rankzero.spec.run_spec import Sharding, TrainSpec
 from rankzero.spec.shardings import sharding_section
 
 __all__ = ["MemoryPlan", "ModelFacts", "choose_sharding", "model_facts", "plan_memory"]
@@ -52,22 +52,23 @@ class MemoryPlan:
     """What is expected to be in use at the highest point of a step."""
 
 
-def choose_sharding(spec: RunSpec, facts: ModelFacts, limit: int, world_size: int) -> Sharding:
-    """`train.sharding`, and for auto ddp where a replica and a row of data.max_length fit in `limit` bytes, else fsdp.
+def choose_sharding(train: TrainSpec, max_length: int, facts: ModelFacts, limit: int, world_size: int) -> Sharding:
+    """`train.sharding`, and for auto ddp where a replica and a row of `max_length` fit in `limit` bytes, else fsdp.
 
     A replica has to fit by recomputing activations at most; adamw_8bit works on whole weights, so it stays with ddp.
     """
-    if spec.train.sharding != "auto":
-        return spec.train.sharding
-    recomputing = spec.train.gradient_checkpointing is not False
-    tokens = _longest(spec, CPU_TOKENS[0] if spec.train.micro_batch_tokens == "auto" else spec.train.micro_batch_tokens)
-    needed = state_bytes(spec, facts, "ddp", 1) + pass_bytes(spec, facts, tokens, recomputing=recomputing)
+    if train.sharding != "auto":
+        return train.sharding
+    recomputing = train.gradient_checkpointing is not False
+    tokens = max(CPU_TOKENS[0] if train.micro_batch_tokens == "auto" else train.micro_batch_tokens, max_length)
+    needed = state_bytes(train, facts, "ddp", 1) + pass_bytes(max_length, facts, tokens, recomputing=recomputing)
     fits = needed <= limit * USABLE
-    return "ddp" if fits or world_size == 1 or spec.train.optimizer == "adamw_8bit" else "fsdp"
+    return "ddp" if fits or world_size == 1 or train.optimizer == "adamw_8bit" else "fsdp"
 
 
 def plan_memory(
-    spec: RunSpec,
+    train: TrainSpec,
+    max_length: int,
     facts: ModelFacts,
     limit: int,
     device_kind: str,
@@ -76,21 +77,22 @@ def plan_memory(
     world_size: int,
     trained_share: float = 1.0,
 ) -> MemoryPlan:
-    """Fill in what the spec leaves to `auto`, for `limit` bytes of memory on the device of each process.
+    """Fill in what `train` leaves to `auto`, for rows of up to `max_length` tokens and `limit` bytes of memory on the
+    device of each process.
 
     `sharding` is a decided one. `trained_share`: the largest share of a row's tokens that are trained, since only those
     have logits. Activations are recomputed where they would not fit on the device, whether or not they are offloaded:
     what travels should be little.
     """
-    held = state_bytes(spec, facts, sharding, world_size, offload=device_kind != "cpu")
-    wanted, choice = spec.train.micro_batch_tokens, spec.train.gradient_checkpointing
+    held = state_bytes(train, facts, sharding, world_size, offload=device_kind != "cpu")
+    wanted, choice = train.micro_batch_tokens, train.gradient_checkpointing
     candidates = GPU_TOKENS if device_kind != "cpu" else CPU_TOKENS
 
     def needed(tokens: int, *, recomputing: bool, offloading: bool) -> float:
         return held + pass_bytes(
-            spec,
+            max_length,
             facts,
-            _longest(spec, tokens),
+            max(tokens, max_length),  # a row that is longer than a pass makes a pass alone
             recomputing=recomputing,
             offloading=offloading and device_kind != "cpu",
             trained_share=trained_share,
@@ -99,7 +101,7 @@ def plan_memory(
     least = candidates[-1] if wanted == "auto" else wanted
     room = limit * USABLE
     recomputing = needed(least, recomputing=False, offloading=False) > room if choice == "auto" else choice
-    offloading = spec.train.activation_offloading
+    offloading = train.activation_offloading
     fitting = (t for t in candidates if needed(t, recomputing=recomputing, offloading=offloading) <= room)
     tokens = next(fitting, least) if wanted == "auto" else wanted
     return MemoryPlan(
@@ -111,18 +113,18 @@ def plan_memory(
 
 
 def state_bytes(
-    spec: RunSpec, facts: ModelFacts, sharding: Sharding, world_size: int, *, offload: bool = True
+    train: TrainSpec, facts: ModelFacts, sharding: Sharding, world_size: int, *, offload: bool = True
 ) -> float:
     """What is on a process's device all through a step: weights, gradients, the optimizer's state.
 
     With what sharding has whole at a time. `offload`: whether train.offload takes anything off the device.
     """
     section = sharding_section(sharding)
-    kept_off = spec.train.offload if offload else "none"
+    kept_off = train.offload if offload else "none"
     weights, gradients, optimizer = (
         float(facts.trained_bytes),
         float(facts.trained_bytes),
-        _optimizer_bytes(spec, facts),
+        _optimizer_bytes(train, facts),
     )
     copies = 0.0
     if section.own_masters and not facts.adapters:
@@ -148,7 +150,7 @@ def state_bytes(
 
 
 def pass_bytes(
-    spec: RunSpec,
+    max_length: int,
     facts: ModelFacts,
     tokens: int,
     *,
@@ -156,11 +158,11 @@ def pass_bytes(
     offloading: bool = False,
     trained_share: float = 1.0,
 ) -> float:
-    """What a forward and backward pass over `tokens` adds, all of them in rows of data.max_length at most.
+    """What a forward and backward pass over `tokens` adds, all of them in rows of `max_length` at most.
 
     `offloading` leaves the activations of two blocks on the device, or the inputs of two.
     """
-    row = min(tokens, spec.data.max_length)
+    row = min(tokens, max_length)
     total = LOGIT_BYTES * facts.logits * tokens * trained_share
     for blocks, share in ((facts.text, 1), (facts.tower, facts.patches)):
         if blocks is None:
@@ -188,11 +190,11 @@ def block_bytes(blocks: Blocks, facts: ModelFacts, row: int) -> float:
     return kept + (blocks.heads * row * (4 + c) if facts.eager else 0)
 
 
-def _optimizer_bytes(spec: RunSpec, facts: ModelFacts) -> float:
-    if spec.train.optimizer == "adamw_8bit":
+def _optimizer_bytes(train: TrainSpec, facts: ModelFacts) -> float:
+    if train.optimizer == "adamw_8bit":
         return facts.trainable * (2 + 2 * 4 / 256)
     in_bfloat16 = facts.trained_bytes < 4 * facts.trainable
-    compensation = facts.trained_bytes if spec.train.master_weights == "kahan" and in_bfloat16 else 0
+    compensation = facts.trained_bytes if train.master_weights == "kahan" and in_bfloat16 else 0
     return 2.0 * facts.trained_bytes + compensation
 
 
@@ -205,8 +207,3 @@ def _whole_bytes(facts: ModelFacts) -> float:
 def _stream_bytes(facts: ModelFacts) -> int:
     """Of one value between blocks: float32 weights make float32 sums."""
     return 4 if facts.float32_masters and not facts.adapters else facts.compute_bytes
-
-
-def _longest(spec: RunSpec, tokens: int) -> int:
-    """A row that is longer than a pass makes a pass alone."""
-    return max(tokens, spec.data.max_length)

@@ -19,15 +19,13 @@ from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 
 from rankzero.errors import ConfigError
 from rankzero.model.files import TOKENIZER_FILES
-from rankzero.model.load import load_config, load_model, load_tokenizer
-from rankzero.model.lora import load_adapter
-from rankzero.model.predict import padding_id
-from rankzero.model.quantize import is_quantised
-from rankzero.model.quantizer import unpack
+from rankzero.model.load import ClassHead, load_config, load_model, load_tokenizer, padding_id
+from rankzero.model.lora import CLASSIFIER, load_adapter
+from rankzero.model.quantize import is_quantised, unpack
 from rankzero.model.source import locate
 from rankzero.model.weights import save_whole
 from rankzero.run_dir.atomic import commit_directory, stage_name, storage_errors
-from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.run_spec import ModelSpec
 
 BaseWeights = Literal["trained", "files"]
 COMPANIONS = (
@@ -50,14 +48,14 @@ class Merged:
 
 
 def merge(
-    spec: RunSpec,
+    spec: ModelSpec,
     adapter: Path,
     output: Path,
     *,
     base_weights: BaseWeights = "trained",
     labels: tuple[str, ...] | None = None,
 ) -> Merged:
-    """Write the model of `spec` with `adapter` added to its weights to `output`, whole or not at all.
+    """Write the model `spec` with `adapter` added to its weights to `output`, whole or not at all.
 
     `labels` are the classes of a classifier by number. Raises ConfigError, AccessError, ServiceError, StorageError.
     """
@@ -68,14 +66,14 @@ def merge(
         hint = "use the tool that made it"
         raise ConfigError(f"{settings.peft_type} adapters cannot be merged", where=str(adapter), hint=hint)
     if base_weights == "files":
-        spec = spec.model_copy(update={"model": spec.model.model_copy(update={"quantization": "none"})})
-    source = locate(spec.model)
-    config = load_config(source, spec.model)
+        spec = spec.model_copy(update={"quantization": "none"})
+    source = locate(spec)
+    config = load_config(source, spec)
     dtype = getattr(torch, str(config.dtype or "float32").removeprefix("torch."))
-    pad = None
-    if spec.task_section.uses == "classifies":
-        pad = padding_id(load_tokenizer(source, spec.model, None), config)
-    model = load_model(source, spec, config, dtype, labels=labels, pad_token_id=pad)
+    head = None
+    if settings.task_type == CLASSIFIER:
+        head = ClassHead(labels, padding_id(load_tokenizer(source, spec, None), config))
+    model = load_model(source, spec, config, dtype, head=head)
     if is_quantised(model):
         unpack(model)
     adapted = load_adapter(model, adapter)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,11 +12,11 @@ from rankzero.data.tokens.chat import Rendered, TokenRules
 from rankzero.data.tokens.row_tokens import Encoder
 from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.errors import ConfigError
-from rankzero.model.load import load_config, load_model, load_tokenizer
+from rankzero.model.load import ClassHead, load_config, load_model, load_tokenizer, padding_id
 from rankzero.model.lora import load_adapter
-from rankzero.model.positions import position_limit
+from rankzero.model.parts import position_limit
 from rankzero.model.source import locate
-from rankzero.spec.run_spec import RunSpec
+from rankzero.run_dir.result import Result
 
 _WINDOW = 1024
 """Texts that are sorted by length together, so that those of like length share a pass."""
@@ -43,33 +42,28 @@ class Classifier:
     pad_token_id: int
 
 
-def load_classifier(
-    spec: RunSpec,
-    adapter: Path | None,
-    labels: tuple[str, ...] | None,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Classifier:
-    """The model of `spec`, with an adapter on top where given. `labels` are an adapter's classes by number; without,
-    the model's own config names them. Raises ConfigError, AccessError, ServiceError.
+def load_classifier(result: Result, dtype: torch.dtype, device: torch.device) -> Classifier:
+    """The model, with its adapter on top where it has one. Where there is none, the model's own config names the
+    classes. Raises ConfigError, AccessError, ServiceError.
     """
-    source = locate(spec.model)
-    tokenizer = load_tokenizer(source, spec.model, None)
-    config = load_config(source, spec.model)
+    spec, adapter, labels = result.model, result.adapter, result.labels
+    source = locate(spec)
+    tokenizer = load_tokenizer(source, spec, None)
+    config = load_config(source, spec)
     if adapter is None:
-        _require_trained_head(config, spec.model.name)
+        _require_trained_head(config, spec.name)
         labels = tuple(str(config.id2label[number]) for number in range(config.num_labels))
     elif labels is None:
         what = "the adapter does not say which classes it was trained on"
         raise ConfigError(what, where=str(adapter), hint="name the run directory that it belongs to")
     pad = padding_id(tokenizer, config)
-    model = load_model(source, spec, config, dtype, device=device, labels=labels, pad_token_id=pad)
-    longest = min(spec.data.max_length, position_limit(model) or spec.data.max_length)
+    model = load_model(source, spec, config, dtype, device=device, head=ClassHead(labels, pad))
+    longest = min(result.max_length, position_limit(model) or result.max_length)
     rules = TokenRules(max_length=longest, over_length="truncate", trains="label")
     encoder = Encoder(take_apart(tokenizer, "label"), rules)
     if adapter is not None:
         model = load_adapter(model, adapter)
-    if spec.model.quantization == "none":
+    if spec.quantization == "none":
         model.to(device)
     model.eval()
     return Classifier(model, encoder, labels, pad)
@@ -88,12 +82,6 @@ def classify(classifier: Classifier, texts: Sequence[str]) -> Iterator[Predictio
                 named = dict(zip(classifier.labels, shares, strict=True))
                 found[i] = Prediction(max(named, key=named.__getitem__), named)
         yield from (found[i] for i in range(len(ids)))
-
-
-def padding_id(tokenizer: Any, config: Any) -> int:
-    """What fills rows up where the model looks for the end of a row by it; any id serves where none is set."""
-    ids = (tokenizer.pad_token_id, config.get_text_config().pad_token_id, tokenizer.eos_token_id)
-    return next((number for number in ids if isinstance(number, int)), 0)
 
 
 def _require_trained_head(config: Any, name: str) -> None:

@@ -17,7 +17,6 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
 from rankzero.data.images.decode import require_pillow
 from rankzero.errors import ConfigError
-from rankzero.model.vision_rules import ProcessorPlace
 from rankzero.wording import first_line
 
 _LARGE = ((4096, 4096), (3000, 1000), (1000, 3000))
@@ -25,17 +24,17 @@ _LARGE = ((4096, 4096), (3000, 1000), (1000, 3000))
 
 
 @lru_cache(2)
-def load_processor(place: ProcessorPlace) -> Any:
-    """The processor with a tokenizer of its own, scaling images to `max_tokens`. Raises ConfigError."""
+def load_processor(directory: str, tokenizer: str, trust_remote_code: bool, max_tokens: int | None) -> Any:
+    """The processor of a directory with a tokenizer of its own, scaling images to `max_tokens`. Raises ConfigError."""
     require_pillow()
     try:
-        processor = _load(place, {"trust_remote_code": place.trust_remote_code, "local_files_only": True})
+        processor = _load(directory, tokenizer, {"trust_remote_code": trust_remote_code, "local_files_only": True})
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         reason = first_line(error)
         hint = "copy preprocessor_config.json (or processor_config.json) from the model's Hub page"
-        raise ConfigError(f"the model's processor cannot be loaded: {reason}", where=place.name, hint=hint) from error
-    if place.max_tokens is not None:
-        _limit(processor, place.max_tokens)
+        raise ConfigError(f"the model's processor cannot be loaded: {reason}", where=directory, hint=hint) from error
+    if max_tokens is not None:
+        _limit(processor, max_tokens)
     return processor
 
 
@@ -54,19 +53,19 @@ class _ImagesOnly:
         return type(argument)
 
 
-def _load(place: ProcessorPlace, options: dict[str, Any]) -> Any:
-    config = AutoConfig.from_pretrained(place.name, **options)
+def _load(directory: str, tokenizer: str, options: dict[str, Any]) -> Any:
+    config = AutoConfig.from_pretrained(directory, **options)
     if type(config) not in PROCESSOR_MAPPING:  # with code of its own
-        processor = AutoProcessor.from_pretrained(place.name, **options)
+        processor = AutoProcessor.from_pretrained(directory, **options)
         if not hasattr(processor, "image_processor"):
             raise ValueError(f"{type(processor).__name__} has nothing for images")
         return processor
     known = PROCESSOR_MAPPING[type(config)]
     parts = {
-        "image_processor": AutoImageProcessor.from_pretrained(place.name, backend="pil", **options),
-        "tokenizer": AutoTokenizer.from_pretrained(place.tokenizer, **options),
+        "image_processor": AutoImageProcessor.from_pretrained(directory, backend="pil", **options),
+        "tokenizer": AutoTokenizer.from_pretrained(tokenizer, **options),
     }
-    settings, _ = known.get_processor_dict(place.name, **options)
+    settings, _ = known.get_processor_dict(directory, **options)
     made: Any = type(known.__name__, (_ImagesOnly, known), {})
     return made.from_args_and_dict([parts.get(name) for name in known.get_attributes()], settings)
 

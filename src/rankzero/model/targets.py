@@ -21,7 +21,8 @@ from transformers.pytorch_utils import Conv1D
 from rankzero.errors import ConfigError, Problem
 from rankzero.model.low_bits import tensor_outline
 from rankzero.model.parts import after_encoder, inside, parameter_parts, part_finder, wanted_parts
-from rankzero.spec.run_spec import LoraSpec, Part, RunSpec
+from rankzero.spec.run_spec import LoraSpec, Part, Parts
+from rankzero.spec.tasks import ModelUse
 
 ATTENTION_PROJECTIONS = (
     *("q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "qkv_proj"),  # Llama, Qwen, Gemma, Mistral, OPT, Phi
@@ -45,13 +46,12 @@ class Targets:
     """Modules that are trained in full."""
 
 
-def target_modules(spec: RunSpec, model: Any) -> Targets:
-    """What `lora.target_modules` and `train.parts` mean for this model.
+def target_modules(lora: LoraSpec, wanted: Parts, model: Any, use: ModelUse) -> Targets:
+    """What `lora.target_modules` and `train.parts` (`wanted`) mean for a model with this use.
 
     Raises ConfigError naming every entry that matches nothing, and what adapters of tensors cannot have.
     """
-    lora = _lora(spec)
-    parts, belongs = wanted_parts(spec, model), parameter_parts(model)
+    parts, belongs = wanted_parts(wanted, model, adapters=True), parameter_parts(model)
     linear = linear_parts(model)
     tensors = expert_tensors(model) if "experts" in parts else []
     chosen = [name for name, part in linear.items() if part in parts and part != "router" and _is_chosen(name, lora)]
@@ -61,7 +61,7 @@ def target_modules(spec: RunSpec, model: Any) -> Targets:
             attention = [name for name in of_part if _last(name) in ATTENTION_PROJECTIONS]
             chosen += attention if attention and part in ("language", "vision_tower") else of_part
     problems = _unmatched(lora, linear, parts, tensors)
-    saved = [*_routers(belongs, parts), *_heads(spec, model)]
+    saved = [*_routers(belongs, parts), *(_heads(model) if use == "classifies" else [])]
     if "projector" in parts and "projector" not in linear.values():
         saved += _outermost_modules([name for name, part in belongs.items() if part == "projector"], belongs)
     if tensors:
@@ -73,8 +73,8 @@ def target_modules(spec: RunSpec, model: Any) -> Targets:
         problems.append(Problem("there is nothing to put adapters on", "train.parts", hint))
     if problems:
         raise ConfigError(problems)
-    wanted = set(chosen)
-    return Targets(tuple(name for name in linear if name in wanted), tuple(tensors), tuple(saved))
+    adapted = set(chosen)
+    return Targets(tuple(name for name in linear if name in adapted), tuple(tensors), tuple(saved))
 
 
 def linear_parts(model: Any) -> dict[str, Part]:
@@ -126,12 +126,6 @@ def shortest(wanted: Iterable[str], others: Iterable[str], *, boundary: str = ".
     return names
 
 
-def _lora(spec: RunSpec) -> LoraSpec:
-    if spec.lora is None:
-        raise TypeError("there is no lora section")
-    return spec.lora
-
-
 def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
@@ -171,10 +165,8 @@ def _routers(belongs: dict[str, Part], parts: frozenset[Part]) -> list[str]:
     return list(dict.fromkeys(name.rpartition(".")[0] for name, part in belongs.items() if part == "router"))
 
 
-def _heads(spec: RunSpec, model: Any) -> list[str]:
+def _heads(model: Any) -> list[str]:
     """A classifier's layers after its encoder: freshly drawn, so they have to be trained."""
-    if spec.task_section.uses != "classifies":
-        return []
     names = [name for name, _ in model.named_parameters()]
     return _outermost_modules([name for name in names if after_encoder(model, name)], names)
 

@@ -195,7 +195,13 @@ def _in_one_kernel(
     width = -(-max(query.shape[-1], size) // _HEAD_MULTIPLE) * _HEAD_MULTIPLE
     q, k, v = (_tokens_first(x, width) for x in (query, key, value))
     attended: torch.Tensor = _KERNEL(
-        *(q, k, v, cu_seq_lens, cu_seq_lens, longest, longest),
+        q,
+        k,
+        v,
+        cu_seq_lens,
+        cu_seq_lens,
+        longest,
+        longest,
         scale=scale,
         window_size=(-1 if window is None else window - 1, 0 if causal else -1),
         enable_gqa=q.shape[1] != k.shape[1],
@@ -221,7 +227,9 @@ def _one_by_one(
         mask = _window_mask(end - start, window, query.device)
         attended.append(
             scaled_dot_product_attention(
-                *(q, k, v),
+                q,
+                k,
+                v,
                 attn_mask=mask,
                 is_causal=causal and mask is None,
                 scale=scale,

@@ -17,11 +17,11 @@ import numpy.typing as npt
 import torch
 
 from rankzero.errors import ConfigError
-from rankzero.model.processor import image_tokens, load_processor
+from rankzero.model.processor import image_tokens
 from rankzero.model.source import ModelSource
 from rankzero.model.vision_rules import ProcessorPlace, VisionRules
 from rankzero.run_dir.atomic import write_json
-from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.run_spec import ModelSpec
 from rankzero.wording import first_line
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Vision:
 
     def __init__(self, place: ProcessorPlace) -> None:
         """Raises ConfigError where there is no processor, or one whose layout is not known."""
-        self._processor = load_processor(place)
+        self._processor = place.load()
         token = getattr(self._processor, "image_token", None)
         ids: list[int] = []
         if isinstance(token, str):
@@ -134,17 +134,19 @@ class Vision:
         return ConfigError(what, where="model.name", hint="known are models like Qwen-VL and LLaVA")
 
 
-def load_vision(source: ModelSource, spec: RunSpec, tokenizer: Any) -> Vision:
-    """The processor of a run's model. A chat template that only the processor has becomes the tokenizer's, unless
-    data.chat_template names one. Raises ConfigError."""
+def load_vision(
+    source: ModelSource, spec: ModelSpec, tokenizer: Any, *, max_tokens: int | None, chat_template: str | None
+) -> Vision:
+    """The model's processor, with images of up to `max_tokens`. A chat template that only the processor has becomes the
+    tokenizer's, unless `chat_template` (as data.chat_template) names one. Raises ConfigError."""
     found = (place for place in (source.weights, source.tokenizer) if any((place / name).is_file() for name in _FILES))
     place = ProcessorPlace(
         name=str(next(found, source.weights)),
         tokenizer=str(source.tokenizer),
-        trust_remote_code=spec.model.trust_remote_code,
-        max_tokens=spec.data.image_max_tokens,
+        trust_remote_code=spec.trust_remote_code,
+        max_tokens=max_tokens,
     )
     vision = Vision(place)
-    if spec.data.chat_template is None and vision.chat_template is not None:
+    if chat_template is None and vision.chat_template is not None:
         tokenizer.chat_template = vision.chat_template
     return vision

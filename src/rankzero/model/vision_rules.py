@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,12 @@ class ProcessorPlace:
     trust_remote_code: bool = False
     max_tokens: int | None = None
     """Most tokens that one image may become."""
+
+    def load(self) -> Any:
+        """The processor; the same one for the same place. Raises ConfigError."""
+        from rankzero.model.processor import load_processor
+
+        return load_processor(self.name, self.tokenizer, self.trust_remote_code, self.max_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +44,9 @@ class VisionRules:
 
     def counter(self) -> Callable[[int, int], int]:
         """Tokens of an image of (width, height); ValueError where the processor takes no image of this size."""
-        from rankzero.model.processor import image_tokens, load_processor
+        from rankzero.model.processor import image_tokens
 
-        processor = load_processor(self.place)
+        processor = self.place.load()
 
         def count(width: int, height: int) -> int:
             return image_tokens(processor, [(width, height)])[0]

@@ -21,7 +21,6 @@ from safetensors.torch import load_file
 from rankzero.errors import StorageError
 from rankzero.run_dir.atomic import write_json
 
-ADAPTER_FILE = "adapter_model.safetensors"
 State = dict[str, torch.Tensor]
 
 

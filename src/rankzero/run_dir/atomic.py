@@ -14,7 +14,7 @@ import re
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -114,21 +114,34 @@ def stage_name(final_name: str) -> str:
     return f"{TEMPORARY_PREFIX}{final_name}-{uuid.uuid4().hex}"
 
 
-def commit_directory(staged: Path, final: Path, meta: Mapping[str, Any]) -> None:
+def written_files(staged: Path, paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
+    """Sync files below `staged` and hash them: their entries in its manifest. Raises StorageError."""
+
+    def entry(path: Path) -> tuple[str, dict[str, Any]]:
+        _permit(path, staged.stat().st_mode)
+        fsync_path(path)
+        return path.relative_to(staged).as_posix(), {"size": path.stat().st_size, "sha256": file_sha256(path)}
+
+    with storage_errors(staged), ThreadPoolExecutor(min(_MOST_READERS, usable_cores())) as readers:
+        return dict(readers.map(entry, paths))
+
+
+def commit_directory(
+    staged: Path, final: Path, meta: Mapping[str, Any], *, known: Mapping[str, dict[str, Any]] | None = None
+) -> None:
     """Hash and sync everything under `staged`, write its manifest last, and rename it to `final`.
+
+    `known`: entries of files that whoever wrote them has synced and hashed (`written_files`).
 
     An older `final` is replaced: it is moved aside first, so that a crash leaves the old or the new one whole, and
     never a mixture; `put_back_displaced` mends what a crash between the two renames leaves. Files get the permissions
     that `staged` has, by the umask: some libraries write theirs for the owner alone. Raises StorageError.
     """
     with storage_errors(final):
-        files: dict[str, dict[str, Any]] = {}
-        for path in sorted(staged.rglob("*")):
-            if path.is_file():
-                _permit(path, staged.stat().st_mode)
-                fsync_path(path)
-                name = path.relative_to(staged).as_posix()
-                files[name] = {"size": path.stat().st_size, "sha256": file_sha256(path)}
+        there = {path.relative_to(staged).as_posix(): path for path in sorted(staged.rglob("*")) if path.is_file()}
+        entries = {name: entry for name, entry in (known or {}).items() if name in there}
+        entries |= written_files(staged, [path for name, path in there.items() if name not in entries])
+        files = {name: entries[name] for name in there}
         manifest = staged / MANIFEST
         manifest.write_text(json.dumps({"format": 1, "files": files, **meta}, indent=1) + "\n", encoding="utf-8")
         for path in [manifest, *(entry for entry in staged.rglob("*") if entry.is_dir()), staged]:

@@ -1,4 +1,4 @@
-"""What a launcher and its workers hand each other: variables, the payload, errors. Both sides read it here.
+"""What a launcher and its workers hand each other: variables, the payload, beats, errors. Both sides read it here.
 
 A worker is given its place by torch's usual variables (RANK, WORLD_SIZE, …) and these besides. Its error goes to a
 file: standard error is for people, and only one of several processes has something to say.
@@ -7,8 +7,9 @@ file: standard error is for people, and only one of several processes has someth
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rankzero import errors
@@ -26,6 +27,38 @@ PARENT_VARIABLE = "RANKZERO_PARENT"
 ERROR_FILE_VARIABLE = "RANKZERO_ERROR_FILE"
 STACK_FILE_VARIABLE = "RANKZERO_STACK_FILE"
 """Where a worker writes its stacks when it is sent SIGUSR1."""
+BEAT_FILE_VARIABLE = "RANKZERO_BEAT_FILE"
+"""Where a worker says what it is doing, each time that it begins something else."""
+_BEAT_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What a worker is doing. Without a time: its clock may be wrong, and whoever watches has one."""
+
+    activity: str
+    """step, evaluation, save or result."""
+    step: int
+    """Optimizer steps of the run that are done."""
+    begun: int
+    """Steps that were begun in this start; the first may compile."""
+
+    def __str__(self) -> str:
+        return f"{self.activity} after {self.step} steps"
+
+
+def write_beat(file: int, beat: Beat) -> None:
+    """Replace what an open file says, in one call of a few microseconds. Raises OSError."""
+    os.pwrite(file, f"{beat.activity} {beat.step} {beat.begun}".encode().ljust(_BEAT_BYTES), 0)
+
+
+def read_beat(path: Path) -> Beat | None:
+    """What a worker said last; None before it has said anything."""
+    try:
+        activity, step, begun = path.read_text(encoding="ascii").split()
+        return Beat(activity, int(step), int(begun))
+    except (OSError, ValueError):
+        return None
 
 
 def write_payload(directory: Path, spec: RunSpec, options: RunOptions) -> Path:

@@ -59,6 +59,15 @@ class RunDir:
     def log(self, rank: int) -> Path:
         return self.root / "logs" / f"rank-{rank}.log"
 
+    def hang(self, step: int) -> Path:
+        """Where the ranks' stacks are kept of a step that did not end."""
+        return self.root / "logs" / f"hang-step-{step}"
+
+    @property
+    def restarts(self) -> Path:
+        """One object for each time that a launcher started the run again by itself: when, from where, and why."""
+        return self.root / "restarts.jsonl"
+
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step}"
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from rankzero.run_dir.atomic import MANIFEST, faults, read_manifest
 from rankzero.spec.nearby import near
 
 if TYPE_CHECKING:
-    from rankzero.spec.run_spec import RunSpec
+    from rankzero.spec.run_spec import ModelSpec, RunSpec
     from rankzero.spec.tasks import ModelUse
 
 FINAL = "final"
@@ -25,14 +26,42 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`spec` says how the model is loaded, `adapter` what is put on top of it."""
+    """A model as it is used: how it is loaded, what is put on top of it, and how texts and images become its tokens."""
 
-    spec: RunSpec
+    model: ModelSpec
+    max_length: int
+    """Longest text of a classifier, in tokens."""
     adapter: Path | None = None
     labels: tuple[str, ...] | None = None
     """Of a classifier's adapter: the classes by number."""
     changed: tuple[str, ...] = ()
     """Files of a run's result, none with weights, that are not as the run wrote them."""
+    chat_template: str | None = None
+    """As data.chat_template; None: the tokenizer's."""
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    image_max_tokens: int | None = None
+    """Most tokens that one image becomes; None: as the model's processor has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A directory with an adapter, the base that it belongs to, and of a classifier the classes by number."""
+
+    directory: Path
+    base: ModelSpec
+    labels: tuple[str, ...] | None
+
+
+def as_it_was(spec: RunSpec) -> Result:
+    """The model of a run before training."""
+    data = spec.data
+    return Result(
+        spec.model,
+        data.max_length,
+        chat_template=data.chat_template,
+        chat_template_kwargs=data.chat_template_kwargs,
+        image_max_tokens=data.image_max_tokens,
+    )
 
 
 def find_result(target: str, use: ModelUse, *, base: bool = False) -> Result:
@@ -50,9 +79,34 @@ def find_result(target: str, use: ModelUse, *, base: bool = False) -> Result:
     if base:
         raise ConfigError("this is no run directory: run.yaml is missing", where=target, hint="leave --base out")
     if (directory / ADAPTER_CONFIG).is_file():
-        return _of_adapter(directory, use)
+        return _of_adapter(directory)
     require_target(target)
-    return Result(_plain_spec(use, {"name": str(directory.absolute()) if directory.is_dir() else target}))
+    return _untrained({"name": str(directory.absolute()) if directory.is_dir() else target})
+
+
+def find_adapter(path: Path, base: str | None = None) -> Adapter:
+    """The adapter of a run directory, of the final/ in it or of a checkpoint, or one alone. A run says all about its
+    base, an adapter alone its name; `base` is another place to take it from. Reads no weights.
+
+    Raises ConfigError where there is no adapter, or none that names its base.
+    """
+    from rankzero.spec.run_spec import ModelSpec
+
+    require_target(str(path))
+    if (path / "run.yaml").is_file():
+        path = path / FINAL
+    if not (path / ADAPTER_CONFIG).is_file():
+        run = path.parent / "run.yaml"
+        if path.name == FINAL and (path / "config.json").is_file() and run.is_file():
+            raise ConfigError("this run trained the whole model: final/ needs no merging", where=str(path))
+        hint = "name a run directory that has a result, or a directory with an adapter"
+        raise ConfigError(f"there is no adapter: {ADAPTER_CONFIG} is missing", where=str(path), hint=hint)
+    for parent in path.resolve().parents[:3]:  # <run>/final, <run>/checkpoints/step-<n>/model
+        if (parent / "run.yaml").is_file():
+            spec = _spec_of(parent)
+            changed = {} if base is None else {"name": base, "local_dir": None, "tokenizer_dir": None}
+            return Adapter(path, spec.model.model_copy(update=changed), _labels(path) or spec.data.labels)
+    return Adapter(path, ModelSpec(name=base or _base_of(path, "give --model")), _labels(path))
 
 
 def require_target(target: str) -> None:
@@ -124,47 +178,64 @@ def _with_hint(error: StorageError, hint: str) -> StorageError:
 
 
 def _of_run(run: Path, use: ModelUse, *, base: bool) -> Result:
-    from rankzero.spec.load import load_run_spec
-    from rankzero.spec.local_paths import absolute
-
-    loaded = load_run_spec(run / "run.yaml", env={})
-    spec = absolute(loaded.spec, loaded.base)
+    spec = _spec_of(run)
     task = spec.task_section
     if task.uses != use:
         raise ConfigError(f"this run {task.result}", where=str(run), hint=f"use `{task.command.format(run=run)}`")
     if base:
-        return Result(spec)
+        return as_it_was(spec)
     final = run / FINAL
     if not final.is_dir():
         hint = "give its `rankzero train` command again; it continues from the newest checkpoint"
         raise ConfigError("this run has no result yet: final/ is missing", where=str(run), hint=hint)
-    # The tokenizer of the result carries the chat template that was trained with.
-    data = spec.data.model_copy(update={"chat_template": None})
     weights = {"tokenizer_dir": str(final)} if spec.lora else {"local_dir": str(final), "tokenizer_dir": None}
-    asked = spec.model_copy(update={"data": data, "model": spec.model.model_copy(update=weights)})
-    return Result(asked, final if spec.lora else None, _labels(final) or spec.data.labels, verify_result(final))
+    return replace(
+        as_it_was(spec),
+        model=spec.model.model_copy(update=weights),
+        adapter=final if spec.lora else None,
+        labels=_labels(final) or spec.data.labels,
+        changed=verify_result(final),
+        chat_template=None,  # the tokenizer of the result carries the one that was trained with
+    )
 
 
-def _of_adapter(directory: Path, use: ModelUse) -> Result:
-    name = json.loads((directory / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
-    if not name:
-        hint = f"write base_model_name_or_path into {ADAPTER_CONFIG}"
-        raise ConfigError("the adapter does not say which model it belongs to", where=str(directory), hint=hint)
+def _spec_of(run: Path) -> RunSpec:
+    """What a run was given, with its paths as they are from here."""
+    from rankzero.spec.load import load_run_spec
+    from rankzero.spec.local_paths import absolute
+
+    loaded = load_run_spec(run / "run.yaml", env={})
+    return absolute(loaded.spec, loaded.base)
+
+
+def _of_adapter(directory: Path) -> Result:
+    name = _base_of(directory, f"write base_model_name_or_path into {ADAPTER_CONFIG}")
     model = {"name": name, "tokenizer_dir": str(directory) if (directory / "tokenizer.json").is_file() else None}
-    return Result(_plain_spec(use, model), directory, _labels(directory))
+    return replace(_untrained(model), adapter=directory, labels=_labels(directory))
 
 
-def _labels(final: Path) -> tuple[str, ...] | None:
-    """The classes that the result was trained on, by number."""
-    try:
-        found = json.loads((final / "manifest.json").read_text(encoding="utf-8")).get("labels")
-    except (OSError, ValueError):
-        return None
-    return tuple(found) if found else None
+def _base_of(adapter: Path, hint: str) -> str:
+    """The name of the model that an adapter says it belongs to. Raises ConfigError with `hint` where it says none."""
+    name = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    if not name:
+        what = "the adapter does not say which model it belongs to"
+        raise ConfigError(what, where=str(adapter / ADAPTER_CONFIG), hint=hint)
+    return str(name)
 
 
-def _plain_spec(use: ModelUse, model: dict[str, Any]) -> RunSpec:
-    from rankzero.spec.run_spec import RunSpec
-    from rankzero.spec.tasks import task_that
+def _untrained(model: dict[str, Any]) -> Result:
+    """A model that no run here has trained, with what a spec says where it says nothing."""
+    from rankzero.spec.run_spec import DataSpec, ModelSpec
 
-    return RunSpec.model_validate({"task": task_that(uses=use), "model": model, "data": {"train": "nothing"}})
+    return Result(ModelSpec.model_validate(model), DataSpec.model_fields["max_length"].default)
+
+
+def _labels(directory: Path) -> tuple[str, ...] | None:
+    """The classes that a result or a checkpoint's weights were trained on, by number; None where nothing says them."""
+    for place in (directory, directory.parent):
+        try:
+            found = json.loads((place / MANIFEST).read_text(encoding="utf-8")).get("labels")
+        except (OSError, ValueError):
+            continue
+        return tuple(found) if found else None
+    return None

@@ -6,10 +6,10 @@ import posixpath
 from collections.abc import Callable, Collection
 
 from rankzero.errors import Problem
+from rankzero.redaction import holds_secret, looks_secret
 from rankzero.spec.cluster_spec import ClusterSpec, VolumeSpec
 from rankzero.spec.kinds import kind_section, kinds_that_honour
 from rankzero.spec.quantity import as_bytes
-from rankzero.spec.secret_names import holds_secret, looks_secret
 
 RESERVED_MOUNTS = ("/etc/rankzero", "/dev/shm", "/dev", "/tmp", "/proc", "/sys", "/")
 _RESERVED_TREES = ("/etc/rankzero/", "/dev/", "/proc/", "/sys/")
@@ -112,8 +112,9 @@ def _memory(spec: ClusterSpec) -> list[Problem]:
 def _ttl(spec: ClusterSpec) -> list[Problem]:
     if spec.ttl_seconds_after_finished is None or "ttl_seconds_after_finished" not in kind_section(spec.kind).cannot:
         return []
-    hint = "leave it out; `rankzero delete` removes the run"
-    return [Problem(f"a {spec.kind} has no such time", "ttl_seconds_after_finished", hint)]
+    able = ", ".join(kinds_that_honour("ttl_seconds_after_finished"))
+    hint = f"leave it out and remove the run with `rankzero delete`, or choose a kind that has one: {able}"
+    return [Problem(f"kind {spec.kind} has no such time", "ttl_seconds_after_finished", hint)]
 
 
 def _timeout(spec: ClusterSpec) -> list[Problem]:

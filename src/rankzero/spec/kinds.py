@@ -29,7 +29,9 @@ KINDS: dict[str, KindSection] = {
     "trainjob": KindSection(cannot=frozenset(("min_nodes", "ttl_seconds_after_finished"))),
     "pytorchjob": KindSection(),
     "statefulset": KindSection(cannot=frozenset(("min_nodes", "timeout_seconds", "ttl_seconds_after_finished"))),
-    "docker": KindSection(cannot=frozenset(("min_nodes", "timeout_seconds")), on_this_machine=True),
+    "docker": KindSection(
+        cannot=frozenset(("min_nodes", "timeout_seconds", "ttl_seconds_after_finished")), on_this_machine=True
+    ),
 }
 """A kind stands after those that its controller makes objects of."""
 EVERYWHERE = "job"

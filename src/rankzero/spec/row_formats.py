@@ -21,6 +21,8 @@ RowFormat = Literal[
     "oasst",
     "openorca",
     "query_response",
+    "gemini",
+    "segments",
 ]
 
 ROW_FORMATS: tuple[str, ...] = tuple(name for name in get_args(RowFormat) if name != "auto")

@@ -3,6 +3,7 @@ to the last bit, of one that only trains. For every kind of base."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-from rankzero.engine import train
+from rankzero.engine.device import pick_device, pick_dtype
+from rankzero.engine.hooks import Hooks
 from rankzero.machine import CPU_FEATURES_VARIABLE
 from rankzero.model.generate import answer, load_speaker
 from rankzero.model.merge import merge
+from rankzero.run_dir.result import as_it_was
 from rankzero.spec.run_spec import RunSpec
 from tests.support.runs import metrics, run_here, run_root, small_spec
 from tests.support.tiny import tiny_model, tiny_tokenizer
@@ -43,25 +46,25 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
     return {False: plain, True: root / "packed"}
 
 
-def curve(spec: RunSpec) -> list[tuple[float, float]]:
-    run_here(spec)
+def curve(spec: RunSpec, hooks: Hooks | None = None) -> list[tuple[float, float]]:
+    run_here(spec, hooks=hooks)
     return [(row["loss"], row["grad_norm"]) for row in metrics(spec) if row["step"]]
 
 
-def merge_and_ask_after_saving(spec: RunSpec, done: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def merge_and_ask_after_saving(spec: RunSpec, done: list[Path]) -> Hooks:
     """What another process does with a checkpoint, in the one that trains."""
-    save = train.save
+    dtype = pick_dtype(spec.model.dtype, pick_device(0), loss_scaling=True)
 
-    def save_and_use(session: Any, around: Any, position: Any, *, newest: int) -> None:
-        save(session, around, position, newest=newest)
-        adapter, merged = run_root(spec) / "last/model", run_root(spec).parent / f"merged-{position.step}"
+    def use(step: int) -> None:
+        adapter, merged = run_root(spec) / "last/model", run_root(spec).parent / f"merged-{step}"
         with torch.random.fork_rng():  # for them alone: a process has one generator
             if spec.lora is not None:
-                merge(spec, adapter, merged)
-                answer(load_speaker(spec, adapter, session.dtype, torch.device("cpu")), ["Hi"], max_new_tokens=2)
+                merge(spec.model, adapter, merged)
+                result = replace(as_it_was(spec), adapter=adapter)
+                answer(load_speaker(result, dtype, torch.device("cpu")), ["Hi"], max_new_tokens=2)
         done.append(merged)
 
-    monkeypatch.setattr(train, "save", save_and_use)
+    return Hooks(saved=use)
 
 
 @pytest.mark.parametrize("base", BASES)
@@ -76,6 +79,5 @@ def test_losses_are_those_of_a_run_that_only_trains(
 
     busy = small_spec(tmp_path / "busy", model, eval__every=1, eval__on_start=True, checkpoint__every=1, **changes)
     done: list[Path] = []
-    merge_and_ask_after_saving(busy, done, monkeypatch)
-    assert curve(busy) == alone and len(alone) == STEPS
+    assert curve(busy, merge_and_ask_after_saving(busy, done)) == alone and len(alone) == STEPS
     assert len(done) == STEPS and sum("eval_loss" in row for row in metrics(busy)) == 1 + STEPS

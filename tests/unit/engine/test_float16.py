@@ -16,7 +16,7 @@ from rankzero.engine.parallel.replicas import Replicated
 from rankzero.errors import ExitCode, NonFiniteError, StoppedError
 from rankzero.machine import CPU_FEATURES_VARIABLE
 from rankzero.spec.run_spec import RunSpec
-from tests.support.runs import metrics, run_here, run_root, small_spec, stop_during_step
+from tests.support.runs import metrics, run_here, run_root, small_spec, stop_in
 from tests.unit.engine.test_resume import assert_same_state, final_state, without_clock
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -99,10 +99,8 @@ def test_stopped_and_resumed_is_bit_exact_with_the_scale(
     changes = {"eval_rows": 3, "lora__dropout": 0.1, "train__num_train_epochs": 2}
     whole, spec = half(tmp_path / "a", tiny, **changes), half(tmp_path / "b", tiny, **changes)
     run_here(whole)
-    with monkeypatch.context() as patch:
-        stop_during_step(patch, 5)
-        with pytest.raises(StoppedError):
-            run_here(spec)
+    with pytest.raises(StoppedError):
+        run_here(spec, hooks=stop_in(5))
     run_here(spec)
     assert_same_state(final_state(spec), final_state(whole))
     assert without_clock(metrics(spec)) == without_clock(metrics(whole))

@@ -160,8 +160,8 @@ def a_rank_that_cannot_write_tells_the_others(world: World, root: Path) -> None:
     if world.rank == 1:
         blocked.write_text("a file stands where a directory is needed")
     with pytest.raises(StorageError, match="a file stands where a directory is needed"):
-        parallel.save(blocked if world.rank == 1 else root)
-    parallel.save(staged)
+        parallel.snapshot().write(blocked if world.rank == 1 else root)
+    parallel.snapshot().write(staged)
     assert {path.suffix for path in staged.rglob("*") if path.is_file()} == {".safetensors"}
     whole = torch.nn.Linear(3, 3)
     read_sharded(model_state(whole), staged)
@@ -172,7 +172,7 @@ def a_rank_that_cannot_write_tells_the_others(world: World, root: Path) -> None:
 def a_checkpoint_of_another_model_is_refused(world: World, root: Path) -> None:
     staged = root / "other"
     staged.mkdir(exist_ok=True)
-    spread(torch.nn.Linear(3, 3, bias=False), world).save(staged)
+    spread(torch.nn.Linear(3, 3, bias=False), world).snapshot().write(staged)
     with pytest.raises(StorageError, match="bias"):
         spread(torch.nn.Linear(3, 3), world).load(staged)
 
@@ -210,7 +210,7 @@ def what_two_ranks_saved_goes_to_any_number(world: World, root: Path) -> None:
             parallel.step()
             parallel.zero_grad()
         directory.mkdir(exist_ok=True)
-        parallel.save(directory)
+        parallel.snapshot().write(directory)
     else:
         parallel.load(directory)
     whole = llama()

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from rankzero.cache import cache_root
 from rankzero.data.cache.tokenize import TokenRules, prepare
 from rankzero.data.order import permutation
+from rankzero.engine.setup import to_train
+from rankzero.machine import cache_root
 from rankzero.model.load import load_tokenizer
-from rankzero.model.lora import apply_lora
 from rankzero.model.source import locate
 from rankzero.spec.run_spec import RunSpec, SourceSpec
 from tests.support.runs import metrics, run_here, small_spec
@@ -77,7 +77,7 @@ def test_losses_equal_the_stock_trainers(method: str, tmp_path: Path, tiny: Path
 
     model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
     if spec.lora is not None:
-        model = apply_lora(model, spec, base_name="tiny")
+        model = to_train(model, spec, base_name="tiny")
     arguments = TrainingArguments(
         output_dir=str(tmp_path / "theirs"),
         use_cpu=True,

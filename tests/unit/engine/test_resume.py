@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from rankzero.engine.checkpoint import Position, under
+from rankzero.engine.hooks import Hooks
 from rankzero.engine.resume import check_same_run, how_it_continues
 from rankzero.errors import ConfigError, ExitCode, RankzeroError, StoppedError
 from rankzero.launch.node import preparation
@@ -22,7 +23,7 @@ from rankzero.redaction import Redactor
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import LoraSpec, RunSpec
-from tests.support.runs import log, metrics, run_here, run_root, small_spec, stop_during_step
+from tests.support.runs import log, metrics, run_here, run_root, small_spec, stop_in
 from tests.support.tiny import chat_rows, tiny_model, write_jsonl
 
 pytestmark = pytest.mark.faults
@@ -47,8 +48,11 @@ def assert_same_state(a: dict[str, Any], b: dict[str, Any]) -> None:
         assert torch.equal(tensor, b["tensors"][name]), name
 
 
+CLOCKS = {"time", "tokens_per_second", "slowest_rank", "slowest_rank_slowdown", "straggler"}
+
+
 def without_clock(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if k not in {"time", "tokens_per_second"}} for row in rows]
+    return [{k: v for k, v in row.items() if k not in CLOCKS} for row in rows]
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +67,11 @@ def uninterrupted(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> RunSp
 
 @pytest.mark.parametrize("step", range(1, 12))
 def test_stopped_at_every_step_and_resumed_is_bit_exact(
-    step: int, tmp_path: Path, tiny: Path, uninterrupted: RunSpec, monkeypatch: pytest.MonkeyPatch
+    step: int, tmp_path: Path, tiny: Path, uninterrupted: RunSpec
 ) -> None:
     spec = small_spec(tmp_path, tiny)
-    with monkeypatch.context() as patch:
-        stop_during_step(patch, step)
-        with pytest.raises(StoppedError) as stopped:
-            run_here(spec)
+    with pytest.raises(StoppedError) as stopped:
+        run_here(spec, hooks=stop_in(step))
     assert stopped.value.exit_code == ExitCode.STOPPED
     assert len(metrics(spec)) == step
     report = run_here(spec)
@@ -81,14 +83,12 @@ def test_stopped_at_every_step_and_resumed_is_bit_exact(
     ).read_bytes()
 
 
-def test_full_fine_tune_resumes_bit_exactly(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_fine_tune_resumes_bit_exactly(tmp_path: Path, tiny: Path) -> None:
     whole = small_spec(tmp_path / "a", tiny, lora=None, train__weight_decay=0.1)
     run_here(whole)
     spec = small_spec(tmp_path / "b", tiny, lora=None, train__weight_decay=0.1)
-    with monkeypatch.context() as patch:
-        stop_during_step(patch, 6)
-        with pytest.raises(StoppedError):
-            run_here(spec)
+    with pytest.raises(StoppedError):
+        run_here(spec, hooks=stop_in(6))
     run_here(spec)
     assert_same_state(final_state(spec), final_state(whole))
 
@@ -113,14 +113,11 @@ def test_a_damaged_checkpoint_is_skipped_loudly(
     tmp_path: Path,
     tiny: Path,
     uninterrupted: RunSpec,
-    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     spec = small_spec(tmp_path, tiny)
-    with monkeypatch.context() as patch:
-        stop_during_step(patch, 8)
-        with pytest.raises(StoppedError):
-            run_here(spec)
+    with pytest.raises(StoppedError):
+        run_here(spec, hooks=stop_in(8))
     steps = sorted(int(path.name.split("-")[1]) for path in (run_root(spec) / "checkpoints").iterdir())
     newest = run_root(spec) / f"checkpoints/step-{steps[-1]}/model/adapter_model.safetensors"
     damaged = bytearray(newest.read_bytes())
@@ -172,15 +169,12 @@ def test_what_a_checkpoint_cannot_become_is_refused_even_where_it_is_allowed(tmp
     assert "--allow-change" not in str(refused.value)
 
 
-def test_other_passes_are_not_called_bit_exact(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_passes_are_not_called_bit_exact(tmp_path: Path, tiny: Path) -> None:
     spec = small_spec(tmp_path, tiny, train__num_train_epochs=1)
-    with monkeypatch.context() as patch:
-        stop_during_step(patch, 1)
-        with pytest.raises(StoppedError):
-            run_here(spec, log_level="INFO")
-        stop_during_step(patch, 2)
-        with pytest.raises(StoppedError):
-            run_here(spec, log_level="INFO")
+    with pytest.raises(StoppedError):
+        run_here(spec, log_level="INFO", hooks=stop_in(1))
+    with pytest.raises(StoppedError):
+        run_here(spec, log_level="INFO", hooks=stop_in(2))
     assert "continuing from step 1 bit-exactly" in log(spec)
     run_here(small_spec(tmp_path, tiny, train__num_train_epochs=1, train__micro_batch_tokens=64), log_level="INFO")
     said = "continuing from step 2 with the same weights, optimizer and rows, not bit-exactly: "
@@ -236,26 +230,22 @@ def test_bit_exactly_is_said_only_where_it_is(
     assert words in how_it_continues(5, accepted, differences, fixed_order=fixed_order)
 
 
-def test_changed_data_is_refused_unless_allowed(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_data_is_refused_unless_allowed(tmp_path: Path, tiny: Path) -> None:
     spec = small_spec(tmp_path, tiny)
-    with monkeypatch.context() as patch:
-        stop_during_step(patch, 6)
-        with pytest.raises(StoppedError):
-            run_here(spec)
+    with pytest.raises(StoppedError):
+        run_here(spec, hooks=stop_in(6))
     spec = small_spec(tmp_path, tiny, rows=29)
     with pytest.raises(ConfigError, match="--allow-change data"):
         run_here(spec)
     assert run_here(spec, allow_changes=("data",))["steps"] == 12
 
 
-def test_a_changed_byte_of_the_base_is_refused_unless_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_byte_of_the_base_is_refused_unless_allowed(tmp_path: Path) -> None:
     """Far behind the file's header, in a weight that is there before and after."""
     model = tiny_model(tmp_path / "model", hidden=256)
     spec = small_spec(tmp_path, model, eval_rows=0, train__max_steps=3)
-    with monkeypatch.context() as patch:
-        stop_during_step(patch, 1)
-        with pytest.raises(StoppedError):
-            run_here(spec)
+    with pytest.raises(StoppedError):
+        run_here(spec, hooks=stop_in(1))
     weights = model / "model.safetensors"
     changed = bytearray(weights.read_bytes())
     place = len(changed) - (512 << 10)
@@ -268,12 +258,10 @@ def test_a_changed_byte_of_the_base_is_refused_unless_allowed(tmp_path: Path, mo
     assert run_here(spec, allow_changes=("model",))["steps"] == 3
 
 
-def test_a_learning_rate_that_may_change_does(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_learning_rate_that_may_change_does(tmp_path: Path, tiny: Path) -> None:
     spec = small_spec(tmp_path, tiny)
-    with monkeypatch.context() as patch:
-        stop_during_step(patch, 6)
-        with pytest.raises(StoppedError):
-            run_here(spec)
+    with pytest.raises(StoppedError):
+        run_here(spec, hooks=stop_in(6))
     run_here(small_spec(tmp_path, tiny, train__learning_rate=0.001), allow_changes=("train.learning_rate",))
     rates = [row["learning_rate"] for row in metrics(spec)]
     assert rates == pytest.approx(
@@ -281,16 +269,15 @@ def test_a_learning_rate_that_may_change_does(tmp_path: Path, tiny: Path, monkey
     )
 
 
-def test_a_finished_run_goes_on_for_more_epochs(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_run_goes_on_for_more_epochs(tmp_path: Path, tiny: Path) -> None:
     run_here(small_spec(tmp_path, tiny, train__num_train_epochs=1))
     longer = small_spec(tmp_path, tiny, train__num_train_epochs=2)
     with pytest.raises(ConfigError) as refused:
         run_here(longer)
     assert "another run" not in str(refused.value)
     assert "--allow-change train.num_train_epochs" in str(refused.value)
-    with monkeypatch.context() as patch, pytest.raises(StoppedError):
-        stop_during_step(patch, 6)
-        run_here(longer, allow_changes=("train.num_train_epochs",), log_level="INFO")
+    with pytest.raises(StoppedError):
+        run_here(longer, allow_changes=("train.num_train_epochs",), log_level="INFO", hooks=stop_in(6))
     assert not (run_root(longer) / "report.json").exists(), "it is of another end"
     assert run_here(longer)["steps"] == 8, "what was allowed once is the run from then on"
     rates = [row["learning_rate"] for row in metrics(longer)]
@@ -299,30 +286,23 @@ def test_a_finished_run_goes_on_for_more_epochs(tmp_path: Path, tiny: Path, monk
     assert "not bit-exactly" in said
 
 
-def test_harmless_changes_pass(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_harmless_changes_pass(tmp_path: Path, tiny: Path) -> None:
     spec = small_spec(tmp_path, tiny)
-    with monkeypatch.context() as patch:
-        stop_during_step(patch, 6)
-        with pytest.raises(StoppedError):
-            run_here(spec)
+    with pytest.raises(StoppedError):
+        run_here(spec, hooks=stop_in(6))
     changed = small_spec(tmp_path, tiny, checkpoint__every=3, checkpoint__keep=1, tracking__tensorboard=True)
     assert run_here(changed)["steps"] == 12
 
 
-def test_a_flag_file_stops_the_run(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rankzero.engine import train
-
+def test_a_flag_file_stops_the_run(tmp_path: Path, tiny: Path) -> None:
     spec = small_spec(tmp_path, tiny)
-    step_facts = train.step_facts
 
-    def touch_flag(position: Any, *rest: Any) -> Any:
-        if position.step == 3:
+    def touch_flag(step: int, _facts: dict[str, Any]) -> None:
+        if step == 3:
             (run_root(spec) / "stop").touch()
-        return step_facts(position, *rest)
 
-    monkeypatch.setattr(train, "step_facts", touch_flag)
     with pytest.raises(StoppedError, match="saved at step 4"):
-        run_here(spec)
+        run_here(spec, hooks=Hooks(step_ends=touch_flag))
     assert not (run_root(spec) / "stop").exists()
 
 

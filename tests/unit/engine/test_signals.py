@@ -7,11 +7,11 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rankzero.engine import signals
+from rankzero.engine.hooks import Hooks
 from rankzero.engine.signals import Activity, StopRequest, stop_on_signals
 from rankzero.errors import ConfigError, StopNow, StoppedError
 from rankzero.spec.run_options import RunOptions
@@ -186,22 +186,19 @@ def test_a_second_ctrl_c_leaves_a_step_that_hangs(tmp_path: Path, tiny: Path) ->
 
 def interrupted_twice(directory: Path, cache: str, text: str) -> None:
     """A rank whose fourth step hangs, and that is asked to stop twice in it."""
-    from rankzero.engine import train, worker
+    from rankzero.engine import worker
 
     os.environ["RANKZERO_CACHE"] = cache
-    batch_logger = train.batch_logger
 
     def answers() -> Iterator[str]:
         yield from (directory / "said-0").read_text().splitlines()
 
-    def hang(options: Any, done: int, *rest: Any) -> Any:
-        if done == 3:
+    def hang(step: int) -> None:
+        if step == 4:
             os.kill(os.getpid(), signal.SIGINT)
             while not any("again within" in line for line in answers()):
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(60)
-        return batch_logger(options, done, *rest)
 
-    train.batch_logger = hang
-    worker.run(RunSpec.model_validate_json(text), RunOptions())
+    worker.run(RunSpec.model_validate_json(text), RunOptions(), Hooks(step_begins=hang))

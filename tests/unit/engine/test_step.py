@@ -17,6 +17,7 @@ from rankzero.data.batches.loader import Batches
 from rankzero.engine.device import Device
 from rankzero.engine.distributed import World
 from rankzero.engine.heads import SupervisedHead
+from rankzero.engine.hooks import Hooks
 from rankzero.engine.parallel.replicas import Replicated
 from rankzero.engine.step import Stepper
 from rankzero.engine.tasks.protocol import weighted_cross_entropy
@@ -172,15 +173,12 @@ def test_no_row_sees_another(tiny: Path) -> None:
     assert torch.equal(a[:2], b[:2]) and not torch.equal(a[2:], b[2:])
 
 
-def poison(monkeypatch: pytest.MonkeyPatch, bad_steps: set[int]) -> None:
-    """Make the loss of the first pass of some steps infinite."""
-    from rankzero.engine import train
+def poison(monkeypatch: pytest.MonkeyPatch, bad_steps: set[int]) -> Hooks:
+    """Make the loss of the first pass of some steps infinite, in a run with these hooks."""
+    loss_sum, now = Stepper.loss_sum, {"step": 0, "first": False}
 
-    batch_logger, loss_sum, now = train.batch_logger, Stepper.loss_sum, {"step": 0, "first": False}
-
-    def note_step(options: Any, done: int, *rest: Any) -> Any:
-        now.update(step=done + 1, first=True)
-        return batch_logger(options, done, *rest)
+    def note_step(step: int) -> None:
+        now.update(step=step, first=True)
 
     def poisoned(self: Stepper, batch: Any, *logits: torch.Tensor) -> torch.Tensor:
         loss = loss_sum(self, batch, *logits)
@@ -189,17 +187,16 @@ def poison(monkeypatch: pytest.MonkeyPatch, bad_steps: set[int]) -> None:
             return loss * float("inf")
         return loss
 
-    monkeypatch.setattr(train, "batch_logger", note_step)
     monkeypatch.setattr(Stepper, "loss_sum", poisoned)
+    return Hooks(step_begins=note_step)
 
 
 def test_a_non_finite_loss_ends_the_run_and_names_step_and_rows(
     tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    poison(monkeypatch, {3})
     spec = small_spec(tmp_path, tiny, train__micro_batch_tokens=64)
     with pytest.raises(NonFiniteError) as stopped:
-        run_here(spec)
+        run_here(spec, hooks=poison(monkeypatch, {3}))
     assert stopped.value.exit_code == ExitCode.INTERNAL == 70
     assert "step 3" in str(stopped.value)
     named = str(stopped.value).split(": step")[0].split(", ")
@@ -208,17 +205,16 @@ def test_a_non_finite_loss_ends_the_run_and_names_step_and_rows(
 
 
 def test_some_non_finite_steps_may_be_skipped(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    poison(monkeypatch, {3, 5})
     spec = small_spec(tmp_path, tiny, train__max_nonfinite_steps=2)
-    report = run_here(spec)
+    report = run_here(spec, hooks=poison(monkeypatch, {3, 5}))
     assert report["steps"] == 12 and report["nonfinite_steps"] == 2
     assert [row["loss"] is None for row in metrics(spec)] == [step in {3, 5} for step in range(1, 13)]
 
 
 def test_one_more_than_allowed_ends_the_run(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    poison(monkeypatch, {3, 5})
+    hooks = poison(monkeypatch, {3, 5})
     with pytest.raises(NonFiniteError, match="step 5"):
-        run_here(small_spec(tmp_path, tiny, train__max_nonfinite_steps=1))
+        run_here(small_spec(tmp_path, tiny, train__max_nonfinite_steps=1), hooks=hooks)
 
 
 def test_bfloat16_trains(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

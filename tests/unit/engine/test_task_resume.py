@@ -15,7 +15,7 @@ import pytest
 
 from rankzero.errors import StoppedError
 from rankzero.spec.run_spec import RunSpec
-from tests.support.runs import metrics, run_here, run_root, stop_during_step
+from tests.support.runs import metrics, run_here, run_root, stop_in
 from tests.support.tasks import TASKS, task_spec
 from tests.unit.engine.test_resume import assert_same_state, final_state, without_clock
 
@@ -40,10 +40,8 @@ run(RunSpec.model_validate_json(Path(sys.argv[1]).read_text()), RunOptions(log_l
 
 
 def stop_in_step(spec: RunSpec, step: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        stop_during_step(patch, step)
-        with pytest.raises(StoppedError):
-            run_here(spec)
+    with pytest.raises(StoppedError):
+        run_here(spec, hooks=stop_in(step))
     assert len(metrics(spec)) == step
 
 

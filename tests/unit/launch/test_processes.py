@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from rankzero.errors import PeerLostError, ServiceError, StoppedError
-from rankzero.launch import local, processes
+from rankzero.errors import PeerLostError, RankzeroError, ServiceError, StoppedError
+from rankzero.launch import hang, local, processes
+from rankzero.launch.hang import HangWatch
 from rankzero.launch.processes import Ranks, Workers
+from rankzero.run_dir.handover import Beat, write_beat
+from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_options import RunOptions
 from tests.support.runs import small_spec
 
@@ -102,37 +105,109 @@ def test_a_suspended_process_hears_that_it_is_to_stop(two: Two) -> None:
     assert isinstance(two.workers.failure(), StoppedError)
 
 
+def watch(two: Two, monkeypatch: pytest.MonkeyPatch, **place: bool) -> HangWatch:
+    """One that looks each time that it is asked to, and takes the shortest suspension for a long one."""
+    monkeypatch.setattr(processes, "SUSPENDED_SECONDS", -1.0)
+    monkeypatch.setattr(hang, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(processes, "STACK_SECONDS", SECONDS)
+    run_dir = RunDir(two.folder / "run")
+    return HangWatch(
+        two.workers, run_dir, lambda _: None, **{"compiled": False, "alone": True, "attended": True, **place}
+    )
+
+
 def test_processes_that_wait_for_a_suspended_one_are_ended(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     two.suspend(1)
-    two.workers.end_where_suspended(all_of_them=False)
-    assert two.workers.running(), "not at once"
-    monkeypatch.setattr(processes, "SUSPENDED_SECONDS", -1.0)
-    two.workers.end_where_suspended(all_of_them=False)
+    assert two.workers.long_suspended() == [], "not at once"
+    watch(two, monkeypatch).look(end=False)
     assert not two.workers.running()
     failure = two.workers.failure()
     assert isinstance(failure, ServiceError)
-    assert "process 1 was suspended (SIGSTOP)" in str(failure)
+    assert re.search(r"rank 1 on \S+ was suspended \(SIGSTOP\)", str(failure))
+    kept = two.folder / "run/logs/hang-step-0"
+    assert str(kept) in str(failure)
+    assert re.search(r"in main\n", (kept / "rank-0.txt").read_text()), "where the others waited"
+    assert re.search(r"rank 1 on \S+, pid \d+, suspended, None: some are suspended", (kept / "rank-1.txt").read_text())
 
 
 def test_all_of_them_suspended_is_a_pause(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "SUSPENDED_SECONDS", -1.0)
     two.suspend(0)
     two.suspend(1)
-    two.workers.end_where_suspended(all_of_them=False)
+    watch(two, monkeypatch).look(end=False)
     assert two.workers.running()
-    two.workers.end_where_suspended(all_of_them=True)  # a node, for whose processes those of other nodes wait
+    watch(two, monkeypatch, attended=False).look(end=False)  # a pod, in which nobody pauses anything
     assert not two.workers.running()
 
 
 def test_a_suspension_that_ends_in_time_is_forgotten(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     two.suspend(1)
-    two.workers.end_where_suspended(all_of_them=False)
+    assert two.workers.long_suspended() == []
     two.workers.processes[1].send_signal(signal.SIGCONT)
     wait_for(lambda: not processes._is_suspended(two.workers.processes[1]))
-    two.workers.end_where_suspended(all_of_them=False)
-    monkeypatch.setattr(processes, "SUSPENDED_SECONDS", -1.0)
-    two.workers.end_where_suspended(all_of_them=False)
+    watch(two, monkeypatch).look(end=False)
     assert two.workers.running()
+
+
+def test_what_a_dead_process_leaves_behind_is_no_hang(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = late(two, monkeypatch)
+    two.workers.processes[0].kill()
+    wait_for(lambda: two.left(0))
+    found.look(end=True)
+    assert two.workers.running(), "the other one is about to notice by itself"
+    assert not (two.folder / "run").exists()
+
+
+def late(two: Two, monkeypatch: pytest.MonkeyPatch, **place: bool) -> HangWatch:
+    """A watch that has seen both in step 8 for long."""
+    found = watch(two, monkeypatch, **place)
+    monkeypatch.setattr(hang, "FLOOR_SECONDS", -1.0)
+    found = watch(two, monkeypatch, **place)
+    for path in two.workers.beats:
+        with path.open("wb", buffering=0) as file:
+            write_beat(file.fileno(), Beat("step", 7, 3))
+    found.look(end=True)
+    assert two.workers.running(), "it has only begun"
+    return found
+
+
+def test_a_late_step_ends_a_start_that_another_can_follow(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    late(two, monkeypatch).look(end=True)
+    failure = two.workers.failure()
+    assert isinstance(failure, ServiceError) and not isinstance(failure, PeerLostError)
+    assert re.search(r"step 8 has not ended after 0 s: rank 0 on \S+ at .*in main, rank 1 on", str(failure)), failure
+    assert (two.folder / "run/logs/hang-step-8/rank-1.txt").read_text().count("in main\n") == 1
+
+
+def test_nodes_of_several_leave_it_to_each_other_who_was_waited_for(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    late(two, monkeypatch, alone=False).look(end=True)
+    assert isinstance(two.workers.failure(), PeerLostError)
+
+
+def test_a_late_step_is_said_once_where_nothing_would_start_the_run_again(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    found = late(two, monkeypatch)
+    monkeypatch.setattr(found, "_say", said.append)
+    found.look(end=False)
+    found.look(end=False)
+    assert two.workers.running()
+    assert len(said) == 1 and "it is waited for" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"), [("[Rank 1] Watchdog caught collective operation timeout: WorkNCCL", PeerLostError), ("", None)]
+)
+def test_nccls_own_end_of_a_process_is_a_lost_peer(words: str, kind: type | None, two: Two) -> None:
+    """NCCL aborts a process whose collective has timed out; rank 0's words went to the terminal."""
+    (two.folder / "stderr-1").write_text(words)
+    for process in two.workers.processes:
+        process.send_signal(signal.SIGABRT)
+    wait_for(lambda: not two.workers.running())
+    failure = two.workers.failure()
+    assert failure is not None and failure.exit_code == (69 if kind else 70)
+    assert isinstance(failure, kind or RankzeroError)
+    assert re.search(r"rank 0 on \S+: process 0", str(failure))
 
 
 def test_an_interrupted_run_ends_as_an_interrupted_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

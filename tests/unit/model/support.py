@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from rankzero.model.load import load_config, load_model
+from rankzero.model.load import ClassHead, load_config, load_model
 from rankzero.model.source import ModelSource
 from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.tasks import ModelUse
 from tests.support.tiny_configs import CONFIGS
 
 CLASSES = ("bad", "fair", "good")
@@ -46,6 +47,10 @@ def task_of(name: str) -> str:
     return "classify" if name in ENCODERS else "sft"
 
 
+def use_of(name: str) -> ModelUse:
+    return "classifies" if name in ENCODERS else "writes"
+
+
 def saved(name: str, directory: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> ModelSource:
     """Random weights of an architecture, as its own class saves them; encoders without a head."""
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText
@@ -64,8 +69,8 @@ def saved(name: str, directory: Path, *, seed: int = 0, dtype: torch.dtype = tor
 
 def loaded(source: ModelSource, spec: RunSpec, dtype: torch.dtype = torch.float32) -> Any:
     """The model as a run loads it, in evaluation mode."""
-    labels = CLASSES if spec.task == "classify" else None
-    return load_model(source, spec, load_config(source, spec.model), dtype, labels=labels).eval()
+    head = ClassHead(CLASSES, seed=spec.train.seed) if spec.task == "classify" else None
+    return load_model(source, spec.model, load_config(source, spec.model), dtype, head=head).eval()
 
 
 def shaken(model: Any, seed: int = 1, scale: float = 0.1) -> Any:

@@ -12,6 +12,7 @@ from transformers import AutoConfig
 from rankzero.errors import ConfigError
 from rankzero.model import attention, varlen
 from rankzero.model.attention import Attention, choose_attention
+from rankzero.model.load import kind_of
 from rankzero.spec.run_spec import RunSpec
 
 
@@ -28,6 +29,12 @@ def spec(attention: str = "auto", padding_free: Any = "auto", task: str = "sft")
 
 def config(model_type: str = "llama", **values: Any) -> Any:
     return AutoConfig.for_model(model_type, **values)
+
+
+def choose(wanted: RunSpec, config: Any, device_kind: str, dtype: torch.dtype) -> Attention:
+    kind = kind_of(config, wanted.task_section.uses)
+    asked = {"wanted": wanted.model.attention, "free": wanted.train.padding_free}
+    return choose_attention(kind, config, device_kind, dtype, **asked)
 
 
 @pytest.fixture
@@ -68,7 +75,7 @@ BOTH = ("flash_attention_2", "flash_attention_3")
 )
 def test_on_a_gpu(wanted: RunSpec, there: dict[str, Any], chosen: Attention, machine: Any) -> None:
     machine(**there)
-    assert choose_attention(wanted, config(), "cuda", torch.bfloat16) == chosen
+    assert choose(wanted, config(), "cuda", torch.bfloat16) == chosen
 
 
 @pytest.mark.parametrize(
@@ -83,13 +90,13 @@ def test_on_a_gpu(wanted: RunSpec, there: dict[str, Any], chosen: Attention, mac
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_on_a_cpu(wanted: RunSpec, chosen: Attention, dtype: torch.dtype) -> None:
-    assert choose_attention(wanted, config(), "cpu", dtype) == chosen
+    assert choose(wanted, config(), "cpu", dtype) == chosen
 
 
 def test_float32_on_a_gpu_is_padded_unless_asked_otherwise(machine: Any) -> None:
     machine(installed=BOTH)
-    assert choose_attention(spec(), config(), "cuda", torch.float32) == Attention(None, False)
-    assert choose_attention(spec(padding_free=True), config(), "cuda", torch.float32) == Attention("varlen", True)
+    assert choose(spec(), config(), "cuda", torch.float32) == Attention(None, False)
+    assert choose(spec(padding_free=True), config(), "cuda", torch.float32) == Attention("varlen", True)
 
 
 PADDED = ("distilbert", "qwen3_next", "lfm2", "mamba", "gpt_oss", "gemma2", "nemotron", "llama4_text")
@@ -102,7 +109,7 @@ def test_models_whose_rows_cannot_lie_end_to_end_are_padded(
     machine()
     task = "classify" if model_type == "distilbert" else "sft"
     with caplog.at_level("DEBUG", logger="rankzero.model"):
-        chosen = choose_attention(spec(task=task), config(model_type), "cuda", torch.bfloat16)
+        chosen = choose(spec(task=task), config(model_type), "cuda", torch.bfloat16)
     assert chosen == Attention("placed_dropout" if model_type == "distilbert" else None, False)
     assert "rows are padded: " in caplog.text
 
@@ -123,12 +130,12 @@ def test_attention_dropout_is_tied_to_places_unless_asked_otherwise(
     machine(installed=BOTH)
     model = config("gpt2")
     model.update(sizes)
-    assert choose_attention(wanted, model, "cuda", torch.bfloat16) == chosen
+    assert choose(wanted, model, "cuda", torch.bfloat16) == chosen
 
 
 def test_rows_with_images_are_padded(machine: Any) -> None:
     machine(installed=BOTH)
-    assert choose_attention(spec(), config("qwen3_vl"), "cuda", torch.bfloat16) == Attention("flash_attention_3", False)
+    assert choose(spec(), config("qwen3_vl"), "cuda", torch.bfloat16) == Attention("flash_attention_3", False)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +159,7 @@ def test_rows_with_images_are_padded(machine: Any) -> None:
 )
 def test_what_cannot_be_had_is_refused(wanted: RunSpec, of: Any, where: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        choose_attention(wanted, of, "cpu", torch.bfloat16)
+        choose(wanted, of, "cpu", torch.bfloat16)
     assert where in {problem.where for problem in caught.value.problems}
     assert all(problem.hint for problem in caught.value.problems)
 
@@ -160,7 +167,7 @@ def test_what_cannot_be_had_is_refused(wanted: RunSpec, of: Any, where: str, mes
 def test_all_problems_are_told_at_once(machine: Any) -> None:
     machine(major=8)
     with pytest.raises(ConfigError) as caught:
-        choose_attention(spec("flash_attention_3", True), config("nemotron"), "cuda", torch.float32)
+        choose(spec("flash_attention_3", True), config("nemotron"), "cuda", torch.float32)
     whats = [problem.what for problem in caught.value.problems]
     assert whats == [
         "flash_attention_3 computes in 16 bits only",
@@ -171,8 +178,7 @@ def test_all_problems_are_told_at_once(machine: Any) -> None:
     assert caught.value.problems[1].hint.startswith("pip install flash-attn-3")
 
 
-def test_code_that_comes_with_the_model_is_padded(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_comes_with_the_model_is_padded(machine: Any) -> None:
     machine(installed=BOTH)
-    monkeypatch.setattr(attention, "kind_of", lambda config, task: "causal")
     own = SimpleNamespace(model_type="llama", get_text_config=lambda: SimpleNamespace())
-    assert choose_attention(spec(), own, "cuda", torch.bfloat16) == Attention(None, False)
+    assert choose_attention("causal", own, "cuda", torch.bfloat16, wanted="auto", free="auto") == Attention(None, False)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rankzero.model.blocks import blocks
+from rankzero.engine.setup import to_train
 from rankzero.model.load import meta_model
-from rankzero.model.lora import apply_lora
+from rankzero.model.parts import blocks
+from rankzero.spec.run_spec import ModelSpec
 from tests.support.tiny_configs import CONFIGS
-from tests.unit.model.support import spec_of, task_of
+from tests.unit.model.support import spec_of, task_of, use_of
 
 LAYERS = {
     "llama": ["model.layers"],
@@ -28,7 +29,7 @@ LAYERS = {
 
 @pytest.mark.parametrize("name", sorted(LAYERS))
 def test_blocks_are_the_layers(name: str) -> None:
-    model = meta_model(CONFIGS[name](), spec_of(task=task_of(name)))
+    model = meta_model(CONFIGS[name](), ModelSpec(name="m"), use_of(name))
     found = blocks(model)
     assert [n for n, _ in found] == [f"{layers}.{number}" for layers in LAYERS[name] for number in (0, 1)]
     assert all(model.get_submodule(n) is module for n, module in found)
@@ -37,7 +38,7 @@ def test_blocks_are_the_layers(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "qwen3_vl", "bert"])
 def test_adapters_do_not_hide_them(name: str) -> None:
     spec = spec_of(task=task_of(name), lora={"dropout": 0})
-    model = apply_lora(meta_model(CONFIGS[name](), spec), spec, base_name="base")
+    model = to_train(meta_model(CONFIGS[name](), spec.model, spec.task_section.uses), spec, base_name="base")
     assert [n for n, _ in blocks(model)] == [
         f"base_model.model.{layers}.{number}" for layers in LAYERS[name] for number in (0, 1)
     ]

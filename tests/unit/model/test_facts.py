@@ -172,7 +172,7 @@ def test_adapters_on_experts_make_their_weights_anew() -> None:
     assert facts.text.remade_bytes == one
     nothing = replace(facts, text=replace(facts.text, remade_bytes=0))
     for recomputing, copies in ((True, 2), (False, 4)):
-        both = [pass_bytes(spec, f, 64, recomputing=recomputing) for f in (facts, nothing)]
+        both = [pass_bytes(spec.data.max_length, f, 64, recomputing=recomputing) for f in (facts, nothing)]
         assert both[0] - both[1] == copies * one
 
 
@@ -200,7 +200,8 @@ def test_a_vision_tower_counts_where_it_is_trained() -> None:
     assert facts.tower is not None
     assert (facts.tower.count, facts.tower.hidden, facts.tower.intermediate, facts.tower.inside_kept) == (2, 16, 32, 1)
     without = replace(facts, tower=None)
-    more = pass_bytes(everything, facts, 10, recomputing=False) - pass_bytes(everything, without, 10, recomputing=False)
+    longest = everything.data.max_length
+    more = pass_bytes(longest, facts, 10, recomputing=False) - pass_bytes(longest, without, 10, recomputing=False)
     assert more == 10 * 4 * 2 * block_bytes(facts.tower, facts, 10)
 
 

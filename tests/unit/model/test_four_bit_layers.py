@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from rankzero.engine.setup import to_train
 from rankzero.model.generate import answer, load_speaker
-from rankzero.model.load import load_config, load_model
-from rankzero.model.lora import apply_lora
+from rankzero.model.load import ClassHead, load_config, load_model
 from rankzero.model.merge import merge
 from rankzero.model.predict import classify, load_classifier
 from rankzero.model.source import ModelSource
 from rankzero.model.weights import export_final
+from rankzero.run_dir.result import as_it_was
 from rankzero.spec.run_spec import RunSpec
 from tests.support.tiny import tiny_model, tiny_tokenizer
 from tests.unit.model.support import CLASSES, loaded, logits, packed_spec, saved, shaken, spec_of
@@ -56,7 +58,7 @@ def four_bit_layers(model: Any) -> list[Any]:
 @pytest.mark.parametrize("name", BASES)
 def test_an_evaluation_leaves_weights_and_gradients_as_they_were(name: str, tmp_path: Path) -> None:
     source, spec = base(name, tmp_path)
-    model = shaken(apply_lora(loaded(source, spec), spec, base_name="base"))
+    model = shaken(to_train(loaded(source, spec), spec, base_name="base"))
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -88,21 +90,23 @@ def test_merging_generating_and_classifying_leave_the_layers_alone(tmp_path: Pat
     source = ModelSource(tmp_path / "base", tmp_path / "base", "base")
     tiny_model(source.weights)
     spec = spec_of(lora={}, model__quantization="nf4", model__name=str(source.weights))
-    adapted = apply_lora(loaded(source, spec), spec, base_name="base")
+    adapted = to_train(loaded(source, spec), spec, base_name="base")
     export_final(adapted, tiny_tokenizer(), tmp_path / "final", dtype=torch.float32, stop_ids=[1])
-    merge(spec, tmp_path / "final", tmp_path / "merged")
-    speaker = load_speaker(spec, tmp_path / "final", torch.float32, CPU)
+    merge(spec.model, tmp_path / "final", tmp_path / "merged")
+    speaker = load_speaker(replace(as_it_was(spec), adapter=tmp_path / "final"), torch.float32, CPU)
     assert four_bit_layers(speaker.model) and len(answer(speaker, ["Hi", "Ping?"], max_new_tokens=3)) == 2
 
     spec = spec.model_copy(update={"task": "classify"})
-    model = load_model(source, spec, load_config(source, spec.model), torch.float32, labels=CLASSES, pad_token_id=0)
+    model = load_model(source, spec.model, load_config(source, spec.model), torch.float32, head=ClassHead(CLASSES, 0))
     export_final(
-        apply_lora(model, spec, base_name="base"),
+        to_train(model, spec, base_name="base"),
         *(tiny_tokenizer(), tmp_path / "classes"),
         dtype=torch.float32,
         stop_ids=[],
     )
-    classifier = load_classifier(spec, tmp_path / "classes", CLASSES, torch.float32, CPU)
+    classifier = load_classifier(
+        replace(as_it_was(spec), adapter=tmp_path / "classes", labels=CLASSES), torch.float32, CPU
+    )
     assert four_bit_layers(classifier.model)
     assert {prediction.label for prediction in classify(classifier, ["one", "two"])} <= set(CLASSES)
 

@@ -11,6 +11,7 @@ import torch
 from rankzero.data.rows.conversation import Message
 from rankzero.errors import ConfigError, DataError, UsageError
 from rankzero.model.generate import Speaker, _prompt_ids, answer, load_speaker
+from rankzero.run_dir.result import as_it_was
 from rankzero.spec.run_spec import RunSpec
 from tests.support.architectures import save
 from tests.support.families import family_tokenizer
@@ -23,7 +24,7 @@ QUESTIONS = ["Which colour is it?", "What is the capital of Peru? " * 3, "Hi"]
 
 def speaker_of(directory: Path, **changes: Any) -> Speaker:
     value = {"model": {"name": str(directory), **changes.pop("model", {})}, "data": {"train": "t"}, **changes}
-    return load_speaker(RunSpec.model_validate(value), None, torch.float32, CPU)
+    return load_speaker(as_it_was(RunSpec.model_validate(value)), torch.float32, CPU)
 
 
 def loud(speaker: Speaker) -> Speaker:

@@ -28,9 +28,16 @@ def llama() -> Any:
 
 
 @pytest.fixture
-def liger(monkeypatch: pytest.MonkeyPatch) -> Mock:
-    """A liger-kernel that knows llama and does nothing."""
-    apply = Mock()
+def liger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A liger-kernel that knows llama: it replaces norms, and unless told not to, the forward pass by one of its own
+    with the loss in it."""
+
+    def apply(model: Any, cross_entropy: bool = True, fused_linear_cross_entropy: bool = True) -> None:
+        for layer in model.model.layers:
+            layer.input_layernorm.forward = fused
+        if cross_entropy or fused_linear_cross_entropy:
+            model.forward = fused
+
     package, transformers, patches = (
         ModuleType(name)
         for name in ("liger_kernel", "liger_kernel.transformers", "liger_kernel.transformers.monkey_patch")
@@ -39,7 +46,14 @@ def liger(monkeypatch: pytest.MonkeyPatch) -> Mock:
     patches.MODEL_TYPE_TO_APPLY_LIGER_FN = {"llama": None}  # type: ignore[attr-defined]
     for module in (package, transformers, patches):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    return apply
+
+
+def fused(x: Any) -> Any:
+    return x
+
+
+def has_fused_layers(model: Any) -> bool:
+    return any(module.__dict__.get("forward") is fused for module in model.modules())
 
 
 @pytest.fixture
@@ -63,29 +77,34 @@ def test_none_changes_nothing_anywhere() -> None:
 
 
 @pytest.mark.parametrize("choice", ["liger", "hub"])
-def test_kernels_are_refused_where_there_is_no_gpu(choice: Any, liger: Mock, hub: Mock) -> None:
+@pytest.mark.usefixtures("liger")
+def test_kernels_are_refused_where_there_is_no_gpu(choice: Any, hub: Mock) -> None:
+    model = llama()
     with pytest.raises(ConfigError, match=f"{choice} kernels need an NVIDIA GPU, and this run uses cpu") as caught:
-        apply_kernels(llama(), choice, device_kind="cpu")
+        apply_kernels(model, choice, device_kind="cpu")
     assert caught.value.problems[0].where == "model.kernels"
-    assert not liger.called and not hub.called
+    assert not has_fused_layers(model) and not hub.called
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="uses cpu"):
             apply_kernels(llama(), choice)
 
 
+@pytest.mark.usefixtures("liger")
 @pytest.mark.parametrize("adapters", [False, True])
-def test_liger_gets_the_model_itself_and_leaves_the_loss_alone(adapters: bool, liger: Mock) -> None:
+def test_liger_fuses_layers_under_adapters_too_and_leaves_the_loss_alone(adapters: bool) -> None:
     model = llama()
     whole = get_peft_model(model, LoraConfig(target_modules=["q_proj"])) if adapters else model
     apply_kernels(whole, "liger", device_kind="cuda")
-    liger.assert_called_once_with(model=model, cross_entropy=False, fused_linear_cross_entropy=False)
+    assert all(layer.input_layernorm.forward is fused for layer in model.model.layers)
+    assert "forward" not in model.__dict__
 
 
-def test_liger_is_refused_for_a_model_that_it_does_not_know(liger: Mock) -> None:
+@pytest.mark.usefixtures("liger")
+def test_liger_is_refused_for_a_model_that_it_does_not_know() -> None:
     model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=64))
     with pytest.raises(ConfigError, match="no kernels for gpt2"):
         apply_kernels(model, "liger", device_kind="cuda")
-    assert not liger.called
+    assert not has_fused_layers(model)
 
 
 class Nowhere:
@@ -107,7 +126,8 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         assert caught.value.problems[0].hint.startswith("pip install ") and package in caught.value.problems[0].hint
 
 
-def test_a_liger_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch, liger: Mock) -> None:
+@pytest.mark.usefixtures("liger")
+def test_a_liger_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers", None)
     with pytest.raises(ConfigError, match="liger-kernel cannot be used: "):
         apply_kernels(llama(), "liger", device_kind="cuda")

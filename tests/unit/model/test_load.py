@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rankzero.errors import ConfigError
-from rankzero.model.load import drawn_from, empty_model, kind_of, load_config, load_model
+from rankzero.model.load import ClassHead, drawn_from, empty_model, kind_of, load_config, load_model
 from tests.support.tiny_configs import CONFIGS
 from tests.unit.model.support import CLASSES, loaded, saved, spec_of
 
@@ -56,7 +56,7 @@ def test_a_model_is_loaded_as_its_own_class_loads_it(name: str, tmp_path: Path) 
 def test_a_classifier_has_the_labels_and_knows_the_padding(tmp_path: Path) -> None:
     source, spec = saved("llama", tmp_path), spec_of(task="classify")
     config = load_config(source, spec.model)
-    model = load_model(source, spec, config, torch.float32, labels=CLASSES, pad_token_id=7)
+    model = load_model(source, spec.model, config, torch.float32, head=ClassHead(CLASSES, 7))
     assert model.config.id2label == {0: "bad", 1: "fair", 2: "good"}
     assert model.config.label2id == {"bad": 0, "fair": 1, "good": 2}
     assert model.score.weight.shape == (3, 16)
@@ -87,7 +87,7 @@ def test_a_head_for_other_classes_is_drawn_anew_and_one_for_as_many_is_kept(tmp_
     source = saved("distilbert", tmp_path / "unused").__class__(tmp_path / "trained", tmp_path / "trained", "trained")
     assert (loaded(source, spec).classifier.weight == 1.5).all()
     config = load_config(source, spec.model)
-    two = load_model(source, spec, config, torch.float32, labels=("no", "yes"))
+    two = load_model(source, spec.model, config, torch.float32, head=ClassHead(("no", "yes")))
     assert two.classifier.weight.shape == (2, 16) and not (two.classifier.weight == 1.5).any()
     assert torch.equal(two.pre_classifier.weight, trained.pre_classifier.weight)
 
@@ -117,8 +117,8 @@ def test_an_empty_model_is_the_loaded_one_without_memory(name: str, dtype: torch
     spec = spec_of(task="classify" if name in ("bert", "distilbert") else "sft")
     source = saved(name, tmp_path)
     full = loaded(source, spec, dtype)
-    labels = CLASSES if spec.task == "classify" else None
-    empty = empty_model(spec, load_config(source, spec.model), dtype, labels=labels)
+    head = ClassHead(CLASSES) if spec.task == "classify" else None
+    empty = empty_model(spec.model, load_config(source, spec.model), dtype, head=head)
     assert {n: (p.shape, p.dtype) for n, p in empty.named_parameters()} == {
         n: (p.shape, p.dtype) for n, p in full.named_parameters()
     }
@@ -129,9 +129,9 @@ def test_an_empty_model_is_the_loaded_one_without_memory(name: str, dtype: torch
 def test_attention_is_passed_on(tmp_path: Path) -> None:
     spec, source = spec_of(), saved("llama", tmp_path)
     config = load_config(source, spec.model)
-    model = load_model(source, spec, config, torch.float32, attention="eager")
+    model = load_model(source, spec.model, config, torch.float32, attention="eager")
     assert model.config._attn_implementation == "eager"
-    assert empty_model(spec, config, torch.float32, attention="eager").config._attn_implementation == "eager"
+    assert empty_model(spec.model, config, torch.float32, attention="eager").config._attn_implementation == "eager"
 
 
 def test_numbers_drawn_inside_do_not_move_those_outside() -> None:

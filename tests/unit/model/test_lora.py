@@ -17,9 +17,10 @@ from transformers import (
     LlamaConfig,
 )
 
+from rankzero.engine.setup import to_train
 from rankzero.errors import ConfigError
 from rankzero.model.load import empty_model, load_config, meta_model
-from rankzero.model.lora import apply_lora, load_adapter, lora_config, parameter_counts
+from rankzero.model.lora import load_adapter, lora_config, parameter_counts
 from rankzero.model.parts import part_finder
 from rankzero.model.targets import Targets, shortest, target_modules
 from rankzero.model.weights import adapter_file_names, save_weights
@@ -40,8 +41,13 @@ def spec_with(**lora: Any) -> RunSpec:
     return spec_of(lora={"dropout": 0, **lora})
 
 
+def targets_in(model: Any, spec: RunSpec) -> Targets:
+    assert spec.lora is not None
+    return target_modules(spec.lora, spec.train.parts, model, spec.task_section.uses)
+
+
 def targets(name: str, spec: RunSpec) -> Targets:
-    return target_modules(spec, meta_model(CONFIGS[name](), spec))
+    return targets_in(meta_model(CONFIGS[name](), spec.model, spec.task_section.uses), spec)
 
 
 def last(names: tuple[str, ...]) -> list[str]:
@@ -67,10 +73,10 @@ def test_auto_is_attention(name: str, modules: list[str]) -> None:
 @pytest.mark.parametrize("choice", ["auto", "all-linear"])
 def test_a_vision_tower_gets_none_unless_asked(name: str, choice: str) -> None:
     spec = spec_with(target_modules=choice)
-    model = meta_model(CONFIGS[name](), spec)
-    found = target_modules(spec, model)
+    model = meta_model(CONFIGS[name](), spec.model, spec.task_section.uses)
+    found = targets_in(model, spec)
     assert found.modules and {part_finder(model)(module) for module in found.modules} == {"language"}
-    adapted = apply_lora(model, spec, base_name="base")
+    adapted = to_train(model, spec, base_name="base")
     assert all(".language_model." in n for n, p in adapted.named_parameters() if p.requires_grad)
 
 
@@ -149,19 +155,19 @@ def test_berts_pooler_belongs_to_the_head() -> None:
 
 def test_dense_layers_that_peft_would_take_for_experts_are_adapted_as_tensors() -> None:
     spec = spec_with(target_modules="all-linear")
-    model = meta_model(CONFIGS["deepseek_v3"](), spec)
-    adapted = apply_lora(model, spec, base_name="base")
+    model = meta_model(CONFIGS["deepseek_v3"](), spec.model, spec.task_section.uses)
+    adapted = to_train(model, spec, base_name="base")
     names = {n.split(".lora_")[0] for n, p in adapted.named_parameters() if p.requires_grad}
     assert not any(".experts" in name for name in names)
     assert any("layers.0.mlp.gate_proj" in name for name in names)
     assert any("layers.1.mlp.shared_experts.down_proj" in name for name in names)
-    model = meta_model(CONFIGS["deepseek_v3"](), spec)
+    model = meta_model(CONFIGS["deepseek_v3"](), spec.model, spec.task_section.uses)
     with pytest.raises(ConfigError) as wrong:
-        apply_lora(model, spec_with(target_modules="all-linear", dropout=0.05), base_name="base")
+        to_train(model, spec_with(target_modules="all-linear", dropout=0.05), base_name="base")
     assert wrong.value.problems[0].where == "lora.dropout"
     packed = spec_of(lora={"dropout": 0, "target_modules": "all-linear"}, model__quantization="nf4")
     with pytest.raises(ConfigError, match="cannot lie over packed weights"):
-        lora_config(packed, model, target_modules(packed, model), "base")
+        lora_config(packed.lora, model, targets_in(model, packed), use="writes", packed=True, base_name="base")
 
 
 @pytest.mark.parametrize(
@@ -181,7 +187,7 @@ def test_names_are_as_short_as_they_can_be(wanted: list[str], others: list[str],
 def test_meta_models_take_no_memory() -> None:
     config = LlamaConfig(hidden_size=8192, num_hidden_layers=80, intermediate_size=28672, num_attention_heads=64)
     spec = spec_with()
-    model = apply_lora(meta_model(config, spec), spec, base_name="base")
+    model = to_train(meta_model(config, spec.model, spec.task_section.uses), spec, base_name="base")
     trainable, total = parameter_counts(model)
     assert total > 60e9 and trainable == 80 * 4 * 8 * 2 * 8192
 
@@ -192,7 +198,7 @@ def test_adapters_start_equal_on_every_rank_whatever_was_drawn_before(tmp_path: 
     for noise in (1, 2):
         torch.manual_seed(noise)
         torch.rand(noise)
-        adapted = apply_lora(loaded(source, spec), spec, base_name="base")
+        adapted = to_train(loaded(source, spec), spec, base_name="base")
         states.append({name: p for name, p in adapted.named_parameters() if p.requires_grad})
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
@@ -205,8 +211,8 @@ def test_what_is_trained_is_float32_and_the_empty_model_is_the_same(
 ) -> None:
     spec = spec_of(lora={"dropout": 0, "target_modules": "all-linear"}, train__parts=ALL_PARTS[name])
     source = saved(name, tmp_path)
-    full = apply_lora(loaded(source, spec, dtype), spec, base_name="base")
-    empty = apply_lora(empty_model(spec, load_config(source, spec.model), dtype), spec, base_name="base")
+    full = to_train(loaded(source, spec, dtype), spec, base_name="base")
+    empty = to_train(empty_model(spec.model, load_config(source, spec.model), dtype), spec, base_name="base")
 
     def facts(model: Any) -> dict[str, Any]:
         return {n: (p.shape, p.dtype, p.requires_grad) for n, p in model.named_parameters()}
@@ -220,7 +226,7 @@ def test_what_is_trained_is_float32_and_the_empty_model_is_the_same(
 @pytest.mark.parametrize("switch", ["use_dora", "use_rslora"])
 def test_switches_reach_peft(switch: str) -> None:
     spec = spec_with(r=2, **{switch: True})
-    adapted = apply_lora(meta_model(CONFIGS["llama"](), spec), spec, base_name="base")
+    adapted = to_train(meta_model(CONFIGS["llama"](), spec.model, spec.task_section.uses), spec, base_name="base")
     config = adapted.peft_config["default"]
     assert getattr(config, switch) is True
     assert config.base_model_name_or_path == "base"
@@ -228,8 +234,8 @@ def test_switches_reach_peft(switch: str) -> None:
 
 def test_gpt2s_layers_are_known_to_be_transposed() -> None:
     spec = spec_with()
-    model = meta_model(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=16), spec)
-    assert apply_lora(model, spec, base_name="base").peft_config["default"].fan_in_fan_out is True
+    model = meta_model(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=16), spec.model, spec.task_section.uses)
+    assert to_train(model, spec, base_name="base").peft_config["default"].fan_in_fan_out is True
 
 
 PLAIN = {"causal": AutoModelForCausalLM, "vision": AutoModelForImageTextToText}
@@ -244,7 +250,7 @@ def test_plain_peft_gives_the_same_logits(name: str, choice: str, tmp_path: Path
     if "router" in part_names(name, spec):
         spec = spec_of(lora=spec.lora.model_dump(), train__parts=["language", "experts", "router"])  # type: ignore[union-attr]
     source = saved(name, tmp_path / "base")
-    adapted = shaken(apply_lora(loaded(source, spec), spec, base_name=source.name))
+    adapted = shaken(to_train(loaded(source, spec), spec, base_name=source.name))
     save_weights(adapted, tmp_path / "adapter")
     if spec.task == "classify":
         base = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=len(CLASSES))
@@ -257,7 +263,7 @@ def test_plain_peft_gives_the_same_logits(name: str, choice: str, tmp_path: Path
 
 
 def part_names(name: str, spec: RunSpec) -> set[str]:
-    model = meta_model(CONFIGS[name](), spec)
+    model = meta_model(CONFIGS[name](), spec.model, spec.task_section.uses)
     return {part_finder(model)(n) for n, _ in model.named_parameters()}
 
 
@@ -265,7 +271,7 @@ def part_names(name: str, spec: RunSpec) -> set[str]:
 def test_plain_peft_gives_a_vision_model_the_same_logits(parts: object, tmp_path: Path) -> None:
     spec = spec_of(lora={"dropout": 0}, train__parts=parts)
     source = saved("qwen3_vl", tmp_path / "base")
-    adapted = shaken(apply_lora(loaded(source, spec), spec, base_name=source.name))
+    adapted = shaken(to_train(loaded(source, spec), spec, base_name=source.name))
     save_weights(adapted, tmp_path / "adapter")
     base = AutoModelForImageTextToText.from_pretrained(tmp_path / "base")
     before = logits(base.eval(), pictures=True)
@@ -279,7 +285,7 @@ def test_plain_peft_gives_a_vision_model_the_same_logits(parts: object, tmp_path
 def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
     spec = spec_with()
     source = saved("llama", tmp_path / "base")
-    save_weights(apply_lora(loaded(source, spec), spec, base_name="base"), tmp_path / "adapter")
+    save_weights(to_train(loaded(source, spec), spec, base_name="base"), tmp_path / "adapter")
     config = CONFIGS["llama"]()
     config.hidden_size, config.head_dim = 32, 16
     wider = AutoModelForCausalLM.from_config(config)
@@ -291,7 +297,7 @@ def test_every_tensor_of_the_file_is_a_parameter_of_the_model(tmp_path: Path) ->
     from safetensors.torch import load_file
 
     spec = spec_of(lora={"dropout": 0}, train__parts=ALL_PARTS["qwen3_moe"])
-    adapted = apply_lora(loaded(saved("qwen3_moe", tmp_path / "base"), spec), spec, base_name="base")
+    adapted = to_train(loaded(saved("qwen3_moe", tmp_path / "base"), spec), spec, base_name="base")
     save_weights(adapted, tmp_path / "adapter")
     names = adapter_file_names(adapted)
     assert names.keys() == load_file(tmp_path / "adapter/adapter_model.safetensors").keys()

@@ -25,6 +25,7 @@ from tests.support.memory import (
     INNER,
     LAYERS,
     LINEAR,
+    LONGEST,
     REST,
     H,
     N,
@@ -49,13 +50,13 @@ MIB, GB = 2**20, 10**9
 )
 def test_state_of_a_full_fine_tune(train: dict[str, Any], bytes_each: float) -> None:
     spec = full(**train)
-    assert state_bytes(spec, llama_8b(spec), "ddp", 8) == bytes_each * N
+    assert state_bytes(spec.train, llama_8b(spec), "ddp", 8) == bytes_each * N
 
 
 def test_state_in_float32_throughout() -> None:
     """Nothing is rounded, so there are no copies; and nothing to compensate for."""
     for spec in (full(), full(master_weights="kahan")):
-        assert state_bytes(spec, llama_8b(spec, FP32), "ddp", 1) == (4 + 4 + 8) * N
+        assert state_bytes(spec.train, llama_8b(spec, FP32), "ddp", 1) == (4 + 4 + 8) * N
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_state_in_float32_throughout() -> None:
 def test_state_of_adapters(quantization: str, base: float) -> None:
     """Over a packed base one layer is unpacked at a time; the largest has 4096 x 14336 weights."""
     spec = lora(quantization)
-    found = state_bytes(spec, llama_8b(spec), "ddp", 1)
+    found = state_bytes(spec.train, llama_8b(spec), "ddp", 1)
     assert found == pytest.approx(base + (4 + 4 + 8) * ADAPTERS, rel=1e-6)
     assert PACKED_BYTES["nf4"] == pytest.approx(0.516, abs=2e-4)
 
@@ -96,12 +97,12 @@ ADAPTED_WHOLE = 2 * (BLOCK + 4 * ADAPTERS // LAYERS) + ROOT
 )
 def test_state_of_a_full_fine_tune_over_eight_processes(sharding: Any, train: Any, expected: float) -> None:
     spec = full(**train)
-    assert state_bytes(spec, llama_8b(spec), sharding, 8) == expected
+    assert state_bytes(spec.train, llama_8b(spec), sharding, 8) == expected
 
 
 def test_offloading_frees_nothing_where_the_device_is_the_machine() -> None:
     spec = full(sharding="fsdp", offload="all")
-    assert state_bytes(spec, llama_8b(spec), "fsdp", 8, offload=False) == (4 + 4 + 8) * N / 8 + WHOLE
+    assert state_bytes(spec.train, llama_8b(spec), "fsdp", 8, offload=False) == (4 + 4 + 8) * N / 8 + WHOLE
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_offloading_frees_nothing_where_the_device_is_the_machine() -> None:
     ],
 )
 def test_state_of_adapters_over_eight_processes(sharding: Any, expected: float) -> None:
-    assert state_bytes(lora(), llama_8b(lora()), sharding, 8) == expected
+    assert state_bytes(lora().train, llama_8b(lora()), sharding, 8) == expected
 
 
 def test_activations_by_hand() -> None:
@@ -122,22 +123,24 @@ def test_activations_by_hand() -> None:
     facts = llama_8b(spec)
     block = 8 * H + 2 * (4 * H + 3 * INNER) + 3 * 4 * H
     logits = 12 * V
-    assert pass_bytes(spec, facts, tokens, recomputing=False) == tokens * (LAYERS * block + logits)
+    assert pass_bytes(LONGEST, facts, tokens, recomputing=False) == tokens * (LAYERS * block + logits)
     recomputed = tokens * (2 * H * LAYERS + block + logits)
-    assert pass_bytes(spec, facts, tokens, recomputing=True) == recomputed
+    assert pass_bytes(LONGEST, facts, tokens, recomputing=True) == recomputed
     assert tokens * logits == pytest.approx(6.0 * 2**30, rel=0.03)
-    half = pass_bytes(spec, facts, tokens, recomputing=True, trained_share=0.5)
+    half = pass_bytes(LONGEST, facts, tokens, recomputing=True, trained_share=0.5)
     assert recomputed - half == tokens * logits / 2
-    offloaded = pass_bytes(spec, facts, tokens, recomputing=True, offloading=True)
+    offloaded = pass_bytes(LONGEST, facts, tokens, recomputing=True, offloading=True)
     assert recomputed - offloaded == tokens * 2 * H * (LAYERS - 2)
-    kept = pass_bytes(spec, facts, tokens, recomputing=False, offloading=True)
+    kept = pass_bytes(LONGEST, facts, tokens, recomputing=False, offloading=True)
     assert kept == tokens * (2 * block + logits)
 
 
 def test_activations_of_a_full_fine_tune_by_hand() -> None:
     facts = llama_8b(full())
     assert block_bytes(facts.text, facts, 4096) == 16 * H + 2 * (5 * H + 4 * H + 4 * INNER)
-    assert pass_bytes(full(), facts, 1, recomputing=True) == 4 * H * LAYERS + block_bytes(facts.text, facts, 1) + 12 * V
+    assert (
+        pass_bytes(LONGEST, facts, 1, recomputing=True) == 4 * H * LAYERS + block_bytes(facts.text, facts, 1) + 12 * V
+    )
     rounded = llama_8b(full(master_weights="kahan"))
     assert block_bytes(rounded.text, rounded, 4096) == 16 * H + 2 * (2 * H + 4 * H + 4 * INNER)
 
@@ -147,7 +150,7 @@ def test_a_simulated_step_of_llama_8b_fits_the_estimate() -> None:
     tokens, float32 logits of all of them. The estimate must not be 3 % below that, nor far above."""
     spec = lora(gradient_checkpointing=True)
     facts = llama_8b(spec)
-    found = (state_bytes(spec, facts, "ddp", 1) + pass_bytes(spec, facts, 4096, recomputing=True)) / MIB
+    found = (state_bytes(spec.train, facts, "ddp", 1) + pass_bytes(LONGEST, facts, 4096, recomputing=True)) / MIB
     assert 0.97 * 22_978.6 < found < 1.05 * 22_978.6
 
 
@@ -168,11 +171,12 @@ def test_a_simulated_step_of_llama_8b_fits_the_estimate() -> None:
     ],
 )
 def test_a_replica_where_it_fits_else_fsdp(spec: RunSpec, limit: int, world_size: int, expected: str) -> None:
-    assert choose_sharding(spec, llama_8b(spec), limit, world_size) == expected
+    assert choose_sharding(spec.train, LONGEST, llama_8b(spec), limit, world_size) == expected
 
 
 def plan(spec: RunSpec, limit: int, kind: str = "cuda", share: float = 1.0) -> Any:
-    return plan_memory(spec, llama_8b(spec), limit, kind, sharding="ddp", world_size=1, trained_share=share)
+    facts = llama_8b(spec)
+    return plan_memory(spec.train, LONGEST, facts, limit, kind, sharding="ddp", world_size=1, trained_share=share)
 
 
 def test_recomputing_only_where_it_has_to_be() -> None:
@@ -193,9 +197,9 @@ def test_the_longest_pass_that_fits_is_taken(quantization: Any, gigabytes: int) 
     if made.expected_bytes > limit * USABLE:  # nothing fits: the least that there is
         assert (tokens, made.gradient_checkpointing) == (GPU_TOKENS[-1], True)
         return
-    longer = 2 * max(tokens, spec.data.max_length)
-    more = pass_bytes(spec, llama_8b(spec), longer, recomputing=made.gradient_checkpointing)
-    assert state_bytes(spec, llama_8b(spec), "ddp", 1) + more > limit * USABLE
+    longer = 2 * max(tokens, LONGEST)
+    more = pass_bytes(LONGEST, llama_8b(spec), longer, recomputing=made.gradient_checkpointing)
+    assert state_bytes(spec.train, llama_8b(spec), "ddp", 1) + more > limit * USABLE
 
 
 def test_what_is_given_is_kept() -> None:

@@ -16,8 +16,8 @@ from transformers import (
     AutoTokenizer,
 )
 
+from rankzero.engine.setup import to_train
 from rankzero.errors import ConfigError
-from rankzero.model.lora import apply_lora
 from rankzero.model.merge import merge
 from rankzero.model.weights import export_final
 from rankzero.spec.run_spec import RunSpec
@@ -33,7 +33,7 @@ def trained(name: str, root: Path, dtype: torch.dtype = torch.float32, **changes
     source = saved(name, root / "base", dtype=dtype)
     tiny_tokenizer().save_pretrained(root / "base")
     spec = spec_of(task=task_of(name), model__name=str(root / "base"), **{"lora": {"dropout": 0}, **changes})
-    adapted = shaken(apply_lora(loaded(source, spec, dtype), spec, base_name=source.name))
+    adapted = shaken(to_train(loaded(source, spec, dtype), spec, base_name=source.name))
     (root / "final").mkdir()
     export_final(adapted, tiny_tokenizer(), root / "final", dtype=dtype, stop_ids=[2, 3])
     return spec, adapted
@@ -60,7 +60,7 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
 def test_merged_is_base_and_adapter(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
     spec, adapted = trained(name, tmp_path, **changes)
     labels = CLASSES if spec.task == "classify" else None
-    done = merge(spec, tmp_path / "final", tmp_path / "merged", labels=labels)
+    done = merge(spec.model, tmp_path / "final", tmp_path / "merged", labels=labels)
     model, report = CLASS[spec.task].from_pretrained(done.directory, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
     modes = {path.stat().st_mode for path in done.directory.rglob("*") if path.is_file()}
@@ -74,7 +74,7 @@ def test_merged_is_base_and_adapter(name: str, changes: dict[str, Any], tmp_path
 def test_a_vision_model_merges_whole(tmp_path: Path) -> None:
     parts = ["language", "projector", "vision_tower"]
     spec, adapted = trained("qwen3_vl", tmp_path, train__parts=parts)
-    merge(spec, tmp_path / "final", tmp_path / "merged")
+    merge(spec.model, tmp_path / "final", tmp_path / "merged")
     model = AutoModelForImageTextToText.from_pretrained(tmp_path / "merged").eval()
     assert distance(logits(model, pictures=True), logits(adapted, pictures=True)) < 1e-5
 
@@ -83,8 +83,8 @@ def test_a_vision_model_merges_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "parts"), [("llama", "auto"), ("qwen3_moe", ["language", "experts"])])
 def test_a_packed_base_merges_as_it_was_trained_on(name: str, parts: object, quantization: str, tmp_path: Path) -> None:
     spec, adapted = trained(name, tmp_path, model__quantization=quantization, train__parts=parts)
-    merge(spec, tmp_path / "final", tmp_path / "merged")
-    merge(spec, tmp_path / "final", tmp_path / "files", base_weights="files")
+    merge(spec.model, tmp_path / "final", tmp_path / "merged")
+    merge(spec.model, tmp_path / "final", tmp_path / "files", base_weights="files")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     assert distance(logits(model), logits(adapted)) < 1e-5
     assert "quantization_config" not in json.loads((tmp_path / "merged/config.json").read_text())
@@ -99,7 +99,7 @@ def test_a_packed_base_merges_as_it_was_trained_on(name: str, parts: object, qua
 
 def test_sums_are_rounded_once_to_the_precision_of_the_base(tmp_path: Path) -> None:
     spec, adapted = trained("llama", tmp_path, torch.bfloat16)
-    assert merge(spec, tmp_path / "final", tmp_path / "merged").dtype == "bfloat16"
+    assert merge(spec.model, tmp_path / "final", tmp_path / "merged").dtype == "bfloat16"
     name = "model.layers.0.self_attn.q_proj"
     layer = adapted.get_base_model().get_submodule(name)
     exact = layer.base_layer.weight.float() + layer.get_delta_weight("default").float()
@@ -114,7 +114,7 @@ def test_tokenizer_template_and_generation_config_come_along(tmp_path: Path) -> 
     (tmp_path / "base/preprocessor_config.json").write_text("{}")
     template = (tmp_path / "final/chat_template.jinja").read_text() + " "
     (tmp_path / "final/chat_template.jinja").write_text(template)
-    merge(spec, tmp_path / "final", tmp_path / "merged")
+    merge(spec.model, tmp_path / "final", tmp_path / "merged")
     assert AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template == template, "the adapter's comes first"
     assert json.loads((tmp_path / "merged/generation_config.json").read_text())["eos_token_id"] == [2, 3]
     assert (tmp_path / "merged/preprocessor_config.json").read_text() == "{}", "what the adapter lacks is the base's"
@@ -125,7 +125,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     spec, _ = trained("llama", tmp_path)
     (tmp_path / "merged").mkdir()
     with pytest.raises(ConfigError, match="there is something already"):
-        merge(spec, tmp_path / "final", tmp_path / "merged")
+        merge(spec.model, tmp_path / "final", tmp_path / "merged")
     assert not list((tmp_path / "merged").iterdir())
 
 
@@ -133,7 +133,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
     spec, _ = trained("llama", tmp_path)
     monkeypatch.setattr("rankzero.model.merge.commit_directory", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        merge(spec, tmp_path / "final", tmp_path / "merged")
+        merge(spec.model, tmp_path / "final", tmp_path / "merged")
     assert {path.name for path in tmp_path.iterdir()} & {"base", "final", "merged"} == {"base", "final"}
     assert not list(tmp_path.glob(".tmp-*"))
 
@@ -144,7 +144,7 @@ def test_an_adapter_that_diverged_is_refused(tmp_path: Path) -> None:
         next(p for p in adapted.parameters() if p.requires_grad).fill_(float("nan"))
     export_final(adapted, tiny_tokenizer(), tmp_path / "final", dtype=torch.float32, stop_ids=[2])
     with pytest.raises(ConfigError, match="NaN or Inf"):
-        merge(spec, tmp_path / "final", tmp_path / "merged")
+        merge(spec.model, tmp_path / "final", tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
 
 

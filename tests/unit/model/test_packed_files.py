@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
+from rankzero.engine.setup import to_train
 from rankzero.errors import ConfigError
 from rankzero.model.load import empty_model, load_config
-from rankzero.model.lora import apply_lora
 from rankzero.model.low_bits import FLOAT8, from_float8, to_float8
-from rankzero.model.quantizer import unpack
+from rankzero.model.quantize import unpack
 from rankzero.model.source import ModelSource
 from rankzero.model.weights import export_final
 from tests.support.tiny import tiny_tokenizer
@@ -118,7 +118,7 @@ def test_a_full_fine_tune_of_an_fp8_checkpoint_is_saved_unpacked(tmp_path: Path)
 def test_the_empty_model_of_packed_files_is_unpacked(tmp_path: Path) -> None:
     source, expected = fp8_checkpoint(tmp_path, "qwen3_moe")
     spec = packed_spec("qwen3_moe", "fp8")
-    empty = empty_model(spec, load_config(source, spec.model), torch.float32)
+    empty = empty_model(spec.model, load_config(source, spec.model), torch.float32)
     assert {n: p.shape for n, p in empty.named_parameters()} == {n: p.shape for n, p in expected.named_parameters()}
 
 
@@ -134,7 +134,7 @@ def test_a_bitsandbytes_checkpoint_is_used_as_it_is(tmp_path: Path) -> None:
     model = loaded(source, spec)
     layer = model.model.layers[0].self_attn.q_proj
     assert type(layer).__name__ == "Linear4bit" and layer.compute_dtype is torch.float32, "this run's precision"
-    adapted = apply_lora(model, spec, base_name="bnb")
+    adapted = to_train(model, spec, base_name="bnb")
     adapted(input_ids=torch.tensor([[5, 9]])).logits.sum().backward()
     assert all(p.grad is not None for p in adapted.parameters() if p.requires_grad)
     plain = loaded(source, spec)

@@ -8,12 +8,13 @@ import torch
 from rankzero.errors import ConfigError
 from rankzero.model.load import meta_model
 from rankzero.model.parts import PARTS, freeze_to, parameter_parts, wanted_parts
+from rankzero.spec.run_spec import ModelSpec
 from tests.support.tiny_configs import CONFIGS
-from tests.unit.model.support import spec_of, task_of
+from tests.unit.model.support import spec_of, use_of
 
 
 def model_of(name: str) -> object:
-    return meta_model(CONFIGS[name](), spec_of(task=task_of(name)))
+    return meta_model(CONFIGS[name](), ModelSpec(name="m"), use_of(name))
 
 
 EXPECTED = {
@@ -91,12 +92,12 @@ def test_what_lies_between_tower_and_text_is_the_projector(name: str) -> None:
     ],
 )
 def test_auto_and_named_parts(lora: object, parts: object, wanted: set[str]) -> None:
-    assert wanted_parts(spec_of(lora=lora, train__parts=parts), model_of("qwen3_vl_moe")) == wanted
+    assert wanted_parts(parts, model_of("qwen3_vl_moe"), adapters=lora is not None) == wanted
 
 
 def test_parts_that_are_not_there_are_all_named() -> None:
     with pytest.raises(ConfigError) as wrong:
-        wanted_parts(spec_of(train__parts=["language", "experts", "vision_tower"]), model_of("llama"))
+        wanted_parts(("language", "experts", "vision_tower"), model_of("llama"), adapters=False)
     assert [(p.what, p.where, p.hint) for p in wrong.value.problems] == [
         ("the model has no experts", "train.parts", "it has: language"),
         ("the model has no vision tower", "train.parts", "it has: language"),
@@ -114,5 +115,5 @@ def test_freezing_leaves_gradients_to_the_wanted_parts_alone() -> None:
 def test_parts_are_the_same_whatever_the_precision() -> None:
     from rankzero.model.load import empty_model
 
-    half = empty_model(spec_of(), CONFIGS["qwen3_vl_moe"](), torch.bfloat16)
+    half = empty_model(spec_of().model, CONFIGS["qwen3_vl_moe"](), torch.bfloat16)
     assert parameter_parts(half) == parameter_parts(model_of("qwen3_vl_moe"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from rankzero.errors import ConfigError
 from rankzero.model.predict import classify, load_classifier
+from rankzero.run_dir.result import as_it_was
 from rankzero.spec.run_spec import RunSpec
 from tests.support.architectures import save
 
@@ -40,7 +42,7 @@ def test_the_librarys_own_probabilities(trained: Path) -> None:
 
     model = AutoModelForSequenceClassification.from_pretrained(trained).eval()
     tokenizer = AutoTokenizer.from_pretrained(trained)
-    found = list(classify(load_classifier(spec(trained), None, None, torch.float32, CPU), TEXTS))
+    found = list(classify(load_classifier(as_it_was(spec(trained)), torch.float32, CPU), TEXTS))
     assert len(found) == len(TEXTS)
     for text, prediction in zip(TEXTS[:4], found, strict=False):
         with torch.no_grad():
@@ -52,10 +54,10 @@ def test_the_librarys_own_probabilities(trained: Path) -> None:
 
 
 def test_long_texts_are_cut_as_in_training(trained: Path) -> None:
-    short = load_classifier(spec(trained, max_length=8), None, None, torch.float32, CPU)
+    short = load_classifier(as_it_was(spec(trained, max_length=8)), torch.float32, CPU)
     whole, cut = classify(short, ["a warm and moving story .", "a warm and moving story . the plot is a mess"])
     assert whole.probabilities == pytest.approx(cut.probabilities, abs=1e-6)
-    unbounded = load_classifier(spec(trained), None, None, torch.float32, CPU)
+    unbounded = load_classifier(as_it_was(spec(trained)), torch.float32, CPU)
     whole, cut = classify(unbounded, ["dull " * 126, "dull " * 2000])  # the model has 128 positions
     assert whole.probabilities == pytest.approx(cut.probabilities, abs=1e-6)
 
@@ -76,7 +78,9 @@ def test_an_adapters_classes(tmp_path: Path, trained: Path) -> None:
             torch.nn.init.normal_(parameter)
     adapted.save_pretrained(tmp_path / "adapter")
     labels = ("a", "b", "c", "d")
-    classifier = load_classifier(spec(base), tmp_path / "adapter", labels, torch.float32, CPU)
+    classifier = load_classifier(
+        replace(as_it_was(spec(base)), adapter=tmp_path / "adapter", labels=labels), torch.float32, CPU
+    )
     (found,) = classify(classifier, ["the plot is a mess"])
     ids = torch.tensor([next(iter(classifier.encoder.encode(_rendered("the plot is a mess")))).ids])
     with torch.no_grad():
@@ -88,14 +92,14 @@ def test_an_adapters_classes(tmp_path: Path, trained: Path) -> None:
 def test_an_adapter_without_names_of_classes_is_refused(tmp_path: Path) -> None:
     model = save("distilbert", tmp_path)
     with pytest.raises(ConfigError, match="does not say which classes"):
-        load_classifier(spec(model), tmp_path / "adapter", None, torch.float32, CPU)
+        load_classifier(replace(as_it_was(spec(model)), adapter=tmp_path / "adapter"), torch.float32, CPU)
 
 
 def test_a_model_without_a_trained_head_is_refused(tmp_path: Path) -> None:
     for name in ("distilbert", "qwen3"):
         model = save(name, tmp_path / name)
         with pytest.raises(ConfigError, match=r"no trained classifier.*\n.*rankzero generate"):
-            load_classifier(spec(model), None, None, torch.float32, CPU)
+            load_classifier(as_it_was(spec(model)), torch.float32, CPU)
 
 
 def _rendered(text: str) -> list[Any]:

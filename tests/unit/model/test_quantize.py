@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from rankzero.engine.setup import to_train
 from rankzero.errors import ConfigError
-from rankzero.model.load import load_config, load_model
-from rankzero.model.lora import apply_lora, load_adapter, parameter_counts
+from rankzero.model.load import ClassHead, load_config, load_model
+from rankzero.model.lora import load_adapter, parameter_counts
 from rankzero.model.low_bits import FLOAT8, from_float8, to_float8
-from rankzero.model.quantize import quantization_config
-from rankzero.model.quantizer import unpack
+from rankzero.model.quantize import quantization_config, unpack
 from rankzero.model.weights import save_weights
 from tests.support.tiny_configs import CONFIGS
 from tests.unit.model.support import (
@@ -83,10 +83,10 @@ def test_training_through_a_packed_base_is_training_on_the_unpacked_one(
     name: str, quantization: str, tmp_path: Path
 ) -> None:
     source, spec = saved(name, tmp_path / "base"), packed_spec(name, quantization)
-    packed = shaken(apply_lora(loaded(source, spec), spec, base_name="base"))
+    packed = shaken(to_train(loaded(source, spec), spec, base_name="base"))
     plain_base = loaded(source, spec)
     unpack(plain_base)
-    unpacked = shaken(apply_lora(plain_base, spec, base_name="base"))
+    unpacked = shaken(to_train(plain_base, spec, base_name="base"))
     assert dict(packed.named_parameters()).keys() >= {n for n, p in unpacked.named_parameters() if p.requires_grad}
     gradients = []
     for model in (packed, unpacked):
@@ -106,7 +106,7 @@ def test_checkpointing_recomputes_the_same(quantization: str, tmp_path: Path) ->
     source, spec = saved("qwen3_moe", tmp_path), packed_spec("qwen3_moe", quantization)
     gradients = []
     for checkpointing in (False, True):
-        model = shaken(apply_lora(loaded(source, spec), spec, base_name="base")).train()
+        model = shaken(to_train(loaded(source, spec), spec, base_name="base")).train()
         if checkpointing:
             model.enable_input_require_grads()
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -119,7 +119,7 @@ def test_checkpointing_recomputes_the_same(quantization: str, tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
 def test_the_loss_falls_and_the_adapter_loads_again(name: str, quantization: str, tmp_path: Path) -> None:
     source, spec = saved(name, tmp_path / "base"), packed_spec(name, quantization)
-    model = apply_lora(loaded(source, spec), spec, base_name="base").train()
+    model = to_train(loaded(source, spec), spec, base_name="base").train()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.02)
     rows = torch.randint(3, 60, (4, 12), generator=torch.Generator().manual_seed(0))
     losses = []
@@ -138,7 +138,7 @@ def test_the_loss_falls_and_the_adapter_loads_again(name: str, quantization: str
 @pytest.mark.parametrize("quantization", FORMATS)
 def test_norms_and_adapters_are_float32_over_a_bfloat16_base(quantization: str, tmp_path: Path) -> None:
     source, spec = saved("llama", tmp_path), packed_spec("llama", quantization)
-    model = apply_lora(loaded(source, spec, torch.bfloat16), spec, base_name="base")
+    model = to_train(loaded(source, spec, torch.bfloat16), spec, base_name="base")
     assert model.get_base_model().model.norm.weight.dtype is torch.float32
     assert model.get_base_model().model.embed_tokens.weight.dtype is torch.bfloat16
     assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
@@ -154,7 +154,7 @@ def test_a_classifiers_head_is_not_packed(quantization: str, tmp_path: Path) -> 
     spec = spec_of(task="classify", lora={}, model__quantization=quantization)
     model = loaded(source, spec)
     assert type(model.pre_classifier) is torch.nn.Linear and type(model.classifier) is torch.nn.Linear
-    adapted = apply_lora(model, spec, base_name="base")
+    adapted = to_train(model, spec, base_name="base")
     adapted(input_ids=torch.tensor([[5, 9]])).logits.sum().backward()
     assert all(p.grad is not None for p in adapted.parameters() if p.requires_grad)
 
@@ -190,5 +190,5 @@ def test_labels_reach_a_packed_classifier(tmp_path: Path) -> None:
     source = saved("llama", tmp_path)
     spec = spec_of(task="classify", lora={}, model__quantization="nf4")
     config = load_config(source, spec.model)
-    model = load_model(source, spec, config, torch.float32, labels=CLASSES, pad_token_id=0)
+    model = load_model(source, spec.model, config, torch.float32, head=ClassHead(CLASSES, 0))
     assert model.score.weight.shape == (3, 16) and type(model.score) is torch.nn.Linear

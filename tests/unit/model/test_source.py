@@ -71,7 +71,7 @@ def test_pickled_weights_are_refused_unless_trusted(copy: Path) -> None:
         locate(local(copy))
     spec = local(copy, trust_pickle=True)
     source = locate(spec)
-    model = load_model(source, run_of(spec), load_config(source, spec), torch.float32)
+    model = load_model(source, spec, load_config(source, spec), torch.float32)
     assert torch.equal(model.state_dict()["model.norm.weight"], state["model.norm.weight"])
 
 
@@ -83,7 +83,7 @@ def test_a_cut_off_weights_file_is_named(copy: Path) -> None:
     spec = local(copy)
     source = locate(spec)
     with pytest.raises(ConfigError, match="cut off"):
-        load_model(source, run_of(spec), load_config(source, spec), torch.float32)
+        load_model(source, spec, load_config(source, spec), torch.float32)
 
 
 def test_a_vocabulary_larger_than_the_embedding(copy: Path) -> None:

@@ -19,7 +19,8 @@ from rankzero.errors import ConfigError
 from rankzero.model.processor import load_processor
 from rankzero.model.source import ModelSource
 from rankzero.model.vision import Vision, load_vision
-from rankzero.spec.run_spec import RunSpec
+from rankzero.model.vision_rules import ProcessorPlace
+from rankzero.spec.run_spec import ModelSpec
 from tests.support.pictures import llava_files, qwen_vl_files, qwen_vl_tokenizer, vision_of
 
 
@@ -35,7 +36,7 @@ def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def counted(vision: Vision, size: tuple[int, int]) -> int:
     """Tokens of an image of this size, from its pixels."""
-    processor = load_processor(vision.rules.place)
+    processor = vision.rules.place.load()
     made = processor(images=[Image.new("RGB", size)], text=[processor.image_token])
     return int(made["input_ids"][0].count(vision.placeholder_id))
 
@@ -71,19 +72,27 @@ def test_llava_has_images_of_one_size_and_the_processor_brings_the_template(llav
     assert vision.inputs([Image.new("RGB", (9, 9))] * 2)["pixel_values"].shape == (2, 3, 56, 56)
     assert vision.token_inputs(np.array([[1]])) == {}
     tokenizer = SimpleNamespace(chat_template=None)
-    load_vision(ModelSource(llava, llava, "m"), spec(), tokenizer)
+    vision_in(llava, tokenizer)
     assert "ASSISTANT" in tokenizer.chat_template  # type: ignore[operator]
     tokenizer.chat_template = "mine"
-    load_vision(ModelSource(llava, llava, "m"), spec(chat_template="mine.jinja"), tokenizer)
+    vision_in(llava, tokenizer, chat_template="mine.jinja")
     assert tokenizer.chat_template == "mine"
 
 
-def spec(**data: Any) -> RunSpec:
-    return RunSpec.model_validate({"model": {"name": "m"}, "data": {"train": "x", **data}})
+def vision_in(
+    directory: Path,
+    tokenizer: Any,
+    *,
+    tokenizer_of: Path | None = None,
+    max_tokens: int | None = None,
+    chat_template: str | None = None,
+) -> Vision:
+    source = ModelSource(directory, tokenizer_of or directory, "m")
+    return load_vision(source, ModelSpec(name="m"), tokenizer, max_tokens=max_tokens, chat_template=chat_template)
 
 
 def test_a_limit_is_of_the_spec_and_goes_into_what_is_saved(qwen: Path, tmp_path: Path) -> None:
-    vision = load_vision(ModelSource(qwen, qwen, "m"), spec(image_max_tokens=12), qwen_vl_tokenizer())
+    vision = vision_in(qwen, qwen_vl_tokenizer(), max_tokens=12)
     assert vision.rules.max_tokens == 12 and vision.tokens(Image.new("RGB", (1000, 900))) == 9
     vision.save(tmp_path)
     saved = AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
@@ -101,13 +110,13 @@ def test_without_a_limit_files_are_saved_as_they_were(llava: Path, tmp_path: Pat
 
 def test_what_was_saved_is_a_processor_again(qwen: Path, tmp_path: Path) -> None:
     shutil.copytree(qwen, tmp_path / "first")
-    processor = load_processor(vision_of(tmp_path / "first", 10).rules.place)
+    processor = vision_of(tmp_path / "first", 10).rules.place.load()
     for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
         (tmp_path / "first" / name).unlink()
     nested = {"processor_class": "Qwen3VLProcessor", "image_processor": processor.image_processor.to_dict()}
     nested["image_processor"]["image_processor_type"] = "Qwen2VLImageProcessor"
     (tmp_path / "first" / "processor_config.json").write_text(json.dumps(nested))
-    vision = load_vision(ModelSource(tmp_path / "first", qwen, "m"), spec(image_max_tokens=5), qwen_vl_tokenizer())
+    vision = vision_in(tmp_path / "first", qwen_vl_tokenizer(), tokenizer_of=qwen, max_tokens=5)
     shutil.copytree(qwen, tmp_path / "second", ignore=shutil.ignore_patterns("*processor_config.json"))
     vision.save(tmp_path / "second")
     assert vision_of(tmp_path / "second").tokens(Image.new("RGB", (900, 900))) == 4
@@ -145,8 +154,8 @@ class TestLayout:
     @pytest.fixture
     def processor(self, qwen: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         """Loaded for this test alone."""
-        own = load_processor.__wrapped__(vision_of(qwen).rules.place)
-        monkeypatch.setattr("rankzero.model.vision.load_processor", lambda _place: own)
+        own = load_processor.__wrapped__(str(qwen), str(qwen), False, None)
+        monkeypatch.setattr(ProcessorPlace, "load", lambda _place: own)
         return own
 
     def refused(self, qwen: Path, why: str) -> None:

@@ -16,8 +16,8 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
+from rankzero.engine.setup import to_train
 from rankzero.errors import StorageError
-from rankzero.model.lora import apply_lora
 from rankzero.model.weights import export_final, load_weights, read_state, save_weights
 from tests.support.tiny import tiny_tokenizer
 from tests.support.tiny_configs import CONFIGS
@@ -91,10 +91,10 @@ def test_the_result_has_the_precision_of_the_base(tmp_path: Path) -> None:
 def test_an_adapter_comes_back_bit_for_bit(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
     spec = spec_of(task=task_of(name), **{"lora": {"dropout": 0}, **changes})
     source = saved(name, tmp_path / "base")
-    adapted = shaken(apply_lora(loaded(source, spec), spec, base_name="base"))
+    adapted = shaken(to_train(loaded(source, spec), spec, base_name="base"))
     save_weights(adapted, tmp_path / "whole")
     trained = {n: p.detach().clone() for n, p in adapted.named_parameters() if p.requires_grad}
-    holder = apply_lora(loaded(source, spec), spec, base_name="base")
+    holder = to_train(loaded(source, spec), spec, base_name="base")
     save_weights(holder, tmp_path / "handed", state=trained)
     files = [load_file(tmp_path / place / "adapter_model.safetensors") for place in ("whole", "handed")]
     assert files[0].keys() == files[1].keys()
@@ -144,7 +144,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
 def test_a_classifiers_adapter_loads_through_the_auto_class(tmp_path: Path) -> None:
     spec = spec_of(task="classify", lora={"dropout": 0})
     source = saved("distilbert", tmp_path / "base")
-    adapted = shaken(apply_lora(loaded(source, spec), spec, base_name=source.name))
+    adapted = shaken(to_train(loaded(source, spec), spec, base_name=source.name))
     (tmp_path / "final").mkdir()
     export_final(adapted, tiny_tokenizer(), tmp_path / "final", dtype=torch.float32, stop_ids=[])
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "final", num_labels=3).eval()

@@ -30,22 +30,22 @@ def test_an_adapter_goes_on_the_runs_base(suffix: str, tmp_path: Path) -> None:
     run = run_of(tmp_path, lora={}, model={"name": "base", "quantization": "nf4"})
     result = find_result(str(run / suffix), "writes")
     assert result.adapter == run / "final"
-    assert (result.spec.model.name, result.spec.model.quantization) == ("base", "nf4")
-    assert result.spec.model.tokenizer_dir == str(run / "final") and result.spec.data.chat_template is None
+    assert (result.model.name, result.model.quantization) == ("base", "nf4")
+    assert result.model.tokenizer_dir == str(run / "final") and result.chat_template is None
 
 
 def test_full_weights_stand_alone(tmp_path: Path) -> None:
     run = run_of(tmp_path, model={"name": "base", "local_dir": "/gone", "tokenizer_dir": "/gone too"})
     result = find_result(str(run), "writes")
-    assert (result.adapter, result.spec.model.local_dir) == (None, str(run / "final"))
-    assert result.spec.model.tokenizer_dir is None
+    assert (result.adapter, result.model.local_dir) == (None, str(run / "final"))
+    assert result.model.tokenizer_dir is None
 
 
 def test_the_model_before_training_needs_no_result(tmp_path: Path) -> None:
     run = run_of(tmp_path, final=False, lora={})
     result = find_result(str(run), "writes", base=True)
-    assert result.adapter is None and result.spec.model.name == "base"
-    assert result.spec.data.chat_template == str(run / "t.jinja"), "relative to the file that says it"
+    assert result.adapter is None and result.model.name == "base"
+    assert result.chat_template == str(run / "t.jinja"), "relative to the file that says it"
 
 
 def test_classes_of_an_adapter(tmp_path: Path) -> None:
@@ -61,9 +61,9 @@ def test_classes_that_the_spec_names(tmp_path: Path) -> None:
 def test_an_adapter_from_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/base"}))
     result = find_result(str(tmp_path), "writes")
-    assert (result.spec.model.name, result.spec.model.tokenizer_dir, result.adapter) == ("org/base", None, tmp_path)
+    assert (result.model.name, result.model.tokenizer_dir, result.adapter) == ("org/base", None, tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    assert find_result(str(tmp_path), "writes").spec.model.tokenizer_dir == str(tmp_path)
+    assert find_result(str(tmp_path), "writes").model.tokenizer_dir == str(tmp_path)
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ConfigError, match="base_model_name_or_path"):
         find_result(str(tmp_path), "writes")
@@ -71,7 +71,7 @@ def test_an_adapter_from_elsewhere(tmp_path: Path) -> None:
 
 def test_any_model(tmp_path: Path) -> None:
     result = find_result("org/model", "classifies")
-    assert (result.spec.model.name, result.spec.task, result.adapter) == ("org/model", "classify", None)
+    assert (result.model.name, result.adapter) == ("org/model", None)
     with pytest.raises(ConfigError, match="no run directory"):
         find_result("org/model", "writes", base=True)
 
@@ -124,4 +124,4 @@ class TestNoSuchRun:
 
     @pytest.mark.parametrize("target", ["org/model", "gpt2", "Qwen/Qwen3-0.6B"])
     def test_what_the_hub_may_have_is_left_to_it(self, target: str) -> None:
-        assert find_result(target, "writes").spec.model.name == target
+        assert find_result(target, "writes").model.name == target

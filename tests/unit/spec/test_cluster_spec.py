@@ -83,6 +83,7 @@ def test_problems(example: Path, override: str, where: str, text: str) -> None:
         (["resources.limits={memory: 256Gi}"], "resources.limits.memory", "below what is asked for"),
         (["resources.limits={cpu: 1}"], "resources.limits.cpu", "below what is asked for"),
         (["ttl_seconds_after_finished=1", "kind=trainjob"], "ttl_seconds_after_finished", "no such time"),
+        (["ttl_seconds_after_finished=1", "kind=docker"], "ttl_seconds_after_finished", "kind docker has no such time"),
         (["tolerations=[{value: x}]"], "tolerations.0", "needs a key"),
         (["resources.memory=12 GB"], "resources.memory", "a quantity such as"),
         (["gpu_resource=gpu"], "gpu_resource", "device resource"),

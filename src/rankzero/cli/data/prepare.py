@@ -29,10 +29,10 @@ def prepare(
     from rankzero.cli.installed import require_engine
 
     require_engine()
-    from rankzero.cache import cache_root
     from rankzero.cli.seed_flags import SeedFlags
     from rankzero.cli.train import read_spec
     from rankzero.data.cache.training_data import prepare_part
+    from rankzero.machine import cache_root
     from rankzero.model.load import kind_of, load_config, load_tokenizer, quiet_libraries
     from rankzero.model.source import locate
     from rankzero.model.vision import load_vision
@@ -42,8 +42,10 @@ def prepare(
     quiet_libraries()
     source = locate(spec.model)
     tokenizer = load_tokenizer(source, spec.model, spec.data.chat_template)
-    sees = kind_of(load_config(source, spec.model), spec.task_section.uses) == "vision"
-    vision = load_vision(source, spec, tokenizer).rules if sees else None
+    vision = None
+    if kind_of(load_config(source, spec.model), spec.task_section.uses) == "vision":
+        limit, template = spec.data.image_max_tokens, spec.data.chat_template
+        vision = load_vision(source, spec.model, tokenizer, max_tokens=limit, chat_template=template).rules
     made = prepare_part(spec, tokenizer, cache_root(), part, workers=None, show=show, vision=vision)
     done = {
         label: None

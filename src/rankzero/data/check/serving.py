@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.tokens.chat import Rendered, Renderer, TokenRules
+from rankzero.data.tokens.template import ChatTemplate
 from rankzero.data.tokens.token_rules import turn_weights, with_wanted_reasoning
 from rankzero.data.tokens.tokenizer import TokenizerParts
 from rankzero.data.tokens.turns import turn_of
@@ -129,7 +130,6 @@ def compare(
 class _Comparer:
     def __init__(self, parts: TokenizerParts, rules: TokenRules, serve: Serve, stops: frozenset[str]) -> None:
         self._renderer, self._rules = Renderer(parts, rules), rules
-        self._template = self._renderer.template
         self._has_date = "strftime_now" in str(parts.chat_template)
         self._serve, self._stops, self._specials = serve, stops, parts.specials
 
@@ -139,23 +139,31 @@ class _Comparer:
         if not isinstance(rendered, Rendered):
             return  # a bad row, which is reported as such
         row, _ = with_wanted_reasoning(row, self._rules)
-        keys, knows_thoughts = self._template.reasoning_keys, self._template.knows_thoughts
+        renderer, row = self._renderer.for_row(row)
+        template, form = renderer.template, renderer.template.call_form
+        keys, knows_thoughts = template.reasoning_keys, template.knows_thoughts
         turns = [
-            turn_of(message, in_parts=self._renderer.in_parts, keys=keys, knows_thoughts=knows_thoughts)
+            turn_of(message, in_parts=renderer.in_parts, keys=keys, knows_thoughts=knows_thoughts, call_form=form)
             for message in row.messages
         ]
         where = f"{path}:{row.line}"
         for index, (message, weight) in enumerate(zip(row.messages, turn_weights(row, self._rules), strict=True)):
             if message.role == "assistant" and weight and index:
                 comparison.answers += 1
-                yield from self._of_answer(where, index, turns, row, rendered)
+                yield from self._of_answer(where, index, turns, row, rendered, template)
 
     def _of_answer(
-        self, where: str, index: int, turns: list[dict[str, Any]], row: Conversation, rendered: Rendered
+        self,
+        where: str,
+        index: int,
+        turns: list[dict[str, Any]],
+        row: Conversation,
+        rendered: Rendered,
+        template: ChatTemplate,
     ) -> Iterator[Difference]:
         text = rendered.text
         try:
-            prompt = self._template.render(turns[:index], tools=row.tools, opening=True)
+            prompt = template.render(turns[:index], tools=row.tools, opening=True)
             served = self._serve(turns[:index], row.tools)
         except Exception as error:  # the server's renderer is foreign code, and so is the template
             reason = str(error) or type(error).__name__

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from rankzero.cache import cache_root
 from rankzero.data.read.network import Network, RemoteFile
 from rankzero.errors import ServiceError, StorageError
+from rankzero.machine import cache_root
 from rankzero.run_dir.atomic import fsync_path, place_given_by, storage_errors, write_json
 
 TRIES = 4

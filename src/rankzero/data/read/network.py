@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from rankzero.errors import AccessError, ConfigError, DataError, RankzeroError, ServiceError, StorageError
-from rankzero.spec.modelscope import modelscope_hint
-from rankzero.spec.nearby import meant_here
+from rankzero.spec.nearby import meant_here, modelscope_hint
 
 _BLOCK_BYTES = 4 << 20
 _VERSION_KEYS = ("ETag", "etag", "blob_id", "md5Hash", "checksum", "Last-Modified", "LastModified", "mtime", "created")

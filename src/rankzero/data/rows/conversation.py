@@ -107,5 +107,7 @@ class Conversation:
     """Rows of one group (a tree, an image) are never split between train and eval. None: the row is its own group."""
     rejected: tuple[Message, ...] = ()
     """Preference rows: the worse answer; `messages` ends with the better one."""
+    verbatim: bool = False
+    """Raw text with its special tokens in it: nothing is put around it."""
     label: str | int | None = None
     """Classification rows: the class of the text, which is the only message."""

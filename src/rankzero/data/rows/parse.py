@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -51,19 +51,25 @@ def parse(chunk: Chunk, wanted: str, columns: Mapping[str, str] | None = None) -
             continue
         parsed.rows += 1
         row = read_json(line, number)
+        no_number = None
         if isinstance(row, RowProblem):
-            parsed.problems.append(row)
-            continue
+            no_number, row = row, _without_nan(line)
+            if row is None:
+                parsed.problems.append(no_number)
+                continue
         original = row
         if columns and isinstance(row, dict):
             row = rename(row, columns)
         name, result = convert(row, number, wanted)
-        if isinstance(result, list):
+        if no_number is not None and (isinstance(result, list) or _reads_nan(line, FORMATS[name].reads, columns)):
+            parsed.problems.append(no_number)
+        elif isinstance(result, list):
             parsed.problems += result
         elif twice := _duplicate_key(line, original, number, name, columns):
             parsed.problems.append(twice)
         else:
             _count(parsed, original, row, name, result)
+            parsed.rules.update([UNREAD_NAN] if no_number is not None else ())
             if wanted == "auto" and name not in parsed.reasons:
                 parsed.reasons[name] = reason(row, name)
     return parsed
@@ -120,6 +126,29 @@ def read_json(line: bytes, number: int) -> Any:
             f"not valid JSON: {error.msg} at column {error.colno}",
             _json_hint(line, error),
         )
+
+
+UNREAD_NAN = "NaN or Infinity where nothing is read"
+
+
+def _without_nan(line: bytes) -> Any:
+    """The object in a line that is JSON but for NaN and Infinity, with null for these; None where it is not."""
+    if b"NaN" not in line and b"Infinity" not in line:
+        return None
+    try:
+        row = orjson.loads(orjson.dumps(json.loads(line)))
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _reads_nan(line: bytes, reads: Collection[str], columns: Mapping[str, str] | None) -> bool:
+    """Whether NaN or Infinity stands in what is read of a row."""
+    found: list[str] = []
+    row = json.loads(line)
+    for key in {*reads, *(columns or {}).values()} & row.keys():
+        json.loads(json.dumps(row[key]), parse_constant=found.append)
+    return bool(found)
 
 
 def _byte_problem(line: bytes, number: int, position: int) -> RowProblem | None:

@@ -8,6 +8,7 @@ from functools import cached_property
 from rankzero.data.rows.conversation import ANSWERING, Conversation
 from rankzero.data.rows.problems import RowProblem
 from rankzero.data.tokens.built_in_templates import PLAIN, TrainingTemplate, plain_template, training_template
+from rankzero.data.tokens.call_form import IDS_REWRITTEN, with_short_ids
 from rankzero.data.tokens.chat_text import (
     OTHER_TEMPLATE,
     ChatText,
@@ -18,6 +19,7 @@ from rankzero.data.tokens.chat_text import (
 )
 from rankzero.data.tokens.image_tokens import ImageRules, Picture, Pictures
 from rankzero.data.tokens.own_words import excerpt
+from rankzero.data.tokens.places import Places
 from rankzero.data.tokens.template import ChatTemplate, TemplateRefusedError
 from rankzero.data.tokens.token_rules import TokenRules, turn_weights, with_wanted_reasoning
 from rankzero.data.tokens.tokenizer import TokenizerParts
@@ -35,6 +37,10 @@ class Renderer:
         self._parts, self._rules = parts, rules
         self._pictures = None if rules.vision is None else Pictures(rules.vision)
         self._left_out: dict[tuple[object, ...], int | None] = {}
+        of_tools = parts.tool_template
+        alone = of_tools and replace(parts, chat_template=of_tools, tool_template=None)
+        self._with_tools = Renderer(alone, rules) if alone else None
+        """For rows with tools, of a model that has a template of its own for them."""
 
     @cached_property
     def template(self) -> ChatTemplate:
@@ -49,6 +55,15 @@ class Renderer:
     def _keeps_reasoning(self) -> TrainingTemplate | None:
         """What renders as the model's own template does, and keeps the reasoning that this one leaves out."""
         return training_template(self.template, {**self._parts.variables, **self._rules.template_kwargs})
+
+    @cached_property
+    def _places(self) -> Places:
+        return Places(self.template, self._parts)
+
+    @cached_property
+    def _places_keeping(self) -> Places | None:
+        keeping = self._keeps_reasoning
+        return None if keeping is None else Places(keeping.template, self._parts)
 
     @cached_property
     def in_parts(self) -> bool:
@@ -85,6 +100,23 @@ class Renderer:
         return RowProblem(conversation.line, "needs a vision model", what, hint)
 
     def _templated(self, conversation: Conversation) -> Rendered | RowProblem:
+        renderer, given = self.for_row(conversation)
+        if given is not conversation:
+            row = renderer._with_either_template(given)
+            return row if isinstance(row, RowProblem) else replace(row, notes=(*row.notes, IDS_REWRITTEN))
+        return renderer._with_either_template(conversation)
+
+    def for_row(self, conversation: Conversation) -> tuple[Renderer, Conversation]:
+        """The renderer of the template that is for such a row, where the model has one for tools; and the row with its
+        ids of calls in the form that this template wants."""
+        calls = any(message.tool_calls for message in conversation.messages)
+        renderer = self._with_tools if self._with_tools is not None and (calls or conversation.tools) else self
+        if not (calls and renderer.template.call_form.short_ids):
+            return renderer, conversation
+        renamed = with_short_ids(conversation)
+        return renderer, conversation if renamed == conversation else renamed
+
+    def _with_either_template(self, conversation: Conversation) -> Rendered | RowProblem:
         weights = turn_weights(conversation, self._rules)
         try:
             try:
@@ -114,9 +146,11 @@ class Renderer:
             )
 
     def _with_own_template(self, conversation: Conversation, weights: tuple[float, ...]) -> Rendered:
-        text = ChatText(conversation, weights, self.template, self._parts, in_parts=self.in_parts)
+        places = None if self.in_parts else self._places
+        text = ChatText(conversation, weights, self.template, self._parts, in_parts=self.in_parts, places=places)
         row = self._trained(text)
-        self._require_context(text)
+        if not text.all_shown:
+            self._require_context(text)
         notes = [PLAIN] if self._parts.chat_template is None else []
         if not self.template.reasoning_keys and any(message.reasoning for message in conversation.messages):
             notes.append(AS_TEXT)
@@ -146,7 +180,8 @@ class Renderer:
             for message, weight in zip(conversation.messages, weights, strict=True)
         )
         try:
-            text = ChatText(replace(conversation, messages=apart), weights, keeping.template, self._parts)
+            whole = replace(conversation, messages=apart)
+            text = ChatText(whole, weights, keeping.template, self._parts, places=self._places_keeping)
             row = self._trained(text)
         except (WordsLostError, TemplateRefusedError, LeftOutError):
             return None
@@ -216,9 +251,20 @@ def _render_labelled(conversation: Conversation) -> Rendered | RowProblem:
 
 
 def _render_raw(conversation: Conversation) -> Rendered:
+    if conversation.verbatim:
+        return _render_verbatim(conversation)
     prompt = "".join(segment.content for segment in conversation.messages if segment.role == "prompt")
     text = prompt + "".join(segment.content for segment in conversation.messages if segment.role != "prompt")
     return Rendered(text, [(len(prompt), len(text))], raw=True, add_eos=True)
+
+
+def _render_verbatim(conversation: Conversation) -> Rendered:
+    spans, text = [], ""
+    for segment in conversation.messages:
+        text += segment.content
+        if segment.role == "completion" and segment.content:
+            spans.append((len(text) - len(segment.content), len(text)))
+    return Rendered(text, spans, raw=False, add_eos=False)
 
 
 def _hint(reason: str) -> str:

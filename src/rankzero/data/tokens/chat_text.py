@@ -14,10 +14,10 @@ Whichever way it was found: every word of a trained turn is in what is trained o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.tokens.image_tokens import Picture
@@ -78,6 +78,21 @@ class WordsLostError(Exception):
         self.turn, self.words, self.thought = turn, words, thought
 
 
+class KnownTurn(NamedTuple):
+    """What an assistant turn is made of; `unopened` as of Rendered."""
+
+    span: Span
+    unopened: str
+
+
+class KnownPlaces(Protocol):
+    """What is known of a template from other conversations."""
+
+    def turns(self, text: ChatText) -> Mapping[int, KnownTurn] | None:
+        """The assistant turns, where all that the row says is known to be shown; None: look for them."""
+        ...
+
+
 class ChatText:
     """One conversation on its way through a template.
 
@@ -92,6 +107,7 @@ class ChatText:
         parts: TokenizerParts,
         *,
         in_parts: bool = False,
+        places: KnownPlaces | None = None,
     ) -> None:
         """`in_parts`: the template reads every turn's content as a list of parts, not only where there are images."""
         self.messages = conversation.messages
@@ -101,11 +117,20 @@ class ChatText:
         self.specials, self.eos = parts.specials, parts.eos_token
         self.tools = conversation.tools
         keys, knows_thoughts = template.reasoning_keys, template.knows_thoughts
+        form = template.call_form if any(message.tool_calls for message in self.messages) else None
         self.turns = [
-            turn_of(message, in_parts=in_parts, keys=keys, knows_thoughts=knows_thoughts) for message in self.messages
+            turn_of(message, in_parts=in_parts, keys=keys, knows_thoughts=knows_thoughts, call_form=form)
+            for message in self.messages
         ]
         self.text, self.blocks = template.render_marked(self.turns, tools=self.tools)
         self.unopened = ""
+        self._closings: dict[str, bool] = {}
+        known = None if places is None else places.turns(self)
+        self.all_shown = known is not None
+        """Whether nothing of the row can be left out, as is known without another look."""
+        self._known = known or {}
+        if self.all_shown:
+            return
         if self.tools or any(message.tool_calls for message in self.messages):
             self._require_tools_shown()
 
@@ -114,13 +139,14 @@ class ChatText:
 
         Raises WordsLostError, RewrittenError, LeftOutError or TemplateRefusedError.
         """
-        spans = {i: self._span(i) for i in self._trained}
-        for i, (start, end) in spans.items():
+        spans = {i: self._spans(i) for i in self._trained}
+        for i, pieces in spans.items():
             # Nearly always the words stand there as they are: looked for in place, which costs next to nothing.
-            message = self.messages[i]
+            message, (start, end) = self.messages[i], pieces[0]
             if not (message.plain and self.text.find(message.content.strip(), start, end) >= 0):
-                self._require_words([i], self.text[start:end])
-        return self._rendered([(*span, self.weights[i]) for i, span in spans.items()], unopened=self.unopened)
+                self._require_words([i], "".join([self.text[start:end] for start, end in pieces]))
+        weighted = [(*span, self.weights[i]) for i, pieces in spans.items() for span in pieces]
+        return self._rendered(weighted, unopened=self.unopened)
 
     def everything(self) -> Rendered:
         """The row with every character trained but those of turns that are not. Raises as `answers` does."""
@@ -183,41 +209,77 @@ class ChatText:
         except TemplateRefusedError:
             return False
 
-    def _span(self, i: int) -> Span:
-        """What is trained of assistant turn `i`."""
-        return self._marked[i] if self.template.marks_turns else self._turn(i)
+    def _spans(self, i: int) -> list[Span]:
+        """What is trained of assistant turn `i`: one piece, or as many as the template marks."""
+        return self._marked[i] if self.template.marks_turns else [self._turn(i)]
 
     @cached_property
-    def _marked(self) -> dict[int, Span]:
-        assistants = [i for i, message in enumerate(self.messages) if message.role == "assistant"]
-        return dict(zip(assistants, self._blocks(len(assistants)), strict=True))
-
-    def _blocks(self, expected: int) -> list[Span]:
-        """The template's own marks, one for each assistant turn, with the end token if it stands right behind."""
-        if len(self.blocks) != expected:
-            counts = f"{len(self.blocks)} {{% generation %}} blocks for {expected} assistant turns"
-            raise TemplateRefusedError(f"it has {counts}")
+    def _marked(self) -> dict[int, list[Span]]:
+        """The template's own marks by turn, with the end token if it stands right behind the last of a turn's, and
+        without what opens answers in use, which some templates mark too."""
         _, closing = self._last_end
-        spans = []
-        for start, end in self.blocks:
+        opening = self.template.opening
+        marked: dict[int, list[Span]] = {}
+        for i, blocks in self._blocks().items():
+            (start, _), (last, end) = blocks[0], blocks[-1]
+            if opening and self.text.startswith(opening, start):
+                blocks[0] = start + len(opening), blocks[0][1]
+                last = blocks[-1][0]
             end += len(closing) if closing and self.text.startswith(closing, end) else 0
-            spans.append((start, self._trimmed(start, end)))
-        return spans
+            blocks[-1] = last, self._trimmed(last, end)
+            marked[i] = blocks
+        return marked
+
+    def _blocks(self) -> dict[int, list[Span]]:
+        """The blocks of each assistant turn. Where there are not as many as turns, the conversation up to and with a
+        turn says how many are in it."""
+        turns = [i for i, message in enumerate(self.messages) if message.role == "assistant"]
+        if len(self.blocks) == len(turns):
+            return {i: [block] for i, block in zip(turns, self.blocks, strict=True)}
+        blocks: dict[int, list[Span]] = {}
+        seen = 0
+        for i in turns:
+            last = i == len(self.turns) - 1
+            count = len(self.blocks if last else self.template.render_marked(self.turns[: i + 1], tools=self.tools)[1])
+            blocks[i], seen = self.blocks[seen:count], count
+        if seen != len(self.blocks) or not all(blocks.values()):
+            counts = f"{len(self.blocks)} {{% generation %}} blocks for {len(turns)} assistant turns"
+            raise TemplateRefusedError(f"it has {counts}")
+        return blocks
+
+    def begins_as(self, i: int, end: int) -> bool:
+        """Whether the text up to `end` is what is written before an answer as turn `i`."""
+        try:
+            return self._render(self.turns[:i], opening=True) == self.text[:end]
+        except TemplateRefusedError:
+            return False
 
     def _turn(self, i: int) -> Span:
-        """What the assistant is to produce as turn `i`."""
+        if i not in self._known:
+            return self.turn_span(i)
+        span, unopened = self._known[i]
+        self.unopened = unopened or self.unopened
+        return span
+
+    def turn_span(self, i: int) -> Span:
+        """What the assistant is to produce as turn `i`, found by rendering. Raises as `answers` does."""
         start = self._turn_start(i)
         return start, self._trimmed(start, self._turn_end(i, start))
 
     def _turn_start(self, i: int) -> int:
         if i == 0:  # nothing before it, and templates fail on an empty conversation
-            return self._content(0)[0]
+            start, opening = self._content(0)[0], self.template.opening
+            at = self.text.rfind(opening, 0, start) if opening else -1
+            return at + len(opening) if at >= 0 else start
         head = self._render(self.turns[:i], opening=True)
         if self.text.startswith(head):
             return len(head)
         before = self._render(self.turns[:i])
         shared = min(_common_prefix(head, self.text), self._content(i)[0])
         if self.text.startswith(before) and shared > len(before):
+            # In use an empty thought stands there; the row's own, where it has one, is the model's to write.
+            thought = self.text.find("<think>", len(before), shared)
+            shared = thought if thought >= 0 and "</think>" in head[shared:] else shared
             self.unopened = head[shared:]
             return shared
         raise RewrittenError(i, head, self.text)
@@ -255,7 +317,7 @@ class ChatText:
         looked at as a whole: where a turn of text alone would end, or where the conversation up to it ends."""
         try:
             end = self._content(i)[1]
-            if closing := self._closing_at(end):
+            if (closing := self._closing_at(end)) and self._closes(i, closing):
                 return end + len(closing)
         except TemplateRefusedError:
             pass  # it wants a call here: tool answers follow
@@ -263,6 +325,13 @@ class ChatText:
         if self.text.startswith(part):
             return len(part)
         raise TemplateRefusedError(f"where the tool calls of turn {i + 1} end cannot be told")
+
+    def _closes(self, i: int, closing: str) -> bool:
+        """Whether turn `i` ends with this, rather than the next one beginning with it (GLM: `<|observation|>`)."""
+        if closing not in self._closings:
+            up_to = self.text if i == len(self.turns) - 1 else self._render(self.turns[: i + 1])
+            self._closings[closing] = up_to.rstrip().endswith(closing.strip())
+        return self._closings[closing]
 
     def _content(self, i: int) -> Span:
         """Where the content of turn `i` stands in the text, its tool calls and its reasoning included."""
@@ -312,7 +381,11 @@ class ChatText:
         return start + len(self.text[start:end].rstrip())
 
     def _ends_with_token(self) -> bool:
-        return self.text.rstrip().endswith(self.specials)
+        """Whether the template closes the last turn; what its own words end with does not count."""
+        text = self.text.rstrip()
+        if not text.endswith(self.specials) or self.messages[-1].tool_calls:
+            return text.endswith(self.specials)
+        return text[self._last_end[0] :].endswith(self.specials)
 
 
 def _filled(marked: Sequence[tuple[int, int, float]], length: int) -> list[tuple[int, int, float]]:

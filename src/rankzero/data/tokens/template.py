@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NoReturn
 
 import jinja2
@@ -20,6 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from rankzero.data.rows.formats.reasoning import REASONING_KEYS
+from rankzero.data.tokens.call_form import CallForm, find_call_form
 from rankzero.errors import ConfigError
 
 Turns = Sequence[Mapping[str, Any]]
@@ -51,8 +53,11 @@ class ChatTemplate:
         """Under which names it reads a turn's reasoning."""
         self.knows_thoughts = "</think>" in source
         """Whether it has rules of its own for `<think>…</think>` in a text."""
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self.asks_for = _asked_for(environment.parse(source))
+            """Texts that it looks for in what turns say, so that it may write a turn differently where one is there."""
+            self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             what = f"the chat template is not valid Jinja: {error.message} (line {error.lineno} of the template)"
             raise ConfigError(what, where="data.chat_template") from error
@@ -61,6 +66,21 @@ class ChatTemplate:
         """The text of these turns; `opening` adds the head of the assistant turn that is to follow."""
         text, _ = self.render_marked(turns, tools=tools, opening=opening)
         return text
+
+    @cached_property
+    def opening(self) -> str:
+        """What opens an answer in use; "" where that is nothing, or cannot be told."""
+        turns = [{"role": "user", "content": "question"}]
+        try:
+            asked, opened = self.render(turns), self.render(turns, opening=True)
+        except TemplateRefusedError:
+            return ""
+        return opened[len(asked) :] if opened.startswith(asked) else ""
+
+    @cached_property
+    def call_form(self) -> CallForm:
+        """How it takes tool calls."""
+        return find_call_form(self.render)
 
     def render_marked(self, turns: Turns, *, tools: Tools = (), opening: bool = False) -> tuple[str, list[Span]]:
         """The text, and where its `{% generation %}` blocks are."""
@@ -77,6 +97,20 @@ class ChatTemplate:
 def _read_as(key: str) -> str:
     """A pattern of how a template reads a key of a turn: `turn.key`, `turn['key']`, `'key' in turn`."""
     return rf"(?:\.|['\"])\b{key}\b"
+
+
+def _asked_for(template: nodes.Template) -> tuple[str, ...]:
+    """The texts with which a template compares, or which it hands to methods of texts; but no names of keys and roles,
+    nor are the tags of reasoning, which turns tell of themselves."""
+    asking = (*template.find_all(nodes.Compare), *template.find_all(nodes.Call))
+    texts = {
+        text.value.strip() for place in asking for text in place.find_all(nodes.Const) if isinstance(text.value, str)
+    }
+    return tuple(sorted(text for text in texts if len(text) > 1 and not _NAME.fullmatch(text) and text not in _TAGS))
+
+
+_NAME = re.compile(r"[\w .:]*")
+_TAGS = ("<think>", "</think>")
 
 
 def _take_marks(text: str) -> tuple[str, list[Span]]:

@@ -48,12 +48,15 @@ class TokenizerParts:
     specials: tuple[str, ...]
     opens_with_bos: bool = False
     """Whether the tokenizer itself begins every text with its BOS token."""
+    tool_template: str | None = None
+    """The chat template for conversations with tools, where the model has two."""
 
     @property
     def fingerprint(self) -> str:
         """Changes when the same text could become other tokens."""
         whole = json.dumps(
             [self.backend, self.chat_template, sorted(self.variables.items()), self.eos_token, self.eos_id]
+            + ([self.tool_template] if self.tool_template else [])
         )
         return hashlib.sha256(whole.encode()).hexdigest()
 
@@ -91,6 +94,7 @@ def take_apart(tokenizer: Tokenizer, trains: Trains = "answers") -> TokenizerPar
         eos_id=-1 if eos_id is None else int(eos_id),
         specials=tuple(sorted(specials, key=lambda token: (-len(token), token))),
         opens_with_bos=opens_with_bos(tokenizer),
+        tool_template=_tool_template(tokenizer.chat_template),
     )
 
 
@@ -110,6 +114,12 @@ def _keep_whole_offsets(post_processor: Any) -> None:
             post_processor["trim_offsets"] = False
         for part in post_processor.get("processors", ()):
             _keep_whole_offsets(part)
+
+
+def _tool_template(template: Any) -> str | None:
+    """As transformers chooses: the template of this name, where tools are given."""
+    named = template.get("tool_use") if isinstance(template, Mapping) else None
+    return named if isinstance(named, str) else None
 
 
 def _single_template(template: Any) -> str | None:

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from rankzero.data.rows.conversation import Message
+from rankzero.data.tokens.call_form import CallForm, in_form
 from rankzero.data.tokens.template import ChatTemplate, TemplateRefusedError
 
 # Stands in for a turn's content to see where it comes to stand. A noncharacter at either end, so that what the text
@@ -18,12 +19,17 @@ STAND_IN = "\ufdd2content\ufdd3"
 
 
 def turn_of(
-    message: Message, *, in_parts: bool = False, keys: Sequence[str] = (), knows_thoughts: bool = False
+    message: Message,
+    *,
+    in_parts: bool = False,
+    keys: Sequence[str] = (),
+    knows_thoughts: bool = False,
+    call_form: CallForm | None = None,
 ) -> dict[str, Any]:
     """A turn as templates expect it: the content as text, or as a list of parts where it has images.
 
     Reasoning is where the template reads it: under its `keys`, where it has such, else as `<think>…</think>` before
-    the answer. What stands so in the row stays so for a template that `knows_thoughts`.
+    the answer. What stands so in the row stays so for a template that `knows_thoughts`. Calls are in the `call_form`.
     """
     thought = "" if message.plain else message.thought
     if thought and keys and not (knows_thoughts and not message.reasoning):
@@ -42,7 +48,7 @@ def turn_of(
         turn["tool_call_id"] = message.tool_call_id
     if message.name is not None:
         turn["name"] = message.name
-    return turn
+    return in_form(turn, call_form) if message.tool_calls and call_form else turn
 
 
 def _parts(message: Message) -> list[dict[str, str]]:
@@ -59,7 +65,7 @@ def _parts(message: Message) -> list[dict[str, str]]:
 
 def with_text(content: object, text: str) -> object:
     """Other text in the form that the content has."""
-    return text if isinstance(content, str) else [{"type": "text", "text": text}]
+    return text if content is None or isinstance(content, str) else [{"type": "text", "text": text}]
 
 
 def first_left_out(

@@ -6,11 +6,30 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 
 from rankzero.spec.run_spec import Sharding
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 WEIGHTS_DIRECTORY = "model"
+
+
+class Snapshot(Protocol):
+    """What a checkpoint holds of weights and optimizer at one moment, on this rank."""
+
+    @property
+    def nbytes(self) -> int:
+        """What this rank will write of it."""
+
+    def copied(self, into: Snapshot | None = None) -> Snapshot:
+        """The same in memory of its own on the host, to be written while the run goes on. Not a collective.
+
+        `into`: an earlier copy that nobody needs any more. New memory costs several times what the copying does.
+        """
+
+    def write(self, staged: Path, group: dist.ProcessGroup | None = None) -> None:
+        """Write it below `staged`, which exists on every rank. A collective of `group` (None: of all processes).
+        Raises OSError, StorageError."""
 
 
 class Parallel(Protocol):
@@ -49,14 +68,14 @@ class Parallel(Protocol):
     def zero_grad(self) -> None:
         """Drop the gradients; a skipped step calls this without `step`. Not a collective."""
 
-    def save(self, staged: Path) -> None:
-        """Write weights and optimizer below `staged`, which exists on every rank. Raises OSError, StorageError."""
+    def snapshot(self) -> Snapshot:
+        """Weights and optimizer as they are now, in the same memory: the next step would change it."""
 
     def load(self, directory: Path) -> None:
-        """Restore what `save` wrote, under any number of processes, bit for bit. Raises StorageError."""
+        """Restore what a snapshot wrote, under any number of processes, bit for bit. Raises StorageError."""
 
     def load_weights(self, directory: Path) -> None:
-        """Only the weights of what `save` wrote, to export them."""
+        """Only the weights of what a snapshot wrote, to export them."""
 
     def export_state(self) -> dict[str, torch.Tensor] | None:
         """The model's whole state on the CPU for `save_pretrained` (adapters: only what is saved of them), on the main
@@ -66,9 +85,9 @@ class Parallel(Protocol):
 def optimizer_tensors(
     optimizer: torch.optim.Optimizer, parameters: dict[str, torch.nn.Parameter]
 ) -> dict[str, torch.Tensor]:
-    """`<parameter name>/<state name>` for every tensor of an optimizer's state, on the CPU."""
+    """`<parameter name>/<state name>` for every tensor of an optimizer's state, sharing its memory."""
     return {
-        f"{name}/{key}": value.detach().cpu().contiguous()
+        f"{name}/{key}": value.detach()
         for name, parameter in parameters.items()
         for key, value in optimizer.state.get(parameter, {}).items()
     }

@@ -10,11 +10,14 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.api import CheckpointException
@@ -22,10 +25,12 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
 
-from rankzero.engine.parallel.base import OPTIMIZER_FILE
+from rankzero.engine.parallel.base import OPTIMIZER_FILE, WEIGHTS_DIRECTORY, Snapshot
+from rankzero.engine.parallel.parts import Cut, local
 from rankzero.errors import StorageError
-from rankzero.model.weights import saved_buffers
+from rankzero.model.weights import save_weights, saved_buffers
 from rankzero.run_dir.atomic import storage_errors
 
 SHARDED_DIRECTORY = "sharded"
@@ -38,10 +43,109 @@ def is_sharded(directory: Path) -> bool:
     return (directory / SHARDED_DIRECTORY).is_dir()
 
 
+@dataclass(frozen=True, slots=True)
+class WholeSnapshot:
+    """Whole tensors, which the main rank writes."""
+
+    module: Any
+    weights: dict[str, torch.Tensor]
+    optimizer: dict[str, torch.Tensor]
+    frozen: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Weights that are saved and never change: nobody has to copy them."""
+
+    @property
+    def nbytes(self) -> int:
+        return _bytes((*self.weights.values(), *self.optimizer.values(), *self.frozen.values()))
+
+    def copied(self, into: Snapshot | None = None) -> WholeSnapshot:
+        old = into if isinstance(into, WholeSnapshot) else WholeSnapshot(None, {}, {})
+        weights, optimizer = on_host(self.weights, old.weights), on_host(self.optimizer, old.optimizer)
+        return WholeSnapshot(self.module, weights, optimizer, self.frozen)
+
+    def write(self, staged: Path, group: dist.ProcessGroup | None = None) -> None:
+        del group  # no other rank has anything to write
+        with tensor_file_errors(staged / WEIGHTS_DIRECTORY):
+            save_weights(self.module, staged / WEIGHTS_DIRECTORY, state=self.frozen | self.weights)
+        write_tensors(self.optimizer, staged / OPTIMIZER_FILE)
+
+
+class NothingToWrite:
+    """The snapshot of a rank beside one that writes everything."""
+
+    @property
+    def nbytes(self) -> int:
+        return 0
+
+    def copied(self, into: Snapshot | None = None) -> NothingToWrite:
+        del into
+        return self
+
+    def write(self, staged: Path, group: dist.ProcessGroup | None = None) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedSnapshot:
+    """This rank's parts of all tensors, as DTensors of `cut`; plain tensors are written once."""
+
+    state: dict[str, torch.Tensor]
+    cut: Cut
+    world_size: int
+    on_host_already: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return _bytes(local(tensor) for tensor in self.state.values())
+
+    def copied(self, into: Snapshot | None = None) -> ShardedSnapshot:
+        if self.on_host_already:
+            return self
+        old = into.state if isinstance(into, ShardedSnapshot) else {}
+        parts = on_host(
+            {name: local(tensor) for name, tensor in self.state.items()},
+            {name: local(tensor) for name, tensor in old.items()},
+        )
+        state = {
+            name: self.cut.spread(parts[name], tensor.shape) if isinstance(tensor, DTensor) else parts[name]
+            for name, tensor in self.state.items()
+        }
+        return ShardedSnapshot(state, self.cut, self.world_size, on_host_already=True)
+
+    def write(self, staged: Path, group: dist.ProcessGroup | None = None) -> None:
+        write_sharded(self.state, staged, world_size=self.world_size, group=group)
+
+
+def on_host(tensors: Mapping[str, torch.Tensor], into: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copies in the machine's memory: in that of `into` where a tensor there has the same name and form. Those of a GPU
+    go to pinned memory and are all under way at once."""
+    copies, devices = {}, set()
+    for name, tensor in tensors.items():
+        pinned = tensor.device.type == "cuda"
+        room = into.get(name)
+        if room is None or (room.shape, room.dtype) != (tensor.shape, tensor.dtype):
+            room = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+        copies[name] = room
+        copies[name].copy_(tensor.detach(), non_blocking=pinned)
+        if pinned:
+            devices.add(tensor.device)
+    for device in devices:
+        torch.cuda.synchronize(device)
+    return copies
+
+
+def written_by(rank: int, directory: Path) -> list[Path]:
+    """The files of a sharded checkpoint that this rank wrote."""
+    return sorted(directory.glob(f"{SHARDED_DIRECTORY}/shard-{rank + 1:05d}-*"))
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
 def write_tensors(tensors: dict[str, torch.Tensor], file: Path) -> None:
     """Whole tensors to one file. Raises StorageError."""
     with tensor_file_errors(file):
-        save_file(tensors, file)
+        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, file)
 
 
 def read_tensors(file: Path) -> dict[str, torch.Tensor]:
@@ -65,8 +169,10 @@ def tensor_file_errors(where: Path) -> Iterator[None]:
         raise StorageError(f"the tensors cannot be read or written: {error}", where=str(where)) from error
 
 
-def write_sharded(state: dict[str, torch.Tensor], directory: Path, *, world_size: int) -> None:
-    """Write each rank's part of `state` (DTensors; plain tensors once). A collective.
+def write_sharded(
+    state: dict[str, torch.Tensor], directory: Path, *, world_size: int, group: dist.ProcessGroup | None = None
+) -> None:
+    """Write each rank's part of `state` (DTensors; plain tensors once). A collective of `group`.
 
     Raises StorageError, on every rank where one fails.
     """
@@ -75,7 +181,7 @@ def write_sharded(state: dict[str, torch.Tensor], directory: Path, *, world_size
         str(target), fqn_to_index_mapping=_files(state, FILE_BYTES * world_size), save_distributed=True
     )
     with _agreed_errors(target):
-        save(state, storage_writer=writer)
+        save(state, storage_writer=writer, process_group=group)
 
 
 def read_sharded(state: dict[str, torch.Tensor], directory: Path) -> None:

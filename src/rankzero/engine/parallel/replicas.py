@@ -7,19 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftModel
 
 from rankzero.engine.device import Device
 from rankzero.engine.distributed import World, broadcast_parameters, sum_gradients
-from rankzero.engine.parallel.base import OPTIMIZER_FILE, WEIGHTS_DIRECTORY, optimizer_tensors, restore_optimizer
+from rankzero.engine.parallel.base import WEIGHTS_DIRECTORY, Snapshot, optimizer_tensors, restore_optimizer
 from rankzero.engine.parallel.formats import (
+    NothingToWrite,
+    WholeSnapshot,
     is_sharded,
     model_state,
     read_optimizer,
     read_sharded,
-    tensor_file_errors,
-    write_tensors,
 )
-from rankzero.model.weights import load_weights, save_weights
+from rankzero.model.weights import load_weights
 from rankzero.spec.run_spec import RunSpec, Sharding
 
 
@@ -64,11 +65,15 @@ class Replicated:
     def zero_grad(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
 
-    def save(self, staged: Path) -> None:
-        if self._world.is_main:
-            with tensor_file_errors(staged / WEIGHTS_DIRECTORY):
-                save_weights(self.module, staged / WEIGHTS_DIRECTORY)
-            write_tensors(optimizer_tensors(self.optimizer, self._parameters), staged / OPTIMIZER_FILE)
+    def snapshot(self) -> Snapshot:
+        if not self._world.is_main:
+            return NothingToWrite()
+        state = {} if isinstance(self.module, PeftModel) else model_state(self.module)
+        trained = {name: parameter.detach() for name, parameter in self._parameters.items()}
+        fixed = {name: parameter for name, parameter in self.module.named_parameters() if not parameter.requires_grad}
+        moving = {name: tensor for name, tensor in state.items() if name not in fixed} | trained
+        frozen = {name: tensor for name, tensor in state.items() if name in fixed}
+        return WholeSnapshot(self.module, moving, optimizer_tensors(self.optimizer, self._parameters), frozen)
 
     def load(self, directory: Path) -> None:
         self.load_weights(directory)

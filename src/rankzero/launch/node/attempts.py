@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from rankzero.errors import RankzeroError
+from rankzero.launch.restarts import Restarts
 from rankzero.run_dir.atomic import storage_errors, write_json
 from rankzero.run_dir.paths import RunDir
 
@@ -14,39 +15,49 @@ class Attempts:
     """Starts of one node in one submission."""
 
     def __init__(self, run_dir: RunDir, node: int, submission: str, max_restarts: int) -> None:
+        self._run_dir = run_dir
         self._path: Path = run_dir.root / "attempts" / f"node-{node}.json"
-        self._submission, self._max_restarts = submission, max_restarts
-        self._starts = self._free = 0
+        self._submission = submission
+        self._restarts = Restarts(max_restarts)
+        self._starts = 0
+        self._free = False
 
     def begin(self) -> None:
         """Count this start. Raises RankzeroError where there are no restarts left for it, or StorageError."""
         try:
             before = json.loads(self._path.read_text(encoding="utf-8"))
             if before["submission"] == self._submission:
-                self._starts, self._free = int(before["starts"]), int(before["free"])
+                self._starts, self._free = int(before["starts"]), bool(before["free"])
+                state = {name: before[name] for name in ("made", "idle", "saved")}
+                self._restarts = Restarts(self._restarts.most, **state)
         except (OSError, ValueError, KeyError, TypeError):
             pass  # the first one
-        self._starts += 1
+        refused = ""
+        if self._starts and not self._free:
+            refused = self._restarts.refused(self._saved)
+            self._restarts.make(self._saved)
+        self._starts, self._free = self._starts + 1, False
         self._write()
-        if self._charged > self._max_restarts:
-            what = f"started {self._starts} times, and the {self._max_restarts} restarts of max_restarts are used up"
+        if refused:
+            what = f"started {self._starts} times, and {refused}"
             raise RankzeroError(what, hint="see why it ended before; submit again to continue with new restarts")
 
     @property
     def may_restart(self) -> bool:
         """Whether a failure now may be tried again."""
-        return self._charged < self._max_restarts
+        return not self._restarts.refused(self._saved)
 
     def excuse(self) -> None:
         """This start ended by a stop: its restart is free."""
-        self._free += 1
+        self._free = True
         self._write()
 
     @property
-    def _charged(self) -> int:
-        return self._starts - 1 - self._free
+    def _saved(self) -> int | None:
+        return next(iter(self._run_dir.committed_steps()), None)
 
     def _write(self) -> None:
         with storage_errors(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self._path, {"submission": self._submission, "starts": self._starts, "free": self._free})
+        restarts = {"made": self._restarts.made, "idle": self._restarts.idle, "saved": self._restarts.saved}
+        write_json(self._path, {"submission": self._submission, "starts": self._starts, "free": self._free, **restarts})

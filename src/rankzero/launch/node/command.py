@@ -17,6 +17,7 @@ from rankzero.errors import (
     ServiceError,
     StoppedError,
 )
+from rankzero.launch.hang import HangWatch
 from rankzero.launch.node.channel import Message
 from rankzero.launch.node.client import Client, Wait, place_taken
 from rankzero.launch.node.output import Output
@@ -25,9 +26,9 @@ from rankzero.launch.node.reaper import reap_orphans
 from rankzero.launch.node.settings import NodeSettings
 from rankzero.launch.node.stop import StopWish
 from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, started
-from rankzero.run_dir.finished import is_finished
 from rankzero.run_dir.handover import RENDEZVOUS_VARIABLE, write_payload
 from rankzero.run_dir.paths import RunDir
+from rankzero.run_dir.setting import is_finished
 from rankzero.spec.run_spec import RunSpec
 
 PEER_NEWS_SECONDS = 90.0
@@ -149,7 +150,7 @@ class Node:
 
             def stderr(local: int) -> IO[bytes]:
                 rank = ranks.first + local
-                return self._output.pipe("" if rank == 0 else f"[rank {rank}] ")
+                return self._output.pipe("" if rank == 0 else f"[rank {rank}] ", directory / f"stderr-{local}")
 
             env = {**self._env, **self._meeting(directory, ranks)}
             with started(directory, ranks, payload, env, self._at, stderr) as workers:
@@ -180,6 +181,9 @@ class Node:
         grace = self._settings.grace_seconds
         gentle_since: float | None = None
         because = ""
+        run_dir, compiled = RunDir(Path(self._spec.output_dir) / str(self._spec.name)), self._spec.train.torch_compile
+        alone = self._client is None
+        hang = HangWatch(workers, run_dir, self._output.say, compiled=compiled, alone=alone, attended=False)
         while workers.running():
             now = time.monotonic()
             if self._stop.at is not None and now - self._stop.at > grace:
@@ -190,7 +194,7 @@ class Node:
                 workers.kill()
             elif workers.peers_are_late(grace):
                 workers.end_late_peers()
-            workers.end_where_suspended(all_of_them=True)
+            hang.look(end=True)
             message = self._news(POLL_SECONDS)
             if message is None:
                 continue

@@ -5,10 +5,16 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
 from typing import IO
 
 from rankzero.errors import RankzeroError
 from rankzero.redaction import Redactor
+
+LAST_LINES = 30
+"""Of a process, for the error that its death is told with."""
 
 
 class Output:
@@ -19,10 +25,10 @@ class Output:
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
 
-    def pipe(self, prefix: str) -> IO[bytes]:
-        """The end of a pipe for a process to write to."""
+    def pipe(self, prefix: str, last_words: Path | None = None) -> IO[bytes]:
+        """The end of a pipe for a process to write to. The last lines of it are left in a file when it has ended."""
         reading, writing = os.pipe()
-        thread = threading.Thread(target=self._copy, args=(reading, prefix), daemon=True)
+        thread = threading.Thread(target=self._copy, args=(reading, prefix, last_words), daemon=True)
         thread.start()
         self._threads.append(thread)
         return os.fdopen(writing, "wb")
@@ -43,10 +49,17 @@ class Output:
             thread.join(timeout=5.0)
         self._threads.clear()
 
-    def _copy(self, reading: int, prefix: str) -> None:
+    def _copy(self, reading: int, prefix: str, last_words: Path | None) -> None:
+        last: deque[str] = deque(maxlen=LAST_LINES)
         with os.fdopen(reading, encoding="utf-8", errors="replace", newline="\n") as lines:
             for line in lines:
+                last.append(line)
                 self._write(f"{prefix}{line}" if line.endswith("\n") else f"{prefix}{line}\n")
+
+        if last_words is None:
+            return
+        with suppress(OSError):  # the directory goes when the start is over
+            last_words.write_text(self.redact("".join(last)), encoding="utf-8", errors="replace")
 
     def _write(self, text: str) -> None:
         with self._lock:

@@ -78,7 +78,9 @@ def run(spec: RunSpec, settings: NodeSettings, output: Output, stop: StopWish) -
         payload = write_payload(directory, spec, settings.options)
         workers = Workers(directory, Ranks(first=0, count=1, world_size=1), module=MODULE)
         try:
-            workers.start(payload, os.environ, time.monotonic(), lambda _local: output.pipe(""))
+            workers.start(
+                payload, os.environ, time.monotonic(), lambda local: output.pipe("", directory / f"stderr-{local}")
+            )
             stop.on_first = workers.ask_to_stop
             if stop.wanted:
                 workers.ask_to_stop(stop.number)

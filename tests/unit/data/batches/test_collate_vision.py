@@ -17,7 +17,6 @@ from rankzero.data.batches.loader import ahead
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.tokenize import TokenRules, prepare
 from rankzero.errors import DataError
-from rankzero.model.processor import load_processor
 from rankzero.model.vision import Vision
 from rankzero.spec.run_spec import SourceSpec
 from tests.support import architectures
@@ -56,7 +55,7 @@ def dataset(vision: Vision, tmp_path: Path, own_cache: Path) -> TokenizedDataset
         user_assistant("Ping", "Pong"),
     ]
     path = write_jsonl(tmp_path / "rows.jsonl", rows)
-    tokenizer = load_processor(vision.rules.place).tokenizer
+    tokenizer = vision.rules.place.load().tokenizer
     return prepare([SourceSpec(path=str(path))], tokenizer, TokenRules(vision=vision.rules), own_cache)
 
 
@@ -71,7 +70,7 @@ def loss_of(model: Any, batch: MicroBatch) -> torch.Tensor:
 
 def test_inputs_are_those_of_the_processor(vision: Vision, dataset: TokenizedDataset) -> None:
     batch = collate(vision, dataset, 2, 1, 0)
-    processor = load_processor(vision.rules.place)
+    processor = vision.rules.place.load()
     images = [Image.open(path) for row in (2, 0) for path in dataset.images(row)]
     expected = processor(images=images, text=[processor.image_token * 3], return_tensors="pt")
     assert torch.equal(batch.inputs["pixel_values"], expected["pixel_values"])

@@ -310,9 +310,11 @@ class TestConfiguration:
 
     def test_named_templates(self, path: str, own_cache: Path) -> None:
         several = tiny_tokenizer()
-        several.chat_template = {"default": CHATML, "tool_use": "x"}
+        several.chat_template = {"default": CHATML, "rag": "x"}
         one = prepare(sources(path), tiny_tokenizer(), TokenRules(), own_cache)
         assert prepare(sources(path), several, TokenRules(), own_cache).fingerprint == one.fingerprint
+        several.chat_template = {"default": CHATML, "tool_use": "x"}
+        assert prepare(sources(path), several, TokenRules(), own_cache).fingerprint != one.fingerprint
         several.chat_template = {"rag": "x", "tool_use": "x"}
         with pytest.raises(ConfigError, match="rag, tool_use"):
             prepare(sources(path), several, TokenRules(), own_cache)

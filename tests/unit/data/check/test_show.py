@@ -71,7 +71,7 @@ def test_notes(tmp_path: Path) -> None:
 
 
 def test_bad_rows_are_errors(tmp_path: Path) -> None:
-    path = write(tmp_path / "f.jsonl", GOOD, json.dumps({"messages": [{"role": "human"}]}).encode())
+    path = write(tmp_path / "f.jsonl", GOOD, json.dumps({"messages": [{"role": "student"}]}).encode())
     with pytest.raises(DataError) as caught:
         show(path)
     assert len(caught.value.problems) == 2 and {p.where for p in caught.value.problems} == {f"{path}:2"}

@@ -33,7 +33,12 @@ from tests.unit.data.support import chat, user_assistant
 
 class TestCounts:
     def test_every_format_to_messages(self, tmp_path: Path) -> None:
-        rows = [row for name in ROWS if name not in ("text", "preference", "classification") for row in ROWS[name]]
+        rows = [
+            row
+            for name in ROWS
+            if name not in ("text", "preference", "classification", "segments")
+            for row in ROWS[name]
+        ]
         result, out = run(rows, "messages", tmp_path)
         assert result.rows_in == result.rows_out == result.converted == len(rows) == len(conversations(out))
         assert result.rules[RAW_AS_CHAT] == 1 and not result.dropped
@@ -117,7 +122,7 @@ class TestWhatATargetCannotSay:
             *(
                 (ROWS["preference"][0], to, "preference row")
                 for to in WRITERS
-                if to not in ("preference", "classification")
+                if to not in ("preference", "classification", "segments")
             ),
             *((ROWS["classification"][0], to, "classification row") for to in ("messages", "text", "alpaca")),
             (MANY, "preference", "no rejected answer"),
@@ -287,7 +292,7 @@ class TestContainersIn:
 
 
 def test_every_format_can_be_converted_to_something(tmp_path: Path) -> None:
-    targets = {"text": "text", "preference": "preference", "classification": "classification"}
+    targets = {"text": "text", "preference": "preference", "classification": "classification", "segments": "segments"}
     for name in FORMATS:
         (tmp_path / name).mkdir()
         result, _ = run(ROWS[name], targets.get(name, "messages"), tmp_path / name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -56,7 +57,15 @@ class TestMessages:
 
     @pytest.mark.parametrize(
         ("role", "meant"),
-        [("human", "user"), ("gpt", "assistant"), ("User", "user"), ("asistant", "assistant"), ("model", "assistant")],
+        [("human", "user"), ("gpt", "assistant"), ("User", "user"), ("bing", "assistant"), ("model", "assistant")],
+    )
+    def test_words_of_other_tools_for_who_speaks(self, role: str, meant: str) -> None:
+        row = {"messages": [{"role": role, "content": "x"}, {"role": "assistant", "content": "a"}]}
+        assert good(row).messages[0].role == meant
+
+    @pytest.mark.parametrize(
+        ("role", "meant"),
+        [("usr", "user"), ("asistant", "assistant"), ("Systm", "system")],
     )
     def test_unknown_role_is_corrected(self, role: str, meant: str) -> None:
         problem = bad_turn(role=role, content="x")
@@ -70,8 +79,8 @@ class TestMessages:
         assert bad_turn(role=3, content="x").reason == "role is not a string"
 
     def test_sharegpt_keys_inside_messages(self) -> None:
-        reasons = {problem.reason for problem in bad({"messages": [{"from": "human", "value": "q"}]})}
-        assert reasons == {"turn without role", "turn without content"}
+        row = {"messages": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}
+        assert good(row).messages == good(user_assistant("q", "a")).messages
 
     def test_turn_that_is_no_object(self) -> None:
         assert bad({"messages": ["hi", {"role": "assistant", "content": "a"}]})[0].reason == "turn is not an object"
@@ -79,7 +88,11 @@ class TestMessages:
     def test_empty_messages(self) -> None:
         assert bad({"messages": []})[0].reason == "empty `messages`"
 
-    @pytest.mark.parametrize("value", ['[{"role": "user"}]', {"role": "user"}, 3])
+    def test_messages_as_json_in_a_string(self) -> None:
+        turns = user_assistant("q", "a")
+        assert good({"messages": json.dumps(turns["messages"])}) == good(turns)
+
+    @pytest.mark.parametrize("value", ['[{"role": "user"', {"role": "user"}, 3])
     def test_messages_that_are_no_list(self, value: Any) -> None:
         assert bad({"messages": value})[0].reason == "`messages` is not a list"
 
@@ -137,7 +150,7 @@ class TestMessages:
             assert good(chat(("user", "q"), ("assistant", "a")) | {key: empty})
 
     def test_all_problems_of_a_row(self) -> None:
-        row = {"messages": [{"role": "human", "content": None}, {"role": "assistant", "content": ""}]}
+        row = {"messages": [{"role": "student", "content": None}, {"role": "assistant", "content": ""}]}
         assert [p.reason for p in bad(row)] == ["unknown role", "content is null", "empty assistant turn"]
 
     def test_extra_keys_are_allowed(self) -> None:

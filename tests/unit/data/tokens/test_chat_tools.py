@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from rankzero.data.cache.encode import Task, chunk_encoder
 from rankzero.data.rows.chunks import Chunk
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.problems import RowProblem
+from rankzero.data.tokens.call_form import IDS_REWRITTEN
 from rankzero.data.tokens.chat import Renderer, TokenRules
 from rankzero.data.tokens.tokenizer import take_apart
 from tests.support.families import family_tokenizer
@@ -145,6 +147,58 @@ def test_what_a_template_leaves_out_is_a_problem(row: dict[str, Any], template: 
     found = render(row, template)
     assert isinstance(found, RowProblem) and found.line == 7
     assert found.reason.startswith(reason) and "data.chat_template" in found.hint
+
+
+# Arguments as text, and no content beside calls: as DeepSeek V3.
+TEXT_ARGUMENTS = (
+    "{% for m in messages %}<|im_start|>{{ m.role + '\n' }}{% if m.content is none %}{% for c in m.tool_calls %}"
+    "{{ '<tool_call>' + c.function.name + c.function.arguments + '</tool_call>' }}{% endfor %}"
+    "{% else %}{{ m.content }}{% endif %}<|im_end|>\n" + OPENING
+)
+# Ids of nine letters and digits: as Mistral's.
+SHORT_IDS = (
+    "{% for m in messages %}<|im_start|>{{ m.role + '\n' + m.content }}{% for c in m.tool_calls %}"
+    "{% if c.id | length != 9 %}{{ raise_exception('nine') }}{% endif %}"
+    "{{ c.id + (c.function | tojson) }}{% endfor %}"
+    "{% if m.role == 'tool' %}{% if m.tool_call_id | length != 9 %}{{ raise_exception('nine') }}{% endif %}"
+    "{{ m.tool_call_id }}{% endif %}<|im_end|>\n" + OPENING
+)
+
+
+def test_arguments_in_the_form_that_the_template_takes() -> None:
+    first, last = trained(calling(tools=None), TEXT_ARGUMENTS)
+    assert first == '<tool_call>add{"a": 1, "b": [2, "é"]}</tool_call><|im_end|>'
+    assert last == "It is 3.<|im_end|>"
+
+
+def test_ids_of_calls_in_the_form_that_the_template_takes() -> None:
+    row = render(calling(calls=2, tools=None), SHORT_IDS)
+    ids = re.findall(r"([0-9A-Za-z]{9})(?:\{|<)", row.text)
+    assert len(ids) == 4 and ids[:2] == [row.text.split("tool\n3")[n][:9] for n in (1, 2)] and ids[0] != ids[1]
+    assert row.notes == (IDS_REWRITTEN,)
+    given = calling(calls=1, tools=None)
+    given["messages"][1]["tool_calls"][0]["id"] = given["messages"][2]["tool_call_id"] = "abcdef123"
+    kept = render(given, SHORT_IDS)
+    assert "abcdef123{" in kept.text and "3abcdef123" in kept.text and kept.notes == ()
+
+
+def test_ids_where_the_row_has_none_go_with_the_calls_in_order() -> None:
+    row = calling(calls=2, tools=None)
+    for call, answer in zip(row["messages"][1]["tool_calls"], row["messages"][2:4], strict=True):
+        del call["id"], answer["tool_call_id"]
+    text = render(row, SHORT_IDS).text
+    first, second = re.findall(r"([0-9A-Za-z]{9})\{", text)
+    assert f"3{first}<" in text.split(f"3{second}<")[0] and first != second
+
+
+def test_a_template_of_its_own_for_tools() -> None:
+    tokenizer = tiny_tokenizer(chat_template={"default": NO_TOOLS, "tool_use": QWEN}, specials=SPECIALS)  # type: ignore[arg-type]
+    parts = take_apart(tokenizer)
+    renderer = Renderer(parts, TokenRules())
+    with_tools, without = good(calling()), good({"messages": calling()["messages"][::3]})
+    assert renderer.render(with_tools) == render(calling(), QWEN)
+    assert renderer.render(without) == render({"messages": calling()["messages"][::3]}, NO_TOOLS)
+    assert parts.fingerprint != take_apart(tiny_tokenizer(chat_template=NO_TOOLS, specials=SPECIALS)).fingerprint
 
 
 def test_an_unneeded_list_of_tools_costs_nothing() -> None:

@@ -23,7 +23,6 @@ from rankzero.data.pool import ordered_map
 from rankzero.data.rows.chunks import Chunk
 from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.errors import DataError
-from rankzero.model.processor import load_processor
 from rankzero.model.vision import Vision
 from rankzero.spec.run_spec import SourceSpec
 from tests.support.families import family_tokenizer
@@ -59,7 +58,7 @@ class Place:
 
     def expected(self, turns: list[dict[str, Any]], images: list[str]) -> list[int]:
         """What transformers' processor makes of these turns and images, whole."""
-        processor = load_processor(self.vision.rules.place)
+        processor = self.vision.rules.place.load()
         text = self.tokenizer.apply_chat_template(turns, tokenize=False)
         opened = [Image.open(self.folder / name) for name in images] or None
         return list(processor(text=[text], images=opened)["input_ids"][0])
@@ -267,7 +266,7 @@ def test_a_template_that_reads_lists_alone(tmp_path: Path, own_cache: Path) -> N
     """LLaVA's prints nothing of contents that are text."""
     draw(tmp_path / "data", SIZES)
     vision = vision_of(llava_files(tmp_path / "model"))
-    tokenizer = load_processor(vision.rules.place).tokenizer
+    tokenizer = vision.rules.place.load().tokenizer
     tokenizer.chat_template = vision.chat_template
     place = Place(vision, tokenizer, tmp_path / "data", own_cache)
     rows = [{**user_assistant("<image>\nwhich?", "seven legs"), "images": ["3.png"]}, user_assistant("Ping", "Pong")]

@@ -6,7 +6,7 @@ from collections.abc import Set
 
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.formats.detection import ambiguous
-from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat, read_history, read_text
+from rankzero.data.rows.formats.fields import CHAT_FIELDS, CONTEXT_KEYS, chat, read_history, read_text, with_context
 from rankzero.data.rows.formats.format import ASKING, Claim, Format, Result, Row, Writer, Written
 from rankzero.data.rows.formats.images import Slots
 from rankzero.data.rows.formats.writing import beside, one_round
@@ -33,8 +33,9 @@ def to_conversation(row: Row, line: int) -> Result:
     if isinstance(answer, RowProblem):
         return [*problems, answer]
     turns, more = read_history(row, line, slots)
-    turns += (slots.message("user", "\n".join(asked)), slots.message("assistant", answer))
-    return chat(row, line, turns, problems + more, slots)
+    question, bad, rules = with_context(row, "\n".join(asked), line)
+    turns += (slots.message("user", question), slots.message("assistant", answer))
+    return chat(row, line, turns, [*problems, *more, *bad], slots, rules)
 
 
 def _judge(row: Row, keys: Set[str], line: int) -> bool | RowProblem:
@@ -61,7 +62,7 @@ def to_row(conversation: Conversation) -> Written:
 FORMAT = Format(
     name="alpaca",
     needs=(KEYS,),
-    reads=KEYS | CHAT_FIELDS | {"input", "history"},
+    reads=KEYS | CHAT_FIELDS | {"input", "history", *CONTEXT_KEYS},
     shape='{"instruction": "…", "input": "…", "output": "…"}',
     to_conversation=to_conversation,
     unread=ASKING,

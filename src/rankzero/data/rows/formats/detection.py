@@ -39,6 +39,10 @@ class Detector:
         self._claims = tuple((format_.name, claim) for format_ in formats for claim in format_.claims)
         self._verdicts: dict[Keys, _Verdict] = {}
         self.shapes = "".join(f"\n    {format_.shape}" for format_ in formats)
+        pairs = (claim.keys for _, claim in self._claims if len(claim.keys) == 2)
+        short = [keys for keys in (*self._of_marks, *pairs) if len(keys) <= 2]
+        self.telling = sorted(frozenset[str]().union(*short))
+        """Keys that make a shape, alone or with one other, whatever their values are."""
 
     def detect(self, row: Row, line: int) -> str | RowProblem:
         """The name of the format that the row's keys call for. A key whose value is null counts as absent."""
@@ -86,7 +90,7 @@ class Detector:
         aliases = (names for format_ in self._formats for names in format_.aliases.values())
         nulls = sorted(key for key in self._marks.union(*aliases) - SEEN if key in row and row[key] is None)
         what = f"the row's keys are {listed(row)}" + (f"; {listed(nulls)} is null" if nulls else "")
-        likely = {} if nulls else likely_columns(row)
+        likely = {} if nulls else likely_columns(row, self.telling)
         if likely:
             accepted = f"likely: {as_flag(likely)} (in a run spec, data.train: [{{path: …, {as_field(likely)}}}])"
         return RowProblem(line, "unknown row shape", what, accepted)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from rankzero.data.rows.conversation import Conversation, Message
 from rankzero.data.rows.formats.format import Result, Row, with_rules
 from rankzero.data.rows.formats.images import Slots
-from rankzero.data.rows.formats.tools import read_tools
+from rankzero.data.rows.formats.tools import TOOL_KEYS, read_tools
 from rankzero.data.rows.problems import RowProblem, kind
 
-CHAT_FIELDS = frozenset({"id", "conversation_id", "system", "tools", "functions", "images", "image"})
+CHAT_FIELDS = frozenset({"id", "conversation_id", "system", "images", "image", *TOOL_KEYS})
 """Read beside the turns by every format that has turns."""
 
 EMPTY_SYSTEM = "an empty system prompt is left out"
@@ -22,7 +22,8 @@ def read_text(row: Row, key: str, line: int) -> str | RowProblem:
     """The string under `key`, which has to have text."""
     value = row.get(key)
     if not isinstance(value, str):
-        return RowProblem(line, f"{key} is not a string", f"`{key}` is {kind(value)}, not a string")
+        hint = "write it as a JSON string, or remove the row"
+        return RowProblem(line, f"{key} is not a string", f"`{key}` is {kind(value)}, not a string", hint)
     if not value.strip():
         return RowProblem(line, f"empty {key}", f"`{key}` has no text", "remove the row, or give it text")
     return value
@@ -42,15 +43,46 @@ def as_name(value: Any) -> str | None:
 
 def read_system(row: Row, key: str, line: int) -> tuple[list[Message], list[RowProblem], tuple[str, ...]]:
     """The system turn that the row's `key` stands for, if it says anything."""
-    value = row.get(key)
+    value = _of_parts(row.get(key))
     if value is None:
         return [], [], ()
     if not isinstance(value, str):
         what = f"`{key}` is {kind(value)}, not a string"
-        return [], [RowProblem(line, f"{key} is not a string", what)], ()
+        return [], [RowProblem(line, f"{key} is not a string", what, "write it as a JSON string")], ()
     if not value.strip():
         return [], [], (EMPTY_SYSTEM,)
     return [Message("system", value)], [], ()
+
+
+def _of_parts(value: object) -> object:
+    """A system prompt that is given in parts of text, as Anthropic, Gemini and Bedrock do, as one text."""
+    parts = value.get("parts") if isinstance(value, Mapping) else value
+    if not isinstance(parts, list) or not parts:
+        return value
+    texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
+    return "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else value
+
+
+CONTEXT_KEYS = ("context", "passage")
+"""What a question is about, beside it."""
+
+CONTEXT_BELOW = "the context is put below the question"
+
+
+def with_context(row: Row, question: str, line: int) -> tuple[str, list[RowProblem], tuple[str, ...]]:
+    """The question with the row's context on the lines below it, as Alpaca's `input` is."""
+    if not any(row.get(key) for key in CONTEXT_KEYS):
+        return question, [], ()
+    key, *more = [key for key in CONTEXT_KEYS if row.get(key)]
+    context = row[key]
+    if more or row.get("input"):
+        both = f"`{key}` and `{more[0] if more else 'input'}`"
+        hint = "write into the question what is meant, and remove the keys"
+        return question, [RowProblem(line, "context in two places", f"the row has {both}", hint)], ()
+    if not isinstance(context, str):
+        what = f"`{key}` is {kind(context)}, not a string"
+        return question, [RowProblem(line, f"{key} is not a string", what, "join it to one text")], ()
+    return (f"{question}\n{context}", [], (CONTEXT_BELOW,)) if context.strip() else (question, [], ())
 
 
 def read_history(row: Row, line: int, slots: Slots) -> tuple[list[Message], list[RowProblem]]:
@@ -91,7 +123,7 @@ def chat(
         if row.get("system") is not None:
             messages, more, empty = _with_system(row, line, messages)
             problems, rules = problems + more, (*rules, *empty)
-        if row.get("tools") or row.get("functions"):
+        if any(row.get(key) for key in TOOL_KEYS):
             tools, more = read_tools(row, line)
             problems = problems + more
     if slots.used:

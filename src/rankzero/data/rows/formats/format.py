@@ -16,7 +16,7 @@ Row = Mapping[str, Any]
 Keys = frozenset[str]
 
 SEEN: Keys = frozenset(
-    {"tools", "functions", "documents", "system", "image", "images", "video", "videos", "audio", "audios"}
+    {"tools", "functions", "toolConfig", "documents", "system", "image", "images", "video", "videos", "audio", "audios"}
 )
 """Keys of what the model would have to see: leaving one out in silence would train something else."""
 

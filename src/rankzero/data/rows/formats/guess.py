@@ -15,13 +15,14 @@ _ANSWERS = (
 _TEXTS = ("content", "body", "document", "article", "passage", "story", "sentence", "code")
 _NAMES = frozenset({"id", "uuid", "idx", "index", "key", "url", "link", "source", "lang", "language", "date", "split"})
 """Of columns that say where a row comes from."""
-_WHOLE = ("messages", "conversations", "text", "prompt", "completion", "instruction", "output")
-"""Keys whose misspelling is worth telling: they make a row shape, alone or with one other."""
 
 
-def likely_columns(row: Mapping[str, Any]) -> dict[str, str]:
-    """Our names by the row's, such as {prompt: question, completion: reply}; empty where nothing is likely."""
-    slips = {close[0]: key for key in row if (close := difflib.get_close_matches(key, _WHOLE, n=1, cutoff=0.85))}
+def likely_columns(row: Mapping[str, Any], telling: Sequence[str]) -> dict[str, str]:
+    """Our names by the row's, such as {prompt: question, completion: reply}; empty where nothing is likely.
+
+    `telling` are keys whose misspelling is worth a proposal: they make a row shape, alone or with one other.
+    """
+    slips = {close[0]: key for key in row if (close := difflib.get_close_matches(key, telling, n=1, cutoff=0.85))}
     slips = {ours: theirs for ours, theirs in slips.items() if ours not in row}
     if slips:
         return slips

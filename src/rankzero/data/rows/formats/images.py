@@ -13,6 +13,7 @@ from typing import Any
 from rankzero.data.rows.conversation import Message, Role
 from rankzero.data.rows.formats.format import Row
 from rankzero.data.rows.problems import RowProblem, kind
+from rankzero.wording import counted
 
 TAG = "<image>"
 
@@ -82,7 +83,9 @@ class Slots:
             return Placed(turns, problems=[self._fault])
         own = [source for source in self._sources if source is not None]
         if own and self._given:
-            what = f"the row gives {_count(len(self._given))}, and its content parts name {len(own)} themselves"
+            what = (
+                f"the row gives {counted(len(self._given), 'image')}, and its content parts name {len(own)} themselves"
+            )
             return Placed(turns, problems=[RowProblem(line, "images in two places", what, "keep one of the two")])
         if own:
             if len(own) == len(self._sources):
@@ -91,14 +94,14 @@ class Slots:
             return Placed(turns, problems=[RowProblem(line, "image part without an image", what)])
         missing = len(self._given) - len(self._sources)
         if missing < 0:
-            what = f"{len(self._sources)} places for images and {_count(len(self._given))}"
+            what = f"{len(self._sources)} places for images and {counted(len(self._given), 'image')}"
             hint = "give every <image> its image, or write the tag in another way where text is meant"
             return Placed(turns, problems=[RowProblem(line, "more image tags than images", what, hint)])
         if not missing:
             return Placed(turns, self._given)
         first = next((i for i, turn in enumerate(turns) if turn.role == "user"), None)
         if first is None:
-            what = f"{_count(missing)} without a tag, and no user turn to put it before"
+            what = f"{counted(missing, 'image')} without a tag, and no user turn to put it before"
             return Placed(turns, problems=[RowProblem(line, "image without a place", what)])
         turn = turns[first]
         changed = replace(turn, image_offsets=(*[0] * missing, *turn.image_offsets))
@@ -106,20 +109,53 @@ class Slots:
 
 
 def part_source(part: Mapping[str, Any]) -> str | None | bool:
-    """The image that a content part names; None where it only holds a place, False where it is no image part."""
+    """The image that a content part names: a path, a URL, or its bytes as a `data:` URL. None where the part only holds
+    a place, False where it is no image part."""
     name = part.get("type")
-    if name not in ("image", "image_url"):
+    if name is None:
+        return _untyped_source(part)
+    if name not in ("image", "image_url", "input_image"):
         return False
-    value = part.get("image_url") if name == "image_url" else next(_sources(part), None)
+    value = next((part[key] for key in ("image_url", *_PLACES, "source", "value") if part.get(key) is not None), None)
     if isinstance(value, Mapping):
-        value = next(_sources(value), None)
+        value = _of_object(value)
+        return value if value is not None else False
     if isinstance(value, str) and value:
         return value
     return None if value is None and name == "image" else False
 
 
-def _sources(value: Mapping[str, Any]) -> Any:
-    return (value[key] for key in ("image", "url", "path") if value.get(key) is not None)
+_PLACES = ("image", "url", "path")
+
+
+def _of_object(value: Mapping[str, Any]) -> str | None:
+    """A path or URL that an object has, or its bytes as Anthropic gives them."""
+    place = next((value[key] for key in _PLACES if value.get(key) is not None), None)
+    if isinstance(place, str) and place:
+        return place
+    return _data_url(value.get("media_type"), value.get("data"))
+
+
+def _untyped_source(part: Mapping[str, Any]) -> str | bool:
+    """As Gemini and Bedrock name images."""
+    for key in ("inlineData", "inline_data", "fileData", "file_data"):
+        inner = part.get(key)
+        if isinstance(inner, Mapping):
+            kind_of_file = inner.get("mimeType", inner.get("mime_type"))
+            if not str(kind_of_file).startswith("image/"):
+                return False
+            place = inner.get("fileUri", inner.get("file_uri"))
+            return place if isinstance(place, str) and place else _data_url(kind_of_file, inner.get("data")) or False
+    image = part.get("image")
+    source = image.get("source") if isinstance(image, Mapping) else None
+    if not isinstance(image, Mapping) or not isinstance(source, Mapping):
+        return False
+    place = source["s3Location"].get("uri") if isinstance(source.get("s3Location"), Mapping) else None
+    return place if isinstance(place, str) else _data_url(f"image/{image.get('format')}", source.get("bytes")) or False
+
+
+def _data_url(kind_of_file: object, data: object) -> str | None:
+    return f"data:{kind_of_file};base64,{data}" if isinstance(data, str) and data and kind_of_file else None
 
 
 def _given(row: Row, line: int) -> tuple[str, ...] | RowProblem:
@@ -145,7 +181,3 @@ def _name(item: object) -> str | None:
     if isinstance(item, Mapping):
         item = item.get("path") or item.get("url")
     return item if isinstance(item, str) and item else None
-
-
-def _count(number: int) -> str:
-    return f"{number} image" + ("" if number == 1 else "s")

@@ -36,9 +36,13 @@ def require_reply(turns: tuple[Message, ...] | list[Message], line: int) -> list
 def _repeats(row: Row, marks: Keys) -> bool:
     """Whether `prompt` only says again how the messages begin, as in UltraChat: the first turn, or the second after
     a system turn."""
-    if marks != {"messages", "prompt"} or not isinstance(row["messages"], list):
+    if "messages" not in marks or not isinstance(row["messages"], list):
         return False
-    prompt, turns = row["prompt"], row["messages"]
+    prompt, turns = row.get("prompt"), row["messages"]
+    if marks >= {"chosen", "rejected"}:  # UltraFeedback: the wanted answer, written out once more to learn it
+        return marks <= {"messages", "prompt", "chosen", "rejected"} and row["chosen"] == turns
+    if marks != {"messages", "prompt"}:
+        return False
     if isinstance(prompt, list):
         return prompt == turns[: len(prompt)]
     return prompt in [turn.get("content") for turn in turns[:2] if isinstance(turn, dict)]

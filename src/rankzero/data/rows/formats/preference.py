@@ -19,16 +19,19 @@ from rankzero.data.rows.formats.format import (
 )
 from rankzero.data.rows.formats.images import Slots
 from rankzero.data.rows.formats.prompt_completion import chat_only
+from rankzero.data.rows.formats.roles import role_of
 from rankzero.data.rows.formats.turns import TURN_KEYS, read_messages, unread_keys
 from rankzero.data.rows.formats.writing import beside, turn_row, turn_rows
 from rankzero.data.rows.problems import RowProblem, kind
 
 KEYS = frozenset({"chosen", "rejected"})
+_ASKED = ("conversations", "question", "instruction", "query", "input")
+"""Where rows without `prompt` have what was asked."""
 
 
 def to_conversation(row: Row, line: int) -> Result:
     """The prompt with the better answer, and the worse one beside it."""
-    chosen, rejected = row["chosen"], row["rejected"]
+    chosen, rejected = ([value] if isinstance(value, dict) else value for value in (row["chosen"], row["rejected"]))
     if chosen == rejected:
         what = "`chosen` and `rejected` are the same"
         return [RowProblem(line, "chosen equals rejected", what, "remove the row: there is nothing to prefer")]
@@ -42,12 +45,13 @@ def to_conversation(row: Row, line: int) -> Result:
 
 def _raw(row: Row, chosen: str, rejected: str, line: int) -> Result:
     prompt = row.get("prompt")
+    asked = next((row[key] for key in _ASKED if row.get(key)), None) if prompt is None else None
     problems = [
         RowProblem(line, f"empty {key}", f"`{key}` has no text", "remove the row")
         for key, text in (("chosen", chosen), ("rejected", rejected))
         if not text.strip()
     ]
-    if isinstance(prompt, list):
+    if isinstance(prompt, list) or asked is not None:
         better, worse = ([{"role": "assistant", "content": text}] for text in (chosen, rejected))
         return problems or _chat(row, better, worse, line)
     if prompt is not None and (not isinstance(prompt, str) or not prompt.strip()):
@@ -67,7 +71,8 @@ def _raw(row: Row, chosen: str, rejected: str, line: int) -> Result:
 
 def _chat(row: Row, chosen: list[Any], rejected: list[Any], line: int) -> Result:
     slots, other = Slots(row, line), Slots({}, line)
-    prompt, problems = _prompt(row.get("prompt"), chosen, line, slots)
+    asked = next((row[key] for key in ("prompt", *_ASKED) if row.get(key) is not None), None)
+    prompt, problems = _prompt(asked, chosen, line, slots)
     shared = 0
     if not prompt:  # both lists begin with what was asked
         while shared < min(len(chosen), len(rejected)) - 1 and chosen[shared] == rejected[shared]:
@@ -90,11 +95,12 @@ def _chat(row: Row, chosen: list[Any], rejected: list[Any], line: int) -> Result
 
 def _prompt(value: object, chosen: list[Any], line: int, slots: Slots) -> tuple[tuple[Message, ...], list[RowProblem]]:
     """The turns of `prompt`, none where `chosen` says them again."""
-    opening = [turn for turn in chosen if isinstance(turn, dict) and turn.get("role") != "assistant"]
+    said = (turn for turn in chosen if isinstance(turn, dict))
+    opening = [turn for turn in said if role_of(turn.get("role", turn.get("from"))) != "assistant"]
     if value is None:
         return (), []
     if isinstance(value, str):
-        if any(turn.get("content") == value for turn in opening):
+        if any(turn.get("content", turn.get("value")) == value for turn in opening):
             return (), []
         if not value.strip():
             return (), [RowProblem(line, "empty prompt", "`prompt` has no text", "leave the key out")]
@@ -141,14 +147,14 @@ def to_row(conversation: Conversation) -> Written:
 FORMAT = Format(
     name="preference",
     needs=(KEYS,),
-    reads=KEYS | CHAT_FIELDS | {"prompt"},
+    reads=KEYS | CHAT_FIELDS | {"prompt", *_ASKED},
     shape='{"prompt": "…", "chosen": "…", "rejected": "…"}',
     to_conversation=to_conversation,
     learns_answers=False,
-    marks=(KEYS, KEYS | {"prompt"}),
+    marks=(KEYS, KEYS | {"prompt"}, KEYS | {"conversations"}),
     only_together=KEYS,
     near_miss=_near_miss,
-    turn_lists=KEYS | {"prompt"},
+    turn_lists=KEYS | {"prompt", "conversations"},
     turn_keys=TURN_KEYS,
     unread_in_turn=unread_keys,
     writers=(Writer("preference", to_row),),

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
 from rankzero.data.rows.formats import text as plain_text
 from rankzero.data.rows.formats.detection import ambiguous
-from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat, read_history, read_system, read_text
+from rankzero.data.rows.formats.fields import (
+    CHAT_FIELDS,
+    CONTEXT_KEYS,
+    chat,
+    read_history,
+    read_system,
+    read_text,
+    with_context,
+)
 from rankzero.data.rows.formats.format import ASKING, Claim, Format, Result, Row
 from rankzero.data.rows.formats.images import Slots
 from rankzero.data.rows.problems import RowProblem
 
-QUERY = ("query", "prompt", "input", "instruction", "question", "problem")
+QUERY = ("query", "prompt", "input", "instruction", "question", "problem", "inputs", "inputs_pretokenized")
 RESPONSE = (
     "response",
     "answer",
@@ -24,8 +32,11 @@ RESPONSE = (
     "text",
     "completion",
     "content",
+    "targets_pretokenized",
 )
 SYSTEM = ("system", "system_prompt")
+FIRST_ANSWER = "the first of several answers is taken"
+
 ALIASES = {"query": QUERY, "response": RESPONSE, "system": SYSTEM}
 
 _QUESTIONS = frozenset(QUERY)
@@ -40,6 +51,7 @@ def to_conversation(row: Row, line: int) -> Result:
     names = {canonical: _only(row, canonical, line, problems) for canonical in ALIASES}
     if problems:
         return problems
+    row, first = _with_one_answer(row, names["response"])
     texts = []
     for canonical in ("query", "response"):
         text = read_text(row, names[canonical] or canonical, line)
@@ -53,13 +65,26 @@ def to_conversation(row: Row, line: int) -> Result:
     other = names["system"] if names["system"] != "system" else None
     system, problems, rules = read_system(row, other, line) if other else ([], [], ())
     history, more = read_history(row, line, slots)
-    turns = [*system, *history, slots.message("user", texts[0]), slots.message("assistant", texts[1])]
-    return chat(row, line, turns, problems + more, slots, rules)
+    question, bad, below = with_context(row, texts[0], line)
+    turns = [*system, *history, slots.message("user", question), slots.message("assistant", texts[1])]
+    return chat(row, line, turns, [*problems, *more, *bad], slots, (*rules, *first, *below))
+
+
+def _with_one_answer(row: Row, name: str | None) -> tuple[Row, tuple[str, ...]]:
+    """Answers as SQuAD has them, {"text": […], "answer_start": […]}: the first, where there are any."""
+    answers = row.get(name) if name else None
+    texts = answers.get("text") if isinstance(answers, Mapping) else None
+    if name is None or not isinstance(texts, list) or not texts:
+        return row, ()
+    several = any(text != texts[0] for text in texts)
+    return {**row, name: texts[0]}, (FIRST_ANSWER,) if several else ()
 
 
 def _only(row: Row, canonical: str, line: int, problems: list[RowProblem]) -> str | None:
     """The one column that has this meaning."""
     names = [name for name in ALIASES[canonical] if row.get(name) is not None]
+    # What a tokenizer made of one of them is the same again (P3).
+    names = [name for name in names if f"{name}_pretokenized" not in names]
     if len(names) == 1:
         return names[0]
     if len(names) > 1:
@@ -85,7 +110,7 @@ def _judge(row: Row, keys: Set[str], line: int) -> bool | RowProblem:
 FORMAT = Format(
     name="query_response",
     needs=(frozenset(),),  # which of its many names a row has, `to_conversation` finds out
-    reads=CHAT_FIELDS | {*QUERY, *RESPONSE, *SYSTEM, "history"},
+    reads=CHAT_FIELDS | {*QUERY, *RESPONSE, *SYSTEM, "history", *CONTEXT_KEYS},
     shape='{"query": "…", "response": "…"}',
     to_conversation=to_conversation,
     unread=ASKING,

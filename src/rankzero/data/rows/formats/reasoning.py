@@ -36,9 +36,9 @@ def read_reasoning(
 
 def thinking_part(part: Mapping[str, Any]) -> str | None:
     """The reasoning of a content part; None where it is another part."""
-    if part.get("type") != "thinking":
+    if part.get("type") not in ("thinking", "reasoning"):
         return None
-    value = part.get("thinking")
+    value = next((part[key] for key in ("thinking", "reasoning", "text", "value") if part.get(key) is not None), None)
     if isinstance(value, list) and all(isinstance(item, dict) and isinstance(item.get("text"), str) for item in value):
         return "".join(item["text"] for item in value)
     return value if isinstance(value, str) else None

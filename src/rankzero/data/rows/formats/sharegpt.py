@@ -1,4 +1,4 @@
-"""Rows with `conversations` of from and value, or of human and assistant in pairs. Knows nothing of templates."""
+"""Rows with `conversations` of from and value, of pairs, or of texts in turn. Knows nothing of templates."""
 
 from __future__ import annotations
 
@@ -12,45 +12,32 @@ from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat
 from rankzero.data.rows.formats.format import CannotSayError, Column, Format, Result, Row, Writer, Written
 from rankzero.data.rows.formats.images import TAG, Slots
 from rankzero.data.rows.formats.messages import require_reply
-from rankzero.data.rows.formats.reasoning import REASONING_KEYS, read_reasoning
-from rankzero.data.rows.formats.tools import read_calls
-from rankzero.data.rows.formats.turn_loss import LOSS_KEYS, read_loss
+from rankzero.data.rows.formats.tools import decoded
 from rankzero.data.rows.formats.turns import TURN_KEYS, empty_reply, read_messages, unread_beside, unread_keys
 from rankzero.data.rows.formats.writing import beside, plain_turns, tagged
 from rankzero.data.rows.problems import RowProblem, kind
 
-KEYS = (frozenset({"conversations"}), frozenset({"conversation"}))
+KEYS = (frozenset({"conversations"}), frozenset({"conversation"}), frozenset({"texts"}))
 SHAPE = '{"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}]}'
 
 ASSISTANT_FIRST = "the assistant speaks first"
 CALL_IDS = "ids of tool calls are left out: calls and answers are in the same order"
 
-_CALLS = ("function_call", "tool_call")
-_ROLES: dict[str, Role] = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "chatgpt": "assistant",
-    "function_call": "assistant",
-    "tool_call": "assistant",
-    "system": "system",
-    "tool": "tool",
-    "observation": "tool",
-    "tool_response": "tool",
-}
+_PAIRS = (("human", "assistant"), ("user", "assistant"), ("input", "output"))
+"""Keys of a question and its answer that are one item together."""
 
 
 def to_conversation(row: Row, line: int) -> Result:
     """The turns under the roles that they mean. A row that the assistant begins is kept as it is, and counted."""
     slots = Slots(row, line)
-    key = "conversation" if row.get("conversations") is None else "conversations"
-    items = row[key]
-    first = items[0] if isinstance(items, list) and items else None
-    if not isinstance(items, list) or not items or (isinstance(first, dict) and "role" in first):
-        turns, problems = read_messages(items, line, key, slots)
+    key = next(key for (key,) in KEYS if row.get(key) is not None)
+    items = decoded(row[key])
+    if isinstance(items, list) and items and all(_pair(item) for item in items):
+        turns, problems = _read_pairs(items, line, key, slots)
+    elif isinstance(items, list) and items and key != "texts" and all(isinstance(item, str) for item in items):
+        turns, problems = _read_texts(items, line, key, slots)
     else:
-        turns, problems = _read(items, line, key, slots)
+        turns, problems = read_messages(items, line, key, slots)
     if not problems:
         problems = require_reply(turns, line)
     spoken = (turn.role for turn in turns if turn.role != "system")
@@ -58,71 +45,45 @@ def to_conversation(row: Row, line: int) -> Result:
     return chat(row, line, turns, problems, slots, rules)
 
 
-def _read(items: list[Any], line: int, key: str, slots: Slots) -> tuple[tuple[Message, ...], list[RowProblem]]:
+def _pair(item: object) -> tuple[str, str] | None:
+    """The keys of a question and its answer; one alone is half a pair."""
+    if not isinstance(item, dict) or "role" in item or "from" in item:
+        return None
+    whole = next((pair for pair in _PAIRS if item.keys() >= set(pair)), None)
+    return whole or next((pair for pair in _PAIRS[:1] if item.keys() & set(pair)), None)
+
+
+def _read_pairs(items: list[Any], line: int, key: str, slots: Slots) -> tuple[tuple[Message, ...], list[RowProblem]]:
     turns: list[Message] = []
     problems: list[RowProblem] = []
+    roles: tuple[Role, Role] = ("user", "assistant")
     for index, item in enumerate(items):
         where = f"{key}[{index}]"
-        if not isinstance(item, dict):
-            problems.append(RowProblem(line, "turn is not an object", f"{where} is {kind(item)}, not an object"))
-        elif "human" in item or "assistant" in item:
-            _read_pair(item, line, where, slots, turns, problems)
-        else:
-            turn = _read_turn(item, line, where, slots)
-            (turns if isinstance(turn, Message) else problems).append(turn)  # type: ignore[arg-type]
+        for name, role in zip(_pair(item) or (), roles, strict=False):
+            text = item.get(name)
+            if not isinstance(text, str):
+                what = f"{where}.{name} is {kind(text)}"
+                problems.append(RowProblem(line, f"{name} is not a string", what, "write it as a JSON string"))
+            elif role == "assistant" and not text.strip():
+                problems.append(empty_reply(line, where))
+            else:
+                turns.append(slots.message(role, text))
     return tuple(turns), problems
 
 
-def _read_pair(
-    item: dict[str, Any], line: int, where: str, slots: Slots, turns: list[Message], problems: list[RowProblem]
-) -> None:
-    for name, role in (("human", "user"), ("assistant", "assistant")):
-        text = item.get(name)
-        if not isinstance(text, str):
-            problems.append(RowProblem(line, f"{name} is not a string", f"{where}.{name} is {kind(text)}"))
-        elif role == "assistant" and not text.strip():
-            problems.append(empty_reply(line, where))
-        else:
-            turns.append(slots.message("assistant" if role == "assistant" else "user", text))
+def _read_texts(items: list[str], line: int, key: str, slots: Slots) -> tuple[tuple[Message, ...], list[RowProblem]]:
+    """Texts alone, the user's and the assistant's in turn, as LIMA has them."""
+    problems = [empty_reply(line, f"{key}[{i}]") for i in range(1, len(items), 2) if not items[i].strip()]
+    roles: tuple[Role, Role] = ("user", "assistant")
+    return tuple(slots.message(roles[i % 2], text) for i, text in enumerate(items)), problems
 
 
-def _read_turn(item: dict[str, Any], line: int, where: str, slots: Slots) -> Message | RowProblem:
-    name, value = item.get("from"), item.get("value")
-    if not isinstance(name, str) or name not in _ROLES:
-        shown = repr(name[:40]) if isinstance(name, str) else kind(name)
-        if "from" not in item:
-            return RowProblem(line, "turn without role", f"{where} has no `from`", f"expected: {SHAPE}")
-        return RowProblem(line, "unknown role", f"{where}.from is {shown}", f"roles are {', '.join(_ROLES)}")
-    if value is None and "value" not in item:
-        return RowProblem(line, "turn without content", f"{where} has no `value`", f"expected: {SHAPE}")
-    role = _ROLES[name]
-    loss = read_loss(item, role, line, where)
-    if isinstance(loss, RowProblem):
-        return loss
-    thought = read_reasoning(item, "", value if isinstance(value, str) else "", role, line, where)
-    if isinstance(thought, RowProblem):
-        return thought
-    if name in _CALLS:
-        calls, bad = read_calls(value, line, f"{where}.value")
-        return bad[0] if bad else Message(role, "", loss.train, tool_calls=calls, weight=loss.weight, reasoning=thought)
-    if not isinstance(value, str):
-        reason = "content is null" if value is None else "content is not a string"
-        return RowProblem(line, reason, f"{where}.value is {kind(value)}, not a string")
-    if role == "assistant" and not value.strip() and loss.train is not False:
-        return empty_reply(line, where)
-    content, offsets = slots.take(value)
-    return Message(role, content, loss.train, offsets, weight=loss.weight, reasoning=thought)
-
-
-_READ_OF_FROM = frozenset({"from", "value", *LOSS_KEYS, *REASONING_KEYS})
-_READ_OF_PAIR = frozenset({"human", "assistant"})
+_READ_OF_PAIRS = frozenset[str]().union(*_PAIRS)
 
 
 def _unread_in_turn(item: Mapping[str, Any]) -> set[str]:
-    """In whichever of the three forms the turn is."""
-    if "role" in item:
-        return unread_keys(item)
-    return unread_beside(item, _READ_OF_FROM if "from" in item else _READ_OF_PAIR)
+    """In whichever of its forms the turn is."""
+    return unread_beside(item, frozenset(_pair(item) or ())) if _pair(item) else unread_keys(item)
 
 
 _FROM = {"user": "human", "assistant": "gpt", "system": "system", "tool": "observation"}
@@ -173,12 +134,12 @@ _COLUMNS: dict[str, Column] = {
 FORMAT = Format(
     name="sharegpt",
     needs=KEYS,
-    reads=CHAT_FIELDS | {"conversations", "conversation"},
+    reads=CHAT_FIELDS.union(*KEYS),
     shape=SHAPE,
     to_conversation=to_conversation,
     marks=KEYS,
-    turn_lists=frozenset({"conversations", "conversation"}),
-    turn_keys=TURN_KEYS | _READ_OF_FROM | _READ_OF_PAIR,
+    turn_lists=frozenset[str]().union(*KEYS),
+    turn_keys=TURN_KEYS | _READ_OF_PAIRS,
     unread_in_turn=_unread_in_turn,
     writers=(Writer("sharegpt", to_row, _COLUMNS),),
 )

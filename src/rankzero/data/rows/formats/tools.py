@@ -12,18 +12,25 @@ from rankzero.data.rows.problems import RowProblem, kind
 
 Call = Mapping[str, Any]
 
+TOOL_KEYS = ("tools", "functions", "toolConfig")
+"""Where rows have the functions that may be called."""
+
 _TOOL_SHAPE = '[{"type": "function", "function": {"name": "…", "parameters": {…}}}]'
 _CALL_SHAPE = '[{"type": "function", "function": {"name": "…", "arguments": "{…}"}}]'
 
 
 def read_tools(row: Row, line: int) -> tuple[tuple[Mapping[str, Any], ...], list[RowProblem]]:
-    """The row's `tools` or `functions`, each as {"type": "function", "function": {…}}."""
-    tools, functions = row.get("tools"), row.get("functions")
-    if tools and functions:
-        what = "the row has `tools` and `functions`"
-        return (), [RowProblem(line, "tools in two places", what, "`functions` is the older name: keep `tools`")]
-    key, value = ("tools", tools) if tools else ("functions", functions)
-    value = _decoded(value)
+    """The row's tools, under whichever of their names, each as {"type": "function", "function": {…}}."""
+    given = [key for key in TOOL_KEYS if row.get(key)]
+    if len(given) > 1:
+        what = f"the row has {' and '.join(f'`{key}`' for key in given)}"
+        return (), [RowProblem(line, "tools in two places", what, "keep `tools`")]
+    key = given[0]
+    value = decoded(row[key])
+    if isinstance(value, Mapping) and isinstance(value.get("tools"), list):  # Bedrock's toolConfig
+        value = value["tools"]
+    if isinstance(value, list):
+        value = [tool for item in value for tool in _declared(item)]
     if not isinstance(value, list):
         what = f"`{key}` is {kind(value)}, not a list"
         return (), [RowProblem(line, "bad tools", what, f"expected: {_TOOL_SHAPE}")]
@@ -37,9 +44,25 @@ def read_tools(row: Row, line: int) -> tuple[tuple[Mapping[str, Any], ...], list
     return tuple(found), []
 
 
+def _declared(item: object) -> list[object]:
+    """The functions of one item, which may hold several (Gemini), in the form that OpenAI gives them."""
+    if not isinstance(item, Mapping):
+        return [item]
+    several = item.get("functionDeclarations", item.get("function_declarations"))
+    if isinstance(several, list):
+        return several
+    one = item.get("toolSpec", item)
+    if not isinstance(one, Mapping) or not ({"input_schema", "inputSchema"} & one.keys()):
+        return [one]
+    schema = one.get("input_schema", one.get("inputSchema"))
+    schema = schema["json"] if isinstance(schema, Mapping) and schema.keys() == {"json"} else schema
+    rest = {key: value for key, value in one.items() if key not in ("input_schema", "inputSchema")}
+    return [{**rest, "parameters": schema}]
+
+
 def read_calls(value: object, line: int, where: str) -> tuple[tuple[Call, ...], list[RowProblem]]:
     """A turn's calls, their arguments decoded."""
-    value = _decoded(value)
+    value = decoded(value)
     items = value if isinstance(value, list) else [value]
     calls: list[Call] = []
     for index, item in enumerate(items):
@@ -73,7 +96,7 @@ def _read_call(item: object, line: int, where: str) -> Call | RowProblem:
     return call
 
 
-def _decoded(value: object) -> object:
+def decoded(value: object) -> object:
     """JSON inside a string, as columns that can hold only text have it."""
     if isinstance(value, str):
         try:

@@ -1,110 +1,189 @@
-"""Chat turns of role and content, as OpenAI, TRL and others write them. Knows nothing of templates or tokens."""
+"""Chat turns of role and content, or of from and value, as OpenAI, TRL and others write them. Knows no templates."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from rankzero.data.rows.conversation import CHAT_ROLES, Message, Role
-from rankzero.data.rows.formats.images import Slots, part_source
-from rankzero.data.rows.formats.reasoning import REASONING_KEYS, read_reasoning, thinking_part
-from rankzero.data.rows.formats.tools import read_calls
+from rankzero.data.rows.formats.images import Slots
+from rankzero.data.rows.formats.parts import Content, read_content
+from rankzero.data.rows.formats.reasoning import REASONING_KEYS, read_reasoning
+from rankzero.data.rows.formats.roles import is_calling, role_of
+from rankzero.data.rows.formats.tools import Call, decoded, read_calls
 from rankzero.data.rows.formats.turn_loss import LOSS_KEYS, TurnLoss, read_loss
 from rankzero.data.rows.problems import RowProblem, kind
 
 SHAPE = '{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}'
 
 _ROLES = frozenset(CHAT_ROLES)
-_OTHER_NAMES = {
-    "human": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bot": "assistant",
-    "ai": "assistant",
-    "model": "assistant",
-    "observation": "tool",
-    "tool_response": "tool",
-    "ipython": "tool",
-}
 # Text that the model would have to see or to write, so it is never left out in silence.
 _UNREAD = ("refusal", "images", "audio")
 
 
+@dataclass(slots=True)
+class _Read:
+    """What one item of a list of turns is: a turn, the answers of tools before it, or what is wrong with it."""
+
+    turns: list[Message] = field(default_factory=list)
+    problems: list[RowProblem] = field(default_factory=list)
+    is_call: bool = False
+    """The turn is a call alone, by its role."""
+
+
 def read_messages(value: object, line: int, key: str, slots: Slots) -> tuple[tuple[Message, ...], list[RowProblem]]:
     """A list of turns, and everything that is wrong with any of them."""
+    value = decoded(value)  # columns that can hold only text have JSON in a string
     if not isinstance(value, list):
-        hint = "it is JSON inside a string: decode it once" if isinstance(value, str) else f"expected: {SHAPE}"
-        return (), [RowProblem(line, f"`{key}` is not a list", f"`{key}` is {kind(value)}, not a list", hint)]
+        what = f"`{key}` is {kind(value)}, not a list"
+        return (), [RowProblem(line, f"`{key}` is not a list", what, f"expected: {SHAPE}")]
     if not value:
         return (), [RowProblem(line, f"empty `{key}`", f"`{key}` is empty", "remove the row")]
     turns: list[Message] = []
     problems: list[RowProblem] = []
     linked = False
     for index, item in enumerate(value):
-        turn = _read_message(item, line, key, index, slots)
+        turn = _read_message(item, line, f"{key}[{index}]", slots)
         if isinstance(turn, Message):
             turns.append(turn)
-            linked = linked or turn.tool_call_id is not None
-        else:
-            problems += turn
+            continue
+        linked = True
+        problems += turn.problems
+        turns[:] = _with_call(turns, turn.turns[0]) if turn.is_call else [*turns, *turn.turns]
     if linked and not problems:
         problems = _unlinked(turns, line, key)
     return tuple(turns), problems
 
 
-def _read_message(item: object, line: int, key: str, index: int, slots: Slots) -> Message | list[RowProblem]:
+def _with_call(turns: list[Message], call: Message) -> list[Message]:
+    """A turn that is a call by its role goes on with the assistant's before it: the model writes both in one go."""
+    before = turns[-1] if turns else None
+    if before is None or before.role != "assistant" or (before.train, before.weight) != (call.train, call.weight):
+        return [*turns, call]
+    return [*turns[:-1], replace(before, tool_calls=(*before.tool_calls, *call.tool_calls))]
+
+
+def _read_message(item: object, line: int, where: str, slots: Slots) -> Message | _Read:
     if not isinstance(item, dict):
-        return [RowProblem(line, "turn is not an object", f"{key}[{index}] is {kind(item)}, not an object")]
+        what = f"{where} is {kind(item)}, not an object"
+        return _Read(problems=[RowProblem(line, "turn is not an object", what, f"expected: {SHAPE}")])
     role, content = item.get("role"), item.get("content")
     # Nearly every turn: a role, a text and nothing else.
     plain = len(item) == 2 and isinstance(content, str) and isinstance(role, str) and role in _ROLES
     if plain and (role != "assistant" or (content and not content.isspace())):
         text, speaker = cast(str, content), cast(Role, role)
         return slots.message(speaker, text) if slots.tagged else Message(speaker, text)
-    return _read_rich(item, line, f"{key}[{index}]", slots)
+    return _TurnReader(item, line, where, slots).read()
 
 
-def _read_rich(item: Mapping[str, Any], line: int, where: str, slots: Slots) -> Message | list[RowProblem]:
+class _TurnReader:
     """A turn with more to it, or with something wrong."""
-    problems: list[RowProblem] = []
-    role = "tool" if item.get("role") == "function" else item.get("role")  # as OpenAI called it before tools
-    if not isinstance(role, str) or role not in _ROLES:
-        problems.append(_bad_role(item, line, where))
-    calls, more = read_turn_calls(item, role, line, where)
-    problems += more
-    found = _content(item, bool(item.get("tool_calls") or item.get("function_call")), slots)
-    if found is None:
-        problems.append(_bad_content(item, line, where))
-    content, offsets, part_thought = found or ("", (), "")
-    problems += [
-        RowProblem(
-            line,
-            f"`{key}` is not read",
-            f"{where} has `{key}`, which is not read yet",
-            "write it into content as the model is to produce it, or remove the key",
+
+    def __init__(self, item: Mapping[str, Any], line: int, where: str, slots: Slots) -> None:
+        self._item, self._line, self._where, self._slots = item, line, where, slots
+        self._who = "from" if "from" in item and "role" not in item else "role"
+        self._what = "value" if "value" in item and "content" not in item else "content"
+        self._role = role_of(item.get(self._who))
+        self._problems: list[RowProblem] = []
+
+    def read(self) -> _Read:
+        """The turn, and the answers of tools that it begins with."""
+        item, line, where, role = self._item, self._line, self._where, self._role
+        if role is None:
+            self._problems.append(self._bad_role())
+        is_call = is_calling(item.get(self._who))
+        content = self._content(is_call)
+        calls, more = read_turn_calls(item, role, line, where)
+        self._problems += more
+        loss = read_loss(item, role, line, where)
+        if isinstance(loss, RowProblem):
+            self._problems.append(loss)
+            loss = TurnLoss(train=False)
+        thought = read_reasoning(item, content.thought, content.text, role, line, where)
+        if isinstance(thought, RowProblem):
+            self._problems.append(thought)
+            thought = ""
+        calls = self._calls(content, calls)
+        said = bool(content.text.strip() or content.offsets)
+        unreadable = any(problem.reason != "unknown role" for problem in self._problems)
+        if role == "assistant" and not (said or calls or unreadable) and loss.train is not False:
+            self._problems.append(empty_reply(line, where))
+        name, answers = (item.get("name"), item.get("tool_call_id")) if role == "tool" else (None, None)
+        if not isinstance(name or "", str) or not isinstance(answers or "", str):
+            what = f"{where} has a `name` or `tool_call_id` that is not a string"
+            self._problems.append(RowProblem(line, "bad tool answer", what, "write it as a JSON string"))
+        if self._problems or role is None:
+            return _Read(problems=self._problems)
+        turn = Message(
+            *(role, content.text, loss.train, content.offsets, calls),
+            *(answers or None, name or None, loss.weight, thought),
         )
-        for key in _UNREAD
-        if item.get(key)
-    ]
-    loss = read_loss(item, role, line, where)
-    if isinstance(loss, RowProblem):
-        problems.append(loss)
-        loss = TurnLoss(train=False)
-    thought = read_reasoning(item, part_thought, content, role, line, where)
-    if isinstance(thought, RowProblem):
-        problems.append(thought)
-    empty = found is not None and not content.strip() and not offsets and not calls
-    if role == "assistant" and empty and not more and loss.train is not False:
-        problems.append(empty_reply(line, where))
-    if problems or isinstance(thought, RowProblem):
-        return problems
-    name, answers = (item.get("name"), item.get("tool_call_id")) if role == "tool" else (None, None)
-    if not isinstance(name or "", str) or not isinstance(answers or "", str):
-        what = f"{where} has a `name` or `tool_call_id` that is not a string"
-        return [RowProblem(line, "bad tool answer", what)]
-    spoken = cast(Role, role)
-    return Message(spoken, content, loss.train, offsets, calls, answers or None, name or None, loss.weight, thought)
+        alone = bool(content.answers) and not said
+        return _Read([*content.answers, *([] if alone else [turn])], is_call=is_call)
+
+    def _content(self, is_call: bool) -> Content:
+        """What the turn says; problems where it says nothing that can be read."""
+        item, value = self._item, self._item.get(self._what)
+        unread = [key for key in _UNREAD if item.get(key)]
+        for key in unread:
+            what = f"{self._where} has `{key}`, which is not read yet"
+            hint = "write it into content as the model is to produce it, or remove the key"
+            self._problems.append(RowProblem(self._line, f"`{key}` is not read", what, hint))
+        if is_call:
+            calls, bad = read_calls(value, self._line, f"{self._where}.{self._what}")
+            self._problems += bad
+            return Content(calls=calls)
+        if isinstance(value, str) or (isinstance(value, list) and value and self._what == "content"):
+            found = read_content(value, self._slots, self._line, f"{self._where}.{self._what}")
+            if isinstance(found, Content):
+                return found
+            self._problems.append(found)
+        elif not (value is None and (item.get("tool_calls") or item.get("function_call") or unread)):
+            self._problems.append(self._bad_content())
+        return Content()
+
+    def _calls(self, content: Content, calls: tuple[Call, ...]) -> tuple[Call, ...]:
+        """The turn's calls, whether its parts have them or keys of its own."""
+        line, where, role = self._line, self._where, self._role
+        if content.calls and role != "assistant":
+            what = f"{where} calls a tool, and is not the assistant's"
+            hint = "name its role assistant, or remove the call"
+            self._problems.append(RowProblem(line, "tool call of another role", what, hint))
+        if content.calls and calls:
+            what = f"{where} has calls in its content and beside it"
+            self._problems.append(RowProblem(line, "tool calls in two places", what, "keep `tool_calls`"))
+        if content.answers and role not in ("user", "tool"):
+            what = f"{where} has a tool's answer, and is the {role}'s"
+            self._problems.append(RowProblem(line, "tool answer of another role", what, "tools answer in user turns"))
+        return calls or content.calls
+
+    def _bad_role(self) -> RowProblem:
+        item, line, where = self._item, self._line, self._where
+        role = item.get(self._who)
+        if self._who not in item:
+            return RowProblem(line, "turn without role", f"{where} has no `role`", f"expected: {SHAPE}")
+        if not isinstance(role, str):
+            what = f"{where}.{self._who} is {kind(role)}, not a string"
+            return RowProblem(line, "role is not a string", what, f"roles are {', '.join(CHAT_ROLES)}")
+        near = difflib.get_close_matches(role.strip().lower()[:40], CHAT_ROLES, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"roles are {', '.join(CHAT_ROLES)}"
+        return RowProblem(line, "unknown role", f"{where}.{self._who} is {role[:40]!r}", hint)
+
+    def _bad_content(self) -> RowProblem:
+        item, line, where = self._item, self._line, self._where
+        value = item.get(self._what)
+        if self._what not in item:
+            near = next((key for key in ("value", "text", "message") if key in item), None)
+            hint = f"rename {near} to content" if near else f"expected: {SHAPE}"
+            return RowProblem(line, "turn without content", f"{where} has no `content`", hint)
+        if value == []:
+            what = f"{where}.{self._what} is an empty list"
+            return RowProblem(line, "unknown content part", what, "remove the turn or give it text")
+        reason = "content is null" if value is None else "content is not a string"
+        hint = "remove the turn or give it text" if value is None else "write it as a JSON string"
+        return RowProblem(line, reason, f"{where}.{self._what} is {kind(value)}, not a string", hint)
 
 
 def empty_reply(line: int, where: str) -> RowProblem:
@@ -121,79 +200,18 @@ def read_turn_calls(
     if not calls and not call:
         return (), []
     if role != "assistant":
-        return (), [RowProblem(line, "tool call of another role", f"{where} calls a tool, and is not the assistant's")]
+        what, hint = f"{where} calls a tool, and is not the assistant's", "name its role assistant, or remove the call"
+        return (), [RowProblem(line, "tool call of another role", what, hint)]
     if calls and call:
         what = f"{where} has `tool_calls` and `function_call`"
         return (), [RowProblem(line, "tool calls in two places", what, "keep `tool_calls`")]
     return read_calls(calls or call, line, f"{where}.tool_calls" if calls else f"{where}.function_call")
 
 
-def _content(item: Mapping[str, Any], calling: bool, slots: Slots) -> tuple[str, tuple[int, ...], str] | None:
-    """The turn's text, where its images stand, and the reasoning of its parts; None where it has no text."""
-    content = item.get("content")
-    if isinstance(content, str):
-        return *slots.take(content), ""
-    if content is None:
-        return ("", (), "") if calling else None
-    if not isinstance(content, list) or not content:
-        return None
-    texts: list[str] = []
-    offsets: list[int] = []
-    thoughts: list[str] = []
-    at = 0
-    for part in content:
-        if not isinstance(part, dict):
-            return None
-        if part.get("type") == "text" and isinstance(part.get("text"), str):
-            text, places = slots.take(part["text"], at)
-            texts.append(text)
-            offsets += places
-            at += len(text)
-        elif not at and (thought := thinking_part(part)) is not None:
-            thoughts.append(thought)
-        elif (source := part_source(part)) is not False:
-            slots.add(cast("str | None", source))
-            offsets.append(at)
-        else:
-            return None
-    return "".join(texts), tuple(offsets), "\n".join(thoughts)
-
-
-def _bad_role(item: Mapping[str, Any], line: int, where: str) -> RowProblem:
-    role = item.get("role")
-    if "role" not in item:
-        hint = "rename from to role and value to content" if "from" in item else f"expected: {SHAPE}"
-        return RowProblem(line, "turn without role", f"{where} has no `role`", hint)
-    if not isinstance(role, str):
-        return RowProblem(line, "role is not a string", f"{where}.role is {kind(role)}, not a string")
-    name = role.strip().lower()
-    near = _OTHER_NAMES.get(name) or next(iter(difflib.get_close_matches(name[:40], CHAT_ROLES, n=1)), None)
-    hint = f"did you mean {near}?" if near else f"roles are {', '.join(CHAT_ROLES)}"
-    return RowProblem(line, "unknown role", f"{where}.role is {role[:40]!r}", hint)
-
-
-def _bad_content(item: Mapping[str, Any], line: int, where: str) -> RowProblem:
-    content = item.get("content")
-    if "content" not in item:
-        near = next((key for key in ("value", "text", "message") if key in item), None)
-        hint = f"rename {near} to content" if near else ""
-        return RowProblem(line, "turn without content", f"{where} has no `content`", hint)
-    if isinstance(content, list):
-        kinds = [str(part.get("type")) if isinstance(part, dict) else kind(part) for part in content]
-        if "thinking" in kinds:
-            hint = 'reasoning is {"type": "thinking", "thinking": "…"} before the text of the same turn'
-            return RowProblem(line, "reasoning after the text", f"{where}.content has reasoning behind text", hint)
-        odd = next((kind for kind in kinds if kind not in ("text", "image")), "text without a string")
-        what = f"{where}.content has a part that is neither text nor an image ({odd[:40]})"
-        return RowProblem(line, "unknown content part", what, 'parts are {"type": "text", …} and {"type": "image", …}')
-    reason = "content is null" if content is None else "content is not a string"
-    hint = "remove the turn or give it text" if content is None else "write it as a JSON string"
-    return RowProblem(line, reason, f"{where}.content is {kind(content)}, not a string", hint)
-
-
 def unread_keys(item: Mapping[str, Any]) -> set[str]:
     """Keys of a turn of role and content that say something and that nothing reads."""
-    return unread_beside(item, _READ_OF_TOOL if item.get("role") in ("tool", "function") else _READ)
+    reads = _READ_OF_TOOL if role_of(item.get("role")) == "tool" else _READ
+    return unread_beside(item, reads | {"from", "value"} if "from" in item and "role" not in item else reads)
 
 
 def unread_beside(item: Mapping[str, Any], reads: frozenset[str]) -> set[str]:
@@ -201,19 +219,19 @@ def unread_beside(item: Mapping[str, Any], reads: frozenset[str]) -> set[str]:
     return {key for key, value in item.items() if key not in reads and value is not None and value not in ("", [], {})}
 
 
-TURN_KEYS = frozenset({"role", "content", "tool_calls", *LOSS_KEYS, *REASONING_KEYS})
-"""What decides how a turn of role and content is trained."""
+TURN_KEYS = frozenset({"role", "content", "from", "value", "tool_calls", *LOSS_KEYS, *REASONING_KEYS})
+"""What decides how a turn is trained."""
 
-_READ = TURN_KEYS | {"function_call"}
+_READ = (TURN_KEYS - {"from", "value"}) | {"function_call"}
 _READ_OF_TOOL = _READ | {"name", "tool_call_id"}
 
 
 def _unlinked(turns: list[Message], line: int, key: str) -> list[RowProblem]:
     """Tool turns that answer no call before them."""
     made: set[Any] = set()
-    for index, turn in enumerate(turns):
+    for turn in turns:
         made.update(call.get("id") for call in turn.tool_calls)
         if turn.tool_call_id is not None and turn.tool_call_id not in made:
-            what = f"{key}[{index}].tool_call_id is that of no call before it"
+            what = f"a tool answers the call {turn.tool_call_id[:40]!r}, and none before it in `{key}` has this id"
             return [RowProblem(line, "tool answer without its call", what, "the ids of call and answer are the same")]
     return []

@@ -23,6 +23,8 @@ def require_plain(conversation: Conversation, target: str) -> None:
     """Raise where the row has what only a format of its own can say."""
     if conversation.rejected:
         raise CannotSayError("preference row", f"{target} has no place for a rejected answer", "use --as preference")
+    if conversation.verbatim:
+        raise CannotSayError("segments", f"{target} has no place for segments of raw text", "use --as segments")
     if conversation.label is not None:
         raise CannotSayError("classification row", f"{target} has no place for a label", "use --as classification")
 

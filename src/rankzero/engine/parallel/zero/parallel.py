@@ -18,14 +18,15 @@ from torch.distributed.tensor import DTensor
 from rankzero.engine.console import logger
 from rankzero.engine.device import Device
 from rankzero.engine.distributed import World
-from rankzero.engine.parallel.base import OPTIMIZER_FILE, WEIGHTS_DIRECTORY
+from rankzero.engine.parallel.base import OPTIMIZER_FILE, WEIGHTS_DIRECTORY, Snapshot
 from rankzero.engine.parallel.formats import (
+    NothingToWrite,
+    ShardedSnapshot,
+    WholeSnapshot,
     is_sharded,
     read_sharded,
     read_tensors,
     sharded_tensors,
-    write_sharded,
-    write_tensors,
 )
 from rankzero.engine.parallel.parts import Cut, local
 from rankzero.engine.parallel.placing import check_same_model
@@ -42,7 +43,7 @@ from rankzero.engine.parallel.zero.engine import (
     whole_frozen,
 )
 from rankzero.errors import StorageError
-from rankzero.model.weights import read_state, save_weights
+from rankzero.model.weights import read_state
 from rankzero.spec.run_spec import RunSpec
 
 Tensors = dict[str, torch.Tensor]
@@ -118,15 +119,12 @@ class Zero:
     def zero_grad(self) -> None:
         drop_gradients(self.model)
 
-    def save(self, staged: Path) -> None:
+    def snapshot(self) -> Snapshot:
         if not self._adapters:
             rows = {name: self._rows(whole) for source in (self._weights, self._state) for name, whole in source()}
-            write_sharded(rows, staged, world_size=self._world.world_size)
-            return
+            return ShardedSnapshot(rows, self._cut, self._world.world_size, on_host_already=True)
         weights, optimizer = self._on_main(self._weights()), self._on_main(self._state())
-        if self._world.is_main:  # all is gathered: no rank waits for this one, whatever it meets
-            save_weights(self.module, staged / WEIGHTS_DIRECTORY, state=weights)
-            write_tensors(optimizer, staged / OPTIMIZER_FILE)
+        return WholeSnapshot(self.module, weights, optimizer) if self._world.is_main else NothingToWrite()
 
     def load(self, directory: Path) -> None:
         self.load_weights(directory)

@@ -12,7 +12,7 @@ from rankzero.launch.backends.kubernetes.api import Api
 from rankzero.launch.backends.kubernetes.errors import NO_ANSWER, ApiError
 from rankzero.launch.backends.kubernetes.streams import Streams
 from rankzero.launch.labels import Manifest
-from rankzero.launch.log_stamps import Moment, Stamped, read_stamp
+from rankzero.launch.log_lines import Moment, Stamped, read_stamp
 from rankzero.launch.pods import Pod, parse_pod
 from rankzero.launch.resource import POD
 
@@ -23,7 +23,7 @@ SILENCE_SECONDS = 300.0
 
 
 @dataclass(slots=True)
-class Seam:
+class LogPosition:
     """Where reading stopped, so that the same log read again from about there gives only what is new.
 
     The API goes back to a second, not to a line; and several lines may be of one instant.
@@ -68,9 +68,9 @@ class PodLog:
     streams: Streams
     pod: Manifest
     query: LogQuery
-    _seam: Seam = field(default_factory=Seam)
-    _opened: Seam = field(default_factory=Seam)
-    """The seam as it was when the newest reading began."""
+    _position: LogPosition = field(default_factory=LogPosition)
+    _opened: LogPosition = field(default_factory=LogPosition)
+    """The position as it was when the newest reading began."""
     _changed: threading.Event = field(default_factory=threading.Event)
     _gone: bool = False
 
@@ -108,8 +108,8 @@ class PodLog:
             if not now.runs and not ended:
                 self._changed.wait()
                 continue
-            before, broken = self._seam.last, False
-            self._opened = replace(self._seam)
+            before, broken = self._position.last, False
+            self._opened = replace(self._position)
             try:
                 yield from self._read(follow=not ended)
             except ApiError as error:
@@ -118,7 +118,7 @@ class PodLog:
                 broken = True
                 if failures == 2:
                     self.api.tell(f"the log of {self._name} does not come: {error.refusal.message}; still trying")
-            failures = failures + 1 if broken or self._seam.last == before else 0
+            failures = failures + 1 if broken or self._position.last == before else 0
             if ended and (not broken or failures >= MOST_FAILURES):
                 return
             if failures:  # the pod's state lags behind its log, or the connection is poor
@@ -161,18 +161,18 @@ class PodLog:
             self.api.tell(
                 f"{self._name} restarted {newest - instance} times while its log was away; some lines are gone"
             )
-        began, first = self.seen.began, self._seam.first
+        began, first = self.seen.began, self._position.first
         if began is None or first is None or first[0] < began:
             yield from self._before()
             return
-        current, self._seam = self._seam, replace(self._opened)
+        current, self._position = self._position, replace(self._opened)
         yield from self._before()
-        self._seam = current
+        self._position = current
 
     def _read(self, *, follow: bool = False, previous: bool = False) -> Iterator[LogLine]:
         """One reading, new lines only. One that breaks or finds nothing to read just ends; a refused one raises."""
-        params = {"container": self.seen.container, "timestamps": "true", **self._seam.reconnect()}
-        if self._seam.last is None:
+        params = {"container": self.seen.container, "timestamps": "true", **self._position.reconnect()}
+        if self._position.last is None:
             params |= {"sinceSeconds": str(self.query.since_seconds)} if self.query.since_seconds is not None else {}
             params |= {"tailLines": str(self.query.tail)} if self.query.tail is not None else {}
         params |= {"follow": "true"} if follow else {}
@@ -181,7 +181,7 @@ class PodLog:
         try:
             for text in self.api.lines(path, params, resource=POD, streams=self.streams, silence=SILENCE_SECONDS):
                 line = read_stamp(text)
-                if self._seam.is_new(line):
+                if self._position.is_new(line):
                     yield LogLine(
                         kinds.node_index(self.pod), self._name, labels.role_of(self.pod), line.text, line.time
                     )

@@ -94,6 +94,16 @@ ROWS: dict[str, list[Row]] = {
             "rejected": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "bad"}],
         },
     ],
+    "gemini": [
+        {
+            "contents": [{"role": "user", "parts": [{"text": "q é"}]}, {"role": "model", "parts": [{"text": "a"}]}],
+            "systemInstruction": {"parts": [{"text": "s"}]},
+        }
+    ],
+    "segments": [
+        {"segments": [{"label": False, "text": "<s>q "}, {"label": True, "text": "a é</s>"}]},
+        {"segments": [{"label": True, "text": "a "}, {"label": False, "text": "b "}, {"label": True, "text": "c"}]},
+    ],
     "classification": [{"sentence": "a warm , patient film ", "label": 1, "idx": 0}, {"text": "t", "label": "neg"}],
 }
 assert ROWS.keys() == FORMATS.keys()

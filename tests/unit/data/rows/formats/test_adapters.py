@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from rankzero.data.rows.conversation import Message
-from rankzero.data.rows.formats.fields import EMPTY_SYSTEM
+from rankzero.data.rows.formats.fields import CONTEXT_BELOW, EMPTY_SYSTEM
+from rankzero.data.rows.formats.query_response import FIRST_ANSWER
 from rankzero.data.rows.formats.sharegpt import ASSISTANT_FIRST
 from tests.unit.data.rows.formats.support import ROWS, bad, good, read, reasons, turns
 
@@ -37,7 +38,9 @@ class TestAlpaca:
             ({"instruction": "i", "output": "o", "history": [["a"]]}, ["bad history"]),
             ({"instruction": "i", "output": "o", "history": "x"}, ["bad history"]),
             ({"instruction": "i", "output": "o", "history": [["a", ""]]}, ["empty assistant turn"]),
-            ({"instruction": "i", "output": "o", "context": "c"}, ["`context` is not read"]),
+            ({"instruction": "i", "output": "o", "context": ["c"]}, ["context is not a string"]),
+            ({"instruction": "i", "input": "x", "output": "o", "context": "c"}, ["context in two places"]),
+            ({"instruction": "i", "output": "o", "choices": ["c"]}, ["`choices` is not read"]),
             ({"instruction": "Add", "output": "12", "text": "something else"}, ["ambiguous row"]),
         ],
     )
@@ -92,7 +95,7 @@ class TestShareGpt:
             ([{"human": "q", "assistant": " "}], ["empty assistant turn"]),
             ([{"human": "q"}], ["assistant is not a string"]),
             ([{"from": "student", "value": "x"}, {"from": "gpt", "value": "a"}], ["unknown role"]),
-            ([{"from": 3, "value": "x"}, {"from": "gpt", "value": "a"}], ["unknown role"]),
+            ([{"from": 3, "value": "x"}, {"from": "gpt", "value": "a"}], ["role is not a string"]),
             ([{"value": "x"}, {"from": "gpt", "value": "a"}], ["turn without role"]),
             ([{"from": "human"}, {"from": "gpt", "value": "a"}], ["turn without content"]),
             ([{"from": "human", "value": None}, {"from": "gpt", "value": "a"}], ["content is null"]),
@@ -140,11 +143,19 @@ class TestQueryResponse:
         [
             ({"query": "", "response": ""}, ["empty query", "empty response"]),
             ({"query": 1, "response": ["r"]}, ["query is not a string", "response is not a string"]),
-            ({"question": "q", "answer": "a", "context": "c"}, ["`context` is not read"]),
+            ({"question": "q", "answer": "a", "context": {}, "passage": 3}, ["passage is not a string"]),
+            ({"question": "q", "answer": "a", "context": "c", "passage": "p"}, ["context in two places"]),
+            ({"question": "q", "answers": {"text": []}}, ["answers is not a string"]),
         ],
     )
     def test_problems(self, row: Any, found: list[str]) -> None:
         assert reasons(row) == found
+
+    def test_what_is_put_together_is_counted(self) -> None:
+        _, (conversation,), rules = read({"question": "q", "answer": "a", "context": "c"})
+        assert turns(conversation)[0] == ("user", "q\nc") and rules == (CONTEXT_BELOW,)
+        _, (conversation,), rules = read({"question": "q", "answers": {"text": ["a", "b"]}})
+        assert turns(conversation)[1] == ("assistant", "a") and rules == (FIRST_ANSWER,)
 
     def test_missing_columns(self) -> None:
         assert reasons({"title": "x"}, "query_response") == ["no query", "no response"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,8 @@ FIRST_TEXT = {
     "oasst": ("prompt", "text"),
     "preference": ("prompt",),
     "classification": ("sentence",),
+    "gemini": ("systemInstruction", "parts", 0, "text"),
+    "segments": ("segments", 0, "text"),
 }
 """Where the first text of the first row of each format stands."""
 
@@ -64,7 +67,8 @@ BYTES: dict[str, tuple[Callable[[bytes], bytes], str | None]] = {
     "UTF-16": (lambda row: row.decode().encode("utf-16-le"), "NUL byte"),
     "Latin-1 byte": (lambda row: row.replace(b'": "', b'": "\xe9', 1), "not UTF-8"),
     "lone surrogate": (lambda row: row.replace(b'": "', b'": "\\ud83d', 1), "not valid JSON"),
-    "NaN": (lambda row: row[:-1] + b', "score": NaN}', "not valid JSON"),
+    "NaN where nobody reads": (lambda row: row[:-1] + b', "score": NaN}', None),
+    "NaN where it counts": (lambda row: re.sub(rb'("id"|": )"[^"]*"', rb"\1NaN", row, count=1), "not valid JSON"),
     "NUL": (lambda row: row.replace(b'": "', b'": "\0', 1), "NUL byte"),
     "two rows on a line": (lambda row: row + row, "not valid JSON"),
     "a list": (lambda row: b"[" + row + b"]", "not an object"),
@@ -110,6 +114,14 @@ def test_characters_that_are_text(name: str, text: str) -> None:
         assert conversation.messages[0].content == text
 
 
+def contents(*turns: tuple[str, Any], **row: Any) -> Row:
+    return {"contents": [{"role": role, "parts": [{"text": text}]} for role, text in turns], **row}
+
+
+def segments(*texts: tuple[bool, Any], **row: Any) -> Row:
+    return {"segments": [{"label": label, "text": text} for label, text in texts], **row}
+
+
 def chat(*turns: tuple[str, Any], **row: Any) -> Row:
     return {"messages": [{"role": role, "content": content} for role, content in turns], **row}
 
@@ -141,7 +153,8 @@ NONE: tuple[Row, str] = ({}, "unknown row shape")
 KEPT = ""
 
 USER, HUMAN = ("user", "q"), ("human", "q")
-BOT, GPT = ("assistant", "a"), ("gpt", "a")
+BOT, GPT, MODEL = ("assistant", "a"), ("gpt", "a"), ("model", "a")
+READ, LEARNT = (False, "q"), (True, "a")
 
 # What stands in each cell: a row, and its outcome: kept, a problem's reason, or `dropped:` and the rule.
 CASES: dict[str, dict[str, tuple[Row, str]]] = {
@@ -159,6 +172,8 @@ CASES: dict[str, dict[str, tuple[Row, str]]] = {
         "oasst": (tree(node("prompter", None, node("assistant", "a"))), "message without text"),
         "preference": (prefer(("user", None), BOT), "content is null"),
         "classification": ({"text": "t", "label": None}, "dropped:unlabelled"),
+        "gemini": (contents(("user", None), MODEL), "unknown content part"),
+        "segments": (segments((False, None), LEARNT), "bad segments"),
     },
     "empty answer": {
         "messages": (chat(USER, ("assistant", "")), "empty assistant turn"),
@@ -171,6 +186,8 @@ CASES: dict[str, dict[str, tuple[Row, str]]] = {
         "oasst": (tree(node("prompter", "q", node("assistant", ""))), "message without text"),
         "preference": ({"prompt": "p", "chosen": "", "rejected": "b"}, "empty chosen"),
         "classification": ({"text": "t", "label": ""}, "bad label"),
+        "gemini": (contents(USER, ("model", "")), "empty assistant turn"),
+        "segments": (segments(READ, (True, " ")), "no trained segment"),
     },
     "empty question": {
         "messages": (chat(("user", ""), BOT), KEPT),  # some chats do begin with nothing; the template decides
@@ -183,6 +200,8 @@ CASES: dict[str, dict[str, tuple[Row, str]]] = {
         "oasst": (tree(node("prompter", "", node("assistant", "a"))), "message without text"),
         "preference": ({"prompt": "", "chosen": "a", "rejected": "b"}, "empty prompt"),
         "classification": ({"text": "", "label": 1}, "empty text"),
+        "gemini": (contents(("user", ""), MODEL), KEPT),
+        "segments": (segments((False, ""), LEARNT), KEPT),
     },
     "no turns": {
         "messages": (chat(), "empty `messages`"),
@@ -195,6 +214,8 @@ CASES: dict[str, dict[str, tuple[Row, str]]] = {
         "oasst": (tree(node("prompter", "q")), "dropped:tree_without_reply"),
         "preference": ({"chosen": [], "rejected": [1]}, "empty `chosen`"),
         "classification": NONE,
+        "gemini": (contents(), "empty `contents`"),
+        "segments": (segments(), "no trained segment"),
     },
     "system in the middle": {
         "messages": (chat(USER, ("system", "s"), BOT), KEPT),  # whether it can be rendered, the template says
@@ -207,6 +228,8 @@ CASES: dict[str, dict[str, tuple[Row, str]]] = {
         "oasst": (tree(node("prompter", "q", node("system", "s"))), "unknown role"),
         "preference": (prefer(USER, ("system", "s"), BOT), KEPT),
         "classification": ({"text": "t", "label": 1, "system": "s"}, "`system` is not read"),
+        "gemini": (contents(USER, ("system", "s"), MODEL), KEPT),
+        "segments": (segments(READ, LEARNT, system="s"), "`system` is not read"),
     },
     "the same role twice": {
         "messages": (chat(USER, USER, BOT, BOT), KEPT),
@@ -219,6 +242,8 @@ CASES: dict[str, dict[str, tuple[Row, str]]] = {
         "oasst": (tree(node("prompter", "q", node("prompter", "r", node("assistant", "a")))), KEPT),
         "preference": (prefer(USER, USER, BOT), KEPT),
         "classification": ({"text": "t", "sentence": "t", "label": 1}, "two columns for one name"),
+        "gemini": (contents(USER, USER, MODEL, MODEL), KEPT),
+        "segments": (segments(READ, READ, LEARNT, LEARNT), KEPT),
     },
     "images: null": {
         "messages": (chat(USER, BOT, images=None), KEPT),
@@ -231,6 +256,8 @@ CASES: dict[str, dict[str, tuple[Row, str]]] = {
         "oasst": ({**TREE, "images": None}, KEPT),
         "preference": ({"prompt": "p", "chosen": "a", "rejected": "b", "images": None}, KEPT),
         "classification": ({"text": "t", "label": 1, "images": None}, KEPT),
+        "gemini": (contents(USER, MODEL, images=None), KEPT),
+        "segments": (segments(READ, LEARNT, images=None), KEPT),
     },
     "images": {
         "messages": (chat(USER, BOT, images=["1"]), KEPT),
@@ -243,6 +270,8 @@ CASES: dict[str, dict[str, tuple[Row, str]]] = {
         "oasst": ({**TREE, "images": ["1"]}, "`images` is not read"),
         "preference": ({"prompt": "p", "chosen": "a", "rejected": "b", "images": ["1"]}, "`images` is not read"),
         "classification": ({"text": "t", "label": 1, "images": ["1"]}, "`images` is not read"),
+        "gemini": (contents(USER, MODEL, images=["1"]), KEPT),
+        "segments": (segments(READ, LEARNT, images=["1"]), "`images` is not read"),
     },
     "text in parts": {
         "messages": (chat(("user", [{"type": "text", "text": "q"}]), BOT), KEPT),
@@ -255,6 +284,8 @@ CASES: dict[str, dict[str, tuple[Row, str]]] = {
         "oasst": (tree(node("prompter", ["q"], node("assistant", "a"))), "message without text"),
         "preference": (prefer(("user", [{"type": "text", "text": "q"}]), BOT), KEPT),
         "classification": ({"text": ["t"], "label": 1}, "text is not a string"),
+        "gemini": (contents(USER, MODEL), KEPT),
+        "segments": (segments((False, [{"text": "q"}]), LEARNT), "bad segments"),
     },
     "another tool's roles": {
         "messages": (chat(("student", "q"), BOT), "unknown role"),
@@ -267,6 +298,8 @@ CASES: dict[str, dict[str, tuple[Row, str]]] = {
         "oasst": (tree(node("student", "q", node("assistant", "a"))), "unknown role"),
         "preference": (prefer(("student", "q"), BOT), "unknown role"),
         "classification": NONE,
+        "gemini": (contents(("student", "q"), MODEL), "unknown role"),
+        "segments": NONE,
     },
     "the answer first": {
         "messages": (chat(BOT, USER), KEPT),
@@ -279,6 +312,8 @@ CASES: dict[str, dict[str, tuple[Row, str]]] = {
         "oasst": (tree(node("assistant", "a", node("prompter", "q"))), KEPT),
         "preference": (prefer(BOT, USER), "no assistant turn"),
         "classification": NONE,
+        "gemini": (contents(MODEL, USER), KEPT),
+        "segments": (segments(LEARNT, READ), KEPT),
     },
 }
 

@@ -8,8 +8,11 @@ import pytest
 
 from rankzero.cli.data.inputs import column_map
 from rankzero.data.rows.conversation import Conversation
-from rankzero.data.rows.formats import convert, rename
+from rankzero.data.rows.formats import FORMATS, convert, rename
+from rankzero.data.rows.formats.detection import Detector
 from rankzero.data.rows.formats.guess import as_flag, likely_columns
+
+TELLING = Detector(tuple(FORMATS.values())).telling
 
 
 @pytest.mark.parametrize(
@@ -25,6 +28,7 @@ from rankzero.data.rows.formats.guess import as_flag, likely_columns
         ({"line": "a b"}, {"text": "line"}),
         ({"massages": [{"role": "user", "content": "?"}]}, {"messages": "massages"}),
         ({"prompt": "?", "completon": "!"}, {"completion": "completon"}),
+        ({"chosenn": "!", "rejected": "?"}, {"chosen": "chosenn"}),
         ({"title": "a", "pages": 3}, {}),
         ({"x": "a", "y": "b", "z": "c"}, {}),
         ({"n": 1}, {}),
@@ -32,7 +36,7 @@ from rankzero.data.rows.formats.guess import as_flag, likely_columns
     ],
 )
 def test_proposals(row: dict[str, Any], columns: dict[str, str]) -> None:
-    assert likely_columns(row) == columns
+    assert likely_columns(row, TELLING) == columns
 
 
 @pytest.mark.parametrize(
@@ -53,7 +57,7 @@ def test_proposals(row: dict[str, Any], columns: dict[str, str]) -> None:
 def test_what_the_hint_proposes_reads_the_row(row: dict[str, Any]) -> None:
     _, problems = convert(row, 3)
     assert isinstance(problems, list)
-    flag = as_flag(likely_columns(row))
+    flag = as_flag(likely_columns(row, TELLING))
     assert f"likely: {flag} (in a run spec" in problems[0].hint
     names = column_map([flag.removeprefix("--columns ").strip("'")])
     _, read = convert(rename(row, names), 3)

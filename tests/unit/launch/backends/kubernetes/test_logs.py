@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from rankzero.errors import AccessError
 from rankzero.launch.backend import LogLine, LogQuery
-from rankzero.launch.backends.kubernetes.log_reader import Seam
-from rankzero.launch.log_choice import Wanted
-from rankzero.launch.log_stamps import read_stamp
+from rankzero.launch.backends.kubernetes.log_reader import LogPosition
+from rankzero.launch.log_lines import Wanted, read_stamp
 from tests.support.fake_cluster import Act, life
 from tests.unit.launch.backends.kubernetes.runs import Bench, objects
 
@@ -235,8 +234,8 @@ def test_reading_again_from_any_second_gives_each_line_once(gaps: list[int], bre
     for number, gap in enumerate(gaps):
         now += gap
         log.append(f"2026-11-21T07:00:{now // 3 % 60:02}.{now % 3}Z line {number}")
-    seam, read = Seam(), []
+    position, read = LogPosition(), []
     for end in [*sorted(breaks), len(log)]:
-        since = seam.reconnect().get("sinceTime", "")[:19]
-        read += [line for line in log[:end] if line[:19] >= since and seam.is_new(read_stamp(line))]
+        since = position.reconnect().get("sinceTime", "")[:19]
+        read += [line for line in log[:end] if line[:19] >= since and position.is_new(read_stamp(line))]
     assert read == log

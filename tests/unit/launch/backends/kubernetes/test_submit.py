@@ -66,7 +66,8 @@ def test_every_refusal_is_told_and_nothing_is_applied(bench: Bench) -> None:
     with pytest.raises(ConfigError) as caught:
         bench.submit(objects())
     assert [problem.where for problem in caught.value.problems] == ["Service/r", "Job/r"]
-    assert "Pod Security" in caught.value.problems[1].hint
+    assert "Pod Security restricted:latest" in caught.value.problems[1].what
+    assert "pod-security.kubernetes.io/enforce" in caught.value.problems[1].hint
     assert bench.cluster.changes() == []
     assert bench.cluster.names() == []
 

@@ -1,0 +1,53 @@
+"""Rows with `contents` of role and parts, as Gemini's. Knows nothing of templates or tokens."""
+
+from __future__ import annotations
+
+from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat
+from rankzero.data.rows.formats.format import Format, Result, Row
+from rankzero.data.rows.formats.images import Slots
+from rankzero.data.rows.formats.messages import require_reply
+from rankzero.data.rows.formats.tools import decoded
+from rankzero.data.rows.formats.turn_loss import LOSS_KEYS
+from rankzero.data.rows.formats.turns import read_messages, unread_beside
+from rankzero.data.rows.problems import RowProblem
+
+KEYS = frozenset({"contents"})
+SHAPE = '{"contents": [{"role": "user", "parts": [{"text": "…"}]}, {"role": "model", "parts": [{"text": "…"}]}]}'
+
+_SYSTEM = ("systemInstruction", "system_instruction")
+_READ = frozenset({"role", "parts", *LOSS_KEYS})
+
+
+def to_conversation(row: Row, line: int) -> Result:
+    """The contents as turns, under the system instruction."""
+    contents = decoded(row["contents"])
+    slots = Slots(row, line)
+    # A turn that does not say whose it is is the user's.
+    turns = [
+        {"role": "user", **{"content" if key == "parts" else key: value for key, value in item.items()}}
+        if isinstance(item, dict)
+        else item
+        for item in (contents if isinstance(contents, list) else ())
+    ]
+    messages, problems = read_messages(turns if isinstance(contents, list) else contents, line, "contents", slots)
+    if not problems:
+        problems = require_reply(messages, line)
+    system = [key for key in ("system", *_SYSTEM) if row.get(key) is not None]
+    if len(system) > 1:
+        what = " and ".join(f"`{key}`" for key in system)
+        problems = [*problems, RowProblem(line, "two system prompts", f"the row has {what}", "keep one of the two")]
+    given = {**row, "system": row[system[0]]} if system else row
+    return chat(given, line, messages, problems, slots)
+
+
+FORMAT = Format(
+    name="gemini",
+    needs=(KEYS,),
+    reads=KEYS | CHAT_FIELDS | frozenset(_SYSTEM),
+    shape=SHAPE,
+    to_conversation=to_conversation,
+    marks=(KEYS,),
+    turn_lists=KEYS,
+    turn_keys=_READ,
+    unread_in_turn=lambda item: unread_beside(item, _READ),
+)

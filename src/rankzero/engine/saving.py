@@ -1,0 +1,196 @@
+"""Saving beside the steps: what a checkpoint holds is copied between two of them, and written while the run goes on.
+
+    the loop        copy to the host ──┐                        next save: waits until this one is committed
+    another thread                     └─ write ─ sync, hash ─ commit ─ move `last`, `best` ─ prune
+
+Every rank hashes what it wrote itself. The thread has a process group of its own, so that a slow volume holds up no
+collective of a step. A kill at any moment leaves the checkpoints that were committed before. Knows nothing of steps.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rankzero.engine.checkpoint import Position, generator_states, prune_checkpoints
+from rankzero.engine.console import logger
+from rankzero.engine.distributed import World, background_group, broadcast_object, gather_objects, lost_a_peer
+from rankzero.engine.parallel.base import Parallel, Snapshot
+from rankzero.engine.parallel.formats import written_by
+from rankzero.errors import PeerLostError, StorageError
+from rankzero.machine import available_memory
+from rankzero.run_dir.atomic import commit_directory, stage_name, storage_errors, write_json, written_files
+from rankzero.run_dir.lease import Lease
+from rankzero.run_dir.paths import RunDir
+
+_MOST_OF_MEMORY = 0.5
+"""A copy that takes more of the memory that is available is not made: the step waits for the volume instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What this rank has of one checkpoint."""
+
+    position: Position
+    tensors: Snapshot
+    generators: dict[str, Any]
+
+
+class Saver:
+    """Writes one checkpoint after the other. `lease` is the main rank's; a run that lost its directory commits nothing.
+
+    Used by one thread: `save` and `wait` are collectives.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        lease: Lease | None,
+        parallel: Parallel,
+        world: World,
+        *,
+        meta: dict[str, Any],
+        keep: int,
+        step: int,
+    ) -> None:
+        """`meta`: what the manifest says of the run. `keep`: how many checkpoints stay besides the best. `step`: where
+        the run begins or continues. A collective."""
+        self._run_dir, self._lease, self._parallel, self._world = run_dir, lease, parallel, world
+        self._meta, self._keep = meta, keep
+        self._group = background_group()
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._untold: list[int] = []
+        self._copy: Snapshot | None = None
+        self.taken = self.committed = step
+        """The steps of the newest checkpoints that were taken, and committed."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether what is being written was not saved. The next `save` or `wait` raises it, on all ranks."""
+        return self._failure is not None
+
+    def save(self, position: Position) -> None:
+        """Take what the checkpoint of this step holds, and have it written. Waits until the one before is committed.
+
+        Raises StorageError, on every rank, where that one failed.
+        """
+        self.wait()
+        self.taken = position.step
+        tensors = self._parallel.snapshot()
+        at_once = not all(gather_objects(self._copy is not None or self._has_room(tensors.nbytes)))
+        self._copy = None if at_once else tensors.copied(self._copy)
+        contents = Contents(position, self._copy or tensors, generator_states())
+        if at_once:
+            logger.debug("[CHECKPOINT] no memory for a copy: the steps wait until step %d is saved", position.step)
+            self._write(contents)
+            self.wait()
+            return
+        self._thread = threading.Thread(target=self._write, args=(contents,), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until what was taken is committed. Raises StorageError, on every rank, where it was not."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def newly_committed(self) -> list[int]:
+        """Steps whose checkpoints were committed since the last call."""
+        told, self._untold = self._untold[:], self._untold[len(self._untold) :]
+        return told
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        """Let what is being written be finished, whatever ends the run; after the loss of a process it may never be."""
+        if self._thread is not None and not (error is not None and lost_a_peer(error)):
+            self._thread.join()
+
+    def _has_room(self, nbytes: int) -> bool:
+        return nbytes == 0 or nbytes * self._world.local_world_size < _MOST_OF_MEMORY * available_memory()
+
+    def _write(self, contents: Contents) -> None:
+        try:
+            self.commit(contents)
+        except StorageError as error:
+            self._failure = error
+        except Exception as error:
+            gone = lost_a_peer(error)
+            self._failure = PeerLostError(f"another process is gone, or does not answer: {error}") if gone else error
+        else:
+            step = contents.position.step
+            self.committed = step
+            self._untold.append(step)
+            logger.info("[CHECKPOINT] saved step %d", step)
+
+    def commit(self, contents: Contents) -> None:
+        """Write and commit a checkpoint. A collective of the thread's own group; raises StorageError on every rank."""
+        step, world = contents.position.step, self._world
+        name: str = broadcast_object(stage_name(f"step-{step}") if world.is_main else None, self._group)
+        staged = self._run_dir.checkpoints / name
+        failure: str | None = None
+        try:
+            with storage_errors(staged):
+                staged.mkdir(parents=True, exist_ok=True)
+                write_json(staged / f"rng-rank-{world.rank}.json", contents.generators)
+        except (StorageError, OSError) as error:
+            failure = str(error)
+        needed = sum(self._agree(failure, contents.tensors.nbytes, staged))  # before a rank waits for one that left
+        entries: dict[str, dict[str, Any]] = {}
+        try:
+            check_space(staged, needed)
+            with storage_errors(staged):
+                contents.tensors.write(staged, self._group)
+                if world.is_main:
+                    write_json(staged / "trainer.json", {"position": asdict(contents.position)})
+            entries = written_files(staged, written_by(world.rank, staged))
+        except (StorageError, OSError) as error:
+            failure = str(error)
+        known = {file: entry for part in self._agree(failure, entries, staged) for file, entry in part.items()}
+        if world.is_main and self._lease is not None:
+            try:
+                self._lease.check()
+                final = self._run_dir.checkpoint(step)
+                commit_directory(staged, final, {**self._meta, "step": step}, known=known)
+                self._point_to(contents.position)
+            except StorageError as error:
+                failure = str(error)
+        self._agree(failure, None, staged)
+
+    def _point_to(self, position: Position) -> None:
+        """Move `last` and `best` to the new checkpoint, and drop what is no longer kept."""
+        self._run_dir.set_link("last", position.step)
+        if position.best_step == position.step:
+            self._run_dir.set_link("best", position.step)
+        elif position.best_step is None:
+            self._run_dir.drop_link("best")
+        prune_checkpoints(self._run_dir, keep=self._keep, best_step=position.best_step)
+
+    def _agree(self, failure: str | None, value: Any, staged: Path) -> list[Any]:
+        """Every rank's value, where no rank has failed: all learn of any failure, so that none waits in vain."""
+        told = gather_objects((failure, value), self._group)
+        failures = [text for text, _ in told if text]
+        if failures:
+            shutil.rmtree(staged, ignore_errors=True)
+            raise StorageError(f"the checkpoint was not saved; older ones are intact\n{failures[0]}")
+        return [value for _, value in told]
+
+
+def check_space(directory: Path, needed: int) -> None:
+    """Raise StorageError where the volume of `directory` has fewer than `needed` bytes left."""
+    with storage_errors(directory):
+        free = shutil.disk_usage(directory).free
+    if free < needed:
+        raise StorageError(
+            f"the checkpoint takes {needed / 1e9:.3g} GB, and this volume has {free / 1e9:.3g} GB left",
+            where=str(directory),
+            hint="free space on this volume, set checkpoint.keep lower, or set output_dir to another one",
+        )

@@ -1,0 +1,204 @@
+"""Ranks that do not get on: noticed by what they say of themselves, their stacks kept, their start ended.
+
+The launcher is a process of its own, so a worker that holds the interpreter's lock, or is suspended, is seen too. Only
+training steps are judged, by how long they took before: the first one of a start may compile, and evaluations, saving
+and loading take what they take, each with a time limit of its own. Knows nothing of what a step is.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+
+from rankzero.errors import PeerLostError, RankzeroError, ServiceError
+from rankzero.launch.processes import Workers
+from rankzero.run_dir.handover import Beat, read_beat
+from rankzero.run_dir.paths import RunDir
+
+FLOOR_SECONDS = 30.0
+"""No step of any run is late before this."""
+COMPILED_FLOOR_SECONDS = 300.0
+"""With train.torch_compile, which compiles again in the middle of a step where lengths are new to it."""
+TIMES_MEDIAN = 5.0
+LOOK_SECONDS = 0.5
+PY_SPY_SECONDS = 10.0
+WRITE_SECONDS = 10.0
+"""How long the evidence may take to write: the run directory itself may be what hangs."""
+_AGAIN = "the same command continues from the newest checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A step that takes too long."""
+
+    step: int
+    seconds: float
+    median: float
+    """Of the steps before it; 0 where there was none."""
+
+    def __str__(self) -> str:
+        usual = f" (a step takes {self.median:.3g} s)" if self.median else ""
+        return f"step {self.step} has not ended after {self.seconds:.0f} s{usual}"
+
+
+@dataclass(slots=True)
+class _Rank:
+    beat: Beat | None = None
+    since: float = 0.0
+    steps: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+
+
+class Progress:
+    """Whether ranks get on, from their beats. Pure: the time is given, on any clock that never goes back."""
+
+    def __init__(self, ranks: int, floor_seconds: float = FLOOR_SECONDS) -> None:
+        self._ranks = [_Rank() for _ in range(ranks)]
+        self._floor = floor_seconds
+
+    def look(self, beats: Sequence[Beat | None], now: float) -> Stall | None:
+        """Take note of the beats; what is late, if anything is."""
+        stalls = [self._note(rank, beat, now) for rank, beat in zip(self._ranks, beats, strict=True)]
+        return max((stall for stall in stalls if stall is not None), key=lambda stall: stall.seconds, default=None)
+
+    def forgive(self, now: float) -> None:
+        """Begin to wait anew: somebody has paused the run."""
+        for rank in self._ranks:
+            rank.since = now
+
+    def _note(self, rank: _Rank, beat: Beat | None, now: float) -> Stall | None:
+        before = rank.beat
+        if beat != before:
+            if before is not None and beat is not None and before.activity == "step":
+                rank.steps.append((now - rank.since) / max(1, beat.begun - before.begun))
+            rank.beat, rank.since = beat, now
+            return None
+        if beat is None or beat.activity != "step" or beat.begun <= 1:
+            return None
+        usual = median(rank.steps) if rank.steps else 0.0
+        seconds = now - rank.since
+        return Stall(beat.step + 1, seconds, usual) if seconds > max(self._floor, TIMES_MEDIAN * usual) else None
+
+
+class HangWatch:
+    """Looks after the workers of one start.
+
+    `alone`: no other machine has workers of this run. `attended`: where all are suspended, somebody has paused the run.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        run_dir: RunDir,
+        say: Callable[[str], None],
+        *,
+        compiled: bool,
+        alone: bool,
+        attended: bool,
+    ) -> None:
+        self._workers, self._run_dir, self._say = workers, run_dir, say
+        self._alone, self._attended = alone, attended
+        self._progress = Progress(len(workers.beats), COMPILED_FLOOR_SECONDS if compiled else FLOOR_SECONDS)
+        self._next = 0.0
+        self._told: int | None = None
+
+    def look(self, *, end: bool) -> None:
+        """Now and then: keep the evidence of a hang, and end the start. Returns at once where nothing is wrong.
+
+        `end`: also where a step is only late, which a slow volume or a debugger may cause: with nobody to start the run
+        again, it is said and waited for.
+        """
+        now = time.monotonic()
+        if now < self._next or not self._workers.running() or self._workers.failing:
+            return
+        self._next = now + LOOK_SECONDS
+        suspended, paused = self._workers.long_suspended(), self._attended and self._workers.all_suspended()
+        stall = self._progress.look([read_beat(path) for path in self._workers.beats], now)
+        if paused:
+            self._progress.forgive(now)
+        elif suspended:
+            self._workers.end(self._found(suspended, None))
+        elif stall is not None and (end or self._told != stall.step):
+            self._told = stall.step
+            found = self._found([], stall)
+            if end:
+                self._workers.end(found)
+            else:
+                self._say(f"{found.problems[0]}; it is waited for, since nothing would start the run again")
+
+    def _found(self, suspended: list[int], stall: Stall | None) -> RankzeroError:
+        """Who is waited for, with the stacks of all kept."""
+        workers = self._workers
+        places = workers.ask_for_stacks()
+        beats = [beat for path in workers.beats if (beat := read_beat(path)) is not None]
+        step = stall.step if stall is not None else min((beat.step + 1 for beat in beats), default=0)
+        kept = self._keep(step, str(stall or "some are suspended"))
+        hint = f"the stacks of all ranks are in {kept}; {_AGAIN}" if kept else _AGAIN
+        if suspended:
+            names = ", ".join(workers.name(local) for local in suspended)
+            return ServiceError(f"{names} was suspended (SIGSTOP) while the others waited", hint=hint)
+        busy = [local for local, place in places.items() if not _waits(place)]
+        stuck = busy or sorted(places)
+        at = [f"{workers.name(local)}{f' at {places[local]}' if places[local] else ''}" for local in stuck]
+        if busy and len(busy) < len(places):
+            return ServiceError(f"{stall}: the others wait for {', '.join(at)}", hint=hint)
+        # All wait, or all are stuck in the same way. Where there are other machines it may be the fault of one of them:
+        # a node that has lost a peer leaves it to the others to find out.
+        kind = ServiceError if self._alone else PeerLostError
+        return kind(f"{stall}: {', '.join(at)}", hint=hint)
+
+    def _keep(self, step: int, why: str) -> Path | None:
+        """Write the evidence; None where the volume does not take it in time."""
+        directory = self._run_dir.hang(step)
+        writing = threading.Thread(target=_write, args=(self._workers, directory, why), daemon=True)
+        writing.start()
+        writing.join(PY_SPY_SECONDS + WRITE_SECONDS)
+        return directory if not writing.is_alive() and directory.is_dir() else None
+
+
+def _waits(place: str) -> bool:
+    """Whether a process is in a collective, or in reading what one has brought."""
+    return "distributed_c10d" in place or place.endswith((" in sums_of_step", " in sum_over_ranks"))
+
+
+def _write(workers: Workers, directory: Path, why: str) -> None:
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    with suppress(OSError):  # the hang is told all the same
+        directory.mkdir(parents=True, exist_ok=True)
+        for local, process in enumerate(workers.processes):
+            path = directory / f"rank-{workers.rank(local)}.txt"
+            with path.open("a", encoding="utf-8") as file:
+                state = f"{workers.name(local)}, {workers.state(local)}, {read_beat(workers.beats[local])}"
+                file.write(f"{now} {state}: {why}\n{workers.stack(local)}\n")
+                file.write(_py_spy(process.pid))
+        for trace in workers.collective_traces():
+            shutil.copy(trace, directory)
+
+
+def _py_spy(pid: int) -> str:
+    """The stacks with C frames, where that program is there and may look; a suspended process has no others."""
+    program = shutil.which("py-spy")
+    if program is None:
+        return ""
+    with suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(
+            [program, "dump", "--nonblocking", "--pid", str(pid)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PY_SPY_SECONDS,
+            env={"PATH": os.environ.get("PATH", "")},
+            check=False,
+        )
+        return f"{done.stdout}\n" if done.returncode == 0 else ""
+    return ""

@@ -1,0 +1,90 @@
+"""One run that faults happen to: started, started again, and compared at the end with one that nothing happened to."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rankzero.run_dir.atomic import verify_directory
+from rankzero.run_dir.paths import RunDir
+from rankzero.spec.run_spec import RunSpec
+from tests.faults.injector import Fault, rank_of_a_run
+from tests.support.forked import in_ranks
+from tests.support.runs import metrics, run_root, small_spec
+from tests.unit.engine.test_resume import assert_same_state, final_state, without_clock
+
+STEPS, EVERY = 6, 2
+CHANGES: dict[str, Any] = {"rows": 16, "eval_rows": 5, "checkpoint__every": EVERY, "eval__every": 3}
+_IN_A_RUN = {
+    *("run.yaml", "environment.json", "metrics.jsonl", "logs", "checkpoints", "final", "report.json", "goodput.json"),
+    *("best", "last", "lease.json", ".lease.lock", "restarts.jsonl"),
+}
+
+COUNTS: Counter[str] = Counter()
+"""Over all rows: faults injected, runs that ended as if undisturbed, most steps lost, bytes changed, and noticed."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a start did."""
+
+    codes: list[int]
+    said: str
+    report: dict[str, Any] | None
+
+
+class Scene:
+    """A run in a folder of its own; `draw` decides by the seed alone."""
+
+    def __init__(self, folder: Path, tiny: Path, seed: int, nproc: int) -> None:
+        self.folder, self.nproc, self.draw = folder, nproc, random.Random(seed)
+        self.spec = small_spec(folder, tiny, **CHANGES)
+        self.run_dir = RunDir(run_root(self.spec))
+        self._starts = 0
+
+    def start(self, *faults: Fault, spec: RunSpec | None = None) -> Ended:
+        """The same command, with what happens to it."""
+        self._starts += 1
+        directory = self.folder / f"start-{self._starts}"
+        directory.mkdir()
+        COUNTS["injected"] += len(faults)
+        listed = json.dumps([asdict(fault) for fault in faults])
+        arguments = ((spec or self.spec).model_dump_json(), listed, str(directory))
+        codes = in_ranks(rank_of_a_run, self.nproc, directory, os.environ["RANKZERO_CACHE"], *arguments)
+        said = "".join(path.read_text() for path in sorted(directory.glob("said-*")))
+        report = directory / "report.json"
+        return Ended(codes, said, json.loads(report.read_text()) if report.is_file() else None)
+
+    def saved(self) -> int:
+        """The step of the newest checkpoint, every byte of which is as it was written; 0: there is none."""
+        steps = self.run_dir.committed_steps()
+        return int(verify_directory(self.run_dir.checkpoint(steps[0]))["step"]) if steps else 0
+
+    def lost(self, done: int) -> None:
+        """Take note of how many of the steps that were done are not saved; never more than an interval of them."""
+        steps = done - self.saved()
+        assert 0 <= steps <= EVERY
+        COUNTS["most steps lost"] = max(COUNTS["most steps lost"], steps)
+
+    def continues(self, whole: RunSpec) -> Ended:
+        """The same command goes on to the end, which is that of the undisturbed run to the last bit."""
+        ended = self.start()
+        assert ended.codes == [0] * self.nproc, ended.said
+        self.is_as(whole)
+        return ended
+
+    def is_as(self, whole: RunSpec) -> None:
+        """Metrics, weights, optimizer, generators and position are those of the undisturbed run; nothing else lies
+        about."""
+        assert [row["step"] for row in metrics(self.spec)] == list(range(1, STEPS + 1))
+        assert without_clock(metrics(self.spec)) == without_clock(metrics(whole))
+        assert_same_state(final_state(self.spec), final_state(whole))
+        strays = [path.name for path in self.run_dir.root.iterdir() if path.name not in _IN_A_RUN]
+        strays += [path.name for path in self.run_dir.checkpoints.iterdir() if path.name.startswith(".")]
+        assert strays == [], strays
+        COUNTS["ended as if undisturbed"] += 1

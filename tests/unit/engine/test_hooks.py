@@ -1,0 +1,57 @@
+"""What a run tells its hooks, in which order, and what becomes of an error in one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rankzero.data.batches.loader import MicroBatch
+from rankzero.engine.hooks import Hooks
+from rankzero.run_dir.paths import RunDir
+from tests.support.runs import metrics, run_here, run_root, small_spec
+
+
+def test_hooks_hear_of_each_step_its_passes_and_every_checkpoint(tmp_path: Path, tiny: Path) -> None:
+    spec = small_spec(tmp_path, tiny, eval_rows=0, train__num_train_epochs=1, checkpoint__every=2)
+    heard: list[tuple[str, int]] = []
+    losses: dict[int, float] = {}
+    told: list[object] = []
+
+    def passed(step: int, batch: MicroBatch, loss: torch.Tensor) -> None:
+        heard.append(("pass", step))
+        assert len(batch.targets_N) and not loss.requires_grad
+        losses[step] = losses.get(step, 0.0) + loss.item()
+
+    def saved(step: int) -> None:
+        heard.append(("saved", step))
+        assert step in RunDir(run_root(spec)).committed_steps()
+
+    def ends(step: int, facts: dict[str, object]) -> None:
+        heard.append(("ends", step))
+        told.append({"step": step, **facts})
+
+    hooks = Hooks(
+        step_begins=lambda step: heard.append(("begins", step)), pass_done=passed, step_ends=ends, saved=saved
+    )
+    assert run_here(spec, hooks=hooks)["steps"] == 4
+    assert list(dict.fromkeys(heard)) == [
+        *(("begins", 1), ("pass", 1), ("ends", 1)),
+        *(("begins", 2), ("pass", 2), ("ends", 2), ("saved", 2)),
+        *(("begins", 3), ("pass", 3), ("ends", 3)),
+        *(("begins", 4), ("pass", 4), ("ends", 4), ("saved", 4)),
+    ]
+    assert told == metrics(spec)
+    rows = {row["step"]: row for row in metrics(spec)}
+    assert {step: loss / rows[step]["supervised_tokens"] for step, loss in losses.items()} == pytest.approx(
+        {step: row["loss"] for step, row in rows.items()}
+    )
+
+
+def test_an_error_in_a_hook_ends_the_run(tmp_path: Path, tiny: Path) -> None:
+    def broken(step: int) -> None:
+        raise LookupError(f"in step {step}")
+
+    with pytest.raises(LookupError, match="in step 1"):
+        run_here(small_spec(tmp_path, tiny, eval_rows=0), hooks=Hooks(step_begins=broken))

@@ -1,0 +1,54 @@
+"""Which rank is named as slow, and which is not."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from rankzero.engine.pace import Pace, Passes
+
+
+def after(pace: Pace, steps: int, *ranks: Passes) -> dict[str, object]:
+    facts: dict[str, object] = {}
+    for _ in range(steps):
+        facts = pace.add(ranks)
+    return facts
+
+
+def test_a_slow_rank_is_named_with_its_host(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("rankzero").propagate = True
+    pace = Pace(["a", "a", "b"])
+    assert after(pace, 4, *[Passes(1.0, 100)] * 3) == {}, "too few to say anything"
+    facts = after(pace, 20, Passes(1.0, 100), Passes(1.1, 100), Passes(3.0, 100))
+    assert facts["straggler"] == "rank 2 on b" and facts["slowest_rank"] == 2
+    assert facts["slowest_rank_slowdown"] == pytest.approx(3 / 1.05)
+    (found,) = pace.report()
+    assert (found["rank"], found["host"]) == (2, "b") and found["slowdown"] > 2.8 and found["steps"] > 10
+    assert sum("rank 2 on b takes" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_even_ranks_are_not() -> None:
+    pace = Pace(["a", "b"])
+    facts = after(pace, 30, Passes(1.0, 100), Passes(1.3, 100))
+    assert facts == {"slowest_rank": 1, "slowest_rank_slowdown": pytest.approx(1.3)}
+    assert pace.report() == []
+
+
+def test_a_rank_with_more_to_do_or_less_is_not_slow() -> None:
+    pace = Pace(["a", "b"])
+    assert "straggler" not in after(pace, 30, Passes(4.0, 400), Passes(1.0, 100))
+    pace = Pace(["a", "b"])
+    assert "straggler" not in after(pace, 30, Passes(1.0, 400), Passes(0.5, 20))
+
+
+def test_one_process_and_unknown_times_say_nothing() -> None:
+    assert after(Pace(["a"]), 30, Passes(1.0, 100)) == {}
+    assert after(Pace(["a", "b"]), 30, Passes(0.0, 100), Passes(1.0, 100)) == {}
+
+
+def test_who_has_recovered_is_no_longer_named() -> None:
+    pace = Pace(["a", "b"])
+    after(pace, 20, Passes(1.0, 100), Passes(3.0, 100))
+    assert "straggler" not in after(pace, 30, Passes(1.0, 100), Passes(1.0, 100))
+    assert [found["rank"] for found in pace.report()] == [1]

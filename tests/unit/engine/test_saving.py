@@ -1,0 +1,162 @@
+"""Saving beside the steps: the loop waits for a copy in memory only, and what is committed is what was copied."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rankzero.engine import saving
+from rankzero.engine.checkpoint import Position
+from rankzero.engine.distributed import World
+from rankzero.engine.parallel.base import OPTIMIZER_FILE
+from rankzero.engine.parallel.formats import NothingToWrite, WholeSnapshot
+from rankzero.engine.saving import Saver, check_space
+from rankzero.errors import StorageError
+from rankzero.run_dir.atomic import commit_directory, verify_directory
+from rankzero.run_dir.lease import Lease
+from rankzero.run_dir.paths import RunDir
+
+PATIENCE = 60.0
+
+
+class Config:
+    def save_pretrained(self, directory: str) -> None:
+        (Path(directory) / "config.json").write_text("{}")
+
+
+class Model(torch.nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+        self.config = Config()
+
+
+class Held:
+    """A parallel of one model, whose optimizer state is one tensor."""
+
+    def __init__(self) -> None:
+        self.module, self.moment = Model(), torch.zeros(3)
+
+    def snapshot(self) -> WholeSnapshot:
+        weights = {name: parameter.detach() for name, parameter in self.module.named_parameters()}
+        return WholeSnapshot(self.module, weights, {"weight/exp_avg": self.moment})
+
+    def step(self) -> None:
+        with torch.no_grad():
+            self.module.weight.add_(1)
+        self.moment.add_(1)
+
+
+class Running(NamedTuple):
+    saver: Saver
+    held: Held
+    run_dir: RunDir
+    writing: threading.Event
+    """The other thread is about to commit."""
+    go_on: threading.Event
+    """It may."""
+
+
+@pytest.fixture
+def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+    """A saver on a volume that takes nothing until it is told to."""
+    writing, go_on = threading.Event(), threading.Event()
+
+    def slow(*arguments: Any, **named: Any) -> None:
+        writing.set()
+        assert go_on.wait(PATIENCE)
+        commit_directory(*arguments, **named)
+
+    monkeypatch.setattr(saving, "commit_directory", slow)
+    run_dir, held = RunDir(tmp_path / "run"), Held()
+    run_dir.checkpoints.mkdir(parents=True)
+    lease = Lease(run_dir.root)
+    lease.acquire()
+    saver = Saver(run_dir, lease, held, World(), meta={"spec": {}}, keep=2, step=0)  # type: ignore[arg-type]
+    yield Running(saver, held, run_dir, writing, go_on)
+    go_on.set()
+    with saver:
+        pass
+    lease.release()
+
+
+def test_steps_go_on_while_a_checkpoint_is_written_and_do_not_change_it(running: Running) -> None:
+    saver, held, run_dir, writing, go_on = running
+    before = held.module.weight.detach().clone()
+    saver.save(Position(step=1))
+    assert writing.wait(PATIENCE)
+    assert not run_dir.committed_steps() and (saver.taken, saver.committed) == (1, 0)
+    held.step()
+    go_on.set()
+    saver.wait()
+    assert (saver.taken, saver.committed) == (1, 1)
+    assert verify_directory(run_dir.checkpoint(1))["step"] == 1 and run_dir.read_link("last") == 1
+    saved = load_file(run_dir.checkpoint(1) / "model/model.safetensors")
+    assert torch.equal(saved["weight"], before) and not torch.equal(held.module.weight, before)
+    assert not load_file(run_dir.checkpoint(1) / OPTIMIZER_FILE)["weight/exp_avg"].any()
+
+
+def test_a_save_waits_for_the_one_before(running: Running) -> None:
+    saver, _, run_dir, writing, go_on = running
+    saver.save(Position(step=1, best_step=1))
+    second = threading.Thread(target=saver.save, args=(Position(step=2, best_step=1),))
+    assert writing.wait(PATIENCE)
+    second.start()
+    assert saver.taken == 1 and not run_dir.committed_steps()
+    go_on.set()
+    second.join(PATIENCE)
+    saver.save(Position(step=3, best_step=1))
+    saver.save(Position(step=4, best_step=1))
+    saver.wait()
+    assert run_dir.committed_steps() == [4, 3, 1], "two are kept, and the best"
+    assert run_dir.read_link("best") == 1
+    assert saver.newly_committed() == [1, 2, 3, 4] and not saver.newly_committed()
+
+
+def test_what_could_not_be_saved_is_raised_by_the_next_wait(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    saver, _, run_dir, _, go_on = running
+    go_on.set()
+    saver.save(Position(step=1))
+    saver.wait()
+    monkeypatch.setattr(saving, "check_space", lambda _directory, needed: check_space(Path("/nowhere"), needed))
+    saver.save(Position(step=2))
+    with pytest.raises(StorageError, match="the checkpoint was not saved; older ones are intact"):
+        saver.wait()
+    assert not saver.failed, "it is told once"
+    assert run_dir.committed_steps() == [1] and saver.committed == 1
+    assert [entry.name for entry in run_dir.checkpoints.iterdir() if entry.name.startswith(".tmp")] == []
+
+
+def test_a_volume_without_room_is_found_before_anything_is_written(tmp_path: Path) -> None:
+    check_space(tmp_path, 1)
+    with pytest.raises(StorageError, match=r"takes 1e\+09 GB, and this volume has .* GB left") as error:
+        check_space(tmp_path, 10**18)
+    assert "checkpoint.keep" in str(error.value)
+
+
+def test_without_memory_for_a_copy_the_step_waits(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    saver, _, run_dir, _, go_on = running
+    monkeypatch.setattr(saving, "available_memory", lambda: 100)
+    go_on.set()
+    saver.save(Position(step=1))
+    assert run_dir.committed_steps() == [1] and saver.committed == 1
+
+
+def test_the_memory_of_a_copy_is_used_again_where_it_fits() -> None:
+    held = Held()
+    first = held.snapshot().copied()
+    held.step()
+    second = held.snapshot().copied(first)
+    assert second.weights["weight"].data_ptr() == first.weights["weight"].data_ptr()
+    assert torch.equal(second.weights["weight"], held.module.weight) and second.optimizer["weight/exp_avg"].all()
+    held.moment = torch.zeros(5)
+    assert held.snapshot().copied(second).optimizer["weight/exp_avg"].shape == (5,)
+
+
+def test_the_rank_beside_the_one_that_writes_has_nothing_to_copy() -> None:
+    assert not NothingToWrite().nbytes and not NothingToWrite().copied().nbytes

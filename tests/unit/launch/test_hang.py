@@ -1,0 +1,97 @@
+"""Which silence of ranks is a hang."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankzero.launch.hang import Progress, Stall
+from rankzero.run_dir.handover import Beat
+
+
+class Story:
+    """One rank's beats on a clock of its own."""
+
+    def __init__(self, **how: float) -> None:
+        self.progress, self.now, self.begun = Progress(1, **how), 0.0, 0
+        self.beat: Beat | None = None
+
+    def passes(self, seconds: float) -> Stall | None:
+        found = None
+        for _ in range(100):
+            self.now += seconds / 100
+            found = self.progress.look([self.beat], self.now) or found
+        return found
+
+    def does(self, activity: str, step: int = 0, *, seconds: float) -> Stall | None:
+        self.begun += activity == "step"
+        self.beat = Beat(activity, step, self.begun)
+        self.progress.look([self.beat], self.now)
+        return self.passes(seconds)
+
+
+def test_no_step_is_late_before_thirty_seconds() -> None:
+    story = Story()
+    assert not any(story.does("step", step, seconds=0.1) for step in range(20))
+    assert story.does("step", 20, seconds=29) is None
+    late = story.passes(2)
+    assert late is not None and late.step == 21 and late.median == pytest.approx(0.1, rel=0.1)
+    assert str(late) == "step 21 has not ended after 31 s (a step takes 0.1 s)"
+
+
+def test_slow_steps_may_take_five_times_as_long() -> None:
+    story = Story()
+    assert not any(story.does("step", step, seconds=20) for step in range(5))
+    assert story.does("step", 5, seconds=99) is None
+    assert story.passes(3) is not None
+
+
+def test_neither_start_nor_first_step_nor_evaluation_nor_saving_is_a_hang() -> None:
+    story = Story()
+    assert story.passes(3000) is None, "nothing has begun"
+    assert story.does("evaluation", 0, seconds=3000) is None
+    assert story.does("step", 0, seconds=3000) is None, "compiles"
+    assert not any(story.does("step", step, seconds=1) for step in range(1, 9))
+    for activity in ("evaluation", "save", "result"):
+        assert story.does(activity, 9, seconds=3000) is None
+        assert story.does("step", 9, seconds=1) is None
+    assert story.does("step", 9, seconds=31) is not None
+
+
+def test_a_first_step_that_compiled_does_not_hide_the_next_for_long() -> None:
+    story = Story()
+    story.does("step", 0, seconds=100)
+    story.does("step", 1, seconds=1)
+    story.does("step", 2, seconds=1)
+    assert story.does("step", 3, seconds=31) is not None
+
+
+def test_who_compiles_in_the_middle_has_longer() -> None:
+    story = Story(floor_seconds=300)
+    assert not any(story.does("step", step, seconds=1) for step in range(9))
+    assert story.does("step", 9, seconds=299) is None
+
+
+def test_a_rank_that_lags_is_seen_beside_those_that_wait() -> None:
+    progress = Progress(2)
+    steps = [Beat("step", 4, 5), Beat("step", 4, 5)]
+    assert progress.look(steps, 0.0) is None
+    assert progress.look([Beat("save", 5, 5), steps[1]], 1.0) is None
+    assert progress.look([Beat("save", 5, 5), steps[1]], 40.0) is not None
+
+
+def test_several_steps_between_two_looks_are_several() -> None:
+    progress = Progress(1)
+    for step in range(0, 1000, 100):  # 100 steps of 1 s at each look
+        progress.look([Beat("step", step, step + 2)], float(step))
+    late = progress.look([Beat("step", 900, 902)], 931.0)
+    assert late is not None and late.median == pytest.approx(1.0)
+
+
+def test_a_pause_is_forgiven() -> None:
+    progress = Progress(1)
+    beat = Beat("step", 4, 5)
+    progress.look([beat], 0.0)
+    assert progress.look([beat], 40.0) is not None
+    progress.forgive(40.0)
+    assert progress.look([beat], 69.0) is None
+    assert progress.look([beat], 71.0) is not None

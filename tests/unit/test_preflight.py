@@ -1,0 +1,246 @@
+"""What is found out before anything large is imported: all at once, each at its line, with the right exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from rankzero.errors import ConfigError, DataError, RankzeroError, StorageError
+from rankzero.model.files import NAMED_AS_STORED
+from rankzero.preflight import look, look_for_files
+from rankzero.run_dir.lease import Lease
+from rankzero.spec.load import read_run_spec
+from tests.support.paper_model import paper_model
+
+GOOD = """model: {name: m}
+data: {train: train.jsonl}
+lora: {r: 2}
+"""
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project that could be trained; the working directory."""
+    project = tmp_path / "project"
+    paper_model(project / "m")
+    (project / "train.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
+    (project / "run.yaml").write_text(GOOD, encoding="utf-8")
+    monkeypatch.chdir(project)
+    return project
+
+
+def found(*overrides: str, path: str = "run.yaml") -> RankzeroError:
+    with pytest.raises(RankzeroError) as caught:
+        look(read_run_spec(Path(path), overrides, env=os.environ))
+    return caught.value
+
+
+def lines(error: RankzeroError) -> Sequence[str]:
+    return [f"{problem.where}: {problem.what}" for problem in error.problems]
+
+
+def test_nothing_is_wrong(project: Path) -> None:
+    loaded = look(read_run_spec(Path("run.yaml"), env={}))
+    assert loaded.base == project
+    assert not (project / "runs").exists(), "looking makes nothing"
+
+
+FIVE = """name: five
+model: {name: ./nomodel}
+data:
+  train: trian.jsonl
+  eval: nothere/*.jsonl
+lora: {r: 2, droput: 0.1}
+output_dir: run.yaml
+"""
+
+
+def test_five_mistakes_are_told_at_once_without_torch(project: Path) -> None:
+    Path("five.yaml").write_text(FIVE, encoding="utf-8")
+    code = (
+        "import sys; from rankzero.cli.main import main; sys.argv[1:] = ['train', 'five.yaml']\n"
+        "try: main()\nexcept SystemExit as end: code = end.code\n"
+        "print(code, sorted({'torch', 'transformers', 'peft', 'datasets'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "78 []\n", done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert [error.split(": ")[1] for error in errors] == [
+        "five.yaml:2 model.name",
+        "five.yaml:4 data.train",
+        "five.yaml:5 data.eval",
+        "five.yaml:6 lora.droput",
+        "five.yaml:7 output_dir",
+    ]
+    for words in ("no directory nomodel", "did you mean train.jsonl?", "no file matches", "lora.dropout", "run.yaml"):
+        assert words in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("override", "where", "words", "kind"),
+    [
+        ("data.train=nope.jsonl", "data.train", "nope.jsonl: no such file", DataError),
+        ("data.train=empty.jsonl", "data.train", "empty.jsonl: the file is empty", DataError),
+        (
+            "data.train=[{path: train.jsonl, image_root: gone}]",
+            "data.train[0].image_root",
+            "no directory gone",
+            ConfigError,
+        ),
+        (
+            "data.train=[{path: train.jsonl, image_root: run.yaml}]",
+            "data.train[0].image_root",
+            "is a file",
+            ConfigError,
+        ),
+        ("data.train=void", "data.train", "no data files", DataError),
+        ("data.chat_template=t.jinja", "data.chat_template", "no file t.jinja", ConfigError),
+        ("data.chat_template=m", "data.chat_template", "is a directory", ConfigError),
+        ("model.name=x.gguf", "model.name", "no file x.gguf", ConfigError),
+        ("model.name=train.jsonl", "model.name", "is a file, not a directory", ConfigError),
+        ("model.name=./M", "model.name", "no directory M", ConfigError),
+        ("model.local_dir=gone", "model.local_dir", "no directory gone", ConfigError),
+        ("model.tokenizer_dir=void", "model.tokenizer_dir", "void: no tokenizer", ConfigError),
+        ("model.name=./void", "model.name", "void: config.json is missing", ConfigError),
+        ("model.name=org/absent", "model.name", "not in the local cache", ConfigError),
+        ("lora.target_modules=[q_prjo]", "lora.target_modules", "no linear module q_prjo", ConfigError),
+        ("output_dir=train.jsonl", "output_dir", "train.jsonl is a file", StorageError),
+        ("output_dir=s3://bucket/runs", "output_dir", "no directory", ConfigError),
+    ],
+)
+def test_each_kind_of_mistake(override: str, where: str, words: str, kind: type[RankzeroError], project: Path) -> None:
+    (project / "empty.jsonl").touch()
+    (project / "void").mkdir()
+    error = found(override)
+    assert error.problems[0].where == f"command line {where}"
+    assert words in error.problems[0].what
+    assert type(error) is kind
+
+
+def test_deepspeed_settings_are_json(project: Path) -> None:
+    (project / "ds.json").write_text("{", encoding="utf-8")
+    assert "is no JSON" in str(found("train.sharding=zero2", "train.deepspeed=ds.json"))
+
+
+def test_what_a_directory_lacks_is_listed(project: Path) -> None:
+    for name in ("config.json", "tokenizer.json"):
+        (project / "m" / name).unlink()
+    assert lines(found()) == [
+        "run.yaml:1 model.name: m: config.json is missing",
+        "run.yaml:1 model.name: m: no tokenizer: tokenizer.json is missing",
+    ]
+
+
+def test_weights_that_are_cut_off(project: Path) -> None:
+    weights = project / "m/model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-3])
+    assert f"cut off: {len(whole) - 3:,} bytes of {len(whole):,}" in str(found())
+    weights.write_bytes(whole[:20])
+    assert "damaged" in str(found())
+
+
+def test_an_adapter_is_not_a_model(project: Path) -> None:
+    (project / "m/model.safetensors").unlink()
+    (project / "m/adapter_config.json").write_text("{}", encoding="utf-8")
+    assert "this is an adapter, not a model" in str(found())
+
+
+def test_names_of_layers_come_from_shards_too(project: Path) -> None:
+    weights = project / "m/model.safetensors"
+    weights.rename(project / "m/model-00001-of-00001.safetensors")
+    index = {"weight_map": {"model.layers.0.self_attn.q_proj.weight": "model-00001-of-00001.safetensors"}}
+    (project / "m/model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    (problem,) = found("lora.target_modules=[q_proj, v_proj]").problems
+    assert (problem.what, problem.hint) == (
+        "the model has no linear module v_proj",
+        "did you mean q_proj? it has: q_proj (or say all-linear)",
+    )
+
+
+def test_names_are_not_judged_where_they_may_change_as_the_model_loads(project: Path) -> None:
+    paper_model(project / "m", model_type="qwen3_moe", layers=["mlp.experts.0.gate_proj"])
+    look(read_run_spec(Path("run.yaml"), ["lora.target_modules=[gate_up_proj]"], env={}))
+
+
+def test_types_whose_names_are_judged_load_without_renaming() -> None:
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    assert set(CONFIG_MAPPING_NAMES) >= NAMED_AS_STORED
+    assert not [name for name in NAMED_AS_STORED if get_checkpoint_conversion_mapping(name)]
+
+
+def test_a_run_directory_that_is_in_use(project: Path) -> None:
+    lease = Lease(project / "runs/r")
+    lease.acquire()
+    try:
+        error = found("name=r")
+    finally:
+        lease.release()
+    assert type(error) is StorageError
+    assert f"runs/r is in use by process {os.getpid()}" in str(error)
+    look(read_run_spec(Path("run.yaml"), ["name=r"], env={}))
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+def test_a_run_directory_that_cannot_be_written(project: Path) -> None:
+    (project / "closed").mkdir(mode=0o500)
+    error = found("output_dir=closed/runs")
+    assert type(error) is StorageError and "nothing can be written to closed" in str(error)
+
+
+def test_of_several_kinds_the_exit_code_is_of_what_never_mends_itself(project: Path) -> None:
+    assert type(found("data.train=nope.jsonl", "output_dir=train.jsonl")) is DataError
+    assert type(found("data.train=nope.jsonl", "lora.r=x")) is ConfigError
+
+
+class TestTheWrongDirectory:
+    """Only the working directory has what a spec in another one names."""
+
+    @pytest.fixture
+    def spec(self, project: Path, tmp_path: Path) -> Path:
+        (tmp_path / "specs").mkdir()
+        spec = tmp_path / "specs/run.yaml"
+        spec.write_text(GOOD + "name: r\n", encoding="utf-8")
+        return spec
+
+    def test_it_is_said_with_both_ways_out(self, spec: Path) -> None:
+        error = found(path=str(spec))
+        assert type(error) is ConfigError
+        model, train = error.problems
+        assert model.where == f"{spec}:1 model.name"
+        assert "relative to its file, and only the working directory has m" in model.what
+        assert train.hint == "write ../project/train.jsonl, or give data.train=train.jsonl on the command line"
+
+    def test_both_ways_out_work(self, spec: Path, tmp_path: Path) -> None:
+        look(read_run_spec(spec, ["model.name=m", "data.train=train.jsonl"], env={}))
+        spec.write_text(
+            spec.read_text().replace("m}", "../project/m}").replace("train.jsonl", "../project/train.jsonl")
+        )
+        loaded = look(read_run_spec(spec, env={}))
+        assert loaded.spec.data.train == "../project/train.jsonl"
+
+    def test_the_file_beside_the_spec_is_taken(self, spec: Path, tmp_path: Path) -> None:
+        (tmp_path / "specs/train.jsonl").write_text('{"text": "b"}\n', encoding="utf-8")
+        paper_model(tmp_path / "specs/m")
+        look(read_run_spec(spec, env={}))
+
+    def test_a_run_that_is_here_is_not_begun_anew_there(self, spec: Path, project: Path) -> None:
+        (project / "runs/r").mkdir(parents=True)
+        (project / "runs/r/run.yaml").touch()
+        ways = ["model.name=m", "data.train=train.jsonl"]
+        with pytest.raises(ConfigError, match="this run is in runs/r already"):
+            look(read_run_spec(spec, ways, env={}))
+        look(read_run_spec(spec, [*ways, "output_dir=runs"], env={}))
+
+    def test_where_paths_are_those_of_pods(self, spec: Path) -> None:
+        with pytest.raises(ConfigError, match="only the working directory has train.jsonl"):
+            look_for_files(read_run_spec(spec, env={}))
+        look_for_files(read_run_spec(spec, ["model.name=org/m", "data.train=/outputs/t.jsonl"], env={}))

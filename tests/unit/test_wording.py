@@ -1,0 +1,66 @@
+"""What pods say reaches a terminal as text and nothing else; what is secret by its shape reaches nobody."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankzero.cli.describe_text import described_json
+from rankzero.cli.log_view import as_line
+from rankzero.errors import ConfigError
+from rankzero.launch.backend import LogLine
+from rankzero.launch.diagnose import redact
+from rankzero.launch.evidence import Evidence
+from rankzero.redaction import Redactor
+from rankzero.spec.cluster_load import load_cluster_spec
+from rankzero.wording import printable
+
+TOKEN = "hf_" + "a1B2" * 8
+CLIPBOARD = "\x1b]52;c;cm0gLXJmIC8=\x07"
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        (f"a{CLIPBOARD}b", "ab"),
+        ("a\x1b]0;title\x1b\\b", "ab"),
+        ("a\x1b[2J\x1b[31mb\x1b[0m", "ab"),
+        ("a\x1b]52;c;never ends\nb", "a\nb"),
+        ("loss\t1.5\n50%|\r|", "loss\t1.5\n50%||"),
+        ("\x9b31mx\u202egnp", "31mxgnp"),
+        ("äöü 你好 🙂", "äöü 你好 🙂"),
+    ],
+)
+def test_escape_sequences_are_left_out(text: str, seen: str) -> None:
+    assert printable(text) == redact(text) == seen
+    assert as_line(LogLine(0, "p", "node", text), colour=False) == f"[node 0] {seen}"
+
+
+@given(st.text())
+def test_nothing_that_drives_a_terminal_is_left(text: str) -> None:
+    assert not any(ord(character) < 32 and character not in "\t\n" for character in printable(text))
+    assert printable(printable(text)) == printable(text)
+
+
+def test_describe_as_json_shows_no_secret() -> None:
+    env = [{"name": "MY_TOKEN", "value": "plain-words"}, {"name": "X", "value": TOKEN}, {"name": "Y", "value": "1"}]
+    pod = {"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": [{"name": "node", "env": env}]}}
+    event = {"metadata": {}, "message": f"pull with {TOKEN}{CLIPBOARD} failed", "involvedObject": {}}
+    found = described_json(Evidence("r", datetime.now(UTC), (), (pod,), (event,)))
+    assert TOKEN not in str(found) and "plain-words" not in str(found) and "\x1b" not in str(found)
+    assert found["pods"][0]["spec"]["containers"][0]["env"][2] == {"name": "Y", "value": "1"}
+
+
+@pytest.mark.parametrize("value", [TOKEN, "https://me:pass@host/x", "AKIA" + "A1" * 8, "ghp_" + "x" * 20])
+def test_values_that_are_secrets_whatever_they_are_called(value: str) -> None:
+    assert value not in Redactor({"HARMLESS": value})(f"using {value} now")
+    with pytest.raises(ConfigError, match="looks like a secret"):
+        load_cluster_spec(None, ["image=i", f"env.X={value}"], env={})
+
+
+def test_values_that_are_none() -> None:
+    for value in ("mlx5_0", "eth0", "https://mirror.example/simple", "sk-learn", "hf_transfer"):
+        load_cluster_spec(None, ["image=i", f"env.X={value}"], env={})
