@@ -67,14 +67,14 @@ class ResourcesSpec(Section):
 
 
 class VolumeSpec(Section):
-    """A directory of the pods, and what keeps it: a claim, a directory of the node, or nothing."""
+    """A directory of the pods, and what keeps it: a claim, a directory of the host, or nothing."""
 
     mount: MountPath
     """Absolute path in the pods."""
     claim: DnsName | None = None
     """Name of a persistent volume claim; made where it does not exist and `size` is given."""
     host_path: MountPath | None = None
-    """Directory of the node instead: a file system that every node has mounted (not under restricted Pod Security)."""
+    """Directory of the host instead: a file system that every host has mounted (not under restricted Pod Security)."""
     size: Quantity | None = None
     """Size of the claim where it has to be made, such as 500Gi; without claim or host_path, the limit of a scratch
     directory that ends with its pod."""
@@ -117,7 +117,7 @@ class SpreadSpec(Section):
     """How the pods of a run are spread over the cluster."""
 
     mode: Literal["auto", "required", "preferred", "none"] = "auto"
-    """One pod to a node: required, preferred, or of no interest. auto: preferred where there are several."""
+    """One pod to a host: required, preferred, or of no interest. auto: preferred where there are several."""
     topology_key: Text = "kubernetes.io/hostname"
     """Node label whose values are the places to spread over."""
     together: Text | None = None
@@ -178,7 +178,7 @@ class ClusterSpec(Section):
     env: dict[EnvName, str] = {}
     """Environment variables of the pods, such as NCCL_SOCKET_IFNAME. No secrets."""
     node_selector: dict[LabelKey, LabelValue] = {}
-    """Labels that a node must have."""
+    """Labels that a host must have."""
     tolerations: tuple[TolerationSpec, ...] = ()
     """Taints that pods put up with, besides the one of GPU nodes."""
     spread: SpreadSpec = SpreadSpec()

@@ -229,7 +229,7 @@ class TestText:
     def test_whole(self) -> None:
         status = run_status(named("image_slow").evidence)
         assert as_text(status, 60) == (
-            "Starting  node gpu-b has been pulling image\n"
+            "Starting  host gpu-b has been pulling image\n"
             "          registry.example/ml/rankzero:1.0 for 12 min (1 pod\n"
             "          waits for it)\n"
             "fix       wait; for the next time choose a smaller image or\n"
