@@ -81,7 +81,7 @@ class VolumeSpec(Section):
     storage_class: Annotated[DnsName | None, Field(alias="class")] = None
     """Storage class of the claim where it has to be made; absent: the cluster's default."""
     access: Literal["ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany"] = "ReadWriteMany"
-    """ReadWriteMany where several nodes mount it."""
+    """ReadWriteMany where several hosts mount it."""
     read_only: bool = False
     """Mount it so that nothing can be written."""
     sub_path: Text | None = None
@@ -152,7 +152,7 @@ class ClusterSpec(Section):
     image: Annotated[str, StringConstraints(pattern=IMAGE_PATTERN)]
     """Image of the workers; it holds rankzero[train]."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
-    """When nodes ask the registry for the image."""
+    """When hosts ask the registry for the image."""
     image_pull_secrets: tuple[DnsName, ...] = ()
     """Secrets with the registry's credentials."""
     kind: Kind = "auto"
@@ -180,7 +180,7 @@ class ClusterSpec(Section):
     node_selector: dict[LabelKey, LabelValue] = {}
     """Labels that a host must have."""
     tolerations: tuple[TolerationSpec, ...] = ()
-    """Taints that pods put up with, besides the one of GPU nodes."""
+    """Taints that pods put up with, besides the one of hosts with GPUs."""
     spread: SpreadSpec = SpreadSpec()
     queue: QueueSpec | None = None
     """Kueue queue that admits the run."""
