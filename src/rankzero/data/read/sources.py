@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from rankzero.data.read.containers.json_lines import read_lines
 from rankzero.data.read.containers.layout import Layout, find_layout
-from rankzero.data.read.containers.stream import DamagedError, Packing, blocks
+from rankzero.data.read.containers.prose import read_prose
+from rankzero.data.read.containers.stream import DamagedError, Packing, as_utf8, blocks
 from rankzero.data.read.local import missing_hint
 from rankzero.data.rows.chunks import CHUNK_BYTES, UTF8_BOM, Chunk, NumberedLine, count_in, lines, pack
 from rankzero.data.rows.problems import RowProblem
@@ -48,19 +49,27 @@ def read_chunks(path: str, source: int = 0, size: int = CHUNK_BYTES, *, header: 
     if layout is None:
         return
     if layout.kind == "json lines":
-        yield from read_lines(blocks(path, layout.packing, size), source)
+        yield from read_lines(_blocks(path, layout, size), source)
         return
     if layout.kind in ("parquet", "arrow"):
         rows = _columnar(layout).read_rows(path, layout.packing)
     elif layout.kind in ("csv", "tsv"):
         from rankzero.data.read.containers.delimited import read_delimited
 
-        rows = read_delimited(blocks(path, layout.packing, min(size, _BLOCK_BYTES)), _SEPARATORS[layout.kind], header)
+        rows = read_delimited(_blocks(path, layout, min(size, _BLOCK_BYTES)), _SEPARATORS[layout.kind], header)
+    elif layout.kind == "text":
+        rows = read_prose(read_lines(_blocks(path, layout, size), source))
     else:
         from rankzero.data.read.containers.json_values import read_values
 
-        rows = read_values(blocks(path, layout.packing, min(size, _BLOCK_BYTES)), layout)
+        rows = read_values(_blocks(path, layout, min(size, _BLOCK_BYTES)), layout)
     yield from pack(rows, source, size)
+
+
+def _blocks(path: str, layout: Layout, size: int) -> Iterator[bytes]:
+    """The file's bytes, in UTF-8 where it is text."""
+    found = blocks(path, layout.packing, size)
+    return as_utf8(found, layout.encoding) if layout.encoding else found
 
 
 class _Columnar(Protocol):

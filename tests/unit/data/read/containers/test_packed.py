@@ -1,4 +1,4 @@
-"""gzip and zstd of every container."""
+"""gzip, zstd, xz and bzip2 of every container."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PLAIN = {
 }
 
 
-@pytest.mark.parametrize("pack", [".gz", ".zst"])
+@pytest.mark.parametrize("pack", [".gz", ".zst", ".xz", ".bz2"])
 @pytest.mark.parametrize("name", PLAIN)
 @pytest.mark.parametrize("size", [1, 10, 1 << 20])
 def test_packed_is_as_unpacked(tmp_path: Path, name: str, pack: str, size: int) -> None:
@@ -58,7 +58,7 @@ def test_parts_written_one_after_the_other_are_one_file(tmp_path: Path, pack: ty
     assert rows(path) == [{"text": "a"}, *ROWS]
 
 
-@pytest.mark.parametrize("pack", [".gz", ".zst"])
+@pytest.mark.parametrize("pack", [".gz", ".zst", ".xz", ".bz2"])
 @pytest.mark.parametrize("name", PLAIN)
 def test_every_prefix_is_a_located_problem(tmp_path: Path, name: str, pack: str) -> None:
     content = PACK[pack](PLAIN[name])
@@ -71,7 +71,7 @@ def test_every_prefix_is_a_located_problem(tmp_path: Path, name: str, pack: str)
             list(read_chunks(str(path)))
 
 
-@pytest.mark.parametrize("pack", [".gz", ".zst"])
+@pytest.mark.parametrize("pack", [".gz", ".zst", ".xz", ".bz2"])
 @pytest.mark.parametrize("name", ["f.jsonl", "f.json", "f.csv"])
 def test_a_large_file_that_is_cut_off_gives_its_rows_and_where_it_ends(tmp_path: Path, name: str, pack: str) -> None:
     given = [{"text": f"{i * i * 2654435761 % 2**32:x}" * 3, "label": str(i)} for i in range(40_000)]
@@ -94,7 +94,7 @@ def test_damage_says_where(tmp_path: Path) -> None:
 
 
 @relaxed
-@given(noise=st.binary(max_size=200), pack=st.sampled_from([b"\x1f\x8b", b"\x28\xb5\x2f\xfd"]))
+@given(noise=st.binary(max_size=200), pack=st.sampled_from([b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zX", b"BZh"]))
 def test_noise_is_a_problem(tmp_path_factory: pytest.TempPathFactory, noise: bytes, pack: bytes) -> None:
     path = put(tmp_path_factory.mktemp("noise") / "f", pack + noise)
     assert probe(str(path)) is not None
