@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from rankzero.data.progress import told
 from rankzero.engine import console
 from rankzero.errors import DataError
 from rankzero.launch.evidence import Evidence
@@ -49,8 +50,8 @@ def test_progress_is_read_as_the_console_writes_it() -> None:
     level = console.logger.level
     console.logger.setLevel(logging.INFO)
     try:
-        advance = console._PlainAdvance("step", 2000, 119)
-        advance(1, f"loss {1.25:.4f} {12345.4:,.0f} tok/s")
+        with told(console.STEPS, "step", 2000, 119, terminal=None, say=console.logger.info) as advance:
+            advance(1, f"loss {1.25:.4f} {12345.4:,.0f} tok/s")
     finally:
         console.logger.removeHandler(handler)
         console.logger.setLevel(level)
