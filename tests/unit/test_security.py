@@ -68,11 +68,11 @@ def test_nothing_that_is_shown_drives_the_terminal(capfd: pytest.CaptureFixture[
     assert not re.search("[\x1b\x07\u202e]", shown) and "cm0g" not in shown
 
 
-def test_every_dependency_is_pinned_and_comes_from_an_index() -> None:
+def test_every_named_dependency_is_pinned_and_comes_from_an_index() -> None:
     """So that an audit of constraints.txt is one of what is installed."""
     lines = [line.split("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines()]
     pins = [line for line in lines if line and not line.startswith("-")]
-    assert len(pins) > 50
+    assert len(pins) > 30
     assert [line for line in pins if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+( *;.*)?", line)] == []
     declared = (ROOT / "pyproject.toml").read_text()
     assert not re.search(r'"[^"]*(?: @ |git\+|https?://[^"]*\.(?:whl|zip|tar\.gz))[^"]*"', declared)
