@@ -2,6 +2,7 @@
 
     python benchmarks/data.py rows                            check, beside bare JSON parsing of the same file
     python benchmarks/data.py tokenise MODEL [--megabytes 20] prepare, beside the bare tokenizer on the same text
+    python benchmarks/data.py agents MODEL [--calls 100]      rendering agent traces, beside bare apply_chat_template
     python benchmarks/data.py shards MODEL [--megabytes 64]   two shards as two processes, beside one
     python benchmarks/data.py whole MODEL [--megabytes 1000]  check and prepare with all cores, and their peak memory
 
@@ -190,6 +191,90 @@ def tokenise(given: argparse.Namespace, folder: Path) -> None:
         )
 
 
+AGENT_TEMPLATE = """\
+{%- if tools %}<|im_start|>system
+{{ messages[0].content if messages[0].role == 'system' else '' }}
+
+# Tools
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'tool' %}
+{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}
+<tool_response>
+{{ message.content }}
+</tool_response>
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>
+{% endif %}
+{%- elif message.role != 'system' or not tools %}<|im_start|>{{ message.role }}
+{{ message.content }}
+{%- for call in message.tool_calls or [] %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""Tools, calls and answers in the manner of Qwen's templates, written for this benchmark."""
+
+
+def agent_row(rng: random.Random, calls: int) -> dict[str, Any]:
+    """One question, and about that many calls of tools until it is answered."""
+    names = ["search", "read_file", "run_tests", "edit"]
+    functions = [{"name": name, "description": f"Does {name}.", "parameters": {"type": "object"}} for name in names]
+    turns: list[dict[str, Any]] = [
+        {"role": "system", "content": "You work in a repository."},
+        {"role": "user", "content": "Please find out why the test fails, and mend it."},
+    ]
+    for i in range(rng.randint(calls * 9 // 10, calls * 11 // 10)):
+        arguments = {"path": f"src/module_{rng.randrange(100)}.py", "line": i}
+        call = {"id": f"call{i:05}", "function": {"name": rng.choice(names), "arguments": arguments}}
+        says = "" if rng.random() < 0.7 else f"Step {i}: let me look further."
+        turns.append({"role": "assistant", "content": says, "tool_calls": [{"type": "function", **call}]})
+        output = " ".join(f"line {rng.randrange(1000)}: value = {rng.randrange(1000)}" for _ in range(8))
+        turns.append({"role": "tool", "tool_call_id": f"call{i:05}", "content": output})
+    turns.append({"role": "assistant", "content": "It was an index that began at one. All tests pass now."})
+    return {"messages": turns, "tools": [{"type": "function", "function": one} for one in functions]}
+
+
+def agents(given: argparse.Namespace, _folder: Path) -> None:
+    """The limit is transformers' own rendering of the same rows; ours also finds what is trained."""
+    from transformers import AutoTokenizer
+
+    from rankzero.data.rows.formats import convert
+    from rankzero.data.tokens.chat import Renderer
+    from rankzero.data.tokens.tokenizer import take_apart
+
+    tokenizer = AutoTokenizer.from_pretrained(given.model)
+    tokenizer.chat_template = AGENT_TEMPLATE
+    for calls in (given.calls // 10, given.calls, given.calls * 4):
+        rng = random.Random(0)
+        made = [agent_row(rng, calls) for _ in range(max(2, 1000 // calls))]
+        conversations: list[Any] = [convert(row, 1)[1] for row in made]
+        renderer = Renderer(take_apart(tokenizer), TokenRules())
+        for turn in ("first", "again"):  # the first time what is learnt of the template is learnt
+            bare = timed(
+                lambda: [
+                    tokenizer.apply_chat_template(row["messages"], tools=row["tools"], tokenize=False)
+                    for row in made  # noqa: B023
+                ]
+            )
+            ours = timed(lambda: [renderer.render(conversation) for conversation in conversations])  # noqa: B023
+            beside(
+                {
+                    "step": f"render agent traces, {turn}",
+                    "calls_per_row": calls,
+                    "rows": len(made),
+                    "apply_chat_template_milliseconds": round(1000 * bare / len(made), 2),
+                    "render_milliseconds": round(1000 * ours / len(made), 2),
+                    "ratio": round(ours / bare, 2),
+                }
+            )
+
+
 def shards(given: argparse.Namespace, folder: Path) -> None:
     """Wall-clock seconds of one process, and of two that share the work."""
     path = folder / "train.jsonl"
@@ -251,10 +336,11 @@ def whole(given: argparse.Namespace, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = {"rows": rows, "tokenise": tokenise, "shards": shards, "shard": shard, "whole": whole}
+    commands = {"rows": rows, "tokenise": tokenise, "agents": agents, "shards": shards, "shard": shard, "whole": whole}
     parser.add_argument("command", choices=commands)
     parser.add_argument("model", nargs="?", help="directory with a tokenizer")
     parser.add_argument("--megabytes", type=int, default=None)
+    parser.add_argument("--calls", type=int, default=100)
     parser.add_argument("--workers", type=int, default=None)
     parser.add_argument("--only-check", action="store_true")
     parser.add_argument("--work", help=argparse.SUPPRESS)

@@ -1,8 +1,13 @@
-"""What this process may use of the machine: cores, instructions, memory; a container's limits included. Stdlib only."""
+"""What this process may use of the machine: cores, instructions, GPUs, memory with a container's limits, the network,
+its cache's place. Standard library only."""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 CPU_FEATURES_VARIABLE = "RANKZERO_CPU_FEATURES"
@@ -75,3 +80,44 @@ def offline() -> bool:
     """Whether the environment forbids the network, in any of the ways that users know."""
     names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
     return any(os.environ.get(name, "").strip().lower() in {"1", "true", "yes", "on"} for name in names)
+
+
+def cache_root() -> Path:
+    """$RANKZERO_CACHE, else $XDG_CACHE_HOME/rankzero, else ~/.cache/rankzero. Not created here."""
+    if own := os.environ.get("RANKZERO_CACHE"):
+        return Path(own).expanduser()
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared).expanduser() / "rankzero"
+    return Path.home() / ".cache" / "rankzero"
+
+
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
+def local_gpu_count(env: Mapping[str, str]) -> int:
+    """GPUs that a process here may use: what the environment shows, else what the drivers list."""
+    for name in _VISIBLE:
+        if name in env:
+            shown = [entry.strip() for entry in env[name].split(",")]
+            usable = [entry for entry in shown if entry and not entry.startswith("-")]
+            return min(len(usable), _nvidia_count() + _amd_count()) if usable else 0
+    return _nvidia_count() or _amd_count()
+
+
+def _nvidia_count() -> int:
+    if shutil.which("nvidia-smi"):
+        try:
+            done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return 0
+        return sum(1 for line in done.stdout.splitlines() if line.startswith("GPU "))
+    devices = Path("/dev")
+    return sum(1 for entry in devices.glob("nvidia[0-9]*") if re.fullmatch(r"nvidia\d+", entry.name))
+
+
+def _amd_count() -> int:
+    nodes = Path("/sys/class/kfd/kfd/topology/nodes")
+    if not nodes.is_dir():
+        return 0
+    simds = (re.search(r"simd_count (\d+)", p.read_text(encoding="utf-8")) for p in nodes.glob("*/properties"))
+    return sum(1 for match in simds if match and int(match.group(1)) > 0)  # CPUs are nodes without SIMDs

@@ -1,10 +1,48 @@
-"""Values of secrets taken out of what is written: logs, errors, messages. Knows them by name or by shape."""
+"""Secrets: which names and values are some, and their values taken out of what is written. Pure; keeps no value that it
+was not given an environment of."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
-from rankzero.spec.secret_names import HIDDEN, holds_secret, looks_secret, without_secrets
+_SECRET_WORDS = {"TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "CREDENTIALS", "APIKEY", "PAT"}
+_NOT_THE_VALUE = {"PATH", "FILE", "DIR", "NAME", "URL", "ID", "ENDPOINT", "HOST", "NUM", "COUNT"}
+_KEYS = re.compile(r"(^|_)(API|ACCESS|PRIVATE|SECRET|ACCOUNT|AUTH|ENCRYPTION|SIGNING|SSH|WANDB|LANGFUSE|OPENAI)_KEY$")
+
+
+def looks_secret(name: str) -> bool:
+    """Whether a variable or field of this name holds a secret: HF_TOKEN does, TOKENIZERS_PARALLELISM does not."""
+    upper = re.sub(r"[^A-Z0-9]+", "_", name.upper())
+    words = upper.strip("_").split("_")
+    if words[-1] in _NOT_THE_VALUE:
+        return False
+    return bool(_SECRET_WORDS & set(words)) or _KEYS.search(upper) is not None
+
+
+_SHAPES = re.compile(
+    r"\bhf_[A-Za-z0-9]{16,}|\b(?:sk|pk|rk)-[A-Za-z0-9_-]{20,}|\b(?:gh[pousr]_|github_pat_|glpat-|npm_)[A-Za-z0-9_-]{16,}"
+    r"|\bxox[abprs]-[A-Za-z0-9-]{10,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9._-]{8,}"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.*?-----END [A-Z ]*PRIVATE KEY-----)?"
+    r"|(?<=[?&])(?i:X-Amz-(?:Signature|Credential|Security-Token)|X-Goog-(?:Signature|Credential)|sig|signature"
+    r"|(?:access_|auth_|api_)?(?:token|key))=[^&\s'\"#]+",
+    re.DOTALL,
+)
+"""Tokens of the Hub, of model and code hosts and of clouds, web tokens, private keys, signatures in URLs."""
+HIDDEN = "[hidden]"
+_PASSWORD = re.compile(r"(://[^/\s:@'\"]*:)(?!\[hidden\]@)[^/\s@'\"]+(?=@)")
+"""In a URL."""
+
+
+def holds_secret(value: str) -> bool:
+    """Whether a value is a secret by its shape, whatever the name that it goes by."""
+    return _SHAPES.search(value) is not None or _PASSWORD.search(value) is not None
+
+
+def without_secrets(text: str) -> str:
+    """The text with HIDDEN in the place of everything that is a secret by its shape."""
+    return _PASSWORD.sub(rf"\1{HIDDEN}", _SHAPES.sub(HIDDEN, text))
+
 
 SHORTEST_SECRET = 6
 """Shorter values are words that may stand anywhere."""

@@ -1,7 +1,9 @@
-"""Small pieces of sentences that many messages share. Pure; knows nothing of what they speak of."""
+"""Small pieces of sentences that many messages share, and others' text made fit for a terminal. Pure; knows nothing of
+what they speak of."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 
@@ -20,3 +22,17 @@ def listed(names: Iterable[str], most: int = 6) -> str:
 def counted(count: int, one: str, several: str | None = None) -> str:
     """`1 pod`, `3 pods` or `1,200 rows`."""
     return f"{count:,} {one if count == 1 else several or one + 's'}"
+
+
+_SEQUENCES = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # colours, cursor, screen
+    r"|\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?"  # titles, links, the clipboard (OSC 52), device strings
+    r"|\x1b[ -/]*[0-~]"
+)
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""All but tab and line feed; also what turns the direction of writing."""
+
+
+def printable(text: str) -> str:
+    """Without escape sequences and control characters: a pod's words must not drive the reader's terminal."""
+    return _CONTROLS.sub("", _SEQUENCES.sub("", text))

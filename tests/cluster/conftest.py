@@ -72,6 +72,8 @@ class Cluster:
         from rankzero.launch.backends.kubernetes.backend import open_kubernetes
 
         self.namespace, self.folder = namespace, folder
+        self.env = dict(os.environ)
+        """Of commands: a kubeconfig with the rights that the documentation asks for."""
         self.api = Client(namespace=namespace)
         self._backend = open_kubernetes(None, namespace, say=print)
 
@@ -80,6 +82,7 @@ class Cluster:
         done = subprocess.run(
             [sys.executable, "-m", "rankzero", *arguments],
             cwd=self.folder,
+            env=self.env,
             capture_output=True,
             text=True,
             timeout=timeout,
@@ -209,6 +212,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     try:
         _make_volume(made)
         _look_what_is_missing(made)
+        made.env["KUBECONFIG"] = str(_as_user(made))
         tiny_model(folder / "model")
         write_jsonl(folder / "train.jsonl", chat_rows(30))
         write_jsonl(folder / "eval.jsonl", chat_rows(7))
@@ -217,6 +221,62 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         Client().delete(Namespace, namespace)
         if not STORAGE_CLASS:
             Client().delete(PersistentVolume, namespace)
+
+
+RULES_OF_KINDS = [
+    {"apiGroups": [group], "resources": resources, "verbs": ["get", "list", "watch", "create", "patch", "delete"]}
+    for group, resources in (
+        ("jobset.x-k8s.io", ["jobsets"]),
+        ("trainer.kubeflow.org", ["trainjobs", "trainingruntimes"]),
+        ("kubeflow.org", ["pytorchjobs"]),
+        ("apps", ["statefulsets", "statefulsets/scale", "statefulsets/status"]),
+        ("", ["serviceaccounts"]),
+        ("rbac.authorization.k8s.io", ["roles", "rolebindings"]),
+    )
+]
+"""What docs/kubernetes.md says of kinds other than `job`."""
+
+
+def _as_user(cluster: Cluster) -> Path:
+    """A kubeconfig of an account that has the Role of docs/kubernetes.md and no other right."""
+    from lightkube.config.kubeconfig import KubeConfig
+    from lightkube.models.authentication_v1 import TokenRequestSpec
+    from lightkube.models.meta_v1 import ObjectMeta
+    from lightkube.resources.core_v1 import ServiceAccount, ServiceAccountToken
+    from lightkube.resources.rbac_authorization_v1 import Role, RoleBinding
+
+    page = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    role = yaml.safe_load(page.partition("### Rights")[2].partition("```yaml")[2].partition("```")[0])
+    name = role["metadata"]["name"]
+    role["rules"] += RULES_OF_KINDS
+    subject = {"kind": "ServiceAccount", "name": name, "namespace": cluster.namespace}
+    refers = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
+    cluster.api.create(ServiceAccount.from_dict({"metadata": {"name": name}}))
+    cluster.api.create(Role.from_dict(role))
+    cluster.api.create(RoleBinding.from_dict({"metadata": {"name": name}, "roleRef": refers, "subjects": [subject]}))
+    wish = ServiceAccountToken(TokenRequestSpec(audiences=[], expirationSeconds=7200), metadata=ObjectMeta(name=name))
+    token = cluster.api.create(wish, name)
+    there = KubeConfig.from_file(os.environ["KUBECONFIG"]).get()
+    assert there is not None and token.status is not None
+    place: dict[str, Any] = {"server": there.cluster.server}
+    if there.cluster.insecure:
+        place["insecure-skip-tls-verify"] = True
+    elif there.cluster.certificate_auth_data:
+        place["certificate-authority-data"] = there.cluster.certificate_auth_data
+    elif there.cluster.certificate_auth:
+        place["certificate-authority"] = str(there.abs_file(there.cluster.certificate_auth))
+    value = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "user",
+        "clusters": [{"name": "c", "cluster": place}],
+        "users": [{"name": "u", "user": {"token": token.status.token}}],
+        "contexts": [{"name": "user", "context": {"cluster": "c", "user": "u", "namespace": cluster.namespace}}],
+    }
+    path = cluster.folder / "kubeconfig"
+    path.write_text(json.dumps(value))
+    path.chmod(0o600)
+    return path
 
 
 def _make_volume(cluster: Cluster) -> None:

@@ -8,12 +8,19 @@ from typing import Any
 import pytest
 import yaml
 
+import rankzero
+from rankzero.launch.plan import make_plan
+from rankzero.launch.render.pod import pod_template
+from rankzero.spec.cluster_load import load_cluster
+from rankzero.spec.resolve import resolve
+from rankzero.spec.run_spec import RunSpec
 from tests.support.tiny import chat_rows, write_jsonl
 
 pytest.importorskip("kfp", reason="the extra `kfp` is not installed")
 pytest.importorskip("kfp.kubernetes", reason="kfp-kubernetes is not installed")
 pytestmark = pytest.mark.e2e
 
+RECIPES = Path(rankzero.__file__).parent / "recipes"
 COMPILED = Path(__file__).parents[2] / "examples/kfp/data_prep_pipeline.yaml"
 
 
@@ -36,8 +43,32 @@ def test_its_arguments_and_its_claim() -> None:
     pipeline, platforms = documents(COMPILED)
     arguments = pipeline["root"]["inputDefinitions"]["parameters"]
     assert {"hf_dataset", "split", "max_len", "pvc_name", "model"} <= set(arguments)
+    needed = {name for name, one in arguments.items() if not one.get("isOptional")}
+    assert needed <= {"hf_dataset", "split", "max_len"}, "what the documented call gives"
     assert "mountPath" in str(platforms)
     assert "pip install" not in COMPILED.read_text()
+
+
+def test_what_it_makes_is_where_the_recipes_pods_look() -> None:
+    from rankzero.pipelines import data_prep
+
+    pipeline, platforms = documents(COMPILED)
+    cluster = load_cluster("infiniband-2x8", env={}).spec
+    recipe = yaml.safe_load((RECIPES / "qwen3-30b-qlora-2x8/run.yaml").read_text())
+    arguments = pipeline["root"]["inputDefinitions"]["parameters"]
+    assert arguments["model"]["defaultValue"] == recipe["model"]["name"]
+    for argument, volume in (("pvc_name", "datasets"), ("cache_pvc_name", "cache")):
+        assert arguments[argument]["defaultValue"] == cluster.storage[volume].claim
+    assert tuple(cluster.storage[one].mount for one in ("datasets", "cache")) == (data_prep.DATASETS, data_prep.CACHE)
+    executors = platforms["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    mounts = [{one["mountPath"] for one in executor["pvcMount"]} for executor in executors.values()]
+    assert mounts == [{"/mnt/datasets", "/mnt/cache"}] * 2
+    run = RunSpec.model_validate({"name": "r", "model": {"name": "o/m"}, "data": {"train": "/mnt/datasets/t.jsonl"}})
+    pod = pod_template(make_plan(resolve(run), cluster))["spec"]["containers"][0]
+    values = {one["name"]: one.get("value") for one in pod["env"]}
+    for container in pipeline["deploymentSpec"]["executors"].values():
+        given = {one["name"]: one["value"] for one in container["container"]["env"]}
+        assert given == {name: values[name] for name in ("RANKZERO_CACHE", "HF_HOME")}
 
 
 @pytest.fixture

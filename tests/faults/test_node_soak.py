@@ -18,8 +18,8 @@ from typing import Literal, get_args
 
 import psutil
 import pytest
-
 from rankzero.run_dir.finished import is_finished
+
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
 from tests.support.nodes import Pods

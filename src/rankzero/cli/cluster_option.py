@@ -45,7 +45,7 @@ def backend_for(cluster: str | None) -> tuple[ClusterSpec, Backend]:
 
 def object_name_of(run: str) -> str:
     """The object name of a run that is given by its name or its run.yaml."""
-    from rankzero.launch.names import object_name
+    from rankzero.launch.labels import object_name
 
     if not run.endswith((".yaml", ".yml")):
         return object_name(run)

@@ -9,7 +9,7 @@ from rankzero.launch.diagnose import redact
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.labels import Manifest
 from rankzero.launch.untyped_json import amount, at, maps, moment, text
-from rankzero.spec.secret_names import looks_secret
+from rankzero.redaction import looks_secret
 
 MOST_EVENTS = 40
 

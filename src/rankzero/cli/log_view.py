@@ -6,7 +6,7 @@ from typing import Any
 
 from rankzero.launch.backend import LogLine
 from rankzero.launch.labels import NODE_ROLE
-from rankzero.printable import printable
+from rankzero.wording import printable
 
 _COLOURS = ("36", "32", "33", "35", "34", "96", "92", "93", "95", "94")
 

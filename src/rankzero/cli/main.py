@@ -14,7 +14,7 @@ import typer
 from rankzero import __version__
 from rankzero.cli import runs as runs_command
 from rankzero.cli import secret as secret_command
-from rankzero.cli.argv import spread_values
+from rankzero.cli.argv import as_usage_error, help_asked_for, is_parser_error, spread_values
 from rankzero.cli.data import show as data_command
 from rankzero.cli.data.datasets import fire, volcano
 from rankzero.cli.data.prepare import prepare
@@ -29,7 +29,6 @@ from rankzero.cli.quickstart import quickstart
 from rankzero.cli.render import render
 from rankzero.cli.submit import submit
 from rankzero.cli.train import train
-from rankzero.cli.usage import as_usage_error, help_asked_for, is_parser_error
 from rankzero.errors import INTERRUPTED, ExitCode, RankzeroError
 from rankzero.hub_variables import adopt_hub_variables
 

@@ -9,8 +9,8 @@ import textwrap
 import traceback
 
 from rankzero.errors import Problem, RankzeroError, StoppedError
-from rankzero.printable import printable
 from rankzero.redaction import Redactor
+from rankzero.wording import printable
 
 MOST_PROBLEMS = 25
 """A thousand bad lines are one bad file: the rest is counted."""

@@ -83,7 +83,7 @@ def plan_from(
     from rankzero.cli.argv import spec_arguments
     from rankzero.launch.plan import make_plan
     from rankzero.launch.ship import local_files
-    from rankzero.preflight.look import look_for_files
+    from rankzero.preflight import look_for_files
     from rankzero.spec.load import read_run_spec
     from rankzero.spec.resolve import resolve
     from rankzero.spec.run_options import RunOptions

@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from rankzero.errors import StopNow, StoppedError, UsageError
-from rankzero.spec.metrics import MEASURES
 from rankzero.spec.row_formats import RowFormat
 from rankzero.spec.run_options import RunOptions
-from rankzero.spec.tasks import TASKS
+from rankzero.spec.tasks import MEASURES, TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankzero.cli.seed_flags import SeedFlags
-    from rankzero.preflight.look import Part
+    from rankzero.preflight import Part
     from rankzero.spec.run_spec import RunSpec
 
 
@@ -74,7 +73,7 @@ def train(
     Every local GPU is used, or else the CPU. What stands in RUN.yaml can be changed for once: train.max_steps=100.
     """
     from rankzero.cli.seed_flags import SeedFlags
-    from rankzero.preflight.look import EVERYTHING
+    from rankzero.preflight import EVERYTHING
     from rankzero.spec.diff import not_allowable
     from rankzero.spec.nearby import shown
 
@@ -141,7 +140,7 @@ def process_count(wanted: str) -> int:
             )
         return 1
     if wanted == "auto":
-        from rankzero.launch.devices import local_gpu_count
+        from rankzero.machine import local_gpu_count
 
         return max(1, local_gpu_count(os.environ))
     if not wanted.isdigit() or int(wanted) < 1:
@@ -181,7 +180,7 @@ def read_spec(
     """
     from rankzero.cli.argv import spec_arguments
     from rankzero.cli.seed_flags import as_settings, require_lora
-    from rankzero.preflight.look import look
+    from rankzero.preflight import look
     from rankzero.run_dir.setting import settled
     from rankzero.spec.load import read_run_spec
     from rankzero.spec.local_paths import absolute

@@ -21,7 +21,7 @@ def no_progress(_bytes: int) -> None:
 
 @contextmanager
 def show_progress(label: str, total: int, stream: TextIO | None = None) -> Iterator[Progress]:
-    """Progress of `total` bytes on `stream` (absent: stderr), in the way that suits it."""
+    """Progress of `total` bytes, 0 where that is not known, on `stream` (absent: stderr), in the way that suits it."""
     stream = stream or sys.stderr
     if not stream.isatty():
         yield _Lines(label, total, stream)
@@ -32,7 +32,7 @@ def show_progress(label: str, total: int, stream: TextIO | None = None) -> Itera
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     bar = Bar(*columns, console=Console(file=stream), transient=True)
-    task = bar.add_task(label, total=total)
+    task = bar.add_task(label, total=total or None)
     begun = time.monotonic()
 
     def advance(count: int) -> None:
@@ -58,5 +58,6 @@ class _Lines:
         now = time.monotonic()
         if now >= self.next:
             self.next = now + _LINE_SECONDS
-            share = f"{self.done / max(1, self.total):.0%} of {self.total / 1e6:.0f} MB"
+            of_all = f"{self.done / self.total:.0%} of {self.total / 1e6:.0f} MB" if self.total else ""
+            share = of_all or f"{self.done / 1e6:.0f} MB"
             print(f"{self.label}: {share}, {now - self.begun:.0f} s", file=self.stream, flush=True)

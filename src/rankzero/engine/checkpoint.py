@@ -29,8 +29,8 @@ from rankzero.engine.parallel.base import Parallel
 from rankzero.errors import StorageError
 from rankzero.run_dir.atomic import stage_name, storage_errors, verify_directory
 from rankzero.run_dir.paths import RunDir
-from rankzero.spec.metrics import becomes_best, is_better
 from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.tasks import becomes_best, is_better
 
 
 @dataclass(frozen=True, slots=True)

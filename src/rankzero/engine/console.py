@@ -17,9 +17,9 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankzero.printable import printable
 from rankzero.redaction import Redactor
 from rankzero.run_dir.atomic import storage_errors
+from rankzero.wording import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rankzero.cache import cache_root
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.tokenize import tokenizer_fingerprint
 from rankzero.data.cache.training_data import TrainingData, training_data
@@ -20,7 +19,7 @@ from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.tasks.protocol import Task, find_task
 from rankzero.errors import ConfigError
-from rankzero.machine import usable_cores
+from rankzero.machine import cache_root, usable_cores
 from rankzero.model.context import Context, beyond_context, computed_context
 from rankzero.model.load import (
     ModelKind,
@@ -31,7 +30,7 @@ from rankzero.model.load import (
     meta_model,
     padding_id,
 )
-from rankzero.model.positions import position_limit
+from rankzero.model.parts import position_limit
 from rankzero.model.source import ModelSource, locate
 from rankzero.model.targets import target_modules
 from rankzero.model.vision import Vision, load_vision

@@ -64,6 +64,7 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._untold: list[int] = []
+        self._copy: Snapshot | None = None
         self.taken = self.committed = step
         """The steps of the newest checkpoints that were taken, and committed."""
 
@@ -80,8 +81,9 @@ class Saver:
         self.wait()
         self.taken = position.step
         tensors = self._parallel.snapshot()
-        at_once = not all(gather_objects(self._has_room(tensors.nbytes)))
-        contents = Contents(position, tensors if at_once else tensors.copied(), generator_states())
+        at_once = not all(gather_objects(self._copy is not None or self._has_room(tensors.nbytes)))
+        self._copy = None if at_once else tensors.copied(self._copy)
+        contents = Contents(position, self._copy or tensors, generator_states())
         if at_once:
             logger.debug("[CHECKPOINT] no memory for a copy: the steps wait until step %d is saved", position.step)
             self._write(contents)

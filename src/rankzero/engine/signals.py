@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Literal
 
 from rankzero.errors import INTERRUPTED, ExitCode, StopNow, StoppedError
+from rankzero.wording import counted
 
 AGAIN_SECONDS = 5.0
 """A second Ctrl-C within this time leaves at once; a later one counts as a first."""
@@ -135,7 +136,7 @@ class StopRequest:
             return "nothing: the same command writes the result"
         if steps == 0:
             return "the step under way"
-        count = f"{steps} step{'' if steps == 1 else 's'}"
+        count = counted(steps, "step")
         return f"{count} since step {self._saved}" if self._saved else f"{count}, all there are"
 
     def _leave_start_up(self) -> None:

@@ -72,6 +72,7 @@ from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.schedule import make_schedule
 from rankzero.spec.shardings import sharding_section
 from rankzero.track.protocol import TrackedRun, open_trackers
+from rankzero.wording import counted
 
 
 def run(spec: RunSpec, options: RunOptions, hooks: Hooks | None = None) -> dict[str, Any]:
@@ -335,12 +336,11 @@ def log_plan(session: Session, inputs: Inputs, world: World) -> None:
     """Say what is about to happen."""
     schedule = session.schedule
     logger.info(
-        "[DATA] %d rows, %d steps an epoch, %d steps in all, %d process%s",
+        "[DATA] %d rows, %d steps an epoch, %d steps in all, %s",
         len(inputs.train),
         schedule.steps_per_epoch,
         schedule.total_steps,
-        world.world_size,
-        "" if world.world_size == 1 else "es",
+        counted(world.world_size, "process", "processes"),
     )
     logger.debug(
         "[DATA] rows of a step are a function of (seed, epoch, step); passes of up to %d tokens",

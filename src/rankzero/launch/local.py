@@ -23,13 +23,13 @@ from rankzero.errors import Problem, RankzeroError
 from rankzero.launch.hang import HangWatch
 from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, signals_to, started, stop_signals
 from rankzero.launch.restarts import Restarts, may_be_cured
-from rankzero.printable import printable
 from rankzero.redaction import Redactor
 from rankzero.run_dir.atomic import storage_errors
 from rankzero.run_dir.handover import RENDEZVOUS_VARIABLE, write_payload
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
+from rankzero.wording import printable
 
 GRACE_SECONDS = 170.0
 PAUSE_SECONDS = (1.0, 10.0, 30.0)

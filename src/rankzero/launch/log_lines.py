@@ -1,4 +1,4 @@
-"""What the lines of a run's logs say: how far it is, when it last spoke, which error it ended with. Pure.
+"""Lines of a run's logs: their times, whose they are, how far the run is, which error it ended with. Pure.
 
 Lines are those of engine/console.py, perhaps with a prefix of the node command's and a timestamp of the kubelet's.
 """
@@ -9,7 +9,42 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from rankzero.launch.log_stamps import read_stamp
+from rankzero.launch.backend import LogLine, LogQuery
+from rankzero.launch.labels import NODE_ROLE
+
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d) ?")
+Moment = tuple[datetime, int]
+"""Seconds and nanoseconds: what the kubelet writes is finer than a datetime."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamped:
+    """A line and when it was written."""
+
+    text: str
+    moment: Moment | None
+
+    @property
+    def time(self) -> datetime | None:
+        """To microseconds."""
+        if self.moment is None:
+            return None
+        second, nanos = self.moment
+        return second.replace(microsecond=nanos // 1000)
+
+
+def read_stamp(line: str) -> Stamped:
+    """A line of a log that was asked for with timestamps; without one, or with one of no day, it has no moment."""
+    match = _STAMP.match(line)
+    if match is None:
+        return Stamped(line, None)
+    rest = line[match.end() :]
+    try:
+        second = datetime.fromisoformat(match[1] + match[3]).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return Stamped(rest, None)
+    return Stamped(rest, (second, int((match[2] or "").ljust(9, "0"))))
+
 
 _PROGRESS = re.compile(
     r"\[TRAIN\] step (?P<step>\d{1,15})/(?P<total>\d{1,15}) loss (?P<loss>-?\d+(?:\.\d+)?|nan|-?inf)"
@@ -143,3 +178,36 @@ def _seconds(clock: str) -> int:
     for part in clock.split(":"):
         total = total * 60 + (int(part) if part else 0)
     return total
+
+
+_RANK = re.compile(r"\[(?P<local>local )?rank (?P<rank>\d+)\]")
+"""How the node command begins the lines of processes other than the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is asked for. A rank is a process of the node that it counts to."""
+
+    node: int | None
+    rank: int | None = None
+    local_rank: int | None = None
+
+    @classmethod
+    def of(cls, query: LogQuery, nproc_per_node: int) -> Wanted:
+        """Of a run with this many processes in a pod."""
+        if query.rank is None:
+            return cls(query.node)
+        node, local_rank = divmod(query.rank, nproc_per_node)
+        # another node than the rank's has none of its lines
+        return cls(node if query.node in (None, node) else -1, query.rank, local_rank)
+
+    def pod(self, role: str, node: int) -> bool:
+        """Whether any of a pod's lines are; the preparation speaks for no node."""
+        return self.node is None or (role == NODE_ROLE and node == self.node)
+
+    def line(self, line: LogLine) -> bool:
+        """Whether this one is; a line that names no rank is that of its node's first process."""
+        match = _RANK.match(line.text) if self.rank is not None else None
+        if match is None:
+            return not self.local_rank
+        return int(match["rank"]) == (self.local_rank if match["local"] else self.rank)

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 
 from rankzero.errors import ConfigError, Problem
 from rankzero.launch.kinds import kind_named
-from rankzero.launch.names import object_name
+from rankzero.launch.labels import object_name
 from rankzero.launch.node.settings import CONFIG_DIR, Mirror, NodeSettings
 from rankzero.spec.cluster_spec import ClusterSpec, VolumeSpec
 from rankzero.spec.data_paths import parse_data_path

@@ -19,10 +19,9 @@ from typing import Any
 
 import torch
 
-from rankzero.cache import cache_root
 from rankzero.errors import ConfigError, StorageError
-from rankzero.machine import cpu_features
-from rankzero.model.blocks import blocks
+from rankzero.machine import cache_root, cpu_features
+from rankzero.model.parts import blocks
 from rankzero.run_dir.atomic import whole_file
 
 _log = logging.getLogger("rankzero.model")

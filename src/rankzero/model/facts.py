@@ -13,9 +13,8 @@ import torch
 from peft import PeftModel
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 
-from rankzero.model.blocks import blocks
 from rankzero.model.lora import parameter_counts
-from rankzero.model.parts import inside, part_finder
+from rankzero.model.parts import blocks, inside, part_finder
 from rankzero.spec.run_spec import Quantization
 from rankzero.spec.tasks import ModelUse
 

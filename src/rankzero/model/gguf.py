@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from rankzero.cache import cache_root
 from rankzero.errors import ConfigError
+from rankzero.machine import cache_root
 from rankzero.run_dir.atomic import file_sha256
 
 

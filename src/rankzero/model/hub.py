@@ -11,8 +11,7 @@ from pathlib import Path
 
 from rankzero.errors import AccessError, ConfigError, Problem, ServiceError
 from rankzero.machine import offline
-from rankzero.spec.modelscope import modelscope_hint
-from rankzero.spec.nearby import meant_here, near
+from rankzero.spec.nearby import meant_here, modelscope_hint, near
 from rankzero.spec.run_spec import ModelSpec
 
 TOKENIZER = ("*.json", "*.model", "*.txt", "*.jinja")

@@ -1,22 +1,26 @@
-"""Low-rank adapters through peft: applying them, and counting what is trained. Knows nothing of files or training."""
+"""Low-rank adapters through peft: applying them, also to packed weights, and counting what is trained. Knows nothing of
+training."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora.layer import ParamWrapper
 from peft.utils.constants import DUMMY_TARGET_MODULES
 from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+from torch.nn.utils import parametrize
 from transformers.pytorch_utils import Conv1D
 
 from rankzero.errors import ConfigError, Problem
 from rankzero.model.load import drawn_from
-from rankzero.model.low_bits import outlined
-from rankzero.model.packed_adapters import over_packed_tensors
+from rankzero.model.low_bits import is_held, outlined, tensor_outline
 from rankzero.model.quantize import is_quantised, prepare_quantized
 from rankzero.model.targets import Targets, adapted_tensor_problems, shortest, target_modules
 from rankzero.spec.run_spec import LoraSpec, Parts
@@ -140,3 +144,46 @@ def _shape_before_quantising(model: Any, name: str, parameter: torch.nn.Paramete
     if state is None and name.endswith(".original") and ".parametrizations." in name:
         state = getattr(model.get_submodule(name.rpartition(".")[0])[0], "quant_state", None)
     return None if state is None else tuple(state.shape)
+
+
+def over_packed_tensors(adapted: Any) -> None:
+    """Let every adapter on a packed tensor work as it does on an unpacked one."""
+    for module in adapted.modules():
+        if isinstance(module, ParamWrapper) and is_held(module.get_base_layer(), module.parameter_name):
+            module.__class__ = PackedTensorAdapter
+
+
+class PackedTensorAdapter(ParamWrapper):  # type: ignore[misc]
+    """peft's adapter on a tensor, over a packed one.
+
+    Where a tensor is parametrised already, peft 0.21 leaves its own parametrisation behind after each forward pass, so
+    that the adapter counts double in the second, and looks at the tensor before it adds itself to it, which is what the
+    pass then reads from the cache.
+    """
+
+    def get_param(self) -> torch.Tensor:
+        """A tensor of the shape, precision and place of the unpacked one: more is not asked of it."""
+        return tensor_outline(self.get_base_layer(), self.parameter_name)
+
+    @contextmanager
+    def _activate_lora(self, active_adapters: list[str]) -> Iterator[None]:
+        held = self.get_base_layer().parametrizations[self.parameter_name]
+        deltas = [_Delta(*self.get_delta_factors(name)) for name in active_adapters if name in self.lora_A]
+        held.extend(deltas)
+        try:
+            with parametrize.cached():
+                yield
+        finally:
+            del held[len(held) - len(deltas) :]
+
+
+class _Delta(torch.nn.Module):
+    """Adds scaling * left @ right to a tensor of shape (experts, …, …), in its precision."""
+
+    def __init__(self, left: torch.Tensor, right: torch.Tensor, scaling: float) -> None:
+        super().__init__()
+        self.left, self.right, self.scaling = left, right, scaling
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(weight.device.type, enabled=False):
+            return torch.baddbmm(weight, self.left, self.right, alpha=self.scaling)

@@ -21,8 +21,7 @@ from rankzero.errors import ConfigError
 from rankzero.model.files import TOKENIZER_FILES
 from rankzero.model.load import ClassHead, load_config, load_model, load_tokenizer, padding_id
 from rankzero.model.lora import CLASSIFIER, load_adapter
-from rankzero.model.quantize import is_quantised
-from rankzero.model.quantizer import unpack
+from rankzero.model.quantize import is_quantised, unpack
 from rankzero.model.source import locate
 from rankzero.model.weights import save_whole
 from rankzero.run_dir.atomic import commit_directory, stage_name, storage_errors

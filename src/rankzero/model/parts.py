@@ -1,4 +1,5 @@
-"""Which part of a model each parameter belongs to, and which parts a run trains. Knows nothing of adapters.
+"""What a model is made of, read off its module tree: the part that each parameter belongs to and which of them a run
+trains, its blocks, its tables of positions. Knows nothing of adapters.
 
 language      the text model: embeddings, attention, dense layers, experts that every token visits, and all heads
 experts       the experts of a mixture among which a router chooses
@@ -129,3 +130,56 @@ def _siblings(model: Any, experts: list[str]) -> Iterator[str]:
         for child, _ in model.get_submodule(parent).named_children():
             if child in _ROUTER_NAMES:
                 yield f"{parent}.{child}"
+
+
+def blocks(model: Any) -> list[tuple[str, torch.nn.Module]]:
+    """(name, module) of every block of the text model and of the encoders, in their order; none lies in another.
+
+    A model says itself which classes are not to be split; those of them that stand in a list are its blocks. Where it
+    says nothing, blocks are what its outermost lists of modules of one class hold.
+    """
+    declared = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
+    listed = list(_in_lists(model))
+    found = [(name, module) for name, module in listed if type(module).__name__ in declared]
+    return _outermost(found or listed)
+
+
+def _in_lists(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Members of lists whose members are all of one class and have parameters."""
+    for name, module in model.named_modules():
+        if not isinstance(module, torch.nn.ModuleList) or len({type(member) for member in module}) != 1:
+            continue
+        for number, member in enumerate(module):
+            if any(True for _ in member.parameters()):
+                yield f"{name}.{number}" if name else str(number), member
+
+
+def _outermost(found: list[tuple[str, torch.nn.Module]]) -> list[tuple[str, torch.nn.Module]]:
+    names = {name for name, _ in found}
+
+    def nested(name: str) -> bool:
+        parents = name.split(".")
+        return any(".".join(parents[:depth]) in names for depth in range(1, len(parents)))
+
+    return [(name, module) for name, module in found if not nested(name)]
+
+
+_NAMES = ("position_embeddings", "embed_positions", "wpe")
+"""What tables of learned positions are called: BERT and its kin, OPT, GPT-2."""
+
+
+def position_limit(model: Any) -> int | None:
+    """Tokens of the longest row; None where positions are computed, so that longer rows are possible.
+
+    RoBERTa's table begins with rows that stand for no position: as many as the padding's number and one.
+    """
+    part_of = part_finder(model)
+    limits = [
+        module.num_embeddings - (module.padding_idx + 1 if module.padding_idx else 0)
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Embedding)
+        and name.rpartition(".")[2] in _NAMES
+        and part_of(name) not in ("vision_tower", "projector")
+    ]
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return min([*limits, *([longest] if longest else [])]) if limits else None

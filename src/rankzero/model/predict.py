@@ -14,7 +14,7 @@ from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.errors import ConfigError
 from rankzero.model.load import ClassHead, load_config, load_model, load_tokenizer, padding_id
 from rankzero.model.lora import load_adapter
-from rankzero.model.positions import position_limit
+from rankzero.model.parts import position_limit
 from rankzero.model.source import locate
 from rankzero.run_dir.result import Result
 

@@ -13,10 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankzero.cache import cache_root
 from rankzero.data.read.hashing import file_digest, remembered_digest
 from rankzero.errors import ConfigError
-from rankzero.machine import usable_cores
+from rankzero.machine import cache_root, usable_cores
 from rankzero.model.files import existing_directory, tokenizer_problems, weight_problems
 from rankzero.model.gguf import gguf_as_safetensors
 from rankzero.model.hub import WEIGHTS, snapshot

@@ -1,4 +1,4 @@
-"""The data-preparation pipeline: check every row, then tokenise onto the data sets' claim. Needs the extra `kfp`.
+"""The data-preparation pipeline: check every row, then tokenise onto the cache's claim. Needs the extra `kfp`.
 
     python -m rankzero.pipelines.data_prep data_prep_pipeline.yaml
 
@@ -12,8 +12,10 @@ import sys
 from kfp import compiler, dsl, kubernetes
 
 IMAGE = os.environ.get("RANKZERO_IMAGE", "rankzero:latest")
-MOUNT = "/mnt/datasets"
-"""Where the claim is; RANKZERO_CACHE of the training pods is then /mnt/datasets/rankzero."""
+DATASETS, CACHE = "/mnt/datasets", "/mnt/cache"
+"""Where the two claims are, as in the profile infiniband-2x8: training pods then find what was made here."""
+MODEL = "Qwen/Qwen3-30B-A3B"
+"""What the recipes for that profile train."""
 
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)
@@ -38,13 +40,17 @@ def prepare_data(hf_dataset: str, split: str, model: str, max_len: int, cache: s
 @dsl.pipeline(name="rankzero-data-prep", description="Check and tokenise a data set onto a claim.")
 def data_prep_pipeline(
     hf_dataset: str,
-    model: str,
+    model: str = MODEL,
     split: str = "train",
     max_len: int = 2048,
     pvc_name: str = "llm-datasets",
-    cache: str = f"{MOUNT}/rankzero",
+    cache_pvc_name: str = "llm-cache",
+    cache: str = f"{CACHE}/rankzero",
 ) -> None:
-    """`hf_dataset` is a Hub id, a URL or a file on the claim; `model` a Hub id or a directory on it."""
+    """`hf_dataset` is a Hub id, a URL or a file on the claim `pvc_name`; `model` a Hub id or a directory on a claim.
+
+    `max_len` and `model` are to be those of the run: rows tokenised for others are not found.
+    """
     checked = check_data(hf_dataset=hf_dataset, split=split)
     prepared = prepare_data(
         hf_dataset=hf_dataset,
@@ -55,10 +61,11 @@ def data_prep_pipeline(
         checked_rows=checked.outputs["Output"],
     )
     for task in (checked, prepared):
-        task.set_env_variable("RANKZERO_CACHE", f"{MOUNT}/rankzero")
-        task.set_env_variable("HF_HOME", f"{MOUNT}/hf")
+        task.set_env_variable("RANKZERO_CACHE", f"{CACHE}/rankzero")
+        task.set_env_variable("HF_HOME", f"{CACHE}/hf")
         task.set_caching_options(False)  # the cache on the claim knows better what is there
-        kubernetes.mount_pvc(task, pvc_name=pvc_name, mount_path=MOUNT)
+        kubernetes.mount_pvc(task, pvc_name=pvc_name, mount_path=DATASETS)
+        kubernetes.mount_pvc(task, pvc_name=cache_pvc_name, mount_path=CACHE)
         kubernetes.use_secret_as_env(task, "hf-token", {"token": "HF_TOKEN"}, optional=True)
 
 

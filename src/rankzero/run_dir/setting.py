@@ -1,7 +1,9 @@
-"""Which directory a run takes where the one of its name holds checkpoints of another setting. Reads, writes nothing."""
+"""What a run directory holds of a setting: whether it is another one, so that the run takes a directory beside it, and
+whether that run is finished. Reads, writes nothing."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -34,3 +36,18 @@ def settled(spec: RunSpec) -> RunSpec:
     if held is None or is_same_setting(RunSpec.model_validate(held["spec"]), spec):
         return spec
     return spec.model_copy(update={"name": name_beside(spec)})
+
+
+def is_finished(run_dir: RunDir, spec: RunSpec) -> bool:
+    """Whether this spec's final weights and report are there, and no checkpoint is newer than they are.
+
+    Does not look at data and model, as a start of the engine does.
+    """
+    try:
+        final = read_manifest(run_dir.final)
+        report = json.loads(run_dir.report.read_text(encoding="utf-8"))
+    except (StorageError, OSError, ValueError):
+        return False
+    same = final.get("spec") == spec.model_dump(mode="json")
+    steps = run_dir.committed_steps()
+    return same and isinstance(report, dict) and bool(steps) and report.get("steps") == steps[0]

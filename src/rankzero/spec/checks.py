@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 
 from rankzero.errors import Problem
+from rankzero.redaction import holds_secret
 from rankzero.spec.run_spec import RunSpec
-from rankzero.spec.secret_names import holds_secret
 from rankzero.spec.shardings import SHARDINGS, sharding_section
 from rankzero.spec.tasks import TASKS, task_that
 

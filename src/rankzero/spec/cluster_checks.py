@@ -6,10 +6,10 @@ import posixpath
 from collections.abc import Callable, Collection
 
 from rankzero.errors import Problem
+from rankzero.redaction import holds_secret, looks_secret
 from rankzero.spec.cluster_spec import ClusterSpec, VolumeSpec
 from rankzero.spec.kinds import kind_section, kinds_that_honour
 from rankzero.spec.quantity import as_bytes
-from rankzero.spec.secret_names import holds_secret, looks_secret
 
 RESERVED_MOUNTS = ("/etc/rankzero", "/dev/shm", "/dev", "/tmp", "/proc", "/sys", "/")
 _RESERVED_TREES = ("/etc/rankzero/", "/dev/", "/proc/", "/sys/")

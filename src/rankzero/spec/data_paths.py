@@ -9,8 +9,8 @@ from typing import Literal
 
 Place = Literal["local", "url", "hub"]
 
-FILE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow")
-PACKED_SUFFIXES = (".gz", ".zst", ".zstd")
+FILE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".parquet", ".arrow")
+PACKED_SUFFIXES = (".gz", ".zst", ".zstd", ".xz", ".bz2")
 
 _SAMPLE = re.compile(r"(?P<rest>.+)#(?P<count>[0-9]+)", re.DOTALL)
 _HUB = re.compile(

@@ -6,16 +6,33 @@ comments of `rankzero init` are made from them.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
-from rankzero.spec.batch_size import BatchSize
 from rankzero.spec.names import RUN_NAME_PATTERN
 from rankzero.spec.row_formats import Reasoning as Reasoning
 from rankzero.spec.row_formats import RowFormat as RowFormat
 from rankzero.spec.shardings import SHARDINGS
 from rankzero.spec.tasks import TASKS, TaskSection
+
+_PositiveInt = Annotated[int, Field(ge=1)]
+
+
+def product(value: object) -> object:
+    """[2, 8, 4] is 64, also where a variable in quotes makes a factor text. Anything else stays as it stands, for the
+    field to judge."""
+    if not isinstance(value, list | tuple) or not value:
+        return value
+    factors = [int(factor) if isinstance(factor, str) and factor.isdecimal() else factor for factor in value]
+    whole = [factor for factor in factors if type(factor) is int and factor >= 1]
+    return math.prod(whole) if len(whole) == len(factors) else value
+
+
+BatchSize = Annotated[_PositiveInt, BeforeValidator(product, json_schema_input_type=_PositiveInt | list[_PositiveInt])]
+"""A whole number of at least 1; a list of such numbers stands for their product."""
+
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 OverLength = Literal["truncate", "drop"]

@@ -11,9 +11,9 @@ from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from rankzero.redaction import looks_secret
 from rankzero.spec.fields import Option, field_at, field_options, in_words, keys_of, options_at, step
 from rankzero.spec.renames import VALUES, Rename, normalised
-from rankzero.spec.secret_names import looks_secret
 from rankzero.spec.unknown_keys import guess
 from rankzero.spec.yaml_tree import KeyPath, Scalar, Tree, dotted
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Literal
 
-from rankzero.spec.metrics import MEASURES
+from rankzero.spec.tasks import MEASURES
 from rankzero.track.protocol import TrackedRun
 
 

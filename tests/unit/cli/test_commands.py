@@ -51,7 +51,7 @@ class Started:
         self.calls: list[tuple[RunSpec, RunOptions, int]] = []
         self.error: BaseException | None = None
 
-    def __call__(self, spec: RunSpec, options: RunOptions, nproc: int) -> dict[str, Any]:
+    def __call__(self, spec: RunSpec, options: RunOptions, nproc: int, max_restarts: int = 0) -> dict[str, Any]:
         self.calls.append((spec, options, nproc))
         if self.error is not None:
             raise self.error

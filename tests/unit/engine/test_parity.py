@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from rankzero.cache import cache_root
 from rankzero.data.cache.tokenize import TokenRules, prepare
 from rankzero.data.order import permutation
 from rankzero.engine.setup import to_train
+from rankzero.machine import cache_root
 from rankzero.model.load import load_tokenizer
 from rankzero.model.source import locate
 from rankzero.spec.run_spec import RunSpec, SourceSpec

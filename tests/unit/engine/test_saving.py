@@ -147,5 +147,16 @@ def test_without_memory_for_a_copy_the_step_waits(running: Running, monkeypatch:
     assert run_dir.committed_steps() == [1] and saver.committed == 1
 
 
+def test_the_memory_of_a_copy_is_used_again_where_it_fits() -> None:
+    held = Held()
+    first = held.snapshot().copied()
+    held.step()
+    second = held.snapshot().copied(first)
+    assert second.weights["weight"].data_ptr() == first.weights["weight"].data_ptr()
+    assert torch.equal(second.weights["weight"], held.module.weight) and second.optimizer["weight/exp_avg"].all()
+    held.moment = torch.zeros(5)
+    assert held.snapshot().copied(second).optimizer["weight/exp_avg"].shape == (5,)
+
+
 def test_the_rank_beside_the_one_that_writes_has_nothing_to_copy() -> None:
     assert not NothingToWrite().nbytes and not NothingToWrite().copied().nbytes

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankzero.errors import ConfigError
-from rankzero.launch.names import LONGEST_NAME, object_name
+from rankzero.launch.labels import LONGEST_NAME, object_name
 from rankzero.launch.plan import Plan, make_plan
 from rankzero.launch.render import render
 from rankzero.spec.cluster_checks import check_cluster

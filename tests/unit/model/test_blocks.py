@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from rankzero.engine.setup import to_train
-from rankzero.model.blocks import blocks
 from rankzero.model.load import meta_model
+from rankzero.model.parts import blocks
 from rankzero.spec.run_spec import ModelSpec
 from tests.support.tiny_configs import CONFIGS
 from tests.unit.model.support import spec_of, task_of, use_of

@@ -15,7 +15,7 @@ from rankzero.engine.setup import to_train
 from rankzero.errors import ConfigError
 from rankzero.model.load import empty_model, load_config
 from rankzero.model.low_bits import FLOAT8, from_float8, to_float8
-from rankzero.model.quantizer import unpack
+from rankzero.model.quantize import unpack
 from rankzero.model.source import ModelSource
 from rankzero.model.weights import export_final
 from tests.support.tiny import tiny_tokenizer

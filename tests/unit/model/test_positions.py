@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from rankzero.model.context import Context, computed_context
-from rankzero.model.positions import position_limit
+from rankzero.model.parts import position_limit
 
 SMALL = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 

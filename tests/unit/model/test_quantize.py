@@ -14,8 +14,7 @@ from rankzero.errors import ConfigError
 from rankzero.model.load import ClassHead, load_config, load_model
 from rankzero.model.lora import load_adapter, parameter_counts
 from rankzero.model.low_bits import FLOAT8, from_float8, to_float8
-from rankzero.model.quantize import quantization_config
-from rankzero.model.quantizer import unpack
+from rankzero.model.quantize import quantization_config, unpack
 from rankzero.model.weights import save_weights
 from tests.support.tiny_configs import CONFIGS
 from tests.unit.model.support import (

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rankzero.errors import ConfigError
-from rankzero.spec.batch_size import product
 from rankzero.spec.load import load_run_spec
+from rankzero.spec.run_spec import product
 
 SETTINGS = ["model.name=m", "data.train=t.jsonl"]
 FACTORS = """model: {name: m}

@@ -143,3 +143,10 @@ def test_what_the_api_would_refuse_is_refused_here(setting: str) -> None:
 @pytest.mark.parametrize("image", ["i", "a/b:1", "localhost:5000/x_y/z.w@sha256:" + "0" * 64, "ghcr.io/a-b/c:v1.2_3"])
 def test_images(image: str) -> None:
     load_cluster_spec(None, [f"image={image}", "labels={example.com/team: a_b.c, e: ''}"], env={})
+
+
+@pytest.mark.parametrize("name", profiles())
+def test_a_profile_prepares_before_it_asks_for_gpus_and_guesses_no_interface(name: str) -> None:
+    spec = load_cluster(name, env={}).spec
+    assert spec.storage["cache"].claim or spec.storage["cache"].host_path
+    assert not [variable for variable in spec.env if variable.endswith("_SOCKET_IFNAME")], "sites differ in its name"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankzero.spec.variables import escape, expand
+from rankzero.spec.yaml_tree import escape, expand
 
 ENV = {"A": "x", "EMPTY": "", "N_1": "7", "REF": "${A}"}
 

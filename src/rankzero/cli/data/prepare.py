@@ -29,10 +29,10 @@ def prepare(
     from rankzero.cli.installed import require_engine
 
     require_engine()
-    from rankzero.cache import cache_root
     from rankzero.cli.seed_flags import SeedFlags
     from rankzero.cli.train import read_spec
     from rankzero.data.cache.training_data import prepare_part
+    from rankzero.machine import cache_root
     from rankzero.model.load import kind_of, load_config, load_tokenizer, quiet_libraries
     from rankzero.model.source import locate
     from rankzero.model.vision import load_vision

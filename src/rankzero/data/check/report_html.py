@@ -18,6 +18,7 @@ from rankzero.data.check.report import CheckReport, column
 from rankzero.data.check.report_text import detected_by, percent
 from rankzero.data.check.serving import Comparison
 from rankzero.data.check.statistics import Bin, Spread, by_count, histogram
+from rankzero.wording import counted
 
 _MOST_NAMES = 30
 _MOST_PROBLEMS = 300
@@ -89,7 +90,7 @@ def shown(value: object) -> object:
 
 def _count(number: int, noun: str = "") -> str:
     """`1,200`, or `1,200 rows`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}" if noun else f"{number:,}"
+    return counted(number, noun) if noun else f"{number:,}"
 
 
 def _quoted(counter: Mapping[str, int]) -> list[tuple[str, str]]:

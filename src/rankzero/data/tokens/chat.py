@@ -19,6 +19,7 @@ from rankzero.data.tokens.chat_text import (
 )
 from rankzero.data.tokens.image_tokens import ImageRules, Picture, Pictures
 from rankzero.data.tokens.own_words import excerpt
+from rankzero.data.tokens.places import Places
 from rankzero.data.tokens.template import ChatTemplate, TemplateRefusedError
 from rankzero.data.tokens.token_rules import TokenRules, turn_weights, with_wanted_reasoning
 from rankzero.data.tokens.tokenizer import TokenizerParts
@@ -54,6 +55,15 @@ class Renderer:
     def _keeps_reasoning(self) -> TrainingTemplate | None:
         """What renders as the model's own template does, and keeps the reasoning that this one leaves out."""
         return training_template(self.template, {**self._parts.variables, **self._rules.template_kwargs})
+
+    @cached_property
+    def _places(self) -> Places:
+        return Places(self.template, self._parts)
+
+    @cached_property
+    def _places_keeping(self) -> Places | None:
+        keeping = self._keeps_reasoning
+        return None if keeping is None else Places(keeping.template, self._parts)
 
     @cached_property
     def in_parts(self) -> bool:
@@ -136,9 +146,11 @@ class Renderer:
             )
 
     def _with_own_template(self, conversation: Conversation, weights: tuple[float, ...]) -> Rendered:
-        text = ChatText(conversation, weights, self.template, self._parts, in_parts=self.in_parts)
+        places = None if self.in_parts else self._places
+        text = ChatText(conversation, weights, self.template, self._parts, in_parts=self.in_parts, places=places)
         row = self._trained(text)
-        self._require_context(text)
+        if not text.all_shown:
+            self._require_context(text)
         notes = [PLAIN] if self._parts.chat_template is None else []
         if not self.template.reasoning_keys and any(message.reasoning for message in conversation.messages):
             notes.append(AS_TEXT)
@@ -168,7 +180,8 @@ class Renderer:
             for message, weight in zip(conversation.messages, weights, strict=True)
         )
         try:
-            text = ChatText(replace(conversation, messages=apart), weights, keeping.template, self._parts)
+            whole = replace(conversation, messages=apart)
+            text = ChatText(whole, weights, keeping.template, self._parts, places=self._places_keeping)
             row = self._trained(text)
         except (WordsLostError, TemplateRefusedError, LeftOutError):
             return None

@@ -14,10 +14,10 @@ Whichever way it was found: every word of a trained turn is in what is trained o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.tokens.image_tokens import Picture
@@ -78,6 +78,21 @@ class WordsLostError(Exception):
         self.turn, self.words, self.thought = turn, words, thought
 
 
+class KnownTurn(NamedTuple):
+    """What an assistant turn is made of; `unopened` as of Rendered."""
+
+    span: Span
+    unopened: str
+
+
+class KnownPlaces(Protocol):
+    """What is known of a template from other conversations."""
+
+    def turns(self, text: ChatText) -> Mapping[int, KnownTurn] | None:
+        """The assistant turns, where all that the row says is known to be shown; None: look for them."""
+        ...
+
+
 class ChatText:
     """One conversation on its way through a template.
 
@@ -92,6 +107,7 @@ class ChatText:
         parts: TokenizerParts,
         *,
         in_parts: bool = False,
+        places: KnownPlaces | None = None,
     ) -> None:
         """`in_parts`: the template reads every turn's content as a list of parts, not only where there are images."""
         self.messages = conversation.messages
@@ -109,6 +125,12 @@ class ChatText:
         self.text, self.blocks = template.render_marked(self.turns, tools=self.tools)
         self.unopened = ""
         self._closings: dict[str, bool] = {}
+        known = None if places is None else places.turns(self)
+        self.all_shown = known is not None
+        """Whether nothing of the row can be left out, as is known without another look."""
+        self._known = known or {}
+        if self.all_shown:
+            return
         if self.tools or any(message.tool_calls for message in self.messages):
             self._require_tools_shown()
 
@@ -225,8 +247,22 @@ class ChatText:
             raise TemplateRefusedError(f"it has {counts}")
         return blocks
 
+    def begins_as(self, i: int, end: int) -> bool:
+        """Whether the text up to `end` is what is written before an answer as turn `i`."""
+        try:
+            return self._render(self.turns[:i], opening=True) == self.text[:end]
+        except TemplateRefusedError:
+            return False
+
     def _turn(self, i: int) -> Span:
-        """What the assistant is to produce as turn `i`."""
+        if i not in self._known:
+            return self.turn_span(i)
+        span, unopened = self._known[i]
+        self.unopened = unopened or self.unopened
+        return span
+
+    def turn_span(self, i: int) -> Span:
+        """What the assistant is to produce as turn `i`, found by rendering. Raises as `answers` does."""
         start = self._turn_start(i)
         return start, self._trimmed(start, self._turn_end(i, start))
 

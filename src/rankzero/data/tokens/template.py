@@ -53,8 +53,11 @@ class ChatTemplate:
         """Under which names it reads a turn's reasoning."""
         self.knows_thoughts = "</think>" in source
         """Whether it has rules of its own for `<think>…</think>` in a text."""
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self.asks_for = _asked_for(environment.parse(source))
+            """Texts that it looks for in what turns say, so that it may write a turn differently where one is there."""
+            self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             what = f"the chat template is not valid Jinja: {error.message} (line {error.lineno} of the template)"
             raise ConfigError(what, where="data.chat_template") from error
@@ -94,6 +97,20 @@ class ChatTemplate:
 def _read_as(key: str) -> str:
     """A pattern of how a template reads a key of a turn: `turn.key`, `turn['key']`, `'key' in turn`."""
     return rf"(?:\.|['\"])\b{key}\b"
+
+
+def _asked_for(template: nodes.Template) -> tuple[str, ...]:
+    """The texts with which a template compares, or which it hands to methods of texts; but no names of keys and roles,
+    nor are the tags of reasoning, which turns tell of themselves."""
+    asking = (*template.find_all(nodes.Compare), *template.find_all(nodes.Call))
+    texts = {
+        text.value.strip() for place in asking for text in place.find_all(nodes.Const) if isinstance(text.value, str)
+    }
+    return tuple(sorted(text for text in texts if len(text) > 1 and not _NAME.fullmatch(text) and text not in _TAGS))
+
+
+_NAME = re.compile(r"[\w .:]*")
+_TAGS = ("<think>", "</think>")
 
 
 def _take_marks(text: str) -> tuple[str, list[Span]]:

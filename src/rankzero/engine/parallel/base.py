@@ -21,8 +21,11 @@ class Snapshot(Protocol):
     def nbytes(self) -> int:
         """What this rank will write of it."""
 
-    def copied(self) -> Snapshot:
-        """The same in memory of its own on the host, to be written while the run goes on. Not a collective."""
+    def copied(self, into: Snapshot | None = None) -> Snapshot:
+        """The same in memory of its own on the host, to be written while the run goes on. Not a collective.
+
+        `into`: an earlier copy that nobody needs any more. New memory costs several times what the copying does.
+        """
 
     def write(self, staged: Path, group: dist.ProcessGroup | None = None) -> None:
         """Write it below `staged`, which exists on every rank. A collective of `group` (None: of all processes).

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
-from rankzero.engine.parallel.base import OPTIMIZER_FILE, WEIGHTS_DIRECTORY
+from rankzero.engine.parallel.base import OPTIMIZER_FILE, WEIGHTS_DIRECTORY, Snapshot
 from rankzero.engine.parallel.parts import Cut, local
 from rankzero.errors import StorageError
 from rankzero.model.weights import save_weights, saved_buffers
@@ -57,8 +57,10 @@ class WholeSnapshot:
     def nbytes(self) -> int:
         return _bytes((*self.weights.values(), *self.optimizer.values(), *self.frozen.values()))
 
-    def copied(self) -> WholeSnapshot:
-        return WholeSnapshot(self.module, on_host(self.weights), on_host(self.optimizer), self.frozen)
+    def copied(self, into: Snapshot | None = None) -> WholeSnapshot:
+        old = into if isinstance(into, WholeSnapshot) else WholeSnapshot(None, {}, {})
+        weights, optimizer = on_host(self.weights, old.weights), on_host(self.optimizer, old.optimizer)
+        return WholeSnapshot(self.module, weights, optimizer, self.frozen)
 
     def write(self, staged: Path, group: dist.ProcessGroup | None = None) -> None:
         del group  # no other rank has anything to write
@@ -74,7 +76,8 @@ class NothingToWrite:
     def nbytes(self) -> int:
         return 0
 
-    def copied(self) -> NothingToWrite:
+    def copied(self, into: Snapshot | None = None) -> NothingToWrite:
+        del into
         return self
 
     def write(self, staged: Path, group: dist.ProcessGroup | None = None) -> None:
@@ -94,10 +97,14 @@ class ShardedSnapshot:
     def nbytes(self) -> int:
         return _bytes(local(tensor) for tensor in self.state.values())
 
-    def copied(self) -> ShardedSnapshot:
+    def copied(self, into: Snapshot | None = None) -> ShardedSnapshot:
         if self.on_host_already:
             return self
-        parts = on_host({name: local(tensor) for name, tensor in self.state.items()})
+        old = into.state if isinstance(into, ShardedSnapshot) else {}
+        parts = on_host(
+            {name: local(tensor) for name, tensor in self.state.items()},
+            {name: local(tensor) for name, tensor in old.items()},
+        )
         state = {
             name: self.cut.spread(parts[name], tensor.shape) if isinstance(tensor, DTensor) else parts[name]
             for name, tensor in self.state.items()
@@ -108,12 +115,16 @@ class ShardedSnapshot:
         write_sharded(self.state, staged, world_size=self.world_size, group=group)
 
 
-def on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copies in the machine's memory. Those of a GPU go to pinned memory and are all under way at once."""
+def on_host(tensors: Mapping[str, torch.Tensor], into: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copies in the machine's memory: in that of `into` where a tensor there has the same name and form. Those of a GPU
+    go to pinned memory and are all under way at once."""
     copies, devices = {}, set()
     for name, tensor in tensors.items():
         pinned = tensor.device.type == "cuda"
-        copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+        room = into.get(name)
+        if room is None or (room.shape, room.dtype) != (tensor.shape, tensor.dtype):
+            room = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+        copies[name] = room
         copies[name].copy_(tensor.detach(), non_blocking=pinned)
         if pinned:
             devices.add(tensor.device)

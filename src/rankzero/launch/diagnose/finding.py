@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from rankzero.printable import printable
-from rankzero.wording import listed
+from rankzero.wording import listed, printable
 
 Severity = Literal["waiting", "broken", "failed", "info"]
 """waiting: passes by itself, perhaps. broken: stays so until something is changed. failed: ended a pod or the run.

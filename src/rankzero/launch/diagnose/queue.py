@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from datetime import datetime
 
-from rankzero.launch.diagnose.api import field_of
 from rankzero.launch.diagnose.finding import Finding, span
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.pods import Condition, conditions_of
+from rankzero.launch.refusals import field_of
 from rankzero.launch.untyped_json import at, maps, moment, seconds_between, text, whole
 from rankzero.wording import listed
 

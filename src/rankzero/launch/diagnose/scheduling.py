@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from rankzero.launch.diagnose import autoscaling
-from rankzero.launch.diagnose.api import field_of
 from rankzero.launch.diagnose.finding import Finding, span
 from rankzero.launch.diagnose.hosts import (
     Host,
@@ -26,6 +25,7 @@ from rankzero.launch.diagnose.hosts import (
 )
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.pods import Pod
+from rankzero.launch.refusals import field_of
 from rankzero.launch.untyped_json import amount, seconds_between
 from rankzero.wording import counted, listed
 

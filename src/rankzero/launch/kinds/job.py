@@ -8,9 +8,8 @@ from typing import Any
 from rankzero.launch.kinds.kind import Kind, PodSpecs, by_conditions, by_mark
 from rankzero.launch.labels import Manifest
 from rankzero.launch.plan import Plan
-from rankzero.launch.render.failures import failure_rules
 from rankzero.launch.render.pod import pod_template
-from rankzero.launch.render.shared import headless_service, top_metadata
+from rankzero.launch.render.shared import failure_rules, headless_service, top_metadata
 from rankzero.launch.resource import JOB
 from rankzero.launch.untyped_json import at, whole
 

@@ -10,9 +10,8 @@ from rankzero.launch.kinds.job import INDEX, pods_of_job
 from rankzero.launch.kinds.kind import Kind, Newer, PodSpecs, by_conditions, by_mark
 from rankzero.launch.labels import Manifest
 from rankzero.launch.plan import Plan
-from rankzero.launch.render.failures import failure_rules
 from rankzero.launch.render.pod import pod_template
-from rankzero.launch.render.shared import run_annotations, run_labels, top_metadata
+from rankzero.launch.render.shared import failure_rules, run_annotations, run_labels, top_metadata
 from rankzero.launch.resource import Resource
 from rankzero.launch.untyped_json import at, maps
 

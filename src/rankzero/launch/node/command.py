@@ -26,9 +26,9 @@ from rankzero.launch.node.reaper import reap_orphans
 from rankzero.launch.node.settings import NodeSettings
 from rankzero.launch.node.stop import StopWish
 from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, started
-from rankzero.run_dir.finished import is_finished
 from rankzero.run_dir.handover import RENDEZVOUS_VARIABLE, write_payload
 from rankzero.run_dir.paths import RunDir
+from rankzero.run_dir.setting import is_finished
 from rankzero.spec.run_spec import RunSpec
 
 PEER_NEWS_SECONDS = 90.0

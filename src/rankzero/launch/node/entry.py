@@ -19,6 +19,7 @@ from rankzero.launch.node.inputs import read_inputs
 from rankzero.launch.node.memory_lock import allow_locking
 from rankzero.launch.node.mirror import mirrored
 from rankzero.launch.node.output import Output
+from rankzero.launch.node.ownership import must_be_writable
 from rankzero.launch.node.park import park
 from rankzero.launch.node.platform import Place, find_place
 from rankzero.launch.node.prepared import wait_for_marker
@@ -49,6 +50,8 @@ def live(stop: StopWish) -> None:
         root, offset, stays = Path(spec.output_dir) / str(spec.name), settings.retry_exit_offset, settings.park
         place = find_place(settings, os.environ, socket.gethostname())
         node = place.node
+        marker = settings.prepared_marker
+        must_be_writable([root, *([Path(marker).parent] if marker is not None else [])])
         if settings.rdma:
             allow_locking()
         if offset:

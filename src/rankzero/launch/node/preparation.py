@@ -14,6 +14,7 @@ from rankzero.hub_variables import adopt_hub_variables
 from rankzero.launch.node.inputs import read_inputs
 from rankzero.launch.node.mirror import downloaded
 from rankzero.launch.node.output import Output
+from rankzero.launch.node.ownership import must_be_writable
 from rankzero.launch.node.prepared import beating, begin, end
 from rankzero.launch.node.reaper import reap_orphans
 from rankzero.launch.node.settings import CONFIG_DIR, NodeSettings
@@ -27,6 +28,8 @@ from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
 
 MODULE = "rankzero.engine.prepare"
+_CACHES = ("RANKZERO_CACHE", "HF_HOME")
+"""Variables that say where models and prepared data go."""
 
 
 def live(stop: StopWish) -> None:
@@ -40,6 +43,7 @@ def live(stop: StopWish) -> None:
     try:
         spec, settings = read_inputs(Path(sys.argv[1] if len(sys.argv) > 1 else CONFIG_DIR))
         root = Path(spec.output_dir) / str(spec.name)
+        must_be_writable(Path(os.environ[name]) for name in _CACHES if os.environ.get(name))
         error = marked(spec, settings, output, stop)
     except RankzeroError as known:
         error = known

@@ -6,10 +6,10 @@ import posixpath
 from typing import Any
 
 from rankzero.launch import labels
-from rankzero.launch.names import submission_name
+from rankzero.launch.labels import submission_name
 from rankzero.launch.node.settings import CONFIG_DIR, TOKEN_VARIABLE
 from rankzero.launch.plan import Plan
-from rankzero.launch.render.volumes import CONFIG_VOLUME, SHM_VOLUME, TMP_VOLUME, volume_name
+from rankzero.launch.render.shared import CONFIG_VOLUME, SHM_VOLUME, TMP_VOLUME, volume_name
 from rankzero.spec.cluster_checks import env_name_of
 from rankzero.spec.kinds import kind_section
 from rankzero.spec.quantity import as_number, cores

@@ -8,8 +8,7 @@ from rankzero.launch import kinds, labels
 from rankzero.launch.plan import Plan
 from rankzero.launch.render.container import container
 from rankzero.launch.render.patch import merge
-from rankzero.launch.render.shared import IN_GROUP, pod_group, run_annotations, run_labels
-from rankzero.launch.render.volumes import volumes
+from rankzero.launch.render.shared import IN_GROUP, pod_group, run_annotations, run_labels, volumes
 
 NO_SIDECAR = {"sidecar.istio.io/inject": "false"}
 """A mesh proxy denies the ports that ranks talk over, and keeps a finished pod from ending."""

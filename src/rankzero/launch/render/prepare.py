@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from rankzero.launch import labels
-from rankzero.launch.labels import Manifest
-from rankzero.launch.names import prepare_name
+from rankzero.launch.labels import Manifest, prepare_name
 from rankzero.launch.node.settings import PREPARE_RESTARTS
 from rankzero.launch.plan import Plan
 from rankzero.launch.render.container import container
-from rankzero.launch.render.failures import DISRUPTED, NEVER_RETRIED_CODES
 from rankzero.launch.render.pod import pod_metadata, pod_spec
-from rankzero.launch.render.shared import metadata, top_metadata
+from rankzero.launch.render.shared import DISRUPTED, NEVER_RETRIED_CODES, metadata, top_metadata
 from rankzero.launch.resource import JOB
 
 CONTAINER = "prepare"

@@ -1,15 +1,18 @@
-"""What every kind has: metadata, the ConfigMap, claims, and the Service by which pods find each other. Pure."""
+"""What every kind has: metadata, the ConfigMap, claims, volumes, the Service by which pods find each other, and what
+becomes of a pod by its exit code. Pure."""
 
 from __future__ import annotations
 
 import base64
 from typing import Any
 
+from rankzero.errors import NEVER_RETRIED, ExitCode
 from rankzero.launch import labels
 from rankzero.launch.labels import Manifest
 from rankzero.launch.node.settings import CONTROL_PORT, MASTER_PORT
 from rankzero.launch.plan import Plan
 from rankzero.launch.resource import POD_GROUP
+from rankzero.spec.cluster_spec import VolumeSpec
 from rankzero.spec.kinds import kind_section
 from rankzero.spec.resolve import to_yaml as spec_to_yaml
 
@@ -159,3 +162,61 @@ def headless_service(plan: Plan, selector: dict[str, str]) -> Manifest:
             ],
         },
     }
+
+
+CONFIG_VOLUME, SHM_VOLUME, TMP_VOLUME = "rankzero-run", "rankzero-shm", "rankzero-tmp"
+
+
+def volumes(plan: Plan) -> list[dict[str, Any]]:
+    """Ours, then the site's; a claim that is mounted at two places is one volume."""
+    shm: dict[str, Any] = {"medium": "Memory"}
+    if plan.cluster.resources.shm is not None:
+        shm["sizeLimit"] = plan.cluster.resources.shm
+    found: dict[str, dict[str, Any]] = {
+        CONFIG_VOLUME: {"configMap": {"name": plan.name, "items": config_items(plan)}},
+        SHM_VOLUME: {"emptyDir": shm},
+        TMP_VOLUME: {"emptyDir": {}},
+    }
+    for name, volume in plan.cluster.storage.items():
+        found.setdefault(volume_name(plan, name), _source(volume))
+    return [{"name": name, **source} for name, source in found.items()]
+
+
+def volume_name(plan: Plan, name: str) -> str:
+    """Name of the pod's volume for an entry of storage: that of the first entry with the same claim."""
+    claim = plan.cluster.storage[name].claim
+    if claim is None:
+        return name
+    return next(other for other, volume in plan.cluster.storage.items() if volume.claim == claim)
+
+
+def _source(volume: VolumeSpec) -> dict[str, Any]:
+    if volume.claim is not None:
+        claim: dict[str, Any] = {"claimName": volume.claim}
+        if volume.access == "ReadOnlyMany":
+            claim["readOnly"] = True
+        return {"persistentVolumeClaim": claim}
+    if volume.host_path is not None:
+        return {"hostPath": {"path": volume.host_path, "type": "Directory"}}
+    return {"emptyDir": {} if volume.size is None else {"sizeLimit": volume.size}}
+
+
+NEVER_RETRIED_CODES = sorted(int(code) for code in NEVER_RETRIED)
+DISRUPTED = [{"type": "DisruptionTarget", "status": "True"}]
+
+
+def failure_rules(container: str, *, stopped: str) -> list[dict[str, Any]]:
+    """The exit codes as rules, in this order: never right by trying again; saved, so no restart is charged; disrupted.
+
+    `stopped` is the action of the last two. Every rule has `onPodConditions`, which API servers before 1.29 insist on.
+    """
+
+    def codes(action: str, values: list[int]) -> dict[str, Any]:
+        rule = {"containerName": container, "operator": "In", "values": values}
+        return {"action": action, "onExitCodes": rule}
+
+    return [
+        codes("FailJob", NEVER_RETRIED_CODES),
+        codes(stopped, [int(ExitCode.STOPPED)]),
+        {"action": stopped, "onPodConditions": DISRUPTED},
+    ]

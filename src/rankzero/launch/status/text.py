@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import textwrap
 from collections.abc import Sequence
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
 from rankzero.launch.diagnose.finding import Finding, span
 from rankzero.launch.status.model import NodeState, Phase, RunRow, RunStatus
@@ -13,80 +19,104 @@ NARROWEST = 40
 MOST_NODES = 8
 """Up to this many nodes are all listed; of more, only those that are not well, and so many of them."""
 MOST_FINDINGS = 3
-_GREEN, _YELLOW, _RED, _CYAN, _DIM = "32", "33", "31", "36", "2"
-_COLOURS: dict[Phase, str] = {
-    "Running": _GREEN,
-    "Succeeded": _GREEN,
-    "Failed": _RED,
-    "Stopped": _CYAN,
-    "Unknown": _RED,
+_WELL, _DOUBTFUL, _BAD, _ASIDE, _SMALL = "bold green", "bold yellow", "bold red", "bold cyan", "bold dim"
+_STYLES: dict[Phase, str] = {
+    "Running": _WELL,
+    "Succeeded": _WELL,
+    "Failed": _BAD,
+    "Stopped": _ASIDE,
+    "Unknown": _BAD,
 }
 _MARGIN = 10
+_GAP = 2
+"""Columns between two of a table."""
+_SHORTEST = 12
+"""Columns that the last column of a table has at least; where a pod's name leaves fewer, its host is left out."""
 
 
 def as_text(status: RunStatus, width: int = 80, colour: bool = False) -> str:
     """Lines of at most `width` columns, where names allow it."""
     width = max(width, NARROWEST)
-    lines = _wrapped(status.phase, status.verdict, width, _COLOURS.get(status.phase, _YELLOW) if colour else None)
-    lines += _findings(status, width, colour)
-    lines += ["", *_facts(status, width, colour)]
+    lines = _wrapped(status.phase, status.verdict, width, _STYLES.get(status.phase, _DOUBTFUL))
+    lines += _findings(status, width)
+    lines += [Text(), *_facts(status, width)]
+    parts: list[Text | Padding] = [*lines]
     if status.nodes:
-        lines += ["", *_nodes(status.nodes, width, colour)]
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+        parts += [Text(), *_nodes(status.nodes, width)]
+    return _drawn(parts, width, colour)
 
 
 def as_table(rows: Sequence[RunRow], width: int = 80, colour: bool = False) -> str:
     """Runs as a table; the verdict gets what is left of the width."""
     if not rows:
         return "no runs\n"
-    cells = [("RUN", "PHASE", "NODES", "AGE", "VERDICT")]
-    cells += [
-        (row.run, row.phase, f"{row.running}/{row.num_nodes}", _age(row.age_seconds), row.verdict) for row in rows
-    ]
-    widths = [max(len(cell[column]) for cell in cells) for column in range(4)]
-    left = max(12, width - sum(widths) - 8)
-    lines = []
-    for index, (run, phase, nodes, age, verdict) in enumerate(cells):
-        shown = phase.ljust(widths[1])
-        if colour and index:
-            shown = _paint(shown, _COLOURS.get(rows[index - 1].phase, _YELLOW))
-        short = verdict if len(verdict) <= left else verdict[: left - 1] + "…"
-        lines.append(f"{run.ljust(widths[0])}  {shown}  {nodes.rjust(widths[2])}  {age.rjust(widths[3])}  {short}")
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+    table = _table(header=True)
+    for name in ("RUN", "PHASE", "NODES", "AGE"):
+        table.add_column(name, no_wrap=True, justify="right" if name in ("NODES", "AGE") else "left")
+    table.add_column("VERDICT", min_width=_SHORTEST)
+    for row in rows:
+        phase = Text(row.phase, _STYLES.get(row.phase, _DOUBTFUL))
+        table.add_row(row.run, phase, f"{row.running}/{row.num_nodes}", _age(row.age_seconds), _cut(row.verdict))
+    return _drawn([table], width, colour)
 
 
-def _findings(status: RunStatus, width: int, colour: bool) -> list[str]:
+def _drawn(parts: Sequence[Text | Padding | Table], width: int, colour: bool) -> str:
+    """As rich draws it: with colours or without, whatever this process writes to."""
+    out = io.StringIO()
+    console = Console(
+        file=out,
+        width=width,
+        force_terminal=colour,
+        color_system="standard" if colour else None,
+        no_color=False,
+        highlight=False,
+    )
+    for part in parts:
+        console.print(part, soft_wrap=isinstance(part, Text), markup=False)  # texts are wrapped already, between words
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def _table(*, header: bool) -> Table:
+    return Table(box=None, show_header=header, header_style="", padding=(0, _GAP, 0, 0), pad_edge=False)
+
+
+def _cut(words: str) -> Text:
+    """In one line, as far as there is room."""
+    return Text(words, no_wrap=True, overflow="ellipsis")
+
+
+def _findings(status: RunStatus, width: int) -> list[Text]:
     """The first one's cause is the verdict already, unless the run is well or has ended well."""
-    lines: list[str] = []
+    lines: list[Text] = []
     shown = [one for one in status.findings if not (one.code == "stopped" and status.phase == "Stopped")]
     for index, finding in enumerate(shown[:MOST_FINDINGS]):
         if not (index == 0 and finding.cause.rstrip(".") == status.verdict):
             label = "note" if finding.severity == "info" else "also" if index else "cause"
-            lines += ["", *_labelled(label, finding.cause, width, _colour_of(finding) if colour else None)]
-        lines += _labelled("fix", finding.fix, width, _CYAN if colour else None)
+            lines += [Text(), *_labelled(label, finding.cause, width, _style_of(finding))]
+        lines += _labelled("fix", finding.fix, width, _ASIDE)
         if index == 0:
-            lines += [line for seen in finding.evidence[:1] for line in _labelled("seen", seen, width, None)]
+            lines += [line for seen in finding.evidence[:1] for line in _labelled("seen", seen, width)]
     hidden = len(shown) - MOST_FINDINGS
     if hidden > 0:
-        lines += ["", f"{'':{_MARGIN}}and {counted(hidden, 'finding')} more (--json shows all)"]
+        lines += [Text(), Text(f"{'':{_MARGIN}}and {counted(hidden, 'finding')} more (--json shows all)")]
     return lines
 
 
-def _colour_of(finding: Finding) -> str:
-    return {"failed": _RED, "broken": _RED, "waiting": _YELLOW}.get(finding.severity, _DIM)
+def _style_of(finding: Finding) -> str:
+    return {"failed": _BAD, "broken": _BAD, "waiting": _DOUBTFUL}.get(finding.severity, _SMALL)
 
 
-def _facts(status: RunStatus, width: int, colour: bool) -> list[str]:
+def _facts(status: RunStatus, width: int) -> list[Text]:
     age = f", {span(status.age_seconds)} old" if status.age_seconds is not None else ""
     restarts = f", {counted(status.restarts, 'restart')}" if status.restarts else ""
     facts = f"{status.name}{f' ({status.kind})' if status.kind else ''}{age}{restarts}"
-    lines = _labelled("run", facts, width, None)
+    lines = _labelled("run", facts, width)
     if status.step is not None:
-        lines += _labelled("step", _progress(status), width, None)
+        lines += _labelled("step", _progress(status), width)
     if status.run_dir:
-        lines += _labelled("results", status.run_dir, width, None)
+        lines += _labelled("results", status.run_dir, width)
     if status.exit_code:
-        lines += _labelled("exit", str(status.exit_code), width, None)
+        lines += _labelled("exit", str(status.exit_code), width)
     return lines
 
 
@@ -104,73 +134,64 @@ def _progress(status: RunStatus) -> str:
     return ", ".join(parts)
 
 
-def _nodes(nodes: Sequence[NodeState], width: int, colour: bool) -> list[str]:
+def _nodes(nodes: Sequence[NodeState], width: int) -> list[Text | Padding]:
     counts: dict[str, int] = {}
     for node in nodes:
         counts[node.state] = counts.get(node.state, 0) + 1
     summary = ", ".join(f"{count} {state}" for state, count in sorted(counts.items(), key=lambda item: -item[1]))
-    lines = _labelled("nodes", summary, width, None)
+    parts: list[Text | Padding] = [*_labelled("nodes", summary, width)]
     shown = list(nodes) if len(nodes) <= MOST_NODES else [node for node in nodes if not node.is_healthy][:MOST_NODES]
     hidden = sum(not node.is_healthy for node in nodes) - MOST_NODES if len(nodes) > MOST_NODES else 0
-    lines += _rows(shown, width, colour)
+    if shown:
+        parts.append(_rows(shown, width))
     if hidden > 0:
-        lines.append(f"{'':{_MARGIN}}and {hidden} more that are not running")
-    return lines
+        parts.append(Text(f"{'':{_MARGIN}}and {hidden} more that are not running"))
+    return parts
 
 
-def _rows(nodes: Sequence[NodeState], width: int, colour: bool) -> list[str]:
-    """Index, state, age and restarts always; the pod's and the node's name as far as there is room."""
+def _rows(nodes: Sequence[NodeState], width: int) -> Padding:
+    """Index, state, age and restarts always; the pod's and the host's name as far as there is room."""
+    indent, digits = _MARGIN - 4, max(3, *(len(str(node.node)) for node in nodes))
     cells = [
         (
-            str(node.node),
-            node.state,
-            _age(node.age_seconds),
-            f"{node.restarts} restarted" if node.restarts else "",
-            node.pod,
-            node.host,
+            Text.assemble(f"{node.node:>{digits}} ", (node.state, _WELL if node.is_healthy else _DOUBTFUL)),
+            Text(_age(node.age_seconds)),
+            Text(f"{node.restarts} restarted" if node.restarts else ""),
+            _cut(node.pod),
+            _cut(node.host),
         )
         for node in nodes
     ]
-    lines = []
-    widths = [max((len(row[column]) for row in cells), default=0) for column in range(6)]
-    for row, node in zip(cells, nodes, strict=True):
-        line = f"{'':{_MARGIN - 4}}{row[0].rjust(max(3, widths[0]))} "
-        used = len(line)
-        for column in (1, 2, 3, 4, 5):
-            if not widths[column]:
-                continue
-            room = width - used
-            if column > 3 and room < min(widths[column], 12):
-                break
-            text = row[column] if len(row[column]) <= room or column <= 3 else row[column][: room - 1] + "…"
-            padded = text.ljust(min(widths[column], max(room, len(text)))) + "  "
-            used += len(padded)
-            if colour and column == 1:
-                padded = _paint(padded, _GREEN if node.is_healthy else _YELLOW)
-            line += padded
-        lines.append(line.rstrip())
-    return lines
+    table, used, kept = _table(header=False), indent, []
+    for column, of_column in enumerate(zip(*cells, strict=True)):
+        widest = max(text.cell_len for text in of_column)
+        is_name = column > 2
+        if not widest or (is_name and width - used < min(widest, _SHORTEST)):
+            continue
+        kept.append(column)
+        table.add_column(no_wrap=not is_name)
+        used += widest + _GAP
+    for row in cells:
+        table.add_row(*(row[column] for column in kept))
+    return Padding(table, (0, 0, 0, indent), expand=False)
 
 
-def _labelled(label: str, words: str, width: int, colour: str | None) -> list[str]:
-    return _wrapped(label.ljust(_MARGIN - 1), words, width, colour)
+def _labelled(label: str, words: str, width: int, style: str = "") -> list[Text]:
+    return _wrapped(label.ljust(_MARGIN - 1), words, width, style)
 
 
-def _wrapped(label: str, words: str, width: int, colour: str | None) -> list[str]:
-    """The label, and the words wrapped beside it; only the label has a colour."""
+def _wrapped(label: str, words: str, width: int, style: str = "") -> list[Text]:
+    """The label, and the words wrapped beside it, between words alone: commands and paths are there to be copied. Only
+    the label has a colour."""
     indent = " " * max(_MARGIN, min(len(label) + 1, _MARGIN))
     first = f"{label} " if len(label) + 1 >= _MARGIN else label.ljust(_MARGIN)
     lines = textwrap.wrap(
         words, width, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     ) or [first.rstrip()]
-    if colour is not None:
-        lines[0] = _paint(label, colour) + lines[0][len(label) :]
-    return lines
+    found = [Text(line) for line in lines]
+    found[0].stylize(style, 0, len(label.rstrip()))
+    return found
 
 
 def _age(seconds: float | None) -> str:
     return "" if seconds is None else span(seconds)
-
-
-def _paint(words: str, colour: str) -> str:
-    return f"\x1b[1;{colour}m{words}\x1b[0m"

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rankzero.cache import cache_root
 from rankzero.cli.data.show import app
 from rankzero.errors import ConfigError, DataError, RankzeroError, UsageError
+from rankzero.machine import cache_root
 from tests.support.tiny import tiny_tokenizer
 from tests.unit.data.support import GOOD, user_assistant, write
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 from pathlib import Path
 
@@ -11,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankzero.data.read.containers.json_lines import read_lines
-from rankzero.data.read.sources import lines, probe, read_chunks, require_readable
+from rankzero.data.read.sources import CHUNK_BYTES, count_rows, lines, probe, read_chunks, require_readable
 from rankzero.errors import DataError, StorageError
-from tests.unit.data.support import GOOD, check_file, data_error, only_problem, write
+from tests.unit.data.support import GOOD, check_file, data_error, only_problem, problems_of, write
 
 
 def all_lines(path: Path, size: int) -> list[tuple[int, bytes]]:
@@ -105,7 +106,31 @@ def test_pipe_is_refused(tmp_path: Path) -> None:
     assert only_problem(tmp_path / "pipe").what == "is not a regular file"
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("name", ["f.jsonl", "f.csv", "f.json", "f.jsonl.gz"])
+def test_utf_16_is_read_as_utf_8_is(tmp_path: Path, encoding: str, rows: int, name: str) -> None:
+    row = {"question": "Grüße 🙂\u010a\u0a0a", "answer": 'Ja, "漢字"'}
+    text = {
+        "f.csv": "question,answer\n" + 'Grüße 🙂\u010a\u0a0a,"Ja, ""漢字"""\r\n' * rows,
+        "f.json": json.dumps([row] * rows, ensure_ascii=False),
+    }.get(name, (json.dumps(row, ensure_ascii=False) + "\n") * rows)
+    data = text.encode(encoding)
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    assert probe(str(path)) is None and count_rows(str(path)) == rows
+    for size in (7, CHUNK_BYTES):
+        found = [line for chunk in read_chunks(str(path), size=size) for _, line in lines(chunk) if line]
+        assert [json.loads(line) for line in found] == [row] * rows
+
+
+def test_utf_16_that_ends_in_the_middle_of_a_character(tmp_path: Path) -> None:
+    path = tmp_path / "f.jsonl"
+    path.write_bytes((GOOD.decode() + "\n").encode("utf-16") + b"\x00")
+    assert [problem.reason for problem in problems_of(path)] == ["cut-off file"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-32", "utf-32-le", "utf-32-be"])
 @pytest.mark.parametrize("rows", [1, 40])
 def test_wide_encodings_are_one_problem(tmp_path: Path, encoding: str, rows: int) -> None:
     path = tmp_path / "f.jsonl"
@@ -117,14 +142,36 @@ def test_wide_encodings_are_one_problem(tmp_path: Path, encoding: str, rows: int
     assert path.read_bytes().decode(name).strip("\ufeff\n").startswith('{"messages"')
 
 
+class TestText:
+    def test_a_line_is_a_row(self, tmp_path: Path) -> None:
+        path = tmp_path / "f.txt"
+        path.write_bytes('\ufeffOne line.\r\n\n  \n{Not "JSON\u2028 at all\n'.encode())
+        report = check_file(path)
+        assert report.ok and report.counts.rows == 2 and report.counts.formats == {"text": 2}
+        found = [json.loads(line) for chunk in read_chunks(str(path)) for _, line in lines(chunk) if line.strip()]
+        assert found == [{"text": "One line."}, {"text": '{Not "JSON\u2028 at all'}]
+
+    def test_json_lines_are_what_they_are_whatever_their_name(self, tmp_path: Path) -> None:
+        path = tmp_path / "f.txt"
+        path.write_bytes(GOOD + b"\n" + GOOD)
+        assert check_file(path).counts.formats == {"messages": 2}
+
+    def test_bytes_that_are_no_text_are_that_line_s_problem(self, tmp_path: Path) -> None:
+        path = tmp_path / "f.txt"
+        path.write_bytes(b"good\ncaf\xe9\ngood\n")
+        problem = only_problem(path)
+        assert (problem.line, problem.reason) == (2, "not UTF-8") and "iconv" in problem.hint
+
+
 @pytest.mark.parametrize(
     ("content", "word", "hint"),
     [
         (b"PK\x03\x04rest", "zip", "unzip"),
         (b"ARROW1\0\0" + bytes(range(1, 90)), "the Arrow data is damaged", "copy or download"),
         (b"\xff\xff\xff\xff" + bytes(range(1, 90)), "the Arrow data is damaged", "copy or download"),
-        (b"BZh91AY&SY", "bzip2", "bunzip2"),
-        (b"\xfd7zXZ\x00\x00", "xz", "xz -dk"),
+        (b"BZh91AY&SY", "bzip2 data is cut off", "cut off"),
+        (b"BZh91AY&SY" + bytes(99), "bzip2 data is damaged", "copy or download"),
+        (b"\xfd7zXZ\x00\x00", "xz data is cut off", "cut off"),
         (b"SQLite format 3\0", "SQLite", "sqlite3 -header"),
         (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer", "git lfs pull"),
         (b"d/".ljust(257, b"\0") + b"ustar\x0000" + bytes(243), "tar archive", "tar -xf"),

@@ -26,8 +26,8 @@ from rankzero.launch.node.stop import StopWish
 from rankzero.launch.node.submission import Submission
 from rankzero.launch.processes import OpenStderr, Ranks, Workers
 from rankzero.redaction import Redactor
-from rankzero.run_dir.finished import is_finished
 from rankzero.run_dir.paths import RunDir
+from rankzero.run_dir.setting import is_finished
 from tests.support.nodes import free_port
 from tests.support.runs import run_here, run_root, small_spec
 

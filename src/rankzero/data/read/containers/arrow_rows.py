@@ -16,6 +16,7 @@ import pyarrow as pa
 from rankzero.data.read.containers.stream import DamagedError, Packing, blocks
 from rankzero.data.rows.problems import RowProblem
 from rankzero.errors import StorageError
+from rankzero.wording import first_line
 
 BATCH_ROWS = 1024
 """Rows as Python objects at a time."""
@@ -49,7 +50,7 @@ def reading(step: Callable[[], Result], path: str, kind: str) -> Result:
     except (OSError, pa.ArrowException) as error:
         if getattr(error, "errno", None):
             raise StorageError(f"reading failed: {error}", where=path) from error
-        what = f"the {kind} data is damaged: {(str(error) or type(error).__name__).splitlines()[0]}"
+        what = f"the {kind} data is damaged: {first_line(error)}"
         raise DamagedError("damaged file", what, "copy or download the file again") from error
 
 
@@ -92,7 +93,7 @@ def _value_problem(number: int, names: list[str], columns: list[Any]) -> RowProb
         try:
             column.to_pylist()
         except (ValueError, OverflowError, pa.ArrowException) as error:
-            what = f"column {name!r} cannot be read: {str(error).splitlines()[0]}"
+            what = f"column {name!r} cannot be read: {first_line(error)}"
             return RowProblem(number, "value without JSON", what, "write the column as text")
     return RowProblem(number, "value without JSON", "the row cannot be read")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -15,8 +15,9 @@ from rankzero.data.rows.chunks import UTF8_BOM
 from rankzero.data.rows.problems import RowProblem
 from rankzero.spec.data_paths import PACKED_SUFFIXES
 
-Kind = Literal["json lines", "json array", "json object", "json values", "csv", "tsv", "parquet", "arrow"]
-"""json object: one that holds the array of rows; json values: one after the other, over any number of lines."""
+Kind = Literal["json lines", "json array", "json object", "json values", "csv", "tsv", "text", "parquet", "arrow"]
+"""json object: one that holds the array of rows; json values: one after the other, over any number of lines; text: each
+line of a file of prose is a row."""
 
 HEAD_BYTES = 256 << 10
 
@@ -25,6 +26,8 @@ PARQUET_MAGIC = b"PAR1"
 
 ARROW_MAGIC = (b"ARROW1", b"\xff\xff\xff\xff")
 """The first bytes of a file with a footer, and of a stream."""
+
+_BINARY = (PARQUET_MAGIC, *ARROW_MAGIC)
 
 ROWS_KEYS = frozenset(
     {b"data", b"rows", b"examples", b"instances", b"records", b"items", b"samples", b"entries"}
@@ -35,8 +38,6 @@ ROWS_KEYS = frozenset(
 _REFUSED = {
     b"PK\x03\x04": ("zip", "unpack it first: unzip FILE"),
     b"PARE": ("Parquet file with encryption", "write it without encryption"),
-    b"BZh": ("bzip2", "unpack it first: bunzip2 -k FILE"),
-    b"\xfd7zXZ\x00": ("xz", "unpack it first: xz -dk FILE"),
     b"7z\xbc\xaf\x27\x1c": ("7-Zip", "unpack it first: 7z x FILE"),
     b"SQLite format 3": ("SQLite", "export the table as CSV: sqlite3 -header -csv FILE 'select * from NAME'"),
     b"\x89HDF": ("HDF5", "write it as JSON lines first"),
@@ -62,6 +63,8 @@ class Layout:
     packing: Packing | None = None
     start: int = 0
     """Of arrays: where the first element may begin."""
+    encoding: str = ""
+    """Of texts that are not UTF-8."""
     by_row: bool = False
     """Rows are numbered by their place, because the file has no lines: Parquet, Arrow, and arrays in one line."""
 
@@ -78,7 +81,14 @@ def find_layout(path: str) -> Layout | RowProblem:
             return RowProblem(0, damage.reason, damage.what, damage.hint)
     if not head:
         return RowProblem(0, "empty file", "the file is empty", "was the download or the export cut off?")
-    return _refused(head, path, packing) or _layout(head[:HEAD_BYTES], len(head) <= HEAD_BYTES, path, packing)
+    if refused := _refused(head, path, packing):
+        return refused
+    whole = len(head) <= HEAD_BYTES
+    encoding = "" if head.startswith(_BINARY) else (_wide_encoding(head[:4096]) or "")
+    if encoding:
+        head = head[:HEAD_BYTES].decode(encoding, errors="ignore").encode()
+    layout = _layout(head[:HEAD_BYTES], whole, path, packing)
+    return replace(layout, encoding=encoding) if encoding else layout
 
 
 def _read_head(path: str, packing: Packing) -> bytes:
@@ -103,7 +113,8 @@ def _refused(head: bytes, path: str, packing: Packing | None) -> RowProblem | No
         return RowProblem(0, "not a data file", "is packed twice", "unpack it once")
     if _is_safetensors(head):
         return RowProblem(0, "not a data file", "is a safetensors file: weights, not rows", "is this the right file?")
-    if not head.startswith((PARQUET_MAGIC, *ARROW_MAGIC)) and (encoding := _wide_encoding(head[:4096])):
+    encoding = "" if head.startswith(_BINARY) else _wide_encoding(head[:4096])
+    if encoding and encoding.startswith("UTF-32"):
         hint = f"convert it: iconv -f {encoding} -t UTF-8 {path} > utf8.jsonl"
         return RowProblem(0, "not UTF-8", f"is {encoding} text, not UTF-8", hint)
     return None
@@ -119,29 +130,32 @@ def _layout(head: bytes, whole: bool, path: str, packing: Packing | None) -> Lay
         return Layout("parquet", packing, by_row=True)
     if head.startswith(ARROW_MAGIC):
         return Layout("arrow", packing, by_row=True)
-    if delimited := named_kind(path):
-        return Layout(delimited, packing)
+    named = named_kind(path)
+    if named in ("csv", "tsv"):
+        return Layout(named, packing)
     first = head.removeprefix(UTF8_BOM).lstrip()
     offset = len(head) - len(first)
     if first.startswith(b"["):
-        return Layout("json array", packing, offset + 1, _in_one_line(first[1:], whole))
+        return Layout("json array", packing, offset + 1, by_row=_in_one_line(first[1:], whole))
     if first.startswith(b"{"):
         kind = _of_objects(first, whole)
         if kind == "json object":
             start = offset + (_rows_array(first) or 0)
-            return Layout(kind, packing, start, _in_one_line(head[start:], whole))
+            return Layout(kind, packing, start, by_row=_in_one_line(head[start:], whole))
         has_mark = kind == "json values" and head.startswith(UTF8_BOM)
         return Layout(kind, packing, len(UTF8_BOM) if has_mark else 0)
-    return Layout("json lines", packing)
+    return Layout("text" if named == "text" and first else "json lines", packing)
 
 
-def named_kind(path: str) -> Literal["csv", "tsv"] | None:
-    """The kind of a file that its name decides, because any text could be that."""
+def named_kind(path: str) -> Literal["csv", "tsv", "text"] | None:
+    """The kind of a file that its name decides, because any text could be that. What is called text may be JSON."""
     name = path.lower()
     for suffix in PACKED_SUFFIXES:
         name = name.removesuffix(suffix)
     if name.endswith(".csv"):
         return "csv"
+    if name.endswith(".txt"):
+        return "text"
     return "tsv" if name.endswith((".tsv", ".tab")) else None
 
 

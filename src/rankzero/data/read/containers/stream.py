@@ -1,15 +1,21 @@
-"""A file's bytes in blocks, unpacked on the way. Knows gzip and zstd; nothing of what the bytes mean."""
+"""A file's bytes in blocks, unpacked on the way. Knows how files are packed; nothing of what the bytes mean."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import codecs
+from collections.abc import Callable, Iterator
 from typing import BinaryIO, Literal
 
 from rankzero.errors import ConfigError, StorageError
 
-Packing = Literal["gzip", "zstd"]
+Packing = Literal["gzip", "zstd", "xz", "bzip2"]
 
-PACKINGS: dict[bytes, Packing] = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+PACKINGS: dict[bytes, Packing] = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\xfd7zX": "xz",
+    b"BZh": "bzip2",
+}
 """By the first bytes of a file."""
 
 
@@ -21,7 +27,21 @@ class DamagedError(Exception):
         self.reason, self.what, self.hint = reason, what, hint
 
 
-def blocks(path: str, packing: Packing | None, size: int) -> Iterator[bytes]:
+MAX_ROW_BYTES = 256 << 20
+"""A longer row is one whose end is missing."""
+
+KEPT_OF_DAMAGE = 1 << 20
+"""Of a row that has no end, what is shown and set aside."""
+
+OnRead = Callable[[int], None]
+"""Called with how far into the file, as it lies on disk, has been read."""
+
+
+def _unheard(_at: int) -> None:
+    pass
+
+
+def blocks(path: str, packing: Packing | None, size: int, on_read: OnRead = _unheard) -> Iterator[bytes]:
     """The unpacked bytes, at most `size` at a time.
 
     Raises DamagedError where packed data is cut off or damaged, StorageError where the volume fails.
@@ -29,15 +49,21 @@ def blocks(path: str, packing: Packing | None, size: int) -> Iterator[bytes]:
     try:
         with open(path, "rb", buffering=0) as file:
             if packing is not None:
-                yield from _unpacked(file, path, packing, size)
+                for block in _unpacked(file, path, packing, size):
+                    on_read(file.tell())
+                    yield block
                 return
             while block := file.read(size):
+                on_read(file.tell())
                 yield block
     except OSError as error:  # the file could be opened before: what fails now is the volume
         raise StorageError(f"reading failed: {error.strerror or error}", where=path) from error
 
 
 def _unpacked(file: BinaryIO, path: str, packing: Packing, size: int) -> Iterator[bytes]:
+    if packing in ("xz", "bzip2"):
+        yield from _by_python(file, packing, size)
+        return
     import pyarrow as pa  # here, so that plain JSON lines are read without loading it
 
     if not pa.Codec.is_available(packing):
@@ -56,6 +82,43 @@ def _unpacked(file: BinaryIO, path: str, packing: Packing, size: int) -> Iterato
         yield block
 
 
+def _by_python(file: BinaryIO, packing: Packing, size: int) -> Iterator[bytes]:
+    """What the standard library unpacks."""
+    import bz2
+    import lzma
+
+    with lzma.LZMAFile(file) if packing == "xz" else bz2.BZ2File(file) as stream:
+        while True:
+            try:
+                block = stream.read(size)
+            except EOFError as error:
+                raise _damage(file, packing, "truncated") from error
+            except (OSError, lzma.LZMAError) as error:
+                if getattr(error, "errno", None):
+                    raise
+                raise _damage(file, packing, str(error)) from error
+            if not block:
+                return
+            yield block
+
+
+def as_utf8(blocks: Iterator[bytes], encoding: str) -> Iterator[bytes]:
+    """The blocks of a text in another encoding, in UTF-8. Raises DamagedError where they are not in that one."""
+    decoder = codecs.getincrementaldecoder(encoding)()
+    done = 0
+    try:
+        for block in blocks:
+            done += len(block)
+            if text := decoder.decode(block):
+                yield text.encode()
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        ends = error.end >= len(error.object)
+        reason, where = ("cut-off file", "ends in") if ends and "data" in error.reason else ("damaged file", "has")
+        what = f"the {encoding} text {where} half a character at or before byte {done}"
+        raise DamagedError(reason, what, "was the download or the copy cut off?") from error
+
+
 def _damage(file: BinaryIO, packing: Packing, message: str) -> DamagedError:
     at = file.tell()
     if "runcated" in message:
@@ -67,4 +130,4 @@ def _damage(file: BinaryIO, packing: Packing, message: str) -> DamagedError:
 
 def unpack_command(packing: Packing, path: str) -> str:
     """What unpacks the file in a shell."""
-    return f"gunzip -k {path}" if packing == "gzip" else f"zstd -d {path}"
+    return {"gzip": "gunzip -k", "zstd": "zstd -d", "xz": "xz -dk", "bzip2": "bunzip2 -k"}[packing] + f" {path}"

@@ -13,6 +13,7 @@ from typing import Any
 from rankzero.data.rows.conversation import Message, Role
 from rankzero.data.rows.formats.format import Row
 from rankzero.data.rows.problems import RowProblem, kind
+from rankzero.wording import counted
 
 TAG = "<image>"
 
@@ -82,7 +83,9 @@ class Slots:
             return Placed(turns, problems=[self._fault])
         own = [source for source in self._sources if source is not None]
         if own and self._given:
-            what = f"the row gives {_count(len(self._given))}, and its content parts name {len(own)} themselves"
+            what = (
+                f"the row gives {counted(len(self._given), 'image')}, and its content parts name {len(own)} themselves"
+            )
             return Placed(turns, problems=[RowProblem(line, "images in two places", what, "keep one of the two")])
         if own:
             if len(own) == len(self._sources):
@@ -91,14 +94,14 @@ class Slots:
             return Placed(turns, problems=[RowProblem(line, "image part without an image", what)])
         missing = len(self._given) - len(self._sources)
         if missing < 0:
-            what = f"{len(self._sources)} places for images and {_count(len(self._given))}"
+            what = f"{len(self._sources)} places for images and {counted(len(self._given), 'image')}"
             hint = "give every <image> its image, or write the tag in another way where text is meant"
             return Placed(turns, problems=[RowProblem(line, "more image tags than images", what, hint)])
         if not missing:
             return Placed(turns, self._given)
         first = next((i for i, turn in enumerate(turns) if turn.role == "user"), None)
         if first is None:
-            what = f"{_count(missing)} without a tag, and no user turn to put it before"
+            what = f"{counted(missing, 'image')} without a tag, and no user turn to put it before"
             return Placed(turns, problems=[RowProblem(line, "image without a place", what)])
         turn = turns[first]
         changed = replace(turn, image_offsets=(*[0] * missing, *turn.image_offsets))
@@ -178,7 +181,3 @@ def _name(item: object) -> str | None:
     if isinstance(item, Mapping):
         item = item.get("path") or item.get("url")
     return item if isinstance(item, str) and item else None
-
-
-def _count(number: int) -> str:
-    return f"{number} image" + ("" if number == 1 else "s")

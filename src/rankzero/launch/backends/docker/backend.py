@@ -30,10 +30,10 @@ from rankzero.launch.backends.docker.evidence import (
 from rankzero.launch.backends.docker.files import RunFiles, read_message, state_dir
 from rankzero.launch.backends.docker.logs import Source, followed, merged, recent
 from rankzero.launch.backends.docker.pod import network_name, volume_name
-from rankzero.launch.devices import local_gpu_count
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.labels import Manifest
-from rankzero.launch.log_choice import Wanted
+from rankzero.launch.log_lines import Wanted
+from rankzero.machine import local_gpu_count
 
 Inspected = dict[str, Any]
 POLL_SECONDS = 1.0

@@ -13,8 +13,7 @@ from typing import Any
 
 from rankzero.launch import labels
 from rankzero.launch.kinds.docker import NODE_LABEL
-from rankzero.launch.labels import Manifest
-from rankzero.launch.names import prepare_name
+from rankzero.launch.labels import Manifest, prepare_name
 
 POD = "rankzero.dev/docker-pod"
 """Container label: the Pod, as JSON."""

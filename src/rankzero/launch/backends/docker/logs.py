@@ -14,7 +14,7 @@ from typing import IO
 
 from rankzero.launch.backend import LogLine
 from rankzero.launch.backends.docker.command import Docker, follow
-from rankzero.launch.log_stamps import read_stamp
+from rankzero.launch.log_lines import read_stamp
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,7 @@ from rankzero.launch.backends.kubernetes.stop import remove, start_again, traini
 from rankzero.launch.backends.kubernetes.wait import wait_until_prepared
 from rankzero.launch.backends.preparation import PreparationError
 from rankzero.launch.kinds import kind_of
-from rankzero.launch.labels import Manifest
-from rankzero.launch.names import submission_name
+from rankzero.launch.labels import Manifest, submission_name
 from rankzero.launch.secrets import secret_manifest
 from rankzero.launch.untyped_json import at, text
 

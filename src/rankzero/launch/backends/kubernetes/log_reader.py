@@ -12,7 +12,7 @@ from rankzero.launch.backends.kubernetes.api import Api
 from rankzero.launch.backends.kubernetes.errors import NO_ANSWER, ApiError
 from rankzero.launch.backends.kubernetes.streams import Streams
 from rankzero.launch.labels import Manifest
-from rankzero.launch.log_stamps import Moment, Stamped, read_stamp
+from rankzero.launch.log_lines import Moment, Stamped, read_stamp
 from rankzero.launch.pods import Pod, parse_pod
 from rankzero.launch.resource import POD
 

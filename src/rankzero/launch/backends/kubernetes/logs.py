@@ -30,7 +30,7 @@ from rankzero.launch.backends.kubernetes.resources import (
 from rankzero.launch.backends.kubernetes.stop import is_queued, training_objects
 from rankzero.launch.backends.kubernetes.streams import Change, Streams
 from rankzero.launch.labels import Manifest
-from rankzero.launch.log_choice import Wanted
+from rankzero.launch.log_lines import Wanted
 from rankzero.launch.pods import parse_pod
 from rankzero.launch.resource import JOB, POD, Resource
 

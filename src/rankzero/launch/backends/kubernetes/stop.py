@@ -31,8 +31,7 @@ from rankzero.launch.backends.kubernetes.resources import (
 )
 from rankzero.launch.backends.kubernetes.wait import MARGIN_SECONDS, wait_until_gone
 from rankzero.launch.kinds import kind_of
-from rankzero.launch.labels import Manifest
-from rankzero.launch.names import submission_name
+from rankzero.launch.labels import Manifest, submission_name
 from rankzero.launch.pods import parse_pod
 from rankzero.launch.resource import JOB, POD, Resource
 

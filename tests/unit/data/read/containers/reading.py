@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,7 +49,13 @@ def zst(data: bytes) -> bytes:
     return bytes(pa.Codec("zstd").compress(data, asbytes=True))
 
 
-PACK: dict[str, Callable[[bytes], bytes]] = {"": lambda data: data, ".gz": gz, ".zst": zst}
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    "": lambda data: data,
+    ".gz": gz,
+    ".zst": zst,
+    ".xz": lzma.compress,
+    ".bz2": bz2.compress,
+}
 
 
 def entries(path: str | Path, size: int = CHUNK_BYTES) -> list[tuple[int, bytes, RowProblem | None]]:

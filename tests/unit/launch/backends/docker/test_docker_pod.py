@@ -14,7 +14,7 @@ from rankzero.launch.backend import LogLine, LogQuery
 from rankzero.launch.backends.docker.command import Host
 from rankzero.launch.backends.docker.evidence import POD, RESTARTS, objects_of, pod_of
 from rankzero.launch.backends.docker.pod import Container, Mount, container_of, mount_option, share_gpus
-from rankzero.launch.log_choice import Wanted
+from rankzero.launch.log_lines import Wanted
 from rankzero.launch.pods import parse_pod
 from tests.unit.launch.backends.docker.docker_objects import job, pod
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from rankzero.errors import AccessError
 from rankzero.launch.backend import LogLine, LogQuery
 from rankzero.launch.backends.kubernetes.log_reader import LogPosition
-from rankzero.launch.log_choice import Wanted
-from rankzero.launch.log_stamps import read_stamp
+from rankzero.launch.log_lines import Wanted, read_stamp
 from tests.support.fake_cluster import Act, life
 from tests.unit.launch.backends.kubernetes.runs import Bench, objects
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rankzero.errors import AccessError, ConfigError, ServiceError
 from rankzero.launch.backend import AlreadyRunsError, LogQuery
@@ -12,6 +14,7 @@ from rankzero.launch.backends.preparation import PreparationError
 from rankzero.launch.labels import Manifest
 from rankzero.launch.status import run_status
 from tests.support.fake_cluster import Act, life, plain
+from tests.support.fake_cluster.store import KINDS as SERVED
 from tests.unit.launch.backends.kubernetes.runs import STORAGE, Bench, objects
 
 HOLDING: list[Act] = [("run",), ("log", "training"), ("hold",), ("exit", 0, "")]
@@ -63,7 +66,8 @@ def test_every_refusal_is_told_and_nothing_is_applied(bench: Bench) -> None:
     with pytest.raises(ConfigError) as caught:
         bench.submit(objects())
     assert [problem.where for problem in caught.value.problems] == ["Service/r", "Job/r"]
-    assert "Pod Security" in caught.value.problems[1].hint
+    assert "Pod Security restricted:latest" in caught.value.problems[1].what
+    assert "pod-security.kubernetes.io/enforce" in caught.value.problems[1].hint
     assert bench.cluster.changes() == []
     assert bench.cluster.names() == []
 
@@ -559,6 +563,34 @@ class TestOlderJobSet:
             78,
         ]
         assert bench.heard("stopped and evicted pods count against max_restarts")
+
+
+def test_the_rights_that_the_page_asks_for_are_enough(bench: Bench) -> None:
+    """Of everything else that the cluster serves nothing may be read or written."""
+    page = (Path(__file__).parents[5] / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    role = yaml.safe_load(page.partition("### Rights")[2].partition("```yaml")[2].partition("```")[0])
+    granted = {
+        (group, plural.partition("/")[0], verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for plural in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    for plural, (api, _) in SERVED.items():
+        group = api.rpartition("/")[0]
+        for verb in ("get", "list", "watch", "create", "patch", "delete"):
+            if (group, plural, verb) not in granted:
+                bench.cluster.forbidden.add((verb, plural))
+    bench.cluster.script("prepare", 0, life("fetched"))
+    start(bench, prepare="always")
+    backend = bench.backend()
+    assert [one.run for one in backend.runs()] == ["r"]
+    assert run_status(backend.collect("r")).running == 2
+    assert any(line.text == "training" for line in backend.logs("r", LogQuery()))
+    backend.cancel("r", bench.said.append)
+    bench.cluster.world.run_down()
+    backend.delete("r", claims=False, say=bench.said.append)
+    assert [name for name in bench.cluster.names() if "claim" not in name] == []
 
 
 class TestVolcano:

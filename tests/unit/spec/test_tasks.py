@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankzero.engine.tasks.classify import macro_f1
-from rankzero.spec.metrics import becomes_best, is_better
+from rankzero.spec.tasks import becomes_best, is_better
 
 
 def textbook(targets: list[int], predicted: list[int], classes: int) -> float:

@@ -13,7 +13,7 @@ import pytest
 
 from rankzero.errors import ConfigError, DataError, RankzeroError, StorageError
 from rankzero.model.files import NAMED_AS_STORED
-from rankzero.preflight.look import look, look_for_files
+from rankzero.preflight import look, look_for_files
 from rankzero.run_dir.lease import Lease
 from rankzero.spec.load import read_run_spec
 from tests.support.paper_model import paper_model

@@ -14,9 +14,9 @@ from rankzero.errors import ConfigError
 from rankzero.launch.backend import LogLine
 from rankzero.launch.diagnose import redact
 from rankzero.launch.evidence import Evidence
-from rankzero.printable import printable
 from rankzero.redaction import Redactor
 from rankzero.spec.cluster_load import load_cluster_spec
+from rankzero.wording import printable
 
 TOKEN = "hf_" + "a1B2" * 8
 CLIPBOARD = "\x1b]52;c;cm0gLXJmIC8=\x07"

@@ -1,0 +1,306 @@
+"""Everything about a run that costs no seconds to find out, in one go with what is wrong in the spec itself.
+
+Reads directories, configs and headers; imports no torch and asks no network.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import json
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rankzero.data.read.local import local_files
+from rankzero.errors import AccessError, ConfigError, DataError, Problem, RankzeroError, ServiceError, StorageError
+from rankzero.machine import offline
+from rankzero.model.files import (
+    NAMED_AS_STORED,
+    cut_off,
+    read_config,
+    stored_layers,
+    tokenizer_problems,
+    weight_files,
+    weight_problems,
+)
+from rankzero.model.hub import cached, not_cached
+from rankzero.run_dir.lease import holder
+from rankzero.run_dir.paths import RunDir
+from rankzero.spec.load import Loaded, Reading, in_reading_order
+from rankzero.spec.local_paths import LocalPart, PathField, in_base, local_part, path_fields
+from rankzero.spec.nearby import near, shown
+from rankzero.spec.resolve import resolve
+from rankzero.spec.run_spec import ModelSpec, RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`field` is dotted (`data.train[1].path`); where it was written is told by whoever has the file."""
+
+    field: str
+    what: str
+    hint: str = ""
+    error: type[RankzeroError] = ConfigError
+
+
+Part = Literal["paths", "model", "run directory"]
+"""paths: files that the spec names. model: what is in the model's directory. run directory: whether it can be one."""
+
+EVERYTHING: tuple[Part, ...] = ("paths", "model", "run directory")
+_WORST_FIRST = (ConfigError, DataError, AccessError, ServiceError, StorageError)
+"""Of several kinds of problems the exit code is that of the first here: what never mends itself before what may."""
+
+
+def look(reading: Reading[RunSpec], parts: Collection[Part] = EVERYTHING) -> Loaded[RunSpec]:
+    """The spec, where nothing is wrong with it and with what it names here.
+
+    Raises the RankzeroError of the worst kind that was found, with every problem of every kind, each at its line.
+    """
+    found = reading.found
+    findings = [] if found is None else _findings(found, parts)
+    findings = [finding for finding in findings if not _is_doubtful(finding.field, reading.doubtful)]
+    if found is None or reading.problems or findings:
+        places = [Problem(f.what, found.where(f.field), f.hint) for f in findings] if found is not None else []
+        kinds = {finding.error for finding in findings} | (
+            {ConfigError} if reading.problems or found is None else set()
+        )
+        error: type[RankzeroError] = next((kind for kind in _WORST_FIRST if kind in kinds), RankzeroError)
+        raise error(in_reading_order([*reading.problems, *places]))
+    return found
+
+
+def look_for_files(reading: Reading[RunSpec]) -> Loaded[RunSpec]:
+    """As `look`, for a spec whose absolute paths are another machine's: only what lies in the wrong place here."""
+    loaded = reading.loaded()
+    problems = [Problem(f.what, loaded.where(f.field), f.hint) for f in misplaced(loaded)]
+    if problems:
+        raise ConfigError(in_reading_order(problems))
+    return loaded
+
+
+def _findings(found: Loaded[RunSpec], parts: Collection[Part]) -> list[Finding]:
+    elsewhere = misplaced(found) if parts else []
+    findings: list[Finding] = []
+    if "paths" in parts:
+        findings += path_findings(found)
+    if "model" in parts:
+        findings += model_findings(found)
+    if "run directory" in parts:
+        findings += run_directory_findings(found)
+    told = {finding.field for finding in elsewhere}
+    return [*elsewhere, *(finding for finding in findings if finding.field not in told)]
+
+
+def _is_doubtful(field: str, doubtful: Collection[str]) -> bool:
+    """Whether a field's value is a stand-in for one that the schema refused."""
+    return any(a == b or a.startswith((f"{b}.", f"{b}[")) for d in doubtful for a, b in ((field, d), (d, field)))
+
+
+_MOST_PROBED = 50
+"""Data files of which the beginning is looked at."""
+
+
+def path_findings(found: Loaded[RunSpec]) -> list[Finding]:
+    """What is missing, unreadable, or of another kind than it has to be."""
+    findings = []
+    for field in path_fields(found.spec):
+        part = local_part(field, found.base)
+        if part is not None and field.kind != "output":
+            findings += _of_field(field, in_base(part.path, found.base))
+    return findings
+
+
+def misplaced(found: Loaded[RunSpec]) -> list[Finding]:
+    """Relative paths of a spec in another directory that only mean something in the working directory."""
+    if found.base == Path.cwd():
+        return []
+    findings = []
+    for field in path_fields(found.spec):
+        part = local_part(field, found.base) or _here(field)
+        if part is None or field.kind == "output" or os.path.isabs(os.path.expanduser(part.path)):
+            continue
+        if not _exists(part.path, found.base) and _exists(part.path, Path.cwd()):
+            way = os.path.relpath(part.path, found.base)
+            hint = f"write {way}, or give {field.field}={part.path} on the command line"
+            meant = shown(in_base(part.path, found.base))
+            what = (
+                f"there is no {meant}: relative paths of a spec are relative to its file, "
+                f"and only the working directory has {part.path}"
+            )
+            findings.append(Finding(field.field, what, hint, DataError if field.kind == "data" else ConfigError))
+    return findings
+
+
+def _here(field: PathField) -> LocalPart | None:
+    """The path in a field as the working directory sees it: what looks like a Hub id may be a directory there."""
+    return local_part(field, Path.cwd()) if field.kind in ("model", "data") else None
+
+
+def _exists(path: str, base: Path) -> bool:
+    return os.path.exists(in_base(path, base)) or not isinstance(local_files(in_base(path, base)), Problem)
+
+
+def _of_field(field: PathField, path: str) -> list[Finding]:
+    if field.kind == "data":
+        return [Finding(field.field, f"{shown(p.where or path)}: {p.what}", p.hint, DataError) for p in _data(path)]
+    if field.kind == "file":
+        return [Finding(field.field, what, hint) for what, hint in _file(field, path)]
+    if field.kind == "model" and path.endswith(".gguf"):
+        missing = [] if os.path.isfile(path) else [_no_such("file", path)]
+        return [Finding(field.field, what, hint) for what, hint in missing]
+    if os.path.isdir(path):
+        return []
+    if os.path.exists(path):
+        return [Finding(field.field, f"{shown(path)} is a file, not a directory", _wanted(field))]
+    what, hint = _no_such("directory", path)
+    return [Finding(field.field, what, hint or _wanted(field))]
+
+
+def _data(path: str) -> list[Problem]:
+    found = local_files(path)
+    if isinstance(found, Problem):
+        return [found]
+    problems = [Problem("may not be read by this user", name) for name in found if not os.access(name, os.R_OK)]
+    if problems or importlib.util.find_spec("orjson") is None:
+        return problems
+    from rankzero.data.read.sources import probe
+
+    probed = [(name, probe(name)) for name in found[:_MOST_PROBED]]
+    return [Problem(problem.what, name, problem.hint) for name, problem in probed if problem is not None]
+
+
+def _file(field: PathField, path: str) -> list[tuple[str, str]]:
+    """Problems of a file that is read as a whole, as (what, hint)."""
+    if os.path.isdir(path):
+        return [(f"{shown(path)} is a directory, not a file", "")]
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return [_no_such("file", path)]
+    except (OSError, UnicodeDecodeError) as error:
+        return [(f"{shown(path)} cannot be read: {getattr(error, 'strerror', None) or error}", "")]
+    if field.field == "train.deepspeed":
+        try:
+            json.loads(text)
+        except ValueError as error:
+            return [(f"{shown(path)} is no JSON: {error}", "")]
+    return []
+
+
+def _no_such(kind: str, path: str) -> tuple[str, str]:
+    close = near(path)
+    return f"there is no {kind} {shown(path)}", f"did you mean {shown(close)}?" if close else ""
+
+
+def _wanted(field: PathField) -> str:
+    if field.field.endswith("image_root"):
+        return "it is the directory that image paths are relative to"
+    if field.field == "model.tokenizer_dir":
+        return "give a directory with tokenizer.json"
+    hub = " a Hub id (Qwen/Qwen3-8B)," if field.kind == "model" else ""
+    return f"give{hub} a directory in Hugging Face format" + (" or a .gguf file" if field.kind == "model" else "")
+
+
+def run_directory_findings(found: Loaded[RunSpec]) -> list[Finding]:
+    """Why no run can be written there, or should not be."""
+    name, output_dir = str(resolve(found.spec).name), found.spec.output_dir
+    if "://" in output_dir:
+        hint = "run directories are on a file system; a cluster.yaml can copy results to an object store"
+        return [Finding("output_dir", f"{output_dir} is no directory", hint)]
+    root = Path(in_base(output_dir, found.base)) / name
+    here = Path(in_base(output_dir, Path.cwd())) / name
+    if not root.exists() and here != root and RunDir(here).spec.is_file():
+        what = f"this run is in {shown(here)} already, and relative paths of a spec are relative to its file"
+        hint = f"move it to {shown(root)}, or give output_dir={output_dir} on the command line to continue it there"
+        return [Finding("output_dir", what, hint)]
+    return _not_writable(root) or _held(root)
+
+
+def _not_writable(root: Path) -> list[Finding]:
+    there = next(path for path in (root, *root.parents) if os.path.lexists(path))
+    if not there.is_dir():
+        return [Finding("output_dir", f"{shown(there)} is a file, where a directory is needed", error=StorageError)]
+    if not os.access(there, os.W_OK | os.X_OK):
+        hint = "set output_dir to a directory that can be written"
+        return [Finding("output_dir", f"nothing can be written to {shown(there)}", hint, StorageError)]
+    return []
+
+
+def _held(root: Path) -> list[Finding]:
+    who = holder(root)
+    if who is None:
+        return []
+    hint = "wait for it, stop it, or give this run another name"
+    return [Finding("output_dir", f"{shown(root)} is in use by {who}", hint, StorageError)]
+
+
+_NOT_FOR_ADAPTERS = ("embed", "norm", "ln_", "lm_head", "wte", "wpe", "score", "classifier")
+"""In names of layers that adapters are not put on."""
+
+
+def model_findings(found: Loaded[RunSpec]) -> list[Finding]:
+    """What is missing in the model's directory, and names in lora.target_modules that it does not have."""
+    model = found.spec.model
+    field, directory = _directory(model, found.base)
+    if directory is None:
+        return _hub_findings(model)
+    if not directory.is_dir():
+        return []  # a finding of its own, about the path
+    problems = weight_problems(directory, trust_pickle=model.trust_pickle)
+    if not problems:
+        broken = ((file, cut_off(file)) for file in weight_files(directory))
+        hint = "copy it again"
+        problems = [Problem(f"{file.name} {what}", str(directory), hint) for file, what in broken if what]
+    if model.tokenizer_dir is None:
+        problems += tokenizer_problems(directory)
+    findings = [_of(problem, field) for problem in problems]
+    if model.tokenizer_dir is not None:
+        tokenizer = Path(in_base(model.tokenizer_dir, found.base))
+        if tokenizer.is_dir():
+            findings += [_of(problem, "model.tokenizer_dir") for problem in tokenizer_problems(tokenizer)]
+    return [*findings, *_layer_findings(found.spec, directory)]
+
+
+def _directory(model: ModelSpec, base: Path) -> tuple[str, Path | None]:
+    """The field that says where the weights are, and their directory; None for the Hub's and for a .gguf file."""
+    if model.local_dir is not None:
+        return "model.local_dir", Path(in_base(model.local_dir, base))
+    part = local_part(PathField("model.name", "model", model.name), base)
+    is_directory = part is not None and not part.path.endswith(".gguf")
+    return "model.name", Path(in_base(model.name, base)) if is_directory else None
+
+
+def _of(problem: Problem, field: str) -> Finding:
+    return Finding(field, f"{shown(problem.where)}: {problem.what}", problem.hint)
+
+
+def _hub_findings(model: ModelSpec) -> list[Finding]:
+    """A Hub model that is not here although it may not be fetched either."""
+    stays_here = model.local_files_only or offline()
+    if model.name.endswith(".gguf") or not stays_here or importlib.util.find_spec("huggingface_hub") is None:
+        return []
+    if cached(model):
+        return []
+    problem = not_cached(model)
+    return [Finding("model.name", problem.what, problem.hint)]
+
+
+def _layer_findings(spec: RunSpec, directory: Path) -> list[Finding]:
+    """Names that no layer has, where the files say what layers there are."""
+    wanted = () if spec.lora is None or isinstance(spec.lora.target_modules, str) else spec.lora.target_modules
+    as_stored = read_config(directory).get("model_type") in NAMED_AS_STORED and not spec.model.trust_remote_code
+    layers = stored_layers(directory) if wanted and as_stored else None
+    if layers is None:
+        return []
+    last = sorted({name.rpartition(".")[2] for name in layers})
+    last = [name for name in last if not any(part in name for part in _NOT_FOR_ADAPTERS)]
+    findings = []
+    for name in wanted:
+        if not any(layer == name or layer.endswith(f".{name}") for layer in layers):
+            close = difflib.get_close_matches(name, last, n=1)
+            hint = (f"did you mean {close[0]}? " if close else "") + f"it has: {', '.join(last)} (or say all-linear)"
+            findings.append(Finding("lora.target_modules", f"the model has no linear module {name}", hint))
+    return findings

@@ -1,0 +1,36 @@
+"""Directories that belong to others: said before anything is tried, all at once, with what mends it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rankzero.errors import AccessError
+from rankzero.launch.node import ownership
+from rankzero.launch.node.ownership import must_be_writable
+
+
+def test_what_belongs_to_others_is_told_at_once_with_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = [tmp_path / "outputs", tmp_path / "cache"]
+    for one in closed:
+        one.mkdir()
+    ours = tmp_path / "ours"
+    ours.mkdir()
+    # whoever runs tests as root may write everywhere
+    monkeypatch.setattr(ownership.os, "access", lambda path, _mode: Path(path) not in closed)
+    monkeypatch.setattr(ownership.os, "geteuid", lambda: 1000)
+    with pytest.raises(AccessError) as caught:
+        must_be_writable([closed[0] / "runs" / "r", closed[1] / "hf", closed[1] / "rankzero", ours])
+    assert [problem.where for problem in caught.value.problems] == [str(one) for one in closed]
+    problem, owner = caught.value.problems[0], closed[0].stat().st_uid
+    assert f"belongs to user {owner}" in problem.what and "user 1000 may not write" in problem.what
+    assert f"chown 1000 {closed[0]}" in problem.hint and f"user: {owner}" in problem.hint
+    assert caught.value.exit_code == 77, "trying again does not change it"
+
+
+def test_a_directory_that_is_still_to_be_made_is_judged_by_the_one_above(tmp_path: Path) -> None:
+    must_be_writable([tmp_path / "a" / "b"])
+    assert list(tmp_path.iterdir()) == []
+    assert os.access(tmp_path, os.W_OK)
