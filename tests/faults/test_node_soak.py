@@ -18,9 +18,9 @@ from typing import Literal, get_args
 
 import psutil
 import pytest
-from rankzero.run_dir.finished import is_finished
 
 from rankzero.run_dir.paths import RunDir
+from rankzero.run_dir.setting import is_finished
 from rankzero.spec.run_spec import RunSpec
 from tests.support.nodes import Pods
 from tests.support.runs import metrics, run_here, run_root, small_spec
