@@ -63,7 +63,7 @@ def told(
 
     columns, redirects = telling.columns(terminal.width), telling.redirects
     bar = Bar(*columns, console=terminal, transient=True, redirect_stdout=redirects, redirect_stderr=redirects)
-    task, begun = bar.add_task(label, total=total, completed=done, facts=""), time.monotonic()
+    task, begun = bar.add_task(label, total=total or None, completed=done, facts=""), time.monotonic()
 
     def advance(count: int, facts: str) -> None:
         if not bar.live.is_started and time.monotonic() - begun > telling.quiet_seconds:
@@ -105,7 +105,8 @@ def _bar_of_bytes(_width: int) -> tuple[Any, ...]:
 
 
 def _line_of_bytes(at: Reached) -> str:
-    return f"{at.label}: {at.done / max(1, at.total):.0%} of {at.total / 1e6:.0f} MB, {at.seconds:.0f} s"
+    share = f"{at.done / at.total:.0%} of {at.total / 1e6:.0f} MB" if at.total else f"{at.done / 1e6:.0f} MB"
+    return f"{at.label}: {share}, {at.seconds:.0f} s"
 
 
 BYTES = Telling(_line_of_bytes, _bar_of_bytes, quiet_seconds=1.5, line_seconds=15.0, end=False, redirects=True)
@@ -113,7 +114,7 @@ BYTES = Telling(_line_of_bytes, _bar_of_bytes, quiet_seconds=1.5, line_seconds=1
 
 @contextmanager
 def show_progress(label: str, total: int, stream: TextIO | None = None) -> Iterator[Progress]:
-    """Progress of `total` bytes on `stream` (absent: stderr), in the way that suits it."""
+    """Progress of `total` bytes, 0 where that is not known, on `stream` (absent: stderr), in the way that suits it."""
     from rich.console import Console
 
     out = stream or sys.stderr

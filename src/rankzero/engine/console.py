@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rankzero.data.progress import Advance, Reached, Telling, told
 from rankzero.redaction import Redactor
 from rankzero.run_dir.atomic import storage_errors
+from rankzero.wording import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,14 +29,15 @@ _STDOUT, _STDERR = 1, 2
 
 
 class _Redacted(logging.Formatter):
-    """The time and the message, without the values of the environment's secrets."""
+    """The time and the message, without secrets and without what would drive a terminal: names of classes and files
+    are somebody else's."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(message)s", datefmt="%H:%M:%S")
         self._redact = Redactor(os.environ)
 
     def format(self, record: logging.LogRecord) -> str:
-        return self._redact(super().format(record))
+        return self._redact(printable(super().format(record)))
 
 
 class _LogFile(logging.FileHandler):

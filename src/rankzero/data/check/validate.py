@@ -293,7 +293,7 @@ def _checker(wanted: _Wanted) -> Callable[[_Task], _Checked]:
         counts.count_languages(task.chunk, bad)
         done = _Checked(
             task.chunk.source,
-            len(task.chunk.data),
+            task.chunk.done,
             counts,
             problems,
             b"".join(map(digest, good)),
