@@ -29,9 +29,9 @@ _SHAPES = re.compile(
     re.DOTALL,
 )
 """Tokens of the Hub, of model and code hosts and of clouds, web tokens, private keys, signatures in URLs."""
+HIDDEN = "[hidden]"
 _PASSWORD = re.compile(r"(://[^/\s:@'\"]*:)(?!\[hidden\]@)[^/\s@'\"]+(?=@)")
 """In a URL."""
-HIDDEN = "[hidden]"
 
 
 def holds_secret(value: str) -> bool:

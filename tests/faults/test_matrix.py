@@ -14,7 +14,7 @@ TESTS = Path(__file__).parents[1]
 
 
 @functools.cache
-def tests_in(file: str) -> frozenset[str]:
+def names_in(file: str) -> frozenset[str]:
     """The names of a file's tests."""
     tree = ast.parse((TESTS / file).read_text())
     return frozenset(n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name.startswith("test_"))
@@ -25,7 +25,7 @@ def test_each_row_is_shown(row: Row) -> None:
     assert row.proofs
     for proof in row.proofs:
         file, _, name = proof.partition("::")
-        assert tests_in(file) if name == "*" else name in tests_in(file), proof
+        assert names_in(file) if name == "*" else name in names_in(file), proof
 
 
 def test_the_page_has_these_rows() -> None:

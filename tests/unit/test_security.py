@@ -19,7 +19,7 @@ from rankzero.spec.load import load_run_spec
 ROOT = Path(__file__).parents[2]
 ESCAPES = "\x1b]52;c;cm0gLXJm\x07\x1b[2Jevil\u202e\x1b[31m"
 """Writes the clipboard, clears the screen, turns the direction of writing."""
-_KNOWN = re.compile(r"^(tests|docs|examples|src/rankzero/(recipes|spec/secret_names\.py))")
+_KNOWN = re.compile(r"^(tests|docs|examples|src/rankzero/(recipes|redaction\.py))")
 """Where examples of secrets' shapes may stand; none of them is one."""
 
 
@@ -67,11 +67,11 @@ def test_nothing_that_is_shown_drives_the_terminal(capfd: pytest.CaptureFixture[
     assert not re.search("[\x1b\x07\u202e]", shown) and "cm0g" not in shown
 
 
-def test_every_dependency_is_pinned_and_comes_from_an_index() -> None:
+def test_every_named_dependency_is_pinned_and_comes_from_an_index() -> None:
     """So that an audit of constraints.txt is one of what is installed."""
     lines = [line.split("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines()]
     pins = [line for line in lines if line and not line.startswith("-")]
-    assert len(pins) > 50
+    assert len(pins) > 30
     assert [line for line in pins if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+( *;.*)?", line)] == []
     declared = (ROOT / "pyproject.toml").read_text()
     assert not re.search(r'"[^"]*(?: @ |git\+|https?://[^"]*\.(?:whl|zip|tar\.gz))[^"]*"', declared)
