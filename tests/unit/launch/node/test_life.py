@@ -20,9 +20,9 @@ from rankzero.launch.node import command
 from rankzero.launch.node.client import Client
 from rankzero.launch.node.command import Node
 from rankzero.launch.node.output import Output
+from rankzero.launch.node.pid1 import StopWish
 from rankzero.launch.node.platform import Place
 from rankzero.launch.node.settings import NodeSettings
-from rankzero.launch.node.stop import StopWish
 from rankzero.launch.node.submission import Submission
 from rankzero.launch.processes import OpenStderr, Ranks, Workers
 from rankzero.redaction import Redactor
