@@ -1,6 +1,6 @@
 """Node commands under a platform that replaces what leaves, killed at random: no hang, and every exit code is right.
 
-`make soak` draws SOAK kills (200) and prints how many there were of each kind; `make test` draws those of one run.
+`make soak` draws SOAK kills (200) and prints how many there were of each kind; `make test` draws two.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from typing import Literal, get_args
 
 import psutil
 import pytest
-from rankzero.run_dir.finished import is_finished
 
 from rankzero.run_dir.paths import RunDir
+from rankzero.run_dir.setting import is_finished
 from rankzero.spec.run_spec import RunSpec
 from tests.support.nodes import Pods
 from tests.support.runs import metrics, run_here, run_root, small_spec
 
 pytestmark = [pytest.mark.faults, pytest.mark.distributed, pytest.mark.timeout(1800)]
 
-KILLS_OF_A_RUN = 4
-RUNS = max(1, int(os.environ.get("SOAK", "1")) // KILLS_OF_A_RUN)
+KILLS = int(os.environ.get("SOAK", "2"))
+KILLS_OF_A_RUN = min(4, KILLS)
+RUNS = KILLS // KILLS_OF_A_RUN
 HANGS_AFTER_SECONDS = 600.0
 """Without anything having happened. A start takes seconds, and a node looks after 30 s whether the run is over."""
 STEPS = 32
@@ -162,7 +163,7 @@ def test_a_run_that_is_killed_at_random_ends_as_if_it_had_not_been(
         for node in draw.sample(range(nodes), nodes):
             platform.start(node)
         moments: list[Moment] = ["start-up", *draw.choices(["any step", "start-up"], [3, 1], k=2), "last second"]
-        for moment in moments[:KILLS_OF_A_RUN]:
+        for moment in moments[-KILLS_OF_A_RUN:]:
             until_moment(moment, draw, platform)
             alive = [pod for pod in platform.alive() if pod.suffered is None]
             if not alive:
