@@ -10,7 +10,7 @@ PYTEST   := $(VENV)/bin/python -m pytest
 WORKERS  ?= 2
 PYTESTS  := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
 
-.PHONY: quickstart test test-deepspeed lint format bench bench-gpu faults soak golden kfp schema image clean
+.PHONY: quickstart test test-deepspeed lint format bench bench-gpu faults soak audit golden kfp schema image clean
 
 quickstart: $(VENV)/.train
 	$(VENV)/bin/rankzero quickstart
@@ -48,6 +48,11 @@ faults: $(VENV)/.dev
 SOAK ?= 200
 soak: $(VENV)/.dev
 	SOAK=$(SOAK) $(PYTEST) -s tests/faults/test_node_soak.py
+
+# Known vulnerabilities of what constraints.txt pins. Needs the network.
+audit: $(VENV)/bin/python
+	$(PIP) pip-audit
+	$(VENV)/bin/python -m pip_audit --no-deps --disable-pip -r constraints.txt
 
 golden: $(VENV)/.dev
 	RANKZERO_UPDATE_GOLDEN=1 $(PYTEST) tests/unit/launch/test_render_golden.py

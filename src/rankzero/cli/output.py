@@ -10,6 +10,7 @@ import traceback
 
 from rankzero.errors import Problem, RankzeroError, StoppedError
 from rankzero.redaction import Redactor
+from rankzero.wording import printable
 
 MOST_PROBLEMS = 25
 """A thousand bad lines are one bad file: the rest is counted."""
@@ -28,7 +29,7 @@ def print_error(error: RankzeroError) -> None:
 
 def print_traceback() -> None:
     """Where the error that is being handled came from."""
-    sys.stderr.write(Redactor(os.environ)(traceback.format_exc()))
+    sys.stderr.write(Redactor(os.environ)(printable(traceback.format_exc())))
 
 
 def warn_of_changes(names: tuple[str, ...]) -> None:
@@ -40,10 +41,10 @@ def warn_of_changes(names: tuple[str, ...]) -> None:
 def _problem_text(problem: Problem, word: str, colour: str) -> str:
     here = os.path.join(os.getcwd(), "")  # a path below it is read more easily from there
     where = f"{problem.where.removeprefix(here) if here != '/' else problem.where}: " if problem.where else ""
-    text = _wrapped(f"{word}: {where}{problem.what}", "  ")
+    text = _wrapped(printable(f"{word}: {where}{problem.what}"), "  ")
     text = text.replace(f"{word}:", _paint(f"{word}:", colour), 1)
     if problem.hint:
-        text += "\n" + _wrapped(f"  hint: {problem.hint}", "    ").replace("hint:", _paint("hint:", "36"), 1)
+        text += "\n" + _wrapped(printable(f"  hint: {problem.hint}"), "    ").replace("hint:", _paint("hint:", "36"), 1)
     return f"{text}\n"
 
 

@@ -46,3 +46,11 @@ def test_a_bar_on_a_terminal(clock: list[float]) -> None:
         advance(50)
         advance(50)
     assert "checking" in stream.getvalue()
+
+
+def test_a_total_that_nobody_knows(clock: list[float]) -> None:
+    stream = io.StringIO()
+    with show_progress("download", 0, stream) as advance:
+        clock[0] += 2
+        advance(3_000_000)
+    assert stream.getvalue() == "download: 3 MB, 2 s\n"

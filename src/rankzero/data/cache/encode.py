@@ -84,7 +84,7 @@ def chunk_encoder(parts: TokenizerParts, rules: TokenRules) -> Callable[[Task], 
     def encode_chunk(task: Task) -> EncodedChunk:
         parsed = parse(task.chunk, task.format, task.columns)
         result = EncodedChunk(
-            task.chunk.source, len(task.chunk.data), problems=parsed.problems, rows_in=parsed.rows, blank=parsed.blank
+            task.chunk.source, task.chunk.done, problems=parsed.problems, rows_in=parsed.rows, blank=parsed.blank
         )
         result.dropped.update(parsed.dropped)
         rendered: list[Rendered] = []

@@ -146,8 +146,13 @@ class SegmentWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close()
-        self._staged.unlink(missing_ok=True)
+        try:
+            if error is None:
+                self._close()
+            else:  # where writing failed, ending the file would fail, too
+                self._file.close()
+        finally:
+            self._staged.unlink(missing_ok=True)
 
     def add(self, chunk: EncodedChunk) -> None:
         """Write the rows of a chunk and count them."""

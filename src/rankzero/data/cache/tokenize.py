@@ -221,7 +221,7 @@ def _tokenise(job: Job, segments: Segments, shard: Shard, workers: int, progress
             number = index // SEGMENT_CHUNKS
             count = number + 1
             if number % shard.of != shard.index or segments.has(number):
-                progress(len(chunk.data))
+                progress(chunk.done)
                 continue
             at_work.append(number)
             spec = job.spec_of(chunk.source)

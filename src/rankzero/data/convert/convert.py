@@ -116,7 +116,7 @@ def convert(
                 if bad and quarantine:
                     aside = aside or files.enter_context(whole_file(quarantine))
                     _set_aside(chunk, bad, aside)
-                progress(len(chunk.data))
+                progress(chunk.done)
             if result.rows_in == rows_before:
                 result.log.add(source.path, [NO_ROWS])
                 raise result.log.error()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from rankzero.data.progress import Progress, show_progress
 from rankzero.data.read.network import Network, RemoteFile
 from rankzero.errors import ServiceError, StorageError
 from rankzero.machine import cache_root
@@ -22,6 +24,8 @@ from rankzero.run_dir.atomic import fsync_path, place_given_by, storage_errors, 
 
 TRIES = 4
 """In a row without a byte."""
+
+_logger = logging.getLogger("rankzero.data")
 
 
 def download(file: RemoteFile, network: Network) -> str:
@@ -43,30 +47,35 @@ def _fetch(file: RemoteFile, target: Path, network: Network) -> None:
     partial = target.with_name(target.name + ".partial")
     if not file.version:
         partial.unlink(missing_ok=True)  # it may be of another content
-    failures = 0
-    while True:
-        have = partial.stat().st_size if partial.exists() else 0
-        if file.size is not None and have >= file.size and partial.exists():
-            break
-        try:
-            _append(file, partial, have, network)
-        except ServiceError:
-            failures = failures + 1 if partial.stat().st_size == have else 0
-            if failures == TRIES:
-                raise
-            network.pause(2.0**failures)
-            continue
-        break
+    with show_progress(f"download {file.name}", file.size or 0) as advance:
+        _complete(file, partial, network, advance)
     _verify(file, partial)
     fsync_path(partial)
     os.replace(partial, target)
     fsync_path(target.parent)
 
 
-def _append(file: RemoteFile, partial: Path, have: int, network: Network) -> None:
-    with partial.open("ab") as out:
-        for block in network.read(file, have):
-            out.write(block)
+def _complete(file: RemoteFile, partial: Path, network: Network, advance: Progress) -> None:
+    """Read on until all of it is there. Raises ServiceError where that fails TRIES times in a row without a byte."""
+    failures = told = 0
+    while True:
+        have = partial.stat().st_size if partial.exists() else 0
+        advance(have - told)
+        if file.size is not None and have >= file.size and partial.exists():
+            return
+        try:
+            with partial.open("ab") as out:
+                for block in network.read(file, have):
+                    out.write(block)
+                    advance(len(block))
+            return
+        except ServiceError as error:
+            told = partial.stat().st_size
+            failures = failures + 1 if told == have else 0
+            if failures == TRIES:
+                raise
+            _logger.warning("%s: %s; trying again", file.url, error.problems[0].what)
+            network.pause(2.0**failures)
 
 
 def _verify(file: RemoteFile, partial: Path) -> None:

@@ -17,6 +17,9 @@ from rankzero.errors import AccessError, ConfigError, DataError, RankzeroError, 
 from rankzero.spec.nearby import meant_here, modelscope_hint
 
 _BLOCK_BYTES = 4 << 20
+_SILENCE_SECONDS = 60.0
+"""Of a server, after which it is asked again."""
+
 _VERSION_KEYS = ("ETag", "etag", "blob_id", "md5Hash", "checksum", "Last-Modified", "LastModified", "mtime", "created")
 
 
@@ -83,9 +86,7 @@ class RealNetwork:
     def find(self, url: str) -> Found:
         """See Network."""
         with _errors(url):
-            from fsspec.core import url_to_fs
-
-            fs, path = url_to_fs(url)
+            fs, path = _file_system(url)
             if url.startswith(("http://", "https://")):
                 return Found((_file(fs, path),))
             if any(character in path for character in "*?["):
@@ -125,9 +126,7 @@ class RealNetwork:
     def read(self, file: RemoteFile, start: int) -> Iterator[bytes]:
         """See Network."""
         with _errors(file.url):
-            from fsspec.core import url_to_fs
-
-            fs, path = url_to_fs(file.url)
+            fs, path = _file_system(file.url)
             with _open_at(fs, path, start) as stream:
                 while block := stream.read(_BLOCK_BYTES):
                     yield block
@@ -135,6 +134,21 @@ class RealNetwork:
     def pause(self, seconds: float) -> None:
         """See Network."""
         time.sleep(seconds)
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    """What reads the URL, and its path there."""
+    from fsspec.core import url_to_fs
+
+    if not url.startswith(("http://", "https://")):
+        fs, path = url_to_fs(url)
+        return fs, path
+    import aiohttp
+
+    # The client's own limit is five minutes for a whole file, however well it comes along.
+    patience = aiohttp.ClientTimeout(total=None, sock_connect=_SILENCE_SECONDS, sock_read=_SILENCE_SECONDS)
+    fs, path = url_to_fs(url, client_kwargs={"timeout": patience})
+    return fs, path
 
 
 def _open_at(fs: Any, path: str, start: int) -> Any:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from rankzero.data.read.containers.json_lines import read_lines
 from rankzero.data.read.containers.layout import Layout, find_layout
 from rankzero.data.read.containers.prose import read_prose
-from rankzero.data.read.containers.stream import DamagedError, Packing, as_utf8, blocks
+from rankzero.data.read.containers.stream import DamagedError, OnRead, Packing, as_utf8, blocks
 from rankzero.data.read.local import missing_hint
 from rankzero.data.rows.chunks import CHUNK_BYTES, UTF8_BOM, Chunk, NumberedLine, count_in, lines, pack
 from rankzero.data.rows.problems import RowProblem
@@ -48,27 +51,60 @@ def read_chunks(path: str, source: int = 0, size: int = CHUNK_BYTES, *, header: 
     layout = _layout(path)
     if layout is None:
         return
+    taken = _Taken(path, layout)
+    for chunk in _chunks(path, layout, source, size, header, taken):
+        yield replace(chunk, file_bytes=taken.since(chunk))
+
+
+class _Taken:
+    """How much of a file has been read for the chunks that come of it. Tables are read from their end and out of turn:
+    each row is an equal share of them."""
+
+    def __init__(self, path: str, layout: Layout) -> None:
+        self.at = 0
+        self._told = 0
+        self._per_row: float | None = None
+        if layout.kind in ("parquet", "arrow"):
+            self._per_row = 0.0
+            with suppress(DamagedError):  # which is said where the rows are read
+                rows = _columnar(layout).count_rows(path, None) if layout.packing is None else 0
+                self._per_row = os.path.getsize(path) / max(1, rows)
+
+    def read(self, at: int) -> None:
+        """Note how far the file has been read."""
+        self.at = at
+
+    def since(self, chunk: Chunk) -> int:
+        """What was read since the last chunk."""
+        if self._per_row is not None:
+            self.at += round(chunk.data.count(b"\n") * self._per_row)
+        taken, self._told = self.at - self._told, self.at
+        return taken
+
+
+def _chunks(path: str, layout: Layout, source: int, size: int, header: Header, taken: _Taken) -> Iterator[Chunk]:
     if layout.kind == "json lines":
-        yield from read_lines(_blocks(path, layout, size), source)
+        yield from read_lines(_blocks(path, layout, size, taken.read), source)
         return
     if layout.kind in ("parquet", "arrow"):
         rows = _columnar(layout).read_rows(path, layout.packing)
     elif layout.kind in ("csv", "tsv"):
         from rankzero.data.read.containers.delimited import read_delimited
 
-        rows = read_delimited(_blocks(path, layout, min(size, _BLOCK_BYTES)), _SEPARATORS[layout.kind], header)
+        found = _blocks(path, layout, min(size, _BLOCK_BYTES), taken.read)
+        rows = read_delimited(found, _SEPARATORS[layout.kind], header)
     elif layout.kind == "text":
-        rows = read_prose(read_lines(_blocks(path, layout, size), source))
+        rows = read_prose(read_lines(_blocks(path, layout, size, taken.read), source))
     else:
         from rankzero.data.read.containers.json_values import read_values
 
-        rows = read_values(_blocks(path, layout, min(size, _BLOCK_BYTES)), layout)
+        rows = read_values(_blocks(path, layout, min(size, _BLOCK_BYTES), taken.read), layout)
     yield from pack(rows, source, size)
 
 
-def _blocks(path: str, layout: Layout, size: int) -> Iterator[bytes]:
-    """The file's bytes, in UTF-8 where it is text."""
-    found = blocks(path, layout.packing, size)
+def _blocks(path: str, layout: Layout, size: int, on_read: OnRead) -> Iterator[bytes]:
+    """The file's bytes, in UTF-8 where it is text; `on_read` hears how far the file has been read."""
+    found = blocks(path, layout.packing, size, on_read)
     return as_utf8(found, layout.encoding) if layout.encoding else found
 
 

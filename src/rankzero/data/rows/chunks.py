@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,13 @@ class Chunk:
     problems: Mapping[int, RowProblem] = field(default_factory=dict)
     """By index of the line in this chunk: rows that the container could not give as JSON. What the line then holds
     is the row as it stands in the file; it is not to be parsed."""
+    file_bytes: int | None = None
+    """How much of its file was read for it, where that is known: packed files and tables have other sizes than rows."""
+
+    @property
+    def done(self) -> int:
+        """By how much it brings a job over files forward, in bytes of the files."""
+        return len(self.data) if self.file_bytes is None else self.file_bytes
 
 
 def lines(chunk: Chunk) -> Iterator[tuple[int, bytes]]:
@@ -87,13 +94,13 @@ def select(chunks: Iterable[Chunk], keep: npt.NDArray[np.int64], size: int = CHU
 
     `keep` is sorted. That a file is damaged is not left out, wherever it is.
     """
-    source = 0
+    source = done = 0
 
     def kept() -> Iterator[NumberedLine]:
-        nonlocal source
+        nonlocal source, done
         seen = 0
         for chunk in chunks:
-            source = chunk.source
+            source, done = chunk.source, done + chunk.done
             count = count_in(chunk)
             first, last = np.searchsorted(keep, (seen, seen + count))
             wanted = set((keep[first:last] - seen).tolist())
@@ -105,7 +112,8 @@ def select(chunks: Iterable[Chunk], keep: npt.NDArray[np.int64], size: int = CHU
                     yield row
 
     for chunk in pack(kept(), 0, size):
-        yield Chunk(source, chunk.first_line, chunk.data, chunk.numbers, chunk.problems)
+        yield replace(chunk, source=source, file_bytes=done)
+        done = 0
 
 
 def _rows(chunk: Chunk) -> Iterator[NumberedLine]:

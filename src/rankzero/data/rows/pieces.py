@@ -7,7 +7,7 @@ is known. What is kept of it are the texts and what orders them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -49,12 +49,12 @@ def join_pieces(chunks: Iterable[Chunk], pieces: Pieces) -> JoinedFile:
     """The chunks of one file. Lines that are no pieces stay as they are, for `parse` to judge."""
     joined = JoinedFile()
     others: list[NumberedLine] = []
-    source = 0
+    source = done = 0
 
     def found() -> Iterator[tuple[int, dict[str, Any]]]:
-        nonlocal source
+        nonlocal source, done
         for chunk in chunks:
-            source = chunk.source
+            source, done = chunk.source, done + chunk.done
             for index, (number, line) in enumerate(lines(chunk)):
                 problem = chunk.problems.get(index)
                 if problem is None and (not line or line.isspace()):
@@ -71,5 +71,6 @@ def join_pieces(chunks: Iterable[Chunk], pieces: Pieces) -> JoinedFile:
     joined.problems = whole.problems
     joined.merged = sum(one.rows - 1 for one in whole.wholes)
     rows: list[NumberedLine] = [(one.line, orjson.dumps(one.row), None) for one in whole.wholes]
-    joined.chunks = list(pack(sorted([*rows, *others], key=lambda row: row[0]), source))
+    packed = list(pack(sorted([*rows, *others], key=lambda row: row[0]), source))
+    joined.chunks = [replace(chunk, file_bytes=done // len(packed)) for chunk in packed]
     return joined

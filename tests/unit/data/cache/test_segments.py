@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 import rankzero.data.cache.job
 import rankzero.data.cache.tokenize
 from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.encode import Block, EncodedChunk
+from rankzero.data.cache.segments import Segments
 from rankzero.data.cache.tokenize import Shard, TokenRules, prepare, prepare_shard
 from rankzero.data.read.containers.delimited import Header
 from rankzero.data.read.sources import Chunk, read_chunks
@@ -116,3 +119,25 @@ def test_equal_rows_have_equal_digests_and_groups_of_their_own(
     assert np.array_equal(dataset.digests[:60], dataset.digests[60:])
     assert len(set(dataset.groups.tolist())) == 120
     assert set(dataset.source_of.tolist()) == {0, 1}
+
+
+def test_nothing_stays_of_a_segment_that_the_disk_has_no_room_for(tmp_path: Path) -> None:
+    """However often it is tried: what is written ends at a limit that the system itself keeps."""
+    segments = Segments(tmp_path / "partial")
+    ids = np.arange(100_000, dtype=np.int32)
+    one, none = np.array([0, len(ids)], dtype=np.int32), np.array([0, 0], dtype=np.int32)
+    number = np.zeros(1, dtype=np.int64)
+    block = Block(
+        *(ids, one, ids[:0], none, np.empty(0, np.float32), none, np.ones(1, np.int32), np.ones(1)),
+        *(number, number, number, [None], [()]),
+    )
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for _ in range(2):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+        try:
+            with pytest.raises(OSError, match="File too large"), segments.write(0) as writer:
+                writer.add(EncodedChunk(0, 1, block))
+                writer.finish()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert [*segments.directory.iterdir()] == []

@@ -94,6 +94,11 @@ class _Pages(BaseHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {start}-{len(CONTENT) - 1}/{len(CONTENT)}")
         self.end_headers()
         if body:
+            if "slow" in self.path:
+                self.wfile.write(CONTENT[start : start + 1])
+                self.wfile.flush()
+                threading.Event().wait(0.5)
+                start += 1
             self.wfile.write(CONTENT[start:])
 
     def log_message(self, format: str, *args: object) -> None:
@@ -117,6 +122,18 @@ def test_a_web_server_is_read_from_anywhere(site: str, name: str, start: int) ->
     (file,) = RealNetwork().find(f"{site}/{name}?x=1").files
     assert (file.name, file.size) == (name, len(CONTENT)) and "1" in file.version
     assert b"".join(RealNetwork().read(file, start)) == CONTENT[start:]
+
+
+def test_a_download_may_take_longer_than_the_client_would_wait(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it takes, as long as bytes come: the client's own limit is one for the whole file."""
+    import aiohttp
+    import aiohttp.client
+
+    monkeypatch.setattr(aiohttp.client, "DEFAULT_TIMEOUT", aiohttp.ClientTimeout(total=0.2))
+    fsspec.filesystem("https").clear_instance_cache()
+    file = RemoteFile("slow", f"{site}/slow.bin", len(CONTENT))
+    assert b"".join(RealNetwork().read(file, 0)) == CONTENT
+    fsspec.filesystem("https").clear_instance_cache()
 
 
 def test_answers_of_a_web_server(site: str) -> None:

@@ -14,14 +14,10 @@ import numpy.typing as npt
 import orjson
 
 from rankzero.data.read.containers.layout import Layout
-from rankzero.data.read.containers.stream import DamagedError
+from rankzero.data.read.containers.stream import KEPT_OF_DAMAGE, MAX_ROW_BYTES, DamagedError
 from rankzero.data.rows.chunks import NumberedLine
 from rankzero.data.rows.problems import RowProblem
 
-MAX_ROW_BYTES = 256 << 20
-"""A longer row is a quote or a bracket that is not closed."""
-
-_KEPT_OF_DAMAGE = 1 << 20
 _MAX_TAIL = 16 << 20
 
 _QUOTE, _OPEN, _CLOSE = 1, 2, 3
@@ -169,7 +165,7 @@ class _Reader:
                     what += f"; it is not valid JSON from column {error.colno} of its line {error.lineno} on"
         else:
             rest = rest.strip(_BLANKS)
-        return self._number(), rest[:_KEPT_OF_DAMAGE], RowProblem(self._number(), reason, what, hint)
+        return self._number(), rest[:KEPT_OF_DAMAGE], RowProblem(self._number(), reason, what, hint)
 
     def _number(self) -> int:
         return self._row if self._layout.by_row else self._line
@@ -258,7 +254,7 @@ class _Reader:
         if what:
             start = len(tail) - len(tail.lstrip(_BLANKS))
             self._line += tail.count(b"\n", 0, start)
-            rest = tail[start:][:_KEPT_OF_DAMAGE]
+            rest = tail[start:][:KEPT_OF_DAMAGE]
             yield self._number(), rest, RowProblem(self._number(), reason, what, hint)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import BinaryIO, Literal
 
 from rankzero.errors import ConfigError, StorageError
@@ -27,7 +27,21 @@ class DamagedError(Exception):
         self.reason, self.what, self.hint = reason, what, hint
 
 
-def blocks(path: str, packing: Packing | None, size: int) -> Iterator[bytes]:
+MAX_ROW_BYTES = 256 << 20
+"""A longer row is one whose end is missing."""
+
+KEPT_OF_DAMAGE = 1 << 20
+"""Of a row that has no end, what is shown and set aside."""
+
+OnRead = Callable[[int], None]
+"""Called with how far into the file, as it lies on disk, has been read."""
+
+
+def _unheard(_at: int) -> None:
+    pass
+
+
+def blocks(path: str, packing: Packing | None, size: int, on_read: OnRead = _unheard) -> Iterator[bytes]:
     """The unpacked bytes, at most `size` at a time.
 
     Raises DamagedError where packed data is cut off or damaged, StorageError where the volume fails.
@@ -35,9 +49,12 @@ def blocks(path: str, packing: Packing | None, size: int) -> Iterator[bytes]:
     try:
         with open(path, "rb", buffering=0) as file:
             if packing is not None:
-                yield from _unpacked(file, path, packing, size)
+                for block in _unpacked(file, path, packing, size):
+                    on_read(file.tell())
+                    yield block
                 return
             while block := file.read(size):
+                on_read(file.tell())
                 yield block
     except OSError as error:  # the file could be opened before: what fails now is the volume
         raise StorageError(f"reading failed: {error.strerror or error}", where=path) from error

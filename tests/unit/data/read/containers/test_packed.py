@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankzero.data.read.containers import json_lines
 from rankzero.data.read.sources import probe, read_chunks
 from rankzero.errors import ConfigError, DataError
 from tests.unit.data.read.containers.reading import (
@@ -129,3 +131,31 @@ def test_a_build_of_pyarrow_without_the_codec_is_named(tmp_path: Path, monkeypat
     monkeypatch.setattr(pa, "Codec", NoCodec)
     with pytest.raises(ConfigError, match="zstd -d"):
         probe(path)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("pack", ["", ".gz", ".zst"])
+def test_progress_counts_bytes_of_the_file(tmp_path: Path, name: str, pack: str) -> None:
+    """Not those of what it holds, which is larger, or smaller."""
+    many: list[Row] = [{"text": f"{i} {'a' * 200}", "label": "1"} for i in range(3000)]
+    whole = {"f.jsonl": jsonl, "f.json": partial(as_array, indent=1), "f.csv": as_csv, "f.parquet": as_parquet}[name](
+        many
+    )
+    path = put(tmp_path / (name + pack), PACK[pack](whole) if pack else whole)
+    taken = [chunk.done for chunk in read_chunks(str(path), size=50_000)]
+    assert len(taken) > 3 and min(taken) >= 0
+    if not (name == "f.parquet" and pack):  # unpacked as a whole before anything is read
+        assert 0.98 * path.stat().st_size <= sum(taken) <= path.stat().st_size + len(taken)
+
+
+@pytest.mark.parametrize("pack", ["", ".gz"])
+def test_a_line_without_an_end(tmp_path: Path, pack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more of it is held than of any other row without an end."""
+    monkeypatch.setattr(json_lines, "MAX_ROW_BYTES", 1000)
+    monkeypatch.setattr(json_lines, "KEPT_OF_DAMAGE", 100)
+    content = b'{"text": "a"}\n{"text": "' + b"a" * 50_000
+    path = put(tmp_path / f"f.jsonl{pack}", PACK[pack](content) if pack else content)
+    chunks = list(read_chunks(str(path), size=100))
+    (problem,) = chunks[-1].problems.values()
+    assert problem.reason == "row without an end" and problem.line == 2 and "was read" in problem.what
+    assert chunks[-1].data == content.partition(b"\n")[2][:100] and sum(len(chunk.data) for chunk in chunks) < 200
