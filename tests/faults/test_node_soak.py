@@ -65,6 +65,8 @@ class Platform:
 
     run: Pods
     pods: list[Pod] = field(default_factory=list)
+    doubled: set[int] = field(default_factory=set)
+    """Nodes that have had two pods at a time."""
 
     def start(self, node: int) -> None:
         self.pods.append(Pod(node, self.run.start(node)))
@@ -91,6 +93,7 @@ class Platform:
             workers[0].kill()
         elif kind == "second pod":
             self.start(pod.node)
+            self.doubled.add(pod.node)
         else:
             pod.process.send_signal(signal.SIGKILL if kind == "pod killed" else signal.SIGTERM)
         pod.suffered = kind
@@ -182,7 +185,9 @@ def test_a_run_that_is_killed_at_random_ends_as_if_it_had_not_been(
         run.end()
     for pod in platform.pods:
         left_with[f"{pod.suffered or 'left alone'}: {pod.process.returncode}"] += 1
-        assert pod.process.returncode in RIGHT[pod.suffered], all_that_is_known(platform)
+        # Of two pods a node 0 that is new itself cannot tell which came later: the one that joins it last stays.
+        either = RIGHT["second pod"] if pod.node in platform.doubled else set()
+        assert pod.process.returncode in RIGHT[pod.suffered] | either, all_that_is_known(platform)
     lines = metrics(spec)
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert [line["loss"] for line in lines] == pytest.approx(whole, abs=1e-4)
