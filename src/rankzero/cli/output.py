@@ -10,6 +10,7 @@ import traceback
 
 from rankzero.errors import Problem, RankzeroError, StoppedError
 from rankzero.redaction import Redactor
+from rankzero.wording import printable
 
 MOST_PROBLEMS = 25
 """A thousand bad lines are one bad file: the rest is counted."""
@@ -39,11 +40,13 @@ def warn_of_changes(names: tuple[str, ...]) -> None:
 
 def _problem_text(problem: Problem, word: str, colour: str) -> str:
     here = os.path.join(os.getcwd(), "")  # a path below it is read more easily from there
-    where = f"{problem.where.removeprefix(here) if here != '/' else problem.where}: " if problem.where else ""
-    text = _wrapped(f"{word}: {where}{problem.what}", "  ")
+    # What a problem quotes may be anybody's: keys of rows, names of files.
+    what, place, hint = printable(problem.what), printable(problem.where), printable(problem.hint)
+    where = f"{place.removeprefix(here) if here != '/' else place}: " if place else ""
+    text = _wrapped(f"{word}: {where}{what}", "  ")
     text = text.replace(f"{word}:", _paint(f"{word}:", colour), 1)
-    if problem.hint:
-        text += "\n" + _wrapped(f"  hint: {problem.hint}", "    ").replace("hint:", _paint("hint:", "36"), 1)
+    if hint:
+        text += "\n" + _wrapped(f"  hint: {hint}", "    ").replace("hint:", _paint("hint:", "36"), 1)
     return f"{text}\n"
 
 

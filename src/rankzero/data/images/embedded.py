@@ -14,8 +14,8 @@ import re
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
-from rankzero.cache import cache_root
 from rankzero.data.images.decode import ImageError
+from rankzero.machine import cache_root
 from rankzero.run_dir.atomic import place_given_by, storage_errors, whole_file
 
 _HEAD = re.compile(r"data:(?P<kind>[\w.+-]+/[\w.+-]+)?(?P<options>(?:;[\w=.+-]+)*),")
