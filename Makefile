@@ -10,7 +10,7 @@ PYTEST   := $(VENV)/bin/python -m pytest
 WORKERS  ?= 2
 PYTESTS  := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
 
-.PHONY: quickstart test test-deepspeed lint format bench bench-gpu faults golden kfp schema image clean
+.PHONY: quickstart test test-deepspeed lint format bench bench-gpu faults audit golden kfp schema image clean
 
 quickstart: $(VENV)/.train
 	$(VENV)/bin/rankzero quickstart
@@ -43,6 +43,11 @@ bench-gpu: $(VENV)/.dev .venv-bench/.peers
 SEEDS ?= 20
 faults: $(VENV)/.dev
 	SEEDS=$(SEEDS) $(PYTEST) -m faults tests
+
+# Known vulnerabilities of what constraints.txt pins. Needs the network.
+audit: $(VENV)/bin/python
+	$(PIP) pip-audit
+	$(VENV)/bin/python -m pip_audit --no-deps --disable-pip -r constraints.txt
 
 golden: $(VENV)/.dev
 	RANKZERO_UPDATE_GOLDEN=1 $(PYTEST) tests/unit/launch/test_render_golden.py

@@ -22,24 +22,35 @@ def looks_secret(name: str) -> bool:
 
 _SHAPES = re.compile(
     r"\bhf_[A-Za-z0-9]{16,}|\b(?:sk|pk|rk)-[A-Za-z0-9_-]{20,}|\b(?:gh[pousr]_|github_pat_|glpat-|npm_)[A-Za-z0-9_-]{16,}"
-    r"|\bxox[abprs]-[A-Za-z0-9-]{10,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----|://[^/\s:@]+:[^/\s@]+@"
+    r"|\bxox[abprs]-[A-Za-z0-9-]{10,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9._-]{8,}"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.*?-----END [A-Z ]*PRIVATE KEY-----)?"
+    r"|(?<=[?&])(?i:X-Amz-(?:Signature|Credential|Security-Token)|X-Goog-(?:Signature|Credential)|sig|signature"
+    r"|(?:access_|auth_|api_)?(?:token|key))=[^&\s'\"#]+",
+    re.DOTALL,
 )
-"""Tokens of the Hub, of model and code hosts and of clouds, web tokens, private keys, passwords in URLs."""
+"""Tokens of the Hub, of model and code hosts and of clouds, web tokens, private keys, signatures in URLs."""
+HIDDEN = "[hidden]"
+_PASSWORD = re.compile(r"(://[^/\s:@'\"]*:)(?!\[hidden\]@)[^/\s@'\"]+(?=@)")
+"""In a URL."""
 
 
 def holds_secret(value: str) -> bool:
     """Whether a value is a secret by its shape, whatever the name that it goes by."""
-    return _SHAPES.search(value) is not None
+    return _SHAPES.search(value) is not None or _PASSWORD.search(value) is not None
+
+
+def without_secrets(text: str) -> str:
+    """The text with HIDDEN in the place of everything that is a secret by its shape."""
+    return _PASSWORD.sub(rf"\1{HIDDEN}", _SHAPES.sub(HIDDEN, text))
 
 
 SHORTEST_SECRET = 6
 """Shorter values are words that may stand anywhere."""
-HIDDEN = "[hidden]"
 
 
 class Redactor:
-    """Replaces the values of variables that are secrets by their name or by their shape."""
+    """Replaces the values of variables that are secrets by their name or by their shape, and whatever else in a text
+    has such a shape: a password in a URL comes from no variable."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         secrets = [value for name, value in env.items() if looks_secret(name) or holds_secret(value)]
@@ -50,4 +61,4 @@ class Redactor:
     def __call__(self, text: str) -> str:
         for value in self._values:
             text = text.replace(value, HIDDEN)
-        return text
+        return without_secrets(text)

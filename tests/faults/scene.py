@@ -66,9 +66,10 @@ class Scene:
         return int(verify_directory(self.run_dir.checkpoint(steps[0]))["step"]) if steps else 0
 
     def lost(self, done: int) -> None:
-        """Take note of how many of the steps that were done are not saved; never more than an interval of them."""
+        """Take note of how many of the steps that were done are not saved: at most an interval of them, and another
+        while a checkpoint is being written."""
         steps = done - self.saved()
-        assert 0 <= steps <= EVERY
+        assert 0 <= steps < 2 * EVERY, steps
         COUNTS["most steps lost"] = max(COUNTS["most steps lost"], steps)
 
     def continues(self, whole: RunSpec) -> Ended:

@@ -29,7 +29,7 @@ def print_error(error: RankzeroError) -> None:
 
 def print_traceback() -> None:
     """Where the error that is being handled came from."""
-    sys.stderr.write(Redactor(os.environ)(traceback.format_exc()))
+    sys.stderr.write(Redactor(os.environ)(printable(traceback.format_exc())))
 
 
 def warn_of_changes(names: tuple[str, ...]) -> None:
@@ -40,13 +40,11 @@ def warn_of_changes(names: tuple[str, ...]) -> None:
 
 def _problem_text(problem: Problem, word: str, colour: str) -> str:
     here = os.path.join(os.getcwd(), "")  # a path below it is read more easily from there
-    # What a problem quotes may be anybody's: keys of rows, names of files.
-    what, place, hint = printable(problem.what), printable(problem.where), printable(problem.hint)
-    where = f"{place.removeprefix(here) if here != '/' else place}: " if place else ""
-    text = _wrapped(f"{word}: {where}{what}", "  ")
+    where = f"{problem.where.removeprefix(here) if here != '/' else problem.where}: " if problem.where else ""
+    text = _wrapped(printable(f"{word}: {where}{problem.what}"), "  ")
     text = text.replace(f"{word}:", _paint(f"{word}:", colour), 1)
-    if hint:
-        text += "\n" + _wrapped(f"  hint: {hint}", "    ").replace("hint:", _paint("hint:", "36"), 1)
+    if problem.hint:
+        text += "\n" + _wrapped(printable(f"  hint: {problem.hint}"), "    ").replace("hint:", _paint("hint:", "36"), 1)
     return f"{text}\n"
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
 from rankzero.engine.distributed import World
 from rankzero.engine.parallel.base import Parallel
@@ -104,13 +105,22 @@ def find_checkpoints(run_dir: RunDir, notice: Callable[[str], None]) -> Found:
 
 
 def load_checkpoint(directory: Path, parallel: Parallel, world: World) -> Position:
-    """Restore everything. Where the number of ranks has changed, their generators stay as they were seeded."""
-    parallel.load(directory)
-    state = json.loads((directory / "trainer.json").read_text(encoding="utf-8"))
-    if len(list(directory.glob("rng-rank-*.json"))) == world.world_size:
-        _restore_rng(json.loads((directory / f"rng-rank-{world.rank}.json").read_text(encoding="utf-8")))
-    known = {field.name for field in fields(Position)}
-    return Position(**{name: value for name, value in state["position"].items() if name in known})
+    """Restore everything. Where the number of ranks has changed, their generators stay as they were seeded.
+
+    Raises StorageError where a file is not what it is named: its bytes are those of the manifest, so whoever wrote one
+    wrote the other.
+    """
+    try:
+        parallel.load(directory)
+        state = json.loads((directory / "trainer.json").read_text(encoding="utf-8"))
+        if len(list(directory.glob("rng-rank-*.json"))) == world.world_size:
+            _restore_rng(json.loads((directory / f"rng-rank-{world.rank}.json").read_text(encoding="utf-8")))
+        known = {field.name for field in fields(Position)}
+        return Position(**{name: value for name, value in state["position"].items() if name in known})
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        what = f"this is no checkpoint that rankzero wrote: {type(error).__name__}: {error}"
+        hint = "move it away; the same command then continues from the one before"
+        raise StorageError(what, where=str(directory), hint=hint) from error
 
 
 def generator_states() -> dict[str, Any]:

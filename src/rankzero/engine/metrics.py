@@ -68,7 +68,7 @@ class MetricsLog:
 def evaluations(path: Path, metric: str) -> dict[int, float]:
     """The values of a metric in metrics.jsonl, by step; NaN is not among them. {} where there is no file."""
     found = {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
         try:
             row = json.loads(line)
             found[int(row["step"])] = float(row[metric])
@@ -80,11 +80,14 @@ def evaluations(path: Path, metric: str) -> dict[int, float]:
 def _keep_until(path: Path, step: int) -> None:
     if not path.is_file():
         return
-    kept = []
-    for line in path.read_text(encoding="utf-8").split("\n"):
+    kept, damaged = [], 0
+    *whole, rest = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    for line in (*whole, rest):
         try:
             if json.loads(line)["step"] <= step:
                 kept.append(line)
         except (ValueError, KeyError, TypeError):
-            continue  # blank, or cut off by the kill that this resume follows
+            damaged += bool(line) and line is not rest  # the rest was cut off by the kill that this resume follows
+    if damaged:
+        logger.warning("[STEP] %s: %d lines cannot be read, and are left out", path, damaged)
     write_text(path, "".join(f"{line}\n" for line in kept))

@@ -282,6 +282,8 @@ def claim_directory(
         for parent in (run_dir.root, run_dir.checkpoints):
             for name in remove_stale(parent):
                 logger.info("[STEP] removed %s, left unfinished by an earlier start", name)
+        for path in run_dir.make_way_for_links():
+            logger.warning("[STEP] a directory stood where a link belongs; it is now %s, delete it when you like", path)
         run_dir.stop_flag.unlink(missing_ok=True)
         run_dir.report.unlink(missing_ok=True)  # of an end that this start goes beyond
         write_text(run_dir.spec, to_yaml(spec))

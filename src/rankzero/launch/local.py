@@ -29,6 +29,7 @@ from rankzero.run_dir.handover import RENDEZVOUS_VARIABLE, write_payload
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
+from rankzero.wording import printable
 
 GRACE_SECONDS = 170.0
 PAUSE_SECONDS = (1.0, 10.0, 30.0)
@@ -138,7 +139,7 @@ class _Local:
                 file.write(json.dumps(entry, ensure_ascii=False) + "\n")
 
     def _say(self, text: str) -> None:
-        sys.stderr.write(self._redact(f"{datetime.now():%H:%M:%S} {text}\n"))
+        sys.stderr.write(self._redact(printable(f"{datetime.now():%H:%M:%S} {text}\n")))
         sys.stderr.flush()
 
 

@@ -285,8 +285,8 @@ class Workers:
         if ending in self._passed_on:  # before it could listen, or it was asked twice
             name = signal.Signals(ending).name
             return StoppedError(f"stopped by {name} without saving", hint="give the same command again")
-        tail = self._last_words(local)
-        if code == -signal.SIGABRT and any(_ABORTED.search(self._last_words(one)) for one in range(self._ranks.count)):
+        tail = self._stderr(local)[-LAST_WORDS:]
+        if code == -signal.SIGABRT and any(_ABORTED.search(self._stderr(one)) for one in range(self._ranks.count)):
             what = f"process {rank} gave up waiting for another one in a collective\n{tail}".rstrip()
             return errors.PeerLostError(what, where=self.name(local), hint=_AGAIN)
         if code < 0:
@@ -297,10 +297,10 @@ class Workers:
             )
         return RankzeroError(f"process {rank} failed with exit code {code}\n{tail}".rstrip(), where=self.name(local))
 
-    def _last_words(self, local: int) -> str:
-        """The end of what a worker wrote to standard error, where that is kept."""
+    def _stderr(self, local: int) -> str:
+        """What a worker wrote to standard error, where that is kept: what caused a crash, then its stacks."""
         path = self._directory / f"stderr-{local}"
-        return path.read_text(encoding="utf-8", errors="replace")[-LAST_WORDS:] if path.is_file() else ""
+        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
 def _innermost(stack: str) -> str:

@@ -124,6 +124,12 @@ def _index_problems(directory: Path) -> list[Problem]:
     if where is None:
         return [Problem(f"{INDEX} cannot be read", str(directory), "copy it from the model's Hub page")]
     shards = sorted(set(where.values()))
+    outside = [shard for shard in shards if shard != os.path.basename(shard) or shard in {"", ".", ".."}]
+    if outside:
+        hint = "weights lie beside their index; take the model from where it was published"
+        return [
+            Problem(f"{INDEX} names {shard[:80]!r}, outside of the model", str(directory), hint) for shard in outside
+        ]
     missing = [shard for shard in shards if not (directory / shard).is_file()]
     hint = f"copy the {len(missing)} of {len(shards)} shards that are missing"
     return [Problem(f"{shard} is missing", str(directory), hint) for shard in missing]

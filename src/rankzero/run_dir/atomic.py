@@ -25,6 +25,10 @@ from rankzero.errors import StorageError
 from rankzero.machine import usable_cores
 
 MANIFEST = "manifest.json"
+FIRST_FORMAT, FORMAT = 1, 2
+"""Of manifests. The first one has no seal."""
+SEAL = "seal"
+"""Where a manifest has the sha256 of the rest of itself."""
 TEMPORARY_PREFIX = ".tmp-"
 _DISPLACED = re.compile(re.escape(TEMPORARY_PREFIX) + r"old-(.+)-[0-9a-f]{32}")
 _MOST_READERS = 8
@@ -143,7 +147,7 @@ def commit_directory(
         entries |= written_files(staged, [path for name, path in there.items() if name not in entries])
         files = {name: entries[name] for name in there}
         manifest = staged / MANIFEST
-        manifest.write_text(json.dumps({"format": 1, "files": files, **meta}, indent=1) + "\n", encoding="utf-8")
+        manifest.write_text(_sealed({"format": FORMAT, "files": files, **meta}), encoding="utf-8")
         for path in [manifest, *(entry for entry in staged.rglob("*") if entry.is_dir()), staged]:
             fsync_path(path)
         displaced = final.with_name(stage_name(f"old-{final.name}"))
@@ -157,6 +161,16 @@ def commit_directory(
             raise
         fsync_path(final.parent)
         shutil.rmtree(displaced, ignore_errors=True)
+
+
+def _sealed(value: dict[str, Any]) -> str:
+    """The text of a manifest, with a digest of its own: a bit that flips there would otherwise be another run's."""
+    whole = json.loads(json.dumps(value))
+    return json.dumps({**whole, SEAL: _digest(whole)}, indent=1) + "\n"
+
+
+def _digest(value: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _permit(path: Path, directory_mode: int) -> None:
@@ -181,7 +195,7 @@ def put_back_displaced(parent: Path) -> list[str]:
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """A committed directory's manifest. Raises StorageError where it is missing or no JSON object."""
+    """A committed directory's manifest. Raises StorageError where it is missing, or not as it was written."""
     path = directory / MANIFEST
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -191,7 +205,18 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         raise StorageError(f"the manifest cannot be read: {error}", where=str(path)) from error
     if not isinstance(value, dict) or not isinstance(value.get("files"), dict):
         raise StorageError("the manifest is not one of rankzero's", where=str(path))
+    seal = value.pop(SEAL, None)
+    if value.get("format") != FIRST_FORMAT and (value.get("format") != FORMAT or seal != _digest(value)):
+        raise StorageError("the manifest changed since it was saved, or is of a newer rankzero", where=str(path))
+    if not all(_is_entry(name, entry) for name, entry in value["files"].items()):
+        raise StorageError("the manifest is not one of rankzero's", where=str(path))
     return value
+
+
+def _is_entry(name: str, entry: object) -> bool:
+    """Whether a manifest's line of a file is one, and of a file of its directory."""
+    inside = not name.startswith("/") and ".." not in name.split("/")
+    return inside and isinstance(entry, dict) and isinstance(entry.get("size"), int) and "sha256" in entry
 
 
 def verify_directory(directory: Path, *, hashes: bool = True) -> dict[str, Any]:

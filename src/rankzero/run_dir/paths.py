@@ -91,6 +91,19 @@ class RunDir:
                     link.unlink()
         return damaged
 
+    def make_way_for_links(self) -> list[Path]:
+        """Rename directories that stand where the links belong, as a copy that follows links makes them: a save would
+        only fail there. Returns where they are now. Raises StorageError."""
+        moved = []
+        for name in LINKS:
+            link = self.root / name
+            if link.is_dir() and not link.is_symlink():
+                copied = self.root / f"{name}-copied-{uuid.uuid4().hex[:8]}"
+                with storage_errors(copied):
+                    link.rename(copied)
+                moved.append(copied)
+        return moved
+
     def set_link(self, name: LinkName, step: int) -> None:
         """Point `best` or `last` at a checkpoint: a relative symlink, or a pointer file where there are none."""
         link, target = self.root / name, os.path.relpath(self.checkpoint(step), self.root)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 from rankzero.errors import Problem
+from rankzero.redaction import holds_secret
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.shardings import SHARDINGS, sharding_section
 from rankzero.spec.tasks import TASKS, task_that
@@ -15,7 +16,7 @@ _FLOAT32_ZERO = 2.0**-150
 
 def check(spec: RunSpec, doubtful: Collection[str] = ()) -> list[Problem]:
     """All contradictions, each at the field to change. Rules that look at a field in `doubtful` are left out."""
-    return [
+    return secrets_in(spec) + [
         problem
         for fields, rule in _RULES
         if not any(_touch(field, other) for field in fields for other in doubtful)
@@ -26,6 +27,28 @@ def check(spec: RunSpec, doubtful: Collection[str] = ()) -> list[Problem]:
 def _touch(field: str, other: str) -> bool:
     """Whether one is the other, or inside it."""
     return any(a == b or a.startswith((f"{b}.", f"{b}[")) for a, b in ((field, other), (other, field)))
+
+
+def secrets_in(spec: RunSpec) -> list[Problem]:
+    """A problem for each text that is a secret by its shape, without the text: a spec is written to disk, hashed into
+    checkpoints and shown."""
+    hint = "put it where the library that opens this looks for credentials: its variables, or ~/.netrc"
+    return [
+        Problem("this holds a secret, and a spec is written to disk and shown", field, hint)
+        for field, text in _texts(spec.model_dump(mode="json"), "")
+        if holds_secret(text)
+    ]
+
+
+def _texts(value: object, field: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield field, value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _texts(inner, f"{field}.{key}" if field else str(key))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from _texts(inner, f"{field}[{number}]")
 
 
 def _warmup_is_whole(spec: RunSpec) -> list[Problem]:

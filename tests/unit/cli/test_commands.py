@@ -49,10 +49,12 @@ class Started:
 
     def __init__(self) -> None:
         self.calls: list[tuple[RunSpec, RunOptions, int]] = []
+        self.restarts: list[int] = []
         self.error: BaseException | None = None
 
     def __call__(self, spec: RunSpec, options: RunOptions, nproc: int, max_restarts: int = 0) -> dict[str, Any]:
         self.calls.append((spec, options, nproc))
+        self.restarts.append(max_restarts)
         if self.error is not None:
             raise self.error
         return REPORT
@@ -123,6 +125,21 @@ class TestTrain:
         assert started.last[0].train.global_batch_size == 12
         assert started.last[2] == 1
         assert done.out == "", "only rank 0 reports"
+
+    def test_a_pod_starts_a_run_again_and_a_terminal_does_not(
+        self, cli: Cli, started: Started, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        cli("train run.yaml")
+        cli("train run.yaml --max-restarts 2")
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+        cli("train run.yaml")
+        cli("train run.yaml --max-restarts 0")
+        monkeypatch.setenv("RANK", "0")
+        cli("train run.yaml")
+        assert started.restarts == [0, 2, 3, 0, 0]
+        for wrong in ("-1", "two", "3"):  # 3: whoever set RANK starts processes again
+            done = cli(f"train run.yaml --max-restarts {wrong}")
+            assert done.code == 2 and "--max-restarts" in done.err
 
     def test_processes_cannot_be_asked_for_inside_a_torchrun(
         self, cli: Cli, started: Started, monkeypatch: pytest.MonkeyPatch

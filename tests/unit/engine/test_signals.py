@@ -202,3 +202,20 @@ def interrupted_twice(directory: Path, cache: str, text: str) -> None:
             time.sleep(60)
 
     worker.run(RunSpec.model_validate_json(text), RunOptions(), Hooks(step_begins=hang))
+
+
+def test_a_closed_terminal_is_a_stop_and_nohup_stays_deaf() -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with stop_on_signals(lambda _: None) as stop:
+            stop.defer(Path("/nowhere/stop"))
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.wanted and stop.reason == "SIGHUP"
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with stop_on_signals(lambda _: None) as stop:
+            stop.defer(Path("/nowhere/stop"))
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.wanted
+    finally:
+        signal.signal(signal.SIGHUP, before)

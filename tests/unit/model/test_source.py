@@ -60,6 +60,14 @@ def test_missing_shards_are_named(copy: Path) -> None:
     assert [p.what for p in missing.value.problems] == [f"{name} is missing" for name in names[1:]]
 
 
+@pytest.mark.parametrize("name", ["../other/model.safetensors", "/etc/passwd", "..", "a/b.safetensors"])
+def test_an_index_that_names_files_elsewhere(name: str, copy: Path) -> None:
+    (copy / "model.safetensors").unlink()
+    (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": name}}))
+    with pytest.raises(ConfigError, match="outside of the model"):
+        locate(local(copy))
+
+
 def test_pickled_weights_are_refused_unless_trusted(copy: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM

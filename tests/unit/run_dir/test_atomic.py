@@ -48,6 +48,40 @@ def test_committing_again_replaces_the_whole_directory(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["step-1"]
 
 
+def _edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_a_manifest_of_the_first_format_has_no_seal_and_names_no_file_outside(tmp_path: Path) -> None:
+    commit_directory(staged(tmp_path), tmp_path / "step-1", {})
+    path = tmp_path / "step-1/manifest.json"
+    first = {**json.loads(path.read_text()), "format": 1}
+    del first["seal"]
+    path.write_text(json.dumps(first))
+    verify_directory(tmp_path / "step-1")
+    for name in ("../x", "/etc/passwd", "a/../../x"):
+        path.write_text(json.dumps({**first, "files": {name: {"size": 1, "sha256": ""}}}))
+        with pytest.raises(StorageError, match="not one of"):
+            verify_directory(tmp_path / "step-1")
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_no_flipped_bit_of_a_manifest_passes(bit: int, tmp_path: Path) -> None:
+    commit_directory(staged(tmp_path), tmp_path / "step-1", {"step": 1, "spec": {"lr": 0.01, "x": None, "on": True}})
+    path = tmp_path / "step-1/manifest.json"
+    whole = path.read_bytes()
+    as_written = json.loads(whole)
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+        try:
+            passed = read_manifest(tmp_path / "step-1")
+        except StorageError:
+            continue
+        assert passed == {name: value for name, value in as_written.items() if name != "seal"}, "white space alone"
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
@@ -57,10 +91,13 @@ def test_committing_again_replaces_the_whole_directory(tmp_path: Path) -> None:
         (lambda d: (d / "manifest.json").unlink(), "never committed"),
         (lambda d: (d / "manifest.json").write_text("{"), "cannot be read"),
         (lambda d: (d / "manifest.json").write_text("[]"), "not one of rankzero's"),
+        (lambda d: _edit(d / "manifest.json", '"step": 1', '"step": 3'), "manifest changed"),
+        (lambda d: _edit(d / "manifest.json", '"format": 2', '"format": 3'), "newer rankzero"),
+        (lambda d: _edit(d / "manifest.json", '"seal"', '"deal"'), "manifest changed"),
     ],
 )
 def test_every_damage_is_named(damage: object, words: str, tmp_path: Path) -> None:
-    commit_directory(staged(tmp_path), tmp_path / "step-1", {})
+    commit_directory(staged(tmp_path), tmp_path / "step-1", {"step": 1})
     damage(tmp_path / "step-1")  # type: ignore[operator]
     with pytest.raises(StorageError, match=words):
         verify_directory(tmp_path / "step-1")

@@ -21,7 +21,7 @@ def run_of(tmp_path: Path, *, final: bool = True, manifest: dict[str, Any] | Non
     (run / "run.yaml").write_text(to_yaml(RunSpec.model_validate(value)))
     if final:
         (run / "final").mkdir()
-        (run / "final/manifest.json").write_text(json.dumps({"files": {}, **(manifest or {})}))
+        (run / "final/manifest.json").write_text(json.dumps({"format": 1, "files": {}, **(manifest or {})}))
     return run
 
 

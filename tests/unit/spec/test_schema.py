@@ -49,7 +49,7 @@ def as_editors_read(text: str) -> Any:
         """With one more notation."""
 
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[0-9]+e-?[0-9]+"), list("0123456789"))
-    return yaml.load(text, Loader=Loader)
+    return yaml.load(text, Loader=Loader)  # noqa: S506 - a SafeLoader
 
 
 @pytest.mark.parametrize(("name", "model", "value"), list(written_specs()), ids=lambda value: str(value)[:40])

@@ -13,7 +13,7 @@ from typing import IO
 from rankzero.errors import RankzeroError
 from rankzero.redaction import Redactor
 
-LAST_LINES = 30
+LAST_LINES = 300
 """Of a process, for the error that its death is told with."""
 
 
