@@ -244,7 +244,7 @@ MATRIX: tuple[Row, ...] = (
         "the newest checkpoint",
         "goes on from it; given up after three restarts that bring nothing new",
         (
-            f"{PROCESSES}::test_nobody_waits_for_a_suspended_peer_of_a_dead_process",
+            f"{RESTARTS}::test_a_run_that_dies_is_suspended_and_hangs_ends_as_if_undisturbed",
             "unit/launch/test_restarts.py::test_it_is_given_up_with_the_last_cause",
         ),
     ),
