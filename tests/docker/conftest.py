@@ -112,7 +112,7 @@ class DockerRun:
         self.objects = render(make_plan(resolve(run), cluster))
 
     def submit(self) -> None:
-        self.backend.submit(self.objects, print)
+        self.backend.submit(self.objects, print, replace=True)
 
     def follow(self, act: Callable[[LogLine], None] = lambda line: None) -> list[LogLine]:
         """All lines to the end of the run."""

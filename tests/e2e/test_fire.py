@@ -102,7 +102,7 @@ def test_both_splits_with_images_from_an_archive(cli: Any, raw: Path, tmp_path: 
     assert all(loads_as_messages(Path("out") / name) for name in names)
     for row in (row for name in names for row in read_jsonl(Path("out") / name)):
         assert Image.open(Path("img") / row["images"][0]).size == (6, 6)
-    groups = [{row["group"] for row in read_jsonl(Path("out") / name)} for name in names]
+    groups = [{row["conversation_id"] for row in read_jsonl(Path("out") / name)} for name in names]
     assert not groups[0] & groups[1]
     assert stats["images_in_several_splits"] == len((groups[0] | groups[1]) & groups[2])
 

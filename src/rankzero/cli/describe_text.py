@@ -20,7 +20,7 @@ def described(evidence: Evidence) -> str:
         "Objects": [line for one in evidence.objects for line in _object(one)],
         "Queue": [line for one in evidence.workloads for line in _object(one)],
         "Pods": [_pod(one) for one in evidence.pods],
-        "Cluster nodes": [_node(one) for one in evidence.nodes or () if _is_used(one, evidence)],
+        "Hosts": [_node(one) for one in evidence.nodes or () if _is_used(one, evidence)],
         "Events": [_event(one) for one in _newest(evidence.events)],
         "Not permitted to see": [f"{one.verb}: {one.message}" for one in evidence.refused],
     }
@@ -69,7 +69,7 @@ def _object(manifest: Manifest) -> Iterator[str]:
 
 
 def _pod(pod: Manifest) -> str:
-    host = text(pod, "spec", "nodeName") or "no node yet"
+    host = text(pod, "spec", "nodeName") or "no host yet"
     states = []
     for container in maps(pod, "status", "containerStatuses"):
         name, state = text(container, "name"), at(container, "state")

@@ -186,14 +186,18 @@ class _Split:
 
     def _outcome(self, number: int, value: Any) -> tuple[list[dict[str, Any]], str] | Dropped:
         """What is written for a raw row, and its group; or the rule that drops it."""
-        read = self._read(number, value, self._tally)
+        tally = Tally()
+        read = self._read(number, value, tally)
         if isinstance(read, Dropped):
+            self._tally.add(tally, used=False)
             return read
         converted, image = read
         path = None if image is None else self._image(image)
         if isinstance(path, Lost):
-            self._tally.unconvert(converted.steps, path.rule)
+            tally.unconvert(converted.steps, path.rule)
+            self._tally.add(tally, used=False)
             return Dropped(path.rule, path.what)
+        self._tally.add(tally, used=True)
         group = _group(image, self._split, number)
         if image is not None:
             self.groups.add(group)
@@ -235,7 +239,7 @@ def _finished(row: dict[str, Any], name: str, group: str | None, image: str | No
     ending = row["id"]
     finished = {"id": f"{name}-{ending}" if ending else name, "messages": row["messages"]}
     if group is not None:
-        finished["group"] = group
+        finished["conversation_id"] = group  # which keeps rows of one image together wherever they are read
     if image is not None:
         finished["images"] = [image]
     return finished

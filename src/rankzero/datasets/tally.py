@@ -40,6 +40,7 @@ class Tally:
     notes: Counter[str] = field(default_factory=Counter)
     """What was changed or left out inside rows that are used, by rule."""
     histograms: dict[str, Counter[str]] = field(default_factory=dict)
+    """Of rows that are used."""
     written: Counter[str] = field(default_factory=Counter)
     """Training rows by file."""
 
@@ -59,6 +60,16 @@ class Tally:
         self.steps_out -= steps
         if steps:
             self.steps_dropped[rule] += steps
+
+    def add(self, row: Tally, *, used: bool) -> None:
+        """What was counted of one raw row. Of one that is not used, its steps alone: what is said of used rows is not
+        said of it."""
+        self.steps_in += row.steps_in
+        self.steps_out += row.steps_out
+        self.steps_dropped.update(row.steps_dropped)
+        for name, counts in row.histograms.items():
+            self.histogram(name).update(counts if used else ())
+        self.notes.update(row.notes if used else ())
 
     @property
     def accounted(self) -> bool:

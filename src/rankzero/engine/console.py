@@ -11,22 +11,20 @@ import logging
 import logging.handlers
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from rankzero.data.progress import Advance, Reached, Telling, told
 from rankzero.redaction import Redactor
 from rankzero.run_dir.atomic import storage_errors
 from rankzero.wording import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, TaskID
 
 logger = logging.getLogger("rankzero")
-PLAIN_INTERVAL_SECONDS = 10.0
 _STDOUT, _STDERR = 1, 2
 
 
@@ -112,62 +110,30 @@ class RunConsole:
         logger.addHandler(handler)
 
     @contextmanager
-    def progress(self, label: str, total: int, done: int = 0) -> Iterator[Callable[[int, str], None]]:
+    def progress(self, label: str, total: int, done: int = 0) -> Iterator[Advance]:
         """A bar on a terminal, a line every ten seconds elsewhere. Yields advance(count, facts)."""
         if not self.speaks:
             yield lambda _count, _facts: None
-        elif self.live:
-            with self._bar() as bar:
-                task = bar.add_task(label, total=total, completed=done, facts="")
-                yield _Advance(bar, task)
-        else:
-            yield _PlainAdvance(label, total, done)
-
-    def _bar(self) -> Progress:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        return Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None if self.console.width >= 80 else 8),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[facts]}"),
-            TextColumn("ETA"),
-            TimeRemainingColumn(compact=True),
-            console=self.console,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-
-
-class _Advance:
-    def __init__(self, bar: Progress, task: TaskID) -> None:
-        self._bar, self._task = bar, task
-
-    def __call__(self, count: int, facts: str) -> None:
-        self._bar.update(self._task, advance=count, facts=facts)
-
-
-class _PlainAdvance:
-    """Lines at the first step, then every ten seconds, and at the end."""
-
-    def __init__(self, label: str, total: int, done: int) -> None:
-        self._label, self._total, self._done = label, total, done
-        self._started = self._last = time.monotonic()
-        self._spoken, self._from = 0.0, done
-
-    def __call__(self, count: int, facts: str) -> None:
-        self._done += count
-        now = time.monotonic()
-        since, self._last = now - self._last, now
-        if not count:  # part of an evaluation: it has a line of its own, and steps are what the ETA counts
-            self._started += since
             return
-        if self._done < self._total and self._spoken and now - self._spoken < PLAIN_INTERVAL_SECONDS:
-            return
-        self._spoken = now
-        left = (now - self._started) / max(1, self._done - self._from) * (self._total - self._done)
-        logger.info("[TRAIN] %s %d/%d %s ETA %s", self._label, self._done, self._total, facts, duration(left))
+        terminal = self.console if self.live else None
+        with told(STEPS, label, total, done, terminal=terminal, say=logger.info) as advance:
+            yield advance
+
+
+def _bar_of_steps(width: int) -> tuple[Any, ...]:
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
+    bar, left = BarColumn(bar_width=None if width >= 80 else 8), TimeRemainingColumn(compact=True)
+    name, facts = TextColumn("{task.description}"), TextColumn("{task.fields[facts]}")
+    return name, bar, MofNCompleteColumn(), facts, TextColumn("ETA"), left
+
+
+def _line_of_steps(at: Reached) -> str:
+    return f"[TRAIN] {at.label} {at.done}/{at.total} {at.facts} ETA {duration(at.left)}"
+
+
+STEPS = Telling(_line_of_steps, _bar_of_steps, quiet_seconds=0.0, line_seconds=10.0, end=True, redirects=False)
+"""`launch/log_lines.py` reads these lines. An evaluation between the steps has its own, and no share in the ETA."""
 
 
 def duration(seconds: float) -> str:

@@ -266,7 +266,7 @@ def _access_problems(cluster: ClusterSpec) -> list[Problem]:
     if alone:
         hint = "give storage.outputs a claim or host_path that all nodes mount; its url then keeps a copy"
         problems.append(Problem("several nodes need one volume for results", "cluster.yaml storage.outputs", hint))
-    what = f"ReadWriteOnce can be mounted on one node at a time, and num_nodes is {cluster.num_nodes}"
+    what = f"ReadWriteOnce can be mounted on one host at a time, and num_nodes is {cluster.num_nodes}"
     hint = "use a storage class with ReadWriteMany, or leave the claim out: each pod then has a scratch directory"
     return problems + [
         Problem(what, f"cluster.yaml storage.{name}.access", hint)

@@ -57,7 +57,7 @@ def _volumes(spec: ClusterSpec) -> list[Problem]:
 def _volume(name: str, volume: VolumeSpec) -> list[Problem]:
     problems = []
     if volume.claim is not None and volume.host_path is not None:
-        problems.append(Problem("a volume is a claim or a directory of the node, not both", "host_path"))
+        problems.append(Problem("a volume is a claim or a directory of the host, not both", "host_path"))
     if volume.sub_path is not None and (volume.sub_path.startswith("/") or ".." in volume.sub_path.split("/")):
         hint = "such as team/runs, without '..'"
         problems.append(Problem(f"{volume.sub_path} is not a path inside of the volume", "sub_path", hint))

@@ -67,21 +67,21 @@ class ResourcesSpec(Section):
 
 
 class VolumeSpec(Section):
-    """A directory of the pods, and what keeps it: a claim, a directory of the node, or nothing."""
+    """A directory of the pods, and what keeps it: a claim, a directory of the host, or nothing."""
 
     mount: MountPath
     """Absolute path in the pods."""
     claim: DnsName | None = None
     """Name of a persistent volume claim; made where it does not exist and `size` is given."""
     host_path: MountPath | None = None
-    """Directory of the node instead: a file system that every node has mounted (not under restricted Pod Security)."""
+    """Directory of the host instead: a file system that every host has mounted (not under restricted Pod Security)."""
     size: Quantity | None = None
     """Size of the claim where it has to be made, such as 500Gi; without claim or host_path, the limit of a scratch
     directory that ends with its pod."""
     storage_class: Annotated[DnsName | None, Field(alias="class")] = None
     """Storage class of the claim where it has to be made; absent: the cluster's default."""
     access: Literal["ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany"] = "ReadWriteMany"
-    """ReadWriteMany where several nodes mount it."""
+    """ReadWriteMany where several hosts mount it."""
     read_only: bool = False
     """Mount it so that nothing can be written."""
     sub_path: Text | None = None
@@ -117,7 +117,7 @@ class SpreadSpec(Section):
     """How the pods of a run are spread over the cluster."""
 
     mode: Literal["auto", "required", "preferred", "none"] = "auto"
-    """One pod to a node: required, preferred, or of no interest. auto: preferred where there are several."""
+    """One pod to a host: required, preferred, or of no interest. auto: preferred where there are several."""
     topology_key: Text = "kubernetes.io/hostname"
     """Node label whose values are the places to spread over."""
     together: Text | None = None
@@ -152,7 +152,7 @@ class ClusterSpec(Section):
     image: Annotated[str, StringConstraints(pattern=IMAGE_PATTERN)]
     """Image of the workers; it holds rankzero[train]."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
-    """When nodes ask the registry for the image."""
+    """When hosts ask the registry for the image."""
     image_pull_secrets: tuple[DnsName, ...] = ()
     """Secrets with the registry's credentials."""
     kind: Kind = "auto"
@@ -178,9 +178,9 @@ class ClusterSpec(Section):
     env: dict[EnvName, str] = {}
     """Environment variables of the pods, such as NCCL_SOCKET_IFNAME. No secrets."""
     node_selector: dict[LabelKey, LabelValue] = {}
-    """Labels that a node must have."""
+    """Labels that a host must have."""
     tolerations: tuple[TolerationSpec, ...] = ()
-    """Taints that pods put up with, besides the one of GPU nodes."""
+    """Taints that pods put up with, besides the one of hosts with GPUs."""
     spread: SpreadSpec = SpreadSpec()
     queue: QueueSpec | None = None
     """Kueue queue that admits the run."""

@@ -50,7 +50,7 @@ def test_a_thousand_trajectories_add_up(tmp_path: Path) -> None:
     assert len(train) + len(held) == attempts
     # One side for each row, trajectory, and image, whatever the image's path is called.
     assert len({row["id"] for row in train + held}) == attempts
-    assert not {row["group"] for row in train} & {row["group"] for row in held}
+    assert not {row["conversation_id"] for row in train} & {row["conversation_id"] for row in held}
     assert not {image_key(row["images"][0]) for row in train} & {image_key(row["images"][0]) for row in held}
     assert {row["id"].split("-")[0] for row in train} ^ {row["id"].split("-")[0] for row in held} == {
         row["id"] for row in rows
@@ -101,6 +101,7 @@ def test_rows_without_a_usable_image_are_dropped_by_name(tmp_path: Path) -> None
         "not an object": 1,
         "image is not a path": 1,
     }
+    assert stats["rounds"] == {"2": 2} and stats["scores"] == {"1": 2, "2": 2}, "of the rows that are used"
     assert stats["steps_dropped"] == {"not an image": 2, "image missing": 2, "`..` in image path": 2}
     assert stats["dropped_examples"]["image missing"] == [
         {"row": 4, "what": "gqa/images/3.jpg is in none of the places"}
@@ -113,7 +114,7 @@ def test_rows_without_a_usable_image_are_dropped_by_name(tmp_path: Path) -> None
         ["gqa/images/1.jpg"],
     ]
     assert all((tmp_path / "images" / row["images"][0]).is_file() for row in written)
-    assert [row["group"] for row in written[::2]] == ["coco:7", "gqa/images/1.jpg"]
+    assert [row["conversation_id"] for row in written[::2]] == ["coco:7", "gqa/images/1.jpg"]
 
 
 def test_bad_json_is_dropped_and_counted(tmp_path: Path) -> None:
@@ -128,7 +129,7 @@ def test_max_samples_counts_raw_rows_of_each_split(tmp_path: Path) -> None:
     raw = write_array(tmp_path / "raw.json", many_fire_rows(30))
     stats = run(fire_recipe(), {"train": [raw], "test": [raw]}, frame(tmp_path, skip_images=True, max_samples=7))
     assert [stats["splits"][split]["rows_in"] for split in ("train", "test")] == [7, 7]
-    used = len({row["group"] for row in read_jsonl(tmp_path / "out/fire_bc_test.jsonl")})
+    used = len({row["conversation_id"] for row in read_jsonl(tmp_path / "out/fire_bc_test.jsonl")})
     assert stats["images_in_several_splits"] == used, "the same images on both sides are told"
 
 
@@ -183,7 +184,7 @@ def test_volcano_text_rows_are_groups_of_their_own(tmp_path: Path) -> None:
     assert stats["kinds"] == {"answer": 50, "text": 50} and stats["rows_out"] == 100
     assert sum(stats["written"].values()) == 100 and stats["written"]["volcano_eval.jsonl"] == 10
     text = [row for row in read_jsonl(tmp_path / "out/volcano_train.jsonl") if "images" not in row]
-    assert text and all("group" not in row for row in text)
+    assert text and all("conversation_id" not in row for row in text)
 
 
 JSON = st.recursive(

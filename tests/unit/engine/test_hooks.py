@@ -36,12 +36,11 @@ def test_hooks_hear_of_each_step_its_passes_and_every_checkpoint(tmp_path: Path,
         step_begins=lambda step: heard.append(("begins", step)), pass_done=passed, step_ends=ends, saved=saved
     )
     assert run_here(spec, hooks=hooks)["steps"] == 4
-    assert list(dict.fromkeys(heard)) == [
-        *(("begins", 1), ("pass", 1), ("ends", 1)),
-        *(("begins", 2), ("pass", 2), ("ends", 2), ("saved", 2)),
-        *(("begins", 3), ("pass", 3), ("ends", 3)),
-        *(("begins", 4), ("pass", 4), ("ends", 4), ("saved", 4)),
+    assert [what for what in dict.fromkeys(heard) if what[0] != "saved"] == [
+        (event, step) for step in (1, 2, 3, 4) for event in ("begins", "pass", "ends")
     ]
+    assert [what for what in heard if what[0] == "saved"] == [("saved", 2), ("saved", 4)]
+    assert all(heard.index(("saved", step)) > heard.index(("ends", step)) for step in (2, 4))
     assert told == metrics(spec)
     rows = {row["step"]: row for row in metrics(spec)}
     assert {step: loss / rows[step]["supervised_tokens"] for step, loss in losses.items()} == pytest.approx(

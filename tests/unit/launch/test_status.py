@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from rankzero.data.progress import told
 from rankzero.engine import console
 from rankzero.errors import DataError
 from rankzero.launch.evidence import Evidence
@@ -49,8 +50,8 @@ def test_progress_is_read_as_the_console_writes_it() -> None:
     level = console.logger.level
     console.logger.setLevel(logging.INFO)
     try:
-        advance = console._PlainAdvance("step", 2000, 119)
-        advance(1, f"loss {1.25:.4f} {12345.4:,.0f} tok/s")
+        with told(console.STEPS, "step", 2000, 119, terminal=None, say=console.logger.info) as advance:
+            advance(1, f"loss {1.25:.4f} {12345.4:,.0f} tok/s")
     finally:
         console.logger.removeHandler(handler)
         console.logger.setLevel(level)
@@ -229,7 +230,7 @@ class TestText:
     def test_whole(self) -> None:
         status = run_status(named("image_slow").evidence)
         assert as_text(status, 60) == (
-            "Starting  node gpu-b has been pulling image\n"
+            "Starting  host gpu-b has been pulling image\n"
             "          registry.example/ml/rankzero:1.0 for 12 min (1 pod\n"
             "          waits for it)\n"
             "fix       wait; for the next time choose a smaller image or\n"

@@ -41,7 +41,11 @@ def token_rules(spec: RunSpec, vision: ImageRules | None = None) -> TokenRules:
     """What decides the tokens of a row. `vision`: of a model that sees images."""
     data = spec.data
     return TokenRules(
-        *(data.max_length, data.over_length, data.assistant_only_loss, spec.task_section.trains, vision),
+        max_length=data.max_length,
+        over_length=data.over_length,
+        assistant_only_loss=data.assistant_only_loss,
+        trains=spec.task_section.trains,
+        vision=vision,
         train_on=data.train_on,
         reasoning=data.reasoning,
         template_kwargs=data.chat_template_kwargs,

@@ -172,10 +172,9 @@ class _Check:
             self._digests.add(chunk.source, chunk.digests, chunk.lines)
             if quarantine is not None:
                 quarantine.add(path, chunk.bad_lines, chunk.problems)
-            if chunk.images:
-                known = self._images.setdefault(Path(job.image_root(chunk.source)), {})
-                for image, line in chunk.images:
-                    known.setdefault(image, []).append((chunk.source, line))
+            for root, image, line in chunk.images:
+                known = self._images.setdefault(Path(root), {})
+                known.setdefault(image, []).append((chunk.source, line))
             self._samples += [(path, row) for row in chunk.samples[: self._options.samples - len(self._samples)]]
             progress(chunk.length)
         for index, path in enumerate(job.paths):
@@ -255,7 +254,8 @@ class _Checked:
     digests: bytes
     lines: Any
     bad_lines: list[tuple[int, bytes]] = field(default_factory=list)
-    images: list[tuple[str, int]] = field(default_factory=list)
+    images: list[tuple[str, str, int]] = field(default_factory=list)
+    """The directory that each is below, its path and its row."""
     samples: list[Conversation] = field(default_factory=list)
 
 
@@ -276,6 +276,11 @@ def _checker(wanted: _Wanted) -> Callable[[_Task], _Checked]:
                 problems = sorted([*problems, *refused], key=lambda problem: problem.line)
                 lost = {problem.line for problem in refused}
                 good = [example for example in good if example.line not in lost]
+        images, unusable = _images(good, task.image_root) if wanted.images else ([], [])
+        if unusable:
+            problems = sorted([*problems, *unusable], key=lambda problem: problem.line)
+            lost = {problem.line for problem in unusable}
+            good = [example for example in good if example.line not in lost]
         bad = {problem.line for problem in problems}
         counts = Counts(
             rows=parsed.rows,
@@ -302,10 +307,31 @@ def _checker(wanted: _Wanted) -> Callable[[_Task], _Checked]:
         if wanted.bad_lines and bad:
             done.bad_lines = [(number, line) for number, line in lines(task.chunk) if number in bad]
         if wanted.images:
-            done.images = [(image, example.line) for example in good for image in example.images]
+            done.images = images
         if wanted.samples:
             chats = [example for example in good if example.templated]
             done.samples = chats[:: -(-len(chats) // _SAMPLED_PER_CHUNK) or 1]
         return done
 
     return check_chunk
+
+
+def _images(rows: Sequence[Conversation], root: str) -> tuple[list[tuple[str, str, int]], list[RowProblem]]:
+    """Where the images of these rows are; those that rows bring themselves are put into the cache. And what is wrong
+    with such."""
+    from rankzero.data.images.decode import ImageError
+    from rankzero.data.images.embedded import is_embedded, keep, kept_images, shown
+
+    found: list[tuple[str, str, int]] = []
+    problems: list[RowProblem] = []
+    for row in rows:
+        for image in row.images:
+            if not is_embedded(image):
+                found.append((root, image, row.line))
+                continue
+            try:
+                found.append((str(kept_images()), keep(image), row.line))
+            except ImageError as error:
+                reason = error.reason if "image" in error.reason else f"image: {error.reason}"
+                problems.append(RowProblem(row.line, reason, f"image {shown(image)}: {error.what}", error.hint))
+    return found, problems

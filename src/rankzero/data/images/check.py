@@ -87,7 +87,7 @@ def check_images(
     for done, size in ordered_map(make, _batches(wanted), workers):
         for path, problem in done:
             report.checked += 1
-            source = "(refused)" if refusal(path) else source_of(path)
+            source = "(refused)" if problem is not None and refusal(path) else source_of(path.lstrip("/"))
             report.sources.setdefault(source, Counter())["ok" if problem is None else problem.reason] += 1
             if problem is not None:
                 report.problems[path] = problem

@@ -14,6 +14,7 @@ Decisions, the same for checking and for training:
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -135,12 +136,35 @@ def _read(file: Path, limits: ImageLimits, look: Callable[[Image], Looked]) -> L
 def _loaded(image: Image) -> Image:
     stream = image.fp  # type: ignore[attr-defined]
     image.load()
+    if image.format in ("JPEG", "MPO") and (zeros := _zeros_without_end(stream)):
+        what = f"the image is cut off: its last {zeros:,} bytes are zero, and it has no end"
+        raise ImageError("damaged image", what, "was it copied, or written, to the end?")
     if image.format == "PNG" and _ends_in_nothing(image):
         missing = missing_share(stream)
         if missing > 0:
             what = f"the image is cut off: {missing:.0%} of its pixels are not in the file"
             raise ImageError("damaged image", what, "was it copied, or written, to the end?")
     return _rgb(_upright(image))
+
+
+def _zeros_without_end(stream: BinaryIO) -> int:
+    """How many zero bytes a JPEG file ends with, where they stand in place of its end: a copy that broke off in a file
+    whose size was set before. Pillow takes them for pixels."""
+    size = stream.seek(0, os.SEEK_END)
+    zeros = 0
+    while zeros < size:
+        start = max(0, size - zeros - _BLOCK)
+        stream.seek(start)
+        block = stream.read(size - zeros - start)
+        kept = block.rstrip(b"\0")
+        zeros += len(block) - len(kept)
+        if kept:
+            return 0 if kept.endswith(_JPEG_END) else zeros
+    return zeros
+
+
+_JPEG_END = b"\xff\xd9"
+_BLOCK = 1 << 16
 
 
 def _ends_in_nothing(image: Image) -> bool:

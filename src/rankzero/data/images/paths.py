@@ -18,6 +18,7 @@ class Refused:
 
 
 _RELATIVE = "write image paths relative to the image root"
+_ABSOLUTE = "absolute image path"
 
 
 def refusal(path: str) -> Refused | None:
@@ -30,9 +31,10 @@ def refusal(path: str) -> Refused | None:
     if "\\" in path:
         return Refused("backslash in image path", f"{shown} has a backslash", "write forward slashes")
     if "://" in path or path.startswith("data:"):
-        return Refused("image is a URL", f"{shown} is a URL, not a path", "download the images first")
+        hint = "nothing that only a row names is fetched: download the images, and write their paths"
+        return Refused("image is a URL", f"{shown} is a URL, not a path", hint)
     if path.startswith("/"):
-        return Refused("absolute image path", f"{shown} is absolute", _RELATIVE)
+        return Refused(_ABSOLUTE, f"{shown} is absolute", _RELATIVE)
     if ".." in path.split("/"):
         return Refused("`..` in image path", f"{shown} goes up with `..`", _RELATIVE)
     if any(ord(character) < 32 or ord(character) == 127 for character in path) or not _encodable(path):
@@ -52,9 +54,15 @@ def inside(path: str, root: Path) -> Path | Refused:
 
     A link that leads out of the root is refused, whatever it leads to: rows come from strangers.
     """
-    if refused := refusal(path):
-        return refused
     real_root = os.path.realpath(root)
+    if (refused := refusal(path)) and refused.reason == _ABSOLUTE and refusal(path.lstrip("/")) is None:
+        real = os.path.realpath(path)
+        if real.startswith(real_root.rstrip(os.sep) + os.sep):
+            return Path(real)
+        hint = f"image_root says below which directory images may be: image_root: {os.path.dirname(path)}"
+        return Refused(_ABSOLUTE, f"{path[:80]!r} is not below the image root, {real_root}", hint)
+    if refused:
+        return refused
     real = os.path.realpath(os.path.join(real_root, normalised(path)))
     if not real.startswith(real_root.rstrip(os.sep) + os.sep):
         what = f"{path[:80]!r} leads out of the image root through a symlink"

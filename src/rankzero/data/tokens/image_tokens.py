@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from rankzero.data.images.decode import ImageError, ImageLimits, image_size, locate, require_pillow
+from rankzero.data.images.embedded import is_embedded, keep, kept_images, shown
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.problems import RowProblem
 
@@ -64,10 +65,10 @@ class Pictures:
         """The row's images, whose paths are relative to `root`, or what is wrong with the first bad one."""
         pictures: list[Picture] = []
         for image in conversation.images:
-            found = self._look(image, root)
+            found = self._embedded(image) if is_embedded(image) else self._look(image, root)
             if isinstance(found, ImageError):
                 reason = found.reason if "image" in found.reason else f"image: {found.reason}"
-                return RowProblem(conversation.line, reason, f"image {image[:200]!r}: {found.what}", found.hint)
+                return RowProblem(conversation.line, reason, f"image {shown(image)}: {found.what}", found.hint)
             pictures.append(found)
         return tuple(pictures)
 
@@ -75,6 +76,12 @@ class Pictures:
     def _count(self) -> Callable[[int, int], int]:
         require_pillow()
         return self._rules.counter()
+
+    def _embedded(self, image: str) -> Picture | ImageError:
+        try:
+            return self._look(keep(image), str(kept_images()))
+        except ImageError as error:
+            return error
 
     def _first_look(self, image: str, root: str) -> Picture | ImageError:
         count, limit = self._count, self._rules.max_tokens

@@ -1,4 +1,4 @@
-"""What an autoscaler says of a pod that no node takes: on its way, out of stock, over quota, or never. Pure.
+"""What an autoscaler says of a pod that no host takes: on its way, out of stock, over quota, or never. Pure.
 
 Knows the words of the cluster-autoscaler (also as GKE, EKS and AKS run it) and of Karpenter.
 """
@@ -53,7 +53,7 @@ def of_pod(joined: JoinedEvidence, pod: Pod, who: str) -> Finding | None:
 
 
 def says_no(joined: JoinedEvidence, pod: Pod) -> str:
-    """The autoscaler's reasons for not adding a node; empty where it has not spoken."""
+    """The autoscaler's reasons for not adding a host; empty where it has not spoken."""
     events = reversed(joined.events_of(pod))
     return next((event.message for event in events if event.reason == "NotTriggerScaleUp"), "")
 
@@ -65,7 +65,7 @@ def _is_autoscalers(event: Event) -> bool:
 
 def _of_event(event: Event, events: Sequence[Event], joined: JoinedEvidence, who: str) -> Finding | None:
     if event.reason == "TriggeredScaleUp":
-        names = listed(f"{m['name']} from {m['from']} to {m['to']} nodes" for m in _GROUPS.finditer(event.message))
+        names = listed(f"{m['name']} from {m['from']} to {m['to']} hosts" for m in _GROUPS.finditer(event.message))
         return _coming(who, f"the autoscaler is adding one ({names})" if names else "the autoscaler is adding one")
     if event.reason == "FailedScaleUp":
         return _failed(event.message, who)
@@ -81,7 +81,7 @@ def _of_event(event: Event, events: Sequence[Event], joined: JoinedEvidence, who
 
 def _coming(who: str, how: str) -> Finding:
     fix = "wait; `kubectl get nodes` shows it when it has joined"
-    return Finding("scale-up", "waiting", f"{who} waits for a new node: {how}", fix)
+    return Finding("scale-up", "waiting", f"{who} waits for a new host: {how}", fix)
 
 
 def _failed(message: str, who: str) -> Finding:
@@ -93,7 +93,7 @@ def _failed(message: str, who: str) -> Finding:
         return Finding(
             "no-capacity",
             "waiting",
-            f"{who} waits for a new node, and the cloud has none to give at the moment{where}: {reason}",
+            f"{who} waits for a new host, and the cloud has none to give at the moment{where}: {reason}",
             "wait (it is tried again), or let the run go to other machines or zones (node_selector), to reserved or"
             " queued capacity (queue), or lower num_nodes",
         )
@@ -101,14 +101,14 @@ def _failed(message: str, who: str) -> Finding:
         return Finding(
             "cloud-quota",
             "broken",
-            f"{who} waits for a new node, and the account's limit does not allow one{where}: {reason}",
+            f"{who} waits for a new host, and the account's limit does not allow one{where}: {reason}",
             "ask for more quota at the cloud (GPUs, machines or addresses, as it names them), end other machines, or"
             " choose other machines with node_selector",
         )
     return Finding(
         "scale-up-failed",
         "waiting",
-        f"{who} waits for a new node, and the autoscaler could not add one{where}: {reason}",
+        f"{who} waits for a new host, and the autoscaler could not add one{where}: {reason}",
         "it is tried again; the autoscaler's own log (`kubectl -n kube-system describe configmap"
         " cluster-autoscaler-status`) and the cloud's console say why",
     )
@@ -123,7 +123,7 @@ def _not_triggered(message: str, events: Sequence[Event], who: str) -> Finding |
         return Finding(
             "no-node-group",
             "broken",
-            f"{who} waits for a node, and the autoscaler may add none: {capped[0].strip()}",
+            f"{who} waits for a host, and the autoscaler may add none: {capped[0].strip()}",
             "have the node group's maximum raised, or wait until other runs end",
         )
     return None
@@ -133,7 +133,7 @@ def _in_vain(who: str, claims: Sequence[str], waited: str) -> Finding:
     return Finding(
         "scale-up-failed",
         "waiting",
-        f"{who} waits for a new node: Karpenter has chosen {len(claims)} one after the other in {waited}, and none has"
+        f"{who} waits for a new host: Karpenter has chosen {len(claims)} one after the other in {waited}, and none has"
         f" joined (last {claims[-1]})",
         f"`kubectl describe nodeclaim {claims[-1]}` says why it does not start (out of stock, quota, image, network)",
     )
@@ -148,16 +148,16 @@ def _by_pools(message: str, who: str) -> Finding | None:
         return Finding(
             "unschedulable-taint",
             "broken",
-            f"{who} is kept off every pool that Karpenter could add nodes to, by {listed(taints)}",
+            f"{who} is kept off every pool that Karpenter could add hosts to, by {listed(taints)}",
             f"add tolerations: [{{key: {key.partition(':')[0]}, operator: Exists}}] to cluster.yaml if the run may use"
-            " these nodes",
+            " these hosts",
         )
     labels = [m["why"].strip() for part in reasons if (m := _POOL_LABEL.search(part))]
     if labels and len(labels) == len(reasons):
         return Finding(
             "unschedulable-selector",
             "broken",
-            f"{who} wants labels that no pool of Karpenter gives its nodes: {listed(labels)}",
+            f"{who} wants labels that no pool of Karpenter gives its hosts: {listed(labels)}",
             "correct node_selector in cluster.yaml; `kubectl get nodepools -o yaml` shows what there is",
         )
     told = [_pool_reason(part) for part in reasons]
@@ -167,7 +167,7 @@ def _by_pools(message: str, who: str) -> Finding | None:
     return Finding(
         "no-node-group",
         "broken",
-        f"{who} fits on no node that Karpenter may add{f' ({asked})' if asked else ''}: {listed(told, 3)}",
+        f"{who} fits on no host that Karpenter may add{f' ({asked})' if asked else ''}: {listed(told, 3)}",
         "lower nproc_per_node or resources in cluster.yaml, correct node_selector, or have a NodePool allow such"
         " machines (instance types, zones, capacity type, limits)",
     )

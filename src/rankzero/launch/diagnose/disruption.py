@@ -1,4 +1,4 @@
-"""Pods that were taken away: preempted, evicted, drained, or their node lost. None of it is the run's fault. Pure."""
+"""Pods that were taken away: preempted, evicted, drained, or their host lost. None of it is the run's fault. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KEPT = ("FailedKillPod", "FailedUnmount", "FailedUnMount", "FailedUnmountDevice
 
 
 def find(joined: JoinedEvidence) -> Iterator[Finding]:
-    """Lost nodes first, then what happened to single pods; the same to several pods is one finding."""
+    """Lost hosts first, then what happened to single pods; the same to several pods is one finding."""
     hosts = {host.name: host for host in hosts_of(joined.evidence.nodes or ())}
     found: dict[tuple[str, str], tuple[Finding, int]] = {}
     for pod in reversed(joined.all_pods):
@@ -53,14 +53,14 @@ def _of_pod(joined: JoinedEvidence, pod: Pod, host: Host | None) -> Finding | No
     if pod.reason == "Evicted":
         return _evicted(pod, severity)
     if pod.reason in ("NodeShutdown", "Shutdown") or "node shutdown" in pod.message:
-        return _finding("node-shutdown", severity, pod, "was stopped because node {host} shuts down", pod.message)
+        return _finding("node-shutdown", severity, pod, "was stopped because host {host} shuts down", pod.message)
     if pod.reason == "Preempting":
         return _preempted(pod, severity, pod.message)
     return _refused_by_node(pod, severity)
 
 
 def _lost(joined: JoinedEvidence, pod: Pod, host: Host | None) -> Finding | None:
-    """The node does not answer, or is gone."""
+    """The host does not answer, or is gone."""
     if joined.is_past(pod) or pod.is_over and pod.reason != "NodeLost":
         return None
     unready = host is not None and not host.ready
@@ -70,12 +70,12 @@ def _lost(joined: JoinedEvidence, pod: Pod, host: Host | None) -> Finding | None
     if not (unready or absent or told or (event is not None and not pod.is_running)):
         return None
     state = "no longer exists" if absent else "does not answer (NotReady)"
-    line = event.message if event is not None else pod.message or f"node {pod.host}: {state}"
+    line = event.message if event is not None else pod.message or f"host {pod.host}: {state}"
     return Finding(
         "node-lost",
         "waiting" if joined.finished is None else "failed",
-        f"node {pod.host or '?'} {state}, and {pod.title} (pod {pod.name}) was on it",
-        f"wait about 6 min until the cluster gives the pod up; {_RESUMES}. If the node is gone for good:"
+        f"host {pod.host or '?'} {state}, and {pod.title} (pod {pod.name}) was on it",
+        f"wait about 6 min until the cluster gives the pod up; {_RESUMES}. If the host is gone for good:"
         f" `kubectl delete pod {pod.name} --force`",
         (line,),
         pod.node,
@@ -91,7 +91,7 @@ def _disrupted(joined: JoinedEvidence, pod: Pod, condition: Condition, severity:
             "node-tainted",
             severity,
             pod,
-            "was removed from node {host}, which got a NoExecute taint (often: it was lost)",
+            "was removed from host {host}, which got a NoExecute taint (often: it was lost)",
             line,
         )
     if condition.reason == "EvictionByEvictionAPI":
@@ -99,23 +99,23 @@ def _disrupted(joined: JoinedEvidence, pod: Pod, condition: Condition, severity:
             "evicted-drain",
             severity,
             pod,
-            "was evicted from node {host}: it is drained, or the autoscaler removes it",
+            "was evicted from host {host}: it is drained, or the autoscaler removes it",
             line,
         )
     if condition.reason == "DeletionByPodGC":
-        return _finding("node-lost", severity, pod, "was given up because node {host} no longer exists", line)
+        return _finding("node-lost", severity, pod, "was given up because host {host} no longer exists", line)
     if pod.reason == "Evicted":
         return _evicted(pod, severity)
     if "shutdown" in condition.message:
-        return _finding("node-shutdown", severity, pod, "was stopped because node {host} shuts down", line)
-    return _finding("disrupted", severity, pod, f"was taken off node {{host}} ({condition.reason})", line)
+        return _finding("node-shutdown", severity, pod, "was stopped because host {host} shuts down", line)
+    return _finding("disrupted", severity, pod, f"was taken off host {{host}} ({condition.reason})", line)
 
 
 def _preempted(pod: Pod, severity: Severity, line: str) -> Finding:
     return Finding(
         "preempted",
         severity,
-        f"{pod.title} (pod {pod.name}) made room on node {pod.host or '?'} for a pod of higher priority",
+        f"{pod.title} (pod {pod.name}) made room on host {pod.host or '?'} for a pod of higher priority",
         f"nothing: {_RESUMES}. Set priority_class in cluster.yaml to be preempted less",
         (line,),
         pod.node,
@@ -127,7 +127,7 @@ def _finding(code: str, severity: Severity, pod: Pod, what: str, line: str) -> F
         code,
         severity,
         f"{pod.title} (pod {pod.name}) {what.format(host=pod.host or '?')}",
-        f"nothing: {_RESUMES}; keep away from such nodes with node_selector in cluster.yaml where it happens often",
+        f"nothing: {_RESUMES}; keep away from such hosts with node_selector in cluster.yaml where it happens often",
         (line,),
         pod.node,
     )
@@ -146,8 +146,8 @@ def _evicted(pod: Pod, severity: Severity) -> Finding | None:
         return Finding(
             "evicted-disk",
             severity,
-            f"node {pod.host or '?'} is short of disk (DiskPressure) and turned {pod.title} (pod {pod.name}) away",
-            f"have the disk of {pod.host or 'the node'} cleaned, and keep caches and results on claims"
+            f"host {pod.host or '?'} is short of disk (DiskPressure) and turned {pod.title} (pod {pod.name}) away",
+            f"have the disk of {pod.host or 'the host'} cleaned, and keep caches and results on claims"
             " (storage.cache.claim, storage.outputs.claim in cluster.yaml)",
             (pod.message,),
             pod.node,
@@ -162,11 +162,11 @@ def _evicted(pod: Pod, severity: Severity) -> Finding | None:
         fix = "keep caches and results on claims: give storage.cache.claim and storage.outputs.claim in cluster.yaml"
         return Finding("scratch-full", severity, cause, fix, (pod.message,), pod.node)
     if low is None:
-        return _finding("evicted", severity, pod, f"was evicted from node {{host}}: {pod.message}", pod.message)
+        return _finding("evicted", severity, pod, f"was evicted from host {{host}}: {pod.message}", pod.message)
     return Finding(
         "evicted-disk",
         severity,
-        f"{pod.title} (pod {pod.name}) was evicted from node {pod.host or '?'}, which ran low on {low['what']}",
+        f"{pod.title} (pod {pod.name}) was evicted from host {pod.host or '?'}, which ran low on {low['what']}",
         "keep caches and results on claims: give storage.cache.claim and storage.outputs.claim in cluster.yaml",
         (pod.message,),
         pod.node,
@@ -177,8 +177,8 @@ def _no_pids(pod: Pod, severity: Severity) -> Finding:
     return Finding(
         "thread-limit",
         severity,
-        f"node {pod.host or '?'} ran out of process numbers, and {pod.title} (pod {pod.name}) had to go",
-        "see which pods of that node start so many threads (`kubectl top pod`, OMP_NUM_THREADS in env of"
+        f"host {pod.host or '?'} ran out of process numbers, and {pod.title} (pod {pod.name}) had to go",
+        "see which pods of that host start so many threads (`kubectl top pod`, OMP_NUM_THREADS in env of"
         " cluster.yaml), or have its pid limit raised",
         (pod.message,),
         pod.node,
@@ -186,7 +186,7 @@ def _no_pids(pod: Pod, severity: Severity) -> Finding:
 
 
 def _refused_by_node(pod: Pod, severity: Severity) -> Finding | None:
-    """The scheduler placed it, and the node's kubelet would not have it."""
+    """The scheduler placed it, and the host's kubelet would not have it."""
     devices = _DEVICES.search(pod.message)
     if pod.reason == "UnexpectedAdmissionError" or devices is not None:
         what = (
@@ -197,7 +197,7 @@ def _refused_by_node(pod: Pod, severity: Severity) -> Finding | None:
         return Finding(
             "device-unhealthy",
             severity,
-            f"node {pod.host or '?'} {what}, so {pod.title} (pod {pod.name}) was turned away",
+            f"host {pod.host or '?'} {what}, so {pod.title} (pod {pod.name}) was turned away",
             f"`kubectl cordon {pod.host or 'NODE'}` until its devices are repaired; a new pod then goes elsewhere",
             (f"{pod.reason}: {pod.message}",),
             pod.node,
@@ -206,9 +206,9 @@ def _refused_by_node(pod: Pod, severity: Severity) -> Finding | None:
         return Finding(
             "node-topology",
             severity,
-            f"node {pod.host or '?'} cannot give {pod.title} (pod {pod.name}) cores and devices that lie together:"
+            f"host {pod.host or '?'} cannot give {pod.title} (pod {pod.name}) cores and devices that lie together:"
             f" {pod.message}",
-            "lower resources.cpu or nproc_per_node in cluster.yaml to what one socket has, ask for whole nodes, or"
+            "lower resources.cpu or nproc_per_node in cluster.yaml to what one socket has, ask for whole hosts, or"
             " have the kubelet's topologyManagerPolicy relaxed",
             (f"{pod.reason}: {pod.message}",),
             pod.node,
@@ -218,7 +218,7 @@ def _refused_by_node(pod: Pod, severity: Severity) -> Finding | None:
         return Finding(
             "node-refused",
             severity,
-            f"node {pod.host or '?'} turned {pod.title} (pod {pod.name}) away: {pod.reason}: {pod.message}",
+            f"host {pod.host or '?'} turned {pod.title} (pod {pod.name}) away: {pod.reason}: {pod.message}",
             f"nothing, if a new pod starts elsewhere; else `kubectl describe node {pod.host or 'NODE'}`",
             (f"{pod.reason}: {pod.message}",),
             pod.node,
@@ -228,7 +228,7 @@ def _refused_by_node(pod: Pod, severity: Severity) -> Finding | None:
     return Finding(
         "node-full",
         severity,
-        f"node {pod.host or '?'} had no {out_of['resource']} left for {pod.title} (pod {pod.name})",
+        f"host {pod.host or '?'} had no {out_of['resource']} left for {pod.title} (pod {pod.name})",
         f"nothing: another pod took it in the same moment; {_RESUMES}, or lower resources in cluster.yaml",
         (f"{pod.reason}: {pod.message}",),
         pod.node,
@@ -248,10 +248,10 @@ def _stuck(joined: JoinedEvidence, pod: Pod, host: Host | None) -> Finding | Non
     elif pod.is_over:
         return None
     elif lines:
-        why = f"node {pod.host or '?'} cannot end it: {lines[0]}"
-        fix = f"restart node {pod.host or 'NODE'} (a process or mount of the pod hangs there), then {_force(pod)}"
+        why = f"host {pod.host or '?'} cannot end it: {lines[0]}"
+        fix = f"restart host {pod.host or 'HOST'} (a process or mount of the pod hangs there), then {_force(pod)}"
     else:
-        why = f"node {pod.host or '?'} {'is well, but does not end it' if well else 'may not answer'}"
+        why = f"host {pod.host or '?'} {'is well, but does not end it' if well else 'may not answer'}"
         fix = (
             f"`kubectl get node {pod.host or 'NODE'}`; if it is gone, {_force(pod)}"
             if not well

@@ -98,7 +98,7 @@ def _short(words: str, longest: int) -> str:
 def hosts_named(names: Iterable[str], most: int = 4) -> str:
     """`node a`, or `nodes a, b`."""
     every = list(dict.fromkeys(name or "?" for name in names))
-    return f"{'node' if len(every) == 1 else 'nodes'} {listed(every, most)}"
+    return f"{'host' if len(every) == 1 else 'hosts'} {listed(every, most)}"
 
 
 def span(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""The cluster's nodes, and what of a pod's wishes each of them meets, whoever else is on them. Pure."""
+"""The cluster's hosts, and what of a pod's wishes each of them meets, whoever else is on them. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rankzero.launch.pods import Pod, conditions_of
 from rankzero.launch.untyped_json import amount, at, maps, text, words
 
 _SYSTEM = re.compile(r"node-role\.kubernetes\.io/|CriticalAddonsOnly|components\.gke\.io/|virtual-kubelet\.io/")
-"""Taints of nodes that are for the cluster's own services."""
+"""Taints of hosts that are for the cluster's own services."""
 _PASSING = re.compile(
     r"(?i)^(?:node\.kubernetes\.io/|node\.cloudprovider|karpenter\.sh/(?:unregistered|disrupt)|ToBeDeleted|DeletionCandidate"
     r"|\S*agent-not-ready|\S*startup)"
 )
-"""Taints of nodes that are just coming, going or sick: not for runs to tolerate."""
+"""Taints of hosts that are just coming, going or sick: not for runs to tolerate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One node of the cluster."""
+    """One host of the cluster."""
 
     name: str
     labels: Mapping[str, str]
@@ -76,12 +76,12 @@ def untolerated(host: Host, pod: Pod) -> list[str]:
 
 
 def is_system(taint: str) -> bool:
-    """Whether a taint keeps nodes for the cluster's own services."""
+    """Whether a taint keeps hosts for the cluster's own services."""
     return _SYSTEM.match(taint) is not None
 
 
 def is_passing(taint: str) -> bool:
-    """Whether a taint only says that a node is coming, going or sick."""
+    """Whether a taint only says that a host is coming, going or sick."""
     return _PASSING.match(taint) is not None
 
 
@@ -103,7 +103,7 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
 
 
 def largest(hosts: Sequence[Host], resource: str) -> tuple[str, str]:
-    """Quantity and name of the node that has most of a resource; ("0", "") where none has it."""
+    """Quantity and name of the host that has most of a resource; ("0", "") where none has it."""
     best = max(hosts, key=lambda host: amount(host.allocatable.get(resource)) or 0.0, default=None)
     if best is None or not amount(best.allocatable.get(resource)):
         return "0", ""
@@ -111,7 +111,7 @@ def largest(hosts: Sequence[Host], resource: str) -> tuple[str, str]:
 
 
 def similar(hosts: Sequence[Host], resource: str) -> list[str]:
-    """Device resources that nodes do offer."""
+    """Device resources that hosts do offer."""
     offered = {name for host in hosts for name, value in host.allocatable.items() if "/" in name and amount(value)}
     return sorted(offered - {resource})
 

@@ -40,7 +40,7 @@ _UNREACHABLE = re.compile(
 _OPERATORS_INIT = "init-pytorch"
 """What the training operator puts before every worker of a PyTorchJob; it waits for the master's name."""
 _OPERATORS_FIX = (
-    "have the training operator started with --pytorch-init-container-image set to an image that the nodes can pull, or"
+    "have the training operator started with --pytorch-init-container-image set to an image that the hosts can pull, or"
     " set kind: job (or jobset) in cluster.yaml, which needs no init container"
 )
 _PULL_SECRET = re.compile(r"Unable to retrieve some image pull secrets \((?P<names>[^)]*)\)")
@@ -66,7 +66,7 @@ def find(joined: JoinedEvidence) -> Iterator[Finding]:
         yield Finding(
             "image-slow",
             "waiting",
-            f"node {pod.host or '?'} has been pulling image {pod.image} for {span(seconds)}"
+            f"host {pod.host or '?'} has been pulling image {pod.image} for {span(seconds)}"
             f" ({counted(len(slow), 'pod waits', 'pods wait')} for it)",
             "wait; for the next time choose a smaller image or a registry near the cluster (image in cluster.yaml)",
             (f"Pulling image {pod.image}",),
@@ -122,8 +122,8 @@ def _classify(told: str, image: str, pod: Pod) -> tuple[str, str, str]:
     first, _, rest = image.partition("/")
     host = first if rest and "." in first else "docker.io"
     if pod.waiting == "ErrImageNeverPull" or "not present with pull policy of Never" in told:
-        fix = "load the image on the nodes, or set image_pull_policy: IfNotPresent in cluster.yaml"
-        return "image-never-pulled", f"image {image} is not on node {pod.host} and image_pull_policy is Never", fix
+        fix = "load the image on the hosts, or set image_pull_policy: IfNotPresent in cluster.yaml"
+        return "image-never-pulled", f"image {image} is not on host {pod.host} and image_pull_policy is Never", fix
     if pod.waiting == "InvalidImageName" or _NAME.search(told):
         fix = "correct image in cluster.yaml: registry/name:tag, in lower case"
         return "image-name", f"{image} is not the name of an image", fix
@@ -134,19 +134,19 @@ def _classify(told: str, image: str, pod: Pod) -> tuple[str, str, str]:
         )
         return "image-rate-limit", f"registry {host} limits how often image {image} is pulled", fix
     if _PLATFORM.search(told):
-        fix = "build the image for the nodes' processors, or choose nodes with node_selector: {kubernetes.io/arch: …}"
-        return "image-platform", f"image {image} is not made for the processors of node {pod.host}", fix
+        fix = "build the image for the hosts' processors, or choose hosts with node_selector: {kubernetes.io/arch: …}"
+        return "image-platform", f"image {image} is not made for the processors of host {pod.host}", fix
     if _DISK.search(told):
-        fix = "have the node's disk cleaned, keep pods off it with node_selector, or use a smaller image"
-        return "image-no-space", f"node {pod.host} has no room for image {image}", fix
+        fix = "have the host's disk cleaned, keep pods off it with node_selector, or use a smaller image"
+        return "image-no-space", f"host {pod.host} has no room for image {image}", fix
     dns = _DNS.search(told)
     if dns is not None:
-        fix = f"correct the registry in image of cluster.yaml, or the DNS of node {pod.host}"
-        return "image-registry-dns", f"node {pod.host} cannot find registry {dns['host']} of image {image}", fix
+        fix = f"correct the registry in image of cluster.yaml, or the DNS of host {pod.host}"
+        return "image-registry-dns", f"host {pod.host} cannot find registry {dns['host']} of image {image}", fix
     tls = _TLS.search(told)
     if tls is not None:
-        fix = f"have the registry's certificate trusted on the nodes, or set image to another registry than {host}"
-        return "image-registry-tls", f"nodes do not trust registry {host} of image {image}: {tls[0]}", fix
+        fix = f"have the registry's certificate trusted on the hosts, or set image to another registry than {host}"
+        return "image-registry-tls", f"hosts do not trust registry {host} of image {image}: {tls[0]}", fix
     if _AUTH.search(told):
         fix = (
             "set image_pull_secrets in cluster.yaml to a Secret with the registry's login, and check image for"
@@ -157,6 +157,6 @@ def _classify(told: str, image: str, pod: Pod) -> tuple[str, str, str]:
         fix = "correct image in cluster.yaml (name and tag), or push it"
         return "image-not-found", f"image {image} does not exist in registry {host}", fix
     if _UNREACHABLE.search(told):
-        fix = f"see that node {pod.host} reaches {host} (proxy, firewall), or set image to a registry that it reaches"
-        return "image-registry-unreachable", f"node {pod.host} does not reach registry {host} of image {image}", fix
+        fix = f"see that host {pod.host} reaches {host} (proxy, firewall), or set image to a registry that it reaches"
+        return "image-registry-unreachable", f"host {pod.host} does not reach registry {host} of image {image}", fix
     return "image-pull", f"image {image} cannot be pulled: {told or pod.waiting}", "correct image in cluster.yaml"

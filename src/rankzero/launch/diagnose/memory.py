@@ -1,4 +1,4 @@
-"""Too little memory: of the pod's limit, of the node, of /dev/shm, of the GPU. Pure."""
+"""Too little memory: of the pod's limit, of the host, of /dev/shm, of the GPU. Pure."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _node(pod: Pod, severity: Severity, line: str) -> Finding:
     return Finding(
         "oom-node",
         severity,
-        f"node {pod.host or '?'} ran out of memory and {pod.title} (pod {pod.name}) had to go ({asks})",
+        f"host {pod.host or '?'} ran out of memory and {pod.title} (pod {pod.name}) had to go ({asks})",
         "set resources.memory in cluster.yaml to what the run really uses, so that the scheduler keeps it free",
         (line,),
         pod.node,
@@ -157,7 +157,7 @@ def _cuda(pod: Pod, end: Ended, severity: Severity, line: str) -> Finding:
 
 
 def _killed(joined: JoinedEvidence, pod: Pod, end: Ended, severity: Severity) -> Finding | None:
-    """SIGKILL without a word: the node's own out-of-memory killer, or the end of the grace period."""
+    """SIGKILL without a word: the host's own out-of-memory killer, or the end of the grace period."""
     for event in reversed(joined.events.get(("Node", pod.host), ())):
         if event.reason in ("SystemOOM", "OOMKilling") and (
             end.finished is None or abs(event.at - end.finished) <= _NEAR
@@ -177,9 +177,9 @@ def _killed(joined: JoinedEvidence, pod: Pod, end: Ended, severity: Severity) ->
     return Finding(
         "killed",
         severity,
-        f"{pod.title} (pod {pod.name}) was killed with SIGKILL, most likely for lack of memory on node"
+        f"{pod.title} (pod {pod.name}) was killed with SIGKILL, most likely for lack of memory on host"
         f" {pod.host or '?'}",
-        "set resources.memory in cluster.yaml higher, or see `kubectl describe node` of that node",
+        "set resources.memory in cluster.yaml higher, or see `kubectl describe node` of that host",
         (f"{pod.name}: exit code 137 ({end.reason or 'no reason'})",),
         pod.node,
     )

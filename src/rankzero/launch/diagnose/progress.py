@@ -91,8 +91,8 @@ def _partly(joined: JoinedEvidence) -> Iterator[Finding]:
         yield Finding(
             "pod-pending",
             "waiting",
-            f"{pod.title} (pod {pod.name}) has been starting on node {pod.host} for {span(waited)}{others}",
-            f"`kubectl describe pod {pod.name}` says what it waits for; cordon node {pod.host} if others start at once",
+            f"{pod.title} (pod {pod.name}) has been starting on host {pod.host} for {span(waited)}{others}",
+            f"`kubectl describe pod {pod.name}` says what it waits for; cordon host {pod.host} if others start at once",
             (f"{pod.name}: {pod.waiting or pod.phase}",),
             pod.node,
         )
@@ -128,7 +128,7 @@ def _still(joined: JoinedEvidence) -> Iterator[Finding]:
             "waiting",
             f"{names} {'has' if len(silent) == 1 else 'have'} said nothing for {quiet} while others speak and no"
             " step is"
-            f" made (pod {pod.name} on node {pod.host or '?'})",
+            f" made (pod {pod.name} on host {pod.host or '?'})",
             f"`rankzero logs --node {pod.node}`; if it hangs, `kubectl delete pod {pod.name}`: a new one continues from"
             " the last checkpoint",
             (f"last line of {pod.name} at {spoken[pod.name]:%H:%M:%S}, of the others at {newest:%H:%M:%S}",),
@@ -160,7 +160,7 @@ def _awaited(joined: JoinedEvidence, running: list[Pod]) -> Iterator[Finding]:
             "node-silent",
             "waiting",
             f"{names} {verb} not joined for {span(_runs_for(joined, pod).total_seconds())}: node {first.node} waits"
-            f" (pod {pod.name} on node {pod.host or '?'})",
+            f" (pod {pod.name} on host {pod.host or '?'})",
             f"`rankzero logs --node {pod.node}`; see that network policies and meshes pass ports {CONTROL_PORT} and"
             f" {MASTER_PORT}; if it hangs, `kubectl delete pod {pod.name}`",
             (f"{first.name} waits for {names}",),

@@ -24,7 +24,7 @@ _PLUGIN = re.compile(r'plugin type="(?P<name>[\w.-]+)"|CNI network "(?P<network>
 
 
 def find(joined: JoinedEvidence) -> Iterator[Finding]:
-    """One finding for each cause, with all nodes that it shows on."""
+    """One finding for each cause, with all hosts that it shows on."""
     found: dict[str, list[tuple[Pod, str]]] = {}
     for pod in joined.newest:
         if pod.is_running or pod.is_over or not pod.host:
@@ -64,7 +64,7 @@ def _no_address(several: list[tuple[Pod, str]]) -> Finding:
         "no-pod-ip",
         "broken",
         f"no IP address is left on {hosts} for {who}: {_tail(several[0][1])}",
-        "end other pods there or choose nodes of another subnet (node_selector); the administrator can give the node"
+        "end other pods there or choose hosts of another subnet (node_selector); the administrator can give the host"
         " pool a larger range of pod addresses",
         (several[0][1],),
         several[0][0].node,
@@ -92,7 +92,7 @@ def _no_sandbox(several: list[tuple[Pod, str]]) -> Finding:
         "pod-sandbox",
         "broken",
         f"{hosts} cannot start a sandbox for {who}: {_tail(several[0][1])}",
-        f"`kubectl describe pod {several[0][0].name}` shows all that its node says; `kubectl cordon"
+        f"`kubectl describe pod {several[0][0].name}` shows all that its host says; `kubectl cordon"
         f" {several[0][0].host}` to start elsewhere",
         (several[0][1],),
         several[0][0].node,

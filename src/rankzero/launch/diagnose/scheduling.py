@@ -1,6 +1,6 @@
-"""Pods that no node takes: too large, no such device, labels, taints, spreading, or all taken. Pure.
+"""Pods that no host takes: too large, no such device, labels, taints, spreading, or all taken. Pure.
 
-The scheduler's message says how many nodes fail on what; where the nodes could be read, what they have is held against
+The scheduler's message says how many hosts fail on what; where the hosts could be read, what they have is held against
 what the pod asks for, which also tells what can never fit from what is only taken at the moment.
 """
 
@@ -35,7 +35,7 @@ _LACKS = re.compile(r"Insufficient (?P<resource>\S+)")
 _TAINT = re.compile(r"had (?:untolerated )?taint \{(?P<taint>[^}]*)\}")
 _SOME_TAINT = re.compile(r"had untolerated taint\(s\)")
 _GPU_NODES = re.compile(r"(?i)gpu|nvidia|amd\.com|accelerator|cuda|h100|h200|a100|b200|l40|mi300")
-"""Taints by whose names alone one sees that they keep others off the nodes with GPUs."""
+"""Taints by whose names alone one sees that they keep others off the hosts with GPUs."""
 _CLOSED = "unschedulable-taint"
 _CAPACITY = ("unschedulable-resource", "unschedulable-taken")
 _ELSEWHERE = (
@@ -103,7 +103,7 @@ def _unplaced(joined: JoinedEvidence, line: str, pods: list[Pod]) -> Iterator[Fi
 
 
 def _by_nodes(pod: Pod, who: str, hosts: list[Host], joined: JoinedEvidence) -> Finding | None:
-    """What can never fit on the nodes that there are."""
+    """What can never fit on the hosts that there are."""
     usable = [host for host in hosts if not host.is_system] or hosts
     for resource, quantity in pod.requests.items():
         most, name = largest(usable, resource)
@@ -114,7 +114,7 @@ def _by_nodes(pod: Pod, who: str, hosts: list[Host], joined: JoinedEvidence) -> 
         wanted = listed(f"{key}={value}" for key, value in pod.selector.items())
         near = {host.labels[key] for host in usable for key in pod.selector if key in host.labels}
         others = f" ({listed(sorted(near))} there is)" if near else ""
-        cause = f"{who} wants nodes with {wanted}, and no node has that{others}"
+        cause = f"{who} wants hosts with {wanted}, and no host has that{others}"
         fix = f"correct node_selector in cluster.yaml, or `kubectl label node NAME {wanted.replace(', ', ' ')}`"
         return Finding("unschedulable-selector", "broken", cause, fix)
     free = [host for host in matching if not untolerated(host, pod)]
@@ -145,10 +145,10 @@ def _too_large(pod: Pod, who: str, resource: str, quantity: str, most: str, name
         return Finding(
             "no-such-resource",
             "broken",
-            f"{who} asks for {resource}: {quantity}, and no node has any{offers}",
-            f"set {field} in cluster.yaml to what nodes offer ({listed(others)})"
+            f"{who} asks for {resource}: {quantity}, and no host has any{offers}",
+            f"set {field} in cluster.yaml to what hosts offer ({listed(others)})"
             if others
-            else f"install the device plugin that offers {resource}, add nodes that have it, or set gpu: false in"
+            else f"install the device plugin that offers {resource}, add hosts that have it, or set gpu: false in"
             " cluster.yaml",
         )
     field = field_of(resource)
@@ -157,8 +157,8 @@ def _too_large(pod: Pod, who: str, resource: str, quantity: str, most: str, name
     return Finding(
         "unschedulable-too-large",
         "broken",
-        f"{who} asks for {resource}: {readable(resource, quantity)}, and the largest node ({name}) has {has}",
-        f"set {field} in cluster.yaml to at most {has}{spread}, or add larger nodes",
+        f"{who} asks for {resource}: {readable(resource, quantity)}, and the largest host ({name}) has {has}",
+        f"set {field} in cluster.yaml to at most {has}{spread}, or add larger hosts",
     )
 
 
@@ -171,13 +171,13 @@ def _tainted(who: str, taints: str, count: int) -> Finding:
     return Finding(
         _CLOSED,
         "broken",
-        f"{who} is kept off {counted(count, 'node')} by {'taint' if ',' not in taints else 'taints'} {taints}",
-        f"add tolerations: [{{{', '.join(parts)}}}] to cluster.yaml if the run may use these nodes",
+        f"{who} is kept off {counted(count, 'host')} by {'taint' if ',' not in taints else 'taints'} {taints}",
+        f"add tolerations: [{{{', '.join(parts)}}}] to cluster.yaml if the run may use these hosts",
     )
 
 
 def _by_words(line: str, pod: Pod, who: str, hosts: list[Host] | None, joined: JoinedEvidence) -> Finding:
-    """What the scheduler's message says, where the nodes say nothing or are only taken."""
+    """What the scheduler's message says, where the hosts say nothing or are only taken."""
     parts = [(int(match["count"]), match["why"].strip()) for match in _PART.finditer(_reasons(line))]
     lacks = {m["resource"].rstrip("."): count for count, why in parts if (m := _LACKS.search(why))}
     taints = _taints(parts)
@@ -194,7 +194,7 @@ def _by_words(line: str, pod: Pod, who: str, hosts: list[Host] | None, joined: J
         or Finding(
             "unschedulable",
             "broken",
-            f"no node takes {who}: {line}",
+            f"no host takes {who}: {line}",
             "change in cluster.yaml what the scheduler names (resources, node_selector, tolerations, spread)",
         )
     )
@@ -204,8 +204,8 @@ def _by_room(parts: list[tuple[int, str]], who: str) -> Finding | None:
     count = next((count for count, why in parts if "Too many pods" in why), None)
     if count is None:
         return None
-    cause = f"{counted(count, 'node')} have as many pods as they may, so {who} waits"
-    return Finding("unschedulable-taken", "waiting", cause, "wait, or choose other nodes with node_selector")
+    cause = f"{counted(count, 'host')} have as many pods as they may, so {who} waits"
+    return Finding("unschedulable-taken", "waiting", cause, "wait, or choose other hosts with node_selector")
 
 
 def _by_spread(parts: list[tuple[int, str]], who: str, joined: JoinedEvidence) -> Finding | None:
@@ -214,17 +214,17 @@ def _by_spread(parts: list[tuple[int, str]], who: str, joined: JoinedEvidence) -
             return Finding(
                 "unschedulable-spread",
                 "waiting",
-                f"{who} wants a node of its own, and {counted(count, 'node')} already"
+                f"{who} wants a host of its own, and {counted(count, 'host')} already"
                 f" {'has' if count == 1 else 'have'} one"
                 f" of the run's {joined.num_nodes} pods or another it must keep away from",
-                f"add nodes, lower num_nodes from {joined.num_nodes}, or set spread: {{mode: preferred}} in"
+                f"add hosts, lower num_nodes from {joined.num_nodes}, or set spread: {{mode: preferred}} in"
                 " cluster.yaml",
             )
         if "topology spread" in why:
             return Finding(
                 "unschedulable-spread",
                 "broken",
-                f"{who} would break the spreading rule on {counted(count, 'node')}",
+                f"{who} would break the spreading rule on {counted(count, 'host')}",
                 "set spread: {mode: preferred} in cluster.yaml, or another spread.topology_key",
             )
     return None
@@ -237,7 +237,7 @@ def _by_labels(parts: list[tuple[int, str]], pod: Pod, who: str) -> Finding | No
     return Finding(
         "unschedulable-selector",
         "broken",
-        f"{who} wants nodes with {wanted}, and those that could take it have not",
+        f"{who} wants hosts with {wanted}, and those that could take it have not",
         "correct node_selector in cluster.yaml; `kubectl get nodes --show-labels` shows what there is",
     )
 
@@ -252,14 +252,14 @@ def _by_taints(parts: list[tuple[int, str]], taints: list[tuple[int, str]], who:
         return Finding(
             _CLOSED,
             "broken",
-            f"{who} is kept off {counted(unnamed, 'node')} by taints that the scheduler does not name",
+            f"{who} is kept off {counted(unnamed, 'host')} by taints that the scheduler does not name",
             "`kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints` shows them; add"
             " tolerations to cluster.yaml for those that the run may put up with",
         )
     if not taints:
         return None
     states = listed(taint.rstrip(": ") for _, taint in taints)
-    number = counted(sum(count for count, _ in taints), "node")
+    number = counted(sum(count for count, _ in taints), "host")
     cause = f"{who} finds {number} that take no pods at the moment ({states})"
     return Finding("unschedulable-cordoned", "waiting", cause, "wait until they are ready; `kubectl get nodes`")
 
@@ -267,7 +267,7 @@ def _by_taints(parts: list[tuple[int, str]], taints: list[tuple[int, str]], who:
 def _by_state(parts: list[tuple[int, str]], who: str) -> Finding | None:
     for count, why in parts:
         if "unschedulable" in why:
-            cause = f"{who} finds {counted(count, 'node')} closed for new pods (cordoned)"
+            cause = f"{who} finds {counted(count, 'host')} closed for new pods (cordoned)"
             return Finding(
                 "unschedulable-cordoned", "waiting", cause, "`kubectl uncordon NODE` once it may be used again"
             )
@@ -275,13 +275,13 @@ def _by_state(parts: list[tuple[int, str]], who: str) -> Finding | None:
 
 
 def _taints(parts: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Taints that the scheduler names, with the number of nodes; those of the system's nodes are no matter of ours."""
+    """Taints that the scheduler names, with the number of hosts; those of the system's hosts are no matter of ours."""
     found = [(count, match["taint"]) for count, why in parts if (match := _TAINT.search(why)) is not None]
     return [(count, taint) for count, taint in found if not is_system(taint)]
 
 
 def _keeps_off_gpus(taints: list[tuple[int, str]], lacks: dict[str, int], line: str) -> bool:
-    """Whether the nodes that lack devices never had any, and those with GPUs are behind these taints."""
+    """Whether the hosts that lack devices never had any, and those with GPUs are behind these taints."""
     closed = [taint for _, taint in taints if not is_passing(taint)]
     if not closed or not any("/" in resource for resource in lacks):
         return False
@@ -300,7 +300,7 @@ def _taken(pod: Pod, who: str, lacks: dict[str, int], hosts: list[Host] | None, 
     """Enough in principle, or nothing known of the nodes. Devices are scarcer than cores and memory."""
     resource = max(lacks, key=lambda name: ("/" in name, lacks[name]))
     quantity = readable(resource, pod.requests.get(resource, "?"))
-    short = f"{counted(lacks[resource], 'node')} {'has' if lacks[resource] == 1 else 'have'} less free"
+    short = f"{counted(lacks[resource], 'host')} {'has' if lacks[resource] == 1 else 'have'} less free"
     field = field_of(resource)
     if hosts:
         most, name = largest([host for host in hosts if not host.is_system] or hosts, resource)
@@ -308,7 +308,7 @@ def _taken(pod: Pod, who: str, lacks: dict[str, int], hosts: list[Host] | None, 
             return Finding(
                 "unschedulable-taken",
                 "waiting",
-                f"{who} asks for {resource}: {quantity}; the largest node ({name}) has {readable(resource, most)}, but"
+                f"{who} asks for {resource}: {quantity}; the largest host ({name}) has {readable(resource, most)}, but"
                 f" {short}: others use it",
                 f"wait until others end, lower {field} or num_nodes in cluster.yaml, or set priority_class",
             )
@@ -317,7 +317,7 @@ def _taken(pod: Pod, who: str, lacks: dict[str, int], hosts: list[Host] | None, 
         "unschedulable-resource",
         "broken" if joined.evidence.nodes is not None else "waiting",
         f"{who} asks for {resource}: {quantity}, and {short}",
-        f"lower {fields} in cluster.yaml to what one node has free, or wait until others end",
+        f"lower {fields} in cluster.yaml to what one host has free, or wait until others end",
     )
 
 

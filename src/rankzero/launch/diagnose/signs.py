@@ -72,7 +72,7 @@ SIGNS: tuple[Sign, ...] = (
         ),
         "the NVIDIA driver of {hosts} is too old for image {image} of {who}",
         "have the driver of {hosts} brought up to date, or set image in cluster.yaml to one with an older CUDA, or"
-        " choose nodes with node_selector",
+        " choose hosts with node_selector",
     ),
     Sign(
         "gpu-runtime",
@@ -107,7 +107,7 @@ SIGNS: tuple[Sign, ...] = (
             r"no kernel image is available for execution|is not compatible with the current PyTorch installation"
         ),
         "the PyTorch of image {image} is not made for the GPUs that {who} got on {hosts}",
-        "set image in cluster.yaml to one whose PyTorch knows these GPUs, or choose other nodes with node_selector",
+        "set image in cluster.yaml to one whose PyTorch knows these GPUs, or choose other hosts with node_selector",
     ),
     Sign(
         "no-driver",
@@ -137,7 +137,7 @@ SIGNS: tuple[Sign, ...] = (
         "image-platform",
         re.compile(r"(?i)exec format error"),
         "image {image} of {who} is not made for the processors of {hosts}",
-        "build the image for the nodes' processors, or choose nodes with node_selector: {{kubernetes.io/arch: …}}",
+        "build the image for the hosts' processors, or choose hosts with node_selector: {{kubernetes.io/arch: …}}",
     ),
     Sign(
         "thread-limit",
@@ -287,7 +287,7 @@ def _finding(several: list[tuple[Pod, Seen]], severity: Severity) -> Finding:
     names = {
         "who": who,
         "hosts": hosts_named((one.host for one, _ in several), 3),
-        "host": pod.host or "the node",
+        "host": pod.host or "the host",
         "pod": pod.name,
         "image": pod.image,
         "line": textwrap.shorten(seen.line, _LONGEST_LINE, placeholder=" …"),

@@ -193,7 +193,7 @@ def _classify(line: str, pod: Pod, joined: JoinedEvidence, claims: Mapping[str, 
         return _other_zone(pod, claims)
     match = _NO_DRIVER.search(line)
     if match is not None:
-        cause = f"node {pod.host or '?'} has no CSI driver {match['driver']}, so {pod.title} cannot mount its volume"
+        cause = f"host {pod.host or '?'} has no CSI driver {match['driver']}, so {pod.title} cannot mount its volume"
         fix = (
             f"keep pods off it with node_selector, or have {match['driver']} started there (its DaemonSet, its"
             " tolerations)"
@@ -201,15 +201,15 @@ def _classify(line: str, pod: Pod, joined: JoinedEvidence, claims: Mapping[str, 
         return Finding("csi-driver-missing", "broken", cause, fix)
     match = _HOST_PATH.search(line)
     if match is not None:
-        cause = f"node {pod.host or '?'} has no {match['path']} ({match['what']} is wanted)"
-        fix = "correct storage.<name>.host_path, or choose nodes that have it mounted with node_selector"
+        cause = f"host {pod.host or '?'} has no {match['path']} ({match['what']} is wanted)"
+        fix = "correct storage.<name>.host_path, or choose hosts that have it mounted with node_selector"
         return Finding("host-path-missing", "broken", cause, fix)
     match = _MOUNT.search(line)
     if match is not None and "configmap" not in line and "secret" not in line:
         claim = _claim_of(match["volume"], claims) or match["volume"]
-        cause = f"{pod.title} cannot mount {claim} on node {pod.host or '?'}: {_tail(match['why'])}"
+        cause = f"{pod.title} cannot mount {claim} on host {pod.host or '?'}: {_tail(match['why'])}"
         fix = (
-            f"`kubectl describe pvc {claim}`; see that the node reaches the storage, or set"
+            f"`kubectl describe pvc {claim}`; see that the host reaches the storage, or set"
             f" storage.{_name(pod, claim)}.claim"
         )
         return Finding("mount-failed", "broken", cause, fix)
@@ -227,10 +227,10 @@ def _multi_attach(
     return Finding(
         "multi-attach",
         "broken",
-        f"claim {claim} ({modes}) is attached to another node{f' for {holder}' if holder else ''},"
-        f" so pod {pod.name} on {pod.host or 'its node'} cannot have it",
+        f"claim {claim} ({modes}) is attached to another host{f' for {holder}' if holder else ''},"
+        f" so pod {pod.name} on {pod.host or 'its host'} cannot have it",
         f"use a shared class for storage.{name} (access: ReadWriteMany), or keep the run on one node (num_nodes: 1);"
-        " after a node was lost, wait about 6 min for the volume to come free",
+        " after a host was lost, wait about 6 min for the volume to come free",
     )
 
 
@@ -245,7 +245,7 @@ def _other_zone(pod: Pod, claims: Mapping[str, Mapping[str, Any]]) -> Finding:
     return Finding(
         "volume-elsewhere",
         "broken",
-        f"the volume of claim {claim} can only be used on nodes where {pod.title} does not fit",
+        f"the volume of claim {claim} can only be used on hosts where {pod.title} does not fit",
         f"use a shared class for storage.{name} (access: ReadWriteMany), or a new storage.{name}.claim that is"
         " made where"
         " the GPUs are",

@@ -11,7 +11,6 @@ from rankzero.launch.node.settings import CONFIG_DIR, TOKEN_VARIABLE
 from rankzero.launch.plan import Plan
 from rankzero.launch.render.shared import CONFIG_VOLUME, SHM_VOLUME, TMP_VOLUME, volume_name
 from rankzero.spec.cluster_checks import env_name_of
-from rankzero.spec.kinds import kind_section
 from rankzero.spec.quantity import as_number, cores
 
 NODE_COMMAND = ["python", "-m", "rankzero.launch.node", CONFIG_DIR]
@@ -57,11 +56,7 @@ def environment(plan: Plan, role: str, master: str | None) -> list[dict[str, Any
     return [
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
         *({"name": name, "value": value} for name, value in values.items()),
-        *(
-            []
-            if kind_section(plan.kind).on_this_machine
-            else [_secret(TOKEN_VARIABLE, submission_name(plan.name), "token", True)]
-        ),
+        _secret(TOKEN_VARIABLE, submission_name(plan.name), "token", True),
         *(_secret(env_name_of(name), ref.name, ref.key, ref.optional) for name, ref in cluster.secrets.items()),
     ]
 

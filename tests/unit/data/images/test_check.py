@@ -83,7 +83,20 @@ def test_nothing_to_check(root: Path) -> None:
 def test_refused_paths(path: str, reason: str, tmp_path: Path) -> None:
     found = refusal(path)
     assert found is not None and found.reason == reason
-    assert inside(path, tmp_path) == found
+    there = inside(path, tmp_path)
+    assert isinstance(there, Refused) and there.reason == reason
+
+
+def test_an_absolute_path_is_followed_below_the_root_alone(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "in").mkdir(parents=True)
+    assert inside(f"{root}/in/a.jpg", root) == (root / "in" / "a.jpg").resolve()
+    (root / "out").symlink_to(tmp_path)
+    for path in (f"{tmp_path}/a.jpg", f"{root}/in/../../a.jpg", f"{root}/out/a.jpg", f"{root}x/a.jpg"):
+        assert isinstance(inside(path, root), Refused), path
+    refused = inside(f"{tmp_path}/a.jpg", root)
+    assert isinstance(refused, Refused) and f"image_root: {tmp_path}" in refused.hint
+    assert inside(f"{tmp_path}/a.jpg", tmp_path) == (tmp_path / "a.jpg").resolve(), "what the hint says helps"
 
 
 @pytest.mark.parametrize("path", ["a.jpg", "./a.jpg", "a//b.jpg", "ä ö/图.jpg", "a..b/c...jpg", "~/x.jpg", "-rf"])

@@ -52,6 +52,15 @@ def test_half_a_jpeg_passes_verify_and_fails_here(tmp_path: Path) -> None:
     assert found.reason == "damaged image" and "truncated" in found.what
 
 
+def test_a_jpeg_whose_end_is_zeros(tmp_path: Path) -> None:
+    data = encoded(noise((200, 200)), "JPEG")
+    for kept in (len(data) // 2, len(data) - 2):
+        assert fault(tmp_path, data[:kept] + bytes(len(data) - kept)).reason == "damaged image"
+    half = len(data) // 2
+    assert f"last {len(data) - half:,} bytes are zero" in fault(tmp_path, data[:half] + bytes(len(data) - half)).what
+    assert pixels(tmp_path, data + bytes(100_000)), "behind its end there may be anything"
+
+
 def png(image: Image.Image, *, rows: int | None = None, interlaced: bool = False, depth: int = 8) -> bytes:
     """A PNG of which only so many scanlines are in a compressed stream that is itself whole. `interlaced`: by Adam7."""
     colour, channels = {"1": (0, 1), "L": (0, 1), "P": (3, 1), "LA": (4, 2), "RGB": (2, 3), "RGBA": (6, 4)}[image.mode]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 import pickle
@@ -13,12 +14,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.encode import Task, chunk_encoder
 from rankzero.data.cache.tokenize import TokenRules, prepare
+from rankzero.data.check.validate import CheckOptions, check
+from rankzero.data.images.embedded import kept_images
 from rankzero.data.pool import ordered_map
 from rankzero.data.rows.chunks import Chunk
 from rankzero.data.tokens.tokenizer import take_apart
@@ -126,6 +131,56 @@ def test_ids_are_those_of_the_processor(place: Place) -> None:
     assert all(Path(path).is_absolute() and Path(path).is_file() for i in range(5) for path in dataset.images(i))
 
 
+def url(place: Place, name: str) -> str:
+    return "data:image/png;base64," + base64.b64encode((place.folder / name).read_bytes()).decode()
+
+
+def test_images_that_rows_bring_themselves_are_those_of_files(place: Place) -> None:
+    """As `data:` URLs, in parts of OpenAI and Anthropic, as bytes in Parquet, and by absolute paths."""
+    by_name = {**user_assistant("<image> <image>?", "a"), "images": ["0.png", "1.png"]}
+    expected = place.tokenise(by_name)
+    first, second = url(place, "0.png"), url(place, "1.png")
+    asked: list[dict[str, Any]] = [
+        {"type": "image_url", "image_url": {"url": first}},
+        {"type": "text", "text": " "},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": second.partition(",")[2]}},
+        {"type": "text", "text": "?"},
+    ]
+    rows = [
+        {**by_name, "images": [first, {"bytes": second, "path": "x.png"}]},
+        {**by_name, "images": [str(place.folder / name) for name in by_name["images"]]},
+        {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": "a"}]},
+    ]
+    pictures = [{"bytes": (place.folder / name).read_bytes(), "path": name} for name in by_name["images"]]
+    table = [{**by_name, "images": pictures}]
+    pq.write_table(pa.Table.from_pylist(table), place.folder / "rows.parquet")
+    in_table = SourceSpec(path=str(place.folder / "rows.parquet"))
+    of_table = prepare([in_table], place.tokenizer, TokenRules(vision=place.vision.rules), place.cache)
+    for dataset in (of_table, *(place.tokenise(row) for row in rows)):
+        assert place.ids(dataset) == place.ids(expected)
+        sizes = [Image.open(path).tobytes() for path in dataset.images(0)]
+        assert sizes == [Image.open(place.folder / name).tobytes() for name in ("0.png", "1.png")]
+    assert len(list(kept_images().rglob("*/*"))) == 2, "each once, whatever brings it"
+
+
+@pytest.mark.parametrize(
+    ("image", "reason"),
+    [
+        ("data:image/png;base64,iVBOR&", "base64 is damaged"),
+        ("data:audio/wav;base64,AAAA", "audio/wav"),
+        ("data:;base64", "no data: URL"),
+        ("data:image/png;base64,aGFsbG8gd2VsdA==", "no image that can be read"),
+    ],
+)
+def test_bad_images_in_rows_are_named(place: Place, image: str, reason: str) -> None:
+    with pytest.raises(DataError) as caught:
+        place.tokenise({**user_assistant("<image>", "a"), "images": [image]})
+    assert reason in caught.value.problems[0].what and len(caught.value.problems[0].what) < 200
+    source = SourceSpec(path=place.write({**user_assistant("<image>", "a"), "images": [image]}))
+    report = check([source], CheckOptions(images=True))
+    assert report.counts.bad == 1 and reason in report.problems[0].problem.what
+
+
 def test_no_image_token_is_ever_trained(place: Place) -> None:
     row = {**user_assistant("a<image>b<image>", "c"), "images": ["0.png", "1.png"]}
     dataset = place.tokenise(row, assistant_only_loss=False)
@@ -166,7 +221,7 @@ def test_a_row_of_megabytes_whose_image_is_behind_the_cut(place: Place) -> None:
     ("row", "reason"),
     [
         ({**user_assistant("<image>", "a"), "images": ["gone.png"]}, "no such image"),
-        ({**user_assistant("<image>", "a"), "images": ["/etc/0.png"]}, "is absolute"),
+        ({**user_assistant("<image>", "a"), "images": ["/etc/0.png"]}, "not below the image root"),
         ({**user_assistant("<image>", "a"), "images": ["../0.png"]}, "goes up"),
         ({**user_assistant("<image>", "a"), "images": ["http://x/0.png"]}, "is a URL"),
         ({**user_assistant("<image>", "a"), "images": ["page.png"]}, "HTML page"),

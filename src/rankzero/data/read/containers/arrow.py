@@ -1,7 +1,7 @@
 """Arrow files, streamed or with a footer, in batches of rows: what `save_to_disk` of the library datasets leaves.
 
-Knows columns and their types; nothing of what they mean. The bytes of images and the like are not read: of
-{bytes, path} the path is.
+Knows columns and their types; nothing of what they mean. The bytes of images become `data:` URLs; those of sounds and
+films are not read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from rankzero.data.read.containers.arrow_rows import BATCH_ROWS, reading, require_distinct, rows_of_batch, unpacked_file
+from rankzero.data.read.containers.arrow_rows import (
+    BATCH_ROWS,
+    PICTURED_ROWS,
+    UNREAD,
+    reading,
+    require_distinct,
+    rows_of_batch,
+    unpacked_file,
+)
 from rankzero.data.read.containers.layout import ARROW_MAGIC
 from rankzero.data.read.containers.stream import DamagedError, Packing
 from rankzero.data.rows.chunks import NumberedLine
@@ -40,7 +48,7 @@ def count_rows(path: str, packing: Packing | None) -> int:
 def unread_columns(path: str, packing: Packing | None) -> tuple[str, ...]:
     """Columns whose bytes are left out of the rows. Raises DamagedError."""
     with _open(path, packing) as (schema, _):
-        return tuple(column.name for column in schema if _has_bytes(column.type))
+        return tuple(column.name for column in schema if column.name.startswith(UNREAD) and _has_bytes(column.type))
 
 
 def read_rows(path: str, packing: Packing | None) -> Iterator[NumberedLine]:
@@ -50,10 +58,14 @@ def read_rows(path: str, packing: Packing | None) -> Iterator[NumberedLine]:
         with _open(path, packing) as (schema, batches):
             require_distinct(schema.names)
             for batch in batches:
-                columns = [_without_bytes(column) for column in batch.columns]
+                columns = [
+                    _without_bytes(column) if name.startswith(UNREAD) else _stored(column)
+                    for name, column in zip(schema.names, batch.columns, strict=True)
+                ]
                 plain = pa.RecordBatch.from_arrays(columns, names=schema.names)
-                for start in range(0, len(plain), BATCH_ROWS):
-                    for line, problem in rows_of_batch(plain.slice(start, BATCH_ROWS), row):
+                size = PICTURED_ROWS if any(_has_bytes(column.type) for column in columns) else BATCH_ROWS
+                for start in range(0, len(plain), size):
+                    for line, problem in rows_of_batch(plain.slice(start, size), row):
                         yield row, line, problem
                         row += 1
     except DamagedError as damage:
@@ -104,10 +116,13 @@ def _is_list(kind: Any) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
+def _stored(column: Any) -> Any:
+    return column.storage if isinstance(column, pa.ExtensionArray) else column
+
+
 def _without_bytes(column: Any) -> Any:
     """The column with `bytes` left out of its objects."""
-    if isinstance(column, pa.ExtensionArray):
-        column = column.storage
+    column = _stored(column)
     if not _has_bytes(column.type):
         return column
     if _is_list(column.type):

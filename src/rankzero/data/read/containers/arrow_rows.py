@@ -13,6 +13,7 @@ from typing import IO, Any, TypeVar
 import orjson
 import pyarrow as pa
 
+from rankzero.data.read.containers.image_bytes import embed
 from rankzero.data.read.containers.stream import DamagedError, Packing, blocks
 from rankzero.data.rows.problems import RowProblem
 from rankzero.errors import StorageError
@@ -20,6 +21,12 @@ from rankzero.wording import first_line
 
 BATCH_ROWS = 1024
 """Rows as Python objects at a time."""
+
+PICTURED_ROWS = 16
+"""The same of rows that hold images: megabytes each."""
+
+UNREAD = ("audio", "video")
+"""Columns whose bytes are left out: nothing reads them, and rows that have them are refused."""
 
 _COPY_BYTES = 1 << 20
 Result = TypeVar("Result")
@@ -101,6 +108,8 @@ def _value_problem(number: int, names: list[str], columns: list[Any]) -> RowProb
 def _plain(value: object) -> object:
     """What JSON has for a type that it does not have. Bytes that are text are text: older writers do not say so."""
     if isinstance(value, bytes):
+        if image := embed(value):
+            return image
         try:
             return value.decode()
         except UnicodeDecodeError:

@@ -1,6 +1,6 @@
 """Parquet, in batches of rows. Knows columns and their types; nothing of what they mean.
 
-The bytes of images and the like are not read: of {bytes, path} the path is.
+The bytes of images become `data:` URLs; those of sounds and films are not read.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import pyarrow.parquet as pq
 
 from rankzero.data.read.containers.arrow_rows import (
     BATCH_ROWS,
+    PICTURED_ROWS,
+    UNREAD,
     reading,
     require_distinct,
     rows_of_batch,
@@ -54,8 +56,9 @@ def read_rows(path: str, packing: Packing | None) -> Iterator[NumberedLine]:
     try:
         with _open(path, packing) as table:
             wanted, _unread = _columns(table)
+            size = PICTURED_ROWS if any(leaf.endswith(".bytes") for leaf in wanted) else BATCH_ROWS
             for group in range(table.num_row_groups):
-                batches = table.iter_batches(BATCH_ROWS, row_groups=[group], columns=wanted)
+                batches = table.iter_batches(size, row_groups=[group], columns=wanted)
                 while (batch := reading(partial(next, batches, None), path, "Parquet")) is not None:
                     for line, problem in rows_of_batch(batch, row):
                         yield row, line, problem
@@ -89,7 +92,8 @@ def _columns(table: Any) -> tuple[list[str], tuple[str, ...]]:
     for index in range(len(table.schema)):
         leaf = table.schema.column(index)
         parts = leaf.path.split(".")
-        if len(parts) > 1 and parts[-1] == "bytes" and leaf.physical_type == "BYTE_ARRAY" and not _is_text(leaf):
+        holds_bytes = len(parts) > 1 and parts[-1] == "bytes" and leaf.physical_type == "BYTE_ARRAY"
+        if holds_bytes and parts[0].startswith(UNREAD) and not _is_text(leaf):
             unread[parts[0]] = None
         else:
             wanted.append(leaf.path)

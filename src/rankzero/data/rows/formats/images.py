@@ -168,7 +168,7 @@ def _given(row: Row, line: int) -> tuple[str, ...] | RowProblem:
         items = value if isinstance(value, list) else [value]
         names = [_name(item) for item in items]
         if None in names:
-            what = f"`{key}` holds {kind(items[names.index(None)])}, not a path or URL"
+            what = f"`{key}` holds {kind(items[names.index(None)])}, not a path or the bytes of an image"
             return RowProblem(line, "image is not a path", what, 'expected: {"images": ["photos/1.jpg"]}')
         lists.append(tuple(str(name) for name in names))
     if len(lists) == 2 and lists[0] != lists[1]:
@@ -179,5 +179,8 @@ def _given(row: Row, line: int) -> tuple[str, ...] | RowProblem:
 
 def _name(item: object) -> str | None:
     if isinstance(item, Mapping):
-        item = item.get("path") or item.get("url")
+        own = item.get("bytes")
+        if own is not None and not (isinstance(own, str) and own.startswith("data:")):
+            return None
+        item = own or item.get("path") or item.get("url")
     return item if isinstance(item, str) and item else None

@@ -117,8 +117,15 @@ class _TurnReader:
         if self._problems or role is None:
             return _Read(problems=self._problems)
         turn = Message(
-            *(role, content.text, loss.train, content.offsets, calls),
-            *(answers or None, name or None, loss.weight, thought),
+            role,
+            content.text,
+            loss.train,
+            content.offsets,
+            calls,
+            tool_call_id=answers or None,
+            name=name or None,
+            weight=loss.weight,
+            reasoning=thought,
         )
         alone = bool(content.answers) and not said
         return _Read([*content.answers, *([] if alone else [turn])], is_call=is_call)

@@ -58,14 +58,13 @@ class DockerBackend:
         self._told: set[str] = set()
         """Containers whose lines submit has passed on already."""
 
-    def submit(self, objects: Sequence[Manifest], say: Say, *, replace: bool = True) -> None:
-        """Check, make, prepare, start. Containers of this very rendering that run already are left alone.
-
-        Those of another are replaced whatever `replace` says: all containers here are this machine's user's own.
-        """
+    def submit(self, objects: Sequence[Manifest], say: Say, *, replace: bool = False) -> None:
+        """Check, make, prepare, start. Containers of this very rendering that run already are left alone."""
         request = docker_submit.read(objects)
         files = self._files(request.run)
-        told = docker_submit.submit(self._docker, request, files, say, env=self._env, gpu_count=self._gpu_count)
+        told = docker_submit.submit(
+            self._docker, request, files, say, env=self._env, gpu_count=self._gpu_count, replaces=replace
+        )
         self._told |= {told} if told else set()
 
     def runs(self) -> list[Evidence]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from secrets import token_hex
 from signal import SIGTERM
 from typing import Any
 
 from rankzero.errors import NEVER_RETRIED, ConfigError, ExitCode, Problem, RankzeroError
 from rankzero.launch import labels
-from rankzero.launch.backend import Say
+from rankzero.launch.backend import AlreadyRunsError, Say
 from rankzero.launch.backends.docker.command import Docker, Host
 from rankzero.launch.backends.docker.create import Creation
 from rankzero.launch.backends.docker.evidence import HASH, RESTARTS, TERMINATION, asked_for, is_active, label_of, pod_of
@@ -20,6 +21,8 @@ from rankzero.launch.backends.docker.logs import Source, followed
 from rankzero.launch.backends.docker.pod import Container, container_of, gpus_of, share_gpus
 from rankzero.launch.backends.preparation import PreparationError, preparation_failed
 from rankzero.launch.labels import Manifest
+from rankzero.launch.node.settings import TOKEN_VARIABLE
+from rankzero.launch.untyped_json import at
 
 _IGNORED = ("Service", "ServiceAccount", "Role", "RoleBinding")
 """Names and rights that docker's network and daemon give by themselves."""
@@ -59,13 +62,22 @@ def read(objects: Sequence[Manifest]) -> Request:
         raise ConfigError(f"docker plays bare pods, and this is {found}", hint=hint)
     return Request(
         run=str(pods[0]["metadata"]["labels"][labels.RUN]),
-        digest=hashlib.sha256(json.dumps(list(objects), sort_keys=True).encode()).hexdigest()[:16],
+        digest=hashlib.sha256(json.dumps([_unsigned(one) for one in objects], sort_keys=True).encode()).hexdigest()[
+            :16
+        ],
         pods=tuple(pods),
         prepare=_pod_of_job(jobs[0]) if jobs else None,
         attempts=int(jobs[0]["spec"].get("backoffLimit", 0)) + 1 if jobs else 1,
         config_maps={one["metadata"]["name"]: one for one in by_kind.get("ConfigMap", [])},
         claims=frozenset(one["metadata"]["name"] for one in by_kind.get("PersistentVolumeClaim", [])),
     )
+
+
+def _unsigned(manifest: Manifest) -> Manifest:
+    """The object without who submits it: the same run by somebody else is the same."""
+    signed = manifest["metadata"].get("annotations") or {}
+    kept = {name: value for name, value in signed.items() if name != labels.SUBMITTED_BY}
+    return {**manifest, "metadata": {**manifest["metadata"], "annotations": kept}}
 
 
 def submit(
@@ -76,9 +88,11 @@ def submit(
     *,
     env: Mapping[str, str],
     gpu_count: Callable[[Mapping[str, str]], int],
+    replaces: bool,
 ) -> str | None:
     """Bring the run up. What runs already, of this very rendering, is left alone.
 
+    Raises AlreadyRunsError, unless it `replaces`, where containers of another rendering of the run are up.
     Returns the id of the container whose lines were said: the preparation's, where there was one.
     """
     host = docker.host()
@@ -87,12 +101,15 @@ def submit(
     _check_images(docker, wanted)
     secrets = _secrets(wanted, env)
     there = {asked_for(one)["metadata"]["name"]: one for one in docker.containers(f"{labels.RUN}={request.run}")}
+    if not replaces:
+        _ask(request, there)
     kept = _kept(request, there)
     missing = [one for one in nodes if one.pod["metadata"]["name"] not in kept]
     if not missing:
         say(f"{request.run} runs here already, with this very spec; left as it is")
         return None
     goes_on = bool(kept)  # some nodes are up and wait for the others: what was prepared is there
+    secrets[TOKEN_VARIABLE] = _token(there[name] for name in kept if name in there) or token_hex(32)
     creation = Creation(docker, request.run, request.digest, files, request.config_maps, request.claims, secrets)
     told: str | None = None
     try:
@@ -171,6 +188,25 @@ def _secrets(wanted: Sequence[Container], env: Mapping[str, str]) -> dict[str, s
             for name in missing
         )
     return {name: env[name] for name in names if env.get(name)}
+
+
+def _ask(request: Request, there: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise AlreadyRunsError where containers would be ended that nobody has said may be."""
+    others = [one for one in there.values() if is_active(one) and label_of(one, HASH) != request.digest]
+    if not others:
+        return
+    names = [at(asked_for(one), "metadata", "annotations").get(labels.SUBMITTED_BY) for one in there.values()]
+    by = next((f"by {name} " for name in names if name), "")
+    hint = "give this run another name; or end that one: `rankzero cancel`, or submit with --replace"
+    what = f"is under way with another spec (submitted {by}at {others[0]['Created'][:19]}Z)"
+    raise AlreadyRunsError(what, where=f"run {request.run}", hint=hint)
+
+
+def _token(kept: Iterable[Mapping[str, Any]]) -> str:
+    """What the containers that stay know each other by; nothing where none does."""
+    start = f"{TOKEN_VARIABLE}="
+    found = (text for one in kept for text in one["Config"].get("Env") or () if text.startswith(start))
+    return next(found, "").removeprefix(start)
 
 
 def _kept(request: Request, there: Mapping[str, Mapping[str, Any]]) -> set[str]:

@@ -215,7 +215,7 @@ class Submission:
         alone = self._on_one_node_at_a_time(step.manifest)
         if alone:
             self.say(
-                f"{CLAIM.kind}/{alone} can be on one node at a time, so the preparation is waited for all the same"
+                f"{CLAIM.kind}/{alone} can be on one host at a time, so the preparation is waited for all the same"
             )
         return bool(alone)
 

@@ -40,13 +40,13 @@ def wait_until_gone(api: Api, resource: Resource, selector: dict[str, str], uids
 def _stuck(items: list[Manifest], seconds: float, api: Api) -> ServiceError:
     first = items[0] if items else None
     words = ", ".join(name_of(item) for item in items[:5]) + (f" and {len(items) - 5} more" if len(items) > 5 else "")
-    node = ((first or {}).get("spec") or {}).get("nodeName")
+    host = ((first or {}).get("spec") or {}).get("nodeName")
     finalizers = ((first or {}).get("metadata") or {}).get("finalizers") or ()
-    why = f" (node {node})" if node else f" (finalizers: {', '.join(finalizers)})" if finalizers else ""
+    why = f" (host {host})" if host else f" (finalizers: {', '.join(finalizers)})" if finalizers else ""
     hint = "the same command continues once it is gone; " + (
-        f"if its node is lost: kubectl delete pod {first['metadata']['name']} -n {api.place.namespace} --force"
+        f"if its host is lost: kubectl delete pod {first['metadata']['name']} -n {api.place.namespace} --force"
         if first is not None and first["kind"] == POD.kind
-        else "a controller that should remove it is not running, or a pod's node is lost"
+        else "a controller that should remove it is not running, or a pod's host is lost"
     )
     return ServiceError(f"deleted {seconds:.0f} s ago and still there{why}", where=words, hint=hint)
 

@@ -42,20 +42,24 @@ def test_arrow_is_its_rows(footer: bool, pack: str, tmp_path: Path) -> None:
     assert count_rows(str(path)) == 2500 and probe(str(path)) is None
 
 
-def test_bytes_of_images_are_not_read(tmp_path: Path) -> None:
+def test_bytes_of_images_are_read_and_those_of_sounds_are_not(tmp_path: Path) -> None:
     picture = pa.struct({"bytes": pa.binary(), "path": pa.string()})
     columns = {
-        "image": pa.array([{"bytes": b"x" * 10, "path": "a.png"}, None, {"bytes": None, "path": "c.png"}], picture),
-        "images": pa.array([[{"bytes": b"y", "path": "d.png"}], [], None], pa.list_(picture)),
+        "image": pa.array([{"bytes": b"GIF89a", "path": "a.gif"}, None, {"bytes": None, "path": "c.png"}], picture),
+        "audios": pa.array([[{"bytes": b"y", "path": "d.wav"}], [], None], pa.list_(picture)),
         "text": pa.array(["t", "u", "v"]),
     }
     path = put(tmp_path / "f.arrow", as_arrow(pa.table(columns)))
     assert rows(path) == [
-        {"image": {"path": "a.png"}, "images": [{"path": "d.png"}], "text": "t"},
-        {"image": None, "images": [], "text": "u"},
-        {"image": {"path": "c.png"}, "images": None, "text": "v"},
+        {
+            "image": {"bytes": "data:image/gif;base64,R0lGODlh", "path": "a.gif"},
+            "audios": [{"path": "d.wav"}],
+            "text": "t",
+        },
+        {"image": None, "audios": [], "text": "u"},
+        {"image": {"bytes": None, "path": "c.png"}, "audios": None, "text": "v"},
     ]
-    assert unread_columns(str(path)) == ("image", "images")
+    assert unread_columns(str(path)) == ("audios",)
 
 
 def test_a_stream_that_breaks_off(tmp_path: Path) -> None:

@@ -61,20 +61,23 @@ def test_values_without_json_become_text(tmp_path: Path) -> None:
     assert (row["old"], row["nothing"]) == ("text of an older writer", None)
 
 
-def test_bytes_of_images_are_not_read_and_are_named(tmp_path: Path) -> None:
+def test_bytes_of_images_are_read_and_those_of_sounds_are_not(tmp_path: Path) -> None:
     image = {"bytes": b"\xff\xd8\xff", "path": "1.jpg"}
+    url = "data:image/jpeg;base64,/9j/"
     data = table(
         text=pa.array(["a", "b"]),
         image=pa.array([image, None]),
         images=pa.array([[image, {"bytes": b"\x89", "path": None}], []]),
+        audio=pa.array([{"bytes": b"RIFF", "path": "1.wav"}, None]),
         raw=pa.array([b"\xff\xd8", None]),
     )
     path = put(tmp_path / "f.parquet", data)
+    kept, other = {"bytes": url, "path": "1.jpg"}, {"bytes": {"bytes": 1}, "path": None}
     assert rows(path) == [
-        {"text": "a", "image": {"path": "1.jpg"}, "images": [{"path": "1.jpg"}, {"path": None}], "raw": {"bytes": 2}},
-        {"text": "b", "image": None, "images": [], "raw": None},
+        {"text": "a", "image": kept, "images": [kept, other], "audio": {"path": "1.wav"}, "raw": {"bytes": 2}},
+        {"text": "b", "image": None, "images": [], "audio": None, "raw": None},
     ]
-    assert unread_columns(str(path)) == ("image", "images")
+    assert unread_columns(str(path)) == ("audio",)
 
 
 def test_a_value_that_python_has_not_spoils_its_row_alone(tmp_path: Path) -> None:

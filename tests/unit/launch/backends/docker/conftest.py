@@ -49,9 +49,9 @@ def backend(daemon: Daemon) -> DockerBackend:
 
 @pytest.fixture
 def submit(backend: DockerBackend) -> Submit:
-    def call(*pods: Any, prepare: bool = False) -> list[str]:
+    def call(*pods: Any, prepare: bool = False, replace: bool = False) -> list[str]:
         said: list[str] = []
-        backend.submit(objects(*pods, prepare=prepare), said.append)
+        backend.submit(objects(*pods, prepare=prepare), said.append, replace=replace)
         return said
 
     return call

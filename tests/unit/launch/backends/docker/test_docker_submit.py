@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from rankzero.errors import ConfigError, ExitCode, ServiceError
-from rankzero.launch.backend import LogQuery
+from rankzero.launch import labels
+from rankzero.launch.backend import AlreadyRunsError, LogQuery
 from rankzero.launch.backends.docker.backend import DockerBackend
 from rankzero.launch.backends.preparation import PreparationError
+from rankzero.launch.node.settings import TOKEN_VARIABLE
 from tests.unit.launch.backends.docker.conftest import NODES, Submit, states
 from tests.unit.launch.backends.docker.docker_objects import objects, pod
 from tests.unit.launch.backends.docker.fake_docker import Daemon
@@ -169,10 +171,46 @@ def test_a_finished_run_starts_anew(daemon: Daemon, submit: Submit) -> None:
 
 def test_a_changed_run_is_stopped_with_its_grace_and_made_anew(daemon: Daemon, submit: Submit) -> None:
     submit()
-    said = submit(pod(0))  # one node instead of two
+    said = submit(pod(0), replace=True)  # one node instead of two
     assert "stopping 2 containers" in said[0]
     assert daemon.names() == {NODES[0]}
     assert daemon.container(NODES[0])["Id"] == "id3"
+
+
+def test_a_run_that_is_up_with_another_spec_is_not_ended_unasked(daemon: Daemon, submit: Submit) -> None:
+    theirs = [pod(0), pod(1)]
+    for one in theirs:
+        one["metadata"]["annotations"][labels.SUBMITTED_BY] = "ann@there"
+    submit(*theirs)
+    ids = {name: daemon.container(name)["Id"] for name in NODES}
+    with pytest.raises(
+        AlreadyRunsError, match=r"another spec \(submitted by ann@there at 2026-01-01T00:00:0"
+    ) as caught:
+        submit(pod(0))
+    assert "--replace" in caught.value.problems[0].hint
+    assert states(daemon) == dict.fromkeys(NODES, "running")
+    assert "left as it is" in submit()[0], "the same spec, by somebody else"
+    assert {name: daemon.container(name)["Id"] for name in NODES} == ids
+
+
+def test_pods_of_a_submission_share_a_secret_of_its_own(daemon: Daemon, submit: Submit) -> None:
+    def tokens() -> list[str]:
+        found = [daemon.container(name)["Config"]["Env"] for name in NODES]
+        return [next(line for line in lines if line.startswith(f"{TOKEN_VARIABLE}=")) for lines in found]
+
+    own = {"secretKeyRef": {"name": "tiny-submission", "key": "token", "optional": True}}
+    pods = [pod(node, [{"name": TOKEN_VARIABLE, "valueFrom": own}]) for node in (0, 1)]
+    submit(*pods)
+    first, second = tokens()
+    assert first == second and len(first) > len(TOKEN_VARIABLE) + 32
+    daemon.finish(NODES[1], 137)
+    submit(*pods)
+    assert tokens() == [first, first], "the one that waits knows no other"
+    for name in NODES:
+        daemon.finish(name, 75)
+    submit(*pods)
+    assert len(set(tokens())) == 1 and tokens()[0] != first
+    assert first.partition("=")[2] not in repr(daemon.state["calls"])
 
 
 def test_the_preparation_goes_first_and_is_heard_once(daemon: Daemon, submit: Submit, backend: DockerBackend) -> None:

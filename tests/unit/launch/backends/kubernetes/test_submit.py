@@ -349,7 +349,7 @@ class TestPreparation:
             bench.cluster.store.put(claim)
         storage = {"outputs": STORAGE["outputs"], "cache": cache}
         bench.submit(objects(prepare="always", num_nodes=1, storage=storage), wait=False)
-        assert bench.heard("PersistentVolumeClaim/cache can be on one node at a time")
+        assert bench.heard("PersistentVolumeClaim/cache can be on one host at a time")
         assert bench.cluster.get("jobs", "r-prepare")["status"]["conditions"][0]["type"] == "Complete"
         assert bench.cluster.names("jobs") == ["jobs/r", "jobs/r-prepare"]
 
