@@ -145,7 +145,7 @@ MATRIX: tuple[Row, ...] = (
         "the same, as long as the first one lives",
         (
             f"{LEASE}::test_a_second_run_is_refused_at_once_and_told_who_holds_it",
-            "unit/preflight/test_look.py::test_a_run_directory_that_is_in_use",
+            "unit/test_preflight.py::test_a_run_directory_that_is_in_use",
         ),
     ),
     Row(
@@ -234,7 +234,7 @@ MATRIX: tuple[Row, ...] = (
         "the same until it can be written",
         (
             f"{RUNS}::test_a_place_that_cannot_be_written",
-            "unit/preflight/test_look.py::test_a_run_directory_that_cannot_be_written",
+            "unit/test_preflight.py::test_a_run_directory_that_cannot_be_written",
         ),
     ),
     Row(
