@@ -193,7 +193,7 @@ class Node:
                 workers.kill()
             elif workers.peers_are_late(grace):
                 workers.end_late_peers()
-            hang.look(end=True)
+            hang.look(end=not self._stop.wanted)  # a stop has a grace period of its own
             message = self._news(POLL_SECONDS)
             if message is None:
                 continue

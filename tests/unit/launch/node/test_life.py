@@ -206,7 +206,7 @@ def test_who_waits_beside_node_0_leaves_the_giving_up_to_it(tmp_path: Path) -> N
     play = Play(tmp_path, rendezvous_seconds=0.3)
     since = time.monotonic()
     waiting: list[Scene] = [(lambda: True, lambda: {"waiting": [2]})]
-    late: list[Scene] = [(lambda: time.monotonic() - since > 0.9, lambda: {"end": 0, "because": ""})]
+    late: list[Scene] = [(lambda: any("ended" in sent for sent in play.script.sent), lambda: {"end": 0, "because": ""})]
     start = play.first
     play.first = [*waiting, (lambda: time.monotonic() - since > 0.6, start[0][1])]
     (tmp_path / "go").write_text("0")
