@@ -10,7 +10,7 @@ PYTEST   := $(VENV)/bin/python -m pytest
 WORKERS  ?= 2
 PYTESTS  := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
 
-.PHONY: quickstart test test-deepspeed lint format bench bench-gpu faults audit golden kfp schema image clean
+.PHONY: quickstart test test-deepspeed lint format bench bench-gpu faults soak audit golden kfp schema image clean
 
 quickstart: $(VENV)/.train
 	$(VENV)/bin/rankzero quickstart
@@ -43,6 +43,11 @@ bench-gpu: $(VENV)/.dev .venv-bench/.peers
 SEEDS ?= 20
 faults: $(VENV)/.dev
 	SEEDS=$(SEEDS) $(PYTEST) -m faults tests
+
+# How many node commands are killed, at random moments of runs over two to four nodes; prints what was drawn. An hour.
+SOAK ?= 200
+soak: $(VENV)/.dev
+	SOAK=$(SOAK) $(PYTEST) -s tests/faults/test_node_soak.py
 
 # Known vulnerabilities of what constraints.txt pins. Needs the network.
 audit: $(VENV)/bin/python
