@@ -31,7 +31,7 @@ from rankzero.run_dir.lease import holder
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.load import Loaded, Reading, in_reading_order
 from rankzero.spec.local_paths import LocalPart, PathField, in_base, local_part, path_fields
-from rankzero.spec.nearby import near, shown
+from rankzero.spec.nearby import dangling, near, shown
 from rankzero.spec.resolve import resolve
 from rankzero.spec.run_spec import ModelSpec, RunSpec
 
@@ -191,8 +191,8 @@ def _file(field: PathField, path: str) -> list[tuple[str, str]]:
 
 
 def _no_such(kind: str, path: str) -> tuple[str, str]:
-    close = near(path)
-    return f"there is no {kind} {shown(path)}", f"did you mean {shown(close)}?" if close else ""
+    close, link = near(path), dangling(path)
+    return f"there is no {kind} {shown(path)}", link or (f"did you mean {shown(close)}?" if close else "")
 
 
 def _wanted(field: PathField) -> str:

@@ -27,7 +27,7 @@ BAD_DATA: dict[str, tuple[bytes, str]] = {
     "blank lines only": (b"\n\n\n", "train.jsonl"),
     "bad JSON": (b"\n".join([*GOOD, b'{"messages": [', *GOOD]), "train.jsonl:5"),
     "BOM in the middle": (b"\n".join([*GOOD, b"\xef\xbb\xbf" + GOOD[0]]), "train.jsonl:5"),
-    "UTF-16": (b"\n".join(GOOD).decode().encode("utf-16"), "train.jsonl"),
+    "UTF-32": (b"\n".join(GOOD).decode().encode("utf-32"), "train.jsonl"),
     "Latin-1 byte": (b"\n".join([GOOD[0], '{"text": "caf\xe9"}'.encode("latin-1")]), "train.jsonl:2"),
     "NUL byte": (b"\n".join([GOOD[0], GOOD[1], b'{"text": "a\x00b"}']), "train.jsonl:3"),
     "null content": (row(USER, {"role": "assistant", "content": None}), "train.jsonl:1"),

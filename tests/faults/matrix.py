@@ -145,7 +145,7 @@ MATRIX: tuple[Row, ...] = (
         "the same, as long as the first one lives",
         (
             f"{LEASE}::test_a_second_run_is_refused_at_once_and_told_who_holds_it",
-            "unit/preflight/test_look.py::test_a_run_directory_that_is_in_use",
+            "unit/test_preflight.py::test_a_run_directory_that_is_in_use",
         ),
     ),
     Row(
@@ -234,7 +234,7 @@ MATRIX: tuple[Row, ...] = (
         "the same until it can be written",
         (
             f"{RUNS}::test_a_place_that_cannot_be_written",
-            "unit/preflight/test_look.py::test_a_run_directory_that_cannot_be_written",
+            "unit/test_preflight.py::test_a_run_directory_that_cannot_be_written",
         ),
     ),
     Row(
@@ -244,7 +244,7 @@ MATRIX: tuple[Row, ...] = (
         "the newest checkpoint",
         "goes on from it; given up after three restarts that bring nothing new",
         (
-            f"{PROCESSES}::test_nobody_waits_for_a_suspended_peer_of_a_dead_process",
+            f"{RESTARTS}::test_a_run_that_dies_is_suspended_and_hangs_ends_as_if_undisturbed",
             "unit/launch/test_restarts.py::test_it_is_given_up_with_the_last_cause",
         ),
     ),

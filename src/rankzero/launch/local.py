@@ -120,7 +120,7 @@ class _Local:
                     workers.kill()
                 elif workers.peers_are_late(GRACE_SECONDS):
                     workers.end_late_peers()
-                hang.look(end=self._restarts.most > 0)
+                hang.look(end=self._restarts.most > 0 and self._stop_at is None)
                 time.sleep(POLL_SECONDS)
 
     def _record(self, failure: RankzeroError, saved: int | None) -> None:

@@ -13,13 +13,20 @@ def near(path: str | Path) -> str | None:
     folder, name = os.path.split(str(path).rstrip("/"))
     stem, suffix = os.path.splitext(name)
     try:
-        names = os.listdir(folder or ".")
+        names = [other for other in os.listdir(folder or ".") if other != name]
     except OSError:  # no such directory either, or not ours to look into
         return None
     # A common suffix makes no two names alike.
     compared = {other.removesuffix(suffix) if other.endswith(suffix) else other: other for other in sorted(names)}
     close = difflib.get_close_matches(stem, compared, n=1)
     return os.path.join(folder, compared[close[0]]) if close else None
+
+
+def dangling(path: str | Path) -> str | None:
+    """What to say of a link whose target is not there; None of anything else."""
+    if not os.path.islink(path) or os.path.exists(path):
+        return None
+    return f"it is a link to {os.readlink(path)}, which is not there: is a disk not mounted, or was the target moved?"
 
 
 def meant_here(name: str) -> str:

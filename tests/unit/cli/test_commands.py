@@ -245,6 +245,14 @@ class TestTrain:
         assert not started.calls
 
 
+def test_what_a_file_says_does_not_drive_the_terminal(cli: Cli) -> None:
+    row = '{"\\u001b]52;c;ZWNobw==\\u0007\\u001b[2Jkey": 1, "messages": [{"role": "\\u001b[31mred", "content": "x"}]}'
+    Path("rows.jsonl").write_text(row + "\n" + row.replace("messages", "turns") + "\n", encoding="utf-8")
+    done = cli("data check rows.jsonl")
+    assert "rows.jsonl:1" in done.err and "rows.jsonl:2" in done.err and "key" in done.err
+    assert "\x1b" not in done.err + done.out and "\x07" not in done.err + done.out
+
+
 def test_errors_are_wrapped_between_words_on_a_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = cli("train run.yaml model.dtype=fp16").err
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)

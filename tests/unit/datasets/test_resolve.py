@@ -110,6 +110,16 @@ def test_every_kind_of_store(kind: str, tmp_path: Path) -> None:
     assert again.how == {"in place": 3} and {path: shade(again, path, image_dir) for path in WANTED} == SHADES
 
 
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_a_member_that_is_too_large_is_called_that(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankzero.datasets.images.stores.MAX_BYTES", 8)
+    store = open_store(place(kind, tmp_path))
+    located = locate_images([*WANTED, "gqa/images/8.jpg"], tmp_path / "out", "train", [store])
+    lost = [located.of(path) for path in (*WANTED, "gqa/images/8.jpg")]
+    assert [one.rule for one in lost if isinstance(one, Lost)] == ["image too large"] * 3 + ["image missing"]
+    assert store.seen.too_large == 3
+
+
 def test_one_file_serves_all_spellings(tmp_path: Path) -> None:
     spellings = ["coco/train2017/000000000001.jpg", "coco/train2014/COCO_train2014_000000000001.jpg"]
     located = locate_images(spellings, tmp_path / "out", "train", [open_store(folder(tmp_path / "store"))])

@@ -17,8 +17,8 @@ from rankzero.engine.resume import check_same_run, how_it_continues
 from rankzero.errors import ConfigError, ExitCode, RankzeroError, StoppedError
 from rankzero.launch.node import preparation
 from rankzero.launch.node.output import Output
+from rankzero.launch.node.pid1 import StopWish
 from rankzero.launch.node.settings import NodeSettings
-from rankzero.launch.node.stop import StopWish
 from rankzero.redaction import Redactor
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_options import RunOptions

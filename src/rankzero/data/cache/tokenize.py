@@ -23,6 +23,7 @@ from rankzero.data.cache.job import CODE_VERSION, Job
 from rankzero.data.cache.segments import SEGMENT_CHUNKS, Segments, Tally
 from rankzero.data.pool import ordered_map, worker_count
 from rankzero.data.progress import Progress, no_progress
+from rankzero.data.read.download import origin
 from rankzero.data.read.locate import LocatedSource, expand
 from rankzero.data.read.sources import NO_ROWS, require_readable
 from rankzero.data.rows.formats.classification import UNLABELLED
@@ -217,7 +218,7 @@ def _tokenise(job: Job, segments: Segments, shard: Shard, workers: int, progress
     def tasks() -> Iterator[Task]:
         """A task is drawn shortly before it runs: from the first bad row on, the rest is only checked."""
         nonlocal count
-        for index, chunk in enumerate(job.chunks(log.add)):
+        for index, chunk in enumerate(job.chunks(lambda path, found: log.add(origin(path), found))):
             number = index // SEGMENT_CHUNKS
             count = number + 1
             if number % shard.of != shard.index or segments.has(number):
@@ -231,7 +232,7 @@ def _tokenise(job: Job, segments: Segments, shard: Shard, workers: int, progress
     for number, chunks in groupby(results, key=lambda _chunk: at_work.popleft()):
         with segments.write(number) as writer:
             for chunk in chunks:
-                log.add(job.paths[chunk.source], chunk.problems)
+                log.add(origin(job.paths[chunk.source]), chunk.problems)
                 writer.add(chunk)
                 progress(chunk.length)
             if not log.total:
@@ -247,7 +248,7 @@ def _require_rows(job: Job, tally: Tally) -> None:
     log = ProblemLog()
     for index, path in enumerate(job.paths):
         if not tally.rows_of[index] and job.located[job.source_of[index]].is_whole:
-            log.add(path, [NO_ROWS])
+            log.add(origin(path), [NO_ROWS])
     if log.total:
         raise log.error()
     if not tally.totals["rows"]:

@@ -21,6 +21,7 @@ from rankzero.data.check.report import CheckReport
 from rankzero.data.check.statistics import Counts
 from rankzero.data.pool import ordered_map, worker_count
 from rankzero.data.progress import Progress, no_progress
+from rankzero.data.read.download import origin
 from rankzero.data.read.sources import NO_ROWS, count_rows, probe, read_chunks
 from rankzero.data.rows.chunks import Chunk, lines
 from rankzero.data.rows.conversation import Conversation
@@ -108,12 +109,18 @@ class _Check:
                 self._set_aside(job, quarantine)
         for index, path in enumerate(job.paths):
             if not rows[index]:
-                self._log.add(path, [NO_ROWS])
+                self._log.add(origin(path), [NO_ROWS])
         self._counts.require_whole()
         duplicates = self._digests.find(first_held_out if evaluation else None)
         quarantined = None if quarantine is None else quarantine.rows
         return CheckReport(
-            tuple(job.paths), self._counts, self._log, duplicates, images, quarantined, tuple(self._samples)
+            tuple(job.paths),
+            self._counts,
+            self._log,
+            duplicates,
+            images,
+            quarantined,
+            tuple(self._samples),
         )
 
     def _locate(self, source: SourceSpec) -> LocatedSource | None:
@@ -129,7 +136,7 @@ class _Check:
         files = []
         for path in located.files:
             if problem := probe(path):
-                self._log.add(path, [problem])
+                self._log.add(origin(path), [problem])
             else:
                 files.append(path)
         return LocatedSource(source, tuple(files), located.sample, located.rows)
@@ -153,7 +160,7 @@ class _Check:
             """Of a file whose trees are spread over its lines: rows that belong to no tree."""
             bad = {problem.line for problem in problems}
             self._spread.add(path)
-            self._log.add(path, problems)
+            self._log.add(origin(path), problems)
             self._late.setdefault(index_of[path], []).extend(problems)
             self._counts.add(Counts(rows=len(bad), bad=len(bad)))
             rows[index_of[path]] += len(bad)
@@ -168,7 +175,7 @@ class _Check:
             path = job.paths[chunk.source]
             self._counts.add(chunk.counts)
             rows[chunk.source] += chunk.counts.rows
-            self._log.add(path, chunk.problems)
+            self._log.add(origin(path), chunk.problems)
             self._digests.add(chunk.source, chunk.digests, chunk.lines)
             if quarantine is not None:
                 quarantine.add(path, chunk.bad_lines, chunk.problems)
@@ -210,7 +217,7 @@ class _Check:
             problems = sorted(self._late[index], key=lambda problem: problem.line)
             self._late[index] = problems
             bad = len({problem.line for problem in problems})
-            self._log.add(job.paths[index], problems)
+            self._log.add(origin(job.paths[index]), problems)
             self._counts.add(Counts(readable=-bad, bad=bad))
 
     def _set_aside(self, job: Job, quarantine: Quarantine) -> None:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from rankzero.data.cache.selection import chosen
 from rankzero.data.convert.writers import SUFFIXES, Container, RowWriter, opener, unplaced
 from rankzero.data.progress import Progress, no_progress
+from rankzero.data.read.download import origin
 from rankzero.data.read.locate import LocatedSource
 from rankzero.data.read.sources import NO_ROWS, count_rows, read_chunks, require_readable
 from rankzero.data.rows.chunks import Chunk, lines, select
@@ -118,7 +119,7 @@ def convert(
                     _set_aside(chunk, bad, aside)
                 progress(chunk.done)
             if result.rows_in == rows_before:
-                result.log.add(source.path, [NO_ROWS])
+                result.log.add(origin(source.path), [NO_ROWS])
                 raise result.log.error()
         writer.close()
         if result.log.total and not quarantine:
@@ -179,7 +180,7 @@ def _convert_chunk(
     if known:
         result.rows_in += len(known)
         result.quarantined += len(known)
-        result.log.add(source.path, chain.from_iterable(known.values()))
+        result.log.add(origin(source.path), chain.from_iterable(known.values()))
         return set(known)
     parsed = parse(chunk, source.format, source.columns or None)
     result.rows_in += parsed.rows
@@ -208,7 +209,7 @@ def _convert_chunk(
     problems.sort(key=lambda problem: problem.line)
     bad = {problem.line for problem in problems}
     result.quarantined += len(bad)
-    result.log.add(source.path, problems)
+    result.log.add(origin(source.path), problems)
     return bad
 
 

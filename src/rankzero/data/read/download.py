@@ -20,12 +20,33 @@ from rankzero.data.progress import Progress, show_progress
 from rankzero.data.read.network import Network, RemoteFile
 from rankzero.errors import ServiceError, StorageError
 from rankzero.machine import cache_root
-from rankzero.run_dir.atomic import fsync_path, place_given_by, storage_errors, write_json
+from rankzero.run_dir.atomic import fsync_path, place_given_by, storage_errors, write_json, write_text
 
 TRIES = 4
 """In a row without a byte."""
 
 _logger = logging.getLogger("rankzero.data")
+
+
+ORIGIN = "url"
+"""Beside a download: where it came from."""
+
+
+def origin(path: str) -> str:
+    """What people know a file by: where it was fetched from, where it lies in a cache; else its path."""
+    if hub := _IN_HUB_CACHE.search(path):
+        kind = "" if hub["kind"] == "models" else f"{hub['kind']}/"
+        return f"hf://{kind}{hub['name'].replace('--', '/')}@{hub['revision'][:12]}/{hub['file']}"
+    folder = os.path.dirname(path)
+    if os.path.dirname(folder) == str(_downloads()):
+        with suppress(OSError, UnicodeDecodeError):
+            return (Path(folder) / ORIGIN).read_text(encoding="utf-8").strip() or path
+    return path
+
+
+_IN_HUB_CACHE = re.compile(
+    r"/(?P<kind>datasets|models|spaces)--(?P<name>[^/]+)/snapshots/(?P<revision>[^/]+)/(?P<file>.+)"
+)
 
 
 def download(file: RemoteFile, network: Network) -> str:
@@ -40,6 +61,7 @@ def download(file: RemoteFile, network: Network) -> str:
         with FileLock(folder / "lock"):
             if not (file.version and target.exists()):
                 _fetch(file, target, network)
+                write_text(folder / ORIGIN, file.url)
     return str(target)
 
 

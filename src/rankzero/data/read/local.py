@@ -10,7 +10,7 @@ from typing import Any
 
 from rankzero.data.read.file_names import files_of_directory, is_data_file
 from rankzero.errors import Problem
-from rankzero.spec.nearby import near, shown
+from rankzero.spec.nearby import dangling, near, shown
 
 _SHOWN = 5
 _POD = "KUBERNETES_SERVICE_HOST"
@@ -33,6 +33,8 @@ def local_files(path: str) -> tuple[str, ...] | Problem:
 
 def missing_hint(path: str) -> str:
     """What may have been meant by a path that does not exist."""
+    if link := dangling(path):
+        return link
     close = near(path)
     if close:
         return f"did you mean {shown(close)}?"

@@ -166,7 +166,7 @@ class TarStore:
                 if key in left:
                     left.discard(key)
                     stream = tar.extractfile(member)
-                    data = read_member(stream, self.seen) if stream is not None else None
+                    data = read_member(stream, key, self.seen) if stream is not None else None
                     if data is not None:
                         yield Fetched(key, data=data)
 
@@ -190,7 +190,7 @@ class ZipStore:
                 if key in left:
                     left.discard(key)
                     with archive.open(member) as stream:
-                        data = read_member(stream, self.seen)
+                        data = read_member(stream, key, self.seen)
                     if data is not None:
                         yield Fetched(key, data=data)
 
@@ -304,12 +304,14 @@ def member_key(name: str, source: str) -> str | None:
     return image_key(f"{source}/{name}" if source else name)
 
 
-def read_member(stream: IO[bytes], seen: Seen) -> bytes | None:
+def read_member(stream: IO[bytes], key: str, seen: Seen) -> bytes | None:
     """The bytes of a member; None, counted, where there are too many: what an archive says of sizes may be a lie."""
     data = stream.read(MAX_BYTES + 1)
     if len(data) <= MAX_BYTES:
         return data
     seen.too_large += 1
+    what = f"{key} is of more than {MAX_BYTES >> 20} MiB, which are not unpacked"
+    seen.faults.setdefault(key, ImageError("image too large", what, "unpack it and make it smaller"))
     return None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankzero.launch.node.stop import listen
+from rankzero.launch.node.pid1 import listen
 
 
 def main() -> None:

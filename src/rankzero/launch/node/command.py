@@ -21,10 +21,9 @@ from rankzero.launch.hang import HangWatch
 from rankzero.launch.node.channel import Message
 from rankzero.launch.node.client import Client, Wait, place_taken
 from rankzero.launch.node.output import Output
+from rankzero.launch.node.pid1 import StopWish, reap_orphans
 from rankzero.launch.node.platform import Place
-from rankzero.launch.node.reaper import reap_orphans
 from rankzero.launch.node.settings import NodeSettings
-from rankzero.launch.node.stop import StopWish
 from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, started
 from rankzero.run_dir.handover import RENDEZVOUS_VARIABLE, write_payload
 from rankzero.run_dir.paths import RunDir
@@ -194,7 +193,7 @@ class Node:
                 workers.kill()
             elif workers.peers_are_late(grace):
                 workers.end_late_peers()
-            hang.look(end=True)
+            hang.look(end=not self._stop.wanted)  # a stop has a grace period of its own
             message = self._news(POLL_SECONDS)
             if message is None:
                 continue

@@ -16,16 +16,15 @@ from rankzero.launch.node.client import Client
 from rankzero.launch.node.command import Node
 from rankzero.launch.node.coordinator import Coordinator
 from rankzero.launch.node.inputs import read_inputs
-from rankzero.launch.node.memory_lock import allow_locking
 from rankzero.launch.node.mirror import mirrored
 from rankzero.launch.node.output import Output
 from rankzero.launch.node.ownership import must_be_writable
 from rankzero.launch.node.park import park
+from rankzero.launch.node.pid1 import StopWish, allow_locking
 from rankzero.launch.node.platform import Place, find_place
 from rankzero.launch.node.prepared import wait_for_marker
 from rankzero.launch.node.server import Server
 from rankzero.launch.node.settings import CONFIG_DIR, TOKEN_VARIABLE, NodeSettings
-from rankzero.launch.node.stop import StopWish
 from rankzero.launch.node.submission import Submission
 from rankzero.launch.node.termination import internal, message, write
 from rankzero.redaction import Redactor

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rankzero.launch.labels import OUTCOME
-from rankzero.launch.node.reaper import reap_orphans
+from rankzero.launch.node.pid1 import reap_orphans
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 POLL_SECONDS = 0.5

@@ -15,10 +15,9 @@ from rankzero.launch.node.inputs import read_inputs
 from rankzero.launch.node.mirror import downloaded
 from rankzero.launch.node.output import Output
 from rankzero.launch.node.ownership import must_be_writable
+from rankzero.launch.node.pid1 import StopWish, reap_orphans
 from rankzero.launch.node.prepared import beating, begin, end
-from rankzero.launch.node.reaper import reap_orphans
 from rankzero.launch.node.settings import CONFIG_DIR, NodeSettings
-from rankzero.launch.node.stop import StopWish
 from rankzero.launch.node.submission import Submission
 from rankzero.launch.node.termination import internal, message, write
 from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers

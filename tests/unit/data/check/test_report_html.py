@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
@@ -106,6 +107,14 @@ class TestPage:
         ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
         labelled = [attributes["aria-labelledby"] for _, attributes in page.tags if "aria-labelledby" in attributes]
         assert len(ids) == len(set(ids)) and set(labelled) == set(ids)
+
+    def test_on_a_phone_each_cell_says_what_it_is_of(self, everything: tuple[CheckReport, Comparison]) -> None:
+        html = report_html(*everything)
+        page = Page(html)
+        heads = set(re.findall(r'<th scope="col"[^>]*>([^<]*)</th>', html))
+        assert page.named("td") and {cell["data-head"] for cell in page.named("td")} <= heads
+        narrow = html.partition("@media (max-width: 40rem)")[2].partition("\n}")[0]
+        assert "table, caption, tbody, tr, td { display: block; }" in narrow and "attr(data-head)" in narrow
 
     def test_every_finding_is_in_it(self, everything: tuple[CheckReport, Comparison]) -> None:
         report, comparison = everything

@@ -187,3 +187,12 @@ def test_an_unreachable_place_says_what_there_is() -> None:
     with pytest.raises(ServiceError) as caught:
         located("s3://b/x.jsonl", Down({}))
     assert "HF_HUB_OFFLINE=1" in caught.value.problems[0].hint
+
+
+def test_a_link_that_leads_nowhere_says_where_it_leads(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").symlink_to("/mnt/gone/train.jsonl")
+    with pytest.raises(DataError) as refused:
+        expand([SourceSpec(path=str(tmp_path / "train.jsonl"))])
+    (problem,) = refused.value.problems
+    assert problem.what == "no such file" and "a link to /mnt/gone/train.jsonl" in problem.hint
+    assert "did you mean" not in problem.hint

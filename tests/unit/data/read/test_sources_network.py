@@ -17,11 +17,14 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from huggingface_hub import errors as hub_errors
 
-from rankzero.data.read.download import download
+from rankzero.data.cache.tokenize import TokenRules, prepare
+from rankzero.data.check.validate import check
+from rankzero.data.read.download import download, origin
 from rankzero.data.read.locate import expand
 from rankzero.data.read.network import HubFile, RealNetwork, RemoteFile, _as_ours
 from rankzero.errors import AccessError, ConfigError, DataError, RankzeroError, ServiceError, StorageError
 from rankzero.spec.run_spec import SourceSpec
+from tests.support.tiny import tiny_tokenizer
 from tests.unit.data.read.fake_network import fault, located, own_cache
 
 __all__ = ["own_cache"]
@@ -55,6 +58,23 @@ def test_it_all_works_together(
     monkeypatch.setenv("RANKZERO_CACHE", str(tmp_path))
     (found,) = expand([SourceSpec(path="memory://b/*.jsonl#1")])
     assert [Path(path).read_bytes() for path in found.files] == [b"one\n", b"two\n"] and found.sample == 1
+
+
+def test_problems_of_what_was_fetched_name_where_it_is(
+    memory: fsspec.AbstractFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RANKZERO_CACHE", str(tmp_path))
+    report = check([SourceSpec(path="memory://b/*.jsonl")])
+    assert [located.path for located in report.problems] == ["memory:///b/a.jsonl", "memory:///b/c.jsonl"]
+    (found,) = expand([SourceSpec(path="memory://b/*.jsonl")])
+    with pytest.raises(DataError) as refused:
+        prepare([found.source], tiny_tokenizer(), TokenRules(), tmp_path)
+    assert [problem.where for problem in refused.value.problems] == ["memory:///b/a.jsonl:1", "memory:///b/c.jsonl:1"]
+    hub = "/home/me/.cache/huggingface/hub/datasets--org--name/snapshots/0123456789abcdef/data/train.jsonl"
+    assert origin(hub) == "hf://datasets/org/name@0123456789ab/data/train.jsonl"
+    assert origin("rows.jsonl") == "rows.jsonl" and origin(str(tmp_path / "rows.jsonl")) == str(tmp_path / "rows.jsonl")
 
 
 def test_a_missing_file_is_bad_data(memory: fsspec.AbstractFileSystem) -> None:

@@ -217,7 +217,7 @@ def test_many_nodes_are_not_told_of_each_other_one_by_one() -> None:
 
 ORPHANS = """
 import ctypes, os, subprocess, time
-from rankzero.launch.node.reaper import reap_orphans
+from rankzero.launch.node.pid1 import reap_orphans
 ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans come to us, as to PID 1
 ours = subprocess.Popen(["sh", "-c", "sleep 0 & sleep 0 & read line"], stdin=subprocess.PIPE)
 ours.stdin.close()

@@ -20,9 +20,9 @@ from rankzero.launch.node import command
 from rankzero.launch.node.client import Client
 from rankzero.launch.node.command import Node
 from rankzero.launch.node.output import Output
+from rankzero.launch.node.pid1 import StopWish
 from rankzero.launch.node.platform import Place
 from rankzero.launch.node.settings import NodeSettings
-from rankzero.launch.node.stop import StopWish
 from rankzero.launch.node.submission import Submission
 from rankzero.launch.processes import OpenStderr, Ranks, Workers
 from rankzero.redaction import Redactor
@@ -206,7 +206,7 @@ def test_who_waits_beside_node_0_leaves_the_giving_up_to_it(tmp_path: Path) -> N
     play = Play(tmp_path, rendezvous_seconds=0.3)
     since = time.monotonic()
     waiting: list[Scene] = [(lambda: True, lambda: {"waiting": [2]})]
-    late: list[Scene] = [(lambda: time.monotonic() - since > 0.9, lambda: {"end": 0, "because": ""})]
+    late: list[Scene] = [(lambda: any("ended" in sent for sent in play.script.sent), lambda: {"end": 0, "because": ""})]
     start = play.first
     play.first = [*waiting, (lambda: time.monotonic() - since > 0.6, start[0][1])]
     (tmp_path / "go").write_text("0")

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from rankzero.data.rows.formats.detection import Detector, listed
-from rankzero.data.rows.formats.format import Format, Noted, Result, Row, Writer
+from rankzero.data.rows.formats.format import ASKING, SEEN, Format, Noted, Result, Row, Writer
 from rankzero.data.rows.formats.judged import JUDGED, judged
 from rankzero.data.rows.problems import RowProblem, kind
 from rankzero.errors import Problem
@@ -66,7 +66,8 @@ def reason(row: Row, name: str) -> str:
 
 def _unread(keys: list[str], line: int) -> RowProblem:
     what = f"the row has {listed(keys)}, which is not read yet"
-    return RowProblem(line, f"`{keys[0]}` is not read", what, "remove the key to train without it")
+    asked = "write it into the question as the model is to see it, or " if keys[0] in ASKING - SEEN else ""
+    return RowProblem(line, f"`{keys[0]}` is not read", what, f"{asked}remove the key to train without it")
 
 
 def _asserted(row: Row, line: int, wanted: str) -> str | RowProblem:

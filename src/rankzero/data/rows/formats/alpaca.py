@@ -26,7 +26,7 @@ def to_conversation(row: Row, line: int) -> Result:
             asked += [value] if value.strip() else []
         elif value is not None:
             what = f"`{key}` is {kind(value)}, not a string"
-            problems.append(RowProblem(line, f"{key} is not a string", what))
+            problems.append(RowProblem(line, f"{key} is not a string", what, "write it as a JSON string"))
     if not asked and not problems:
         problems.append(RowProblem(line, "empty prompt", "`instruction` has no text", "remove the row"))
     answer = read_text(row, "output", line)

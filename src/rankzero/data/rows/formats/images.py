@@ -91,7 +91,8 @@ class Slots:
             if len(own) == len(self._sources):
                 return Placed(turns, tuple(own))
             what = "some image parts name an image and others do not"
-            return Placed(turns, problems=[RowProblem(line, "image part without an image", what)])
+            hint = "name the image of every part, or give all of them in `images`"
+            return Placed(turns, problems=[RowProblem(line, "image part without an image", what, hint)])
         missing = len(self._given) - len(self._sources)
         if missing < 0:
             what = f"{len(self._sources)} places for images and {counted(len(self._given), 'image')}"
@@ -102,7 +103,8 @@ class Slots:
         first = next((i for i, turn in enumerate(turns) if turn.role == "user"), None)
         if first is None:
             what = f"{counted(missing, 'image')} without a tag, and no user turn to put it before"
-            return Placed(turns, problems=[RowProblem(line, "image without a place", what)])
+            hint = "put <image> into the text where it stands, or add the user turn that shows it"
+            return Placed(turns, problems=[RowProblem(line, "image without a place", what, hint)])
         turn = turns[first]
         changed = replace(turn, image_offsets=(*[0] * missing, *turn.image_offsets))
         return Placed((*turns[:first], changed, *turns[first + 1 :]), self._given, rules=(PREPENDED,))

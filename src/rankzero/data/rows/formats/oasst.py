@@ -142,7 +142,8 @@ def group_flat_rows(rows: Iterable[tuple[int, Row]]) -> Joined:
         name, parent = as_name(row.get("message_id")), as_name(row.get("parent_id"))
         if name is None or (parent is None and row.get("parent_id") not in (None, "")):
             what = "`message_id` or `parent_id` is neither a string nor a number"
-            joined.problems.append(RowProblem(line, "message without an id", what))
+            hint = "every message has an id, and its parent's where it answers one"
+            joined.problems.append(RowProblem(line, "message without an id", what, hint))
         elif name in nodes:
             what = f"message {name[:60]!r} is on line {lines[name]} already"
             joined.problems.append(RowProblem(line, "message twice", what, "which of the two is meant?"))
@@ -162,7 +163,8 @@ def group_flat_rows(rows: Iterable[tuple[int, Row]]) -> Joined:
         reached.update(members)
         if depth > MAX_DEPTH:
             what = f"the tree is {depth} messages deep, more than {MAX_DEPTH}"
-            joined.problems += [RowProblem(lines[name], "tree too deep", what) for name in members]
+            hint = "remove the tree, or cut it"
+            joined.problems += [RowProblem(lines[name], "tree too deep", what, hint) for name in members]
         else:
             row = {"message_tree_id": tree or root, "prompt": nodes[root]}
             joined.wholes.append(Whole(lines[root], row, len(members)))

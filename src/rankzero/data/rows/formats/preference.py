@@ -85,7 +85,8 @@ def _chat(row: Row, chosen: list[Any], rejected: list[Any], line: int) -> Result
             what = f"`{key}` ends with a {turns[-1].role} turn"
             problems = [*problems, RowProblem(line, "no assistant turn", what, "an answer is an assistant turn")]
     if not problems and other.used:
-        problems = [RowProblem(line, "image without a place", "`rejected` names images of its own")]
+        what, hint = "`rejected` names images of its own", "images belong to the prompt, which both answers share"
+        problems = [RowProblem(line, "image without a place", what, hint)]
     turns = (*untrained(prompt), *untrained(better[:shared]), *better[shared:])
     result = chat(row, line, turns, problems, slots, completion_only=True)
     if isinstance(result, Noted):

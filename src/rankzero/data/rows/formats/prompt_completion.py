@@ -64,7 +64,8 @@ def _chat(row: Row, prompt: list[Any], completion: list[Any], line: int) -> Resu
         hint = "turns to be trained belong in completion"
         problems.append(RowProblem(line, "trained prompt", "a turn of `prompt` asks to be trained", hint))
     if not problems and not any(turn.role == "assistant" for turn in after):
-        problems.append(RowProblem(line, "no assistant turn", "`completion` has no assistant turn"))
+        hint = "the answer to learn is an assistant turn of `completion`"
+        problems.append(RowProblem(line, "no assistant turn", "`completion` has no assistant turn", hint))
     return chat(row, line, (*untrained(before), *after), problems, slots, completion_only=True)
 
 

@@ -15,7 +15,8 @@ def to_conversation(row: Row, line: int) -> Result:
     """The text as one segment."""
     value = row["text"]
     if not isinstance(value, str):
-        return [RowProblem(line, "text is not a string", f"`text` is {kind(value)}, not a string")]
+        hint = "write it as a JSON string"
+        return [RowProblem(line, "text is not a string", f"`text` is {kind(value)}, not a string", hint)]
     if not value.strip():
         return [RowProblem(line, "empty text", "`text` is empty", "remove the row")]
     return Conversation((Message("completion", value),), templated=False, line=line, id=read_id(row))

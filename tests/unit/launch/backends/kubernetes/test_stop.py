@@ -118,7 +118,7 @@ def test_a_node_that_is_lost(bench: Bench) -> None:
     with pytest.raises(ServiceError, match="still there") as caught:
         bench.backend().delete("r", claims=False, say=bench.said.append)
     assert "Job/r" in str(caught.value)
-    assert "node is lost" in caught.value.problems[0].hint
+    assert "host is lost" in caught.value.problems[0].hint
 
 
 def test_a_server_that_dies_while_deleting(bench: Bench) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankzero.errors import ConfigError
-from rankzero.launch.node.memory_lock import allow_locking
+from rankzero.launch.node.pid1 import allow_locking
 
 NONE, IPC_LOCK = "0000000000000000", "0000000000004000"
 
