@@ -18,6 +18,8 @@ from rankzero.launch.backends.kubernetes.needs import needs_of
 from rankzero.launch.backends.kubernetes.preflight import Preflight
 from rankzero.launch.backends.kubernetes.resources import (
     CLAIM,
+    ROLE,
+    ROLE_BINDING,
     SECRET,
     annotation,
     claims_of,
@@ -335,12 +337,18 @@ def _removed(plan: Steps) -> Steps:
 
 
 def _needs_its_template(step: Step, plan: Steps, error: ApiError) -> bool:
-    """An object is refused while its template is missing, which it is until it has been applied."""
+    """An object is refused while its template is missing, which it is until it has been applied.
+
+    So is a RoleBinding while its Role is: whoever may not bind any Role is asked for what this one grants.
+    """
     kind = kind_of(step.manifest) if is_training(step.manifest) else None
-    if kind is None or kind.template is None or kind.template.missing not in error.refusal.message:
+    if step.manifest["kind"] == ROLE_BINDING.kind and error.status == 404:
+        needed = ROLE.kind
+    elif kind is not None and kind.template is not None and kind.template.missing in error.refusal.message:
+        needed = kind.template.resource.kind
+    else:
         return False
-    template = kind.template.resource.kind
-    return any(one.manifest["kind"] == template and one.do == "create" for one in plan.steps)
+    return any(one.manifest["kind"] == needed and one.do == "create" for one in plan.steps)
 
 
 def _once(problems: Sequence[Problem]) -> list[Problem]:

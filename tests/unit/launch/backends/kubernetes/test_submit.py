@@ -565,6 +565,23 @@ class TestOlderJobSet:
         assert bench.heard("stopped and evicted pods count against max_restarts")
 
 
+def test_who_may_not_bind_any_role_submits_a_stateful_set(bench: Bench) -> None:
+    """The server looks up the Role to see what it grants, and while it is not there says that it is not."""
+
+    def judge(body: Manifest) -> tuple[int, str, str] | None:
+        if body["kind"] != "RoleBinding" or bench.cluster.store.find("roles", "r") is not None:
+            return None
+        return 404, "NotFound", 'rolebindings.rbac.authorization.k8s.io "r" not found'
+
+    bench.cluster.writes.admission.append(judge)
+    bench.submit(objects(kind="statefulset"))
+    assert bench.cluster.names("roles", "rolebindings", "statefulsets") == [
+        "roles/r",
+        "rolebindings/r",
+        "statefulsets/r",
+    ]
+
+
 def test_the_rights_that_the_page_asks_for_are_enough(bench: Bench) -> None:
     """Of everything else that the cluster serves nothing may be read or written."""
     page = (Path(__file__).parents[5] / "docs" / "kubernetes.md").read_text(encoding="utf-8")
