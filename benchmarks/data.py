@@ -1,7 +1,8 @@
 """Data on one machine: checking, tokenising, memory and shards, each beside what bounds it.
 
     python benchmarks/data.py rows                            check, beside bare JSON parsing of the same file
-    python benchmarks/data.py tokenise MODEL [--megabytes 20] prepare, beside the bare tokenizer on the same text
+    python benchmarks/data.py containers [--megabytes 20]     check of other kinds of file, beside JSON lines
+    python benchmarks/data.py tokenise MODEL [--megabytes 20] prepare, beside the bare template and tokenizer
     python benchmarks/data.py agents MODEL [--calls 100]      rendering agent traces, beside bare apply_chat_template
     python benchmarks/data.py shards MODEL [--megabytes 64]   two shards as two processes, beside one
     python benchmarks/data.py whole MODEL [--megabytes 1000]  check and prepare with all cores, and their peak memory
@@ -160,6 +161,36 @@ def rows(_given: argparse.Namespace, folder: Path) -> None:
         )
 
 
+def containers(given: argparse.Namespace, folder: Path) -> None:
+    """Other files are to be checked at no less than half the speed of JSON lines of the same rows."""
+    import gzip
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    plain = folder / "train.jsonl"
+    count = write_rows(plain, given.megabytes * 1_000_000)
+    made = [json.loads(line) for line in plain.read_text(encoding="utf-8").split("\n") if line]
+    (folder / "train.json").write_text(json.dumps(made, ensure_ascii=False), encoding="utf-8")
+    (folder / "indented.json").write_text(json.dumps(made, ensure_ascii=False, indent=1), encoding="utf-8")
+    (folder / "train.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes(), 6))
+    pq.write_table(pa.Table.from_pylist(made), folder / "train.parquet", row_group_size=count)
+    del made
+    for _ in range(2):
+        seconds: dict[str, float] = {}
+        for name in ("train.jsonl", "train.json", "indented.json", "train.jsonl.gz", "train.parquet"):
+            sources = [SourceSpec(path=str(folder / name))]
+            seconds[name] = timed(lambda: check(sources, workers=1).raise_if_bad())  # noqa: B023
+            beside(
+                {
+                    "step": f"check {name}, one core",
+                    "rows": count,
+                    "rows_per_second": round(count / seconds[name]),
+                    "speed_of_json_lines": round(seconds["train.jsonl"] / seconds[name], 2),
+                }
+            )
+
+
 def tokenise(given: argparse.Namespace, folder: Path) -> None:
     """The limit is the tokenizer's own batch call on the same text."""
     from tokenizers import Tokenizer as Backend
@@ -168,25 +199,37 @@ def tokenise(given: argparse.Namespace, folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(given.model)
     path = folder / "train.jsonl"
     write_rows(path, given.megabytes * 1_000_000)
-    texts = [
-        tokenizer.apply_chat_template(json.loads(line)["messages"], tokenize=False)
-        for line in path.read_text(encoding="utf-8").split("\n")
-        if line
-    ]
+    lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line]
+    texts: list[str] = []
+
+    def render() -> None:
+        texts[:] = [tokenizer.apply_chat_template(json.loads(line)["messages"], tokenize=False) for line in lines]
+
     backend = Backend.from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_truncation()
+
+    def encode() -> None:
+        """Nothing is kept: all tokens of a large file as objects fit no memory, and keeping them is faster."""
+        for i in range(0, len(texts), 256):
+            for encoding in backend.encode_batch(texts[i : i + 256]):
+                encoding.ids  # noqa: B018
+
     for turn in range(2):
-        bare = timed(lambda: [backend.encode_batch(texts[i : i + 256]) for i in range(0, len(texts), 256)])
+        template = timed(render)
+        bare = timed(encode)
         rules = TokenRules(max_length=10**6)
         cache = folder / f"cache-{turn}"
         ours = timed(lambda: prepare([SourceSpec(path=str(path))], tokenizer, rules, cache, workers=1))  # noqa: B023
+        again = timed(lambda: prepare([SourceSpec(path=str(path))], tokenizer, rules, cache, workers=1))  # noqa: B023
         beside(
             {
                 "step": "prepare, one core",
                 "rows": len(texts),
+                "template_seconds": round(template, 1),
                 "tokenizer_seconds": round(bare, 1),
                 "prepare_seconds": round(ours, 1),
-                "ratio": round(ours / bare, 2),
+                "ratio": round(ours / (template + bare), 2),
+                "nothing_to_do_seconds": round(again, 2),
             }
         )
 
@@ -336,7 +379,15 @@ def whole(given: argparse.Namespace, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = {"rows": rows, "tokenise": tokenise, "agents": agents, "shards": shards, "shard": shard, "whole": whole}
+    commands = {
+        "rows": rows,
+        "containers": containers,
+        "tokenise": tokenise,
+        "agents": agents,
+        "shards": shards,
+        "shard": shard,
+        "whole": whole,
+    }
     parser.add_argument("command", choices=commands)
     parser.add_argument("model", nargs="?", help="directory with a tokenizer")
     parser.add_argument("--megabytes", type=int, default=None)
@@ -348,9 +399,9 @@ def main() -> None:
     parser.add_argument("--index", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--of", type=int, default=1, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.model is None and given.command != "rows":
+    if given.model is None and given.command not in ("rows", "containers"):
         parser.error("name a directory with a tokenizer")
-    given.megabytes = given.megabytes or {"tokenise": 20, "shards": 64}.get(given.command, 1000)
+    given.megabytes = given.megabytes or {"tokenise": 20, "containers": 20, "shards": 64}.get(given.command, 1000)
     with tempfile.TemporaryDirectory(prefix="rankzero-data-bench-") as folder:
         commands[given.command](given, Path(folder))
 

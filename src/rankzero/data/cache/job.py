@@ -15,7 +15,7 @@ import numpy.typing as npt
 from rankzero.data.cache.selection import chosen
 from rankzero.data.read.hashing import content_hash, file_state
 from rankzero.data.read.locate import LocatedSource
-from rankzero.data.read.sources import count_rows, read_chunks
+from rankzero.data.read.sources import count_rows, read_chunks, rows_bytes
 from rankzero.data.rows.chunks import Chunk, count_in, select
 from rankzero.data.rows.formats import check_columns
 from rankzero.data.rows.parse import seen_keys
@@ -42,6 +42,9 @@ class Job:
         self._check_columns()
         self._states = [file_state(path) for path in self.paths]
         self.size = sum(os.path.getsize(path) for path in self.paths)
+        """Of the files, which is what progress counts."""
+        self.work = sum(rows_bytes(path) for path in self.paths)
+        """About as many bytes of rows."""
 
     def _check_columns(self) -> None:
         """Raise ConfigError where a column map names what the format or the data does not have."""

@@ -82,7 +82,7 @@ def prepare(
             dataset = _existing(directory, job.paths, workers)  # made by another process while this one waited
             if dataset is None:
                 try:
-                    _make(directory, job, Shard(), worker_count(job.size, workers), progress)
+                    _make(directory, job, Shard(), worker_count(job.work, workers), progress)
                 except DataError:
                     _segments(directory).forget()  # mended data is other data
                     raise
@@ -113,7 +113,7 @@ def prepare_shard(
     if dataset is None:
         with _cache_errors(directory):
             directory.parent.mkdir(parents=True, exist_ok=True)
-            if not _make(directory, job, shard, worker_count(job.size, workers), progress):
+            if not _make(directory, job, shard, worker_count(job.work, workers), progress):
                 return None
             dataset = TokenizedDataset.open(directory, job.paths)
     return dataset

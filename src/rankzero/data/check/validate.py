@@ -171,7 +171,7 @@ class _Check:
                 yield _Task(chunk, spec.format, spec.columns or None, job.image_root(chunk.source))
 
         wanted = _Wanted(self._options.tokens, self._options.images, quarantine is not None, self._options.samples > 0)
-        for chunk in ordered_map(partial(_checker, wanted), tasks(), worker_count(job.size, self._workers)):
+        for chunk in ordered_map(partial(_checker, wanted), tasks(), worker_count(job.work, self._workers)):
             path = job.paths[chunk.source]
             self._counts.add(chunk.counts)
             rows[chunk.source] += chunk.counts.rows

@@ -138,6 +138,18 @@ def count_rows(path: str, *, header: Header = "auto") -> int:
     return sum(count_in(chunk) for chunk in read_chunks(path, header=header))
 
 
+def rows_bytes(path: str) -> int:
+    """About how many bytes the rows of a file are, as JSON: more than the file has where that is packed, or a table.
+    Raises as `read_chunks` does."""
+    layout = _layout(path)
+    smaller = layout is not None and (layout.packing is not None or layout.kind == "parquet")
+    return os.path.getsize(path) * (_PACKED if smaller else 1)
+
+
+_PACKED = 4
+"""Times that text is smaller where it is packed."""
+
+
 def numbering(path: str) -> Literal["line", "row"]:
     """What the numbers of the file's rows are: its lines or, where it has none, the rows' places from 1."""
     layout = _layout(path)

@@ -222,7 +222,7 @@ class ChatText:
         marked: dict[int, list[Span]] = {}
         for i, blocks in self._blocks().items():
             (start, _), (last, end) = blocks[0], blocks[-1]
-            if opening and self.text.startswith(opening, start):
+            if opening.strip() and self.text.startswith(opening, start):
                 blocks[0] = start + len(opening), blocks[0][1]
                 last = blocks[-1][0]
             end += len(closing) if closing and self.text.startswith(closing, end) else 0
@@ -269,7 +269,7 @@ class ChatText:
     def _turn_start(self, i: int) -> int:
         if i == 0:  # nothing before it, and templates fail on an empty conversation
             start, opening = self._content(0)[0], self.template.opening
-            at = self.text.rfind(opening, 0, start) if opening else -1
+            at = self.text.rfind(opening, 0, start) if opening.strip() else -1
             return at + len(opening) if at >= 0 else start
         head = self._render(self.turns[:i], opening=True)
         if self.text.startswith(head):

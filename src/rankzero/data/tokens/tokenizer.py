@@ -9,7 +9,10 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
+
+import orjson
 
 from rankzero.errors import ConfigError
 
@@ -54,11 +57,13 @@ class TokenizerParts:
     @property
     def fingerprint(self) -> str:
         """Changes when the same text could become other tokens."""
-        whole = json.dumps(
-            [self.backend, self.chat_template, sorted(self.variables.items()), self.eos_token, self.eos_id]
+        rest = json.dumps(
+            [self.chat_template, sorted(self.variables.items()), self.eos_token, self.eos_id]
             + ([self.tool_template] if self.tool_template else [])
         )
-        return hashlib.sha256(whole.encode()).hexdigest()
+        whole = _hash_begun(self.backend).copy()
+        whole.update(b", " + rest[1:].encode())
+        return str(whole.hexdigest())
 
 
 def take_apart(tokenizer: Tokenizer, trains: Trains = "answers") -> TokenizerParts:
@@ -80,14 +85,11 @@ def take_apart(tokenizer: Tokenizer, trains: Trains = "answers") -> TokenizerPar
             where="model.tokenizer_dir",
             hint="name it in tokenizer_config.json: eos_token",
         )
-    backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    # How someone padded or cut with this object before is not part of what it is.
-    backend["truncation"] = backend["padding"] = None
-    _keep_whole_offsets(backend.get("post_processor"))
+    backend, named = _backend(tokenizer.backend_tokenizer.to_str())
     eos_token = variables.get("eos_token", "")
-    specials = {eos_token, *(token["content"] for token in backend["added_tokens"] if token["special"])} - {""}
+    specials = {eos_token, *named} - {""}
     return TokenizerParts(
-        backend=json.dumps(backend, ensure_ascii=False, sort_keys=True),
+        backend=backend,
         chat_template=_single_template(tokenizer.chat_template),
         variables=variables,
         eos_token=eos_token,
@@ -96,6 +98,24 @@ def take_apart(tokenizer: Tokenizer, trains: Trains = "answers") -> TokenizerPar
         opens_with_bos=opens_with_bos(tokenizer),
         tool_template=_tool_template(tokenizer.chat_template),
     )
+
+
+@lru_cache(2)
+def _backend(text: str) -> tuple[str, frozenset[str]]:
+    """The backend as it is used, and its special tokens. Remembered: a large vocabulary takes a second, and a run asks
+    for it several times."""
+    backend = orjson.loads(text)
+    # How someone padded or cut with this object before is not part of what it is.
+    backend["truncation"] = backend["padding"] = None
+    _keep_whole_offsets(backend.get("post_processor"))
+    specials = frozenset(token["content"] for token in backend["added_tokens"] if token["special"])
+    return json.dumps(backend, ensure_ascii=False, sort_keys=True), specials
+
+
+@lru_cache(2)
+def _hash_begun(backend: str) -> Any:
+    """The hash of a JSON list that begins with this text."""
+    return hashlib.sha256(b"[" + json.dumps(backend).encode())
 
 
 def opens_with_bos(tokenizer: Tokenizer) -> bool:

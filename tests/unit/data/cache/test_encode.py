@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -269,3 +270,14 @@ def test_workers_are_light() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_tokenizer_is_taken_apart_once_in_a_process() -> None:
+    """A vocabulary of a hundred thousand words takes a second each time, and the same hash is asked for by everyone."""
+    tokenizer = tiny_tokenizer()
+    parts, again = take_apart(tokenizer), take_apart(tokenizer)
+    assert parts.backend is again.backend and parts == again
+    whole = json.dumps(
+        [parts.backend, parts.chat_template, sorted(parts.variables.items()), parts.eos_token, parts.eos_id]
+    )
+    assert parts.fingerprint == again.fingerprint == hashlib.sha256(whole.encode()).hexdigest()

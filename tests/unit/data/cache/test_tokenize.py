@@ -370,7 +370,7 @@ class TestCache:
     def test_manifest(self, path: str, tokenizer: Any, own_cache: Path) -> None:
         dataset = prepare(sources(path), tokenizer, TokenRules(), own_cache)
         manifest = json.loads((dataset.directory / "manifest.json").read_text())
-        assert manifest["format"] == 1 and manifest["parts"] == ["part-00000.arrow"]
+        assert manifest["format"] == 2 and manifest["parts"] == ["part-00000.arrow"]
         assert manifest["fingerprint"] == dataset.fingerprint == dataset.directory.name
         assert manifest["stats"]["rows"] == 50 and manifest["rules"]["max_length"] == 2048
 

@@ -16,6 +16,7 @@ from rankzero.data.tokens.places import Places
 from rankzero.data.tokens.template import ChatTemplate, TemplateRefusedError
 from rankzero.data.tokens.tokenizer import TokenizerParts, take_apart
 from rankzero.data.tokens.turns import first_left_out
+from tests.held_out import families
 from tests.support.families import FAMILIES, TEMPLATES, family_tokenizer
 from tests.support.tiny import tiny_tokenizer
 from tests.unit.data.tokens import test_chat_tools as tools
@@ -39,7 +40,8 @@ WRITTEN |= {
     "{% if '[loud]' in messages[-1].content %}!{% endif %}{% endif %}",
     "no tokens at all": "{% for m in messages %}{{ m.content }}{% endfor %}",
 }
-NAMES = [*FAMILIES, "qwen2_5", "llama3_2", "mistral_last_system", *WRITTEN]
+HELD_OUT = {f"held_out_{name}": name for name in families.FAMILIES}
+NAMES = [*FAMILIES, "qwen2_5", "llama3_2", "mistral_last_system", *WRITTEN, *HELD_OUT]
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
 
@@ -47,6 +49,8 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 def known(name: str) -> tuple[ChatTemplate, TokenizerParts, Places]:
     if name in FAMILIES:
         parts = take_apart(family_tokenizer(name))
+    elif name in HELD_OUT:
+        parts = take_apart(families.tokenizer(HELD_OUT[name]))
     else:
         text = WRITTEN.get(name) or (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
         specials = (*tools.SPECIALS, "[INST]", "[/INST]", "<|eot_id|>", "<|start_header_id|>", "</s>")
@@ -121,7 +125,7 @@ def conversations(draw: st.DrawFn, most: int = 8) -> Conversation:
 
 @pytest.mark.parametrize("name", NAMES)
 @given(row=conversations(), everything=st.booleans())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_spans_are_those_found_in_the_row_itself(name: str, row: Conversation, everything: bool) -> None:
     if not row.messages:
         return

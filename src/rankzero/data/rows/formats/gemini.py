@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat
-from rankzero.data.rows.formats.format import Format, Result, Row
+from rankzero.data.rows.formats.format import Claim, Format, Result, Row
 from rankzero.data.rows.formats.images import Slots
 from rankzero.data.rows.formats.messages import require_reply
 from rankzero.data.rows.formats.tools import decoded
@@ -46,7 +46,7 @@ FORMAT = Format(
     reads=KEYS | CHAT_FIELDS | frozenset(_SYSTEM),
     shape=SHAPE,
     to_conversation=to_conversation,
-    marks=(KEYS,),
+    claims=(Claim(KEYS),),
     turn_lists=KEYS,
     turn_keys=_READ,
     unread_in_turn=lambda item: unread_beside(item, _READ),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rankzero.data.rows.conversation import Conversation, Message
 from rankzero.data.rows.formats.fields import read_id
-from rankzero.data.rows.formats.format import CannotSayError, Format, Result, Row, Writer, Written
+from rankzero.data.rows.formats.format import CannotSayError, Claim, Format, Result, Row, Writer, Written
 from rankzero.data.rows.formats.tools import decoded
 from rankzero.data.rows.formats.turns import unread_beside
 from rankzero.data.rows.formats.writing import beside
@@ -50,7 +50,7 @@ FORMAT = Format(
     reads=KEYS | {"id"},
     shape=SHAPE,
     to_conversation=to_conversation,
-    marks=(KEYS,),
+    claims=(Claim(KEYS),),  # beside a `text`, as transcripts have them, they only say it again
     turn_lists=KEYS,
     turn_keys=_READ,
     unread_in_turn=lambda item: unread_beside(item, _READ),

@@ -9,7 +9,7 @@ import orjson
 
 from rankzero.data.rows.conversation import Conversation, Message, Role
 from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat
-from rankzero.data.rows.formats.format import CannotSayError, Column, Format, Result, Row, Writer, Written
+from rankzero.data.rows.formats.format import CannotSayError, Claim, Column, Format, Result, Row, Writer, Written
 from rankzero.data.rows.formats.images import TAG, Slots
 from rankzero.data.rows.formats.messages import require_reply
 from rankzero.data.rows.formats.tools import decoded
@@ -137,7 +137,8 @@ FORMAT = Format(
     reads=CHAT_FIELDS.union(*KEYS),
     shape=SHAPE,
     to_conversation=to_conversation,
-    marks=KEYS,
+    marks=KEYS[:2],
+    claims=(Claim(KEYS[2]),),
     turn_lists=frozenset[str]().union(*KEYS),
     turn_keys=TURN_KEYS | _READ_OF_PAIRS,
     unread_in_turn=_unread_in_turn,

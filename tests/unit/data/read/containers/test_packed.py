@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankzero.data.read.containers import json_lines
-from rankzero.data.read.sources import probe, read_chunks
+from rankzero.data.read.sources import probe, read_chunks, rows_bytes
 from rankzero.errors import ConfigError, DataError
 from tests.unit.data.read.containers.reading import (
     PACK,
@@ -159,3 +159,15 @@ def test_a_line_without_an_end(tmp_path: Path, pack: str, monkeypatch: pytest.Mo
     (problem,) = chunks[-1].problems.values()
     assert problem.reason == "row without an end" and problem.line == 2 and "was read" in problem.what
     assert chunks[-1].data == content.partition(b"\n")[2][:100] and sum(len(chunk.data) for chunk in chunks) < 200
+
+
+def test_packed_rows_are_more_work_than_their_file_is_large(tmp_path: Path) -> None:
+    """What decides how many processes share the work are the rows."""
+    many: list[Row] = [{"text": f"{i} {'a' * 200}"} for i in range(300)]
+    made = {"a.jsonl": jsonl(many), "a.jsonl.gz": gz(jsonl(many)), "a.parquet": as_parquet(many, 300)}
+    paths = {name: put(tmp_path / name, content) for name, content in made.items()}
+    assert {name: rows_bytes(str(path)) / path.stat().st_size for name, path in paths.items()} == {
+        "a.jsonl": 1,
+        "a.jsonl.gz": 4,
+        "a.parquet": 4,
+    }

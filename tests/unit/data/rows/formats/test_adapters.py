@@ -220,6 +220,11 @@ class TestPreference:
         assert reasons(row) == found
 
 
+@pytest.mark.parametrize("key", ["segments", "contents", "texts"])
+def test_names_that_are_common_elsewhere_do_not_turn_a_text_into_a_question(key: str) -> None:
+    assert read({"text": "t", key: [{"start": 0, "text": "t"}]})[0] == "text"
+
+
 class TestClassification:
     @pytest.mark.parametrize("label", [0, 1, "neg", "0"])
     @pytest.mark.parametrize("key", ["text", "sentence"])
