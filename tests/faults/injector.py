@@ -22,6 +22,7 @@ from typing import Any
 FAULTS_VARIABLE = "RANKZERO_TEST_FAULTS"
 FOR_EVER = 100_000
 FULL_BYTES = 12_000
+SLOWER = 50
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ KINDS: dict[str, Callable[[], None]] = {
     "full": full,
 }
 LASTING = ("nan", "slow", "clock")
-"""What does not happen at a moment but holds: the losses of the step, each pass of the rank, every look at the time."""
+"""What does not happen at a moment but holds: the losses of the step, the rank's passes, every look at the time."""
 
 
 def happen(what: str) -> None:
@@ -101,7 +102,9 @@ def arrange(faults: Sequence[Fault], happened: Path) -> None:
 def hold(fault: Fault) -> None:
     """Have a lasting one hold from the start of the run on."""
     from rankzero.engine import step
+    from rankzero.engine.pace import PassClock
 
+    measured = PassClock.read
     gradients, loss_sum, clock, at = step.Stepper.gradients, step.Stepper.loss_sum, time.time, {"step": 0}
 
     def begin(stepper: Any, batches: Any, work: Any, done: int, **more: Any) -> Any:
@@ -110,11 +113,15 @@ def hold(fault: Fault) -> None:
 
     def loss(stepper: Any, *arguments: Any) -> Any:
         found = loss_sum(stepper, *arguments)
-        if fault.what == "slow" and found.requires_grad:
-            time.sleep(0.1)
         return found * float("nan") if fault.what == "nan" and at["step"] == fault.step else found
 
-    if fault.what == "clock":  # an hour forth, two back, and so on
+    def read(clock: PassClock) -> None:
+        measured(clock)
+        clock.seconds *= SLOWER
+
+    if fault.what == "slow":  # by what it measures of itself: another process's share of the machine may be any
+        PassClock.read = read  # type: ignore[method-assign]
+    elif fault.what == "clock":  # an hour forth, two back, and so on
         time.time = lambda: clock() + 3600 * (int(time.monotonic() * 20) % 4 - 2)
     else:
         step.Stepper.gradients, step.Stepper.loss_sum = begin, loss  # type: ignore[method-assign]

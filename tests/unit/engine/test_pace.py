@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 
 import pytest
+import torch
 
-from rankzero.engine.pace import Pace, Passes
+from rankzero.engine.pace import Pace, PassClock, Passes
 
 
 def after(pace: Pace, steps: int, *ranks: Passes) -> dict[str, object]:
@@ -52,3 +53,15 @@ def test_who_has_recovered_is_no_longer_named() -> None:
     after(pace, 20, Passes(1.0, 100), Passes(3.0, 100))
     assert "straggler" not in after(pace, 30, Passes(1.0, 100), Passes(1.0, 100))
     assert [found["rank"] for found in pace.report()] == [1]
+
+
+def test_a_clock_times_what_lies_between_and_says_so_when_it_is_read() -> None:
+    clock = PassClock(torch.device("cpu"))
+    clock.start()
+    busy = sum(range(200_000))
+    clock.stop()
+    assert clock.seconds == 0.0 and busy
+    clock.read()
+    first = clock.seconds
+    clock.read()
+    assert 0 < first == clock.seconds
