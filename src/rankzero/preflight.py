@@ -239,6 +239,8 @@ def _held(root: Path) -> list[Finding]:
 
 _NOT_FOR_ADAPTERS = ("embed", "norm", "ln_", "lm_head", "wte", "wpe", "score", "classifier")
 """In names of layers that adapters are not put on."""
+_MAY_BE_TIED = ("lm_head", "embed_out")
+"""Heads, which files leave out where they are the embeddings."""
 
 
 def model_findings(found: Loaded[RunSpec]) -> list[Finding]:
@@ -290,9 +292,11 @@ def _hub_findings(model: ModelSpec) -> list[Finding]:
 
 def _layer_findings(spec: RunSpec, directory: Path) -> list[Finding]:
     """Names that no layer has, where the files say what layers there are."""
-    wanted = () if spec.lora is None or isinstance(spec.lora.target_modules, str) else spec.lora.target_modules
+    lora = spec.lora
+    wanted = () if lora is None or isinstance(lora.target_modules, str) else lora.target_modules
+    whole = () if lora is None else lora.modules_to_save
     as_stored = read_config(directory).get("model_type") in NAMED_AS_STORED and not spec.model.trust_remote_code
-    layers = stored_layers(directory) if wanted and as_stored else None
+    layers = stored_layers(directory) if (wanted or whole) and as_stored else None
     if layers is None:
         return []
     last = sorted({name.rpartition(".")[2] for name in layers})
@@ -303,4 +307,10 @@ def _layer_findings(spec: RunSpec, directory: Path) -> list[Finding]:
             close = difflib.get_close_matches(name, last, n=1)
             hint = (f"did you mean {close[0]}? " if close else "") + f"it has: {', '.join(last)} (or say all-linear)"
             findings.append(Finding("lora.target_modules", f"the model has no linear module {name}", hint))
+    for name in whole:
+        if name not in _MAY_BE_TIED and not any(f".{name}." in f".{layer}." for layer in layers):
+            parts = sorted({part for layer in layers for part in layer.split(".") if not part.isdigit()})
+            close = difflib.get_close_matches(name, parts, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"it has: {', '.join(parts)}"
+            findings.append(Finding("lora.modules_to_save", f"the model has no module {name} with weights", hint))
     return findings

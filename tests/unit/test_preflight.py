@@ -110,6 +110,7 @@ def test_five_mistakes_are_told_at_once_without_torch(project: Path) -> None:
         ("model.name=./void", "model.name", "void: config.json is missing", ConfigError),
         ("model.name=org/absent", "model.name", "not in the local cache", ConfigError),
         ("lora.target_modules=[q_prjo]", "lora.target_modules", "no linear module q_prjo", ConfigError),
+        ("lora.modules_to_save=[embed_token]", "lora.modules_to_save", "no module embed_token with", ConfigError),
         ("output_dir=train.jsonl", "output_dir", "train.jsonl is a file", StorageError),
         ("output_dir=s3://bucket/runs", "output_dir", "no directory", ConfigError),
     ],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -35,7 +35,7 @@ from rankzero.model.compiling import compile_blocks
 from rankzero.model.dropout import Places, place_dropout
 from rankzero.model.kernels import apply_kernels
 from rankzero.model.load import ClassHead, empty_model, load_model, stop_token_ids
-from rankzero.model.lora import apply_lora
+from rankzero.model.lora import apply_lora, token_numbers
 from rankzero.model.memory import MemoryPlan, choose_sharding, model_facts, plan_memory
 from rankzero.model.parts import freeze_to, wanted_parts
 from rankzero.spec.run_spec import RunSpec, Sharding
@@ -212,12 +212,13 @@ def make_model(
             attention=implementation,
             head=head,
         )
-    return to_train(model, spec, base_name=inputs.source.name)
+    tokens = token_numbers(spec.lora, inputs.tokenizer) if spec.lora is not None else ()
+    return to_train(model, spec, base_name=inputs.source.name, tokens=tokens)
 
 
-def to_train(model: Any, spec: RunSpec, *, base_name: str) -> Any:
+def to_train(model: Any, spec: RunSpec, *, base_name: str, tokens: Sequence[int] = ()) -> Any:
     """The model with its adapters, or with what is not trained frozen. `base_name` is what an adapter says it belongs
-    to. Raises ConfigError."""
+    to, `tokens` those whose embeddings are trained. Raises ConfigError."""
     if spec.lora is not None:
         return apply_lora(
             model,
@@ -227,6 +228,7 @@ def to_train(model: Any, spec: RunSpec, *, base_name: str) -> Any:
             seed=spec.train.seed,
             packed=spec.model.quantization != "none",
             base_name=base_name,
+            tokens=tokens,
         )
     freeze_to(model, wanted_parts(spec.train.parts, model, adapters=False))
     return model

@@ -4,7 +4,7 @@ training."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -21,8 +21,9 @@ from transformers.pytorch_utils import Conv1D
 from rankzero.errors import ConfigError, Problem
 from rankzero.model.load import drawn_from
 from rankzero.model.low_bits import is_held, outlined, tensor_outline
+from rankzero.model.parts import inside
 from rankzero.model.quantize import is_quantised, prepare_quantized
-from rankzero.model.targets import Targets, adapted_tensor_problems, shortest, target_modules
+from rankzero.model.targets import Targets, adapted_tensor_problems, linear_parts, shortest, target_modules
 from rankzero.spec.run_spec import LoraSpec, Parts
 from rankzero.spec.tasks import ModelUse
 from rankzero.wording import first_line
@@ -34,16 +35,24 @@ ADDED_BY_PEFT = ("classifier", "score")
 
 
 def apply_lora(
-    model: Any, lora: LoraSpec, *, parts: Parts, use: ModelUse, seed: int, packed: bool, base_name: str
+    model: Any,
+    lora: LoraSpec,
+    *,
+    parts: Parts,
+    use: ModelUse,
+    seed: int,
+    packed: bool,
+    base_name: str,
+    tokens: Sequence[int] = (),
 ) -> Any:
     """Freeze the model and add adapters in float32, initialised from `seed` alone: the same on every rank.
 
     Works on packed models and on models without memory; those get adapters without memory. `packed` says what a run
     computes with, also of a model without memory, which never is. `base_name` is written into the adapter as the model
-    that it belongs to. Raises ConfigError.
+    that it belongs to. `tokens`: whose embeddings are trained (`token_numbers`). Raises ConfigError.
     """
     targets = target_modules(lora, parts, model, use)
-    config = lora_config(lora, model, targets, use=use, packed=packed, base_name=base_name)
+    config = lora_config(lora, model, targets, use=use, packed=packed, base_name=base_name, tokens=tokens)
     if is_quantised(model):
         prepare_quantized(model)
     for parameter in model.parameters():
@@ -71,10 +80,19 @@ def load_adapter(model: Any, directory: Path) -> Any:
 
 
 def lora_config(
-    lora: LoraSpec, model: Any, targets: Targets, *, use: ModelUse, packed: bool, base_name: str
+    lora: LoraSpec,
+    model: Any,
+    targets: Targets,
+    *,
+    use: ModelUse,
+    packed: bool,
+    base_name: str,
+    tokens: Sequence[int] = (),
 ) -> LoraConfig:
     """What peft is told, and what it writes beside the adapter. Raises ConfigError where peft cannot be told it."""
     modules = [name for name, _ in model.named_modules()]
+    tables = embedding_tables(model)
+    refuse_what_cannot_be_trained(lora, model, targets, tables, tokens, packed=packed)
     config = LoraConfig(
         task_type=CLASSIFIER if use == "classifies" else "CAUSAL_LM",
         base_model_name_or_path=base_name,
@@ -84,11 +102,59 @@ def lora_config(
         target_modules=shortest(targets.modules, set(modules) - set(targets.modules)) or _no_layers(targets),
         target_parameters=list(targets.parameters) or None,
         modules_to_save=_names_to_save(targets, modules) or None,
+        trainable_token_indices={name: list(tokens) for name in tables} if tokens else None,
+        ensure_weight_tying=any(name in tables for name in targets.saved) and _is_tied(model),
         use_dora=lora.use_dora,
         use_rslora=lora.use_rslora,
         fan_in_fan_out=any(isinstance(model.get_submodule(name), Conv1D) for name in targets.modules),
     )
     return _as_peft_reads_it(config, lora, model, targets, packed=packed)
+
+
+def token_numbers(lora: LoraSpec, tokenizer: Any) -> tuple[int, ...]:
+    """The numbers of lora.trainable_token_indices, sorted. Raises ConfigError for each text that is no single token."""
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    unknown = [token for token in lora.trainable_token_indices if isinstance(token, str) and token not in vocabulary]
+    hint = "tokenizer.add_tokens([…]), save_pretrained, and name that directory in model.tokenizer_dir"
+    if unknown:
+        where = "lora.trainable_token_indices"
+        raise ConfigError([Problem(f"the tokenizer has no token {token!r}", where, hint) for token in unknown])
+    return tuple(sorted({vocabulary[t] if isinstance(t, str) else t for t in lora.trainable_token_indices}))
+
+
+def embedding_tables(model: Any) -> list[str]:
+    """Names of the modules with a row for each token: the input embeddings, and the head where there is one."""
+    wanted = [model.get_input_embeddings(), model.get_output_embeddings()]
+    return [name for name, module in model.named_modules() if any(module is table for table in wanted)]
+
+
+def refuse_what_cannot_be_trained(
+    lora: LoraSpec, model: Any, targets: Targets, tables: list[str], tokens: Sequence[int], *, packed: bool
+) -> None:
+    """Raise ConfigError for packed modules that would be trained in full, and for tokens that have no row."""
+    problems = []
+    held = [name for name in targets.saved if packed and any(inside(linear, [name]) for linear in linear_parts(model))]
+    if held and lora.modules_to_save:
+        hint = "put an adapter on it, or leave quantization out"
+        problems.append(
+            Problem(f"{held[0]} is held in fewer bits, which cannot be trained", "lora.modules_to_save", hint)
+        )
+    rows = model.get_input_embeddings().weight.shape[0]
+    where = "lora.trainable_token_indices"
+    beyond = [token for token in tokens if token >= rows]
+    if beyond:
+        hint = f"resize the model's embeddings first (resize_token_embeddings) and save it: they have {rows} rows"
+        problems.append(Problem(f"token {beyond[0]} has no embedding", where, hint))
+    if tokens and any(name in tables for name in targets.saved):
+        hint = "leave them out of one of the two"
+        problems.append(Problem("the embeddings are trained in full already, by lora.modules_to_save", where, hint))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _is_tied(model: Any) -> bool:
+    head = model.get_output_embeddings()
+    return head is not None and head.weight is model.get_input_embeddings().weight
 
 
 def parameter_counts(model: Any) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from peft import PeftConfig
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
+from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 
 from rankzero.errors import ConfigError
 from rankzero.model.files import TOKENIZER_FILES
@@ -105,6 +106,9 @@ def add_adapters(adapted: Any) -> int:
     """
     count = 0
     for name, layer in adapted.named_modules():
+        if isinstance(layer, TrainableTokensLayer):
+            layer.merge()
+            count += 1
         if not isinstance(layer, LoraLayer):
             continue
         owner = layer.get_base_layer()

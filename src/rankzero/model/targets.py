@@ -64,6 +64,9 @@ def target_modules(lora: LoraSpec, wanted: Parts, model: Any, use: ModelUse) -> 
     saved = [*_routers(belongs, parts), *(_heads(model) if use == "classifies" else [])]
     if "projector" in parts and "projector" not in linear.values():
         saved += _outermost_modules([name for name, part in belongs.items() if part == "projector"], belongs)
+    whole = [name for wanted in lora.modules_to_save for name in named_modules(model, wanted)]
+    problems += _whole_problems(lora, model, whole, [*chosen, *tensors])
+    saved += [name for name in whole if name not in saved]
     if tensors:
         named = [name for name in tensors if _is_chosen(name, lora)]
         tensors = named or tensors
@@ -124,6 +127,32 @@ def shortest(wanted: Iterable[str], others: Iterable[str], *, boundary: str = ".
         if not any(name == suffix or name.endswith(boundary + suffix) for suffix in suffixes for name in rest):
             return suffixes
     return names
+
+
+def named_modules(model: Any, wanted: str) -> list[str]:
+    """The modules with weights that are called `wanted`, by their last words or in full."""
+    return [
+        name
+        for name, module in model.named_modules()
+        if (name == wanted or name.endswith(f".{wanted}")) and any(True for _ in module.parameters())
+    ]
+
+
+def _whole_problems(lora: LoraSpec, model: Any, whole: list[str], adapted: list[str]) -> list[Problem]:
+    """What keeps lora.modules_to_save from being trained in full."""
+    problems = []
+    last = sorted({_last(name) for name, module in model.named_modules() if any(True for _ in module.parameters())})
+    for wanted in lora.modules_to_save:
+        if not named_modules(model, wanted):
+            close = difflib.get_close_matches(wanted, last, n=1)
+            hint = f"did you mean {close[0]}? " if close else f"it has: {', '.join(name for name in last if name)}"
+            problems.append(Problem(f"the model has no module {wanted} with weights", "lora.modules_to_save", hint))
+    both = sorted({name for name in adapted if inside(name, whole)})
+    if both:
+        what = f"{both[0]} would have an adapter and be trained in full"
+        hint = "name it in lora.target_modules or in lora.modules_to_save, not in both"
+        problems.append(Problem(what, "lora.modules_to_save", hint))
+    return problems
 
 
 def _last(name: str) -> str:

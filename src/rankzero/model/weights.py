@@ -68,8 +68,10 @@ def load_weights(model: Any, directory: Path) -> None:
 
 def adapter_file_names(model: Any) -> dict[str, str]:
     """The model's name of every tensor in an adapter file, by its name there."""
-    own = {name: torch.empty(tensor.shape, device="meta") for name, tensor in _tensors(model).items()}
-    names = {id(tensor): name for name, tensor in own.items()}
+    first = {id(tensor): name for name, tensor in _tensors(model).items()}
+    shared = {name: first[id(tensor)] for name, tensor in _under_all_names(model).items()}
+    own = {name: torch.empty(0, device="meta") for name in shared}
+    names = {id(own[name]): held for name, held in shared.items()}
     written = get_peft_model_state_dict(model, state_dict=own, save_embedding_layers=False)
     return {in_file: names[id(tensor)] for in_file, tensor in written.items()}
 
@@ -118,6 +120,8 @@ def save_whole(model: Any, directory: Path, *, dtype: torch.dtype, state: State 
 def _save_adapter(model: Any, directory: Path, state: State | None) -> None:
     # "auto" would ask the Hub whether the base model's vocabulary was changed; adapters never hold embeddings here.
     whole = {**_tensors(model), **(state or {})}
+    names = {id(tensor): name for name, tensor in _tensors(model).items()}
+    whole |= {name: whole[names[id(tensor)]] for name, tensor in _under_all_names(model).items()}
     model.save_pretrained(str(directory), save_embedding_layers=False, state_dict=whole)
     (directory / "README.md").unlink(missing_ok=True)  # an empty form; what the run was is in the manifest
 
@@ -135,6 +139,11 @@ def saved_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 def _tensors(model: Any) -> State:
     """All state by name, without the copies that a packed model's own state dict makes."""
     return {**dict(model.named_parameters()), **saved_buffers(model)}
+
+
+def _under_all_names(model: Any) -> State:
+    """The same, and what is shared under each of its names: peft writes embeddings that are tied once for each."""
+    return {**dict(model.named_parameters(remove_duplicate=False)), **saved_buffers(model)}
 
 
 def _own_state(model: Any, state: Mapping[str, torch.Tensor] | None) -> State:

@@ -45,6 +45,7 @@ _PLACES = (
 _FIXED = frozenset(
     {
         *("task", "data.labels", "lora.r", "lora.target_modules", "lora.use_dora"),
+        *("lora.modules_to_save", "lora.trainable_token_indices"),
         *("train.parts", "train.optimizer", "train.master_weights"),
     }
 )

@@ -118,6 +118,8 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "lora_target lora_targets lora_modules lora_target_modules lora_attn_modules modules_to_adapt",
     ),
     ("lora.target_modules", "all-linear takes every linear layer", "lora_target_linear apply_lora_to_mlp"),
+    ("lora.modules_to_save", "", "lora_modules_to_save additional_target"),
+    ("lora.trainable_token_indices", "", "trainable_tokens lora_trainable_tokens"),
     ("lora.use_dora", "", "peft_use_dora dora"),
     ("lora.use_rslora", "", "peft_use_rslora rslora"),
     ("train.num_train_epochs", "", "num_epochs epochs epoch n_epochs max_epochs"),

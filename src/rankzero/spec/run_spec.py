@@ -174,6 +174,11 @@ class LoraSpec(Section):
     """Dropout on the adapter's input: the same values in every layout, by train.seed, step, row and position."""
     target_modules: Literal["auto", "all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "auto"
     """Module names. auto: the attention projections of the architecture; all-linear: every linear layer."""
+    modules_to_save: tuple[str, ...] = ()
+    """Names of modules that are trained in full beside the adapters and saved with them: embed_tokens, lm_head, norms.
+    """
+    trainable_token_indices: tuple[Annotated[int, Field(ge=0)] | str, ...] = ()
+    """Tokens, by their text or number, whose embeddings are trained, and no others: those that mean something new."""
     use_dora: bool = False
     """Weight-decomposed adapters (DoRA)."""
     use_rslora: bool = False

@@ -20,11 +20,13 @@ from transformers import (
 from rankzero.engine.setup import to_train
 from rankzero.errors import ConfigError
 from rankzero.model.load import empty_model, load_config, meta_model
-from rankzero.model.lora import load_adapter, lora_config, parameter_counts
+from rankzero.model.lora import load_adapter, lora_config, parameter_counts, token_numbers
+from rankzero.model.merge import merge
 from rankzero.model.parts import part_finder
 from rankzero.model.targets import Targets, shortest, target_modules
-from rankzero.model.weights import adapter_file_names, save_weights
-from rankzero.spec.run_spec import RunSpec
+from rankzero.model.weights import adapter_file_names, load_weights, save_weights
+from rankzero.spec.run_spec import ModelSpec, RunSpec
+from tests.support.tiny import tiny_tokenizer
 from tests.support.tiny_configs import CONFIGS
 from tests.unit.model.support import CLASSES, loaded, logits, saved, shaken, spec_of, task_of
 
@@ -280,6 +282,75 @@ def test_plain_peft_gives_a_vision_model_the_same_logits(parts: object, tmp_path
     assert (before - logits(adapted, pictures=True)).abs().max() > 1e-2
     config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == source.name and config["inference_mode"] is True
+
+
+WHOLE: list[dict[str, Any]] = [
+    {"modules_to_save": ["embed_tokens"]},
+    {"modules_to_save": ["lm_head", "input_layernorm"]},
+    {"trainable_token_indices": [0, 7, 9]},
+]
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("lora", WHOLE, ids=["embeddings", "head", "tokens"])
+def test_embeddings_are_trained_saved_loaded_and_merged(lora: dict[str, Any], tied: bool, tmp_path: Path) -> None:
+    """As plain peft does, and back into a checkpoint's model bit for bit."""
+    spec = spec_with(**lora)
+    config = CONFIGS["llama"]()
+    config.tie_word_embeddings = tied
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
+    tiny_tokenizer().save_pretrained(tmp_path / "base")
+
+    def base() -> Any:
+        return AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+
+    tokens = tuple(int(token) for token in spec.lora.trainable_token_indices) if spec.lora else ()
+    adapted = shaken(to_train(base(), spec, base_name="base", tokens=tokens))
+    extra = {name for name, p in adapted.named_parameters() if p.requires_grad and "lora_" not in name}
+    assert extra and all(adapted.get_parameter(name).dtype is torch.float32 for name in extra)
+    if tokens:
+        assert {tuple(adapted.get_parameter(name).shape) for name in extra} == {(3, config.hidden_size)}
+    save_weights(adapted, tmp_path / "adapter")
+    assert set(adapter_file_names(adapted).values()) == {n for n, p in adapted.named_parameters() if p.requires_grad}
+    plain = PeftModel.from_pretrained(base(), str(tmp_path / "adapter")).eval()
+    assert torch.allclose(logits(plain), logits(adapted), atol=1e-5, rtol=0)
+    second = to_train(base(), spec, base_name="base", tokens=tokens)
+    load_weights(second, tmp_path / "adapter")
+    assert torch.equal(logits(second.eval()), logits(adapted))
+    done = merge(ModelSpec(name=str(tmp_path / "base")), tmp_path / "adapter", tmp_path / "merged")
+    merged, report = AutoModelForCausalLM.from_pretrained(done.directory, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    assert torch.allclose(logits(merged.eval()), logits(adapted), atol=1e-5, rtol=0)
+    assert not torch.allclose(logits(base().eval()), logits(adapted), atol=1e-3, rtol=0)
+
+
+def test_what_cannot_be_trained_in_full_is_refused_at_once() -> None:
+    model = AutoModelForCausalLM.from_config(CONFIGS["llama"]())
+    unknown = spec_with(modules_to_save=["embed_token", "q_proj"])
+    with pytest.raises(ConfigError, match="no module embed_token with weights") as error:
+        targets_in(model, unknown)
+    assert "did you mean embed_tokens?" in str(error.value)
+    assert "q_proj would have an adapter and be trained in full" in str(error.value)
+    twice = spec_with(modules_to_save=["embed_tokens"], trainable_token_indices=[10**6])
+    with pytest.raises(ConfigError, match="token 1000000 has no embedding") as error:
+        to_train(model, twice, base_name="base", tokens=(10**6,))
+    assert "trained in full already" in str(error.value)
+    packed = spec_of(lora={"dropout": 0, "modules_to_save": ["down_proj"]}, model__quantization="nf4")
+    with pytest.raises(ConfigError, match="held in fewer bits"):
+        to_train(model, packed, base_name="base")
+
+
+def test_tokens_are_named_by_their_text() -> None:
+    tokenizer = tiny_tokenizer()
+    vocabulary = tokenizer.get_vocab()
+    word = next(iter(vocabulary))
+    lora = spec_with(trainable_token_indices=[word, 3]).lora
+    assert lora is not None and set(token_numbers(lora, tokenizer)) == {vocabulary[word], 3}
+    lora = spec_with(trainable_token_indices=["<no such>", "<nor this>"]).lora
+    assert lora is not None
+    with pytest.raises(ConfigError, match="no token '<no such>'") as error:
+        token_numbers(lora, tokenizer)
+    assert len(error.value.problems) == 2
 
 
 def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
