@@ -18,6 +18,8 @@ from tests.support.tasks import TASKS, task_spec
 pytestmark = pytest.mark.distributed
 
 LOSS_TOLERANCE = 1e-4
+OF_RANKS = {"slowest_rank", "slowest_rank_slowdown", "straggler"}
+"""What is said of several ranks beside each other."""
 CURVES = ("loss", "eval_loss", "accuracy", "macro_f1")
 
 
@@ -36,7 +38,7 @@ def test_the_curve_is_of_the_data_alone(task: str, tmp_path: Path, monkeypatch: 
     for other in (small, two):
         for found, wanted in zip(metrics(other), expected, strict=True):
             assert found["supervised_tokens"] == wanted["supervised_tokens"]
-            assert found.keys() == wanted.keys()
+            assert found.keys() - OF_RANKS == wanted.keys()
             for name in found.keys() & set(CURVES):
                 assert found[name] == pytest.approx(wanted[name], rel=LOSS_TOLERANCE), f"{name} of step {found['step']}"
 

@@ -192,4 +192,5 @@ def test_a_run_that_is_killed_at_random_ends_as_if_it_had_not_been(
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert [line["loss"] for line in lines] == pytest.approx(whole, abs=1e-4)
     assert is_finished(RunDir(run_root(spec)), run.spec)
-    assert not [child for child in psutil.Process().children(recursive=True) if "engine.worker" in str(child.cmdline())]
+    left = [child for child in psutil.Process().children(recursive=True) if "rankzero.engine.worker" in child.cmdline()]
+    assert not left
