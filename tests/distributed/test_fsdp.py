@@ -28,6 +28,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "lora": {"lora__dropout": 0.1},
     "full": {"lora": None},
     "nf4": {"lora__dropout": 0.1, "model__quantization": "nf4"},
+    "embeddings": {"lora__modules_to_save": ["norm"], "lora__trainable_token_indices": [3, 5, 9]},
 }
 LAYOUTS = ("one", "ddp", "fsdp")
 OTHER_TASKS = ("classify", "vision", "moe")
