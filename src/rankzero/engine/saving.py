@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections import deque
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ class Saver:
         self._group = background_group()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._untold: list[int] = []
+        self._untold: deque[int] = deque()
         self._copy: Snapshot | None = None
         self.taken = self.committed = step
         """The steps of the newest checkpoints that were taken, and committed."""
@@ -103,16 +104,21 @@ class Saver:
 
     def newly_committed(self) -> list[int]:
         """Steps whose checkpoints were committed since the last call."""
-        told, self._untold = self._untold[:], self._untold[len(self._untold) :]
+        told = []
+        while self._untold:  # one at a time: the other thread may be adding
+            told.append(self._untold.popleft())
         return told
 
     def __enter__(self) -> Saver:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        """Let what is being written be finished, whatever ends the run; after the loss of a process it may never be."""
+        """Let what is being written be finished, whatever ends the run; after the loss of a process it may never be.
+        That it failed is said, and does not hide what ended the run."""
         if self._thread is not None and not (error is not None and lost_a_peer(error)):
             self._thread.join()
+        if self._failure is not None:
+            logger.warning("[CHECKPOINT] while ending: %s", self._failure)
 
     def _has_room(self, nbytes: int) -> bool:
         return nbytes == 0 or nbytes * self._world.local_world_size < _MOST_OF_MEMORY * available_memory()

@@ -19,12 +19,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
-from rankzero.errors import Problem, RankzeroError
+from rankzero.errors import Problem, RankzeroError, StoppedError
 from rankzero.launch.hang import HangWatch
 from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, signals_to, started, stop_signals
 from rankzero.launch.restarts import Restarts, may_be_cured
 from rankzero.redaction import Redactor
-from rankzero.run_dir.atomic import storage_errors
 from rankzero.run_dir.handover import RENDEZVOUS_VARIABLE, write_payload
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_options import RunOptions
@@ -46,11 +45,12 @@ def run_processes(
     Raises KeyboardInterrupt where a second Ctrl-C ended them: they have said what it cost.
     """
     local = _Local(spec, options, nproc, env, Restarts(max_restarts))
-    while True:
-        try:
-            return local.start()
-        except RankzeroError as failure:
-            local.again_after(failure)
+    with signals_to(local.heard, stop_signals()):  # also between two starts: a stop is one at any moment
+        while True:
+            try:
+                return local.start()
+            except RankzeroError as failure:
+                local.again_after(failure)
 
 
 class _Local:
@@ -65,6 +65,19 @@ class _Local:
         self._run_dir = RunDir(Path(spec.output_dir) / str(spec.name))
         self._redact = Redactor(os.environ)
         self._stop_at: float | None = None
+        self._workers: Workers | None = None
+        self._unheard: list[int] = []
+        """Signals for workers that are still being started."""
+
+    def heard(self, number: int) -> None:
+        """The signal handler: pass a stop on, and make no new start."""
+        self._stop_at = self._stop_at or time.monotonic()
+        # A terminal that is closed takes this process alone along: to the workers it is a wish to stop.
+        number = signal.SIGTERM if number == signal.SIGHUP else number
+        if self._workers is None:
+            self._unheard.append(number)
+        else:
+            self._workers.signal(number)
 
     def start(self) -> str:
         """One start of the workers, to its end."""
@@ -80,7 +93,10 @@ class _Local:
                 return None if local == 0 else (directory / f"stderr-{local}").open("wb")
 
             with started(directory, self._ranks, payload, {**self._env, **meeting}, at, stderr) as workers:
-                self._watch(workers)
+                try:
+                    self._watch(workers)
+                finally:
+                    self._workers = None
                 if workers.interrupted:
                     raise KeyboardInterrupt
                 if (failure := workers.failure()) is not None:
@@ -88,7 +104,8 @@ class _Local:
                 return workers.report()
 
     def again_after(self, failure: RankzeroError) -> None:
-        """Return when the workers are to start again; raise the failure where they are not."""
+        """Return when the workers are to start again; raise the failure where they are not, and StoppedError where a
+        stop came before they were."""
         if self._stop_at is not None or not may_be_cured(failure):
             raise failure
         saved = next(iter(self._run_dir.committed_steps()), None)
@@ -101,27 +118,32 @@ class _Local:
         where = f"step {saved}" if saved is not None else "the beginning"
         self._say(f"[RESTART] {failure.problems[0]}")
         self._say(f"[RESTART] {self._restarts.made} of {self._restarts.most}: starting again from {where}")
-        time.sleep(PAUSE_SECONDS[min(self._restarts.idle, len(PAUSE_SECONDS)) - 1])
+        if self.pause(PAUSE_SECONDS[min(self._restarts.idle, len(PAUSE_SECONDS)) - 1]):
+            hint = "give the same command again to continue"
+            raise StoppedError("stopped before it was started again", where=str(self._run_dir.root), hint=hint)
+
+    def pause(self, seconds: float) -> bool:
+        """Wait so long, or until a stop is asked for. Returns whether it was."""
+        until = time.monotonic() + seconds
+        while self._stop_at is None and time.monotonic() < until:
+            time.sleep(POLL_SECONDS)
+        return self._stop_at is not None
 
     def _watch(self, workers: Workers) -> None:
         """Wait for all, or until the rest has to be killed."""
-
-        def forward(number: int) -> None:
-            self._stop_at = self._stop_at or time.monotonic()
-            # A terminal that is closed takes this process alone along: to the workers it is a wish to stop.
-            workers.signal(signal.SIGTERM if number == signal.SIGHUP else number)
-
         compiled = self._spec.train.torch_compile
         hang = HangWatch(workers, self._run_dir, self._say, compiled=compiled, alone=True, attended=True)
-        with signals_to(forward, stop_signals()):
-            while workers.running():
-                overdue = self._stop_at is not None and time.monotonic() - self._stop_at > GRACE_SECONDS
-                if overdue:
-                    workers.kill()
-                elif workers.peers_are_late(GRACE_SECONDS):
-                    workers.end_late_peers()
-                hang.look(end=self._restarts.most > 0 and self._stop_at is None)
-                time.sleep(POLL_SECONDS)
+        self._workers = workers
+        while self._unheard:
+            workers.signal(self._unheard.pop(0))
+        while workers.running():
+            overdue = self._stop_at is not None and time.monotonic() - self._stop_at > GRACE_SECONDS
+            if overdue:
+                workers.kill()
+            elif workers.peers_are_late(GRACE_SECONDS):
+                workers.end_late_peers()
+            hang.look(end=self._restarts.most > 0 and self._stop_at is None)
+            time.sleep(POLL_SECONDS)
 
     def _record(self, failure: RankzeroError, saved: int | None) -> None:
         """Also in the run directory: who comes back days later finds why."""
@@ -134,9 +156,13 @@ class _Local:
             "where": self._redact(problem.where),
             "what": self._redact(problem.what),
         }
-        if self._run_dir.root.is_dir():
-            with storage_errors(self._run_dir.restarts), self._run_dir.restarts.open("a", encoding="utf-8") as file:
+        if not self._run_dir.root.is_dir():
+            return
+        try:
+            with self._run_dir.restarts.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+        except OSError as error:  # a note only: it hides no failure and ends no run
+            self._say(f"[RESTART] not noted in {self._run_dir.restarts}: {error.strerror or error}")
 
     def _say(self, text: str) -> None:
         sys.stderr.write(self._redact(printable(f"{datetime.now():%H:%M:%S} {text}\n")))

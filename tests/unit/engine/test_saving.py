@@ -132,6 +132,20 @@ def test_what_could_not_be_saved_is_raised_by_the_next_wait(running: Running, mo
     assert [entry.name for entry in run_dir.checkpoints.iterdir() if entry.name.startswith(".tmp")] == []
 
 
+def test_what_could_not_be_saved_is_said_where_something_else_ends_the_run(
+    running: Running, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    saver, _, _, _, go_on = running
+    monkeypatch.setattr(saving, "check_space", lambda _directory, needed: check_space(Path("/nowhere"), needed))
+    said: list[str] = []
+    monkeypatch.setattr(saving.logger, "warning", lambda words, error: said.append(words % error))
+    go_on.set()
+    with pytest.raises(ZeroDivisionError), saver:
+        saver.save(Position(step=1))
+        raise ZeroDivisionError
+    assert len(said) == 1 and "while ending: the checkpoint was not saved" in said[0]
+
+
 def test_a_volume_without_room_is_found_before_anything_is_written(tmp_path: Path) -> None:
     check_space(tmp_path, 1)
     with pytest.raises(StorageError, match=r"takes 1e\+09 GB, and this volume has .* GB left") as error:

@@ -70,7 +70,7 @@ class Starts:
             return end
 
         monkeypatch.setattr(local._Local, "start", start)
-        monkeypatch.setattr(local.time, "sleep", self.paused.append)
+        monkeypatch.setattr(local._Local, "pause", lambda _local, seconds: self.paused.append(seconds) or False)
 
 
 def killed(step: int) -> RankzeroError:
@@ -119,6 +119,35 @@ def test_what_is_final_is_not_tried_again(
     with pytest.raises(type(error)):
         local.run_processes(spec, RunOptions(), 2, os.environ, max_restarts=3)
     assert starts.count == 1 and not run_root(spec).exists()
+
+
+def test_a_stop_between_two_starts_is_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = small_spec(tmp_path, tmp_path)
+    pause = local._Local.pause
+    starts = Starts(spec, monkeypatch, (2, killed(3)))
+    monkeypatch.setattr(local, "PAUSE_SECONDS", (600.0,))
+
+    def stopped_in(again: local._Local, seconds: float) -> bool:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return pause(again, seconds)
+
+    monkeypatch.setattr(local._Local, "pause", stopped_in)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(StoppedError, match="stopped before it was started again"):
+        local.run_processes(spec, RunOptions(), 2, os.environ, max_restarts=3)
+    assert starts.count == 1 and signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_restart_that_cannot_be_noted_is_made_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = small_spec(tmp_path, tmp_path)
+    starts = Starts(spec, monkeypatch, (2, killed(3)), (4, "{}"))
+    RunDir(run_root(spec)).restarts.mkdir(parents=True)
+    assert local.run_processes(spec, RunOptions(), 2, os.environ, max_restarts=3) == "{}"
+    assert starts.count == 2
+    said = capsys.readouterr().err
+    assert "not noted in" in said and "starting again from step 2" in said
 
 
 def test_a_start_that_fails_while_it_is_asked_to_stop_is_the_last(
