@@ -149,7 +149,8 @@ def _loaded(image: Image) -> Image:
 
 def _zeros_without_end(stream: BinaryIO) -> int:
     """How many zero bytes a JPEG file ends with, where they stand in place of its end: a copy that broke off in a file
-    whose size was set before. Pillow takes them for pixels."""
+    whose size was set before. Pillow takes them for pixels. Behind the end a file may have what it likes (cameras put
+    films there)."""
     size = stream.seek(0, os.SEEK_END)
     zeros = 0
     while zeros < size:
@@ -159,10 +160,22 @@ def _zeros_without_end(stream: BinaryIO) -> int:
         kept = block.rstrip(b"\0")
         zeros += len(block) - len(kept)
         if kept:
-            return 0 if kept.endswith(_JPEG_END) else zeros
+            return 0 if not zeros or kept.endswith(_JPEG_END) or _has_end(stream) else zeros
     return zeros
 
 
+def _has_end(stream: BinaryIO) -> bool:
+    """Whether the end marker comes behind the image's first scan. (ITU T.81, B.1.1: within a scan 0xff is followed by
+    zero or a restart marker; thumbnails, which have ends of their own, lie in segments before it.)"""
+    stream.seek(0)
+    data = stream.read()
+    at = 2
+    while data[at : at + 1] == b"\xff" and data[at + 1 : at + 2] != _JPEG_SCAN:
+        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    return data.find(_JPEG_END, at) >= 0
+
+
+_JPEG_SCAN = b"\xda"
 _JPEG_END = b"\xff\xd9"
 _BLOCK = 1 << 16
 

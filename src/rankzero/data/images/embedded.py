@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import os
 import re
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
@@ -46,7 +45,7 @@ def keep(image: str) -> str:
     name = f"{digest[:2]}/{digest}"
     target = kept_images() / name
     with place_given_by("the variable RANKZERO_CACHE"), storage_errors(target):
-        if not (target.is_file() and os.path.getsize(target) == len(data)):
+        if not (target.is_file() and target.read_bytes() == data):  # what lies there may have been damaged since
             target.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(target) as out:
                 out.write(data)

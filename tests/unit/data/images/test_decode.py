@@ -59,6 +59,10 @@ def test_a_jpeg_whose_end_is_zeros(tmp_path: Path) -> None:
     half = len(data) // 2
     assert f"last {len(data) - half:,} bytes are zero" in fault(tmp_path, data[:half] + bytes(len(data) - half)).what
     assert pixels(tmp_path, data + bytes(100_000)), "behind its end there may be anything"
+    assert pixels(tmp_path, data + b"a film" + bytes(9)), "as behind those of some cameras"
+    thumbnail = encoded(noise((200, 200)), "JPEG", exif=b"Exif\0\0" + encoded(noise((8, 8)), "JPEG"))
+    cut = thumbnail[: len(thumbnail) // 2] + bytes(len(thumbnail) // 2)
+    assert fault(tmp_path, cut).reason == "damaged image", "the end of what lies in its head is not its own"
 
 
 def png(image: Image.Image, *, rows: int | None = None, interlaced: bool = False, depth: int = 8) -> bytes:
