@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -190,14 +190,15 @@ def interrupted_twice(directory: Path, cache: str, text: str) -> None:
 
     os.environ["RANKZERO_CACHE"] = cache
 
-    def answers() -> Iterator[str]:
-        yield from (directory / "said-0").read_text().splitlines()
+    def wait_for(answer: str) -> None:
+        while answer not in (directory / "said-0").read_text():
+            time.sleep(0.01)
 
     def hang(step: int) -> None:
         if step == 4:
+            wait_for("saved step 2")  # beside the steps
             os.kill(os.getpid(), signal.SIGINT)
-            while not any("again within" in line for line in answers()):
-                time.sleep(0.01)
+            wait_for("again within")
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(60)
 

@@ -201,9 +201,9 @@ def test_a_late_step_is_said_once_where_nothing_would_start_the_run_again(
 def test_nccls_own_end_of_a_process_is_a_lost_peer(words: str, kind: type | None, two: Two) -> None:
     """NCCL aborts a process whose collective has timed out; rank 0's words went to the terminal."""
     (two.folder / "stderr-1").write_text(words + "\nFatal Python error: Aborted\n" + "  File x, line 1 in y\n" * 300)
-    for process in two.workers.processes:
+    for rank, process in enumerate(two.workers.processes):
         process.send_signal(signal.SIGABRT)
-    wait_for(lambda: not two.workers.running())
+        wait_for(lambda rank=rank: two.left(rank))
     failure = two.workers.failure()
     assert failure is not None and failure.exit_code == (69 if kind else 70)
     assert isinstance(failure, kind or RankzeroError)

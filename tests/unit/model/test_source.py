@@ -7,9 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -20,6 +17,7 @@ from rankzero.model.load import check_vocabulary, load_config, load_model, load_
 from rankzero.model.source import locate, weights_fingerprint
 from rankzero.run_dir.atomic import file_sha256
 from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec
+from tests.support.servers import RefusingHub, serving
 
 
 def local(path: Path, **fields: object) -> ModelSpec:
@@ -211,36 +209,6 @@ def test_pickles_are_hashed_where_there_is_nothing_else(copy: Path) -> None:
     assert weights_fingerprint(copy) != before
 
 
-class Hub(BaseHTTPRequestHandler):
-    """Answers every request as the Hub does for one kind of refusal."""
-
-    status, code = 403, "GatedRepo"
-
-    def do_GET(self) -> None:
-        self.send_response(self.status)
-        self.send_header("X-Error-Code", self.code)
-        self.send_header("X-Error-Message", "no")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def log_message(self, *_arguments: object) -> None:
-        """Quiet."""
-
-
-@pytest.fixture
-def hub() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
 LOCATE = """
 import sys
 from rankzero.errors import RankzeroError
@@ -266,12 +234,10 @@ def locate_at(endpoint: str, tmp_path: Path) -> subprocess.CompletedProcess[str]
 
 
 @pytest.mark.parametrize(("status", "code"), [(403, "GatedRepo"), (401, "RepoNotFound"), (404, "RepoNotFound")])
-def test_a_gated_model_exits_77_with_three_ways_out(
-    status: int, code: str, hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Hub, "status", status)
-    monkeypatch.setattr(Hub, "code", code)
-    done = locate_at(hub, tmp_path)
+def test_a_gated_model_exits_77_with_three_ways_out(status: int, code: str, tmp_path: Path) -> None:
+    hub = type("Hub", (RefusingHub,), {"status": status, "code": code})
+    with serving(hub) as endpoint:
+        done = locate_at(endpoint, tmp_path)
     assert done.returncode == ExitCode.ACCESS, done.stderr
     assert all(way in done.stdout for way in ("(1)", "HF_TOKEN", "local_dir"))
     assert "hf_canary" not in done.stdout + done.stderr

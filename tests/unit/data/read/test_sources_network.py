@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import sys
-import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import ClassVar
 
@@ -24,6 +24,7 @@ from rankzero.data.read.locate import expand
 from rankzero.data.read.network import HubFile, RealNetwork, RemoteFile, _as_ours
 from rankzero.errors import AccessError, ConfigError, DataError, RankzeroError, ServiceError, StorageError
 from rankzero.spec.run_spec import SourceSpec
+from tests.support.servers import serving
 from tests.support.tiny import tiny_tokenizer
 from tests.unit.data.read.fake_network import fault, located, own_cache
 
@@ -117,7 +118,7 @@ class _Pages(BaseHTTPRequestHandler):
             if "slow" in self.path:
                 self.wfile.write(CONTENT[start : start + 1])
                 self.wfile.flush()
-                threading.Event().wait(0.5)
+                time.sleep(0.5)
                 start += 1
             self.wfile.write(CONTENT[start:])
 
@@ -128,12 +129,8 @@ class _Pages(BaseHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def site() -> Iterator[str]:
     pytest.importorskip("aiohttp")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Pages)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with serving(_Pages) as url:
+        yield url
 
 
 @pytest.mark.parametrize("name", ["ranges.bin", "whole.bin"])
@@ -357,15 +354,12 @@ class _Hub(BaseHTTPRequestHandler):
 def test_a_data_set_by_the_hubs_own_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    place = f"http://127.0.0.1:{server.server_port}"
-    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, place)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr(constants, "ENDPOINT", place)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # read when the client was first imported
-    try:
+    with serving(_Hub) as place:
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, place)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "ENDPOINT", place)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # read when the client was first imported
         (rows,) = located("o/n", RealNetwork()).files
         assert Path(rows).read_bytes() == _Hub.FILES["train.jsonl"]
         assert Path(rows).is_relative_to(tmp_path / "hub" / "datasets--o--n" / "snapshots")
@@ -375,7 +369,4 @@ def test_a_data_set_by_the_hubs_own_client(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(AccessError, match="gated"):
             located("o/gated", RealNetwork())
         assert "no such data set" in fault("o/none", RealNetwork()).what
-    finally:
-        server.shutdown()
-        server.server_close()
     assert located("o/n", offline=True).files == (rows,)

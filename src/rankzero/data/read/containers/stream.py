@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Iterator
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 from rankzero.errors import ConfigError, StorageError
 
@@ -69,17 +69,7 @@ def _unpacked(file: BinaryIO, path: str, packing: Packing, size: int) -> Iterato
     if not pa.Codec.is_available(packing):
         hint = f"pip install --force-reinstall pyarrow, or unpack it first: {unpack_command(packing, path)}"
         raise ConfigError(f"this build of pyarrow cannot read {packing} files", where=path, hint=hint)
-    stream = pa.CompressedInputStream(file, packing)
-    while True:
-        try:
-            block = stream.read(size)
-        except (OSError, pa.ArrowException) as error:
-            if getattr(error, "errno", None):
-                raise
-            raise _damage(file, packing, str(error)) from error
-        if not block:
-            return
-        yield block
+    yield from _read(pa.CompressedInputStream(file, packing), file, packing, size, (OSError, pa.ArrowException))
 
 
 def _by_python(file: BinaryIO, packing: Packing, size: int) -> Iterator[bytes]:
@@ -88,18 +78,25 @@ def _by_python(file: BinaryIO, packing: Packing, size: int) -> Iterator[bytes]:
     import lzma
 
     with lzma.LZMAFile(file) if packing == "xz" else bz2.BZ2File(file) as stream:
-        while True:
-            try:
-                block = stream.read(size)
-            except EOFError as error:
-                raise _damage(file, packing, "truncated") from error
-            except (OSError, lzma.LZMAError) as error:
-                if getattr(error, "errno", None):
-                    raise
-                raise _damage(file, packing, str(error)) from error
-            if not block:
-                return
-            yield block
+        yield from _read(stream, file, packing, size, (OSError, lzma.LZMAError))
+
+
+def _read(
+    stream: Any, file: BinaryIO, packing: Packing, size: int, damage: tuple[type[Exception], ...]
+) -> Iterator[bytes]:
+    """What `stream` unpacks of `file`; `damage`: what it raises where that is damaged, or the volume fails."""
+    while True:
+        try:
+            block = stream.read(size)
+        except EOFError as error:
+            raise _damage(file, packing, "truncated") from error
+        except damage as error:
+            if getattr(error, "errno", None):
+                raise
+            raise _damage(file, packing, str(error)) from error
+        if not block:
+            return
+        yield block
 
 
 def as_utf8(blocks: Iterator[bytes], encoding: str) -> Iterator[bytes]:
