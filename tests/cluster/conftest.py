@@ -77,12 +77,12 @@ class Cluster:
         self.api = Client(namespace=namespace)
         self._backend = open_kubernetes(None, namespace, say=print)
 
-    def rankzero(self, *arguments: str, timeout: float = PATIENCE_SECONDS) -> Done:
-        """Type a command in the folder of the specs."""
+    def rankzero(self, *arguments: str, timeout: float = PATIENCE_SECONDS, may_all: bool = False) -> Done:
+        """Type a command in the folder of the specs. `may_all`: as who made the namespace, not with few rights."""
         done = subprocess.run(
             [sys.executable, "-m", "rankzero", *arguments],
             cwd=self.folder,
-            env=self.env,
+            env=dict(os.environ) if may_all else self.env,
             capture_output=True,
             text=True,
             timeout=timeout,
