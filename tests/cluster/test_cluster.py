@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rankzero.launch.kinds import node_index
 from rankzero.launch.status import RunStatus
 from tests.cluster.conftest import CLAIM, LONG, SHORT, Cluster
+from tests.support.in_container import SLOW_DOWN, SUSPEND
 
 KINDS = ["job", "jobset", "statefulset", "trainjob", "pytorchjob"]
 
@@ -73,6 +73,49 @@ def test_an_evicted_pod_does_not_cost_the_run(
     metrics = cluster.metrics(run)
     assert steps(metrics) == list(range(1, LONG + 1))
     assert losses(metrics) == pytest.approx(local_losses[LONG], abs=1e-4)
+    assert cluster.rankzero("delete", run, "--cluster", place, "--yes").code == 0
+
+
+def test_an_eviction_while_it_loads_does_not_cost_the_run(
+    cluster: Cluster, local_losses: dict[int, list[float]]
+) -> None:
+    place, run = cluster.cluster_yaml("job"), "evict-loading"
+    assert cluster.rankzero("submit", cluster.run_yaml(run), "--cluster", place, "--detach").code == 0
+    seen = cluster.until(run, place, lambda seen: seen.running == 2, "on two nodes")
+    assert seen["step"] is None, "it has only begun"
+    evict(cluster, run, node=1)
+    seen = cluster.until(run, place, ended, "ended")
+    assert seen["phase"] == "Succeeded", seen
+    assert losses(cluster.metrics(run)) == pytest.approx(local_losses[SHORT], abs=1e-4)
+    assert cluster.rankzero("delete", run, "--cluster", place, "--yes").code == 0
+
+
+def test_a_suspended_rank_is_ended_and_the_run_goes_on(cluster: Cluster, local_losses: dict[int, list[float]]) -> None:
+    place, run = cluster.cluster_yaml("job"), "suspended"
+    assert cluster.rankzero("submit", cluster.run_yaml(run, max_steps=LONG), "--cluster", place, "--detach").code == 0
+    cluster.until(run, place, running, "at step 6")
+    assert cluster.in_run(run, 1, SUSPEND).wait(60) == 0
+    seen = cluster.until(run, place, ended, "ended")
+    assert seen["phase"] == "Succeeded", seen
+    metrics = cluster.metrics(run)
+    assert steps(metrics) == list(range(1, LONG + 1))
+    assert losses(metrics) == pytest.approx(local_losses[LONG], abs=1e-4)
+    stacks = cluster.in_pod(["sh", "-c", f"cat /outputs/runs/{run}/logs/hang-step-*/rank-1.txt"])
+    assert "suspended" in stacks
+    assert cluster.rankzero("delete", run, "--cluster", place, "--yes").code == 0
+
+
+def test_a_slow_rank_is_named_with_its_pod(cluster: Cluster) -> None:
+    place, run = cluster.cluster_yaml("job"), "slow"
+    spec = cluster.run_yaml(run, max_steps=LONG)
+    assert cluster.rankzero("submit", spec, "--cluster", place, "--detach").code == 0
+    cluster.until(run, place, running, "at step 6")
+    slow = cluster.pod_of(run, 1)
+    with cluster.in_run(run, 1, SLOW_DOWN):
+        seen = cluster.until(run, place, ended, "ended")
+    assert seen["phase"] == "Succeeded", seen
+    named = [row["straggler"] for row in cluster.metrics(run) if "straggler" in row]
+    assert named and slow.startswith(named[-1].split()[3]) and named[-1].startswith("rank 1 on slow-1"), named[-1:]
     assert cluster.rankzero("delete", run, "--cluster", place, "--yes").code == 0
 
 
@@ -152,11 +195,9 @@ def test_a_refused_object_leaves_nothing(cluster: Cluster) -> None:
 def evict(cluster: Cluster, run: str, node: int) -> None:
     """As a node that is drained does it."""
     from lightkube.models.meta_v1 import ObjectMeta
-    from lightkube.resources.core_v1 import Pod, PodEviction
+    from lightkube.resources.core_v1 import PodEviction
 
-    pods = [pod for pod in cluster.api.list(Pod, labels={"rankzero.dev/run": run}) if pod.status.phase == "Running"]
-    (chosen,) = [pod for pod in pods if node_index(pod.to_dict()) == node]
-    name = chosen.metadata.name
+    name = cluster.pod_of(run, node)
     cluster.api.create(PodEviction(metadata=ObjectMeta(name=name)), name)
 
 
