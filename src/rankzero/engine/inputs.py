@@ -66,7 +66,7 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
     Raises ConfigError, AccessError, ServiceError or DataError with every problem of its kind.
     """
     task = find_task(spec.task)
-    with ledger.phase("model files"):
+    with ledger.phase("model_files"):
         logger.info("[STEP] find the model: %s", spec.model.local_dir or spec.model.name)
         source = locate(spec.model)
         tokenizer = load_tokenizer(source, spec.model, spec.data.chat_template)

@@ -8,6 +8,7 @@ cut into ranks and passes cannot change the result.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ class StepResult:
     """This rank's rows of passes whose loss is not finite."""
     ranks: tuple[Passes, ...] = ()
     """What each rank did in the step before; seconds are 0 in the first one."""
+    input_seconds: float = 0.0
+    """How long this rank waited for the tensors of its passes."""
 
     @property
     def overflowed(self) -> bool:
@@ -110,7 +113,8 @@ class Stepper:
         computed = 0
         self._clock.start()
         with self._watch_generators():
-            for number, batch in enumerate(batches.collated(work.passes, self._device), 1):
+            waited = Waited(batches.collated(work.passes, self._device))
+            for number, batch in enumerate(waited, 1):
                 self._places.begin_pass(step, batch.row_of_BT, batch.position_BT, batch.predicts_BT)
                 loss = self.loss_sum(batch)
                 self._parallel.backward(loss / work.loss_weight * loss_scale, last=number == len(work.passes))
@@ -131,7 +135,7 @@ class Stepper:
         finite = math.isfinite(step_loss) and math.isfinite(grad_norm)
         suspects = () if finite else _suspect_rows(work.passes, losses)
         ranks = tuple(map(Passes, slots_all[::2], slots_all[1::2]))
-        return StepResult(step_loss, grad_norm, stop > 0, finite, int(computed_all), suspects, ranks)
+        return StepResult(step_loss, grad_norm, stop > 0, finite, int(computed_all), suspects, ranks, waited.seconds)
 
     @contextmanager
     def _watch_generators(self) -> Iterator[None]:
@@ -144,6 +148,24 @@ class Stepper:
         yield
         if not torch.equal(before, _generators(self._device)):
             logger.warning("[TRAIN] %s", self._places.what_is_left())
+
+
+class Waited:
+    """The passes of a step as they come, and how long they were waited for: all of the first one's making, and what
+    the computing of the one before does not hide of the others'."""
+
+    def __init__(self, batches: Iterator[MicroBatch]) -> None:
+        self._batches = batches
+        self.seconds = 0.0
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        while True:
+            asked = time.perf_counter()
+            batch = next(self._batches, None)
+            self.seconds += time.perf_counter() - asked
+            if batch is None:
+                return
+            yield batch
 
 
 def sums_of_step(norm: torch.Tensor, sums: torch.Tensor) -> list[float]:
