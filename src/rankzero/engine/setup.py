@@ -19,6 +19,7 @@ import torch
 
 from rankzero.data.batches.loader import Batches
 from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.engine.balance import Balance
 from rankzero.engine.console import logger
 from rankzero.engine.device import Device, memory_limit
 from rankzero.engine.distributed import World
@@ -38,6 +39,7 @@ from rankzero.model.load import ClassHead, empty_model, load_model, stop_token_i
 from rankzero.model.lora import apply_lora, token_numbers
 from rankzero.model.memory import MemoryPlan, choose_sharding, model_facts, plan_memory
 from rankzero.model.parts import freeze_to, wanted_parts
+from rankzero.model.routers import Routers
 from rankzero.spec.run_spec import RunSpec, Sharding
 from rankzero.spec.schedule import Schedule, make_schedule
 from rankzero.spec.shardings import sharding_section
@@ -143,6 +145,11 @@ def build_session(
             same_passes=parallel.same_passes,
         )
 
+    balance = None
+    if inputs.balance is not None:
+        balance = Balance(Routers(parallel.module), inputs.balance, device.torch_device)
+        more = "; each step has its forward passes twice" if inputs.balance else ""
+        logger.info("[MODEL] routers are trained, their load balancing loss times %g%s", inputs.balance, more)
     seed_ranks(spec.train.seed, world.rank)
     return Session(
         parallel=parallel,
@@ -154,6 +161,7 @@ def build_session(
             dtype=dtype,
             max_grad_norm=spec.train.max_grad_norm,
             places=places,
+            balance=balance,
         ),
         train=batches(inputs.train),
         eval=None if inputs.eval is None else batches(inputs.eval),

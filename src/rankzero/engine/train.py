@@ -158,6 +158,9 @@ def next_step(
     seconds = time.monotonic() - before
     position = replace(position, seconds=position.seconds + seconds, wall_seconds=clock.wall())
     facts = step_facts(position, work, result, rate, seconds, schedule.steps_per_epoch)
+    if result.routers is not None:
+        evaluated = session.eval is not None and is_due(spec.eval.every, position.step, schedule)
+        facts |= result.routers.facts(each=evaluated)
     if run.pace is not None:
         facts |= run.pace.add(result.ranks)
     run.hooks.step_ends(number, facts)
