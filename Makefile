@@ -10,17 +10,21 @@ PYTEST   := $(VENV)/bin/python -m pytest
 WORKERS  ?= 2
 PYTESTS  := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
 
-.PHONY: quickstart test test-deepspeed lint format bench bench-gpu faults soak audit golden kfp schema image clean
+.PHONY: quickstart test test-deepspeed test-trackers lint format bench bench-gpu faults soak audit golden kfp schema image clean
 
 quickstart: $(VENV)/.train
 	$(VENV)/bin/rankzero quickstart
 
 # Everything but what needs DeepSpeed, whose installation alone takes minutes.
 test: $(VENV)/.dev lint
-	$(PYTESTS) -m "not deepspeed"
+	$(PYTESTS) -m "not deepspeed and not trackers"
 
 test-deepspeed: $(VENV)/.deepspeed
 	$(PYTESTS) -m deepspeed
+
+# MLflow's server brings an older pyarrow, so it has an environment of its own.
+test-trackers: $(VENV)-trackers/.installed
+	OMP_NUM_THREADS=1 $(VENV)-trackers/bin/python -m pytest -m trackers tests/e2e
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check src tests benchmarks examples
@@ -94,10 +98,18 @@ $(VENV)/.deepspeed: $(VENV)/.dev
 	$(PIP) -e '.[deepspeed]'
 	touch $@
 
+$(VENV)-trackers/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)-trackers
+	grep -v '^pyarrow' constraints.txt > $(VENV)-trackers/constraints.txt
+	$(if $(TORCH_INDEX),$(VENV)-trackers/bin/python -m pip install --quiet torch --index-url $(TORCH_INDEX))
+	$(VENV)-trackers/bin/python -m pip install --quiet -c $(VENV)-trackers/constraints.txt -e '.[train,mlflow]' \
+		mlflow pytest pytest-timeout hypothesis pillow psutil
+	touch $@
+
 .venv-bench/.peers: benchmarks/constraints.txt
 	$(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/python -m pip install --quiet -c benchmarks/constraints.txt torch trl transformers peft pillow
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-bench build dist
+	rm -rf $(VENV) $(VENV)-trackers .venv-bench build dist

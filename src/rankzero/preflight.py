@@ -34,6 +34,7 @@ from rankzero.spec.local_paths import LocalPart, PathField, in_base, local_part,
 from rankzero.spec.nearby import dangling, near, shown
 from rankzero.spec.resolve import resolve
 from rankzero.spec.run_spec import ModelSpec, RunSpec
+from rankzero.track.send import server_modules
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,11 @@ class Finding:
     error: type[RankzeroError] = ConfigError
 
 
-Part = Literal["paths", "model", "run directory"]
-"""paths: files that the spec names. model: what is in the model's directory. run directory: whether it can be one."""
+Part = Literal["paths", "model", "run directory", "trackers"]
+"""paths: files that the spec names. model: what is in the model's directory. run directory: whether it can be one.
+trackers: whether what they need is installed and set."""
 
-EVERYTHING: tuple[Part, ...] = ("paths", "model", "run directory")
+EVERYTHING: tuple[Part, ...] = ("paths", "model", "run directory", "trackers")
 _WORST_FIRST = (ConfigError, DataError, AccessError, ServiceError, StorageError)
 """Of several kinds of problems the exit code is that of the first here: what never mends itself before what may."""
 
@@ -90,6 +92,8 @@ def _findings(found: Loaded[RunSpec], parts: Collection[Part]) -> list[Finding]:
         findings += model_findings(found)
     if "run directory" in parts:
         findings += run_directory_findings(found)
+    if "trackers" in parts:
+        findings += tracker_findings(found.spec)
     told = {finding.field for finding in elsewhere}
     return [*elsewhere, *(finding for finding in findings if finding.field not in told)]
 
@@ -217,6 +221,15 @@ def run_directory_findings(found: Loaded[RunSpec]) -> list[Finding]:
         hint = f"move it to {shown(root)}, or give output_dir={output_dir} on the command line to continue it there"
         return [Finding("output_dir", what, hint)]
     return _not_writable(root) or _held(root)
+
+
+def tracker_findings(spec: RunSpec) -> list[Finding]:
+    """What servers of trackers need and what is not here."""
+    return [
+        Finding(f"tracking.{name}", problem.what, problem.hint)
+        for name, module in server_modules(spec.tracking).items()
+        for problem in module.problems(os.environ)
+    ]
 
 
 def _not_writable(root: Path) -> list[Finding]:

@@ -14,6 +14,7 @@ import typer
 from rankzero import __version__
 from rankzero.cli import runs as runs_command
 from rankzero.cli import secret as secret_command
+from rankzero.cli import track as track_command
 from rankzero.cli.argv import as_usage_error, help_asked_for, is_parser_error, spread_values
 from rankzero.cli.data import show as data_command
 from rankzero.cli.data.datasets import fire, volcano
@@ -47,6 +48,7 @@ app.command(cls=Flags, rich_help_panel="Train")(train)
 app.command(rich_help_panel="Results")(generate)
 app.command(rich_help_panel="Results")(predict)
 app.command(rich_help_panel="Results")(merge)
+app.add_typer(track_command.app, name="track", rich_help_panel="Results")
 for command in (render, submit):
     app.command(rich_help_panel="Cluster")(command)
 app.command("list", rich_help_panel="Cluster")(runs_command.list_runs)

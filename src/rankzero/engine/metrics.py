@@ -1,9 +1,10 @@
-"""metrics.jsonl and its mirror in trackers. Knows what a step's object holds, not how it was computed."""
+"""metrics.jsonl, its mirror in trackers, and saves.jsonl. Knows what a step's object holds, not how it was computed."""
 
 from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,9 +25,11 @@ class MetricsLog:
     """
 
     def __init__(self, run_dir: RunDir, *, resume_step: int, trackers: Callable[[int], list[Tracker]]) -> None:
-        _keep_until(run_dir.metrics, resume_step)
+        for path in (run_dir.metrics, run_dir.saves):
+            _keep_until(path, resume_step)
         with storage_errors(run_dir.metrics):
             self._file = run_dir.metrics.open("a", encoding="utf-8")
+        self._saves = run_dir.saves
         self._open_trackers = trackers
         self._trackers: list[Tracker] | None = None
 
@@ -44,6 +47,12 @@ class MetricsLog:
         for tracker in list(self._trackers):
             with self._or_without(type(tracker).__name__, tracker):
                 tracker.log(step, numbers)
+
+    def saved(self, step: int) -> None:
+        """Note that a checkpoint was committed."""
+        entry = {"step": step, "time": time.time(), "checkpoint": f"step-{step}"}
+        with storage_errors(self._saves), self._saves.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
 
     def close(self) -> None:
         """Let go of the file and of the trackers."""

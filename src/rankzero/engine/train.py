@@ -299,8 +299,10 @@ def wait_until_saved(run: RunContext, position: Position) -> None:
 
 
 def tell_what_is_saved(run: RunContext) -> None:
-    """The hooks hear of checkpoints between steps, in the run's own thread."""
+    """saves.jsonl and the hooks hear of checkpoints between steps, in the run's own thread."""
     for step in run.saver.newly_committed():
+        if run.metrics is not None:
+            run.metrics.saved(step)
         run.hooks.saved(step)
 
 

@@ -72,6 +72,7 @@ from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.schedule import make_schedule
 from rankzero.spec.shardings import sharding_section
 from rankzero.track.protocol import TrackedRun, open_trackers
+from rankzero.track.sender import sending
 from rankzero.wording import counted
 
 
@@ -113,8 +114,10 @@ def run(
             refuse_different_weights(meta)
         with ledger.phase("resume"):
             found, saved = find_checkpoint(run_dir, spec, meta, options, world)
+        sender = stack.enter_context(sending(run_dir, spec if world.is_main else None, logger.info, logger.warning))
         finished = finished_before(run_dir, spec, saved.step, total_steps(inputs, spec), world) if saved else None
         if finished is not None:
+            sender.finish_what_is_left()
             logger.info("[DONE] %s", what_is_next(finished))
             return finished
         claim_directory(run_dir, spec, environment, world, console)
@@ -126,9 +129,8 @@ def run(
         session = build_session(spec, inputs, world, device, dtype, ledger)
         meta |= {"layout": layout_of(session, spec, environment)}
         position = restore(run_dir, saved, session, spec, meta["layout"], world, ledger)
-        metrics = open_metrics(run_dir, spec, position) if world.is_main else None
-        if metrics is not None:
-            let_go(stack, metrics.close)
+        metrics = open_metrics(run_dir, spec, position, stack) if world.is_main else None
+        sender.start(anew=saved is None)
         keep, step = spec.checkpoint.keep, position.step
         saver = stack.enter_context(Saver(run_dir, lease, session.parallel, world, meta=meta, keep=keep, step=step))
         context = RunContext(
@@ -320,12 +322,14 @@ def restore(
     return under(spec, position, same_eval_data="eval_data" not in accepted)
 
 
-def open_metrics(run_dir: RunDir, spec: RunSpec, position: Position) -> MetricsLog:
-    """metrics.jsonl, and the trackers of the spec."""
+def open_metrics(run_dir: RunDir, spec: RunSpec, position: Position, stack: ExitStack) -> MetricsLog:
+    """metrics.jsonl, and the trackers of the spec that are files, until the run is over."""
     tracked = TrackedRun(str(spec.name), run_dir.events)
     trackers = partial(open_trackers, spec.tracking, tracked)
     whole = position.step - (position.unevaluated is not None)  # the last line of the others lacks its evaluation
-    return MetricsLog(run_dir, resume_step=whole, trackers=trackers)
+    metrics = MetricsLog(run_dir, resume_step=whole, trackers=trackers)
+    let_go(stack, metrics.close)
+    return metrics
 
 
 def open_pace(session: Session, world: World) -> Pace | None:

@@ -40,6 +40,16 @@ class RunDir:
         return self.root / "events"
 
     @property
+    def saves(self) -> Path:
+        """One object for each checkpoint that was committed: its step, and when (Unix seconds)."""
+        return self.root / "saves.jsonl"
+
+    @property
+    def tracking(self) -> Path:
+        """What trackers' servers have of the run, a file each."""
+        return self.root / "tracking"
+
+    @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 

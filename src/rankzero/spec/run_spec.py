@@ -277,6 +277,10 @@ class TrackingSpec(Section):
 
     tensorboard: bool = True
     """Write TensorBoard event files to events/."""
+    mlflow: bool = False
+    """Send settings, metrics, files and the adapter to the MLflow of MLFLOW_TRACKING_URI: a server, or sqlite:///FILE."""
+    langfuse: bool = False
+    """Send a trace of the run to the Langfuse of LANGFUSE_HOST, with LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY."""
 
 
 class RunSpec(Section):

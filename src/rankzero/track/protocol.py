@@ -1,7 +1,9 @@
 """Trackers: where a run's numbers go besides metrics.jsonl. Knows no tracker; each is a file beside this one.
 
-A tracker is named by a field of `tracking` in run.yaml and by the module of the same name here, which has a function
-`open_tracker(setting, run, step)`. Nothing else has to know it.
+A tracker is named by a field of `tracking` in run.yaml and by the module of the same name here. One that writes files
+has a function `open_tracker(setting, run, step)` and is told of each step by the process that trains. One that is a
+server has a function `connect(run_dir)`, which a process of its own calls (`server.py`, `send.py`). Nothing else has to
+know it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from rankzero.spec.run_spec import TrackingSpec
 
 
 class Tracker(Protocol):
-    """Where numbers go besides metrics.jsonl."""
+    """Files of a tracker, written by the process that trains."""
 
     def log(self, step: int, values: dict[str, float]) -> None: ...
 
@@ -31,10 +33,11 @@ class TrackedRun:
 
 
 def open_trackers(tracking: TrackingSpec, run: TrackedRun, step: int) -> list[Tracker]:
-    """The trackers that the spec switches on, continuing after `step`. Imports only those."""
+    """The trackers with files that the spec switches on, continuing after `step`. Imports only what is switched on."""
     wanted = {name: getattr(tracking, name) for name in type(tracking).model_fields}
+    modules = {name: import_module(f"{__package__}.{name}") for name, setting in wanted.items() if setting}
     return [
-        import_module(f"{__package__}.{name}").open_tracker(setting, run, step)
-        for name, setting in wanted.items()
-        if setting
+        module.open_tracker(wanted[name], run, step)
+        for name, module in modules.items()
+        if hasattr(module, "open_tracker")
     ]

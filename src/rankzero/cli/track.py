@@ -1,0 +1,53 @@
+"""`rankzero track sync`: send what servers of trackers lack of a run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Trackers' servers.")
+
+
+@app.callback()
+def root() -> None:
+    """Trackers' servers."""
+
+
+@app.command()
+def sync(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory.")],
+) -> None:
+    """Send what MLflow or Langfuse have not got yet of a run: its server was away, or the run was killed."""
+    from rankzero.errors import ConfigError, Problem, ServiceError, StorageError
+    from rankzero.run_dir.paths import RunDir
+    from rankzero.spec.load import load_run_spec
+    from rankzero.track.send import Delivery, only_sender, server_modules
+
+    run_dir = RunDir(Path(run))
+    if not run_dir.spec.is_file():
+        raise ConfigError("this is no run directory: run.yaml is missing", where=run, hint="runs/NAME, for example")
+    spec = load_run_spec(run_dir.spec, env={}).spec
+    modules = server_modules(spec.tracking)
+    if not modules:
+        raise ConfigError("this run sends its numbers to no server", where=str(run_dir.spec), hint="see `tracking`")
+    missing = [problem for module in modules.values() for problem in module.problems(os.environ)]
+    if missing:
+        raise ConfigError(missing)
+    failed = []
+    with only_sender(run_dir) as alone:
+        if not alone:
+            hint = "it sends by itself while it runs; see tracking/ in its directory"
+            raise StorageError("this run's numbers are being sent by another process", where=run, hint=hint)
+        for name, module in modules.items():
+            delivery = Delivery(name, module.connect, run_dir, spec)
+            try:
+                delivery.round()
+            except Exception:  # noted by the delivery; a tracker's client has exceptions of its own
+                failed.append(Problem(str(delivery.sent.error), name, "give the same command again later"))
+            else:
+                typer.echo(f"{name} has everything of this run: {delivery.sent.link}")
+    if failed:
+        raise ServiceError(failed)

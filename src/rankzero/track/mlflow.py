@@ -1,0 +1,163 @@
+"""MLflow: settings, numbers, how busy the machine is, files, and the adapter as a logged model. Knows no engine.
+
+Where it is says MLFLOW_TRACKING_URI: a server, or a SQLite file (`sqlite:///runs.db`); MLFLOW_EXPERIMENT_NAME says
+under which experiment. Names and passwords are MLflow's own variables and stay in the environment.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rankzero.errors import ConfigError, Problem
+from rankzero.redaction import without_secrets
+from rankzero.run_dir.goodput import Ending
+from rankzero.run_dir.paths import RunDir
+from rankzero.track.server import Kind, Row, RunFacts, numbers, plotted_as
+
+WANTS_SYSTEM = True
+EXPERIMENT = "rankzero"
+URI, EXPERIMENT_VARIABLE = "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"
+KEY_TAG, SAVED_TAG = "rankzero.key", "rankzero.saved"
+MOST_METRICS, MOST_PARAMS = 1000, 100
+"""In one request."""
+LONGEST_PARAM = 500
+_STATUS: dict[Ending | None, str] = {None: "RUNNING", "finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+_OWN_SETTINGS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # whoever calls tries again, and asks first what has arrived
+    "MLFLOW_LOGGING_LEVEL": "ERROR",
+    "GIT_PYTHON_REFRESH": "quiet",
+}
+
+
+def problems(env: Mapping[str, str]) -> list[Problem]:
+    """What is missing here before anything could be sent."""
+    found = []
+    if importlib.util.find_spec("mlflow") is None:
+        found.append(Problem("mlflow is not installed", hint="pip install 'rankzero[mlflow]'"))
+    if not env.get(URI):
+        hint = f"export {URI}=http://host:5000, or sqlite:////path/to/runs.db"
+        found.append(Problem(f"{URI} is not set", hint=hint))
+    if env.get(URI, "").startswith("sqlite:") and importlib.util.find_spec("sqlalchemy") is None:
+        found.append(
+            Problem(f"{URI} is a database, which MLflow's client alone cannot write", hint="pip install mlflow")
+        )
+    return found
+
+
+def connect(_run_dir: RunDir) -> MlflowRun:
+    """The tracking server of the environment. Raises ConfigError."""
+    if missing := problems(os.environ):
+        raise ConfigError(missing)
+    return MlflowRun(os.environ[URI])
+
+
+class MlflowRun:
+    """One run on a server, or in a database."""
+
+    def __init__(self, uri: str) -> None:
+        for name, value in _OWN_SETTINGS.items():
+            os.environ.setdefault(name, value)
+        from mlflow import MlflowClient
+
+        self._client: Any = MlflowClient(tracking_uri=uri)
+        self._uri, self._run, self._experiment = uri, "", ""
+        self._directory: RunDir | None = None
+        self.link = ""
+
+    def begin(self, run: RunFacts, key: str, there: str | None) -> str:
+        """As in `Server`: params of a run cannot be changed, so a setting that a resume changed becomes a tag."""
+        found = self._client.get_run(there) if there else self._find(run, key)
+        self._run, self._experiment = found.info.run_id, found.info.experiment_id
+        self._directory = run.directory
+        where = f"/#/experiments/{self._experiment}/runs/{self._run}" if self._uri.startswith("http") else ""
+        self.link = without_secrets(f"{self._uri}{where}" if where else f"run {self._run} in {self._uri}")
+        self._settings(run.settings, found.data.params)
+        return self._run
+
+    def _find(self, run: RunFacts, key: str) -> Any:
+        """The run that carries the key, made where there is none."""
+        name = os.environ.get(EXPERIMENT_VARIABLE) or EXPERIMENT
+        known = self._client.get_experiment_by_name(name)
+        files = _files_beside(self._uri)
+        experiment = (
+            known.experiment_id if known is not None else self._client.create_experiment(name, artifact_location=files)
+        )
+        found = self._client.search_runs([experiment], filter_string=f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
+        return found[0] if found else self._client.create_run(experiment, tags={KEY_TAG: key}, run_name=run.name)
+
+    def _settings(self, settings: Mapping[str, str], there: Mapping[str, str]) -> None:
+        from mlflow.entities import Param, RunTag
+
+        cut = {name: value[:LONGEST_PARAM] for name, value in settings.items()}
+        new = [Param(name, value) for name, value in cut.items() if name not in there]
+        changed = [RunTag(f"now.{name}", value) for name, value in cut.items() if there.get(name, value) != value]
+        for first in range(0, len(new), MOST_PARAMS):
+            self._client.log_batch(self._run, params=new[first : first + MOST_PARAMS])
+        if changed:
+            self._client.log_batch(self._run, tags=changed)
+
+    def known(self, kind: Kind, rows: Sequence[Row]) -> set[tuple[int, str]]:
+        """As in `Server`: histories of the names in question."""
+        if kind == "saves":
+            return set()  # a tag, which is written over
+        asked = {(row["step"], name) for row in rows for name in numbers(row)}
+        histories = {name: self._client.get_metric_history(self._run, _name(kind, name)) for _, name in asked}
+        there = {(point.step, name) for name, points in histories.items() for point in points}
+        return asked & there
+
+    def send(self, kind: Kind, rows: Sequence[Row]) -> None:
+        """As in `Server`."""
+        from mlflow.entities import Metric
+
+        if kind == "saves":
+            self._client.set_tag(self._run, SAVED_TAG, str(rows[-1]["step"]))
+            return
+        metrics = [
+            Metric(_name(kind, name), value, int(row["time"] * 1000), row["step"])
+            for row in rows
+            for name, value in numbers(row).items()
+        ]
+        for first in range(0, len(metrics), MOST_METRICS):
+            self._client.log_batch(self._run, metrics=metrics[first : first + MOST_METRICS])
+
+    def end(self, ended: Ending | None) -> None:
+        """As in `Server`. Files are written over, so that sending them again changes nothing."""
+        if ended == "finished" and self._directory is not None:
+            run = self._directory
+            for path in (run.spec, run.environment, run.report, run.goodput):
+                if path.is_file():
+                    self._client.log_artifact(self._run, str(path))
+            if (run.final / "adapter_config.json").is_file():
+                self._adapter(run.final)
+        status = _STATUS[ended]
+        if ended is None:
+            self._client.update_run(self._run, status=status)
+        else:
+            self._client.set_terminated(self._run, status=status)
+
+    def _adapter(self, final: Path) -> None:
+        """The adapter in final/ as a logged model of this run; one that an earlier attempt began is gone on with."""
+        filter_string = f"source_run_id = '{self._run}'"
+        found = self._client.search_logged_models([self._experiment], filter_string=filter_string)
+        model = next(iter(found), None) or self._client.create_logged_model(
+            self._experiment, name="adapter", source_run_id=self._run, model_type="adapter"
+        )
+        if model.status != "READY":
+            self._client.log_model_artifacts(model.model_id, str(final))
+            self._client.finalize_logged_model(model.model_id, "READY")
+
+
+def _files_beside(uri: str) -> str | None:
+    """Where files go of runs in a SQLite file: MLflow would take the working directory. None: the server decides."""
+    database = uri.removeprefix("sqlite:///")
+    return (Path(database).absolute().parent / "mlflow-files").as_uri() if database != uri else None
+
+
+def _name(kind: Kind, name: str) -> str:
+    return f"system/{name}" if kind == "system" else plotted_as(name)

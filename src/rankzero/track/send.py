@@ -1,0 +1,256 @@
+"""The process that sends a run's numbers to trackers' servers: `python -m rankzero.track.send RUN_DIRECTORY`.
+
+It reads the run directory and talks to servers, so that the process that trains does neither. It ends with the process
+that started it: when its standard input closes, one last round may take FLUSH_SECONDS. Whatever is not sent by then is
+sent by the next one, of the same run's next start or of `rankzero track sync`.
+
+Exactly once: what a server has accepted is written down (`Sent`) before anything else is sent. Before each request it
+is noted what is about to be sent; where that was not answered, or this process died, the server is asked what it has.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import datetime
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rankzero.errors import StorageError
+from rankzero.redaction import Redactor
+from rankzero.run_dir.atomic import storage_errors
+from rankzero.run_dir.goodput import read_starts
+from rankzero.run_dir.paths import RunDir
+from rankzero.spec.resolve import spec_hash
+from rankzero.spec.run_spec import RunSpec, TrackingSpec
+from rankzero.track.server import Row, RunFacts, Server
+from rankzero.track.spool import KINDS, Sent, Spool, path_of
+from rankzero.track.system import SYSTEM_SECONDS, Sampler
+from rankzero.wording import printable
+
+POLL_SECONDS = 2.0
+FLUSH_SECONDS = 20.0
+RETRY_SECONDS = (4.0, 60.0)
+"""After a failure: at first, and at most."""
+LONGEST_REASON = 300
+
+Connect = Callable[[RunDir], Server]
+
+
+def server_modules(tracking: TrackingSpec) -> dict[str, ModuleType]:
+    """Those trackers of the spec that are servers."""
+    names = [name for name in type(tracking).model_fields if getattr(tracking, name)]
+    modules = {name: import_module(f"{__package__}.{name}") for name in names}
+    return {name: module for name, module in modules.items() if hasattr(module, "connect")}
+
+
+def settings_of(spec: RunSpec) -> dict[str, str]:
+    """The spec's values by their dotted names, without secrets."""
+    redact = Redactor(os.environ)
+
+    def flat(value: Any, prefix: str) -> Iterator[tuple[str, str]]:
+        if isinstance(value, dict) and value:
+            for name, inner in value.items():
+                yield from flat(inner, f"{prefix}.{name}" if prefix else str(name))
+        else:
+            yield prefix, redact(str(value))
+
+    return dict(flat(spec.model_dump(mode="json", exclude={"tracking"}), ""))
+
+
+class Delivery:
+    """One run's numbers on their way to one server."""
+
+    def __init__(self, name: str, connect: Connect, run_dir: RunDir, spec: RunSpec) -> None:
+        self.name = name
+        self.sent = Sent()
+        self._path = run_dir.tracking / f"{name}.json"
+        self._connect, self._run_dir, self._spec = connect, run_dir, spec
+        self._spools = {kind: Spool(path_of(kind, run_dir)) for kind in KINDS}
+        self._server: Server | None = None
+        self._redact = Redactor(os.environ)
+
+    def round(self) -> None:
+        """Send all that there is. Raises what a server's client or the disk raises, after noting it."""
+        try:
+            self._round()
+        except Exception as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            self.sent.error = printable(self._redact(reason))[:LONGEST_REASON]
+            self._server = None  # connections and what was cached of them are the first suspects
+            with suppress(StorageError):
+                self.sent.write(self._path)
+            raise
+
+    def _round(self) -> None:
+        if self._server is None:
+            self.sent = Sent.read(self._path)
+            self._server = self._begin()
+        starts = read_starts(self._run_dir.starts)
+        ended = starts[-1].ended if starts else None
+        for kind in KINDS:
+            while self._batch(kind, self._server):
+                pass
+        if ended != self.sent.ended:
+            self._server.end(ended)
+        if ended != self.sent.ended or self.sent.error is not None:
+            self.sent = replace(self.sent, ended=ended, error=None)
+            self.sent.write(self._path)
+
+    def _begin(self) -> Server:
+        if self.sent.spec is None:
+            self.sent.spec = spec_hash(self._spec)
+            self.sent.write(self._path)  # the key, before anything carries it
+        server = self._connect(self._run_dir)
+        facts = RunFacts(str(self._spec.name), self._run_dir, settings_of(self._spec))
+        there = server.begin(facts, self.sent.key, self.sent.there)
+        if (there, server.link) != (self.sent.there, self.sent.link):
+            self.sent.there, self.sent.link = there, server.link
+            self.sent.write(self._path)
+        return server
+
+    def _batch(self, kind: Any, server: Server) -> bool:
+        """Send the next rows of a kind. Returns whether there were any."""
+        sent = self.sent
+        last = sent.last.get(kind, -1)
+        rows = self._spools[kind].after(last, frozenset(sent.names) if kind == "metrics" else frozenset())
+        if not rows:
+            return False
+        wanted, doubtful = rows, sent.unsure.get(kind, -1)
+        if asked := [row for row in rows if row["step"] <= doubtful]:
+            wanted = without(rows, server.known(kind, asked))
+        if rows[-1]["step"] > doubtful:
+            sent.unsure[kind] = rows[-1]["step"]
+            sent.write(self._path)
+        if wanted:
+            server.send(kind, wanted)
+        if kind == "metrics":
+            before = sent.names if rows[-1]["step"] == last else []
+            sent.names = sorted({*before, *rows[-1]})
+        sent.last[kind] = rows[-1]["step"]
+        if sent.last[kind] >= sent.unsure[kind]:  # else a resume took steps away that may have arrived
+            del sent.unsure[kind]
+        sent.write(self._path)
+        return True
+
+
+def without(rows: list[Row], known: set[tuple[int, str]]) -> list[Row]:
+    """The rows without the values that are known."""
+    left = (
+        {name: value for name, value in row.items() if name in {"step", "time"} or (row["step"], name) not in known}
+        for row in rows
+    )
+    return [row for row in left if row.keys() - {"step", "time"}]
+
+
+@contextmanager
+def only_sender(run_dir: RunDir) -> Iterator[bool]:
+    """Whether no other process sends this run's numbers, and none begins to within the block. Raises StorageError."""
+    path = run_dir.tracking / ".lock"
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            except OSError:  # a volume without locks
+                pass
+            yield True
+
+
+def say(text: str) -> None:
+    """A line among those of the run."""
+    sys.stderr.write(printable(f"{datetime.now():%H:%M:%S} [TRACK] {text}\n"))
+    sys.stderr.flush()
+
+
+def keep_sending(delivery: Delivery, over: threading.Event) -> None:
+    """Rounds until one that began after the run was over. What fails is said once, until something succeeds."""
+    pause, told = POLL_SECONDS, False
+    while True:
+        last = over.is_set()
+        try:
+            delivery.round()
+            pause, told = POLL_SECONDS, False
+        except Exception:  # noted by the delivery; a tracker's client has exceptions of its own
+            pause = RETRY_SECONDS[0] if pause == POLL_SECONDS else min(2 * pause, RETRY_SECONDS[1])
+            if not told and not last:
+                say(f"{delivery.name} takes no numbers; they are kept, and sent later: {delivery.sent.error}")
+            told = True
+        if last:
+            return
+        over.wait(pause)
+
+
+def keep_sampling(run_dir: RunDir, over: threading.Event) -> None:
+    """Note how busy this machine is."""
+    with suppress(OSError):  # a full disk ends the run; here it only ends the samples
+        sampler = Sampler(path_of("system", run_dir), run_dir.root)
+        while not over.wait(SYSTEM_SECONDS):
+            sampler.sample()
+
+
+def send_until(run_dir: RunDir, spec: RunSpec, over: threading.Event) -> None:
+    """Send to all servers at once, until the run is over; first wait for the sender of an earlier start to leave."""
+    while True:
+        with only_sender(run_dir) as alone:
+            if alone:
+                send_to_all(run_dir, spec, over)
+                return
+        if over.wait(POLL_SECONDS):
+            return
+
+
+def send_to_all(run_dir: RunDir, spec: RunSpec, over: threading.Event) -> None:
+    """A thread for each server: none waits for another."""
+    modules = server_modules(spec.tracking)
+    deliveries = [Delivery(name, module.connect, run_dir, spec) for name, module in modules.items()]
+    threads = [threading.Thread(target=keep_sending, args=(delivery, over), daemon=True) for delivery in deliveries]
+    if any(getattr(module, "WANTS_SYSTEM", False) for module in modules.values()):
+        threading.Thread(target=keep_sampling, args=(run_dir, over), daemon=True).start()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def wait_for_the_end(parent: int) -> None:
+    """Until the process that trains has closed our standard input, or is gone."""
+    while os.getppid() == parent:
+        readable, _, _ = select.select([sys.stdin.buffer], [], [], POLL_SECONDS)
+        if readable and not os.read(sys.stdin.fileno(), 4096):
+            return
+
+
+def main(root: str) -> None:
+    """Send until the run is over."""
+    from rankzero.spec.load import load_run_spec
+
+    parent = os.getppid()
+    os.nice(19)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the run saves for a while after those, and this process ends with it
+    run_dir, over = RunDir(Path(root)), threading.Event()
+    spec = load_run_spec(run_dir.spec, env={}).spec
+    work = threading.Thread(target=send_until, args=(run_dir, spec, over), daemon=True)
+    work.start()
+    wait_for_the_end(parent)
+    over.set()
+    work.join(FLUSH_SECONDS)
+    sys.stderr.flush()
+    os._exit(0)  # a request may still be waiting for its answer
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

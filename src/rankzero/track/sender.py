@@ -1,0 +1,112 @@
+"""The training side of what is sent to trackers' servers: start the process that sends, and end it. Sends nothing."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from rankzero.errors import StorageError
+from rankzero.run_dir.paths import RunDir
+from rankzero.spec.resolve import spec_hash
+from rankzero.spec.run_spec import RunSpec
+from rankzero.track.send import FLUSH_SECONDS, server_modules
+from rankzero.track.spool import Sent, unsent
+
+Say = Callable[[str], None]
+_LEAVING_SECONDS = 5.0
+"""More than the sender takes by itself, before it is killed."""
+
+
+class Sending:
+    """The process that sends a run's numbers, where its spec has a tracker that is a server. What fails is said."""
+
+    def __init__(self, run_dir: RunDir, spec: RunSpec | None, warn: Say) -> None:
+        self._run_dir, self._spec, self._warn = run_dir, spec, warn
+        self._names = () if spec is None else tuple(server_modules(spec.tracking))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *, anew: bool) -> None:
+        """Begin to send. `anew`: the run begins with its first step, so that what an earlier run of another spec has
+        sent from this directory is not its own."""
+        if self._spec is None or not self._names:
+            return
+        command = [sys.executable, "-m", "rankzero.track.send", str(self._run_dir.root)]
+        try:
+            if anew:
+                self._forget_other_runs(spec_hash(self._spec))
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+            )
+        except OSError as error:
+            self._warn(f"[TRACK] nothing is sent to {', '.join(self._names)} in this start: {error.strerror or error}")
+
+    def finish_what_is_left(self) -> None:
+        """Of a run that is over: send what its starts could not."""
+        if any(_left(self._run_dir, name) for name in self._names):
+            self.start(anew=False)
+
+    def _forget_other_runs(self, spec: str) -> None:
+        for name in self._names:
+            path = self._run_dir.tracking / f"{name}.json"
+            with suppress(ValueError, TypeError):
+                if Sent.read(path).spec == spec:
+                    continue
+            path.unlink(missing_ok=True)
+
+    def end(self, inform: Say) -> None:
+        """Let it send the rest, for a bounded time, and say what every server has."""
+        if self._process is None:
+            return
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(FLUSH_SECONDS + _LEAVING_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for name in self._names:
+            text = _left(self._run_dir, name)
+            if text is None:
+                inform(f"[TRACK] {name} has the whole run: {_read(self._run_dir, name).link}")
+            else:
+                again = f"rankzero track sync {shlex.quote(str(self._run_dir.root))}"
+                self._warn(f"[TRACK] {name}: {text}; `{again}` sends the rest")
+
+
+@contextmanager
+def sending(run_dir: RunDir, spec: RunSpec | None, inform: Say, warn: Say) -> Iterator[Sending]:
+    """What is started within has until the end of the block, and then FLUSH_SECONDS. None: this process sends nothing.
+
+    Enclose with it what notes how the run ended: servers are told that too.
+    """
+    process = Sending(run_dir, spec, warn)
+    try:
+        yield process
+    finally:
+        with suppress(OSError):
+            process.end(inform)
+
+
+def _read(run_dir: RunDir, name: str) -> Sent:
+    try:
+        return Sent.read(run_dir.tracking / f"{name}.json")
+    except (OSError, ValueError, TypeError):
+        return Sent()
+
+
+def _left(run_dir: RunDir, name: str) -> str | None:
+    """What a server lacks of a run that is over, in words; None where it has everything."""
+    sent = _read(run_dir, name)
+    try:
+        steps = unsent(run_dir, sent)
+    except (OSError, StorageError):
+        return None
+    reason = f" ({sent.error})" if sent.error else ""
+    if steps:
+        return f"{steps} step{'s' * (steps != 1)} not sent yet{reason}"
+    if sent.ended is None or sent.error:
+        return f"the end of the run not sent yet{reason}"
+    return None

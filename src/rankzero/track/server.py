@@ -1,0 +1,68 @@
+"""What a tracker on a server is asked to do. Knows no tracker, and neither who calls it nor when.
+
+All of it is called in a process of its own (`send.py`), so that a server may be slow, dead or wrong. What fails raises
+whatever it likes: it is tried again later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from rankzero.run_dir.goodput import Ending
+from rankzero.run_dir.paths import RunDir
+from rankzero.spec.tasks import MEASURES
+
+Kind = Literal["metrics", "saves", "system"]
+Row = dict[str, Any]
+"""An object of a JSON-lines file of the run directory: `step` counts up from row to row, `time` is in Unix seconds."""
+NOT_PLOTTED = frozenset({"step", "time", "epoch"})
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What a tracker is told of the run before its numbers. `settings` are the spec's by their dotted names."""
+
+    name: str
+    directory: RunDir
+    settings: Mapping[str, str]
+
+
+class Server(Protocol):
+    """A run on a tracker's server."""
+
+    link: str
+    """Where a person looks at it."""
+
+    def begin(self, run: RunFacts, key: str, there: str | None) -> str:
+        """Make the run there, or find it again: by the name `there` that an earlier call has returned, or, where that
+        call was cut off, by `key`, which is this run's own and in every call the same."""
+        ...
+
+    def known(self, kind: Kind, rows: Sequence[Row]) -> set[tuple[int, str]]:
+        """Which (step, name) of rows the server has already. Asked after a request that was not answered."""
+        ...
+
+    def send(self, kind: Kind, rows: Sequence[Row]) -> None:
+        """Return when the server has accepted them all."""
+        ...
+
+    def end(self, ended: Ending | None) -> None:
+        """How the last start ended (None: it runs, or was killed), with the result where there is one. Repeatable."""
+        ...
+
+
+def plotted_as(name: str) -> str:
+    """`eval/eval_loss`, `train/loss`: what a number of metrics.jsonl is called in trackers."""
+    return f"{'eval' if name in MEASURES else 'train'}/{name}"
+
+
+def numbers(row: Row) -> dict[str, float]:
+    """What of a row is plotted; what was not finite is null there, and NaN here."""
+    kept = {name: value for name, value in row.items() if name not in NOT_PLOTTED}
+    return {
+        name: float("nan") if value is None else float(value)
+        for name, value in kept.items()
+        if value is None or isinstance(value, (int, float))
+    }

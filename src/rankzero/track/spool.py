@@ -1,0 +1,119 @@
+"""What is still to be sent of a run: the rows of its files after those that a server has accepted. Knows no server.
+
+The run directory itself is what is sent from, so nothing is written twice and nothing can be lost on the way. Rows are
+told apart by their step: a resume takes the steps away that its checkpoint lacks and makes them again, and what was
+sent of them stays sent.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from rankzero.run_dir.atomic import write_json
+from rankzero.run_dir.goodput import Ending
+from rankzero.run_dir.paths import RunDir
+from rankzero.track.server import Kind, Row
+
+KINDS: tuple[Kind, ...] = ("metrics", "saves", "system")
+BATCH_ROWS = 100
+
+
+def path_of(kind: Kind, run_dir: RunDir) -> Path:
+    """The file that has the rows of a kind."""
+    return {"metrics": run_dir.metrics, "saves": run_dir.saves, "system": run_dir.tracking / "system.jsonl"}[kind]
+
+
+@dataclass(slots=True)
+class Sent:
+    """What one server has of a run; a file of the tracker's name in tracking/."""
+
+    key: str = field(default_factory=lambda: uuid4().hex)
+    """The run's own name for servers that give it another one."""
+    spec: str | None = None
+    """Hash of the spec that was trained when the run was begun there."""
+    there: str | None = None
+    link: str = ""
+    last: dict[str, int] = field(default_factory=dict)
+    """The step of the last row of each kind that was accepted."""
+    names: list[str] = field(default_factory=list)
+    """What that row of metrics had: an evaluation that a stop has cut short follows later, in the same step."""
+    unsure: dict[str, int] = field(default_factory=dict)
+    """By kind: the step up to which rows were sent without an answer so far."""
+    ended: Ending | None = None
+    error: str | None = None
+    """Why the last attempt failed; None where it did not."""
+
+    @classmethod
+    def read(cls, path: Path) -> Sent:
+        """As it was kept; a new one where nothing was. Raises OSError, ValueError or TypeError."""
+        if not path.is_file():
+            return cls()
+        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return cls(**{name: value[name] for name in cls.__dataclass_fields__ if name in value})
+
+    def write(self, path: Path) -> None:
+        """Raises StorageError."""
+        write_json(path, asdict(self))
+
+
+class Spool:
+    """The rows of one file, read from where the last accepted one ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._inode, self._offset = path, 0, 0
+
+    def after(self, step: int, names: frozenset[str] = frozenset()) -> list[Row]:
+        """The next rows, at most BATCH_ROWS: those of later steps, and what the row of `step` has besides `names`.
+
+        Raises OSError.
+        """
+        rows: list[Row] = []
+        if not self._path.is_file():
+            return rows
+        with self._path.open("rb") as file:
+            inode = self._path.stat().st_ino
+            if inode != self._inode:  # a resume has replaced it
+                self._inode, self._offset = inode, 0
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                row = _beyond(_row(line), step, names)
+                if row is not None:
+                    rows.append(row)
+                elif not rows:
+                    self._offset += len(line)
+                if len(rows) == BATCH_ROWS:
+                    break
+        return rows
+
+
+def _beyond(row: Row | None, step: int, names: frozenset[str]) -> Row | None:
+    """The row, or what of it is later than `step` with `names`; None where nothing is."""
+    if row is None or row["step"] < step or (row["step"] == step and not names):
+        return None
+    if row["step"] > step:
+        return row
+    more = {name: value for name, value in row.items() if name not in names}
+    return {"step": step, "time": row["time"], **more} if more else None
+
+
+def _row(line: bytes) -> Row | None:
+    try:
+        row = json.loads(line)
+        return {**row, "step": int(row["step"]), "time": float(row.get("time") or 0.0)}
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def unsent(run_dir: RunDir, sent: Sent) -> int:
+    """How many steps of metrics.jsonl a server has not accepted. Raises OSError."""
+    count, last = 0, sent.last.get("metrics", -1)
+    if run_dir.metrics.is_file():
+        with run_dir.metrics.open("rb") as file:
+            count = sum(1 for line in file if (row := _row(line)) is not None and row["step"] > last)
+    return count

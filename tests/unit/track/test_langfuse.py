@@ -1,0 +1,92 @@
+"""Runs whose numbers go to a Langfuse on loopback: one trace a run, whatever the server and the run go through."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rankzero.errors import StoppedError
+from rankzero.track.langfuse import problems
+from tests.support.cli import Cli
+from tests.support.runs import log, metrics, run_here, run_root, small_spec, stop_in
+from tests.support.trackers import PUBLIC, SECRET, Langfuse, langfuse
+
+
+def told(receiver: Langfuse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of who uses it."""
+    for name, value in {"HOST": receiver.url, "PUBLIC_KEY": PUBLIC, "SECRET_KEY": SECRET}.items():
+        monkeypatch.setenv(f"LANGFUSE_{name}", value)
+
+
+def test_a_run_that_is_stopped_while_its_server_is_away(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing arrives in the first start, everything in the second, and a third finds nothing left to send."""
+    spec = small_spec(tmp_path, tiny, tracking__langfuse=True, train__num_train_epochs=2, eval__every=4)
+    with langfuse() as receiver:
+        told(receiver, monkeypatch)
+        receiver.mood = "error"
+        with pytest.raises(StoppedError):
+            run_here(spec, hooks=stop_in(3))
+        assert receiver.asked.is_set() and not receiver.spans
+        assert "answered 500" in log(spec) and "rankzero track sync" in log(spec)
+
+        receiver.mood = "well"
+        report = run_here(spec, log_level="INFO")
+        steps = [row["step"] for row in metrics(spec)]
+        names = {f"evaluation {n}" if n in (4, 8) else f"step {n}" for n in steps}
+        saves = {f"checkpoint {n}" for n in (3, 4, 5, 8)}
+        assert set(receiver.sent) == names | saves | {"small"}
+        assert all(receiver.sent[name] == 1 for name in names | saves)
+        assert "langfuse has the whole run" in log(spec)
+
+        traces = {span["traceId"] for span in receiver.spans.values()}
+        [root] = receiver.named("small")
+        assert len(traces) == 1
+        assert {span.get("parentSpanId") for span in receiver.spans.values()} == {None, root["spanId"]}
+        about = root["attributes"]
+        assert about["langfuse.trace.metadata.state"] == "finished"
+        assert json.loads(about["langfuse.trace.output"])["eval_loss"] == report["eval_loss"]
+        assert json.loads(about["langfuse.trace.input"])["lora.r"] == "4"
+        scores = {(s["name"], s["observationId"]): s["value"] for s in receiver.scores.values()}
+        [evaluation] = receiver.named("evaluation 8")
+        assert scores["eval_loss", evaluation["spanId"]] == metrics(spec)[-1]["eval_loss"]
+        loss = json.loads(receiver.named("step 2")[0]["attributes"]["langfuse.observation.output"])["loss"]
+        assert loss == next(row["loss"] for row in metrics(spec) if row["step"] == 2)
+
+        requests = receiver.sent.total()
+        run_here(spec)
+        assert receiver.sent.total() == requests
+    written = "".join(path.read_text(errors="replace") for path in run_root(spec).rglob("*") if path.is_file())
+    assert SECRET not in written and PUBLIC not in written
+
+
+def test_what_is_left_is_sent_by_a_command(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
+    """The server refuses, or answers with a page, until somebody has mended it."""
+    spec = small_spec(tmp_path, tiny, tracking__langfuse=True, train__max_steps=2, eval_rows=0)
+    command = f"track sync {run_root(spec)}"
+    with langfuse() as receiver:
+        told(receiver, monkeypatch)
+        receiver.mood = "refused"
+        run_here(spec)
+        assert "answered 401" in log(spec)
+        receiver.mood = "garbage"
+        failed = cli(command)
+        assert failed.code == 69 and "no JSON" in failed.err
+        receiver.mood = "well"
+        assert cli(command).code == 0
+        assert cli(command).code == 0
+        assert {"step 1", "step 2"} <= set(receiver.sent)
+        assert [receiver.sent[f"step {n}"] for n in (1, 2)] == [1, 1]
+
+
+def test_what_is_missing_is_said_before_the_run() -> None:
+    assert {problem.what for problem in problems({"LANGFUSE_HOST": "http://x"})} == {
+        "LANGFUSE_PUBLIC_KEY is not set",
+        "LANGFUSE_SECRET_KEY is not set",
+    }
+    assert problems({"LANGFUSE_HOST": "h", "LANGFUSE_PUBLIC_KEY": "p", "LANGFUSE_SECRET_KEY": "s"}) == []

@@ -1,0 +1,129 @@
+"""What is sent to a server: everything, once, whatever is cut off when."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from rankzero.engine.metrics import MetricsLog
+from rankzero.run_dir.paths import RunDir
+from rankzero.spec.run_spec import RunSpec
+from rankzero.track.send import Delivery, only_sender, settings_of
+from rankzero.track.spool import BATCH_ROWS, Sent, Spool, unsent
+from tests.support.trackers import MemoryServer
+
+SPEC = RunSpec.model_validate({"name": "r", "model": {"name": "m"}, "data": {"train": "t.jsonl"}})
+
+
+def write(run_dir: RunDir, first: int, last: int, *, resume: int | None = None, **more: Any) -> None:
+    """Steps as the loop logs them; `resume` first takes the steps after it away."""
+    run_dir.root.mkdir(exist_ok=True)
+    log = MetricsLog(run_dir, resume_step=first - 1 if resume is None else resume, trackers=lambda _step: [])
+    for step in range(first, last + 1):
+        log.log(step, {"epoch": step / 4, "loss": 1.0 / step, "time": float(step), **(more if step == last else {})})
+    log.close()
+
+
+def delivery(server: MemoryServer, run_dir: RunDir) -> Delivery:
+    """As each sender process makes it."""
+    return Delivery("memory", lambda _run_dir: server, run_dir, SPEC)
+
+
+def tried(server: MemoryServer, run_dir: RunDir) -> None:
+    """One round of a process of its own."""
+    with suppress(OSError):
+        delivery(server, run_dir).round()
+
+
+@settings(max_examples=25)
+@example(failing={2: "after"}, resumes=[(2, 1)])  # a resume has made fewer steps than had been sent before it
+@given(
+    failing=st.dictionaries(st.integers(1, 14), st.sampled_from(["before", "after"]), max_size=6),
+    resumes=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), max_size=4),
+)
+def test_everything_arrives_once(
+    tmp_path_factory: pytest.TempPathFactory, failing: dict[int, str], resumes: list[tuple[int, int]]
+) -> None:
+    """Kills between two rounds rewind steps; requests fail before and after they had an effect."""
+    run_dir, server = RunDir(tmp_path_factory.mktemp("r")), MemoryServer()
+    server.failing = dict(failing)
+    write(run_dir, 1, 10)
+    tried(server, run_dir)
+    done = 10
+    for back, steps in resumes:
+        saved = max(0, done - back)
+        write(run_dir, saved + 1, saved + steps, resume=saved)
+        done = saved + steps
+        tried(server, run_dir)
+    write(run_dir, done + 1, 60, resume=done)
+    server.failing = {}
+    tried(server, run_dir)
+    expected = {("metrics", step, "loss") for step in range(1, 61)}
+    assert set(server.points) == expected
+    assert max(server.points.values()) == 1
+    assert len(server.runs) == 1
+    assert unsent(run_dir, Sent.read(run_dir.tracking / "memory.json")) == 0
+
+
+def test_an_evaluation_that_a_stop_cut_short_follows(tmp_path: Path) -> None:
+    """A step's object gets its evaluation when the run continues; nothing else of it is sent again."""
+    run_dir, server = RunDir(tmp_path / "r"), MemoryServer()
+    write(run_dir, 1, 5)
+    tried(server, run_dir)
+    write(run_dir, 5, 5, resume=4, eval_loss=0.5)
+    write(run_dir, 6, 7)
+    tried(server, run_dir)
+    tried(server, run_dir)
+    assert server.points[("metrics", 5, "eval_loss")] == 1
+    assert set(server.points.values()) == {1}
+
+
+def test_a_failure_is_noted_and_no_row_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One live sender, a server that is away for some rounds, and more rows than go into one request."""
+    monkeypatch.setenv("SOME_API_KEY", "away-with-this-secret")
+    run_dir, server = RunDir(tmp_path / "r"), MemoryServer()
+    write(run_dir, 1, BATCH_ROWS * 2 + 5)
+    server.failing = {1: "before", 3: "after"}
+    sender = delivery(server, run_dir)
+    with pytest.raises(ConnectionError):
+        sender.round()
+    assert Sent.read(run_dir.tracking / "memory.json").error == "ConnectionError: the server is away"
+    with pytest.raises(TimeoutError):
+        sender.round()
+    sender.round()
+    write(run_dir, BATCH_ROWS * 2 + 6, BATCH_ROWS * 2 + 8)
+    sender.round()
+    assert len(server.points) == BATCH_ROWS * 2 + 8 and set(server.points.values()) == {1}
+    assert Sent.read(run_dir.tracking / "memory.json").error is None
+
+
+def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "lo')
+    spool = Spool(path)
+    assert [row["step"] for row in spool.after(0)] == [1]
+    with path.open("a") as file:
+        file.write('ss": 2.0}\nno json\n{"step": 3}\n')
+    assert [row["step"] for row in spool.after(1)] == [2, 3]
+
+
+def test_one_sender_at_a_time(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "r")
+    with only_sender(run_dir) as first, only_sender(run_dir) as second:
+        assert (first, second) == (True, False)
+    with only_sender(run_dir) as third:
+        assert third
+
+
+def test_settings_hold_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A password in a path's URL stays here, and so does the value of a secret variable."""
+    monkeypatch.setenv("DATA_TOKEN", "hush-hush-hush")
+    spec = SPEC.model_copy(update={"name": "of-hush-hush-hush"})
+    text = json.dumps(settings_of(spec))
+    assert "hush-hush-hush" not in text and "train.num_train_epochs" in text
