@@ -61,7 +61,7 @@ def train(session: Session, run: RunContext, position: Position) -> Position:
     clock = Clock(position)
     run.stop.defer(run.run_dir.stop_flag)
     position = with_loss_scale(position, session.dtype)
-    run.ledger.continues_from(position.step)
+    run.ledger.continues_from(position.step, schedule.total_steps)
     run.ledger.loop_at(position.step)
     with run.console.progress("step", schedule.total_steps, position.step) as advance:
         if spec.eval.on_start and position.step == 0 and position.eval_first is None:
