@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,7 @@ from rankzero.engine.distributed import gather_objects, in_own_slot, sum_over_ra
 from rankzero.engine.heads import Head
 from rankzero.engine.pace import PassClock, Passes
 from rankzero.engine.parallel.base import Parallel
+from rankzero.engine.passes import suppress_out_of_memory
 from rankzero.errors import NonFiniteError, Problem
 from rankzero.model.dropout import Places
 
@@ -44,6 +45,8 @@ class StepResult:
     """What each rank did in the step before; seconds are 0 in the first one."""
     input_seconds: float = 0.0
     """How long this rank waited for the tensors of its passes."""
+    pass_limit: int = 0
+    """The least tokens of a pass that a rank had to come down to in this step; 0: none had to."""
 
     @property
     def overflowed(self) -> bool:
@@ -102,30 +105,24 @@ class Stepper:
         stop_wanted: bool,
         on_pass: Callable[[MicroBatch, torch.Tensor], None],
         loss_scale: float = 1.0,
-    ) -> StepResult:
+        pass_limit: int = 0,
+    ) -> StepResult | None:
         """Compute and reduce the gradients of the step after `step` finished ones, and clip them. The optimizer has not
         moved yet.
 
         Losses are multiplied by `loss_scale`, a power of two, and the reduced gradients divided by it. The wish to stop
-        travels in the same reduction as the loss, so that all ranks agree on the step.
+        travels in the same reduction as the loss, so that all ranks agree on the step. So does `pass_limit`: the tokens
+        of a pass that this rank has come down to. None, before any reduction, where a pass ran out of memory: some of
+        the gradients are computed then.
         """
-        losses: list[torch.Tensor] = []
-        computed = 0
-        self._clock.start()
-        with self._watch_generators():
-            waited = Waited(batches.collated(work.passes, self._device))
-            for number, batch in enumerate(waited, 1):
-                self._places.begin_pass(step, batch.row_of_BT, batch.position_BT, batch.predicts_BT)
-                loss = self.loss_sum(batch)
-                self._parallel.backward(loss / work.loss_weight * loss_scale, last=number == len(work.passes))
-                losses.append(loss.detach())
-                computed += batch.computed
-                on_pass(batch, loss)
-        self._clock.stop()
+        done = self._run(batches, work, step, on_pass, loss_scale)
+        if done is None:
+            return None
+        losses, computed, waited = done
         sums = torch.tensor([0.0, float(stop_wanted), float(computed)], device=self._device)
         if losses:
             sums[0] = torch.stack(losses).sum()
-        slots = in_own_slot([self._before.seconds, self._before.tokens], self._device)
+        slots = in_own_slot([self._before.seconds, self._before.tokens, pass_limit], self._device)
         sums = sum_over_ranks(torch.cat([sums, slots.flatten()]))
         norm = self._parallel.reduce_gradients(self._max_grad_norm, loss_scale=loss_scale)
         grad_norm, loss_sum, stop, computed_all, *slots_all = sums_of_step(norm, sums)
@@ -134,8 +131,39 @@ class Stepper:
         step_loss = loss_sum / work.loss_weight
         finite = math.isfinite(step_loss) and math.isfinite(grad_norm)
         suspects = () if finite else _suspect_rows(work.passes, losses)
-        ranks = tuple(map(Passes, slots_all[::2], slots_all[1::2]))
-        return StepResult(step_loss, grad_norm, stop > 0, finite, int(computed_all), suspects, ranks, waited.seconds)
+        ranks = tuple(map(Passes, slots_all[::3], slots_all[1::3]))
+        limit = int(min((limit for limit in slots_all[2::3] if limit), default=0))
+        return StepResult(step_loss, grad_norm, stop > 0, finite, int(computed_all), suspects, ranks, waited, limit)
+
+    def _run(
+        self,
+        batches: Batches,
+        work: Work,
+        step: int,
+        on_pass: Callable[[MicroBatch, torch.Tensor], None],
+        loss_scale: float,
+    ) -> tuple[list[torch.Tensor], int, float] | None:
+        """The passes: their losses, tokens computed, seconds waited for input. None where one ran out of memory, whose
+        tensors nothing holds any more then."""
+        losses: list[torch.Tensor] = []
+        computed = 0
+        self._clock.start()
+        with (
+            suppress_out_of_memory(),
+            self._watch_generators(),
+            closing(batches.collated(work.passes, self._device)) as collated,
+        ):
+            waited = Waited(collated)
+            for number, batch in enumerate(waited, 1):
+                self._places.begin_pass(step, batch.row_of_BT, batch.position_BT, batch.predicts_BT)
+                loss = self.loss_sum(batch)
+                self._parallel.backward(loss / work.loss_weight * loss_scale, last=number == len(work.passes))
+                losses.append(loss.detach())
+                computed += batch.computed
+                on_pass(batch, loss)
+            self._clock.stop()
+            return losses, computed, waited.seconds
+        return None
 
     @contextmanager
     def _watch_generators(self) -> Iterator[None]:
