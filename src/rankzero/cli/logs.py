@@ -34,7 +34,7 @@ def logs(
 ) -> None:
     """Print the logs of a run.
 
-    Of one on a cluster those of all pods, each line with its node; of one of this machine that of a process (--rank, 0).
+    Of one on a cluster those of all pods, each line with its node; of one of this machine that of one process (--rank).
     """
     from rankzero.cli import local_runs, log_view
     from rankzero.cli.cluster_option import backend_for, find_run, wants_colour

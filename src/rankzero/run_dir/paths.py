@@ -82,6 +82,11 @@ class RunDir:
     def goodput(self) -> Path:
         return self.root / "goodput.json"
 
+    @property
+    def pass_limit(self) -> Path:
+        """How small passes had to become, where one ran out of memory."""
+        return self.root / "pass-limit.json"
+
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step}"
 

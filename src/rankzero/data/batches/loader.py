@@ -68,6 +68,21 @@ class Batches:
         """All rows once, for an evaluation."""
         return self._divide(np.arange(len(self.dataset), dtype=np.int64))
 
+    def half_of_the_largest(self, work: Work) -> int | None:
+        """Half the tokens of the largest of these passes; None where each is a single row, and none can be smaller."""
+        sizes = [self.dataset.lengths[rows] for rows in work.passes if len(rows) > 1]
+        if not sizes:
+            return None
+        return max(int(size.sum() if self._collator.packed else size.max() * len(size)) for size in sizes) // 2
+
+    def limit_passes(self, max_tokens: int) -> None:
+        """Cut smaller from now on. What ranks do together counts passes, so all of them do this at the same step."""
+        self._max_tokens = min(self._max_tokens, max_tokens)
+
+    def cut_again(self, work: Work) -> Work:
+        """The same rows in passes as they are cut now."""
+        return self._divide(work.rows)
+
     def rounds(self, rows: Indices) -> int:
         """Passes through these rows of the rank that has the most: how often ranks can meet between passes."""
         return max(len(self._passes(share)) for share in self._shares(rows))
