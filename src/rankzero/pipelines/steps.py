@@ -45,10 +45,13 @@ def prepare(dataset: str, split: str, model: str, max_length: int, cache: str) -
     spec = RunSpec(model=ModelSpec(name=model), data=DataSpec(train=data_path(dataset, split), max_length=max_length))
     tokenizer = load_tokenizer(locate(spec.model), spec.model, None)
 
+    def no_words(_line: str) -> None:
+        """The numbers are returned."""
+
     def show(_label: str, _sources: Sequence[LocatedSource]) -> Any:
         return nullcontext(no_progress)
 
-    made = prepare_part(spec, tokenizer, Path(cache), Shard(), workers=None, show=show)["train"]
+    made = prepare_part(spec, tokenizer, Path(cache), Shard(), workers=None, show=show, say=no_words)["train"]
     if made is None:
         raise RuntimeError("one shard of one left work undone")
     return {"directory": str(made.directory), "fingerprint": made.fingerprint, **made.stats.as_json()}

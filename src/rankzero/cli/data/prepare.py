@@ -46,7 +46,8 @@ def prepare(
     if kind_of(load_config(source, spec.model), spec.task_section.uses) == "vision":
         limit, template = spec.data.image_max_tokens, spec.data.chat_template
         vision = load_vision(source, spec.model, tokenizer, max_tokens=limit, chat_template=template).rules
-    made = prepare_part(spec, tokenizer, cache_root(), part, workers=None, show=show, vision=vision)
+    said: list[str] = []
+    made = prepare_part(spec, tokenizer, cache_root(), part, workers=None, show=show, say=said.append, vision=vision)
     done = {
         label: None
         if dataset is None
@@ -56,6 +57,8 @@ def prepare(
     if as_json:
         typer.echo(json.dumps(done, indent=2))
         return
+    for line in said:
+        typer.echo(line)
     for label, facts in done.items():
         if facts is None:
             typer.echo(f"{label}: part {shard} is done; others are still at work")
