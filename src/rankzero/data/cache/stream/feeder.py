@@ -42,8 +42,12 @@ from rankzero.run_dir.handover import write_error
 FAILED = "failed.json"
 """In the directory: why there are no more windows."""
 PART = "rows.arrow"
+AHEAD_WINDOWS = 8
+"""Made before anybody waits for them, room permitting: what is made and not used before a run stops is made again."""
 CHUNK_BYTES = 1 << 20
 """Of rows that a worker gets at a time: a window is few of them, and each shard in it begins a new one."""
+_REMOVALS = 5
+"""Tries to remove a directory in which a window is being made meanwhile."""
 _BESIDE_ROWS = 1 << 13
 """What a chunk's rows, and the window's manifest, take on disk besides their values."""
 
@@ -54,7 +58,7 @@ def window_name(number: int) -> str:
 
 
 class Room:
-    """The windows that lie on disk, and how much they may take together."""
+    """The windows that lie on disk, how many they may be, and how much they may take together."""
 
     def __init__(self, directory: Path, cache_bytes: int, window_rows: int) -> None:
         self._directory, self._cache_bytes, self._window_rows = directory, cache_bytes, window_rows
@@ -74,9 +78,11 @@ class Room:
         with self._changed:
             while True:
                 self._drop()
-                if sum(self._sizes.values()) + nbytes <= self._cache_bytes:
+                awaited = self._awaited >= number
+                fits = sum(self._sizes.values()) + nbytes <= self._cache_bytes
+                if fits and (awaited or len(self._sizes) < AHEAD_WINDOWS):
                     return
-                if self._awaited >= number and self._first <= min(self._sizes, default=number):
+                if awaited and self._first <= min(self._sizes, default=number):
                     held = f"windows of {self._window_rows} rows do not fit: {self._cache_bytes / 1e9:g} GB hold too"
                     what = f"{held} few of them for one step"
                     hint = "raise it, or lower data.shuffle_buffer_size"
@@ -233,13 +239,23 @@ class _Said(logging.Handler):
             self._connection.send((record.levelno, record.getMessage()))
 
 
-def _listen(connection: Connection, room: Room, directory: Path) -> None:
+def _listen(connection: Connection, room: Room, directory: Path, last_words: threading.Lock) -> None:
     """Hear what is needed, until the other end is closed, by whatever: then leave nothing behind."""
     with suppress(EOFError, OSError):
         while True:
             room.need(*connection.recv())
-    shutil.rmtree(directory, ignore_errors=True)
-    os._exit(0)
+    with last_words:  # which nobody reads any more
+        for _ in range(_REMOVALS):
+            shutil.rmtree(directory, ignore_errors=True)
+            if not directory.exists():
+                break
+        os._exit(0)
+
+
+def _as_ours(error: Exception) -> tuple[RankzeroError, str]:
+    if isinstance(error, RankzeroError):
+        return error, ""
+    return RankzeroError(f"internal error: {type(error).__name__}: {error}"), traceback.format_exc()
 
 
 def main() -> None:
@@ -253,15 +269,15 @@ def main() -> None:
     logger.setLevel(logging.INFO)
     logger.propagate = False
     room = Room(directory, stream.cache_bytes, stream.window_rows)
-    listener = threading.Thread(target=_listen, args=(connection, room, directory), daemon=True)
+    last_words = threading.Lock()
+    listener = threading.Thread(target=_listen, args=(connection, room, directory, last_words), daemon=True)
     listener.start()
     try:
         feed(stream, cursor, directory, room, workers=workers, network=RealNetwork())
-    except RankzeroError as error:
-        write_error(directory / FAILED, error, "", Redactor(os.environ))
     except Exception as error:
-        known = RankzeroError(f"internal error: {type(error).__name__}: {error}", where="reading ahead")
-        write_error(directory / FAILED, known, traceback.format_exc(), Redactor(os.environ))
+        known, trace = _as_ours(error)
+        with last_words:
+            write_error(directory / FAILED, known, trace, Redactor(os.environ))
     listener.join()
 
 
