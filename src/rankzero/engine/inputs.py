@@ -32,6 +32,7 @@ from rankzero.model.load import (
     padding_id,
 )
 from rankzero.model.parts import position_limit
+from rankzero.model.routers import balance_coefficient, trains_routers
 from rankzero.model.source import ModelSource, locate
 from rankzero.model.targets import target_modules
 from rankzero.model.vision import Vision, load_vision
@@ -54,6 +55,8 @@ class Inputs:
     labels: tuple[str, ...] | None
     """The classes by number; None for other tasks."""
     tokenizer_fingerprint: str
+    balance: float | None
+    """What the loss that balances routers is multiplied by; None where none are trained."""
 
     @property
     def n_rows(self) -> int | None:
@@ -72,7 +75,7 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
     Raises ConfigError, AccessError, ServiceError or DataError with every problem of its kind.
     """
     task = find_task(spec.task)
-    with ledger.phase("model files"):
+    with ledger.phase("model_files"):
         logger.info("[STEP] find the model: %s", spec.model.local_dir or spec.model.name)
         source = locate(spec.model)
         tokenizer = load_tokenizer(source, spec.model, spec.data.chat_template)
@@ -84,8 +87,11 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
             vision = load_vision(source, spec.model, tokenizer, max_tokens=limit, chat_template=template)
         check_vocabulary(tokenizer, config, source)
         shape = meta_model(config, spec.model, spec.task_section.uses)
+        targets = None
         if spec.lora is not None:
-            target_modules(spec.lora, spec.train.parts, shape, spec.task_section.uses)
+            targets = target_modules(spec.lora, spec.train.parts, shape, spec.task_section.uses)
+        trained = trains_routers(shape, spec.train.parts, targets)
+        balance = balance_coefficient(spec.train.router_aux_loss_coef, shape, trained=trained)
         spec = within_positions(spec, position_limit(shape))
     with ledger.phase("data"):
         logger.info("[STEP] read and tokenise the data")
@@ -96,7 +102,17 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
         if labels is not None:
             logger.info("[DATA] %d classes: %s", len(labels), ", ".join(labels[:20]))
     return Inputs(
-        task, source, kind, tokenizer, config, vision, data.train, data.eval, labels, tokenizer_fingerprint(tokenizer)
+        task,
+        source,
+        kind,
+        tokenizer,
+        config,
+        vision,
+        data.train,
+        data.eval,
+        labels,
+        tokenizer_fingerprint(tokenizer),
+        balance,
     )
 
 

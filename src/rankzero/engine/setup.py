@@ -21,6 +21,7 @@ from rankzero.data.batches.loader import Batches, Epochs, Steps, Streamed
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.joined import Rows
 from rankzero.data.cache.stream.plan import Stream
+from rankzero.engine.balance import Balance
 from rankzero.engine.console import logger
 from rankzero.engine.device import Device, memory_limit
 from rankzero.engine.distributed import World
@@ -41,6 +42,7 @@ from rankzero.model.load import ClassHead, empty_model, load_model, stop_token_i
 from rankzero.model.lora import apply_lora, token_numbers
 from rankzero.model.memory import MemoryPlan, choose_sharding, model_facts, plan_memory
 from rankzero.model.parts import freeze_to, wanted_parts
+from rankzero.model.routers import Routers
 from rankzero.spec.run_spec import RunSpec, Sharding
 from rankzero.spec.schedule import Schedule, make_schedule
 from rankzero.spec.shardings import sharding_section
@@ -146,6 +148,11 @@ def build_session(
             same_passes=parallel.same_passes,
         )
 
+    balance = None
+    if inputs.balance is not None:
+        balance = Balance(Routers(parallel.module), inputs.balance, device.torch_device)
+        more = "; each step has its forward passes twice" if inputs.balance else ""
+        logger.info("[MODEL] routers are trained, their load balancing loss times %g%s", inputs.balance, more)
     seed_ranks(spec.train.seed, world.rank)
     return Session(
         parallel=parallel,
@@ -157,6 +164,7 @@ def build_session(
             dtype=dtype,
             max_grad_norm=spec.train.max_grad_norm,
             places=places,
+            balance=balance,
         ),
         train=steps_of(inputs.train, spec, schedule, world, batches),
         eval=None if inputs.eval is None else batches(inputs.eval),

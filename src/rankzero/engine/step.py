@@ -2,21 +2,25 @@
 
 Loss of a step = sum of weight × token loss / sum of weights, both over the trained tokens of the whole global batch,
 in which every token weighs 1 unless its row says otherwise. Every pass divides by that same total, so how the batch was
-cut into ranks and passes cannot change the result.
+cut into ranks and passes cannot change the result. Where routers of experts are trained, what balances them is added to
+what is minimised, and not to the loss that is told.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from rankzero.data.batches.loader import Collated, MicroBatch, Work
 from rankzero.data.cache.joined import Rows
 from rankzero.data.order import Indices
+from rankzero.engine.balance import Balance, RouterResult, asking
 from rankzero.engine.console import logger
 from rankzero.engine.distributed import gather_objects, in_own_slot, sum_over_ranks
 from rankzero.engine.heads import Head
@@ -42,6 +46,10 @@ class StepResult:
     """This rank's rows of passes whose loss is not finite."""
     ranks: tuple[Passes, ...] = ()
     """What each rank did in the step before; seconds are 0 in the first one."""
+    input_seconds: float = 0.0
+    """How long this rank waited for the tensors of its passes."""
+    routers: RouterResult | None = None
+    """Where routers are trained."""
 
     @property
     def overflowed(self) -> bool:
@@ -62,8 +70,10 @@ class Stepper:
         dtype: torch.dtype,
         max_grad_norm: float | None,
         places: Places,
+        balance: Balance | None = None,
     ) -> None:
-        """`places` hears of every pass that trains; the model's dropout is tied to it."""
+        """`places` hears of every pass that trains; the model's dropout is tied to it. `balance`: where routers are
+        trained."""
         self._head = head
         self._places = places
         self._watched = False
@@ -72,6 +82,7 @@ class Stepper:
         self._device = device
         self._dtype = dtype
         self._max_grad_norm = max_grad_norm
+        self._balance = balance
         self._clock = PassClock(device)
         self._before = Passes(0.0, 0.0)
 
@@ -109,30 +120,47 @@ class Stepper:
         """
         losses: list[torch.Tensor] = []
         computed = 0
+        if self._balance is not None:
+            with closing(batches.collated(work.passes, self._device)) as passes:
+                self._balance.begin(passes, partial(self._train_pass, step))
         self._clock.start()
         with self._watch_generators():
-            for number, batch in enumerate(batches.collated(work.passes, self._device), 1):
-                self._places.begin_pass(step, batch.row_of_BT, batch.position_BT, batch.predicts_BT)
-                loss = self.loss_sum(batch)
-                self._parallel.backward(loss / work.loss_weight * loss_scale, last=number == len(work.passes))
+            waited = Waited(batches.collated(work.passes, self._device))
+            for number, batch in enumerate(waited, 1):
+                logits_NV = self._train_pass(step, batch if self._balance is None else asking(batch))
+                loss = self.loss_sum(batch, logits_NV)
+                objective = loss / work.loss_weight
+                if self._balance is not None:
+                    objective = objective + self._balance.loss(batch)
+                self._parallel.backward(objective * loss_scale, last=number == len(work.passes))
                 losses.append(loss.detach())
                 computed += batch.computed
                 on_pass(batch, loss)
         self._clock.stop()
-        sums = torch.tensor([0.0, float(stop_wanted), float(computed)], device=self._device)
+        sums = torch.tensor([0.0, float(stop_wanted), float(computed), 0.0], device=self._device)
         if losses:
             sums[0] = torch.stack(losses).sum()
+        if self._balance is not None:
+            sums[3] = self._balance.loss_so_far
         slots = in_own_slot([self._before.seconds, self._before.tokens], self._device)
         sums = sum_over_ranks(torch.cat([sums, slots.flatten()]))
         norm = self._parallel.reduce_gradients(self._max_grad_norm, loss_scale=loss_scale)
-        grad_norm, loss_sum, stop, computed_all, *slots_all = sums_of_step(norm, sums)
+        grad_norm, loss_sum, stop, computed_all, router_loss, *slots_all = sums_of_step(norm, sums)
         self._clock.read()
         self._before = Passes(self._clock.seconds, float(computed))
         step_loss = loss_sum / work.loss_weight
         finite = math.isfinite(step_loss) and math.isfinite(grad_norm)
         suspects = () if finite else _suspect_rows(work.passes, losses)
         ranks = tuple(map(Passes, slots_all[::2], slots_all[1::2]))
-        return StepResult(step_loss, grad_norm, stop > 0, finite, int(computed_all), suspects, ranks)
+        routers = None if self._balance is None else self._balance.result(router_loss)
+        return StepResult(
+            step_loss, grad_norm, stop > 0, finite, int(computed_all), suspects, ranks, waited.seconds, routers
+        )
+
+    def _train_pass(self, step: int, batch: MicroBatch) -> torch.Tensor:
+        """Logits of a pass in the step after `step` finished ones, with its dropout."""
+        self._places.begin_pass(step, batch.row_of_BT, batch.position_BT, batch.predicts_BT)
+        return self.predict(batch)
 
     @contextmanager
     def _watch_generators(self) -> Iterator[None]:
@@ -145,6 +173,24 @@ class Stepper:
         yield
         if not torch.equal(before, _generators(self._device)):
             logger.warning("[TRAIN] %s", self._places.what_is_left())
+
+
+class Waited:
+    """The passes of a step as they come, and how long they were waited for: all of the first one's making, and what
+    the computing of the one before does not hide of the others'."""
+
+    def __init__(self, batches: Iterator[MicroBatch]) -> None:
+        self._batches = batches
+        self.seconds = 0.0
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        while True:
+            asked = time.perf_counter()
+            batch = next(self._batches, None)
+            self.seconds += time.perf_counter() - asked
+            if batch is None:
+                return
+            yield batch
 
 
 def sums_of_step(norm: torch.Tensor, sums: torch.Tensor) -> list[float]:

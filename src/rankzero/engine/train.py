@@ -62,6 +62,8 @@ def train(session: Session, run: RunContext, position: Position) -> Position:
     clock = Clock(position)
     run.stop.defer(run.run_dir.stop_flag)
     position = with_loss_scale(position, session.dtype)
+    run.ledger.continues_from(position.step)
+    run.ledger.loop_at(position.step)
     session.train.begin(position.stream)
     with closing(session.train), run.console.progress("step", schedule.total_steps, position.step) as advance:
         if spec.eval.on_start and position.step == 0 and position.eval_first is None:
@@ -71,6 +73,7 @@ def train(session: Session, run: RunContext, position: Position) -> Position:
             if position.unevaluated is None and session.train.waits:
                 await_rows(session, run, position)
             run.stop.now("step", step=position.step, saved=run.saver.committed)
+            run.ledger.loop_at(position.step)
             begun = position.unevaluated
             if begun is None:
                 position, facts, stop = next_step(session, run, position, clock)
@@ -105,6 +108,7 @@ def train(session: Session, run: RunContext, position: Position) -> Position:
     if run.saver.taken != position.step or not run.run_dir.committed_steps():
         save(session, run, position)
         wait_until_saved(run, position)
+    run.ledger.loop_at(position.step)
     run.stop.now("result", step=position.step, saved=position.step)
     if position.ended_early:
         logger.info("[TRAIN] ended early: %d evaluations without a new best", position.evals_since_best)
@@ -121,7 +125,7 @@ def await_rows(session: Session, run: RunContext, position: Position) -> None:
     def waiting() -> None:
         run.stop.now("rows", step=position.step, saved=run.saver.committed)
 
-    with run.ledger.phase("waiting for data"):
+    with run.ledger.phase("input_wait"):
         outcome = wait_for_rows(
             session.train, session.device.torch_device, stop_wanted=lambda: run.stop.wanted, waiting=waiting
         )
@@ -167,16 +171,23 @@ def next_step(
         log_pass(batch, loss)
         run.hooks.pass_done(number, batch, loss.detach())
 
-    with run.ledger.phase("steps"), patience(run, first=run.ledger.time_to_first_step is None):
+    first = run.ledger.time_to_first_step is None
+    kind = "compile" if first and session.compiled is not None else "step"
+    with run.ledger.phase(kind), patience(run, first=first):
         position, result = gradients(session, run, position, work, on_pass)
         set_learning_rate(session.parallel.optimizer, rate)
         position = apply_step(session, spec, position, work, result)
-    run.ledger.first_step_done()
+        run.ledger.step_done(position.step)
+    if kind == "step":
+        run.ledger.waited_for_input(result.input_seconds)
     seconds = time.monotonic() - before
     position = replace(position, seconds=position.seconds + seconds, wall_seconds=clock.wall())
     facts = step_facts(position, work, result, rate, seconds)
     if work.ended is not None:
         logger.info("[EPOCH] %d done at step %d: loss %.4f", work.ended, position.step, result.loss)
+    if result.routers is not None:
+        evaluated = session.eval is not None and is_due(spec.eval.every, position.step, schedule)
+        facts |= result.routers.facts(each=evaluated)
     if run.pace is not None:
         facts |= run.pace.add(result.ranks)
     run.hooks.step_ends(number, facts)
@@ -277,7 +288,7 @@ def run_evaluation(
         done += rows
         show(0, f"evaluating {done}/{len(session.eval.dataset) if session.eval else 0} rows")
 
-    with run.ledger.phase("eval"), patience(run, first="eval" not in run.ledger.seconds):
+    with run.ledger.phase("evaluation"), patience(run, first="evaluation" not in run.ledger.seen):
         result = evaluate(
             session.parallel.model,
             session.stepper,
@@ -301,7 +312,7 @@ def run_evaluation(
 def save(session: Session, run: RunContext, position: Position) -> None:
     """Have a checkpoint of this step written while the run goes on. Raises StorageError where the one before failed."""
     run.stop.now("save", step=position.step, saved=run.saver.committed)
-    with run.ledger.phase("checkpoint"):
+    with run.ledger.phase("save_wait"):
         run.saver.save(position)
         if run.world.is_main and session.compiled is not None:
             save_artifacts(session.compiled)
@@ -310,7 +321,7 @@ def save(session: Session, run: RunContext, position: Position) -> None:
 def wait_until_saved(run: RunContext, position: Position) -> None:
     """Until what is being written is committed. Raises StorageError where it failed."""
     run.stop.now("save", step=position.step, saved=run.saver.committed)
-    with run.ledger.phase("checkpoint"):
+    with run.ledger.phase("save_wait"):
         run.saver.wait()
     tell_what_is_saved(run)
 

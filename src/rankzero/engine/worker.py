@@ -75,13 +75,15 @@ from rankzero.track.protocol import TrackedRun, open_trackers
 from rankzero.wording import counted
 
 
-def run(spec: RunSpec, options: RunOptions, hooks: Hooks | None = None) -> dict[str, Any]:
+def run(
+    spec: RunSpec, options: RunOptions, hooks: Hooks | None = None, *, begun: float | None = None
+) -> dict[str, Any]:
     """Train, or continue, or find finished, one run as one of its processes. Returns the report. `hooks` hear of its
-    steps.
+    steps; `begun` is when the start began, on the monotonic clock, where that was before this call.
 
     Raises a RankzeroError; StoppedError where a signal ended it after saving.
     """
-    ledger = Ledger()
+    ledger = Ledger(begun)
     world = world_from_env(dict(os.environ))
     quiet_libraries()
     with beats() as tell, stop_on_signals(logger.warning, tell) as stop, ExitStack() as stack:
@@ -90,13 +92,9 @@ def run(spec: RunSpec, options: RunOptions, hooks: Hooks | None = None) -> dict[
         stack.enter_context(results_alone_on_stdout())
         set_threads(world.local_world_size)
         device = pick_device(world.local_rank)
-        section = sharding_section(spec.train.sharding)
-        dtype = pick_dtype(spec.model.dtype, device, loss_scaling=section.scales_losses)
-        deepspeed = None
-        if section.reads_deepspeed_file:
-            from rankzero.engine.parallel.zero.parallel import deepspeed_config
-
-            deepspeed = deepspeed_config(spec, world, device, dtype)
+        scaling = sharding_section(spec.train.sharding).scales_losses
+        dtype = pick_dtype(spec.model.dtype, device, loss_scaling=scaling)
+        deepspeed = deepspeed_file(spec, world, device, dtype)
         run_dir = RunDir(Path(spec.output_dir) / str(spec.name))
         logger.info("[STEP] run %s in %s", spec.name, run_dir.root)
         refuse_foreign_directory(run_dir, spec, options)
@@ -110,7 +108,7 @@ def run(spec: RunSpec, options: RunOptions, hooks: Hooks | None = None) -> dict[
         logger.info("[DDP] %s on %s", place_of(world), device.describe())
         with ledger.phase("rendezvous"):
             stack.enter_context(process_group(world, device, dict(os.environ)))
-        with ledger.phase("model files"):
+        with ledger.phase("model_files"):
             meta = manifest_meta(spec, inputs, environment)
             refuse_different_inputs(meta)
         with ledger.phase("resume"):
@@ -120,7 +118,8 @@ def run(spec: RunSpec, options: RunOptions, hooks: Hooks | None = None) -> dict[
             logger.info("[DONE] %s", what_is_next(finished))
             return finished
         claim_directory(run_dir, spec, environment, world, console)
-        if world.is_main:
+        if lease is not None:
+            stack.enter_context(ledger.kept_in(run_dir, alive_before=lease.alive_before))
             set_aside(run_dir, found)
             if deepspeed is not None:
                 write_json(run_dir.root / "deepspeed.json", deepspeed)
@@ -160,6 +159,15 @@ def run(spec: RunSpec, options: RunOptions, hooks: Hooks | None = None) -> dict[
         if world.is_main:
             copy_report(report, options.report_json)
         return report
+
+
+def deepspeed_file(spec: RunSpec, world: World, device: Device, dtype: torch.dtype) -> dict[str, Any] | None:
+    """What DeepSpeed is configured with; None where it has no part in the run. Raises ConfigError."""
+    if not sharding_section(spec.train.sharding).reads_deepspeed_file:
+        return None
+    from rankzero.engine.parallel.zero.parallel import deepspeed_config
+
+    return deepspeed_config(spec, world, device, dtype)
 
 
 def hold(lease: Lease, stack: ExitStack) -> None:

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.tokenize import Shard
 from rankzero.data.cache.training_data import prepare_part
 from rankzero.data.check.report_html import report_html
@@ -45,13 +46,10 @@ def prepare(dataset: str, split: str, model: str, max_length: int, cache: str) -
     spec = RunSpec(model=ModelSpec(name=model), data=DataSpec(train=data_path(dataset, split), max_length=max_length))
     tokenizer = load_tokenizer(locate(spec.model), spec.model, None)
 
-    def no_words(_line: str) -> None:
-        """The numbers are returned."""
-
     def show(_label: str, _sources: Sequence[LocatedSource]) -> Any:
         return nullcontext(no_progress)
 
-    made = prepare_part(spec, tokenizer, Path(cache), Shard(), workers=None, show=show, say=no_words)["train"]
-    if made is None:
+    made = prepare_part(spec, tokenizer, Path(cache), Shard(), workers=None, show=show)["train"]
+    if not isinstance(made, TokenizedDataset):
         raise RuntimeError("one shard of one left work undone")
     return {"directory": str(made.directory), "fingerprint": made.fingerprint, **made.stats.as_json()}

@@ -68,6 +68,15 @@ class RunDir:
         """One object for each time that a launcher started the run again by itself: when, from where, and why."""
         return self.root / "restarts.jsonl"
 
+    @property
+    def starts(self) -> Path:
+        """Where the time of each start goes; run_dir/goodput.py has what is in it."""
+        return self.root / "starts.jsonl"
+
+    @property
+    def goodput(self) -> Path:
+        return self.root / "goodput.json"
+
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step}"
 

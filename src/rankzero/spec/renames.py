@@ -170,6 +170,12 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "finetune_language_layers tune_mm_mlp_adapter tune_mm_vision tune_mm_llm",
     ),
     ("train.parts", _ROUTER, "train_router freeze_router"),
+    (
+        "train.router_aux_loss_coef",
+        "",
+        "moe_aux_loss_coef moe_aux_loss_coeff aux_loss_coef aux_loss_alpha router_aux_loss router_aux_loss_factor "
+        "load_balancing_loss_coef",
+    ),
     ("train.activation_offloading", "", "enable_activation_offloading offload_activations activations_offload"),
     (
         "train.padding_free",

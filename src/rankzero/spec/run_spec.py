@@ -223,6 +223,9 @@ class TrainSpec(Section):
     parts: Literal["auto"] | Annotated[tuple[Part, ...], Field(min_length=1)] = "auto"
     """Which parts of the model are trained (by adapters, where there are any). auto: with adapters the language model
     without its experts; in a full fine-tune also its experts. Routers, vision towers and projectors only when named."""
+    router_aux_loss_coef: Literal["auto"] | Annotated[float, Field(ge=0)] = "auto"
+    """Where routers of experts are trained: what their load balancing loss is multiplied by. 0: without it. auto: what
+    the model's config says."""
     gradient_checkpointing: Literal["auto"] | bool = "auto"
     """Recompute activations in the backward pass to save memory. auto: only where they would not fit."""
     activation_offloading: bool = False

@@ -83,7 +83,7 @@ def test_a_run_says_what_became_of_its_rows(uninterrupted: RunSpec) -> None:
     assert "5 files of" in said and "rows are streamed, 10 steps in all" in said and "[EPOCH] 1 done at step 8" in said
     assert "76 rows read in whole windows, 76 of them kept; 0 truncated, 0 dropped" in said
     report = json.loads((run_root(uninterrupted) / "report.json").read_text())
-    assert report["goodput"]["waiting for data"] > 0 and report["steps"] == STEPS
+    assert report["goodput"]["seconds"]["input_wait"] > 0 and report["steps"] == STEPS
     assert [row["epoch"] for row in metrics(uninterrupted)] == sorted(row["epoch"] for row in metrics(uninterrupted))
 
 

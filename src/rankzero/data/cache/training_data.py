@@ -26,7 +26,6 @@ from rankzero.data.tokens.tokenizer import Tokenizer
 from rankzero.errors import ConfigError, DataError, Problem
 from rankzero.spec.data_paths import parse_data_path
 from rankzero.spec.run_spec import DataSpec, EvalFraction, RunSpec, SourceSpec
-from rankzero.wording import counted
 
 ShowProgress = Callable[[str, Sequence[LocatedSource]], AbstractContextManager[Progress]]
 """Opens a progress bar for what is read next; advanced by bytes."""
@@ -89,7 +88,9 @@ def training_data(
     read: dict[str, TokenizedDataset] = {}
     rules, seed = token_rules(spec, vision), spec.train.seed
     parts = parts_of(spec.data)
-    streamed = _streamed(spec, parts.pop("train"), tokenizer, rules, say) if spec.data.streaming else None
+    streamed = _streamed(spec, parts.pop("train"), tokenizer, rules) if spec.data.streaming else None
+    if streamed is not None:
+        say(f"train: {streamed[0].in_words()}")
     located = {label: expand(sources) for label, sources in parts.items()}
     for label, sources in located.items():
         with show(f"tokenise {label}", sources) as advance:
@@ -123,15 +124,14 @@ def prepare_part(
     *,
     workers: int | None,
     show: ShowProgress,
-    say: Say,
     vision: ImageRules | None = None,
-) -> dict[str, TokenizedDataset | None]:
+) -> dict[str, TokenizedDataset | Stream | None]:
     """This shard's part of the tokenising of a run's data; None where other shards are still at work. Of a stream
-    nothing is made: its shards are listed and its first rows looked at, which is said."""
-    made: dict[str, TokenizedDataset | None] = {}
+    nothing is made: its files are listed and its first rows looked at."""
+    made: dict[str, TokenizedDataset | Stream | None] = {}
     parts = parts_of(spec.data)
     if spec.data.streaming:
-        _streamed(spec, parts.pop("train"), tokenizer, token_rules(spec, vision), say)
+        made["train"], _ = _streamed(spec, parts.pop("train"), tokenizer, token_rules(spec, vision))
     for label, given in parts.items():
         sources = expand(given)
         with show(f"tokenise {label}", sources) as advance:
@@ -149,12 +149,12 @@ def prepare_part(
 
 
 def _streamed(
-    spec: RunSpec, sources: Sequence[SourceSpec], tokenizer: Tokenizer, rules: TokenRules, say: Say
+    spec: RunSpec, sources: Sequence[SourceSpec], tokenizer: Tokenizer, rules: TokenRules
 ) -> tuple[Stream, Counter[str]]:
     if rules.vision is not None:
         hint = "leave it out: pictures that rows bring are kept on disk, all of them"
         raise ConfigError("rows with images are not streamed", where="data.streaming", hint=hint)
-    stream, notes = make_stream(
+    return make_stream(
         sources,
         tokenizer,
         rules,
@@ -163,9 +163,6 @@ def _streamed(
         cache_bytes=int(spec.data.streaming_cache_gb * 1e9),
         network=RealNetwork(),
     )
-    size = "" if stream.nbytes is None else f" of {stream.nbytes / 1e9:.3g} GB"
-    say(f"train: {counted(len(stream.shards), 'file')}{size}, streamed; the first rows of each source are fine")
-    return stream, notes
 
 
 def _require_a_split(sources: list[SourceSpec]) -> None:

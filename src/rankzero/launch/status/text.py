@@ -113,6 +113,8 @@ def _facts(status: RunStatus, width: int) -> list[Text]:
     lines = _labelled("run", facts, width)
     if status.step is not None:
         lines += _labelled("step", _progress(status), width)
+    if status.goodput:
+        lines += _labelled("goodput", status.goodput, width)
     if status.run_dir:
         lines += _labelled("results", status.run_dir, width)
     if status.exit_code:

@@ -112,6 +112,7 @@ class PicturedText:
         images: list[Image],
         device: torch.device,
     ) -> MicroBatch:
+        lengths = [len(ids) - 1 for ids, _ in tokens]
         if not images and self._blank is not None:
             images = [self._blank]
             tokens = self._with_blank(tokens, self._vision.tokens(self._blank))
@@ -127,5 +128,5 @@ class PicturedText:
             predicts_BT=to_device(padded.predicts_BT, device),
             targets_N=to_device(padded.targets_N, device),
             computed=padded.input_ids_BT.size,
-            **padded_places(rows, inputs["input_ids"]),
+            **padded_places(rows, lengths, inputs["input_ids"]),
         )

@@ -73,4 +73,5 @@ def _end_to_end(
         computed=input_ids.size if len(rows) else 0,
         row_of_BT=to_device(row_of[None], device),
         position_BT=position_ids,
+        own_BT=to_device(np.full((1, input_ids.size), len(rows) > 0), device),
     )

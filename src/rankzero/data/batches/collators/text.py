@@ -36,6 +36,8 @@ class MicroBatch:
     """The row that each token is of, by its number in the data set: int64, of a shape that broadcasts to (B, T)."""
     position_BT: torch.Tensor
     """The token's place in that row, from 0: the same."""
+    own_BT: torch.Tensor
+    """Which tokens are of the row, and neither padding nor what only keeps step with other ranks. Bool, (B, T)."""
     weights_N: torch.Tensor | None = None
     """What each target's loss is multiplied by; None where all count in full."""
 
@@ -53,12 +55,18 @@ class Collator(Protocol):
         ...
 
 
-def padded_places(rows: Indices, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    """`row_of_BT` and `position_BT` where each row is one of `input_ids`, shape (B, T); an idle pass has row 0."""
+def padded_places(rows: Indices, lengths: Sequence[int], input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """`row_of_BT`, `position_BT` and `own_BT` where each row is one of `input_ids`, shape (B, T), and begins with as
+    many tokens of its own as `lengths` says; an idle pass has row 0 and no lengths."""
     device = input_ids.device
     numbers = rows if len(rows) else np.zeros(len(input_ids), np.int64)
-    positions = np.arange(input_ids.shape[1], dtype=np.int64)
-    return {"row_of_BT": to_device(numbers[:, None], device), "position_BT": to_device(positions[None], device)}
+    positions = np.arange(input_ids.shape[1], dtype=np.int64)[None]
+    own = np.array(lengths if len(rows) else [0] * len(input_ids))
+    return {
+        "row_of_BT": to_device(numbers[:, None], device),
+        "position_BT": to_device(positions, device),
+        "own_BT": to_device(positions < own[:, None], device),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +125,7 @@ class PaddedText:
             targets_N=to_device(padded.targets_N, device),
             computed=padded.input_ids_BT.size,
             weights_N=target_weights(dataset, rows, [mask for _, mask in tokens], device),
-            **padded_places(rows, input_ids),
+            **padded_places(rows, [len(ids) - 1 for ids, _ in tokens], input_ids),
         )
 
     def idle(self, device: torch.device) -> MicroBatch:
@@ -167,7 +175,7 @@ class LabelledText:
             predicts_BT=None,
             targets_N=to_device(classes.astype(np.int64), device),
             computed=input_ids.size,
-            **padded_places(rows, ids),
+            **padded_places(rows, attention_mask.sum(axis=1).tolist(), ids),
         )
 
 
@@ -181,7 +189,7 @@ def idle_text(device: torch.device) -> MicroBatch:
         predicts_BT=to_device(np.zeros((1, 2), np.bool_), device),
         targets_N=to_device(nothing, device),
         computed=0,
-        **padded_places(nothing, input_ids),
+        **padded_places(nothing, (), input_ids),
     )
 
 

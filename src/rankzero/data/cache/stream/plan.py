@@ -27,6 +27,7 @@ from rankzero.data.tokens.chat import TokenRules
 from rankzero.data.tokens.tokenizer import Tokenizer, TokenizerParts, take_apart
 from rankzero.errors import ConfigError, DataError, Problem
 from rankzero.spec.run_spec import SourceSpec
+from rankzero.wording import counted
 
 FIRST_ROWS = 64
 """Of each source, looked at before anything else is done."""
@@ -68,6 +69,11 @@ class Stream:
         sizes = [shard.size for shard in self.shards]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
+    def in_words(self) -> str:
+        """`24 files of 20 GB, streamed: their first rows are fine`."""
+        size = "" if self.nbytes is None else f" of {_in_words(self.nbytes)}"
+        return f"{counted(len(self.shards), 'file')}{size}, streamed; the first rows of each source are fine"
+
     def rows(self, shard: int, skip: int, network: Network) -> Iterator[NumberedLine]:
         """A shard's rows behind the first `skip`. Raises as `Shard.rows` does."""
         found = self.shards[shard]
@@ -77,6 +83,11 @@ class Stream:
         """A chunk of a shard as a worker gets it."""
         source = self.sources[self.shards[shard].source]
         return Task(chunk, source.format, encode, source.columns or None, source.image_root or ".")
+
+
+def _in_words(nbytes: int) -> str:
+    unit, size = next(((u, s) for u, s in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)) if nbytes >= s), ("kB", 1e3))
+    return f"{nbytes / size:.3g} {unit}"
 
 
 def make_stream(
