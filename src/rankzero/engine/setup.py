@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from rankzero.data.batches.loader import Batches
+from rankzero.data.batches.loader import Batches, Epochs, Steps, Streamed
 from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.joined import Rows
+from rankzero.data.cache.stream.plan import Stream
 from rankzero.engine.balance import Balance
 from rankzero.engine.console import logger
 from rankzero.engine.device import Device, memory_limit
@@ -29,6 +31,7 @@ from rankzero.engine.optim import make_optimizer
 from rankzero.engine.parallel.base import Parallel
 from rankzero.engine.passes import PassMemory, remembered, ways_to_less
 from rankzero.engine.step import Stepper
+from rankzero.engine.streams import open_stream
 from rankzero.engine.tasks.protocol import Meter
 from rankzero.errors import ConfigError
 from rankzero.model import dropout_attention
@@ -53,7 +56,7 @@ class Session:
 
     parallel: Parallel
     stepper: Stepper
-    train: Batches
+    train: Steps
     eval: Batches | None
     schedule: Schedule
     new_meter: Callable[[], Meter]
@@ -131,7 +134,7 @@ def build_session(
         attention.implementation or "auto",
         ", rows end to end" if attention.padding_free else "",
     )
-    schedule = make_schedule(len(inputs.train), spec.train)
+    schedule = make_schedule(inputs.n_rows, spec.train)
     logger.info(
         "[MODEL] optimizer %s, learning rate %g, schedule %s with %d warm-up steps",
         spec.train.optimizer,
@@ -142,7 +145,7 @@ def build_session(
     task = inputs.task
     collator = task.collator(inputs, padding_free=attention.padding_free, always_image=parallel.same_passes)
 
-    def batches(dataset: TokenizedDataset) -> Batches:
+    def batches(dataset: Rows) -> Batches:
         return Batches(
             dataset,
             collator,
@@ -171,7 +174,7 @@ def build_session(
             places=places,
             balance=balance,
         ),
-        train=batches(inputs.train),
+        train=steps_of(inputs.train, spec, schedule, world, batches),
         eval=None if inputs.eval is None else batches(inputs.eval),
         schedule=schedule,
         new_meter=partial(task.meter, inputs.labels, device.torch_device),
@@ -220,8 +223,25 @@ def alone(sharding: Sharding, spec: RunSpec) -> Sharding:
     return instead or sharding
 
 
-def largest_trained_share(dataset: TokenizedDataset) -> float:
-    """Of the row with the most trained tokens for its length: how many positions of a pass may need logits."""
+def steps_of(
+    train: TokenizedDataset | Stream,
+    spec: RunSpec,
+    schedule: Schedule,
+    world: World,
+    batches: Callable[[Rows], Batches],
+) -> Steps:
+    """The global batches of the run."""
+    size = spec.train.global_batch_size
+    if isinstance(train, Stream):
+        return Streamed(partial(open_stream, train, world), batches, size=size)
+    return Epochs(batches(train), seed=spec.train.seed, size=size, steps_per_epoch=schedule.steps_per_epoch)
+
+
+def largest_trained_share(dataset: TokenizedDataset | Stream) -> float:
+    """Of the row with the most trained tokens for its length: how many positions of a pass may need logits. Of a
+    stream, all."""
+    if isinstance(dataset, Stream):
+        return 1.0
     return float((dataset.supervised / dataset.lengths).max())
 
 

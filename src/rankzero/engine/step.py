@@ -17,7 +17,8 @@ from functools import partial
 
 import torch
 
-from rankzero.data.batches.loader import Batches, MicroBatch, Work
+from rankzero.data.batches.loader import Collated, MicroBatch, Work
+from rankzero.data.cache.joined import Rows
 from rankzero.data.order import Indices
 from rankzero.engine.balance import Balance, RouterResult, asking
 from rankzero.engine.console import logger
@@ -106,7 +107,7 @@ class Stepper:
 
     def gradients(
         self,
-        batches: Batches,
+        batches: Collated,
         work: Work,
         step: int,
         *,
@@ -230,19 +231,19 @@ def _generators(device: torch.device) -> torch.Tensor:
     return torch.cat(states)
 
 
-def non_finite_error(batches: Batches, work: Work, result: StepResult, step: int, dtype: torch.dtype) -> NonFiniteError:
+def non_finite_error(rows: Rows, work: Work, result: StepResult, step: int, dtype: torch.dtype) -> NonFiniteError:
     """Name the step and the rows it came from: those of the passes whose loss is not finite, else all of them.
 
     A collective: every rank calls it, since every rank has seen the same sums.
     """
     suspects = sorted({row for rows in gather_objects(result.suspects) for row in rows}) or work.rows.tolist()
-    rows = ", ".join(batches.dataset.where(row) for row in suspects[:8])
+    places = ", ".join(rows.where(row) for row in suspects[:8])
     more = f" and {len(suspects) - 8} more" if len(suspects) > 8 else ""
     hint = "look at these rows, lower train.learning_rate, or skip such steps with train.max_nonfinite_steps"
     if dtype is torch.float16:
         hint = f"float16 ends at 65504, too early for some models: set model.dtype: float32; or {hint}"
     what = f"step {step}: the loss is {result.loss}, the gradient norm {result.grad_norm}"
-    return NonFiniteError(Problem(what, f"{rows}{more}", hint))
+    return NonFiniteError(Problem(what, f"{places}{more}", hint))
 
 
 def _suspect_rows(passes: list[Indices], losses: list[torch.Tensor]) -> tuple[int, ...]:

@@ -36,7 +36,7 @@ KINDS = {
     "model": "loading weights, adapters, spreading them over the processes",
     "compile": "the first step of a start with train.torch_compile",
     "step": "steps that nobody had done before",
-    "input_wait": "in such steps, waiting for the tensors of a pass",
+    "input_wait": "in such steps, waiting for the tensors of a pass; before them, for the rows of a stream",
     "save_wait": "waiting for a checkpoint to be copied, or for the one before it to be written",
     "evaluation": "evaluations",
     "logging": "between steps: metrics, trackers, hooks",

@@ -37,7 +37,7 @@ class Beat:
     """What a worker is doing. Without a time: its clock may be wrong, and whoever watches has one."""
 
     activity: str
-    """step, evaluation, save or result."""
+    """rows (which are waited for), step, evaluation, save or result."""
     step: int
     """Optimizer steps of the run that are done."""
     begun: int
