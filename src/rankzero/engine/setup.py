@@ -20,8 +20,8 @@ import torch
 from rankzero.data.batches.loader import Batches
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.engine.console import logger
-from rankzero.engine.device import Device, memory_limit
-from rankzero.engine.distributed import World
+from rankzero.engine.device import Device, free_memory, memory_limit
+from rankzero.engine.distributed import World, gather_objects
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.inputs import Inputs
 from rankzero.engine.optim import make_optimizer
@@ -34,6 +34,7 @@ from rankzero.model import dropout_attention
 from rankzero.model.attention import Attention, choose_attention
 from rankzero.model.compiling import compile_blocks
 from rankzero.model.dropout import Places, place_dropout
+from rankzero.model.fitting import Need, require_room
 from rankzero.model.kernels import apply_kernels
 from rankzero.model.load import ClassHead, empty_model, load_model, stop_token_ids
 from rankzero.model.lora import apply_lora, token_numbers
@@ -95,6 +96,24 @@ def build_session(
             world_size=world.world_size,
             trained_share=largest_trained_share(inputs.train),
         )
+        need = Need(
+            spec.train,
+            facts,
+            longest=min(spec.data.max_length, int(inputs.train.lengths.max())),
+            tokens=memory.micro_batch_tokens,
+            recomputing=memory.gradient_checkpointing,
+            offloading=spec.train.activation_offloading,
+            sharding=sharding,
+            world_size=world.world_size,
+            device_kind=device.kind,
+            trained_share=largest_trained_share(inputs.train),
+        )
+        may_pack = spec.lora is not None and quantization == "none" and sharding_section(sharding).packed_weights
+        in_4_bits = partial(model_facts, shape, inputs.config, dtype, quantization="nf4", use=use)
+        # All ranks decide alike: one that went on alone would wait for the others.
+        now_free = min(gather_objects(free_memory(device, world.local_world_size)))
+        least = min(gather_objects(limit))
+        require_room(need, least, now_free, packed=in_4_bits if may_pack else None, where=device.describe())
         passes = pass_memory(spec, run_dir, world, device, sharding, memory)
         memory = remembered(run_dir, memory, passes.setting)
         receives = (
