@@ -10,6 +10,7 @@ import pytest
 from rankzero.errors import ExitCode
 from tests.support.forked import Ordeal, run_forked
 from tests.support.runs import metrics, run_root, small_spec
+from tests.support.tasks import task_spec
 from tests.support.tiny import chat_rows, tiny_model, write_jsonl
 
 pytestmark = [pytest.mark.faults, pytest.mark.distributed]
@@ -41,6 +42,19 @@ def test_a_replica_makes_its_passes_again_and_all_cut_smaller_from_then_on(
     assert [(row["step"], row["micro_batch_tokens"]) for row in events] == [(3, limit)]  # the main rank's file
     assert f"passes have up to {limit} tokens from step 3 on" in ended.said
     assert [row["loss"] for row in metrics(spec)] == pytest.approx(losses, rel=1e-5)
+
+
+def test_routers_losses_are_of_the_whole_batch_all_the_same(tmp_path: Path) -> None:
+    """What all ranks have counted together is not counted again by the one that begins its step again."""
+    changes = {"rows": 16, "train__max_steps": 4, "train__micro_batch_tokens": 256}
+    whole, cut = (task_spec("moe", tmp_path / name, **changes) for name in ("whole", "cut"))
+    assert run_forked(whole, 1).codes == [0]
+    ended = run_forked(cut, 2, Ordeal(out_of_memory_above=150))
+    assert ended.codes == [0, 0], ended.said
+    found, wanted = metrics(cut), metrics(whole)
+    assert any(row.get("out_of_memory") for row in found)
+    for name in ("loss", "router_aux_loss", "expert_load_max"):
+        assert [row[name] for row in found] == pytest.approx([row[name] for row in wanted], rel=1e-4), name
 
 
 def test_where_passes_are_collectives_the_next_start_has_smaller_ones(

@@ -29,6 +29,8 @@ def task_spec(task: str, root: Path, *, dropout: float = 0.1, rows: int = 30, **
         changes = {**_files(root / "pictures", pictures, rows), "train__micro_batch_tokens": 64, **changes}
     elif task == "nf4":
         changes = {"model__quantization": "nf4", **changes}
+    elif task == "moe":
+        changes = {"train__parts": ["language", "router"], "train__router_aux_loss_coef": 0.5, **changes}
     if changes.get("lora", {}) is not None:
         changes = {"lora__dropout": dropout, **changes}
     return small_spec(root, model, rows=rows, **changes)

@@ -230,7 +230,7 @@ def summary(report: dict[str, Any], run_dir: str) -> str:
         lines.append(f"eval loss      {before}{_scores(report)}{of}")
     if not same:
         lines.append(f"               {_scores(last)}, of the last step ({last['step']})")
-    if "starts" in report["goodput"]:  # else an earlier version has written the report
+    if "starts" in report.get("goodput", {}):  # else an earlier version has written the report
         lines.append(f"goodput        {Goodput(**report['goodput'])}")
     lines.append(f"next           {TASKS[report['spec']['task']].command.format(run=run_dir)}")
     return "\n".join(lines)

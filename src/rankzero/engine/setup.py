@@ -17,8 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from rankzero.data.batches.loader import Batches
+from rankzero.data.batches.loader import Batches, Epochs, Steps, Streamed
 from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.joined import Rows
+from rankzero.data.cache.stream.plan import Stream
+from rankzero.engine.balance import Balance
 from rankzero.engine.console import logger
 from rankzero.engine.device import Device, free_memory, memory_limit
 from rankzero.engine.distributed import World, gather_objects
@@ -29,6 +32,7 @@ from rankzero.engine.parallel.base import Parallel
 from rankzero.engine.parallel.placing import keep_as_stored
 from rankzero.engine.passes import PassMemory, remembered, ways_to_less
 from rankzero.engine.step import Stepper
+from rankzero.engine.streams import open_stream
 from rankzero.engine.tasks.protocol import Meter
 from rankzero.errors import ConfigError
 from rankzero.model import dropout_attention
@@ -42,6 +46,7 @@ from rankzero.model.load import ClassHead, empty_model, load_model, stop_token_i
 from rankzero.model.lora import apply_lora, token_numbers
 from rankzero.model.memory import MemoryPlan, choose_sharding, model_facts, plan_memory
 from rankzero.model.parts import freeze_to, wanted_parts
+from rankzero.model.routers import Routers
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec, Sharding
 from rankzero.spec.schedule import Schedule, make_schedule
@@ -54,7 +59,7 @@ class Session:
 
     parallel: Parallel
     stepper: Stepper
-    train: Batches
+    train: Steps
     eval: Batches | None
     schedule: Schedule
     new_meter: Callable[[], Meter]
@@ -153,7 +158,7 @@ def build_session(
         attention.implementation or "auto",
         ", rows end to end" if attention.padding_free else "",
     )
-    schedule = make_schedule(len(inputs.train), spec.train)
+    schedule = make_schedule(inputs.n_rows, spec.train)
     logger.info(
         "[MODEL] optimizer %s, learning rate %g, schedule %s with %d warm-up steps",
         spec.train.optimizer,
@@ -164,7 +169,7 @@ def build_session(
     task = inputs.task
     collator = task.collator(inputs, padding_free=attention.padding_free, always_image=parallel.same_passes)
 
-    def batches(dataset: TokenizedDataset) -> Batches:
+    def batches(dataset: Rows) -> Batches:
         return Batches(
             dataset,
             collator,
@@ -175,6 +180,11 @@ def build_session(
             same_passes=parallel.same_passes,
         )
 
+    balance = None
+    if inputs.balance is not None:
+        balance = Balance(Routers(parallel.module), inputs.balance, device.torch_device)
+        more = "; each step has its forward passes twice" if inputs.balance else ""
+        logger.info("[MODEL] routers are trained, their load balancing loss times %g%s", inputs.balance, more)
     seed_ranks(spec.train.seed, world.rank)
     return Session(
         parallel=parallel,
@@ -186,8 +196,9 @@ def build_session(
             dtype=dtype,
             max_grad_norm=spec.train.max_grad_norm,
             places=places,
+            balance=balance,
         ),
-        train=batches(inputs.train),
+        train=steps_of(inputs.train, spec, schedule, world, batches),
         eval=None if inputs.eval is None else batches(inputs.eval),
         schedule=schedule,
         new_meter=partial(task.meter, inputs.labels, device.torch_device),
@@ -250,8 +261,25 @@ def alone(sharding: Sharding, spec: RunSpec) -> Sharding:
     return instead or sharding
 
 
-def largest_trained_share(dataset: TokenizedDataset) -> float:
-    """Of the row with the most trained tokens for its length: how many positions of a pass may need logits."""
+def steps_of(
+    train: TokenizedDataset | Stream,
+    spec: RunSpec,
+    schedule: Schedule,
+    world: World,
+    batches: Callable[[Rows], Batches],
+) -> Steps:
+    """The global batches of the run."""
+    size = spec.train.global_batch_size
+    if isinstance(train, Stream):
+        return Streamed(partial(open_stream, train, world), batches, size=size)
+    return Epochs(batches(train), seed=spec.train.seed, size=size, steps_per_epoch=schedule.steps_per_epoch)
+
+
+def largest_trained_share(dataset: TokenizedDataset | Stream) -> float:
+    """Of the row with the most trained tokens for its length: how many positions of a pass may need logits. Of a
+    stream, all."""
+    if isinstance(dataset, Stream):
+        return 1.0
     return float((dataset.supervised / dataset.lengths).max())
 
 

@@ -2,7 +2,8 @@
 
 Loss of a step = sum of weight × token loss / sum of weights, both over the trained tokens of the whole global batch,
 in which every token weighs 1 unless its row says otherwise. Every pass divides by that same total, so how the batch was
-cut into ranks and passes cannot change the result.
+cut into ranks and passes cannot change the result. Where routers of experts are trained, what balances them is added to
+what is minimised, and not to the loss that is told.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from rankzero.data.batches.loader import Batches, MicroBatch, Work
+from rankzero.data.batches.loader import Collated, MicroBatch, Work
+from rankzero.data.cache.joined import Rows
 from rankzero.data.order import Indices
+from rankzero.engine.balance import Balance, RouterResult, asking
 from rankzero.engine.console import logger
 from rankzero.engine.distributed import gather_objects, in_own_slot, sum_over_ranks
 from rankzero.engine.heads import Head
@@ -45,6 +49,8 @@ class StepResult:
     """What each rank did in the step before; seconds are 0 in the first one."""
     input_seconds: float = 0.0
     """How long this rank waited for the tensors of its passes."""
+    routers: RouterResult | None = None
+    """Where routers are trained."""
     pass_limit: int = 0
     """The least tokens of a pass that a rank had to come down to in this step; 0: none had to."""
 
@@ -67,8 +73,10 @@ class Stepper:
         dtype: torch.dtype,
         max_grad_norm: float | None,
         places: Places,
+        balance: Balance | None = None,
     ) -> None:
-        """`places` hears of every pass that trains; the model's dropout is tied to it."""
+        """`places` hears of every pass that trains; the model's dropout is tied to it. `balance`: where routers are
+        trained."""
         self._head = head
         self._places = places
         self._watched = False
@@ -77,6 +85,7 @@ class Stepper:
         self._device = device
         self._dtype = dtype
         self._max_grad_norm = max_grad_norm
+        self._balance = balance
         self._clock = PassClock(device)
         self._before = Passes(0.0, 0.0)
 
@@ -98,7 +107,7 @@ class Stepper:
 
     def gradients(
         self,
-        batches: Batches,
+        batches: Collated,
         work: Work,
         step: int,
         *,
@@ -119,13 +128,15 @@ class Stepper:
         if done is None:
             return None
         losses, computed, waited = done
-        sums = torch.tensor([0.0, float(stop_wanted), float(computed)], device=self._device)
+        sums = torch.tensor([0.0, float(stop_wanted), float(computed), 0.0], device=self._device)
         if losses:
             sums[0] = torch.stack(losses).sum()
+        if self._balance is not None:
+            sums[3] = self._balance.loss_so_far
         slots = in_own_slot([self._before.seconds, self._before.tokens, pass_limit], self._device)
         sums = sum_over_ranks(torch.cat([sums, slots.flatten()]))
         norm = self._parallel.reduce_gradients(self._max_grad_norm, loss_scale=loss_scale)
-        grad_norm, loss_sum, stop, computed_all, *slots_all = sums_of_step(norm, sums)
+        grad_norm, loss_sum, stop, computed_all, router_loss, *slots_all = sums_of_step(norm, sums)
         self._clock.read()
         self._before = Passes(self._clock.seconds, float(computed))
         step_loss = loss_sum / work.loss_weight
@@ -133,7 +144,15 @@ class Stepper:
         suspects = () if finite else _suspect_rows(work.passes, losses)
         ranks = tuple(map(Passes, slots_all[::3], slots_all[1::3]))
         limit = int(min((limit for limit in slots_all[2::3] if limit), default=0))
-        return StepResult(step_loss, grad_norm, stop > 0, finite, int(computed_all), suspects, ranks, waited, limit)
+        routers = None if self._balance is None else self._balance.result(router_loss)
+        return StepResult(
+            step_loss, grad_norm, stop > 0, finite, int(computed_all), suspects, ranks, waited, routers, limit
+        )
+
+    def _train_pass(self, step: int, batch: MicroBatch) -> torch.Tensor:
+        """Logits of a pass in the step after `step` finished ones, with its dropout."""
+        self._places.begin_pass(step, batch.row_of_BT, batch.position_BT, batch.predicts_BT)
+        return self.predict(batch)
 
     def _run(
         self,
@@ -147,20 +166,23 @@ class Stepper:
         tensors nothing holds any more then."""
         losses: list[torch.Tensor] = []
         computed = 0
-        self._clock.start()
-        with (
-            suppress_out_of_memory(),
-            self._watch_generators(),
-            closing(batches.collated(work.passes, self._device)) as collated,
-        ):
-            waited = Waited(collated)
-            for number, batch in enumerate(waited, 1):
-                self._places.begin_pass(step, batch.row_of_BT, batch.position_BT, batch.predicts_BT)
-                loss = self.loss_sum(batch)
-                self._parallel.backward(loss / work.loss_weight * loss_scale, last=number == len(work.passes))
-                losses.append(loss.detach())
-                computed += batch.computed
-                on_pass(batch, loss)
+        with suppress_out_of_memory(), self._watch_generators():
+            if self._balance is not None:
+                with closing(batches.collated(work.passes, self._device)) as passes:
+                    self._balance.begin(step, passes, partial(self._train_pass, step))
+            self._clock.start()
+            with closing(batches.collated(work.passes, self._device)) as collated:
+                waited = Waited(collated)
+                for number, batch in enumerate(waited, 1):
+                    logits_NV = self._train_pass(step, batch if self._balance is None else asking(batch))
+                    loss = self.loss_sum(batch, logits_NV)
+                    objective = loss / work.loss_weight
+                    if self._balance is not None:
+                        objective = objective + self._balance.loss(batch)
+                    self._parallel.backward(objective * loss_scale, last=number == len(work.passes))
+                    losses.append(loss.detach())
+                    computed += batch.computed
+                    on_pass(batch, loss)
             self._clock.stop()
             return losses, computed, waited.seconds
         return None
@@ -209,19 +231,19 @@ def _generators(device: torch.device) -> torch.Tensor:
     return torch.cat(states)
 
 
-def non_finite_error(batches: Batches, work: Work, result: StepResult, step: int, dtype: torch.dtype) -> NonFiniteError:
+def non_finite_error(rows: Rows, work: Work, result: StepResult, step: int, dtype: torch.dtype) -> NonFiniteError:
     """Name the step and the rows it came from: those of the passes whose loss is not finite, else all of them.
 
     A collective: every rank calls it, since every rank has seen the same sums.
     """
     suspects = sorted({row for rows in gather_objects(result.suspects) for row in rows}) or work.rows.tolist()
-    rows = ", ".join(batches.dataset.where(row) for row in suspects[:8])
+    places = ", ".join(rows.where(row) for row in suspects[:8])
     more = f" and {len(suspects) - 8} more" if len(suspects) > 8 else ""
     hint = "look at these rows, lower train.learning_rate, or skip such steps with train.max_nonfinite_steps"
     if dtype is torch.float16:
         hint = f"float16 ends at 65504, too early for some models: set model.dtype: float32; or {hint}"
     what = f"step {step}: the loss is {result.loss}, the gradient norm {result.grad_norm}"
-    return NonFiniteError(Problem(what, f"{rows}{more}", hint))
+    return NonFiniteError(Problem(what, f"{places}{more}", hint))
 
 
 def _suspect_rows(passes: list[Indices], losses: list[torch.Tensor]) -> tuple[int, ...]:

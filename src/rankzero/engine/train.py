@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from rankzero.engine.saving import Saver
 from rankzero.engine.setup import Session, learning_rate
 from rankzero.engine.signals import StopRequest
 from rankzero.engine.step import StepResult, non_finite_error
+from rankzero.engine.streams import wait_for_rows, what_became_of_rows
 from rankzero.errors import StoppedError
 from rankzero.model.compiling import save_artifacts
 from rankzero.run_dir.paths import RunDir
@@ -62,13 +63,16 @@ def train(session: Session, run: RunContext, position: Position) -> Position:
     clock = Clock(position)
     run.stop.defer(run.run_dir.stop_flag)
     position = with_loss_scale(position, session.dtype)
-    run.ledger.continues_from(position.step)
+    run.ledger.continues_from(position.step, schedule.total_steps)
     run.ledger.loop_at(position.step)
-    with run.console.progress("step", schedule.total_steps, position.step) as advance:
+    session.train.begin(position.stream)
+    with closing(session.train), run.console.progress("step", schedule.total_steps, position.step) as advance:
         if spec.eval.on_start and position.step == 0 and position.eval_first is None:
             position = evaluate_first(session, run, position, advance)
         while position.unevaluated is not None or not is_over(position, schedule):
             tell_what_is_saved(run)
+            if position.unevaluated is None and session.train.waits:
+                await_rows(session, run, position)
             run.stop.now("step", step=position.step, saved=run.saver.committed)
             run.ledger.loop_at(position.step)
             begun = position.unevaluated
@@ -92,9 +96,6 @@ def train(session: Session, run: RunContext, position: Position) -> Position:
                 position = under(spec, position, same_eval_data=True)
             log_metrics(run, position.step, facts)
             advance(int(begun is None), f"loss {facts['loss']:.4f} {position.tokens / position.seconds:,.0f} tok/s")
-            if position.step % schedule.steps_per_epoch == 0:
-                epoch = position.step // schedule.steps_per_epoch
-                logger.info("[EPOCH] %d done at step %d: loss %.4f", epoch, position.step, facts["loss"])
 
             over = is_over(position, schedule)
             if improved or over or stop or is_due(spec.checkpoint.every, position.step, schedule):
@@ -102,6 +103,8 @@ def train(session: Session, run: RunContext, position: Position) -> Position:
             if stop and not over:
                 wait_until_saved(run, position)
                 raise stopped(run, position)
+    if position.stream is not None:
+        logger.info("[DATA] train: %s", what_became_of_rows(position.stream))
     wait_until_saved(run, position)
     if run.saver.taken != position.step or not run.run_dir.committed_steps():
         save(session, run, position)
@@ -111,6 +114,30 @@ def train(session: Session, run: RunContext, position: Position) -> Position:
     if position.ended_early:
         logger.info("[TRAIN] ended early: %d evaluations without a new best", position.evals_since_best)
     return position
+
+
+def await_rows(session: Session, run: RunContext, position: Position) -> None:
+    """Until every rank has the rows of the next step.
+
+    Raises, after saving what was trained, StoppedError where a stop was agreed on meanwhile, and the error that keeps
+    rows from coming.
+    """
+
+    def waiting() -> None:
+        run.stop.now("rows", step=position.step, saved=run.saver.committed)
+
+    with run.ledger.phase("input_wait"):
+        outcome = wait_for_rows(
+            session.train, session.device.torch_device, stop_wanted=lambda: run.stop.wanted, waiting=waiting
+        )
+    if outcome is True:
+        return
+    if position.step > run.saver.taken:
+        save(session, run, position)
+    wait_until_saved(run, position)
+    if outcome is not False:
+        raise outcome
+    raise stopped(run, position) if position.step else run.stop.early()
 
 
 class Clock:
@@ -136,10 +163,8 @@ def next_step(
     spec, schedule, number = run.spec, session.schedule, position.step + 1
     run.hooks.step_begins(number)
     before = time.monotonic()
-    epoch, step_in_epoch = schedule.position(position.step)
-    work = session.train.step(
-        seed=spec.train.seed, epoch=epoch, step_in_epoch=step_in_epoch, size=spec.train.global_batch_size
-    )
+    _, step_in_epoch = schedule.position(position.step)
+    work = session.train.step(position.step)
     rate = schedule.learning_rate(position.step, learning_rate(spec))
     log_pass = batch_logger(run.options, number, step_in_epoch, schedule.steps_per_epoch)
 
@@ -158,7 +183,12 @@ def next_step(
         run.ledger.waited_for_input(result.input_seconds)
     seconds = time.monotonic() - before
     position = replace(position, seconds=position.seconds + seconds, wall_seconds=clock.wall())
-    facts = step_facts(position, work, result, rate, seconds, schedule.steps_per_epoch)
+    facts = step_facts(position, work, result, rate, seconds)
+    if work.ended is not None:
+        logger.info("[EPOCH] %d done at step %d: loss %.4f", work.ended, position.step, result.loss)
+    if result.routers is not None:
+        evaluated = session.eval is not None and is_due(spec.eval.every, position.step, schedule)
+        facts |= result.routers.facts(each=evaluated)
     if result.pass_limit:
         facts |= limit_passes(session, run, result.pass_limit, f"step {position.step}")
     if run.pace is not None:
@@ -237,7 +267,7 @@ def apply_step(session: Session, spec: RunSpec, position: Position, work: Work, 
         parallel.step()
         position = after_step(position)
     else:
-        error = non_finite_error(session.train, work, result, step, session.dtype)
+        error = non_finite_error(session.train.dataset, work, result, step, session.dtype)
         if position.nonfinite_steps >= spec.train.max_nonfinite_steps:
             raise error
         logger.warning("[TRAIN] skipped %s", error)
@@ -246,6 +276,7 @@ def apply_step(session: Session, spec: RunSpec, position: Position, work: Work, 
         position,
         step=step,
         rows=position.rows + len(work.rows),
+        stream=work.stream,
         tokens=position.tokens + work.tokens,
         supervised=position.supervised + work.supervised,
         computed=position.computed + result.computed_tokens,
@@ -351,7 +382,7 @@ def stopped(run: RunContext, position: Position) -> StoppedError:
 
 
 def step_facts(
-    position: Position, work: Work, result: StepResult, learning_rate: float, seconds: float, steps_per_epoch: int
+    position: Position, work: Work, result: StepResult, learning_rate: float, seconds: float
 ) -> dict[str, Any]:
     """The step's object in metrics.jsonl. `time` is Unix seconds; tokens are useful ones, padding not counted.
 
@@ -359,7 +390,7 @@ def step_facts(
     """
     scaling = {"loss_scale": position.loss_scale, "overflows": position.overflows}
     return {
-        "epoch": position.step / steps_per_epoch,
+        "epoch": work.epoch,
         "loss": result.loss,
         "learning_rate": learning_rate,
         "grad_norm": result.grad_norm,

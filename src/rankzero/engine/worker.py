@@ -44,7 +44,7 @@ from rankzero.engine.resume import (
     layout_of,
     manifest_meta,
     moved,
-    refuse_different_weights,
+    refuse_different_inputs,
     refuse_foreign_directory,
 )
 from rankzero.engine.saving import Saver
@@ -111,7 +111,7 @@ def run(
             stack.enter_context(process_group(world, device, dict(os.environ)))
         with ledger.phase("model_files"):
             meta = manifest_meta(spec, inputs, environment)
-            refuse_different_weights(meta)
+            refuse_different_inputs(meta)
         with ledger.phase("resume"):
             found, saved = find_checkpoint(run_dir, spec, meta, options, world)
         finished = finished_before(run_dir, spec, saved.step, total_steps(inputs, spec), world) if saved else None
@@ -324,19 +324,17 @@ def open_pace(session: Session, world: World) -> Pace | None:
 
 def total_steps(inputs: Inputs, spec: RunSpec) -> int:
     """Steps of the whole run."""
-    return make_schedule(len(inputs.train), spec.train).total_steps
+    return make_schedule(inputs.n_rows, spec.train).total_steps
 
 
 def log_plan(session: Session, inputs: Inputs, world: World) -> None:
     """Say what is about to happen."""
-    schedule = session.schedule
-    logger.info(
-        "[DATA] %d rows, %d steps an epoch, %d steps in all, %s",
-        len(inputs.train),
-        schedule.steps_per_epoch,
-        schedule.total_steps,
-        counted(world.world_size, "process", "processes"),
-    )
+    schedule, processes = session.schedule, counted(world.world_size, "process", "processes")
+    if inputs.n_rows is None:
+        logger.info("[DATA] rows are streamed, %d steps in all, %s", schedule.total_steps, processes)
+    else:
+        words = "[DATA] %d rows, %d steps an epoch, %d steps in all, %s"
+        logger.info(words, inputs.n_rows, schedule.steps_per_epoch, schedule.total_steps, processes)
     logger.debug(
         "[DATA] rows of a step are a function of (seed, epoch, step); passes of up to %d tokens",
         session.memory.micro_batch_tokens,

@@ -52,6 +52,11 @@ class RunDir:
         return self.root / "report.json"
 
     @property
+    def error(self) -> Path:
+        """Why the last start failed, in the form of run_dir/handover.py; the next start removes it."""
+        return self.root / "error.json"
+
+    @property
     def stop_flag(self) -> Path:
         """A file whose appearance asks the run to stop and save, as SIGTERM does (a preStop hook touches it)."""
         return self.root / "stop"

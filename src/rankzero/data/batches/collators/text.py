@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.joined import Rows
 from rankzero.data.cache.labels import label_codes
 from rankzero.data.order import Indices
 
@@ -35,6 +36,8 @@ class MicroBatch:
     """The row that each token is of, by its number in the data set: int64, of a shape that broadcasts to (B, T)."""
     position_BT: torch.Tensor
     """The token's place in that row, from 0: the same."""
+    own_BT: torch.Tensor
+    """Which tokens are of the row, and neither padding nor what only keeps step with other ranks. Bool, (B, T)."""
     weights_N: torch.Tensor | None = None
     """What each target's loss is multiplied by; None where all count in full."""
 
@@ -45,19 +48,25 @@ class Collator(Protocol):
     packed: bool
     """Rows lie end to end: a pass costs the sum of its rows, not rows x the longest."""
 
-    def __call__(self, dataset: TokenizedDataset, rows: Indices, device: torch.device) -> MicroBatch: ...
+    def __call__(self, dataset: Rows, rows: Indices, device: torch.device) -> MicroBatch: ...
 
     def idle(self, device: torch.device) -> MicroBatch:
         """The least pass that touches every weight and predicts nothing, for a rank that only keeps step."""
         ...
 
 
-def padded_places(rows: Indices, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    """`row_of_BT` and `position_BT` where each row is one of `input_ids`, shape (B, T); an idle pass has row 0."""
+def padded_places(rows: Indices, lengths: Sequence[int], input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """`row_of_BT`, `position_BT` and `own_BT` where each row is one of `input_ids`, shape (B, T), and begins with as
+    many tokens of its own as `lengths` says; an idle pass has row 0 and no lengths."""
     device = input_ids.device
     numbers = rows if len(rows) else np.zeros(len(input_ids), np.int64)
-    positions = np.arange(input_ids.shape[1], dtype=np.int64)
-    return {"row_of_BT": to_device(numbers[:, None], device), "position_BT": to_device(positions[None], device)}
+    positions = np.arange(input_ids.shape[1], dtype=np.int64)[None]
+    own = np.array(lengths if len(rows) else [0] * len(input_ids))
+    return {
+        "row_of_BT": to_device(numbers[:, None], device),
+        "position_BT": to_device(positions, device),
+        "own_BT": to_device(positions < own[:, None], device),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +91,7 @@ def pad_right(rows: Sequence[tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]
 
 
 def target_weights(
-    dataset: TokenizedDataset, rows: Indices, masks: Sequence[npt.NDArray[np.bool_]], device: torch.device
+    dataset: Rows, rows: Indices, masks: Sequence[npt.NDArray[np.bool_]], device: torch.device
 ) -> torch.Tensor | None:
     """What each target of these rows counts, in the order in which `pad_right` and packing have them. `masks`: which
     tokens of each row are trained."""
@@ -105,7 +114,7 @@ class PaddedText:
 
     packed = False
 
-    def __call__(self, dataset: TokenizedDataset, rows: Indices, device: torch.device) -> MicroBatch:
+    def __call__(self, dataset: Rows, rows: Indices, device: torch.device) -> MicroBatch:
         tokens = [dataset.row(int(row)) for row in rows]
         padded = pad_right(tokens)
         input_ids = to_device(padded.input_ids_BT, device)
@@ -116,7 +125,7 @@ class PaddedText:
             targets_N=to_device(padded.targets_N, device),
             computed=padded.input_ids_BT.size,
             weights_N=target_weights(dataset, rows, [mask for _, mask in tokens], device),
-            **padded_places(rows, input_ids),
+            **padded_places(rows, [len(ids) - 1 for ids, _ in tokens], input_ids),
         )
 
     def idle(self, device: torch.device) -> MicroBatch:
@@ -131,9 +140,9 @@ class LabelledText:
 
     def __init__(self, labels: tuple[str, ...], *, pad_id: int) -> None:
         self._labels, self._pad_id = labels, pad_id
-        self._codes: dict[TokenizedDataset, npt.NDArray[np.int32]] = {}
+        self._codes: WeakKeyDictionary[Rows, npt.NDArray[np.int32]] = WeakKeyDictionary()
 
-    def __call__(self, dataset: TokenizedDataset, rows: Indices, device: torch.device) -> MicroBatch:
+    def __call__(self, dataset: Rows, rows: Indices, device: torch.device) -> MicroBatch:
         if dataset not in self._codes:
             self._codes[dataset] = label_codes(dataset, self._labels)
         tokens = [dataset.row(int(row))[0] for row in rows]
@@ -166,7 +175,7 @@ class LabelledText:
             predicts_BT=None,
             targets_N=to_device(classes.astype(np.int64), device),
             computed=input_ids.size,
-            **padded_places(rows, ids),
+            **padded_places(rows, attention_mask.sum(axis=1).tolist(), ids),
         )
 
 
@@ -180,7 +189,7 @@ def idle_text(device: torch.device) -> MicroBatch:
         predicts_BT=to_device(np.zeros((1, 2), np.bool_), device),
         targets_N=to_device(nothing, device),
         computed=0,
-        **padded_places(nothing, input_ids),
+        **padded_places(nothing, (), input_ids),
     )
 
 
