@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from rankzero.data.batches.loader import Batches, Work
+from rankzero.data.batches.loader import Collated, Work
 from rankzero.engine.console import logger
 from rankzero.engine.device import Device
 from rankzero.engine.distributed import World, gather_objects
@@ -67,7 +67,7 @@ class PassMemory:
     ways: tuple[str, ...]
     """What else takes less memory, the cheapest first."""
 
-    def cut_smaller(self, batches: Batches, work: Work, what: str, *, together: bool = False) -> tuple[Work, int]:
+    def cut_smaller(self, batches: Collated, work: Work, what: str, *, together: bool = False) -> tuple[Work, int]:
         """The same rows in passes of at most half the tokens of the largest, and how many these are. `what` is made
         again, `together`: ranks meet within it, between its passes.
 

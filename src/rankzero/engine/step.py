@@ -156,7 +156,7 @@ class Stepper:
 
     def _run(
         self,
-        batches: Batches,
+        batches: Collated,
         work: Work,
         step: int,
         on_pass: Callable[[MicroBatch, torch.Tensor], None],
