@@ -106,7 +106,7 @@ def build_session(
         need = Need(
             spec.train,
             facts,
-            longest=min(spec.data.max_length, int(inputs.train.lengths.max())),
+            longest=longest_row(inputs.train, spec.data.max_length),
             tokens=memory.micro_batch_tokens,
             recomputing=memory.gradient_checkpointing,
             offloading=spec.train.activation_offloading,
@@ -281,6 +281,11 @@ def largest_trained_share(dataset: TokenizedDataset | Stream) -> float:
     if isinstance(dataset, Stream):
         return 1.0
     return float((dataset.supervised / dataset.lengths).max())
+
+
+def longest_row(dataset: TokenizedDataset | Stream, most: int) -> int:
+    """Tokens of the longest row that will be trained on; of a stream, as many as a row may have."""
+    return most if isinstance(dataset, Stream) else min(most, int(dataset.lengths.max()))
 
 
 def weights_dtype(spec: RunSpec, dtype: torch.dtype) -> torch.dtype:
