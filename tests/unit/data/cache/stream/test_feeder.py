@@ -245,6 +245,14 @@ def test_a_file_of_pieces_is_refused(tokenizer: Any) -> None:
         stream_of(network_of([[piece]]), tokenizer)
 
 
+def test_bad_first_rows_under_a_column_map_are_said_too(tokenizer: Any) -> None:
+    network = network_of([[{"body": "good"}, {"body": 3}]])
+    source = SourceSpec(path="s3://b/d", format="text", columns={"text": "body"})
+    with pytest.raises(DataError) as bad:
+        make_stream([source], tokenizer, TokenRules(), seed=0, window_rows=5, cache_bytes=10**9, network=network)
+    assert bad.value.problems[0].where == "s3://b/d/00.jsonl:2"
+
+
 def test_a_wrong_column_map_is_refused(tokenizer: Any) -> None:
     network = network_of([[{"body": "x"}]])
     source = SourceSpec(path="s3://b/d", format="text", columns={"text": "boddy"})
