@@ -29,6 +29,7 @@ from rankzero.engine.goodput import Ledger
 from rankzero.engine.inputs import Inputs
 from rankzero.engine.optim import make_optimizer
 from rankzero.engine.parallel.base import Parallel
+from rankzero.engine.passes import PassMemory, remembered, ways_to_less
 from rankzero.engine.step import Stepper
 from rankzero.engine.streams import open_stream
 from rankzero.engine.tasks.protocol import Meter
@@ -43,6 +44,7 @@ from rankzero.model.lora import apply_lora, token_numbers
 from rankzero.model.memory import MemoryPlan, choose_sharding, model_facts, plan_memory
 from rankzero.model.parts import freeze_to, wanted_parts
 from rankzero.model.routers import Routers
+from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec, Sharding
 from rankzero.spec.schedule import Schedule, make_schedule
 from rankzero.spec.shardings import sharding_section
@@ -64,15 +66,19 @@ class Session:
     device: Device
     dtype: torch.dtype
     memory: MemoryPlan
+    passes: PassMemory
     attention: Attention
     compiled: str | None
     """Under which key the model's compiled blocks are kept; None where they are not compiled."""
 
 
 def build_session(
-    spec: RunSpec, inputs: Inputs, world: World, device: Device, dtype: torch.dtype, ledger: Ledger
+    spec: RunSpec, inputs: Inputs, world: World, device: Device, dtype: torch.dtype, run_dir: RunDir, ledger: Ledger
 ) -> Session:
-    """Load the weights, add adapters, spread them over the processes, and make everything that moves with them."""
+    """Load the weights, add adapters, spread them over the processes, and make everything that moves with them.
+
+    `run_dir` knows how small passes have to be, where an earlier start has found out. A collective.
+    """
     with ledger.phase("model"):
         logger.info("[STEP] load the model")
         wanted, free = spec.model.attention, spec.train.padding_free
@@ -94,6 +100,8 @@ def build_session(
             world_size=world.world_size,
             trained_share=largest_trained_share(inputs.train),
         )
+        passes = pass_memory(spec, run_dir, world, device, sharding, memory)
+        memory = remembered(run_dir, memory, passes.setting)
         receives = (
             not sharding_section(sharding).whole_weights and not world.is_main and spec.model.quantization == "none"
         )
@@ -175,8 +183,33 @@ def build_session(
         device=device,
         dtype=dtype,
         memory=memory,
+        passes=passes,
         attention=attention,
         compiled=compiled,
+    )
+
+
+def pass_memory(
+    spec: RunSpec, run_dir: RunDir, world: World, device: Device, sharding: Sharding, plan: MemoryPlan
+) -> PassMemory:
+    """What is done where a pass runs out of memory."""
+    section = sharding_section(sharding)
+    ways = ways_to_less(
+        recomputing=plan.gradient_checkpointing,
+        offloading=spec.train.activation_offloading,
+        divided=bool(section.divides) or world.world_size == 1,
+        packed=spec.lora is None or spec.model.quantization != "none",
+    )
+    setting = {"device": device.name, "sharding": sharding, "processes": world.world_size}
+    setting |= {"gradient_checkpointing": plan.gradient_checkpointing, "quantization": spec.model.quantization}
+    return PassMemory(
+        run_dir,
+        world,
+        device,
+        planned=plan.micro_batch_tokens,
+        setting=setting,
+        alone=not section.divides,
+        ways=tuple(ways),
     )
 
 

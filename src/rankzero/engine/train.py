@@ -14,17 +14,18 @@ from typing import Any
 
 import torch
 
-from rankzero.data.batches.loader import MicroBatch, Work
+from rankzero.data.batches.loader import Batches, MicroBatch, Work
 from rankzero.engine.checkpoint import Position, under, with_eval
 from rankzero.engine.console import RunConsole, logger
 from rankzero.engine.distributed import LONGEST_WAIT, World, time_limit
-from rankzero.engine.evaluate import evaluate
+from rankzero.engine.evaluate import EvalResult, evaluate
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.hooks import Hooks
 from rankzero.engine.loss_scale import after_overflow, after_step, with_loss_scale
 from rankzero.engine.metrics import MetricsLog
 from rankzero.engine.optim import set_learning_rate
 from rankzero.engine.pace import Pace
+from rankzero.engine.passes import free_what_is_left, suppress_out_of_memory
 from rankzero.engine.saving import Saver
 from rankzero.engine.setup import Session, learning_rate
 from rankzero.engine.signals import StopRequest
@@ -62,7 +63,7 @@ def train(session: Session, run: RunContext, position: Position) -> Position:
     clock = Clock(position)
     run.stop.defer(run.run_dir.stop_flag)
     position = with_loss_scale(position, session.dtype)
-    run.ledger.continues_from(position.step)
+    run.ledger.continues_from(position.step, schedule.total_steps)
     run.ledger.loop_at(position.step)
     session.train.begin(position.stream)
     with closing(session.train), run.console.progress("step", schedule.total_steps, position.step) as advance:
@@ -188,6 +189,8 @@ def next_step(
     if result.routers is not None:
         evaluated = session.eval is not None and is_due(spec.eval.every, position.step, schedule)
         facts |= result.routers.facts(each=evaluated)
+    if result.pass_limit:
+        facts |= limit_passes(session, run, result.pass_limit, f"step {position.step}")
     if run.pace is not None:
         facts |= run.pace.add(result.ranks)
     run.hooks.step_ends(number, facts)
@@ -202,11 +205,12 @@ def gradients(
     on_pass: Callable[[MicroBatch, torch.Tensor], None],
 ) -> tuple[Position, StepResult]:
     """The step's gradients. Where they overflow float16 they are dropped, on every rank, and computed again at half the
-    loss scale, so that no row is lost. Returns the position with the scale that did.
+    loss scale, so that no row is lost; where a pass runs out of memory, on this rank, in smaller passes. Returns the
+    position with the scale that did.
 
     Where no scale makes them finite, it stays as it was before the step.
     """
-    before = position
+    before, limit = position, 0
     while True:
         result = session.stepper.gradients(
             session.train,
@@ -215,7 +219,13 @@ def gradients(
             stop_wanted=run.stop.wanted or run.saver.failed,
             on_pass=on_pass,
             loss_scale=position.loss_scale or 1.0,
+            pass_limit=limit,
         )
+        if result is None:
+            session.parallel.zero_grad()
+            free_what_is_left()
+            work, limit = session.passes.cut_smaller(session.train, work, f"step {position.step + 1}")
+            continue
         lowered = after_overflow(position) if result.overflowed else None
         if lowered is None:
             return position if result.finite else before, result
@@ -223,6 +233,19 @@ def gradients(
         position = lowered
         words = "[TRAIN] step %d: gradients overflow float16; computed again with loss scale %g"
         logger.info(words, position.step + 1, position.loss_scale)
+
+
+def limit_passes(session: Session, run: RunContext, limit: int, what: str) -> dict[str, Any]:
+    """A rank has run out of memory in `what`: all cut smaller from here on, and later starts do. Returns what
+    metrics.jsonl gets of it."""
+    for batches in (session.train, session.eval):
+        if batches is not None:
+            batches.limit_passes(limit)
+    run.manifest_meta["layout"]["tokens of a pass"] = str(limit)
+    if run.world.is_main:
+        session.passes.remember(limit, what)
+        logger.info("[TRAIN] passes have up to %d tokens from %s on, also after a restart", limit, what)
+    return {"out_of_memory": True, "micro_batch_tokens": limit}
 
 
 def patience(run: RunContext, *, first: bool) -> AbstractContextManager[None]:
@@ -289,15 +312,7 @@ def run_evaluation(
         show(0, f"evaluating {done}/{len(session.eval.dataset) if session.eval else 0} rows")
 
     with run.ledger.phase("evaluation"), patience(run, first="evaluation" not in run.ledger.seen):
-        result = evaluate(
-            session.parallel.model,
-            session.stepper,
-            session.eval,
-            session.device.torch_device,
-            tick,
-            stop_wanted=lambda: run.stop.wanted,
-            meter=session.new_meter(),
-        )
+        result = evaluated(session, run, session.eval, position.step, tick)
     if result is None:
         logger.info(
             "[EVAL] step %d: left out, since the run is to stop; it is made when the run continues", position.step
@@ -307,6 +322,28 @@ def run_evaluation(
     values = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
     logger.info("[EVAL] step %d: %s%s", position.step, values, ", the best so far" if improved else "")
     return position, improved
+
+
+def evaluated(
+    session: Session, run: RunContext, batches: Batches, step: int, tick: Callable[[int], None]
+) -> EvalResult | None:
+    """An evaluation, made again in smaller passes where one runs out of memory. Ranks meet between its passes, so of
+    several none can do so alone: RankzeroError."""
+    while True:
+        with suppress_out_of_memory():
+            return evaluate(
+                session.parallel.model,
+                session.stepper,
+                batches,
+                session.device.torch_device,
+                tick,
+                stop_wanted=lambda: run.stop.wanted,
+                meter=session.new_meter(),
+            )
+        free_what_is_left()
+        what = f"the evaluation after step {step}"
+        _, limit = session.passes.cut_smaller(batches, batches.everything(), what, together=True)
+        limit_passes(session, run, limit, what)
 
 
 def save(session: Session, run: RunContext, position: Position) -> None:

@@ -36,6 +36,7 @@ from rankzero.engine.hooks import Hooks
 from rankzero.engine.inputs import Inputs, read_inputs
 from rankzero.engine.metrics import MetricsLog
 from rankzero.engine.pace import Pace
+from rankzero.engine.passes import is_out_of_memory
 from rankzero.engine.resume import (
     Differences,
     check_same_run,
@@ -123,7 +124,7 @@ def run(
             set_aside(run_dir, found)
             if deepspeed is not None:
                 write_json(run_dir.root / "deepspeed.json", deepspeed)
-        session = build_session(spec, inputs, world, device, dtype, ledger)
+        session = build_session(spec, inputs, world, device, dtype, run_dir, ledger)
         meta |= {"layout": layout_of(session, spec, environment)}
         position = restore(run_dir, saved, session, spec, meta["layout"], world, ledger)
         metrics = open_metrics(run_dir, spec, position) if world.is_main else None
@@ -148,8 +149,10 @@ def run(
         log_plan(session, inputs, world)
         try:
             position = train(session, context, position)
-        except torch.OutOfMemoryError as error:
-            raise out_of_memory(session, spec, world, device) from error
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise session.passes.error() from error
         measured = {
             "time_to_first_step_seconds": ledger.time_to_first_step,
             "peak_memory_bytes": max(gather_objects(peak_memory(device))),
@@ -211,22 +214,6 @@ def let_go(stack: ExitStack, release: Callable[[], None]) -> None:
 def place_of(world: World) -> str:
     """Which of the run's processes this one is."""
     return "one process" if world.world_size == 1 else f"rank {world.rank} of {world.world_size} processes"
-
-
-def out_of_memory(session: Session, spec: RunSpec, world: World, device: Device) -> RankzeroError:
-    """What to turn, in the order of what it costs."""
-    ways = [f"train.micro_batch_tokens below {session.memory.micro_batch_tokens}"]
-    if not session.memory.gradient_checkpointing:
-        ways.append("train.gradient_checkpointing: true")
-    if world.world_size > 1 and not sharding_section(session.parallel.name).divides:
-        ways.append("train.sharding: fsdp")
-    if not spec.train.activation_offloading:
-        ways.append("train.activation_offloading: true")
-    if spec.lora is not None and spec.model.quantization == "none":
-        ways.append("model.quantization: nf4")
-    return RankzeroError(
-        "out of memory", where=device.describe(), hint=f"set {', then '.join([*ways, 'data.max_length lower'])}"
-    )
 
 
 @dataclass(frozen=True, slots=True)

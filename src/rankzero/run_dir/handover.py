@@ -88,10 +88,10 @@ def read_error(file: Path) -> RankzeroError | None:
     """What a worker wrote, its traceback as a note; None where it died before it could say why, or while it did."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        kind = getattr(errors, value["type"], RankzeroError)
+        error: RankzeroError = kind([Problem(**problem) for problem in value["problems"]])
+        if value["traceback"]:
+            error.add_note(value["traceback"])
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    kind = getattr(errors, value["type"], RankzeroError)
-    error: RankzeroError = kind([Problem(**problem) for problem in value["problems"]])
-    if value["traceback"]:
-        error.add_note(value["traceback"])
     return error

@@ -17,6 +17,7 @@ from rankzero.engine.hooks import Hooks
 from rankzero.errors import ConfigError, DataError, StoppedError
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
+from tests.support.forked import fail_above
 from tests.support.runs import log, metrics, run_here, run_root, small_spec, stop_in
 from tests.support.tiny import chat_rows, write_jsonl
 
@@ -189,3 +190,16 @@ def test_rows_that_a_model_has_no_positions_for_are_refused_at_once(tmp_path: Pa
     with pytest.raises(ConfigError, match="rows of a stream may have 4096 tokens") as refused:
         run_here(streamed(tmp_path, tiny, data__max_length=4096))
     assert refused.value.problems[0].where == "data.max_length"
+
+
+def test_a_pass_without_memory_is_made_again_with_the_same_rows(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later windows are cut smaller too."""
+    whole, cut = streamed(tmp_path / "whole", tiny), streamed(tmp_path / "cut", tiny)
+    run_here(whole)
+    fail_above(100, monkeypatch)
+    run_here(cut)
+    assert [row["step"] for row in metrics(cut) if "out_of_memory" in row] == [3]
+    for name in ("loss", "epoch", "tokens"):
+        assert [row[name] for row in metrics(cut)] == pytest.approx([row[name] for row in metrics(whole)], rel=1e-5)

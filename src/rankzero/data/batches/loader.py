@@ -54,6 +54,18 @@ class Collated(Protocol):
         """The tensors of passes of the step under way."""
         ...
 
+    def half_of_the_largest(self, work: Work) -> int | None:
+        """Half the tokens of the largest of these passes; None where each is a single row, and none can be smaller."""
+        ...
+
+    def limit_passes(self, max_tokens: int) -> None:
+        """Cut smaller from now on. What ranks do together counts passes, so all of them do this at the same step."""
+        ...
+
+    def cut_again(self, work: Work) -> Work:
+        """The same in passes as they are cut now."""
+        ...
+
 
 class Steps(Collated, Protocol):
     """The global batches of a run, one after the other."""
@@ -110,6 +122,18 @@ class Batches:
     def everything(self) -> Work:
         """All rows once, for an evaluation."""
         return self._divide(np.arange(len(self.dataset), dtype=np.int64))
+
+    def half_of_the_largest(self, work: Work) -> int | None:
+        sizes = [self.dataset.lengths[rows] for rows in work.passes if len(rows) > 1]
+        if not sizes:
+            return None
+        return max(int(size.sum() if self._collator.packed else size.max() * len(size)) for size in sizes) // 2
+
+    def limit_passes(self, max_tokens: int) -> None:
+        self._max_tokens = min(self._max_tokens, max_tokens)
+
+    def cut_again(self, work: Work) -> Work:
+        return replace(work, passes=self._divide(work.rows).passes)
 
     def rounds(self, rows: Indices) -> int:
         """Passes through these rows of the rank that has the most: how often ranks can meet between passes."""
@@ -177,6 +201,15 @@ class Epochs:
     def collated(self, passes: list[Indices], device: torch.device) -> Generator[MicroBatch]:
         return self._batches.collated(passes, device)
 
+    def half_of_the_largest(self, work: Work) -> int | None:
+        return self._batches.half_of_the_largest(work)
+
+    def limit_passes(self, max_tokens: int) -> None:
+        self._batches.limit_passes(max_tokens)
+
+    def cut_again(self, work: Work) -> Work:
+        return self._batches.cut_again(work)
+
 
 class Streamed:
     """Steps over a stream: each takes the next `size` rows, which are a small data set of their own."""
@@ -190,6 +223,7 @@ class Streamed:
         self._open, self._make, self._size = open_, make, size
         self._rows: RowStream | None = None
         self._batches: Batches | None = None
+        self._limit: int | None = None
 
     @property
     def dataset(self) -> Rows:
@@ -208,11 +242,23 @@ class Streamed:
     def step(self, done: int) -> Work:
         taken = self._stream.take(self._size)
         self._batches = self._make(taken.rows)
+        if self._limit is not None:
+            self._batches.limit_passes(self._limit)
         work = self._under_way.everything()
         return replace(work, epoch=taken.epoch, ended=taken.ended, stream=taken.position.as_json())
 
     def collated(self, passes: list[Indices], device: torch.device) -> Generator[MicroBatch]:
         return self._under_way.collated(passes, device)
+
+    def half_of_the_largest(self, work: Work) -> int | None:
+        return self._under_way.half_of_the_largest(work)
+
+    def limit_passes(self, max_tokens: int) -> None:
+        self._limit = max_tokens if self._limit is None else min(self._limit, max_tokens)
+        self._under_way.limit_passes(max_tokens)
+
+    def cut_again(self, work: Work) -> Work:
+        return self._under_way.cut_again(work)
 
     @property
     def _stream(self) -> RowStream:
