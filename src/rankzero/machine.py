@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -74,6 +75,16 @@ def _number_after(table: Path, word: str) -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.split()[:1] == [word]), 0)
+
+
+def process_started() -> float:
+    """When this process was started, on the monotonic clock, in seconds; without /proc (macOS): now."""
+    try:
+        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        uptime = float(Path("/proc/uptime").read_text(encoding="utf-8").split()[0])
+        return time.monotonic() - (uptime - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return time.monotonic()
 
 
 def offline() -> bool:

@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 from rankzero import __version__
+from rankzero.launch.kinds import node_index
 from rankzero.launch.status import RunStatus, run_status
 from tests.support.tiny import chat_rows, tiny_model, write_jsonl
 
@@ -77,12 +78,12 @@ class Cluster:
         self.api = Client(namespace=namespace)
         self._backend = open_kubernetes(None, namespace, say=print)
 
-    def rankzero(self, *arguments: str, timeout: float = PATIENCE_SECONDS) -> Done:
-        """Type a command in the folder of the specs."""
+    def rankzero(self, *arguments: str, timeout: float = PATIENCE_SECONDS, may_all: bool = False) -> Done:
+        """Type a command in the folder of the specs. `may_all`: as who made the namespace, not with few rights."""
         done = subprocess.run(
             [sys.executable, "-m", "rankzero", *arguments],
             cwd=self.folder,
-            env=self.env,
+            env=dict(os.environ) if may_all else self.env,
             capture_output=True,
             text=True,
             timeout=timeout,
@@ -190,6 +191,20 @@ class Cluster:
         self.api.delete(Pod, name, grace_period=0)
         assert phase == "Succeeded", f"pod {name} failed: {text}"
         return text
+
+    def in_run(self, run: str, node: int, program: str) -> subprocess.Popen[str]:
+        """Start a Python program in a pod of a run that is there."""
+        name = self.pod_of(run, node)
+        words = ["kubectl", "exec", "--namespace", self.namespace, name, "--", "python", "-c", program]
+        return subprocess.Popen(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    def pod_of(self, run: str, node: int) -> str:
+        """The name of a node's running pod."""
+        from lightkube.resources.core_v1 import Pod
+
+        pods = [pod for pod in self.api.list(Pod, labels={"rankzero.dev/run": run}) if pod.status.phase == "Running"]
+        (name,) = [pod.metadata.name for pod in pods if node_index(pod.to_dict()) == node]
+        return str(name)
 
     def metrics(self, run: str) -> list[dict[str, Any]]:
         """metrics.jsonl of a run."""

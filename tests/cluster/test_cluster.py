@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rankzero.launch.kinds import node_index
 from rankzero.launch.status import RunStatus
 from tests.cluster.conftest import CLAIM, LONG, SHORT, Cluster
+from tests.support.in_container import SLOW_DOWN, SUSPEND
 
 KINDS = ["job", "jobset", "statefulset", "trainjob", "pytorchjob"]
 
@@ -76,6 +76,49 @@ def test_an_evicted_pod_does_not_cost_the_run(
     assert cluster.rankzero("delete", run, "--cluster", place, "--yes").code == 0
 
 
+def test_an_eviction_while_it_loads_does_not_cost_the_run(
+    cluster: Cluster, local_losses: dict[int, list[float]]
+) -> None:
+    place, run = cluster.cluster_yaml("job"), "evict-loading"
+    assert cluster.rankzero("submit", cluster.run_yaml(run), "--cluster", place, "--detach").code == 0
+    seen = cluster.until(run, place, lambda seen: seen.running == 2, "on two nodes")
+    assert seen["step"] is None, "it has only begun"
+    evict(cluster, run, node=1)
+    seen = cluster.until(run, place, ended, "ended")
+    assert seen["phase"] == "Succeeded", seen
+    assert losses(cluster.metrics(run)) == pytest.approx(local_losses[SHORT], abs=1e-4)
+    assert cluster.rankzero("delete", run, "--cluster", place, "--yes").code == 0
+
+
+def test_a_suspended_rank_is_ended_and_the_run_goes_on(cluster: Cluster, local_losses: dict[int, list[float]]) -> None:
+    place, run = cluster.cluster_yaml("job"), "suspended"
+    assert cluster.rankzero("submit", cluster.run_yaml(run, max_steps=LONG), "--cluster", place, "--detach").code == 0
+    cluster.until(run, place, running, "at step 6")
+    assert cluster.in_run(run, 1, SUSPEND).wait(60) == 0
+    seen = cluster.until(run, place, ended, "ended")
+    assert seen["phase"] == "Succeeded", seen
+    metrics = cluster.metrics(run)
+    assert steps(metrics) == list(range(1, LONG + 1))
+    assert losses(metrics) == pytest.approx(local_losses[LONG], abs=1e-4)
+    stacks = cluster.in_pod(["sh", "-c", f"cat /outputs/runs/{run}/logs/hang-step-*/rank-1.txt"])
+    assert "suspended" in stacks
+    assert cluster.rankzero("delete", run, "--cluster", place, "--yes").code == 0
+
+
+def test_a_slow_rank_is_named_with_its_pod(cluster: Cluster) -> None:
+    place, run = cluster.cluster_yaml("job"), "slow"
+    spec = cluster.run_yaml(run, max_steps=LONG)
+    assert cluster.rankzero("submit", spec, "--cluster", place, "--detach").code == 0
+    cluster.until(run, place, running, "at step 6")
+    slow = cluster.pod_of(run, 1)
+    with cluster.in_run(run, 1, SLOW_DOWN):
+        seen = cluster.until(run, place, ended, "ended")
+    assert seen["phase"] == "Succeeded", seen
+    named = [row["straggler"] for row in cluster.metrics(run) if "straggler" in row]
+    assert named and slow.startswith(named[-1].split()[3]) and named[-1].startswith("rank 1 on slow-1"), named[-1:]
+    assert cluster.rankzero("delete", run, "--cluster", place, "--yes").code == 0
+
+
 def test_a_directory_that_belongs_to_root_is_told_with_the_fix(cluster: Cluster) -> None:
     cluster.in_pod(["python", "-c", "import os; os.mkdir('/outputs/roots', 0o755)"], user=0)
     place, run = cluster.cluster_yaml("job"), "roots"
@@ -100,23 +143,18 @@ def test_cancelled_and_submitted_again(cluster: Cluster, served_kinds: set[str])
     assert cluster.rankzero("delete", run, "--cluster", place, "--yes").code == 0
 
 
+NO_CLASS = {"mount": "/outputs", "claim": "wrong-class", "size": "1Gi", "class": "no-such-class"}
 IMPOSSIBLE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "gpus": ({"gpu": True, "nproc_per_node": 64}, ("nvidia.com/gpu",)),
     "image": ({"image": "registry.invalid/nothing:0"}, ("registry.invalid/nothing:0",)),
+    "storage": ({"storage": {"outputs": NO_CLASS}}, ("no-such-class",)),
 }
 MISSING: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "secret": (
         {"secrets": {"HF_TOKEN": {"name": "no-such-secret", "key": "token"}}},
         ("Secret/no-such-secret", "HF_TOKEN"),
     ),
-    "storage": (
-        {
-            "storage": {
-                "outputs": {"mount": "/outputs", "claim": "wrong-class", "size": "1Gi", "class": "no-such-class"}
-            }
-        },
-        ("no-such-class",),
-    ),
+    "storage": ({"storage": {"outputs": NO_CLASS}}, ("no-such-class",)),
     "account": ({"service_account": {"name": "no-such-account"}}, ("ServiceAccount/no-such-account",)),
 }
 
@@ -125,7 +163,7 @@ MISSING: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 def test_what_is_missing_is_found_before_anything_is_created(what: str, cluster: Cluster) -> None:
     changes, words = MISSING[what]
     place, run = cluster.cluster_yaml("job", **changes), f"missing-{what}"
-    done = cluster.rankzero("submit", cluster.run_yaml(run), "--cluster", place, "--detach")
+    done = cluster.rankzero("submit", cluster.run_yaml(run), "--cluster", place, "--detach", may_all=True)
     assert done.code == 78, done.err
     assert all(word in done.err for word in words), done.err
     assert_nothing_is_left(cluster, run)
@@ -143,7 +181,7 @@ def test_the_verdict_names_cause_and_fix(what: str, cluster: Cluster) -> None:
         f"explained with {words}",
     )
     assert all(finding["cause"] and finding["fix"] for finding in seen["findings"])
-    assert cluster.rankzero("delete", run, "--cluster", place, "--claims", "--yes").code == 0
+    assert cluster.rankzero("delete", run, "--cluster", place, "--claims", "--yes", may_all=True).code == 0
     assert_nothing_is_left(cluster, run)
 
 
@@ -157,11 +195,9 @@ def test_a_refused_object_leaves_nothing(cluster: Cluster) -> None:
 def evict(cluster: Cluster, run: str, node: int) -> None:
     """As a node that is drained does it."""
     from lightkube.models.meta_v1 import ObjectMeta
-    from lightkube.resources.core_v1 import Pod, PodEviction
+    from lightkube.resources.core_v1 import PodEviction
 
-    pods = [pod for pod in cluster.api.list(Pod, labels={"rankzero.dev/run": run}) if pod.status.phase == "Running"]
-    (chosen,) = [pod for pod in pods if node_index(pod.to_dict()) == node]
-    name = chosen.metadata.name
+    name = cluster.pod_of(run, node)
     cluster.api.create(PodEviction(metadata=ObjectMeta(name=name)), name)
 
 

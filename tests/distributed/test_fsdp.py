@@ -198,23 +198,6 @@ def test_three_interruptions_change_no_bit(method: str, tiny: Path, tmp_path: Pa
     assert results
 
 
-@pytest.mark.parametrize("method", ["lora", "full"])
-def test_a_run_goes_on_under_another_layout(method: str, tiny: Path, tmp_path: Path) -> None:
-    """ddp, fsdp, ddp, fsdp, and the last steps in a single process."""
-    changes: dict[str, Any] = {"rows": 30, "eval_rows": 7, "train__num_train_epochs": 3, "train__weight_decay": 0.1}
-    whole = spec_in(tmp_path / "whole", tiny, method, **changes)
-    run_here(whole)
-    cut = {sharding: spec_in(tmp_path / "cut", tiny, method, sharding, **changes) for sharding in ("ddp", "fsdp")}
-    for sharding, step in (("ddp", 3), ("fsdp", 6), ("ddp", 8), ("fsdp", 10)):
-        run(cut[sharding], Ordeal(stop_in_step=step))
-    assert run_here(cut["ddp"])["steps"] == 12
-    for found, expected in zip(metrics(cut["ddp"]), metrics(whole), strict=True):
-        assert found["loss"] == pytest.approx(expected["loss"], rel=LOSS_TOLERANCE), f"step {found['step']}"
-    final, wanted = (load_file(next((run_root(s) / "final").glob("*.safetensors"))) for s in (cut["ddp"], whole))
-    for name, tensor in wanted.items():
-        assert torch.allclose(final[name], tensor, atol=WEIGHT_TOLERANCE, rtol=0), name
-
-
 def test_through_the_launcher(tiny: Path, tmp_path: Path) -> None:
     """Also what goes with it: checkpointed activations, weights that are kept in the machine's memory."""
     spec = spec_in(tmp_path, tiny, "full", "fsdp", train__gradient_checkpointing=True, train__offload="all")

@@ -1,4 +1,4 @@
-"""A run under DeepSpeed's ZeRO is continued to the last bit, also from and by the other ways to shard."""
+"""A run under DeepSpeed's ZeRO is continued to the last bit."""
 
 from __future__ import annotations
 
@@ -10,20 +10,14 @@ import pytest
 import torch
 
 from rankzero.errors import ExitCode
-from rankzero.spec.run_spec import RunSpec
 from tests.support.forked import Ordeal, run_forked, suffer
 from tests.support.runs import metrics, run_here, run_root
-from tests.support.zero import LOSS_TOLERANCE, NEEDS_DEEPSPEED, assert_same_curve, run_replicas, weights, zero_spec
+from tests.support.zero import LOSS_TOLERANCE, NEEDS_DEEPSPEED, weights, zero_spec
 from tests.unit.engine.test_resume import assert_same_state, final_state, without_clock
 
 pytestmark = [pytest.mark.distributed, pytest.mark.faults, *NEEDS_DEEPSPEED]
 
 STOPPED = [ExitCode.STOPPED] * 2
-
-
-@pytest.fixture(scope="module")
-def replicas(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunSpec]:
-    return run_replicas(tiny, tmp_path_factory)
 
 
 @pytest.mark.parametrize(
@@ -50,20 +44,6 @@ def test_interrupted_three_times_it_ends_with_the_same_bits(
     assert_same_state(final_state(cut), final_state(whole))
     assert without_clock(metrics(cut)) == without_clock(metrics(whole))
     assert torch.equal(weights(cut), weights(whole))
-
-
-@pytest.mark.parametrize(
-    ("method", "ways"), [("adapters", ["ddp", "zero2", "zero3", "ddp"]), ("full", ["zero3", "zero2", "fsdp"])]
-)
-def test_a_run_goes_on_under_another_way_to_shard(
-    method: str, ways: list[str], tmp_path: Path, tiny: Path, replicas: dict[str, RunSpec]
-) -> None:
-    for step, sharding in enumerate(ways, 1):
-        spec = zero_spec(tmp_path, tiny, method, train__sharding=sharding)
-        last = step == len(ways)
-        outcome = run_forked(spec, ordeal=Ordeal() if last else Ordeal(stop_in_step=step))
-        assert outcome.codes == ([0, 0] if last else STOPPED), outcome.said
-    assert_same_curve(spec, replicas[method])
 
 
 @pytest.mark.parametrize(("method", "sharding"), [("adapters", "zero2"), ("full", "zero3")])

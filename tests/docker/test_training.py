@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from rankzero.launch.backend import LogQuery
 from rankzero.launch.pods import parse_pod
 from rankzero.spec.run_spec import RunSpec
 from tests.docker.conftest import DockerRun, docker, makes_runs
+from tests.support.in_container import SLOW_DOWN, SUSPEND
 from tests.support.runs import metrics, run_here
 from tests.support.tiny import chat_rows, tiny_model, write_jsonl
 
@@ -103,6 +105,43 @@ def test_a_run_goes_on_after_one_container_was_lost(
     run.follow()
     assert run.codes() == [0, 0], run.evidence().logs
     assert losses(run.metrics()) == losses(uninterrupted), "to the last bit: the layout is the same"
+
+
+@pytest.mark.faults
+def test_a_container_that_is_stopped_while_it_loads_saves_nothing_and_loses_nothing(
+    inputs: Path, uninterrupted: list[dict[str, Any]], docker_run: MakeRun
+) -> None:
+    run = docker_run(inputs, spec("loading", "/inputs", "runs", LONG), num_nodes=2, nproc_per_node=1)
+    run.submit()
+    next(line for line in run.backend.logs(run.name, LogQuery(follow=True)) if line.node == 1)
+    docker("stop", run.container(1))
+    assert run.codes()[1] == 75, run.evidence().logs
+    run.submit()
+    run.follow()
+    assert run.codes() == [0, 0], run.evidence().logs
+    assert losses(run.metrics()) == losses(uninterrupted)
+
+
+@pytest.mark.faults
+def test_a_suspended_rank_is_ended_and_a_slow_one_is_named(
+    inputs: Path, uninterrupted: list[dict[str, Any]], docker_run: MakeRun
+) -> None:
+    """Docker starts nothing again; the same command does."""
+    run = docker_run(inputs, spec("suspended", "/inputs", "runs", LONG), num_nodes=2, nproc_per_node=1)
+    run.submit()
+    run.wait_for_steps(7)
+    docker("exec", run.container(1), "python", "-c", SUSPEND)
+    run.wait_for_end([0, 1])
+    assert run.codes() == [69, 69], run.evidence().logs
+    assert "was suspended (SIGSTOP) while the others waited" in str(run.evidence().logs)
+    run.submit()
+    run.wait_for_steps(30)
+    docker("exec", "--detach", run.container(1), "python", "-c", SLOW_DOWN)
+    run.follow()
+    assert run.codes() == [0, 0], run.evidence().logs
+    metrics = run.metrics()
+    assert losses(metrics) == losses(uninterrupted), "to the last bit: the layout is the same"
+    assert metrics[-1]["straggler"].startswith("rank 1 on "), metrics[-1]
 
 
 def test_a_prepared_run_is_cancelled_and_resumes(

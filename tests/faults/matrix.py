@@ -266,8 +266,8 @@ MATRIX: tuple[Row, ...] = (
         "as ever",
         "goes on with the same rows in the same order",
         (
-            "distributed/test_zero_resume.py::test_a_run_goes_on_under_another_way_to_shard",
-            "distributed/test_fsdp.py::test_a_run_goes_on_under_another_layout",
+            "distributed/test_layout_changes.py::test_replicas_and_fsdp",
+            "distributed/test_layout_changes.py::test_zero_with_the_others",
             f"{RESUME}::test_bit_exactly_is_said_only_where_it_is",
         ),
     ),

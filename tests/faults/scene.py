@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -10,7 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rankzero.run_dir.atomic import verify_directory
+from rankzero.run_dir.goodput import read_starts
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
 from tests.faults.injector import Fault, rank_of_a_run
@@ -22,7 +26,7 @@ STEPS, EVERY = 6, 2
 CHANGES: dict[str, Any] = {"rows": 16, "eval_rows": 5, "checkpoint__every": EVERY, "eval__every": 3}
 _IN_A_RUN = {
     *("run.yaml", "environment.json", "metrics.jsonl", "logs", "checkpoints", "final", "report.json", "goodput.json"),
-    *("best", "last", "lease.json", ".lease.lock", "restarts.jsonl"),
+    *("best", "last", "lease.json", ".lease.lock", "restarts.jsonl", "starts.jsonl"),
 }
 
 COUNTS: Counter[str] = Counter()
@@ -46,6 +50,7 @@ class Scene:
         self.spec = small_spec(folder, tiny, **CHANGES)
         self.run_dir = RunDir(run_root(self.spec))
         self._starts = 0
+        self.faults: set[str] = set()
 
     def start(self, *faults: Fault, spec: RunSpec | None = None) -> Ended:
         """The same command, with what happens to it."""
@@ -53,6 +58,7 @@ class Scene:
         directory = self.folder / f"start-{self._starts}"
         directory.mkdir()
         COUNTS["injected"] += len(faults)
+        self.faults |= {fault.what for fault in faults}
         listed = json.dumps([asdict(fault) for fault in faults])
         arguments = ((spec or self.spec).model_dump_json(), listed, str(directory))
         codes = in_ranks(rank_of_a_run, self.nproc, directory, os.environ["RANKZERO_CACHE"], *arguments)
@@ -88,4 +94,15 @@ class Scene:
         strays = [path.name for path in self.run_dir.root.iterdir() if path.name not in _IN_A_RUN]
         strays += [path.name for path in self.run_dir.checkpoints.iterdir() if path.name.startswith(".")]
         assert strays == [], strays
+        self.all_time_is_accounted_for()
         COUNTS["ended as if undisturbed"] += 1
+
+    def all_time_is_accounted_for(self) -> None:
+        """Seconds by kind, of monotonic clocks, add up to the wall time of all starts; what was done twice is known."""
+        starts, total = read_starts(self.run_dir.starts), json.loads(self.run_dir.goodput.read_text())
+        if "clock" not in self.faults:  # one that jumps has no wall time
+            assert total["wall_seconds"] == pytest.approx(starts[-1].updated - starts[0].begun, rel=0.01)
+        assert sum(total["seconds"].values()) == pytest.approx(total["wall_seconds"], rel=1e-3)
+        assert (total["starts"], total["steps"]) == (len(starts), STEPS) and starts[-1].ended == "finished"
+        again = sum(before.step - after.from_step for before, after in itertools.pairwise(starts))
+        assert again >= 0 and (total["seconds"]["repeated"] > 0) == (again > 0)

@@ -16,6 +16,7 @@ import pytest
 
 from rankzero.errors import ExitCode, StorageError
 from rankzero.run_dir.atomic import verify_directory
+from rankzero.run_dir.goodput import read_starts
 from rankzero.spec.run_spec import RunSpec
 from tests.faults.injector import Fault
 from tests.faults.scene import CHANGES, COUNTS, EVERY, STEPS, Scene
@@ -193,6 +194,9 @@ def test_killed_in_every_step(scene: MakeScene, undisturbed: Callable[[int], Run
         assert ended.codes == [-signal.SIGKILL], ended.said
         run.lost(step - 1)
     run.continues(undisturbed(1))
+    starts = read_starts(run.run_dir.starts)
+    assert [start.ended for start in starts] == [None] * STEPS + ["finished"]
+    assert [start.step for start in starts] == [*range(STEPS), STEPS]
 
 
 def test_killed_anywhere_between_here_and_the_end(

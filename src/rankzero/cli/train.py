@@ -205,8 +205,9 @@ def start(spec: RunSpec, options: RunOptions, nproc: int, max_restarts: int = 0)
     require_engine()
     if nproc == 1 and not max_restarts:
         from rankzero.engine.worker import run
+        from rankzero.machine import process_started
 
-        return run(spec, options)
+        return run(spec, options, begun=process_started())
     from rankzero.launch.local import run_processes
 
     report: dict[str, Any] = json.loads(run_processes(spec, options, nproc, os.environ, max_restarts=max_restarts))
@@ -215,6 +216,8 @@ def start(spec: RunSpec, options: RunOptions, nproc: int, max_restarts: int = 0)
 
 def summary(report: dict[str, Any], run_dir: str) -> str:
     """What a person wants to know first, and what to type next."""
+    from rankzero.run_dir.goodput import Goodput
+
     lines = [
         f"run directory  {run_dir}",
         f"train loss     {report['train_loss_first']:.4f} -> {report['train_loss_last']:.4f}",
@@ -227,6 +230,8 @@ def summary(report: dict[str, Any], run_dir: str) -> str:
         lines.append(f"eval loss      {before}{_scores(report)}{of}")
     if not same:
         lines.append(f"               {_scores(last)}, of the last step ({last['step']})")
+    if "starts" in report.get("goodput", {}):  # else an earlier version has written the report
+        lines.append(f"goodput        {Goodput(**report['goodput'])}")
     lines.append(f"next           {TASKS[report['spec']['task']].command.format(run=run_dir)}")
     return "\n".join(lines)
 

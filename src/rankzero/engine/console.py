@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rankzero.data.progress import Advance, Reached, Telling, told
 from rankzero.redaction import Redactor
 from rankzero.run_dir.atomic import storage_errors
-from rankzero.wording import printable
+from rankzero.wording import duration, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -134,13 +134,6 @@ def _line_of_steps(at: Reached) -> str:
 
 STEPS = Telling(_line_of_steps, _bar_of_steps, quiet_seconds=0.0, line_seconds=10.0, end=True, redirects=False)
 """`launch/log_lines.py` reads these lines. An evaluation between the steps has its own, and no share in the ETA."""
-
-
-def duration(seconds: float) -> str:
-    """`1:02:03` or `4:05`."""
-    whole = int(seconds + 0.5)
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
 @contextmanager

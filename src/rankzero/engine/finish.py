@@ -1,4 +1,4 @@
-"""After the last step: final/, the report and goodput.json. Knows nothing of how the weights came about."""
+"""After the last step: final/ and the report. Knows nothing of how the weights came about."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rankzero.engine.checkpoint import Position
-from rankzero.engine.console import duration, logger
+from rankzero.engine.console import logger
 from rankzero.engine.distributed import broadcast_object
 from rankzero.engine.inputs import Inputs
 from rankzero.engine.metrics import evaluations
@@ -30,6 +30,7 @@ from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.result import verify_result
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.tasks import HIGHER_IS_BETTER, MEASURES
+from rankzero.wording import duration
 
 
 def finish(
@@ -42,11 +43,10 @@ def finish(
 ) -> dict[str, Any]:
     """Export the chosen checkpoint and write the report. A collective; returns the report, on every rank."""
     run_dir, report = run.run_dir, None
-    with run.ledger.phase("final"):
-        step = export(session, run, inputs, position)
+    run.ledger.stage("final")
+    step = export(session, run, inputs, position)
     if run.world.is_main:
-        report = make_report(run.spec, position, step, environment, run.ledger.report(), measured)
-        write_json(run_dir.root / "goodput.json", report["goodput"])
+        report = make_report(run.spec, position, step, environment, run.ledger.summary().to_json(), measured)
         write_json(run_dir.report, report)
         log_result(report, run_dir)
     result: dict[str, Any] = broadcast_object(report)
@@ -156,7 +156,7 @@ def make_report(
     position: Position,
     final_step: int,
     environment: dict[str, Any],
-    goodput: dict[str, float],
+    goodput: dict[str, Any],
     measured: dict[str, Any],
 ) -> dict[str, Any]:
     """The report's object.

@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from rankzero.data.batches.loader import Batches
+from rankzero.data.batches.loader import Batches, Epochs, Steps, Streamed
 from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.joined import Rows
+from rankzero.data.cache.stream.plan import Stream
 from rankzero.engine.balance import Balance
 from rankzero.engine.console import logger
 from rankzero.engine.device import Device, memory_limit
@@ -27,7 +29,9 @@ from rankzero.engine.goodput import Ledger
 from rankzero.engine.inputs import Inputs
 from rankzero.engine.optim import make_optimizer
 from rankzero.engine.parallel.base import Parallel
+from rankzero.engine.passes import PassMemory, remembered, ways_to_less
 from rankzero.engine.step import Stepper
+from rankzero.engine.streams import open_stream
 from rankzero.engine.tasks.protocol import Meter
 from rankzero.errors import ConfigError
 from rankzero.model import dropout_attention
@@ -40,6 +44,7 @@ from rankzero.model.lora import apply_lora, token_numbers
 from rankzero.model.memory import MemoryPlan, choose_sharding, model_facts, plan_memory
 from rankzero.model.parts import freeze_to, wanted_parts
 from rankzero.model.routers import Routers
+from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec, Sharding
 from rankzero.spec.schedule import Schedule, make_schedule
 from rankzero.spec.shardings import sharding_section
@@ -51,7 +56,7 @@ class Session:
 
     parallel: Parallel
     stepper: Stepper
-    train: Batches
+    train: Steps
     eval: Batches | None
     schedule: Schedule
     new_meter: Callable[[], Meter]
@@ -61,15 +66,19 @@ class Session:
     device: Device
     dtype: torch.dtype
     memory: MemoryPlan
+    passes: PassMemory
     attention: Attention
     compiled: str | None
     """Under which key the model's compiled blocks are kept; None where they are not compiled."""
 
 
 def build_session(
-    spec: RunSpec, inputs: Inputs, world: World, device: Device, dtype: torch.dtype, ledger: Ledger
+    spec: RunSpec, inputs: Inputs, world: World, device: Device, dtype: torch.dtype, run_dir: RunDir, ledger: Ledger
 ) -> Session:
-    """Load the weights, add adapters, spread them over the processes, and make everything that moves with them."""
+    """Load the weights, add adapters, spread them over the processes, and make everything that moves with them.
+
+    `run_dir` knows how small passes have to be, where an earlier start has found out. A collective.
+    """
     with ledger.phase("model"):
         logger.info("[STEP] load the model")
         wanted, free = spec.model.attention, spec.train.padding_free
@@ -91,6 +100,8 @@ def build_session(
             world_size=world.world_size,
             trained_share=largest_trained_share(inputs.train),
         )
+        passes = pass_memory(spec, run_dir, world, device, sharding, memory)
+        memory = remembered(run_dir, memory, passes.setting)
         receives = (
             not sharding_section(sharding).whole_weights and not world.is_main and spec.model.quantization == "none"
         )
@@ -123,7 +134,7 @@ def build_session(
         attention.implementation or "auto",
         ", rows end to end" if attention.padding_free else "",
     )
-    schedule = make_schedule(len(inputs.train), spec.train)
+    schedule = make_schedule(inputs.n_rows, spec.train)
     logger.info(
         "[MODEL] optimizer %s, learning rate %g, schedule %s with %d warm-up steps",
         spec.train.optimizer,
@@ -134,7 +145,7 @@ def build_session(
     task = inputs.task
     collator = task.collator(inputs, padding_free=attention.padding_free, always_image=parallel.same_passes)
 
-    def batches(dataset: TokenizedDataset) -> Batches:
+    def batches(dataset: Rows) -> Batches:
         return Batches(
             dataset,
             collator,
@@ -163,7 +174,7 @@ def build_session(
             places=places,
             balance=balance,
         ),
-        train=batches(inputs.train),
+        train=steps_of(inputs.train, spec, schedule, world, batches),
         eval=None if inputs.eval is None else batches(inputs.eval),
         schedule=schedule,
         new_meter=partial(task.meter, inputs.labels, device.torch_device),
@@ -172,8 +183,33 @@ def build_session(
         device=device,
         dtype=dtype,
         memory=memory,
+        passes=passes,
         attention=attention,
         compiled=compiled,
+    )
+
+
+def pass_memory(
+    spec: RunSpec, run_dir: RunDir, world: World, device: Device, sharding: Sharding, plan: MemoryPlan
+) -> PassMemory:
+    """What is done where a pass runs out of memory."""
+    section = sharding_section(sharding)
+    ways = ways_to_less(
+        recomputing=plan.gradient_checkpointing,
+        offloading=spec.train.activation_offloading,
+        divided=bool(section.divides) or world.world_size == 1,
+        packed=spec.lora is None or spec.model.quantization != "none",
+    )
+    setting = {"device": device.name, "sharding": sharding, "processes": world.world_size}
+    setting |= {"gradient_checkpointing": plan.gradient_checkpointing, "quantization": spec.model.quantization}
+    return PassMemory(
+        run_dir,
+        world,
+        device,
+        planned=plan.micro_batch_tokens,
+        setting=setting,
+        alone=not section.divides,
+        ways=tuple(ways),
     )
 
 
@@ -187,8 +223,25 @@ def alone(sharding: Sharding, spec: RunSpec) -> Sharding:
     return instead or sharding
 
 
-def largest_trained_share(dataset: TokenizedDataset) -> float:
-    """Of the row with the most trained tokens for its length: how many positions of a pass may need logits."""
+def steps_of(
+    train: TokenizedDataset | Stream,
+    spec: RunSpec,
+    schedule: Schedule,
+    world: World,
+    batches: Callable[[Rows], Batches],
+) -> Steps:
+    """The global batches of the run."""
+    size = spec.train.global_batch_size
+    if isinstance(train, Stream):
+        return Streamed(partial(open_stream, train, world), batches, size=size)
+    return Epochs(batches(train), seed=spec.train.seed, size=size, steps_per_epoch=schedule.steps_per_epoch)
+
+
+def largest_trained_share(dataset: TokenizedDataset | Stream) -> float:
+    """Of the row with the most trained tokens for its length: how many positions of a pass may need logits. Of a
+    stream, all."""
+    if isinstance(dataset, Stream):
+        return 1.0
     return float((dataset.supervised / dataset.lengths).max())
 
 

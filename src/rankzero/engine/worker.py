@@ -36,6 +36,7 @@ from rankzero.engine.hooks import Hooks
 from rankzero.engine.inputs import Inputs, read_inputs
 from rankzero.engine.metrics import MetricsLog
 from rankzero.engine.pace import Pace
+from rankzero.engine.passes import is_out_of_memory
 from rankzero.engine.resume import (
     Differences,
     check_same_run,
@@ -43,7 +44,7 @@ from rankzero.engine.resume import (
     layout_of,
     manifest_meta,
     moved,
-    refuse_different_weights,
+    refuse_different_inputs,
     refuse_foreign_directory,
 )
 from rankzero.engine.saving import Saver
@@ -75,13 +76,15 @@ from rankzero.track.protocol import TrackedRun, open_trackers
 from rankzero.wording import counted
 
 
-def run(spec: RunSpec, options: RunOptions, hooks: Hooks | None = None) -> dict[str, Any]:
+def run(
+    spec: RunSpec, options: RunOptions, hooks: Hooks | None = None, *, begun: float | None = None
+) -> dict[str, Any]:
     """Train, or continue, or find finished, one run as one of its processes. Returns the report. `hooks` hear of its
-    steps.
+    steps; `begun` is when the start began, on the monotonic clock, where that was before this call.
 
     Raises a RankzeroError; StoppedError where a signal ended it after saving.
     """
-    ledger = Ledger()
+    ledger = Ledger(begun)
     world = world_from_env(dict(os.environ))
     quiet_libraries()
     with beats() as tell, stop_on_signals(logger.warning, tell) as stop, ExitStack() as stack:
@@ -90,13 +93,9 @@ def run(spec: RunSpec, options: RunOptions, hooks: Hooks | None = None) -> dict[
         stack.enter_context(results_alone_on_stdout())
         set_threads(world.local_world_size)
         device = pick_device(world.local_rank)
-        section = sharding_section(spec.train.sharding)
-        dtype = pick_dtype(spec.model.dtype, device, loss_scaling=section.scales_losses)
-        deepspeed = None
-        if section.reads_deepspeed_file:
-            from rankzero.engine.parallel.zero.parallel import deepspeed_config
-
-            deepspeed = deepspeed_config(spec, world, device, dtype)
+        scaling = sharding_section(spec.train.sharding).scales_losses
+        dtype = pick_dtype(spec.model.dtype, device, loss_scaling=scaling)
+        deepspeed = deepspeed_file(spec, world, device, dtype)
         run_dir = RunDir(Path(spec.output_dir) / str(spec.name))
         logger.info("[STEP] run %s in %s", spec.name, run_dir.root)
         refuse_foreign_directory(run_dir, spec, options)
@@ -110,9 +109,9 @@ def run(spec: RunSpec, options: RunOptions, hooks: Hooks | None = None) -> dict[
         logger.info("[DDP] %s on %s", place_of(world), device.describe())
         with ledger.phase("rendezvous"):
             stack.enter_context(process_group(world, device, dict(os.environ)))
-        with ledger.phase("model files"):
+        with ledger.phase("model_files"):
             meta = manifest_meta(spec, inputs, environment)
-            refuse_different_weights(meta)
+            refuse_different_inputs(meta)
         with ledger.phase("resume"):
             found, saved = find_checkpoint(run_dir, spec, meta, options, world)
         finished = finished_before(run_dir, spec, saved.step, total_steps(inputs, spec), world) if saved else None
@@ -120,11 +119,12 @@ def run(spec: RunSpec, options: RunOptions, hooks: Hooks | None = None) -> dict[
             logger.info("[DONE] %s", what_is_next(finished))
             return finished
         claim_directory(run_dir, spec, environment, world, console)
-        if world.is_main:
+        if lease is not None:
+            stack.enter_context(ledger.kept_in(run_dir, alive_before=lease.alive_before))
             set_aside(run_dir, found)
             if deepspeed is not None:
                 write_json(run_dir.root / "deepspeed.json", deepspeed)
-        session = build_session(spec, inputs, world, device, dtype, ledger)
+        session = build_session(spec, inputs, world, device, dtype, run_dir, ledger)
         meta |= {"layout": layout_of(session, spec, environment)}
         position = restore(run_dir, saved, session, spec, meta["layout"], world, ledger)
         metrics = open_metrics(run_dir, spec, position) if world.is_main else None
@@ -149,8 +149,10 @@ def run(spec: RunSpec, options: RunOptions, hooks: Hooks | None = None) -> dict[
         log_plan(session, inputs, world)
         try:
             position = train(session, context, position)
-        except torch.OutOfMemoryError as error:
-            raise out_of_memory(session, spec, world, device) from error
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise session.passes.error() from error
         measured = {
             "time_to_first_step_seconds": ledger.time_to_first_step,
             "peak_memory_bytes": max(gather_objects(peak_memory(device))),
@@ -160,6 +162,15 @@ def run(spec: RunSpec, options: RunOptions, hooks: Hooks | None = None) -> dict[
         if world.is_main:
             copy_report(report, options.report_json)
         return report
+
+
+def deepspeed_file(spec: RunSpec, world: World, device: Device, dtype: torch.dtype) -> dict[str, Any] | None:
+    """What DeepSpeed is configured with; None where it has no part in the run. Raises ConfigError."""
+    if not sharding_section(spec.train.sharding).reads_deepspeed_file:
+        return None
+    from rankzero.engine.parallel.zero.parallel import deepspeed_config
+
+    return deepspeed_config(spec, world, device, dtype)
 
 
 def hold(lease: Lease, stack: ExitStack) -> None:
@@ -203,22 +214,6 @@ def let_go(stack: ExitStack, release: Callable[[], None]) -> None:
 def place_of(world: World) -> str:
     """Which of the run's processes this one is."""
     return "one process" if world.world_size == 1 else f"rank {world.rank} of {world.world_size} processes"
-
-
-def out_of_memory(session: Session, spec: RunSpec, world: World, device: Device) -> RankzeroError:
-    """What to turn, in the order of what it costs."""
-    ways = [f"train.micro_batch_tokens below {session.memory.micro_batch_tokens}"]
-    if not session.memory.gradient_checkpointing:
-        ways.append("train.gradient_checkpointing: true")
-    if world.world_size > 1 and not sharding_section(session.parallel.name).divides:
-        ways.append("train.sharding: fsdp")
-    if not spec.train.activation_offloading:
-        ways.append("train.activation_offloading: true")
-    if spec.lora is not None and spec.model.quantization == "none":
-        ways.append("model.quantization: nf4")
-    return RankzeroError(
-        "out of memory", where=device.describe(), hint=f"set {', then '.join([*ways, 'data.max_length lower'])}"
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,19 +324,17 @@ def open_pace(session: Session, world: World) -> Pace | None:
 
 def total_steps(inputs: Inputs, spec: RunSpec) -> int:
     """Steps of the whole run."""
-    return make_schedule(len(inputs.train), spec.train).total_steps
+    return make_schedule(inputs.n_rows, spec.train).total_steps
 
 
 def log_plan(session: Session, inputs: Inputs, world: World) -> None:
     """Say what is about to happen."""
-    schedule = session.schedule
-    logger.info(
-        "[DATA] %d rows, %d steps an epoch, %d steps in all, %s",
-        len(inputs.train),
-        schedule.steps_per_epoch,
-        schedule.total_steps,
-        counted(world.world_size, "process", "processes"),
-    )
+    schedule, processes = session.schedule, counted(world.world_size, "process", "processes")
+    if inputs.n_rows is None:
+        logger.info("[DATA] rows are streamed, %d steps in all, %s", schedule.total_steps, processes)
+    else:
+        words = "[DATA] %d rows, %d steps an epoch, %d steps in all, %s"
+        logger.info(words, inputs.n_rows, schedule.steps_per_epoch, schedule.total_steps, processes)
     logger.debug(
         "[DATA] rows of a step are a function of (seed, epoch, step); passes of up to %d tokens",
         session.memory.micro_batch_tokens,

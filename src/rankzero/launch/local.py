@@ -23,6 +23,7 @@ from rankzero.errors import Problem, RankzeroError, StoppedError
 from rankzero.launch.hang import HangWatch
 from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, signals_to, started, stop_signals
 from rankzero.launch.restarts import Restarts, may_be_cured
+from rankzero.machine import process_started
 from rankzero.redaction import Redactor
 from rankzero.run_dir.handover import RENDEZVOUS_VARIABLE, write_payload
 from rankzero.run_dir.paths import RunDir
@@ -64,6 +65,8 @@ class _Local:
         self._restarts = restarts
         self._run_dir = RunDir(Path(spec.output_dir) / str(spec.name))
         self._redact = Redactor(os.environ)
+        self._begun: float | None = process_started()
+        """Of the first start, which this process was started for."""
         self._stop_at: float | None = None
         self._workers: Workers | None = None
         self._unheard: list[int] = []
@@ -81,7 +84,7 @@ class _Local:
 
     def start(self) -> str:
         """One start of the workers, to its end."""
-        at = time.monotonic()
+        at, self._begun = self._begun or time.monotonic(), None
         with tempfile.TemporaryDirectory(prefix="rankzero-") as name:
             directory = Path(name)
             payload = write_payload(directory, self._spec, self._options)

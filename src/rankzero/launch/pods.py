@@ -32,6 +32,8 @@ class LastWords:
     total_steps: int | None = None
     checkpoint: int | None = None
     run_dir: str = ""
+    goodput: str = ""
+    """Where the time went, in one line."""
 
     @property
     def sentence(self) -> str:
@@ -259,6 +261,7 @@ def parse_last_words(message: str) -> LastWords | None:
         total_steps=whole(value, "total_steps"),
         checkpoint=whole(value, "checkpoint"),
         run_dir=text(value, "run_dir"),
+        goodput=text(value, "goodput"),
     )
 
 

@@ -58,6 +58,8 @@ class Lease:
         self.path = root / "lease.json"
         self._guard = root / ".lease.lock"
         self._token = 0
+        self.alive_before: float | None = None
+        """When the owner before, who did not give the directory back, last showed that it lived: Unix seconds."""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -94,6 +96,9 @@ class Lease:
 
     def _take(self, current: dict[str, Any]) -> None:
         self._token = int(current.get("token", 0)) + 1
+        if "pid" in current:
+            with suppress(OSError):
+                self.alive_before = self.path.stat().st_mtime
         self._write(0)
         self._stop.clear()
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)

@@ -52,6 +52,11 @@ class RunDir:
         return self.root / "report.json"
 
     @property
+    def error(self) -> Path:
+        """Why the last start failed, in the form of run_dir/handover.py; the next start removes it."""
+        return self.root / "error.json"
+
+    @property
     def stop_flag(self) -> Path:
         """A file whose appearance asks the run to stop and save, as SIGTERM does (a preStop hook touches it)."""
         return self.root / "stop"
@@ -67,6 +72,20 @@ class RunDir:
     def restarts(self) -> Path:
         """One object for each time that a launcher started the run again by itself: when, from where, and why."""
         return self.root / "restarts.jsonl"
+
+    @property
+    def starts(self) -> Path:
+        """Where the time of each start goes; run_dir/goodput.py has what is in it."""
+        return self.root / "starts.jsonl"
+
+    @property
+    def goodput(self) -> Path:
+        return self.root / "goodput.json"
+
+    @property
+    def pass_limit(self) -> Path:
+        """How small passes had to become, where one ran out of memory."""
+        return self.root / "pass-limit.json"
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step}"

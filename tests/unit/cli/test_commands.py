@@ -318,7 +318,7 @@ class TestRoot:
 
     def test_help_has_sections_of_whole_sentences(self, cli: Cli) -> None:
         for line, sections in (
-            ("--help", ["Start", "Data", "Train", "Results", "Cluster", "Options"]),
+            ("--help", ["Start", "Data", "Train", "Results", "Runs", "Cluster", "Options"]),
             ("data --help", ["Look", "Make", "Options"]),
         ):
             out = cli(line).out

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,11 @@ from safetensors.torch import load_file
 
 from rankzero.engine import train as loop
 from rankzero.engine.evaluate import EvalResult
+from rankzero.errors import StoppedError
+from rankzero.run_dir.goodput import KINDS, read_starts
 from rankzero.spec.run_spec import RunSpec
 from rankzero.track.tensorboard import TensorBoard
-from tests.support.runs import log, metrics, run_here, run_root, small_spec
+from tests.support.runs import log, metrics, run_here, run_root, small_spec, stop_in
 from tests.support.tiny import chat_rows
 
 
@@ -83,8 +87,33 @@ def test_the_report_adds_up(tmp_path: Path, tiny: Path) -> None:
     assert report["time_to_first_step_seconds"] > 0 and report["peak_memory_bytes"] > 50e6
     assert {"python", "torch", "transformers", "peft", "rankzero"} <= report["versions"].keys()
     assert RunSpec.model_validate(report["spec"]) == spec
+
+
+def test_every_second_of_all_starts_is_of_some_kind(tmp_path: Path, tiny: Path) -> None:
+    """Beside a clock from outside: a run that was stopped in its sixth step, waited, and went on."""
+    spec = small_spec(tmp_path, tiny, checkpoint__every=2)
+    began = time.monotonic()
+    with pytest.raises(StoppedError):
+        run_here(spec, hooks=stop_in(6))
+    stopped = json.loads((run_root(spec) / "goodput.json").read_text())
+    assert (stopped["starts"], stopped["killed"], stopped["steps"]) == (1, 0, 6)
+    between = time.monotonic()
+    shutil.rmtree(run_root(spec) / "checkpoints/step-6")  # so that work is done again
+    run_here(spec)
+    wall = time.monotonic() - began
     goodput = json.loads((run_root(spec) / "goodput.json").read_text())
-    assert sum(v for k, v in goodput.items() if k != "wall") == pytest.approx(goodput["wall"], rel=0.01)
+    seconds = goodput["seconds"]
+    assert goodput["wall_seconds"] == pytest.approx(wall, rel=0.01, abs=0.02)
+    assert sum(seconds.values()) == pytest.approx(goodput["wall_seconds"], abs=0.02)
+    assert set(seconds) == set(KINDS) and seconds["lost"] == seconds["compile"] == 0
+    rest = ("startup", "model_files", "data", "model", "resume", "step", "input_wait", "save_wait", "evaluation")
+    assert all(seconds[kind] > 0 for kind in (*rest, "logging", "repeated", "final"))
+    assert seconds["down"] < wall - between + began  # some milliseconds
+    assert (goodput["starts"], goodput["steps"]) == (2, 12)
+    assert goodput["goodput"] == pytest.approx(seconds["step"] / goodput["wall_seconds"], abs=1e-3)
+    assert seconds["step"] > stopped["seconds"]["step"] > 0
+    starts = read_starts(run_root(spec) / "starts.jsonl")
+    assert [(start.from_step, start.step, start.ended) for start in starts] == [(0, 6, "stopped"), (4, 12, "finished")]
 
 
 def test_metrics_hold_what_the_contract_names(tmp_path: Path, tiny: Path) -> None:

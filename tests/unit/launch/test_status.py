@@ -21,6 +21,7 @@ from rankzero.launch.log_lines import awaited_nodes, last_error, last_progress, 
 from rankzero.launch.node import client, command, termination
 from rankzero.launch.pods import parse_last_words, parse_pod
 from rankzero.launch.status import RunStatus, as_table, as_text, run_status, summarise
+from rankzero.run_dir.goodput import Start, StartLine
 from rankzero.run_dir.paths import RunDir
 from tests.support.evidence import named, prepared
 
@@ -102,7 +103,13 @@ def test_the_node_command_is_understood(tmp_path: Path, monkeypatch: pytest.Monk
     words = parse_last_words(json.dumps(termination.message(3, run_dir, error, str)))
     assert words is not None
     assert (words.outcome, words.exit_code, words.what, words.where) == ("failed", 65, "no rows", "train.jsonl")
-    assert words.run_dir == str(run_dir.root)
+    assert (words.run_dir, words.goodput) == (str(run_dir.root), "")
+    run_dir.root.mkdir()
+    line = StartLine(run_dir.starts, Start(begun=0, updated=0))
+    line.write({"step": 75, "model": 25})
+    line.close()
+    words = parse_last_words(json.dumps(termination.message(3, run_dir, error, str)))
+    assert words is not None and words.goodput == "75.0 % of 1:40 in new steps; start-up 0:25"
 
 
 class TestPhases:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from rankzero.errors import ExitCode, PeerLostError, RankzeroError, StoppedError
 from rankzero.launch.log_lines import last_progress
 from rankzero.launch.node.settings import TERMINATION_LOG
+from rankzero.run_dir.goodput import read_starts, summed_up
 from rankzero.run_dir.paths import RunDir
 
 Outcome = Literal["done", "stopped", "failed", "peer_lost"]
@@ -41,6 +42,7 @@ def message(node: int, run_dir: RunDir, error: RankzeroError | None, redact: Cal
         "total_steps": total,
         "checkpoint": checkpoints[0] if checkpoints else None,
         "run_dir": redact(str(run_dir.root)),
+        "goodput": goodput(run_dir),
     }
 
 
@@ -71,6 +73,14 @@ def progress(run_dir: RunDir) -> tuple[int | None, int | None]:
     with suppress(OSError, ValueError, KeyError, TypeError):
         total = int(json.loads(run_dir.report.read_text(encoding="utf-8"))["steps"])
     return step, total
+
+
+def goodput(run_dir: RunDir) -> str:
+    """Where the time of all starts went, in one line; empty where nothing says so."""
+    with suppress(OSError):
+        if starts := read_starts(run_dir.starts):
+            return str(summed_up(starts))
+    return ""
 
 
 def _tail(path: Path) -> str:

@@ -77,6 +77,7 @@ def _status(joined: JoinedEvidence) -> RunStatus:
         age_seconds=seconds_between(joined.created, joined.now),
         findings=findings,
         run_dir=_run_dir(joined),
+        goodput=next((words.goodput for words in _last_words(joined) if words.goodput), ""),
         exit_code=exit_code,
     )
     return _with_verdict(status)

@@ -70,6 +70,8 @@ class RunStatus:
     """Since it was submitted."""
     findings: tuple[Finding, ...]
     run_dir: str
+    goodput: str
+    """Where the time of all starts went, in one line; empty while nothing says so."""
     exit_code: int | None
     """How it ended; None while it has not."""
 
@@ -101,6 +103,7 @@ class RunStatus:
             "restarts": self.restarts,
             "age_seconds": self.age_seconds,
             "run_dir": self.run_dir,
+            "goodput": self.goodput,
             "exit_code": self.exit_code,
             "nodes": [asdict(node) for node in self.nodes],
             "findings": [finding.to_json() for finding in self.findings],

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from rankzero.data.batches.collators.text import MicroBatch, pad_right, padded_places, target_weights, to_device
-from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.joined import Rows
 from rankzero.data.images.decode import load_rgb
 from rankzero.data.order import Indices
 from rankzero.errors import DataError, Problem
@@ -71,7 +71,7 @@ class PicturedText:
 
             self._blank = Image.new("RGB", _BLANK)
 
-    def __call__(self, dataset: TokenizedDataset, rows: Indices, device: torch.device) -> MicroBatch:
+    def __call__(self, dataset: Rows, rows: Indices, device: torch.device) -> MicroBatch:
         tokens = [dataset.row(int(row)) for row in rows]
         images: list[Image] = []
         for row, (ids, _) in zip(rows, tokens, strict=True):
@@ -84,7 +84,7 @@ class PicturedText:
         nothing = np.zeros(3, np.int32), np.zeros(3, np.bool_)
         return replace(self._batch(np.empty(0, np.int64), [nothing], [], device), computed=0)
 
-    def _images(self, dataset: TokenizedDataset, row: int, ids: npt.NDArray[np.int32]) -> list[Image]:
+    def _images(self, dataset: Rows, row: int, ids: npt.NDArray[np.int32]) -> list[Image]:
         """The row's images. Raises DataError where one is gone, or no longer what was tokenised."""
         images: list[Image] = []
         for path in dataset.images(row):
