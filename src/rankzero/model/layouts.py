@@ -25,6 +25,9 @@ from rankzero.data.tokens.image_tokens import DecidedBy, Layout
 from rankzero.model.processor import image_counts
 
 _BEFORE, _AFTER = "before ", " after"
+_SIDES = (40, 90, 160, 300, 520, 900, 1400)
+_TRIED = [(width, height) for width in _SIDES for height in _SIDES]
+_PAIRS = 8
 
 
 class Layouts:
@@ -34,6 +37,7 @@ class Layouts:
         self._processor, self._decided_by = processor, decided_by
         self._placeholder, self._image_token = placeholder, image_token
         self._known: dict[tuple[int, ...], Layout] = {}
+        self._by_text: dict[str, Layout] = {}
 
     def __call__(self, width: int, height: int) -> Layout:
         """Raises ValueError where the processor takes no image of this size."""
@@ -44,7 +48,9 @@ class Layouts:
             return Layout(self._placeholder, key[:1], key[0])
         if key not in self._known:
             text = image_text(self._processor, self._placeholder, (width, height))
-            self._known[key] = self._layout(text)
+            if text not in self._by_text:  # many sizes have few layouts
+                self._by_text[text] = self._layout(text)
+            self._known[key] = self._by_text[text]
         return self._known[key]
 
     def _layout(self, text: str) -> Layout:
@@ -65,6 +71,25 @@ def image_text(processor: Any, placeholder: str, size: tuple[int, int]) -> str:
     if not (text.startswith(_BEFORE) and text.endswith(_AFTER)):
         raise ValueError("it writes its tokens of an image elsewhere than in the image's place")
     return text.removeprefix(_BEFORE).removesuffix(_AFTER)
+
+
+def counts_decide(processor: Any, placeholder: str) -> bool:
+    """Whether images of which the processor says the same numbers stand alike, as far as it can be tried: the widest
+    and the tallest of some sizes with equal numbers. Raises ValueError where it says none."""
+    alike: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for counts, size in zip(image_counts(processor, _TRIED), _TRIED, strict=True):
+        alike.setdefault(counts, []).append(size)
+    extremes = [(min(sizes, key=_shape), max(sizes, key=_shape)) for sizes in alike.values()]
+    extremes.sort(key=lambda pair: _shape(pair[0]) / _shape(pair[1]))
+    return all(
+        image_text(processor, placeholder, tall) == image_text(processor, placeholder, wide)
+        for tall, wide in extremes[:_PAIRS]
+        if tall != wide
+    )
+
+
+def _shape(size: tuple[int, int]) -> float:
+    return size[0] / size[1]
 
 
 class _Heard:

@@ -19,7 +19,7 @@ import torch
 
 from rankzero.data.tokens.image_tokens import DecidedBy, in_place
 from rankzero.errors import ConfigError
-from rankzero.model.layouts import expand, image_text
+from rankzero.model.layouts import counts_decide, expand, image_text
 from rankzero.model.processor import cannot_limit, image_counts
 from rankzero.model.source import ModelSource
 from rankzero.model.vision_rules import ProcessorPlace, VisionRules
@@ -167,12 +167,11 @@ class Vision:
         """What the samples' layouts follow from."""
         try:
             counts = image_counts(self._processor, _SAMPLES)
+            if all(text == placeholder * number for text, (number, _) in zip(texts, counts, strict=True)):
+                return "count"
+            return "counts" if counts_decide(self._processor, placeholder) else "size"
         except ValueError:
             return "size"
-        if all(text == placeholder * number for text, (number, _) in zip(texts, counts, strict=True)):
-            return "count"
-        laid_out = dict(zip(counts, texts, strict=True))
-        return "counts" if all(laid_out[key] == text for key, text in zip(counts, texts, strict=True)) else "size"
 
     def _try_out(self) -> tuple[str, ...]:
         """Raise ConfigError where the processor's own tokens of sample images are not what is made of them here.

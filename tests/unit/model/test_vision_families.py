@@ -215,19 +215,20 @@ def test_a_limit_that_cannot_be_kept_is_told_before_rows_are_read(family: Family
 
 
 def test_numbers_that_do_not_decide_are_not_gone_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor that says the same number of different layouts: then each size is tried."""
+    """A processor that says how many tiles there are, and not how they lie: then each size is tried."""
     directory = save("idefics3", tmp_path / "model")
     processor = load_processor(str(directory), str(directory), False, None)
     assert vision_of(directory).rules.decided_by == "counts"
+    plain = processor._get_num_multimodal_tokens
 
-    def same(image_sizes: Any) -> Any:
-        return SimpleNamespace(num_image_tokens=[64] * len(image_sizes), num_image_patches=[1] * len(image_sizes))
+    def tiles_alone(image_sizes: Any) -> Any:
+        return SimpleNamespace(num_image_tokens=plain(image_sizes=image_sizes).num_image_patches)
 
-    monkeypatch.setattr(processor, "_get_num_multimodal_tokens", same)
+    monkeypatch.setattr(processor, "_get_num_multimodal_tokens", tiles_alone)
     rules = vision_of(directory).rules
     assert rules.decided_by == "size"
-    wide, tall = rules.layouts()(200, 120), rules.layouts()(28, 90)
-    assert len(wide.copies) == 7 and len(tall.copies) == 4
+    wide, tall = rules.layouts()(200, 120), rules.layouts()(120, 200)
+    assert wide.copies == tall.copies == (4,) * 7 and wide.text != tall.text
 
 
 def test_a_processor_that_goes_by_more_than_size_is_noticed(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
