@@ -33,6 +33,8 @@ def load_processor(directory: str, tokenizer: str, trust_remote_code: bool, max_
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         reason = first_line(error)
         hint = "copy preprocessor_config.json (or processor_config.json) from the model's Hub page"
+        if isinstance(error, ImportError):
+            hint = "install that package beside rankzero"
         raise ConfigError(f"the model's processor cannot be loaded: {reason}", where=directory, hint=hint) from error
     if max_tokens is not None:
         _limit(processor, max_tokens)
@@ -67,7 +69,7 @@ def _load(directory: str, tokenizer: str, options: dict[str, Any]) -> Any:
             raise ValueError(f"{type(processor).__name__} has nothing for images")
         return processor
     known = PROCESSOR_MAPPING[type(config)]
-    module = sys.modules[known.__module__]
+    module = sys.modules.get(known.__module__)
     if getattr(module, "num2words", "") is None:  # SmolVLM's insists on a package that writes out numbers, for videos
         module.num2words = str  # type: ignore[attr-defined]
     parts = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -146,6 +147,15 @@ def test_missing_files_are_told(qwen: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="processor cannot be loaded") as caught:
         vision_of(tmp_path / "model")
     assert "preprocessor_config.json" in caught.value.problems[0].hint
+
+
+@pytest.mark.skipif(find_spec("torchvision") is not None, reason="nothing is missing")
+def test_a_package_that_a_processor_needs_is_named(llava: Path, tmp_path: Path) -> None:
+    shutil.copytree(llava, tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "mistral3"}))
+    with pytest.raises(ConfigError, match="PixtralProcessor requires the Torchvision library") as caught:
+        vision_of(tmp_path / "model")
+    assert "install that package" in caught.value.problems[0].hint
 
 
 class TestLayout:
