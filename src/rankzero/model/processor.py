@@ -70,8 +70,8 @@ def _load(directory: str, tokenizer: str, options: dict[str, Any]) -> Any:
         return processor
     known = PROCESSOR_MAPPING[type(config)]
     module = sys.modules.get(known.__module__)
-    if getattr(module, "num2words", "") is None:  # SmolVLM's insists on a package that writes out numbers, for videos
-        module.num2words = str  # type: ignore[attr-defined]
+    if module is not None and getattr(module, "num2words", "") is None:
+        module.num2words = str  # type: ignore[attr-defined]  # SmolVLM's wants a package that words numbers, for videos
     parts = {
         "image_processor": AutoImageProcessor.from_pretrained(directory, backend="pil", **options),
         "tokenizer": AutoTokenizer.from_pretrained(tokenizer, **options),
