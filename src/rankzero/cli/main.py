@@ -27,6 +27,7 @@ from rankzero.cli.output import print_error, print_traceback
 from rankzero.cli.predict import predict
 from rankzero.cli.quickstart import quickstart
 from rankzero.cli.render import render
+from rankzero.cli.report import report
 from rankzero.cli.submit import submit
 from rankzero.cli.train import train
 from rankzero.errors import INTERRUPTED, ExitCode, RankzeroError
@@ -47,6 +48,7 @@ app.command(cls=Flags, rich_help_panel="Train")(train)
 app.command(rich_help_panel="Results")(generate)
 app.command(rich_help_panel="Results")(predict)
 app.command(rich_help_panel="Results")(merge)
+app.command(rich_help_panel="Results")(report)
 for command in (render, submit):
     app.command(rich_help_panel="Cluster")(command)
 app.command("list", rich_help_panel="Cluster")(runs_command.list_runs)
