@@ -9,7 +9,6 @@ import io
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeVar, cast
 
 from rankzero.data.read.download import TRIES
@@ -24,32 +23,29 @@ _Result = TypeVar("_Result")
 _logger = logging.getLogger("rankzero.data")
 
 
-@dataclass(frozen=True, slots=True)
 class ReadInPlace:
-    """A file elsewhere, as the readers of containers take one."""
-
-    file: RemoteFile
-    network: Network
-
-    def __str__(self) -> str:
-        return self.file.url
-
-    def open(self) -> BinaryIO:
-        """Its bytes. Raises DataError where it is not what was listed, and ServiceError where TRIES in a row fail."""
-        raw = _Bytes(self.file, self.network)
-        return cast(BinaryIO, io.BufferedReader(raw, _BUFFER_BYTES))
-
-
-class _Bytes(io.RawIOBase):
-    """Requests begin where somebody reads, and go on for as long as what is read lies in order."""
+    """A file elsewhere, as the readers of containers take one. They open it more than once, to look at its beginning
+    and then to read on: that is one request."""
 
     def __init__(self, file: RemoteFile, network: Network) -> None:
         self._file, self._network = file, network
-        self._at = 0
-        self._block, self._block_at = b"", 0
-        """What came last, and where it lies in the file."""
-        self._stream: Iterator[bytes] | None = None
-        self._size = self._patiently(lambda: _require_same(file, network))
+        self._blocks: _Blocks | None = None
+
+    def __str__(self) -> str:
+        return self._file.url
+
+    def open(self) -> BinaryIO:
+        """Its bytes. Raises DataError where it is not what was listed, and ServiceError where TRIES in a row fail."""
+        if self._blocks is None:
+            self._blocks = _Blocks(self._file, self._network)
+        return cast(BinaryIO, io.BufferedReader(_Bytes(self._blocks), _BUFFER_BYTES))
+
+
+class _Bytes(io.RawIOBase):
+    """The file as somebody reads it."""
+
+    def __init__(self, blocks: _Blocks) -> None:
+        self._blocks, self._at = blocks, 0
 
     def readable(self) -> bool:
         return True
@@ -62,32 +58,44 @@ class _Bytes(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         if whence == io.SEEK_END:
-            if self._size is None:
-                what = "the server does not say how long the file is, and such a file is read from its end"
-                hint = "JSON lines, packed or not, are read from any server; or download it, without data.streaming"
-                raise DataError(what, where=self._file.url, hint=hint)
-            offset += self._size
+            offset += self._blocks.known_size()
         elif whence == io.SEEK_CUR:
             offset += self._at
         self._at = max(0, offset)
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        if self._size is not None and self._at >= self._size:
-            return 0
-        inside = self._at - self._block_at
-        if not 0 <= inside < len(self._block):
-            if not self._patiently(self._read_on):
-                return 0
-            inside = self._at - self._block_at
-        taken = memoryview(self._block)[inside : inside + len(buffer)]
+        taken = self._blocks.at(self._at)[: len(buffer)]
         buffer[: len(taken)] = taken
         self._at += len(taken)
         return len(taken)
 
-    def close(self) -> None:
-        self._drop()
-        super().close()
+
+class _Blocks:
+    """What came last of a file. Requests begin where somebody reads, and go on while what is read lies in order."""
+
+    def __init__(self, file: RemoteFile, network: Network) -> None:
+        self._file, self._network = file, network
+        self._block, self._block_at = b"", 0
+        """What came last, and where it lies in the file."""
+        self._stream: Iterator[bytes] | None = None
+        self._size = self._patiently(lambda: _require_same(file, network))
+
+    def known_size(self) -> int:
+        """How long the file is. Raises DataError where that is not known."""
+        if self._size is None:
+            what = "the server does not say how long the file is, and such a file is read from its end"
+            hint = "JSON lines, packed or not, are read from any server; or download it, without data.streaming"
+            raise DataError(what, where=self._file.url, hint=hint)
+        return self._size
+
+    def at(self, place: int) -> memoryview:
+        """Some bytes from there on; none behind the end."""
+        if self._size is None or place < self._size:
+            if not self._block_at <= place < self._block_at + len(self._block):
+                self._patiently(lambda: self._read_on(place))
+            return memoryview(self._block)[place - self._block_at :]
+        return memoryview(b"")
 
     def _patiently(self, step: Callable[[], _Result]) -> _Result:
         """What a step gives; where the service fails it, after some time that of another try."""
@@ -105,22 +113,22 @@ class _Bytes(io.RawIOBase):
                 _logger.warning("%s: %s; trying again", self._file.url, error.problems[0].what)
                 self._network.pause(2.0**failures)
 
-    def _read_on(self) -> bool:
-        """Get the block that the next byte is in. Returns whether there is one."""
+    def _read_on(self, place: int) -> None:
+        """Get the block that this byte is in, or an empty one behind the end."""
         end = self._block_at + len(self._block)
-        if self._stream is None or not end <= self._at <= end + _NEAR_BYTES:
+        if self._stream is None or not end <= place <= end + _NEAR_BYTES:
             self._drop()
-            self._stream = self._network.read(self._file, self._at)
-            self._block, self._block_at = b"", self._at
-        while self._at >= self._block_at + len(self._block):
+            self._stream = self._network.read(self._file, place)
+            self._block, self._block_at = b"", place
+        while place >= self._block_at + len(self._block):
             block = next(self._stream, None)
             if block is None:
                 if self._size is not None:
                     what = f"the file ended at byte {self._block_at + len(self._block)} of {self._size}"
                     raise ServiceError(what, where=self._file.url, hint="give the same command again")
-                return False
+                self._block, self._block_at = b"", place
+                return
             self._block, self._block_at = block, self._block_at + len(self._block)
-        return True
 
     def _drop(self) -> None:
         """End the request that is under way."""

@@ -65,6 +65,13 @@ def test_a_break_is_gone_on_from_with_patience(caplog: pytest.LogCaptureFixture)
     assert "the line broke; trying again" in caplog.text
 
 
+def test_a_file_is_asked_for_once_though_its_beginning_is_looked_at_first() -> None:
+    for content in (TEXT, gzip.compress(TEXT)):
+        network = FakeNetwork({URL: content})
+        assert len(list(read_rows(in_place(network)))) == ROWS
+        assert network.reads == [(URL, 0)]
+
+
 def test_a_service_that_stays_away_is_an_error_with_the_url() -> None:
     network = FakeNetwork({URL: b"x" * 100})
     network.break_after = [0] * TRIES
@@ -198,6 +205,16 @@ def test_listing_reads_nothing_and_knows_files_by_what_places_say(own_cache: Pat
     network.files["s3://b/d/2.jsonl"] = b"TWO"
     after = [shard.identity for shard in list_shards(sources, network=network)]
     assert [a == b for a, b in zip(before, after, strict=True)] == [True, True, True, False, True, True]
+
+
+def test_a_file_of_the_hub_is_read_there_and_not_brought_here(own_cache: Path, tmp_path: Path) -> None:
+    name, url = "data/train-00000-of-00001.parquet", "hf://datasets/org/set/data/train-00000-of-00001.parquet"
+    network = FakeNetwork({url: contents(tmp_path)["rows.parquet"]}, {("org/set", None): [name]})
+    source = SourceSpec(path="org/set")
+    (shard,) = list_shards([source], network=network)
+    rows = list(shard.rows(source, network, skip=40))
+    assert [number for number, _, _ in rows] == list(range(41, 51)) and not network.brought
+    assert (shard.url, shard.version) == (url, "None"), "the commit, which the Hub says"
 
 
 def test_a_file_here_that_changed_since_it_was_listed_is_refused(tmp_path: Path) -> None:

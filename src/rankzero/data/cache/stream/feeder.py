@@ -13,12 +13,13 @@ import shutil
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import groupby
+from itertools import groupby, takewhile
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,8 @@ AHEAD_WINDOWS = 8
 """Made before anybody waits for them, room permitting: what is made and not used before a run stops is made again."""
 CHUNK_BYTES = 1 << 20
 """Of rows that a worker gets at a time: a window is few of them, and each shard in it begins a new one."""
+_END_SECONDS = 5.0
+"""To end by itself, with its workers, once nobody needs it."""
 _REMOVALS = 5
 """Tries to remove a directory in which a window is being made meanwhile."""
 _BESIDE_ROWS = 1 << 13
@@ -57,6 +60,10 @@ def window_name(number: int) -> str:
     return f"window-{number:08}"
 
 
+class NotNeededError(Exception):
+    """Whoever started this process is done with it, or gone."""
+
+
 class Room:
     """The windows that lie on disk, how many they may be, and how much they may take together."""
 
@@ -64,6 +71,7 @@ class Room:
         self._directory, self._cache_bytes, self._window_rows = directory, cache_bytes, window_rows
         self._sizes: dict[int, int] = {}
         self._first, self._awaited = 0, -1
+        self.ended = False
         self._changed = threading.Condition()
 
     def need(self, first: int, awaited: int) -> None:
@@ -74,9 +82,11 @@ class Room:
 
     def wait(self, number: int, nbytes: int) -> None:
         """Until `nbytes` fit for the window of this number, which is being made. Raises ConfigError where they never
-        will: all that lies there is needed, and this window too."""
+        will (all that lies there is needed, and this window too), and NotNeededError."""
         with self._changed:
             while True:
+                if self.ended:
+                    raise NotNeededError
                 self._drop()
                 awaited = self._awaited >= number
                 fits = sum(self._sizes.values()) + nbytes <= self._cache_bytes
@@ -88,6 +98,17 @@ class Room:
                     hint = "raise it, or lower data.shuffle_buffer_size"
                     raise ConfigError(what, where="data.streaming_cache_gb", hint=hint)
                 self._changed.wait()
+
+    def end(self) -> None:
+        """Nobody needs windows any more."""
+        with self._changed:
+            self.ended = True
+            self._changed.notify_all()
+
+    def until_end(self) -> None:
+        """Wait until nobody needs windows any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.ended)
 
     def made(self, number: int, nbytes: int) -> None:
         """A window lies there whole."""
@@ -101,14 +122,14 @@ class Room:
 
 
 def feed(stream: Stream, cursor: Cursor, directory: Path, room: Room, *, workers: int, network: Network) -> None:
-    """Make one window after the other, for as long as there are rows. Never returns otherwise.
+    """Make one window after the other, until nobody needs them. Never returns.
 
-    Raises DataError with every bad row of the first window that has any, and as reading and writing do.
+    Raises DataError with every bad row of the first window that has any, NotNeededError at its end, and as reading and
+    writing do.
     """
     at_work: deque[tuple[Cursor, int]] = deque()
-    results = ordered_map(
-        partial(chunk_encoder, stream.parts, stream.rules), _tasks(stream, cursor, at_work, network), workers
-    )
+    tasks = takewhile(lambda _task: not room.ended, _tasks(stream, cursor, at_work, network))
+    results = ordered_map(partial(chunk_encoder, stream.parts, stream.rules), tasks, workers)
     number, kept_in_epoch, epoch, dropped, passed = 0, 0, cursor, Counter[str](), Tally()
     for begins, found in groupby(_placed(results, at_work), key=lambda one: one[0]):
         if begins.epoch != epoch.epoch:
@@ -124,6 +145,8 @@ def feed(stream: Stream, cursor: Cursor, directory: Path, room: Room, *, workers
                 passed.add(window.tally)
         kept_in_epoch += window.rows
         dropped.update(window.tally.dropped)
+    if room.ended:
+        raise NotNeededError
     raise DataError("there are no rows in it", where="data.train", hint="are these the right files?")
 
 
@@ -239,17 +262,23 @@ class _Said(logging.Handler):
             self._connection.send((record.levelno, record.getMessage()))
 
 
-def _listen(connection: Connection, room: Room, directory: Path, last_words: threading.Lock) -> None:
-    """Hear what is needed, until the other end is closed, by whatever: then leave nothing behind."""
+def _listen(connection: Connection, room: Room, directory: Path) -> None:
+    """Hear what is needed, until the other end is closed, by whatever. What is stuck then is left."""
     with suppress(EOFError, OSError):
         while True:
             room.need(*connection.recv())
-    with last_words:  # which nobody reads any more
-        for _ in range(_REMOVALS):
-            shutil.rmtree(directory, ignore_errors=True)
-            if not directory.exists():
-                break
-        os._exit(0)
+    room.end()
+    time.sleep(_END_SECONDS)
+    _remove(directory)
+    os._exit(0)
+
+
+def _remove(directory: Path) -> None:
+    """Delete it, though a window may be being made in it meanwhile."""
+    for _ in range(_REMOVALS):
+        shutil.rmtree(directory, ignore_errors=True)
+        if not directory.exists():
+            return
 
 
 def _as_ours(error: Exception) -> tuple[RankzeroError, str]:
@@ -269,16 +298,16 @@ def main() -> None:
     logger.setLevel(logging.INFO)
     logger.propagate = False
     room = Room(directory, stream.cache_bytes, stream.window_rows)
-    last_words = threading.Lock()
-    listener = threading.Thread(target=_listen, args=(connection, room, directory, last_words), daemon=True)
-    listener.start()
+    threading.Thread(target=_listen, args=(connection, room, directory), daemon=True).start()
     try:
         feed(stream, cursor, directory, room, workers=workers, network=RealNetwork())
+    except NotNeededError:
+        pass
     except Exception as error:
         known, trace = _as_ours(error)
-        with last_words:
-            write_error(directory / FAILED, known, trace, Redactor(os.environ))
-    listener.join()
+        write_error(directory / FAILED, known, trace, Redactor(os.environ))
+        room.until_end()
+    _remove(directory)
 
 
 if __name__ == "__main__":

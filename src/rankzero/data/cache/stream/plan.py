@@ -125,8 +125,9 @@ def _first_rows(stream: Stream, network: Network) -> Counter[str]:
         if source.columns:
             found = check_columns(source.format, source.columns, seen_keys(chunks[0]) or None)
             columns += [Problem(p.what, f"{source.path} {p.where}", p.hint) for p in found]
-            continue
-        if pieces_in(chunks[0], source.format) is not None:
+            if found:
+                continue
+        elif pieces_in(chunks[0], source.format) is not None:
             what = "its rows lie in pieces over many lines, and are known only once all of it is read"
             hint = "write whole rows: rankzero data convert … --as messages; or leave data.streaming out"
             raise DataError(what, where=url, hint=hint)

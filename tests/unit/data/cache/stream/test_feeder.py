@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rankzero.data.cache.dataset import TokenizedDataset, verify_bytes
-from rankzero.data.cache.stream.feeder import FAILED, Room, feed, window_name
+from rankzero.data.cache.stream.feeder import FAILED, NotNeededError, Room, feed, window_name
 from rankzero.data.cache.stream.order import Cursor
 from rankzero.data.cache.stream.plan import Stream, make_stream
 from rankzero.data.cache.stream.rows import RowStream, StreamPosition, Taken
@@ -61,28 +61,22 @@ class Thread:
         self.directory = directory
         self.room = Room(directory, stream.cache_bytes, stream.window_rows)
         self.most = 0
-        self._over = threading.Event()
 
         def work() -> None:
             try:
                 feed(stream, cursor, directory, self.room, workers=1, network=network)
             except RankzeroError as error:
                 write_error(directory / FAILED, error, "", str)
-            except _OverError:
+            except NotNeededError:
                 pass
 
-        made, wait = self.room.made, self.room.wait
+        made = self.room.made
 
         def watched(number: int, nbytes: int) -> None:
             made(number, nbytes)
             self.most = max(self.most, sum(path.stat().st_size for path in directory.rglob("*") if path.is_file()))
 
-        def until(number: int, nbytes: int) -> None:
-            if self._over.is_set():
-                raise _OverError
-            wait(number, nbytes)
-
-        self.room.made, self.room.wait = watched, until  # type: ignore[method-assign]
+        self.room.made = watched  # type: ignore[method-assign]
         self._thread = threading.Thread(target=work, daemon=True)
         self._thread.start()
 
@@ -93,13 +87,8 @@ class Thread:
         """It has nothing to say."""
 
     def close(self) -> None:
-        self._over.set()
-        self.room.need(1 << 60, -1)
+        self.room.end()
         self._thread.join()
-
-
-class _OverError(Exception):
-    pass
 
 
 def steps(
@@ -243,6 +232,14 @@ def test_a_file_of_pieces_is_refused(tokenizer: Any) -> None:
     piece = {"message_id": "a", "parent_id": None, "message_tree_id": "a", "role": "prompter", "text": "hello"}
     with pytest.raises(DataError, match="in pieces over many lines"):
         stream_of(network_of([[piece]]), tokenizer)
+
+
+def test_bad_first_rows_under_a_column_map_are_said_too(tokenizer: Any) -> None:
+    network = network_of([[{"body": "good"}, {"body": 3}]])
+    source = SourceSpec(path="s3://b/d", format="text", columns={"text": "body"})
+    with pytest.raises(DataError) as bad:
+        make_stream([source], tokenizer, TokenRules(), seed=0, window_rows=5, cache_bytes=10**9, network=network)
+    assert bad.value.problems[0].where == "s3://b/d/00.jsonl:2"
 
 
 def test_a_wrong_column_map_is_refused(tokenizer: Any) -> None:

@@ -36,31 +36,41 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_its_error_is_raised_here_and_nothing_is_left(
-    tmp_path: Path,
-) -> None:
+def begun(tmp_path: Path, workers: int) -> RowStream:
     for number in range(3):
-        write_jsonl(tmp_path / f"d/{number}.jsonl", [{"text": f"row {number} {row}"} for row in range(8)])
+        write_jsonl(tmp_path / f"d/{number}.jsonl", [{"text": f"row {number} {row}"} for row in range(80)])
     stream, _ = make_stream(
-        [SourceSpec(path=str(tmp_path / "d/[0-2].jsonl"))],
+        [SourceSpec(path=str(tmp_path / "d"))],
         tiny_tokenizer(),
         TokenRules(),
         seed=1,
-        window_rows=10,
+        window_rows=60,
         cache_bytes=10**9,
         network=RealNetwork(),
     )
-    (tmp_path / "d/1.jsonl").write_text("")
-    directory = new_directory(tmp_path / "cache")
-    position = StreamPosition().under(stream)
-    rows = RowStream(stream, position, directory, Feeder(stream, position.cursor, directory, workers=1))
-    try:
-        with pytest.raises(DataError, match="changed since it was listed"):
-            while not rows.ready(16):
-                threading.Event().wait(0.01)
-    finally:
-        rows.close()
+    directory, position = new_directory(tmp_path / "cache"), StreamPosition().under(stream)
+    return RowStream(stream, position, directory, Feeder(stream, position.cursor, directory, workers=workers))
+
+
+def until_ready(rows: RowStream, count: int) -> None:
+    while not rows.ready(count):
+        threading.Event().wait(0.01)
+
+
+def test_it_serves_rows_and_says_why_there_are_no_more(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    rows = begun(tmp_path, workers=2)
+    until_ready(rows, 100)
+    taken = rows.take(100)
+    assert len({taken.rows.where(i) for i in range(100)}) == 100
+    for path in (tmp_path / "d").iterdir():
+        path.write_text("another\n")
+    with pytest.raises(DataError, match="changed since it was listed"):
+        while True:  # what it has open it reads to the end
+            until_ready(rows, 100)
+            rows.take(100)
+    rows.close()
     assert not list((tmp_path / "cache/streams").iterdir())
+    assert capfd.readouterr().err == "", "its workers end without a word"
 
 
 def test_it_ends_with_a_parent_that_was_killed(tmp_path: Path) -> None:
