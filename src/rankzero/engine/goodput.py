@@ -13,10 +13,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from rankzero.engine.console import logger
-from rankzero.errors import StopNow, StoppedError, StorageError
+from rankzero.errors import RankzeroError, StopNow, StoppedError, StorageError
+from rankzero.redaction import Redactor
 from rankzero.run_dir.atomic import write_json
 from rankzero.run_dir.goodput import Ending, Goodput, Start, StartLine, read_starts, summed_up
-from rankzero.run_dir.handover import STARTED_VARIABLE
+from rankzero.run_dir.handover import STARTED_VARIABLE, write_error
 from rankzero.run_dir.paths import RunDir
 
 
@@ -112,19 +113,25 @@ class Ledger:
             logger.warning("[STEP] where the time goes is not noted: %s", error.strerror or error)
         self.stage(self._stage)
         ended: Ending = "failed"
+        with suppress(OSError):
+            run_dir.error.unlink(missing_ok=True)
         try:
             yield
             ended = "finished"
         except (StoppedError, StopNow):
             ended = "stopped"
             raise
+        except Exception as error:
+            _note(error, run_dir)
+            raise
         finally:
             self._end(run_dir, ended, at_end)
 
-    def continues_from(self, step: int) -> None:
-        """The start begins with the step after this one."""
+    def continues_from(self, step: int, total_steps: int) -> None:
+        """The start begins with the step after this one, and is to end with that one."""
         if self._line is not None:
             self._line.start.from_step = self._line.start.step = step
+            self._line.start.total_steps = total_steps
 
     def _end(self, run_dir: RunDir, ended: Ending, at_end: Callable[[], None]) -> None:
         if self._line is not None:
@@ -145,3 +152,10 @@ class Ledger:
         self._turn_to(self._kind)
         now = Start(begun=0.0, updated=0.0) if self._line is None else self._line.start
         return summed_up([*self._before, replace(now, seconds=self.seconds)])
+
+
+def _note(error: Exception, run_dir: RunDir) -> None:
+    """Why the start failed, for whoever looks at the run later. The traceback of an internal error is in the log."""
+    known = error if isinstance(error, RankzeroError) else RankzeroError(f"{type(error).__name__}: {error}")
+    with suppress(OSError, StorageError):  # a full volume may be what it is about
+        write_error(run_dir.error, known, "", Redactor(os.environ))

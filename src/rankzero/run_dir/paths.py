@@ -68,6 +68,11 @@ class RunDir:
         return self.root / "report.html"
 
     @property
+    def error(self) -> Path:
+        """Why the last start failed, in the form of run_dir/handover.py; the next start removes it."""
+        return self.root / "error.json"
+
+    @property
     def stop_flag(self) -> Path:
         """A file whose appearance asks the run to stop and save, as SIGTERM does (a preStop hook touches it)."""
         return self.root / "stop"
@@ -92,6 +97,11 @@ class RunDir:
     @property
     def goodput(self) -> Path:
         return self.root / "goodput.json"
+
+    @property
+    def pass_limit(self) -> Path:
+        """How small passes had to become, where one ran out of memory."""
+        return self.root / "pass-limit.json"
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -303,8 +304,9 @@ def verify_bytes(directory: Path, workers: int = 1) -> None:
     read where nothing is.
     """
     files = {directory / name: entry["sha256"] for name, entry in _verified_manifest(directory)["files"].items()}
-    with ThreadPoolExecutor(max(1, min(workers, len(files)))) as pool:
-        for (path, expected), found in zip(files.items(), pool.map(file_sha256, files), strict=True):
+    with ThreadPoolExecutor(workers) if min(workers, len(files)) > 1 else nullcontext() as pool:
+        hashes = map(file_sha256, files) if pool is None else pool.map(file_sha256, files)
+        for (path, expected), found in zip(files.items(), hashes, strict=True):
             if found != expected:
                 raise _damaged(path, "its bytes are not those that were written")
 
