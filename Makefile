@@ -10,14 +10,14 @@ PYTEST   := $(VENV)/bin/python -m pytest
 WORKERS  ?= 2
 PYTESTS  := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
 
-.PHONY: quickstart test test-deepspeed test-trackers lint format bench bench-gpu faults soak audit golden kfp schema image clean
+.PHONY: quickstart test test-deepspeed test-streaming test-trackers lint format bench bench-gpu faults soak soak-run audit golden kfp schema image clean
 
 quickstart: $(VENV)/.train
 	$(VENV)/bin/rankzero quickstart
 
-# Everything but what needs DeepSpeed, whose installation alone takes minutes.
+# Everything but what needs DeepSpeed, whose installation alone takes minutes, and what streams for an hour.
 test: $(VENV)/.dev lint
-	$(PYTESTS) -m "not deepspeed and not trackers"
+	$(PYTESTS) -m "not deepspeed and not streaming_large and not trackers"
 
 test-deepspeed: $(VENV)/.deepspeed
 	$(PYTESTS) -m deepspeed
@@ -25,6 +25,12 @@ test-deepspeed: $(VENV)/.deepspeed
 # MLflow's server brings an older pyarrow, so it has an environment of its own.
 test-trackers: $(VENV)-trackers/.installed
 	OMP_NUM_THREADS=1 $(VENV)-trackers/bin/python -m pytest -m trackers tests/e2e
+
+# A stream of 20 GB through a cache of 1 GB, made as it is asked for; STREAM_GB and STREAM_CACHE_GB take other sizes.
+STREAM_GB       ?= 20
+STREAM_CACHE_GB ?= 1
+test-streaming: $(VENV)/.dev
+	STREAM_GB=$(STREAM_GB) STREAM_CACHE_GB=$(STREAM_CACHE_GB) $(PYTEST) -s -m streaming_large tests/streaming
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check src tests benchmarks examples
@@ -52,6 +58,11 @@ faults: $(VENV)/.dev
 SOAK ?= 200
 soak: $(VENV)/.dev
 	SOAK=$(SOAK) $(PYTEST) -s tests/faults/test_node_soak.py
+
+# One run under random faults by the command itself, for about so many minutes, and half as long undisturbed.
+MINUTES ?= 30
+soak-run: $(VENV)/.dev
+	MINUTES=$(MINUTES) $(PYTEST) -s tests/faults/test_long_run.py
 
 # Known vulnerabilities of what constraints.txt pins. Needs the network.
 audit: $(VENV)/bin/python

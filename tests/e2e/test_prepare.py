@@ -41,6 +41,21 @@ def test_training_finds_what_was_prepared_in_parts(tmp_path: Path, tiny: Path, c
     assert sorted(path.name for path in (own_cache / "tokenized").iterdir() if path.is_dir()) == made
 
 
+def test_a_stream_is_listed_and_its_evaluation_prepared(tmp_path: Path, tiny: Path, cli: Any, own_cache: Path) -> None:
+    run = spec(tmp_path, tiny, 70)
+    evaluated = write_jsonl(tmp_path / "eval.jsonl", chat_rows(5))
+    more = f"data.streaming=true data.eval={evaluated} eval.every=1"
+    done = cli(f"data prepare {run} {more}")
+    assert done.code == 0, done.err
+    assert "train: 1 file of" in done.out and "streamed; the first rows" in done.out and "eval: 5 of 5 rows" in done.out
+    facts = json.loads(cli(f"data prepare {run} {more} --json").out)
+    assert facts["train"]["files"] == 1 and facts["train"]["bytes"] == (tmp_path / "train.jsonl").stat().st_size
+    refused = cli(f"data check {run} {more}")
+    assert refused.code == 2 and "data.streaming: rows of a stream are looked at as they are trained" in refused.err
+    refused = cli(f"data prepare {run} {more} train.max_steps=null data.deduplicate=true")
+    assert refused.code == 78 and "train.max_steps" in refused.err and "data.deduplicate" in refused.err
+
+
 @pytest.mark.parametrize("shard", ["2/2", "x", "1", "-1/2", "1/0"])
 def test_parts_that_are_none(shard: str, tmp_path: Path, tiny: Path, cli: Any) -> None:
     done = cli(f"data prepare {spec(tmp_path, tiny, 3)} --shard={shard}")

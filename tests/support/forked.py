@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import tempfile
@@ -38,6 +39,10 @@ class Ordeal:
     """Rank 0 gets SIGKILL while it commits the checkpoint of this step."""
     nan_in_step: int | None = None
     """The last rank's losses of this step are NaN."""
+    out_of_memory_above: int | None = None
+    """The last rank's backward passes of more tokens than this fail from the third step on, after their gradients."""
+    memory_in_step: tuple[int, int] | None = None
+    """From this step on every rank may take so many bytes of address space more than it has."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,10 @@ def suffer(ordeal: Ordeal, patch: pytest.MonkeyPatch) -> Hooks:
         at["step"] = number
         if number == ordeal.stop_in_step:
             os.kill(os.getpid(), signal.SIGTERM)
+        if ordeal.memory_in_step is not None and number == ordeal.memory_in_step[0]:
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            limit = pages * os.sysconf("SC_PAGE_SIZE") + ordeal.memory_in_step[1]
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
     def poisoned(stepper: Any, *arguments: Any) -> Any:
         last = int(os.environ.get("RANK", "0")) + 1 == int(os.environ.get("WORLD_SIZE", "1"))
@@ -123,9 +132,45 @@ def suffer(ordeal: Ordeal, patch: pytest.MonkeyPatch) -> Hooks:
             os.kill(os.getpid(), signal.SIGKILL)
         return hashed(path)
 
+    if ordeal.out_of_memory_above is not None:
+        fail_above(ordeal.out_of_memory_above, patch)
     patch.setattr(step.Stepper, "loss_sum", poisoned)
     patch.setattr(atomic, "file_sha256", kill)
     return Hooks(step_begins=begin)
+
+
+def fail_above(tokens: int, patch: pytest.MonkeyPatch) -> None:
+    """Have the last rank's backward passes over more tokens fail from the third step on, their gradients added."""
+    import torch
+
+    from rankzero.engine.parallel.fsdp import Fsdp
+    from rankzero.engine.parallel.replicas import Replicated
+    from rankzero.engine.step import Stepper
+
+    gradients, predict = Stepper.gradients, Stepper.predict
+    at = {"step": 0, "tokens": 0}
+
+    def begin(stepper: Any, batches: Any, work: Any, step: int, **rest: Any) -> Any:
+        at["step"] = step + 1
+        return gradients(stepper, batches, work, step, **rest)
+
+    def note(stepper: Any, batch: Any) -> Any:
+        at["tokens"] = batch.computed
+        return predict(stepper, batch)
+
+    def failing(backward: Callable[..., None]) -> Callable[..., None]:
+        def fail(parallel: Any, loss: Any, *, last: bool) -> None:
+            backward(parallel, loss, last=last)
+            is_last_rank = int(os.environ.get("RANK", "0")) + 1 == int(os.environ.get("WORLD_SIZE", "1"))
+            if is_last_rank and at["step"] >= 3 and at["tokens"] > tokens:
+                torch.empty(1 << 58, dtype=torch.uint8)
+
+        return fail
+
+    patch.setattr(Stepper, "gradients", begin)
+    patch.setattr(Stepper, "predict", note)
+    for kind in (Replicated, Fsdp):
+        patch.setattr(kind, "backward", failing(kind.backward))
 
 
 def _enter(

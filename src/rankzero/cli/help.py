@@ -12,7 +12,7 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-_ORDER = ("Start", "Data", "Train", "Results", "Cluster", "Look", "Make", "Arguments", "Options")
+_ORDER = ("Start", "Data", "Train", "Results", "Runs", "Cluster", "Look", "Make", "Arguments", "Options")
 WIDTH = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 """Settings of every command line: both names of the help, and no longer lines on a wide terminal."""
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rankzero.cli.render import ClusterOption
-from rankzero.errors import UsageError
+from rankzero.errors import ConfigError, UsageError
+from rankzero.wording import printable
+
+FOLLOW_SECONDS = 0.5
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run, or its run.yaml.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
@@ -26,17 +32,55 @@ def logs(
     tail: Annotated[int | None, typer.Option(min=0, help="Only the last N lines of each pod.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the logs of all pods of a run, each line with its node."""
-    from rankzero.cli import log_view
+    """Print the logs of a run.
+
+    Of one on a cluster those of all pods, each line with its node; of one of this machine that of one process (--rank).
+    """
+    from rankzero.cli import local_runs, log_view
     from rankzero.cli.cluster_option import backend_for, find_run, wants_colour
     from rankzero.launch.backend import LogQuery
 
+    here = local_runs.local_run(run, cluster)
+    if here is not None:
+        if since is not None or node is not None:
+            where = "--since" if since is not None else "--node"
+            raise UsageError("a run of this machine has one log for each process", where=where, hint="--rank, --tail")
+        for text in log_lines(here, rank or 0, tail, follow=follow):
+            typer.echo(json.dumps({"rank": rank or 0, "text": text}) if as_json else printable(text))
+        return
     query = LogQuery(follow=follow, since_seconds=seconds(since), node=node, rank=rank, tail=tail)
     _, backend = backend_for(cluster)
     colour = wants_colour()
     for line in backend.logs(find_run(backend, run), query):
         text = json.dumps(log_view.as_json(line)) if as_json else log_view.as_line(line, colour=colour)
         typer.echo(text)
+
+
+def log_lines(root: Path, rank: int, tail: int | None, *, follow: bool) -> Iterator[str]:
+    """The log of a process of a run of this machine. With `follow` until the run has ended. Raises ConfigError."""
+    from rankzero.run_dir.paths import RunDir
+    from rankzero.run_dir.view import view_run
+
+    path = RunDir(root).log(rank)
+    try:
+        file = path.open(encoding="utf-8", errors="replace")
+    except OSError as error:
+        there = sorted(one.name for one in path.parent.glob("rank-*.log"))
+        raise ConfigError(error.strerror or str(error), where=str(path), hint=f"there are {there or 'none'}") from None
+    with file:
+        lines = file.read().splitlines()
+        yield from lines[len(lines) - min(tail, len(lines)) :] if tail is not None else lines
+        part = ""
+        while follow:
+            is_over = view_run(root).is_over  # before the last look, so that nothing is missed
+            while line := file.readline():
+                part += line
+                if part.endswith("\n"):
+                    yield part[:-1]
+                    part = ""
+            if is_over:
+                break
+            time.sleep(FOLLOW_SECONDS)
 
 
 def seconds(text: str | None) -> int | None:

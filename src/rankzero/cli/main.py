@@ -28,8 +28,10 @@ from rankzero.cli.output import print_error, print_traceback
 from rankzero.cli.predict import predict
 from rankzero.cli.quickstart import quickstart
 from rankzero.cli.render import render
+from rankzero.cli.report import report
 from rankzero.cli.submit import submit
 from rankzero.cli.train import train
+from rankzero.cli.watch import watch
 from rankzero.errors import INTERRUPTED, ExitCode, RankzeroError
 from rankzero.hub_variables import adopt_hub_variables
 
@@ -48,12 +50,15 @@ app.command(cls=Flags, rich_help_panel="Train")(train)
 app.command(rich_help_panel="Results")(generate)
 app.command(rich_help_panel="Results")(predict)
 app.command(rich_help_panel="Results")(merge)
-app.add_typer(track_command.app, name="track", rich_help_panel="Results")
+app.command("list", rich_help_panel="Runs")(runs_command.list_runs)
+for look_at in (runs_command.status, watch, logs, runs_command.compare):
+    app.command(rich_help_panel="Runs")(look_at)
+app.command(rich_help_panel="Runs")(report)
+app.add_typer(track_command.app, name="track", rich_help_panel="Runs")
 for command in (render, submit):
     app.command(rich_help_panel="Cluster")(command)
-app.command("list", rich_help_panel="Cluster")(runs_command.list_runs)
-for look_at in (runs_command.status, runs_command.describe, logs, runs_command.cancel, runs_command.delete):
-    app.command(rich_help_panel="Cluster")(look_at)
+for end in (runs_command.describe, runs_command.cancel, runs_command.delete):
+    app.command(rich_help_panel="Cluster")(end)
 app.add_typer(secret_command.app, name="secret", rich_help_panel="Cluster")
 for make in (prepare, fire, volcano):
     data_command.app.command(rich_help_panel=data_command.MAKE)(make)

@@ -1,23 +1,46 @@
-"""`rankzero list`, `status`, `describe`, `cancel` and `delete`: looking at runs on a cluster and ending them."""
+"""`rankzero list`, `status`, `compare`, `describe`, `cancel` and `delete`: looking at runs, here and on a cluster."""
 
 from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from rankzero.cli.local_runs import SortKey
 from rankzero.cli.logs import JsonOption, RunArgument
 from rankzero.cli.render import ClusterOption
 from rankzero.errors import UsageError
 
 
-def list_runs(cluster: ClusterOption = None, as_json: JsonOption = False) -> None:
-    """List the runs in a cluster's namespace."""
+def list_runs(
+    directory: Annotated[
+        Path | None, typer.Argument(metavar="DIR", help="A directory of runs of this machine; default runs.")
+    ] = None,
+    cluster: ClusterOption = None,
+    sort: Annotated[SortKey, typer.Option(help="Order of this machine's runs.")] = "age",
+    as_json: JsonOption = False,
+) -> None:
+    """List the runs of this machine, or those of a cluster.
+
+    A cluster's where --cluster, $RANKZERO_CLUSTER or ./cluster.yaml names one and no DIR is given.
+    """
+    from rankzero.cli import local_runs
     from rankzero.cli.cluster_option import backend_for, terminal_width, wants_colour
     from rankzero.launch.status import as_table, summarise
+    from rankzero.run_dir.result import DEFAULT_OUTPUT
 
+    if directory is not None and cluster is not None:
+        raise UsageError("runs of a directory are of this machine", where="--cluster", hint="leave one of them out")
+    if cluster is None and (directory is not None or not local_runs.cluster_is_chosen()):
+        found = local_runs.local_runs(directory or Path(DEFAULT_OUTPUT), sort)
+        if as_json:
+            typer.echo(json.dumps([run.to_json() for run in found], indent=2))
+        else:
+            typer.echo(local_runs.as_table(found, terminal_width(), wants_colour()), nl=False)
+        return
     _, backend = backend_for(cluster)
     rows = summarise(backend.runs())
     if as_json:
@@ -28,7 +51,38 @@ def list_runs(cluster: ClusterOption = None, as_json: JsonOption = False) -> Non
 
 def status(run: RunArgument, cluster: ClusterOption = None, as_json: JsonOption = False) -> None:
     """Say in one verdict how a run is, and what to do about it."""
+    from rankzero.cli import local_runs
+    from rankzero.cli.cluster_option import terminal_width, wants_colour
+    from rankzero.run_dir.view import view_run
+
+    here = local_runs.local_run(run, cluster)
+    if here is not None:
+        seen = view_run(here)
+        text = local_runs.as_text(seen, terminal_width(), wants_colour())
+        typer.echo(json.dumps(seen.to_json(), indent=2) if as_json else text, nl=as_json)
+        return
     _look(run, cluster, as_json=as_json, whole=False)
+
+
+def compare(
+    first: Annotated[str, typer.Argument(metavar="A", help="A run directory, or a name in ./runs.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Put two runs of this machine beside each other.
+
+    What differs in their specs, how they ended, and their curves.
+    """
+    from rankzero.cli import local_runs
+    from rankzero.cli.cluster_option import terminal_width, wants_colour
+    from rankzero.run_dir.view import view_run
+
+    one, other = (view_run(local_runs.require_local_run(name)) for name in (first, second))
+    if as_json:
+        changed = {field: [old, new] for field, old, new in local_runs.differences(one, other)}
+        typer.echo(json.dumps({"spec": changed, "runs": [one.to_json(), other.to_json()]}, indent=2))
+    else:
+        typer.echo(local_runs.compared(one, other, terminal_width(), wants_colour()), nl=False)
 
 
 def describe(run: RunArgument, cluster: ClusterOption = None, as_json: JsonOption = False) -> None:

@@ -21,9 +21,18 @@ def _mix(value: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 def permutation(n: int, *, seed: int, stream: int) -> Indices:
     """A random order of 0…n-1 that depends on (n, seed, stream) only. `stream` is the epoch, or -1 for hold-outs."""
+    return np.argsort(_keys(0, n, seed, stream), kind="stable").astype(np.int64)
+
+
+def uniform(number: int, *, seed: int, stream: int) -> float:
+    """A random number of [0, 1) that depends on (number, seed, stream) only."""
+    return int(_keys(number, 1, seed, stream)[0]) / 2.0**64
+
+
+def _keys(first: int, n: int, seed: int, stream: int) -> npt.NDArray[np.uint64]:
+    """Random numbers for first, first + 1, …, n of them."""
     with np.errstate(over="ignore"):
         gamma = np.uint64(0x9E3779B97F4A7C15)
         key = _mix(np.array([seed % 2**64], dtype=np.uint64) + gamma)
         key = _mix(key ^ _mix(np.array([stream % 2**64], dtype=np.uint64) + gamma))
-        keys = _mix(key + gamma * np.arange(1, n + 1, dtype=np.uint64))
-    return np.argsort(keys, kind="stable").astype(np.int64)
+        return _mix(key + gamma * np.arange(first + 1, first + n + 1, dtype=np.uint64))

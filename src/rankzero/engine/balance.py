@@ -46,20 +46,24 @@ class Balance:
         self._shape: tuple[int, int] | None = None
         self._visits: list[torch.Tensor] = []
         self._visits_LE: torch.Tensor | None = None
+        self._known_of: int | None = None
         self.loss_so_far = torch.zeros((), device=device)
         """This rank's share of the step's loss, without its coefficient."""
 
-    def begin(self, passes: Iterable[MicroBatch], forward: Callable[[MicroBatch], object]) -> None:
-        """A step begins, of these passes. A collective where there is a coefficient."""
-        self._visits, self._visits_LE = [], None
+    def begin(self, step: int, passes: Iterable[MicroBatch], forward: Callable[[MicroBatch], object]) -> None:
+        """The step after `step` finished ones begins, of these passes. A collective where there is a coefficient, but
+        not where one rank begins the step again, in smaller passes: of the whole batch it knows the visits by then."""
+        self._visits = []
         self.loss_so_far = torch.zeros((), device=self._device)
-        if not self._coefficient:
+        if not self._coefficient or self._known_of == step:
             return
+        self._visits_LE = None
         with torch.no_grad(), same_draws_again(self._device):
             for batch in passes:
                 forward(without_targets(asking(batch)))
                 self._visits.append(self._routers.routing(batch.own_BT).visits_LE)
         self._visits_LE = self._all_visits()
+        self._known_of = step
 
     def loss(self, batch: MicroBatch) -> torch.Tensor | float:
         """What the pass that the model has just computed adds to the step's loss."""

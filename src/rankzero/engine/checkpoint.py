@@ -35,7 +35,8 @@ from rankzero.spec.tasks import becomes_best, is_better
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a run is. The data position is a function of `step`, so no sampler state is needed."""
+    """How far a run is. The data position is a function of `step`, so no sampler state is needed; but for a stream, of
+    which nobody could find it without reading all that was before."""
 
     step: int = 0
     rows: int = 0
@@ -68,6 +69,8 @@ class Position:
     ended_early: bool = False
     unevaluated: dict[str, Any] | None = None
     """Of a step whose evaluation a stop has cut short: its object in metrics.jsonl, without what is evaluated."""
+    stream: dict[str, Any] | None = None
+    """Of a stream of rows: where it goes on (data/cache/stream/rows.py)."""
 
 
 def prune_checkpoints(run_dir: RunDir, *, keep: int, best_step: int | None) -> None:

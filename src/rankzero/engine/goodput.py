@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from rankzero.engine.console import logger
-from rankzero.errors import StopNow, StoppedError, StorageError
+from rankzero.errors import RankzeroError, StopNow, StoppedError, StorageError
+from rankzero.redaction import Redactor
 from rankzero.run_dir.atomic import write_json
 from rankzero.run_dir.goodput import Ending, Goodput, Start, StartLine, read_starts, summed_up
-from rankzero.run_dir.handover import STARTED_VARIABLE
+from rankzero.run_dir.handover import STARTED_VARIABLE, write_error
 from rankzero.run_dir.paths import RunDir
 
 
@@ -97,9 +98,12 @@ class Ledger:
             self._line = None
 
     @contextmanager
-    def kept_in(self, run_dir: RunDir, *, alive_before: float | None) -> Iterator[None]:
+    def kept_in(
+        self, run_dir: RunDir, *, alive_before: float | None, at_end: Callable[[], None] = lambda: None
+    ) -> Iterator[None]:
         """Note in the run directory where the time goes, until the block ends, and how it did. `alive_before`: when the
-        start before this one last showed that it lived, where it did not say goodbye (Unix seconds)."""
+        start before this one last showed that it lived, where it did not say goodbye (Unix seconds). `at_end` is called
+        when the directory says how the start has ended; it raises nothing, and its time is counted too."""
         begun = time.time() - (time.monotonic() - self._origin)
         try:
             self._before = read_starts(run_dir.starts)
@@ -109,24 +113,33 @@ class Ledger:
             logger.warning("[STEP] where the time goes is not noted: %s", error.strerror or error)
         self.stage(self._stage)
         ended: Ending = "failed"
+        with suppress(OSError):
+            run_dir.error.unlink(missing_ok=True)
         try:
             yield
             ended = "finished"
         except (StoppedError, StopNow):
             ended = "stopped"
             raise
+        except Exception as error:
+            _note(error, run_dir)
+            raise
         finally:
-            self._end(run_dir, ended)
+            self._end(run_dir, ended, at_end)
 
-    def continues_from(self, step: int) -> None:
-        """The start begins with the step after this one."""
+    def continues_from(self, step: int, total_steps: int) -> None:
+        """The start begins with the step after this one, and is to end with that one."""
         if self._line is not None:
             self._line.start.from_step = self._line.start.step = step
+            self._line.start.total_steps = total_steps
 
-    def _end(self, run_dir: RunDir, ended: Ending) -> None:
+    def _end(self, run_dir: RunDir, ended: Ending, at_end: Callable[[], None]) -> None:
+        if self._line is not None:
+            self._line.start.ended = ended
+        self.stage("final")
+        at_end()
         if self._line is None:
             return
-        self._line.start.ended = ended
         total = self.summary()
         self._write()
         self._let_go()
@@ -139,3 +152,10 @@ class Ledger:
         self._turn_to(self._kind)
         now = Start(begun=0.0, updated=0.0) if self._line is None else self._line.start
         return summed_up([*self._before, replace(now, seconds=self.seconds)])
+
+
+def _note(error: Exception, run_dir: RunDir) -> None:
+    """Why the start failed, for whoever looks at the run later. The traceback of an internal error is in the log."""
+    known = error if isinstance(error, RankzeroError) else RankzeroError(f"{type(error).__name__}: {error}")
+    with suppress(OSError, StorageError):  # a full volume may be what it is about
+        write_error(run_dir.error, known, "", Redactor(os.environ))

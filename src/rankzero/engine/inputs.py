@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.stream.plan import Stream
 from rankzero.data.cache.tokenize import tokenizer_fingerprint
 from rankzero.data.cache.training_data import TrainingData, training_data
 from rankzero.data.progress import Progress, no_progress, show_progress
@@ -18,7 +19,7 @@ from rankzero.engine.console import logger
 from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.tasks.protocol import Task, find_task
-from rankzero.errors import ConfigError
+from rankzero.errors import ConfigError, Problem
 from rankzero.machine import cache_root, usable_cores
 from rankzero.model.context import Context, beyond_context, computed_context
 from rankzero.model.load import (
@@ -49,13 +50,18 @@ class Inputs:
     tokenizer: Any
     config: Any
     vision: Vision | None
-    train: TokenizedDataset
+    train: TokenizedDataset | Stream
     eval: TokenizedDataset | None
     labels: tuple[str, ...] | None
     """The classes by number; None for other tasks."""
     tokenizer_fingerprint: str
     balance: float | None
     """What the loss that balances routers is multiplied by; None where none are trained."""
+
+    @property
+    def n_rows(self) -> int | None:
+        """Rows to train on; None of a stream, whose rows nobody has counted."""
+        return None if isinstance(self.train, Stream) else len(self.train)
 
     @property
     def pad_token_id(self) -> int:
@@ -113,8 +119,7 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
 def _keep_plain_template(tokenizer: Any, data: TrainingData) -> None:
     """Give a tokenizer without a chat template the plain one that rows were rendered with, so that the result is used
     as it was trained."""
-    datasets = [dataset for dataset in (data.train, data.eval) if dataset is not None]
-    if tokenizer.chat_template is None and any(PLAIN in dataset.stats.notes for dataset in datasets):
+    if tokenizer.chat_template is None and PLAIN in data.notes:
         tokenizer.chat_template = read_template(PLAIN_TEMPLATE, tokenizer)
         logger.warning(
             "[DATA] the tokenizer has no chat template: chat rows are rendered with rankzero's plain one, which is "
@@ -130,12 +135,17 @@ def within_positions(spec: RunSpec, positions: int | None) -> RunSpec:
     return spec.model_copy(update={"data": spec.data.model_copy(update={"max_length": positions})})
 
 
-def require_context(parts: Mapping[str, TokenizedDataset | None], context: Context | None) -> None:
-    """Raise ConfigError where rows are longer than a model's context; a warning where the model can be stretched."""
+def require_context(parts: Mapping[str, TokenizedDataset | Stream | None], context: Context | None) -> None:
+    """Raise ConfigError where rows are longer than a model's context, or those of a stream may be; a warning where the
+    model can be stretched."""
     if context is None:
         return
     problems = []
     for field, dataset in parts.items():
+        if isinstance(dataset, Stream):
+            if dataset.rules.max_length > context.length:
+                problems.append(_may_be_beyond(context, dataset.rules.max_length))
+            continue
         beyond = 0 if dataset is None else int((dataset.lengths > context.length).sum())
         if dataset is None or not beyond:
             continue
@@ -148,6 +158,11 @@ def require_context(parts: Mapping[str, TokenizedDataset | None], context: Conte
         logger.warning(
             "[DATA] %s: %s; its config stretches positions, so they are trained", problem.where, problem.what
         )
+
+
+def _may_be_beyond(context: Context, max_length: int) -> Problem:
+    what = f"rows of a stream may have {max_length} tokens, and the model's context is {context.length}"
+    return Problem(what, "data.max_length", f"set data.max_length: {context.length}")
 
 
 def _read_data(spec: RunSpec, tokenizer: Any, vision: Vision | None, world: World) -> TrainingData:

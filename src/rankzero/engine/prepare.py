@@ -31,8 +31,8 @@ def main() -> None:
         inputs = read_inputs(spec, World(), Ledger())
         weights_fingerprint(inputs.source.weights)  # so that processes with GPUs need not wait for it
         refuse_before_gpus(RunDir(Path(spec.output_dir) / str(spec.name)), spec, inputs, options)
-        rows = len(inputs.train)
-        logger.info("[DONE] prepared: %s, %d rows to train on", inputs.source.name, rows)
+        rows = "rows to train on are streamed" if inputs.n_rows is None else f"{inputs.n_rows} rows to train on"
+        logger.info("[DONE] prepared: %s, %s", inputs.source.name, rows)
     except Exception as error:
         sys.exit(hand_over(error))
     finally:

@@ -51,12 +51,16 @@ def _identities(inputs: Inputs) -> dict[str, Any]:
     }
 
 
-def refuse_different_weights(meta: dict[str, Any]) -> None:
+def refuse_different_inputs(meta: dict[str, Any]) -> None:
     """Raise ConfigError, on every rank, where nodes have other files of the same model: replicas of a frozen base would
-    each train on their own. A collective."""
-    if len(set(gather_objects(meta["model"]))) > 1:
+    each train on their own; and where they have other data, since each plans every step for all. A collective."""
+    found = gather_objects((meta["model"], meta["data"]))
+    if len({model for model, _ in found}) > 1:
         hint = "put the files on a volume that all nodes mount, or copy them again; of a Hub model set model.revision"
         raise ConfigError("the processes have different weights", where="model.name", hint=hint)
+    if len({data for _, data in found}) > 1:
+        hint = "put the files on a volume that all nodes mount; of a stream, begin again when none of them changes"
+        raise ConfigError("the processes have different data", where="data.train", hint=hint)
 
 
 def refuse_foreign_directory(run_dir: RunDir, spec: RunSpec, options: RunOptions) -> None:

@@ -17,29 +17,37 @@ from typing import Any
 import numpy as np
 import torch
 
-from rankzero.data.batches.loader import Batches
+from rankzero.data.batches.loader import Batches, Epochs, Steps, Streamed
 from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.joined import Rows
+from rankzero.data.cache.stream.plan import Stream
 from rankzero.engine.balance import Balance
 from rankzero.engine.console import logger
-from rankzero.engine.device import Device, memory_limit
-from rankzero.engine.distributed import World
+from rankzero.engine.device import Device, free_memory, memory_limit
+from rankzero.engine.distributed import World, gather_objects
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.inputs import Inputs
 from rankzero.engine.optim import make_optimizer
 from rankzero.engine.parallel.base import Parallel
+from rankzero.engine.parallel.placing import keep_as_stored
+from rankzero.engine.passes import PassMemory, remembered, ways_to_less
 from rankzero.engine.step import Stepper
+from rankzero.engine.streams import open_stream
 from rankzero.engine.tasks.protocol import Meter
 from rankzero.errors import ConfigError
 from rankzero.model import dropout_attention
 from rankzero.model.attention import Attention, choose_attention
 from rankzero.model.compiling import compile_blocks
 from rankzero.model.dropout import Places, place_dropout
+from rankzero.model.files import stored_precision
+from rankzero.model.fitting import Need, require_room
 from rankzero.model.kernels import apply_kernels
 from rankzero.model.load import ClassHead, empty_model, load_model, stop_token_ids
 from rankzero.model.lora import apply_lora, token_numbers
 from rankzero.model.memory import MemoryPlan, choose_sharding, model_facts, plan_memory
 from rankzero.model.parts import freeze_to, wanted_parts
 from rankzero.model.routers import Routers
+from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec, Sharding
 from rankzero.spec.schedule import Schedule, make_schedule
 from rankzero.spec.shardings import sharding_section
@@ -51,7 +59,7 @@ class Session:
 
     parallel: Parallel
     stepper: Stepper
-    train: Batches
+    train: Steps
     eval: Batches | None
     schedule: Schedule
     new_meter: Callable[[], Meter]
@@ -61,15 +69,19 @@ class Session:
     device: Device
     dtype: torch.dtype
     memory: MemoryPlan
+    passes: PassMemory
     attention: Attention
     compiled: str | None
     """Under which key the model's compiled blocks are kept; None where they are not compiled."""
 
 
 def build_session(
-    spec: RunSpec, inputs: Inputs, world: World, device: Device, dtype: torch.dtype, ledger: Ledger
+    spec: RunSpec, inputs: Inputs, world: World, device: Device, dtype: torch.dtype, run_dir: RunDir, ledger: Ledger
 ) -> Session:
-    """Load the weights, add adapters, spread them over the processes, and make everything that moves with them."""
+    """Load the weights, add adapters, spread them over the processes, and make everything that moves with them.
+
+    `run_dir` knows how small passes have to be, where an earlier start has found out. A collective.
+    """
     with ledger.phase("model"):
         logger.info("[STEP] load the model")
         wanted, free = spec.model.attention, spec.train.padding_free
@@ -91,10 +103,33 @@ def build_session(
             world_size=world.world_size,
             trained_share=largest_trained_share(inputs.train),
         )
-        receives = (
-            not sharding_section(sharding).whole_weights and not world.is_main and spec.model.quantization == "none"
+        need = Need(
+            spec.train,
+            facts,
+            longest=longest_row(inputs.train, spec.data.max_length),
+            tokens=memory.micro_batch_tokens,
+            recomputing=memory.gradient_checkpointing,
+            offloading=spec.train.activation_offloading,
+            sharding=sharding,
+            world_size=world.world_size,
+            device_kind=device.kind,
+            trained_share=largest_trained_share(inputs.train),
         )
-        model = shape if receives else make_model(spec, inputs, device, dtype, attention, empty=False)
+        may_pack = spec.lora is not None and quantization == "none" and sharding_section(sharding).packed_weights
+        in_4_bits = partial(model_facts, shape, inputs.config, dtype, quantization="nf4", use=use)
+        # All ranks decide alike: one that went on alone would wait for the others.
+        now_free = min(gather_objects(free_memory(device, world.local_world_size)))
+        least = min(gather_objects(limit))
+        require_room(need, least, now_free, packed=in_4_bits if may_pack else None, where=device.describe())
+        passes = pass_memory(spec, run_dir, world, device, sharding, memory)
+        memory = remembered(run_dir, memory, passes.setting)
+        model = shape
+        if not (receives(spec, sharding) and not world.is_main):
+            by_block = receives(spec, sharding) and sharding_section(sharding).cut_by_block
+            stored = precision_as_stored(spec, inputs) if by_block else None
+            model = make_model(spec, inputs, device, dtype, attention, empty=False, stored=stored)
+            if stored is not None:
+                keep_as_stored(model, shape)
         apply_kernels(model, spec.model.kernels, device_kind=device.kind, local_files_only=spec.model.local_files_only)
         if memory.gradient_checkpointing:
             model.enable_input_require_grads()
@@ -123,7 +158,7 @@ def build_session(
         attention.implementation or "auto",
         ", rows end to end" if attention.padding_free else "",
     )
-    schedule = make_schedule(len(inputs.train), spec.train)
+    schedule = make_schedule(inputs.n_rows, spec.train)
     logger.info(
         "[MODEL] optimizer %s, learning rate %g, schedule %s with %d warm-up steps",
         spec.train.optimizer,
@@ -134,7 +169,7 @@ def build_session(
     task = inputs.task
     collator = task.collator(inputs, padding_free=attention.padding_free, always_image=parallel.same_passes)
 
-    def batches(dataset: TokenizedDataset) -> Batches:
+    def batches(dataset: Rows) -> Batches:
         return Batches(
             dataset,
             collator,
@@ -163,7 +198,7 @@ def build_session(
             places=places,
             balance=balance,
         ),
-        train=batches(inputs.train),
+        train=steps_of(inputs.train, spec, schedule, world, batches),
         eval=None if inputs.eval is None else batches(inputs.eval),
         schedule=schedule,
         new_meter=partial(task.meter, inputs.labels, device.torch_device),
@@ -172,9 +207,48 @@ def build_session(
         device=device,
         dtype=dtype,
         memory=memory,
+        passes=passes,
         attention=attention,
         compiled=compiled,
     )
+
+
+def pass_memory(
+    spec: RunSpec, run_dir: RunDir, world: World, device: Device, sharding: Sharding, plan: MemoryPlan
+) -> PassMemory:
+    """What is done where a pass runs out of memory."""
+    section = sharding_section(sharding)
+    ways = ways_to_less(
+        recomputing=plan.gradient_checkpointing,
+        offloading=spec.train.activation_offloading,
+        divided=bool(section.divides) or world.world_size == 1,
+        packed=spec.lora is None or spec.model.quantization != "none",
+    )
+    setting = {"device": device.name, "sharding": sharding, "processes": world.world_size}
+    setting |= {"gradient_checkpointing": plan.gradient_checkpointing, "quantization": spec.model.quantization}
+    return PassMemory(
+        run_dir,
+        world,
+        device,
+        planned=plan.micro_batch_tokens,
+        setting=setting,
+        alone=not section.divides,
+        ways=tuple(ways),
+    )
+
+
+def receives(spec: RunSpec, sharding: Sharding) -> bool:
+    """Whether ranks other than the main one are sent their weights instead of loading them."""
+    return not sharding_section(sharding).whole_weights and spec.model.quantization == "none"
+
+
+def precision_as_stored(spec: RunSpec, inputs: Inputs) -> torch.dtype | None:
+    """What a full fine-tune's weights are loaded in where blocks are cut one by one: as the files have them, so that
+    they stay there until then. None where the files mix precisions, of which one would be rounded, or where adapters
+    are made like their base."""
+    stored = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+    known = stored.get(stored_precision(inputs.source.weights) or "") if spec.lora is None else None
+    return known if known is not None and inputs.kind != "classifier" else None
 
 
 def alone(sharding: Sharding, spec: RunSpec) -> Sharding:
@@ -187,9 +261,31 @@ def alone(sharding: Sharding, spec: RunSpec) -> Sharding:
     return instead or sharding
 
 
-def largest_trained_share(dataset: TokenizedDataset) -> float:
-    """Of the row with the most trained tokens for its length: how many positions of a pass may need logits."""
+def steps_of(
+    train: TokenizedDataset | Stream,
+    spec: RunSpec,
+    schedule: Schedule,
+    world: World,
+    batches: Callable[[Rows], Batches],
+) -> Steps:
+    """The global batches of the run."""
+    size = spec.train.global_batch_size
+    if isinstance(train, Stream):
+        return Streamed(partial(open_stream, train, world), batches, size=size)
+    return Epochs(batches(train), seed=spec.train.seed, size=size, steps_per_epoch=schedule.steps_per_epoch)
+
+
+def largest_trained_share(dataset: TokenizedDataset | Stream) -> float:
+    """Of the row with the most trained tokens for its length: how many positions of a pass may need logits. Of a
+    stream, all."""
+    if isinstance(dataset, Stream):
+        return 1.0
     return float((dataset.supervised / dataset.lengths).max())
+
+
+def longest_row(dataset: TokenizedDataset | Stream, most: int) -> int:
+    """Tokens of the longest row that will be trained on; of a stream, as many as a row may have."""
+    return most if isinstance(dataset, Stream) else min(most, int(dataset.lengths.max()))
 
 
 def weights_dtype(spec: RunSpec, dtype: torch.dtype) -> torch.dtype:
@@ -202,10 +298,17 @@ def weights_dtype(spec: RunSpec, dtype: torch.dtype) -> torch.dtype:
 
 
 def make_model(
-    spec: RunSpec, inputs: Inputs, device: Device, dtype: torch.dtype, attention: Attention, *, empty: bool
+    spec: RunSpec,
+    inputs: Inputs,
+    device: Device,
+    dtype: torch.dtype,
+    attention: Attention,
+    *,
+    empty: bool,
+    stored: torch.dtype | None = None,
 ) -> Any:
-    """The model as it is trained. `empty`: without memory for its weights."""
-    weights, implementation, head = weights_dtype(spec, dtype), attention.implementation, None
+    """The model as it is trained. `empty`: without memory for its weights; `stored`: in this precision instead."""
+    weights, implementation, head = stored or weights_dtype(spec, dtype), attention.implementation, None
     if inputs.kind == "classifier":
         head = ClassHead(inputs.labels, inputs.pad_token_id, spec.train.seed)
     if empty:

@@ -33,8 +33,9 @@ _LOOK_SECONDS = 1.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _CLEAR_LINE_AND_SHOW_CURSOR = "\r\x1b[K\x1b[?25h"
 
-Activity = Literal["step", "evaluation", "save", "result"]
+Activity = Literal["rows", "step", "evaluation", "save", "result"]
 _ANSWERS: dict[Activity, str] = {
+    "rows": "saving, then stopping, without the rows that are waited for",
     "step": "stopping after this step, then saving",
     "evaluation": "stopping after this pass of the evaluation, then saving",
     "save": "saving, then stopping",

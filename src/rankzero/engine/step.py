@@ -17,7 +17,8 @@ from functools import partial
 
 import torch
 
-from rankzero.data.batches.loader import Batches, MicroBatch, Work
+from rankzero.data.batches.loader import Collated, MicroBatch, Work
+from rankzero.data.cache.joined import Rows
 from rankzero.data.order import Indices
 from rankzero.engine.balance import Balance, RouterResult, asking
 from rankzero.engine.console import logger
@@ -25,6 +26,7 @@ from rankzero.engine.distributed import gather_objects, in_own_slot, sum_over_ra
 from rankzero.engine.heads import Head
 from rankzero.engine.pace import PassClock, Passes
 from rankzero.engine.parallel.base import Parallel
+from rankzero.engine.passes import suppress_out_of_memory
 from rankzero.errors import NonFiniteError, Problem
 from rankzero.model.dropout import Places
 
@@ -49,6 +51,8 @@ class StepResult:
     """How long this rank waited for the tensors of its passes."""
     routers: RouterResult | None = None
     """Where routers are trained."""
+    pass_limit: int = 0
+    """The least tokens of a pass that a rank had to come down to in this step; 0: none had to."""
 
     @property
     def overflowed(self) -> bool:
@@ -103,45 +107,33 @@ class Stepper:
 
     def gradients(
         self,
-        batches: Batches,
+        batches: Collated,
         work: Work,
         step: int,
         *,
         stop_wanted: bool,
         on_pass: Callable[[MicroBatch, torch.Tensor], None],
         loss_scale: float = 1.0,
-    ) -> StepResult:
+        pass_limit: int = 0,
+    ) -> StepResult | None:
         """Compute and reduce the gradients of the step after `step` finished ones, and clip them. The optimizer has not
         moved yet.
 
         Losses are multiplied by `loss_scale`, a power of two, and the reduced gradients divided by it. The wish to stop
-        travels in the same reduction as the loss, so that all ranks agree on the step.
+        travels in the same reduction as the loss, so that all ranks agree on the step. So does `pass_limit`: the tokens
+        of a pass that this rank has come down to. None, before any reduction, where a pass ran out of memory: some of
+        the gradients are computed then.
         """
-        losses: list[torch.Tensor] = []
-        computed = 0
-        if self._balance is not None:
-            with closing(batches.collated(work.passes, self._device)) as passes:
-                self._balance.begin(passes, partial(self._train_pass, step))
-        self._clock.start()
-        with self._watch_generators():
-            waited = Waited(batches.collated(work.passes, self._device))
-            for number, batch in enumerate(waited, 1):
-                logits_NV = self._train_pass(step, batch if self._balance is None else asking(batch))
-                loss = self.loss_sum(batch, logits_NV)
-                objective = loss / work.loss_weight
-                if self._balance is not None:
-                    objective = objective + self._balance.loss(batch)
-                self._parallel.backward(objective * loss_scale, last=number == len(work.passes))
-                losses.append(loss.detach())
-                computed += batch.computed
-                on_pass(batch, loss)
-        self._clock.stop()
+        done = self._run(batches, work, step, on_pass, loss_scale)
+        if done is None:
+            return None
+        losses, computed, waited = done
         sums = torch.tensor([0.0, float(stop_wanted), float(computed), 0.0], device=self._device)
         if losses:
             sums[0] = torch.stack(losses).sum()
         if self._balance is not None:
             sums[3] = self._balance.loss_so_far
-        slots = in_own_slot([self._before.seconds, self._before.tokens], self._device)
+        slots = in_own_slot([self._before.seconds, self._before.tokens, pass_limit], self._device)
         sums = sum_over_ranks(torch.cat([sums, slots.flatten()]))
         norm = self._parallel.reduce_gradients(self._max_grad_norm, loss_scale=loss_scale)
         grad_norm, loss_sum, stop, computed_all, router_loss, *slots_all = sums_of_step(norm, sums)
@@ -150,16 +142,50 @@ class Stepper:
         step_loss = loss_sum / work.loss_weight
         finite = math.isfinite(step_loss) and math.isfinite(grad_norm)
         suspects = () if finite else _suspect_rows(work.passes, losses)
-        ranks = tuple(map(Passes, slots_all[::2], slots_all[1::2]))
+        ranks = tuple(map(Passes, slots_all[::3], slots_all[1::3]))
+        limit = int(min((limit for limit in slots_all[2::3] if limit), default=0))
         routers = None if self._balance is None else self._balance.result(router_loss)
         return StepResult(
-            step_loss, grad_norm, stop > 0, finite, int(computed_all), suspects, ranks, waited.seconds, routers
+            step_loss, grad_norm, stop > 0, finite, int(computed_all), suspects, ranks, waited, routers, limit
         )
 
     def _train_pass(self, step: int, batch: MicroBatch) -> torch.Tensor:
         """Logits of a pass in the step after `step` finished ones, with its dropout."""
         self._places.begin_pass(step, batch.row_of_BT, batch.position_BT, batch.predicts_BT)
         return self.predict(batch)
+
+    def _run(
+        self,
+        batches: Collated,
+        work: Work,
+        step: int,
+        on_pass: Callable[[MicroBatch, torch.Tensor], None],
+        loss_scale: float,
+    ) -> tuple[list[torch.Tensor], int, float] | None:
+        """The passes: their losses, tokens computed, seconds waited for input. None where one ran out of memory, whose
+        tensors nothing holds any more then."""
+        losses: list[torch.Tensor] = []
+        computed = 0
+        with suppress_out_of_memory(), self._watch_generators():
+            if self._balance is not None:
+                with closing(batches.collated(work.passes, self._device)) as passes:
+                    self._balance.begin(step, passes, partial(self._train_pass, step))
+            self._clock.start()
+            with closing(batches.collated(work.passes, self._device)) as collated:
+                waited = Waited(collated)
+                for number, batch in enumerate(waited, 1):
+                    logits_NV = self._train_pass(step, batch if self._balance is None else asking(batch))
+                    loss = self.loss_sum(batch, logits_NV)
+                    objective = loss / work.loss_weight
+                    if self._balance is not None:
+                        objective = objective + self._balance.loss(batch)
+                    self._parallel.backward(objective * loss_scale, last=number == len(work.passes))
+                    losses.append(loss.detach())
+                    computed += batch.computed
+                    on_pass(batch, loss)
+            self._clock.stop()
+            return losses, computed, waited.seconds
+        return None
 
     @contextmanager
     def _watch_generators(self) -> Iterator[None]:
@@ -205,19 +231,19 @@ def _generators(device: torch.device) -> torch.Tensor:
     return torch.cat(states)
 
 
-def non_finite_error(batches: Batches, work: Work, result: StepResult, step: int, dtype: torch.dtype) -> NonFiniteError:
+def non_finite_error(rows: Rows, work: Work, result: StepResult, step: int, dtype: torch.dtype) -> NonFiniteError:
     """Name the step and the rows it came from: those of the passes whose loss is not finite, else all of them.
 
     A collective: every rank calls it, since every rank has seen the same sums.
     """
     suspects = sorted({row for rows in gather_objects(result.suspects) for row in rows}) or work.rows.tolist()
-    rows = ", ".join(batches.dataset.where(row) for row in suspects[:8])
+    places = ", ".join(rows.where(row) for row in suspects[:8])
     more = f" and {len(suspects) - 8} more" if len(suspects) > 8 else ""
     hint = "look at these rows, lower train.learning_rate, or skip such steps with train.max_nonfinite_steps"
     if dtype is torch.float16:
         hint = f"float16 ends at 65504, too early for some models: set model.dtype: float32; or {hint}"
     what = f"step {step}: the loss is {result.loss}, the gradient norm {result.grad_norm}"
-    return NonFiniteError(Problem(what, f"{rows}{more}", hint))
+    return NonFiniteError(Problem(what, f"{places}{more}", hint))
 
 
 def _suspect_rows(passes: list[Indices], losses: list[torch.Tensor]) -> tuple[int, ...]:

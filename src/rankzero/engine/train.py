@@ -8,27 +8,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from rankzero.data.batches.loader import MicroBatch, Work
+from rankzero.data.batches.loader import Batches, MicroBatch, Work
 from rankzero.engine.checkpoint import Position, under, with_eval
 from rankzero.engine.console import RunConsole, logger
 from rankzero.engine.distributed import LONGEST_WAIT, World, time_limit
-from rankzero.engine.evaluate import evaluate
+from rankzero.engine.evaluate import EvalResult, evaluate
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.hooks import Hooks
 from rankzero.engine.loss_scale import after_overflow, after_step, with_loss_scale
 from rankzero.engine.metrics import MetricsLog
 from rankzero.engine.optim import set_learning_rate
 from rankzero.engine.pace import Pace
+from rankzero.engine.passes import free_what_is_left, suppress_out_of_memory
 from rankzero.engine.saving import Saver
 from rankzero.engine.setup import Session, learning_rate
 from rankzero.engine.signals import StopRequest
 from rankzero.engine.step import StepResult, non_finite_error
+from rankzero.engine.streams import wait_for_rows, what_became_of_rows
 from rankzero.errors import StoppedError
 from rankzero.model.compiling import save_artifacts
 from rankzero.run_dir.paths import RunDir
@@ -61,13 +63,16 @@ def train(session: Session, run: RunContext, position: Position) -> Position:
     clock = Clock(position)
     run.stop.defer(run.run_dir.stop_flag)
     position = with_loss_scale(position, session.dtype)
-    run.ledger.continues_from(position.step)
+    run.ledger.continues_from(position.step, schedule.total_steps)
     run.ledger.loop_at(position.step)
-    with run.console.progress("step", schedule.total_steps, position.step) as advance:
+    session.train.begin(position.stream)
+    with closing(session.train), run.console.progress("step", schedule.total_steps, position.step) as advance:
         if spec.eval.on_start and position.step == 0 and position.eval_first is None:
             position = evaluate_first(session, run, position, advance)
         while position.unevaluated is not None or not is_over(position, schedule):
             tell_what_is_saved(run)
+            if position.unevaluated is None and session.train.waits:
+                await_rows(session, run, position)
             run.stop.now("step", step=position.step, saved=run.saver.committed)
             run.ledger.loop_at(position.step)
             begun = position.unevaluated
@@ -91,9 +96,6 @@ def train(session: Session, run: RunContext, position: Position) -> Position:
                 position = under(spec, position, same_eval_data=True)
             log_metrics(run, position.step, facts)
             advance(int(begun is None), f"loss {facts['loss']:.4f} {position.tokens / position.seconds:,.0f} tok/s")
-            if position.step % schedule.steps_per_epoch == 0:
-                epoch = position.step // schedule.steps_per_epoch
-                logger.info("[EPOCH] %d done at step %d: loss %.4f", epoch, position.step, facts["loss"])
 
             over = is_over(position, schedule)
             if improved or over or stop or is_due(spec.checkpoint.every, position.step, schedule):
@@ -101,6 +103,8 @@ def train(session: Session, run: RunContext, position: Position) -> Position:
             if stop and not over:
                 wait_until_saved(run, position)
                 raise stopped(run, position)
+    if position.stream is not None:
+        logger.info("[DATA] train: %s", what_became_of_rows(position.stream))
     wait_until_saved(run, position)
     if run.saver.taken != position.step or not run.run_dir.committed_steps():
         save(session, run, position)
@@ -110,6 +114,30 @@ def train(session: Session, run: RunContext, position: Position) -> Position:
     if position.ended_early:
         logger.info("[TRAIN] ended early: %d evaluations without a new best", position.evals_since_best)
     return position
+
+
+def await_rows(session: Session, run: RunContext, position: Position) -> None:
+    """Until every rank has the rows of the next step.
+
+    Raises, after saving what was trained, StoppedError where a stop was agreed on meanwhile, and the error that keeps
+    rows from coming.
+    """
+
+    def waiting() -> None:
+        run.stop.now("rows", step=position.step, saved=run.saver.committed)
+
+    with run.ledger.phase("input_wait"):
+        outcome = wait_for_rows(
+            session.train, session.device.torch_device, stop_wanted=lambda: run.stop.wanted, waiting=waiting
+        )
+    if outcome is True:
+        return
+    if position.step > run.saver.taken:
+        save(session, run, position)
+    wait_until_saved(run, position)
+    if outcome is not False:
+        raise outcome
+    raise stopped(run, position) if position.step else run.stop.early()
 
 
 class Clock:
@@ -135,10 +163,8 @@ def next_step(
     spec, schedule, number = run.spec, session.schedule, position.step + 1
     run.hooks.step_begins(number)
     before = time.monotonic()
-    epoch, step_in_epoch = schedule.position(position.step)
-    work = session.train.step(
-        seed=spec.train.seed, epoch=epoch, step_in_epoch=step_in_epoch, size=spec.train.global_batch_size
-    )
+    _, step_in_epoch = schedule.position(position.step)
+    work = session.train.step(position.step)
     rate = schedule.learning_rate(position.step, learning_rate(spec))
     log_pass = batch_logger(run.options, number, step_in_epoch, schedule.steps_per_epoch)
 
@@ -157,10 +183,14 @@ def next_step(
         run.ledger.waited_for_input(result.input_seconds)
     seconds = time.monotonic() - before
     position = replace(position, seconds=position.seconds + seconds, wall_seconds=clock.wall())
-    facts = step_facts(position, work, result, rate, seconds, schedule.steps_per_epoch)
+    facts = step_facts(position, work, result, rate, seconds)
+    if work.ended is not None:
+        logger.info("[EPOCH] %d done at step %d: loss %.4f", work.ended, position.step, result.loss)
     if result.routers is not None:
         evaluated = session.eval is not None and is_due(spec.eval.every, position.step, schedule)
         facts |= result.routers.facts(each=evaluated)
+    if result.pass_limit:
+        facts |= limit_passes(session, run, result.pass_limit, f"step {position.step}")
     if run.pace is not None:
         facts |= run.pace.add(result.ranks)
     run.hooks.step_ends(number, facts)
@@ -175,11 +205,12 @@ def gradients(
     on_pass: Callable[[MicroBatch, torch.Tensor], None],
 ) -> tuple[Position, StepResult]:
     """The step's gradients. Where they overflow float16 they are dropped, on every rank, and computed again at half the
-    loss scale, so that no row is lost. Returns the position with the scale that did.
+    loss scale, so that no row is lost; where a pass runs out of memory, on this rank, in smaller passes. Returns the
+    position with the scale that did.
 
     Where no scale makes them finite, it stays as it was before the step.
     """
-    before = position
+    before, limit = position, 0
     while True:
         result = session.stepper.gradients(
             session.train,
@@ -188,7 +219,13 @@ def gradients(
             stop_wanted=run.stop.wanted or run.saver.failed,
             on_pass=on_pass,
             loss_scale=position.loss_scale or 1.0,
+            pass_limit=limit,
         )
+        if result is None:
+            session.parallel.zero_grad()
+            free_what_is_left()
+            work, limit = session.passes.cut_smaller(session.train, work, f"step {position.step + 1}")
+            continue
         lowered = after_overflow(position) if result.overflowed else None
         if lowered is None:
             return position if result.finite else before, result
@@ -196,6 +233,19 @@ def gradients(
         position = lowered
         words = "[TRAIN] step %d: gradients overflow float16; computed again with loss scale %g"
         logger.info(words, position.step + 1, position.loss_scale)
+
+
+def limit_passes(session: Session, run: RunContext, limit: int, what: str) -> dict[str, Any]:
+    """A rank has run out of memory in `what`: all cut smaller from here on, and later starts do. Returns what
+    metrics.jsonl gets of it."""
+    for batches in (session.train, session.eval):
+        if batches is not None:
+            batches.limit_passes(limit)
+    run.manifest_meta["layout"]["tokens of a pass"] = str(limit)
+    if run.world.is_main:
+        session.passes.remember(limit, what)
+        logger.info("[TRAIN] passes have up to %d tokens from %s on, also after a restart", limit, what)
+    return {"out_of_memory": True, "micro_batch_tokens": limit}
 
 
 def patience(run: RunContext, *, first: bool) -> AbstractContextManager[None]:
@@ -217,7 +267,7 @@ def apply_step(session: Session, spec: RunSpec, position: Position, work: Work, 
         parallel.step()
         position = after_step(position)
     else:
-        error = non_finite_error(session.train, work, result, step, session.dtype)
+        error = non_finite_error(session.train.dataset, work, result, step, session.dtype)
         if position.nonfinite_steps >= spec.train.max_nonfinite_steps:
             raise error
         logger.warning("[TRAIN] skipped %s", error)
@@ -226,6 +276,7 @@ def apply_step(session: Session, spec: RunSpec, position: Position, work: Work, 
         position,
         step=step,
         rows=position.rows + len(work.rows),
+        stream=work.stream,
         tokens=position.tokens + work.tokens,
         supervised=position.supervised + work.supervised,
         computed=position.computed + result.computed_tokens,
@@ -261,15 +312,7 @@ def run_evaluation(
         show(0, f"evaluating {done}/{len(session.eval.dataset) if session.eval else 0} rows")
 
     with run.ledger.phase("evaluation"), patience(run, first="evaluation" not in run.ledger.seen):
-        result = evaluate(
-            session.parallel.model,
-            session.stepper,
-            session.eval,
-            session.device.torch_device,
-            tick,
-            stop_wanted=lambda: run.stop.wanted,
-            meter=session.new_meter(),
-        )
+        result = evaluated(session, run, session.eval, position.step, tick)
     if result is None:
         logger.info(
             "[EVAL] step %d: left out, since the run is to stop; it is made when the run continues", position.step
@@ -279,6 +322,28 @@ def run_evaluation(
     values = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
     logger.info("[EVAL] step %d: %s%s", position.step, values, ", the best so far" if improved else "")
     return position, improved
+
+
+def evaluated(
+    session: Session, run: RunContext, batches: Batches, step: int, tick: Callable[[int], None]
+) -> EvalResult | None:
+    """An evaluation, made again in smaller passes where one runs out of memory. Ranks meet between its passes, so of
+    several none can do so alone: RankzeroError."""
+    while True:
+        with suppress_out_of_memory():
+            return evaluate(
+                session.parallel.model,
+                session.stepper,
+                batches,
+                session.device.torch_device,
+                tick,
+                stop_wanted=lambda: run.stop.wanted,
+                meter=session.new_meter(),
+            )
+        free_what_is_left()
+        what = f"the evaluation after step {step}"
+        _, limit = session.passes.cut_smaller(batches, batches.everything(), what, together=True)
+        limit_passes(session, run, limit, what)
 
 
 def save(session: Session, run: RunContext, position: Position) -> None:
@@ -319,7 +384,7 @@ def stopped(run: RunContext, position: Position) -> StoppedError:
 
 
 def step_facts(
-    position: Position, work: Work, result: StepResult, learning_rate: float, seconds: float, steps_per_epoch: int
+    position: Position, work: Work, result: StepResult, learning_rate: float, seconds: float
 ) -> dict[str, Any]:
     """The step's object in metrics.jsonl. `time` is Unix seconds; tokens are useful ones, padding not counted.
 
@@ -327,7 +392,7 @@ def step_facts(
     """
     scaling = {"loss_scale": position.loss_scale, "overflows": position.overflows}
     return {
-        "epoch": position.step / steps_per_epoch,
+        "epoch": work.epoch,
         "loss": result.loss,
         "learning_rate": learning_rate,
         "grad_norm": result.grad_norm,

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from rankzero.data.cache.dataset import TokenizedDataset, summary
 from rankzero.engine.checkpoint import Found, Position, find_checkpoints, load_checkpoint, under
 from rankzero.engine.console import RunConsole, logger, print_result, results_alone_on_stdout
 from rankzero.engine.device import Device, peak_memory, pick_device, pick_dtype, set_threads
@@ -30,12 +31,13 @@ from rankzero.engine.distributed import (
     process_group,
     world_from_env,
 )
-from rankzero.engine.finish import copy_report, finish, finished_report
+from rankzero.engine.finish import copy_report, finish, finished_report, write_page
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.hooks import Hooks
 from rankzero.engine.inputs import Inputs, read_inputs
 from rankzero.engine.metrics import MetricsLog
 from rankzero.engine.pace import Pace
+from rankzero.engine.passes import PassMemory, is_out_of_memory
 from rankzero.engine.resume import (
     Differences,
     check_same_run,
@@ -43,7 +45,7 @@ from rankzero.engine.resume import (
     layout_of,
     manifest_meta,
     moved,
-    refuse_different_weights,
+    refuse_different_inputs,
     refuse_foreign_directory,
 )
 from rankzero.engine.saving import Saver
@@ -111,7 +113,7 @@ def run(
             stack.enter_context(process_group(world, device, dict(os.environ)))
         with ledger.phase("model_files"):
             meta = manifest_meta(spec, inputs, environment)
-            refuse_different_weights(meta)
+            refuse_different_inputs(meta)
         with ledger.phase("resume"):
             found, saved = find_checkpoint(run_dir, spec, meta, options, world)
         sender = stack.enter_context(sending(run_dir, spec if world.is_main else None, logger.info, logger.warning))
@@ -120,13 +122,15 @@ def run(
             sender.finish_what_is_left()
             logger.info("[DONE] %s", what_is_next(finished))
             return finished
-        claim_directory(run_dir, spec, environment, world, console)
+        claim_directory(run_dir, spec, environment, inputs, world, console)
         if lease is not None:
-            stack.enter_context(ledger.kept_in(run_dir, alive_before=lease.alive_before))
+            stack.enter_context(
+                ledger.kept_in(run_dir, alive_before=lease.alive_before, at_end=partial(write_page, run_dir))
+            )
             set_aside(run_dir, found)
             if deepspeed is not None:
                 write_json(run_dir.root / "deepspeed.json", deepspeed)
-        session = build_session(spec, inputs, world, device, dtype, ledger)
+        session = build_session(spec, inputs, world, device, dtype, run_dir, ledger)
         meta |= {"layout": layout_of(session, spec, environment)}
         position = restore(run_dir, saved, session, spec, meta["layout"], world, ledger)
         metrics = open_metrics(run_dir, spec, position, stack) if world.is_main else None
@@ -148,10 +152,8 @@ def run(
             hooks=hooks or Hooks(),
         )
         log_plan(session, inputs, world)
-        try:
+        with memory_errors(session.passes):
             position = train(session, context, position)
-        except torch.OutOfMemoryError as error:
-            raise out_of_memory(session, spec, world, device) from error
         measured = {
             "time_to_first_step_seconds": ledger.time_to_first_step,
             "peak_memory_bytes": max(gather_objects(peak_memory(device))),
@@ -161,6 +163,17 @@ def run(
         if world.is_main:
             copy_report(report, options.report_json)
         return report
+
+
+@contextmanager
+def memory_errors(passes: PassMemory) -> Iterator[None]:
+    """What torch says of memory that ran out becomes an error with ways out."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise passes.error() from error
 
 
 def deepspeed_file(spec: RunSpec, world: World, device: Device, dtype: torch.dtype) -> dict[str, Any] | None:
@@ -213,22 +226,6 @@ def let_go(stack: ExitStack, release: Callable[[], None]) -> None:
 def place_of(world: World) -> str:
     """Which of the run's processes this one is."""
     return "one process" if world.world_size == 1 else f"rank {world.rank} of {world.world_size} processes"
-
-
-def out_of_memory(session: Session, spec: RunSpec, world: World, device: Device) -> RankzeroError:
-    """What to turn, in the order of what it costs."""
-    ways = [f"train.micro_batch_tokens below {session.memory.micro_batch_tokens}"]
-    if not session.memory.gradient_checkpointing:
-        ways.append("train.gradient_checkpointing: true")
-    if world.world_size > 1 and not sharding_section(session.parallel.name).divides:
-        ways.append("train.sharding: fsdp")
-    if not spec.train.activation_offloading:
-        ways.append("train.activation_offloading: true")
-    if spec.lora is not None and spec.model.quantization == "none":
-        ways.append("model.quantization: nf4")
-    return RankzeroError(
-        "out of memory", where=device.describe(), hint=f"set {', then '.join([*ways, 'data.max_length lower'])}"
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +281,7 @@ def what_is_next(report: dict[str, Any]) -> str:
 
 
 def claim_directory(
-    run_dir: RunDir, spec: RunSpec, environment: dict[str, Any], world: World, console: RunConsole
+    run_dir: RunDir, spec: RunSpec, environment: dict[str, Any], inputs: Inputs, world: World, console: RunConsole
 ) -> None:
     """Make the run directory this run's: what it is, what it runs on, and a log for each rank."""
     if world.is_main:
@@ -298,6 +295,9 @@ def claim_directory(
         run_dir.report.unlink(missing_ok=True)  # of an end that this start goes beyond
         write_text(run_dir.spec, to_yaml(spec))
         write_json(run_dir.environment, environment)
+        parts = {"train": inputs.train, "eval": inputs.eval}  # of a stream nobody knows yet
+        known = {name: part for name, part in parts.items() if isinstance(part, TokenizedDataset)}
+        write_json(run_dir.data, {name: summary(part) for name, part in known.items()})
     console.log_to(run_dir.log(world.rank))
 
 
@@ -341,19 +341,17 @@ def open_pace(session: Session, world: World) -> Pace | None:
 
 def total_steps(inputs: Inputs, spec: RunSpec) -> int:
     """Steps of the whole run."""
-    return make_schedule(len(inputs.train), spec.train).total_steps
+    return make_schedule(inputs.n_rows, spec.train).total_steps
 
 
 def log_plan(session: Session, inputs: Inputs, world: World) -> None:
     """Say what is about to happen."""
-    schedule = session.schedule
-    logger.info(
-        "[DATA] %d rows, %d steps an epoch, %d steps in all, %s",
-        len(inputs.train),
-        schedule.steps_per_epoch,
-        schedule.total_steps,
-        counted(world.world_size, "process", "processes"),
-    )
+    schedule, processes = session.schedule, counted(world.world_size, "process", "processes")
+    if inputs.n_rows is None:
+        logger.info("[DATA] rows are streamed, %d steps in all, %s", schedule.total_steps, processes)
+    else:
+        words = "[DATA] %d rows, %d steps an epoch, %d steps in all, %s"
+        logger.info(words, inputs.n_rows, schedule.steps_per_epoch, schedule.total_steps, processes)
     logger.debug(
         "[DATA] rows of a step are a function of (seed, epoch, step); passes of up to %d tokens",
         session.memory.micro_batch_tokens,

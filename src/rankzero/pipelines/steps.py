@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.tokenize import Shard
 from rankzero.data.cache.training_data import prepare_part
 from rankzero.data.check.report_html import report_html
@@ -49,6 +50,6 @@ def prepare(dataset: str, split: str, model: str, max_length: int, cache: str) -
         return nullcontext(no_progress)
 
     made = prepare_part(spec, tokenizer, Path(cache), Shard(), workers=None, show=show)["train"]
-    if made is None:
+    if not isinstance(made, TokenizedDataset):
         raise RuntimeError("one shard of one left work undone")
     return {"directory": str(made.directory), "fingerprint": made.fingerprint, **made.stats.as_json()}

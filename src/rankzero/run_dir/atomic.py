@@ -118,12 +118,14 @@ def stage_name(final_name: str) -> str:
     return f"{TEMPORARY_PREFIX}{final_name}-{uuid.uuid4().hex}"
 
 
-def written_files(staged: Path, paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
-    """Sync files below `staged` and hash them: their entries in its manifest. Raises StorageError."""
+def written_files(staged: Path, paths: Iterable[Path], *, durable: bool = True) -> dict[str, dict[str, Any]]:
+    """Sync files below `staged`, where they are to be `durable`, and hash them: their entries in its manifest. Raises
+    StorageError."""
 
     def entry(path: Path) -> tuple[str, dict[str, Any]]:
         _permit(path, staged.stat().st_mode)
-        fsync_path(path)
+        if durable:
+            fsync_path(path)
         return path.relative_to(staged).as_posix(), {"size": path.stat().st_size, "sha256": file_sha256(path)}
 
     with storage_errors(staged), ThreadPoolExecutor(min(_MOST_READERS, usable_cores())) as readers:
@@ -131,11 +133,17 @@ def written_files(staged: Path, paths: Iterable[Path]) -> dict[str, dict[str, An
 
 
 def commit_directory(
-    staged: Path, final: Path, meta: Mapping[str, Any], *, known: Mapping[str, dict[str, Any]] | None = None
+    staged: Path,
+    final: Path,
+    meta: Mapping[str, Any],
+    *,
+    known: Mapping[str, dict[str, Any]] | None = None,
+    durable: bool = True,
 ) -> None:
     """Hash and sync everything under `staged`, write its manifest last, and rename it to `final`.
 
-    `known`: entries of files that whoever wrote them has synced and hashed (`written_files`).
+    `known`: entries of files that whoever wrote them has synced and hashed (`written_files`). Not `durable`: nothing is
+    synced, since nobody reads it after the machine was off.
 
     An older `final` is replaced: it is moved aside first, so that a crash leaves the old or the new one whole, and
     never a mixture; `put_back_displaced` mends what a crash between the two renames leaves. Files get the permissions
@@ -144,11 +152,11 @@ def commit_directory(
     with storage_errors(final):
         there = {path.relative_to(staged).as_posix(): path for path in sorted(staged.rglob("*")) if path.is_file()}
         entries = {name: entry for name, entry in (known or {}).items() if name in there}
-        entries |= written_files(staged, [path for name, path in there.items() if name not in entries])
+        entries |= written_files(staged, [path for name, path in there.items() if name not in entries], durable=durable)
         files = {name: entries[name] for name in there}
         manifest = staged / MANIFEST
         manifest.write_text(_sealed({"format": FORMAT, "files": files, **meta}), encoding="utf-8")
-        for path in [manifest, *(entry for entry in staged.rglob("*") if entry.is_dir()), staged]:
+        for path in [manifest, *(entry for entry in staged.rglob("*") if entry.is_dir()), staged] if durable else ():
             fsync_path(path)
         displaced = final.with_name(stage_name(f"old-{final.name}"))
         if final.exists():
@@ -159,7 +167,8 @@ def commit_directory(
             with suppress(OSError):
                 os.rename(displaced, final)
             raise
-        fsync_path(final.parent)
+        if durable:
+            fsync_path(final.parent)
         shutil.rmtree(displaced, ignore_errors=True)
 
 
@@ -201,7 +210,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise StorageError("the manifest is missing: the directory was never committed", where=str(path)) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise StorageError(f"the manifest cannot be read: {error}", where=str(path)) from error
     if not isinstance(value, dict) or not isinstance(value.get("files"), dict):
         raise StorageError("the manifest is not one of rankzero's", where=str(path))

@@ -36,12 +36,12 @@ KINDS = {
     "model": "loading weights, adapters, spreading them over the processes",
     "compile": "the first step of a start with train.torch_compile",
     "step": "steps that nobody had done before",
-    "input_wait": "in such steps, waiting for the tensors of a pass",
+    "input_wait": "in such steps, waiting for the tensors of a pass; before them, for the rows of a stream",
     "save_wait": "waiting for a checkpoint to be copied, or for the one before it to be written",
     "evaluation": "evaluations",
     "logging": "between steps: metrics, trackers, hooks",
     "repeated": "all of this again, for steps that an earlier start had done and lost",
-    "final": "loading the best weights, final/, the report",
+    "final": "loading the best weights, final/, the report and its page",
     "lost": "from the last change of a killed start to its death, known to the lease's 5 s: a step cut off, or a hang",
     "down": "between a start's end and the next one's beginning",
 }
@@ -59,6 +59,8 @@ class Start:
     from_step: int = 0
     step: int = 0
     """Steps of the run that are done."""
+    total_steps: int = 0
+    """What the run is to have; 0 until that is known."""
     ended: Ending | None = None
     """None: it runs, or was killed."""
     alive_before: float | None = None
@@ -135,6 +137,7 @@ def _start(line: str) -> Start | None:
             updated=float(value["updated"]),
             from_step=int(value["from_step"]),
             step=int(value["step"]),
+            total_steps=int(value.get("total_steps", 0)),
             ended=value["ended"],
             alive_before=None if alive is None else float(alive),
             seconds=seconds,
@@ -165,7 +168,8 @@ class StartLine:
         ended = "null" if start.ended is None else f'"{start.ended}"'
         text = (
             f'{{"begun": {start.begun:.3f}, "updated": {start.updated:.3f}, "from_step": {start.from_step}, '
-            f'"step": {start.step}, "ended": {ended}, "alive_before": {alive}, "seconds": {{{spent}}}}}'
+            f'"step": {start.step}, "total_steps": {start.total_steps}, "ended": {ended}, '
+            f'"alive_before": {alive}, "seconds": {{{spent}}}}}'
         )
         os.pwrite(self._file, text.ljust(LINE_BYTES - 1).encode() + b"\n", self._at)
 

@@ -37,7 +37,7 @@ class Beat:
     """What a worker is doing. Without a time: its clock may be wrong, and whoever watches has one."""
 
     activity: str
-    """step, evaluation, save or result."""
+    """rows (which are waited for), step, evaluation, save or result."""
     step: int
     """Optimizer steps of the run that are done."""
     begun: int
@@ -88,10 +88,10 @@ def read_error(file: Path) -> RankzeroError | None:
     """What a worker wrote, its traceback as a note; None where it died before it could say why, or while it did."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        kind = getattr(errors, value["type"], RankzeroError)
+        error: RankzeroError = kind([Problem(**problem) for problem in value["problems"]])
+        if value["traceback"]:
+            error.add_note(value["traceback"])
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    kind = getattr(errors, value["type"], RankzeroError)
-    error: RankzeroError = kind([Problem(**problem) for problem in value["problems"]])
-    if value["traceback"]:
-        error.add_note(value["traceback"])
     return error

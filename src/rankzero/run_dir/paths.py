@@ -62,6 +62,27 @@ class RunDir:
         return self.root / "report.json"
 
     @property
+    def error(self) -> Path:
+        """Why the last start failed, in the form of run_dir/handover.py; the next start removes it."""
+        return self.root / "error.json"
+
+    @property
+    def data(self) -> Path:
+        """What the run's rows are: how many, what was left out, their lengths. Made by engine/inputs.py."""
+        return self.root / "data.json"
+
+    @property
+    def samples(self) -> Path:
+        """What the model wrote when it was asked: an object a line, {"step", "prompt", "text"}; step 0 is before the
+        first one."""
+        return self.root / "samples.jsonl"
+
+    @property
+    def page(self) -> Path:
+        """All of the run to look at, in one file."""
+        return self.root / "report.html"
+
+    @property
     def stop_flag(self) -> Path:
         """A file whose appearance asks the run to stop and save, as SIGTERM does (a preStop hook touches it)."""
         return self.root / "stop"
@@ -86,6 +107,11 @@ class RunDir:
     @property
     def goodput(self) -> Path:
         return self.root / "goodput.json"
+
+    @property
+    def pass_limit(self) -> Path:
+        """How small passes had to become, where one ran out of memory."""
+        return self.root / "pass-limit.json"
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step}"

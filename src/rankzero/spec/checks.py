@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from rankzero.errors import Problem
 from rankzero.redaction import holds_secret
-from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.run_spec import EvalFraction, RunSpec
 from rankzero.spec.shardings import SHARDINGS, sharding_section
 from rankzero.spec.tasks import TASKS, task_that
 
@@ -187,6 +187,40 @@ def _float16_is_scaled(spec: RunSpec) -> list[Problem]:
     return problems
 
 
+_COUNT = "give a number of steps: how long an epoch of a stream is, nobody knows"
+
+
+def _streams(spec: RunSpec) -> list[Problem]:
+    """What needs all rows before the first step."""
+    data = spec.data
+    if not data.streaming:
+        return []
+    problems = []
+    if spec.train.max_steps is None:
+        hint = "say how many steps the run has; how many rows there are, nobody has counted"
+        problems.append(Problem("a stream needs its number of steps", "train.max_steps", hint))
+    if data.deduplicate:
+        hint = "leave it out, or data.streaming"
+        problems.append(
+            Problem("duplicates are found among all rows, and a stream never has", "data.deduplicate", hint)
+        )
+    if isinstance(data.eval, EvalFraction):
+        hint = "give data.eval a file of its own: it is read as a whole"
+        problems.append(Problem("a share of a stream cannot be held out", "data.eval", hint))
+    elif data.eval is not None and spec.eval.every == "epoch":
+        problems.append(Problem("an epoch of a stream has no length", "eval.every", _COUNT))
+    if spec.checkpoint.every == "epoch":
+        problems.append(Problem("an epoch of a stream has no length", "checkpoint.every", _COUNT))
+    if spec.task_section.trains == "label" and data.labels is None:
+        hint = "list the classes: [negative, positive]"
+        problems.append(Problem("the classes of a stream are not known before all is read", "data.labels", hint))
+    for number, source in enumerate(() if isinstance(data.train, str) else data.train):
+        if source.sample is not None:
+            what = "a sample is drawn from all rows, and how many a stream has, nobody knows"
+            problems.append(Problem(what, f"data.train[{number}].sample", "leave it out: train.max_steps ends the run"))
+    return problems
+
+
 _GIVEN_BY_US = ("messages", "tools", "add_generation_prompt")
 
 
@@ -210,6 +244,13 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[RunSpec], list[Problem]]], ...] =
     (("lora.target_modules",), _keywords_stand_alone),
     (("task", "data.labels", "checkpoint.best_metric", "train.padding_free"), _fits_the_task),
     (("data.train_on", "data.assistant_only_loss", "data.chat_template_kwargs"), _turns_to_train),
+    (
+        (
+            *("data.streaming", "data.train", "data.eval", "data.deduplicate", "data.labels", "task"),
+            *("train.max_steps", "eval.every", "checkpoint.every"),
+        ),
+        _streams,
+    ),
     (("model.quantization", "lora", "train.sharding"), _quantized_base_has_adapters),
     (("train.sharding", "train.offload", "train.deepspeed"), _sharding_options),
     (("train.master_weights", "train.optimizer", "train.sharding", "lora"), _low_precision_training),

@@ -34,7 +34,7 @@ _HARMLESS = (
     "train.collective_timeout_seconds",
     *("train.padding_free", "train.torch_compile", "train.activation_offloading"),
     *("train.sharding", "train.offload", "train.deepspeed"),
-    "model.local_files_only",
+    *("model.local_files_only", "data.streaming_cache_gb"),
 )
 _PLACES = (
     *("model.name", "model.local_dir", "model.tokenizer_dir"),

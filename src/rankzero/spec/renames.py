@@ -96,6 +96,9 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "max_seq_length max_seq_len max_sequence_length sequence_len sequence_length seq_len seq_length cutoff_len "
         "max_len model_max_length block_size context_length",
     ),
+    ("data.streaming", "", "stream iterable lazy streaming_mode"),
+    ("data.shuffle_buffer_size", "", "buffer_size shuffle_buffer shuffle_window shuffle_block_size"),
+    ("data.streaming_cache_gb", "in GB", "streaming_cache cache_limit stream_cache_gb"),
     ("data.over_length", "", "truncation truncation_strategy excess_length_strategy overflow"),
     ("data.assistant_only_loss", "", "completion_only_loss mask_prompt train_on_responses_only"),
     ("data.assistant_only_loss", _INVERTED, "train_on_inputs train_on_input train_on_prompt"),
@@ -235,7 +238,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ),
     ("", "not needed: rankzero train trains, and evaluates where data.eval is set", "do_train do_eval"),
     ("", "not needed: rows are prepared once and kept", "num_workers dataloader_num_workers dataset_num_proc"),
-    ("", "not needed: rows are prepared once and kept", "preprocessing_num_workers streaming dataset_prepared_path"),
+    ("", "not needed: rows are prepared once and kept", "preprocessing_num_workers dataset_prepared_path"),
     ("", _SHUFFLED, "shuffle shuffle_data dataset_shuffle"),
     ("", _ROWS, "type field_messages prompt_template dataset_text_field split dataset_split"),
     ("", "not available: cut the file instead", "limit"),

@@ -152,6 +152,13 @@ class DataSpec(Section):
     only that of turns behind the last question; drop: none. What is left out is counted."""
     deduplicate: bool = False
     """Drop rows that are token for token the same as an earlier one."""
+    streaming: bool = False
+    """Read the training rows where they lie and tokenise them while they are trained on, instead of all of them before:
+    for sources that fit no disk. Needs train.max_steps."""
+    shuffle_buffer_size: PositiveInt = 10_000
+    """With streaming: how many rows are shuffled among each other, taken from several files at once."""
+    streaming_cache_gb: Annotated[float, Field(gt=0)] = 4.0
+    """With streaming: how much disk, in GB, tokenised rows take at most on each node."""
     labels: Annotated[tuple[str, ...], Field(min_length=2)] | None = None
     """task classify: the classes by number, [negative, positive]. Absent: those of the training rows, sorted."""
     image_max_tokens: PositiveInt | None = None

@@ -42,12 +42,18 @@ class Schedule:
         return peak * (left if self.shape == "linear" else (1 + math.cos(math.pi * (1 - left))) / 2)
 
 
-def make_schedule(n_rows: int, train: TrainSpec) -> Schedule:
+def make_schedule(n_rows: int | None, train: TrainSpec) -> Schedule:
     """steps_per_epoch = ceil(rows / global_batch_size); total = max_steps, or ceil(steps_per_epoch * epochs).
 
-    warmup_steps below 1 is a share of all steps, rounded down; never more than all steps.
+    warmup_steps below 1 is a share of all steps, rounded down; never more than all steps. None: nobody has counted the
+    rows, so that the run, which needs max_steps, is one stretch.
     """
-    steps_per_epoch = math.ceil(n_rows / train.global_batch_size)
+    if n_rows is None:
+        if train.max_steps is None:
+            raise ValueError("a stream has no length of its own")
+        steps_per_epoch = train.max_steps
+    else:
+        steps_per_epoch = math.ceil(n_rows / train.global_batch_size)
     total = train.max_steps or math.ceil(_share(train.num_train_epochs, steps_per_epoch))
     warmup = train.warmup_steps
     warmup_steps = math.floor(_share(warmup, total) if warmup < 1 else warmup)

@@ -129,6 +129,9 @@ def _from_spec(inputs: list[str]) -> Wanted:
     from rankzero.data.cache.training_data import parts_of, token_rules
 
     spec = read_spec(inputs, SeedFlags(), world_size=1)
+    if spec.data.streaming:
+        hint = "name one of its files and --model; or add data.streaming=false, which fetches and looks at all of them"
+        raise UsageError("rows of a stream are looked at as they are trained", where="data.streaming", hint=hint)
     parts = parts_of(spec.data)
     template = None if spec.data.chat_template is None else Path(spec.data.chat_template)
     place = find_tokenizer(spec.model)

@@ -6,13 +6,15 @@ import json
 import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rankzero.errors import UsageError
 
 if TYPE_CHECKING:
+    from rankzero.data.cache.dataset import TokenizedDataset
+    from rankzero.data.cache.stream.plan import Stream
     from rankzero.data.cache.tokenize import Shard
     from rankzero.data.progress import Progress
     from rankzero.data.read.locate import LocatedSource
@@ -47,18 +49,15 @@ def prepare(
         limit, template = spec.data.image_max_tokens, spec.data.chat_template
         vision = load_vision(source, spec.model, tokenizer, max_tokens=limit, chat_template=template).rules
     made = prepare_part(spec, tokenizer, cache_root(), part, workers=None, show=show, vision=vision)
-    done = {
-        label: None
-        if dataset is None
-        else {"directory": str(dataset.directory), "fingerprint": dataset.fingerprint, **dataset.stats.as_json()}
-        for label, dataset in made.items()
-    }
+    done = {label: None if rows is None else _facts(rows) for label, rows in made.items()}
     if as_json:
         typer.echo(json.dumps(done, indent=2))
         return
     for label, facts in done.items():
         if facts is None:
             typer.echo(f"{label}: part {shard} is done; others are still at work")
+        elif "streamed" in facts:
+            typer.echo(f"{label}: {facts['streamed']}")
         else:
             trained = "" if spec.task_section.trains == "label" else f", {facts['supervised_tokens']:,} trained"
             typer.echo(
@@ -67,6 +66,15 @@ def prepare(
             )
             for note, rows in facts["notes"].items():
                 typer.echo(f"  {rows:,} rows: {note}")
+
+
+def _facts(made: TokenizedDataset | Stream) -> dict[str, Any]:
+    from rankzero.data.cache.stream.plan import Stream
+
+    if isinstance(made, Stream):
+        files, nbytes = len(made.shards), made.nbytes
+        return {"streamed": made.in_words(), "files": files, "bytes": nbytes, "fingerprint": made.fingerprint}
+    return {"directory": str(made.directory), "fingerprint": made.fingerprint, **made.stats.as_json()}
 
 
 def show(label: str, sources: Sequence[LocatedSource]) -> AbstractContextManager[Progress]:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 
 from rankzero.data.batches.collators.text import Collator, MicroBatch
 from rankzero.data.batches.plan import divide_among_ranks, micro_batches, packed_batches
-from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.joined import Rows
+from rankzero.data.cache.stream.rows import RowStream
 from rankzero.data.order import Indices, permutation
 
-__all__ = ["Batches", "MicroBatch", "Work", "ahead"]
+__all__ = ["Batches", "Collated", "Epochs", "MicroBatch", "Steps", "Streamed", "Work", "ahead"]
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -33,6 +34,60 @@ class Work:
     supervised: int
     loss_weight: float
     """What the losses of the trained tokens are multiplied by, summed up: their number where all count in full."""
+    epoch: float = 0.0
+    """Of a step: how many epochs are done behind it."""
+    ended: int | None = None
+    """Of a step: the epoch, counted from 1, that is done with it."""
+    stream: dict[str, Any] | None = None
+    """Of a stream's step: where the stream goes on behind it."""
+
+
+class Collated(Protocol):
+    """Rows of which passes are made."""
+
+    @property
+    def dataset(self) -> Rows:
+        """What the row numbers of the step under way are of."""
+        ...
+
+    def collated(self, passes: list[Indices], device: torch.device) -> Generator[MicroBatch]:
+        """The tensors of passes of the step under way."""
+        ...
+
+    def half_of_the_largest(self, work: Work) -> int | None:
+        """Half the tokens of the largest of these passes; None where each is a single row, and none can be smaller."""
+        ...
+
+    def limit_passes(self, max_tokens: int) -> None:
+        """Cut smaller from now on. What ranks do together counts passes, so all of them do this at the same step."""
+        ...
+
+    def cut_again(self, work: Work) -> Work:
+        """The same in passes as they are cut now."""
+        ...
+
+
+class Steps(Collated, Protocol):
+    """The global batches of a run, one after the other."""
+
+    waits: bool
+    """Whether rows may not be here when their step is due."""
+
+    def begin(self, saved: dict[str, Any] | None) -> None:
+        """Go on from what the last step of an earlier start had in `Work.stream`."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what is held."""
+        ...
+
+    def ready(self) -> bool:
+        """Whether the rows of the next step are here. Raises RankzeroErrors where they will never be."""
+        ...
+
+    def step(self, done: int) -> Work:
+        """The step behind `done` finished ones."""
+        ...
 
 
 class Batches:
@@ -40,7 +95,7 @@ class Batches:
 
     def __init__(
         self,
-        dataset: TokenizedDataset,
+        dataset: Rows,
         collator: Collator,
         *,
         rank: int,
@@ -67,6 +122,18 @@ class Batches:
     def everything(self) -> Work:
         """All rows once, for an evaluation."""
         return self._divide(np.arange(len(self.dataset), dtype=np.int64))
+
+    def half_of_the_largest(self, work: Work) -> int | None:
+        sizes = [self.dataset.lengths[rows] for rows in work.passes if len(rows) > 1]
+        if not sizes:
+            return None
+        return max(int(size.sum() if self._collator.packed else size.max() * len(size)) for size in sizes) // 2
+
+    def limit_passes(self, max_tokens: int) -> None:
+        self._max_tokens = min(self._max_tokens, max_tokens)
+
+    def cut_again(self, work: Work) -> Work:
+        return replace(work, passes=self._divide(work.rows).passes)
 
     def rounds(self, rows: Indices) -> int:
         """Passes through these rows of the rank that has the most: how often ranks can meet between passes."""
@@ -102,6 +169,108 @@ class Batches:
         if device.type == "cuda":
             torch.cuda.set_device(device)  # each thread has its own; pinning would else open the first GPU
         return self._collator(self.dataset, rows, device) if len(rows) else self._collator.idle(device)
+
+
+class Epochs:
+    """Steps over rows that are all here, epoch after epoch: the last step of one may hold fewer rows."""
+
+    waits = False
+
+    def __init__(self, batches: Batches, *, seed: int, size: int, steps_per_epoch: int) -> None:
+        self._batches, self._seed, self._size, self._steps_per_epoch = batches, seed, size, steps_per_epoch
+
+    @property
+    def dataset(self) -> Rows:
+        return self._batches.dataset
+
+    def begin(self, saved: dict[str, Any] | None) -> None:
+        """Where a run goes on follows from the number of the step."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def ready(self) -> bool:
+        return True
+
+    def step(self, done: int) -> Work:
+        epoch, step_in_epoch = divmod(done, self._steps_per_epoch)
+        work = self._batches.step(seed=self._seed, epoch=epoch, step_in_epoch=step_in_epoch, size=self._size)
+        ended, left = divmod(done + 1, self._steps_per_epoch)
+        return replace(work, epoch=(done + 1) / self._steps_per_epoch, ended=None if left else ended)
+
+    def collated(self, passes: list[Indices], device: torch.device) -> Generator[MicroBatch]:
+        return self._batches.collated(passes, device)
+
+    def half_of_the_largest(self, work: Work) -> int | None:
+        return self._batches.half_of_the_largest(work)
+
+    def limit_passes(self, max_tokens: int) -> None:
+        self._batches.limit_passes(max_tokens)
+
+    def cut_again(self, work: Work) -> Work:
+        return self._batches.cut_again(work)
+
+
+class Streamed:
+    """Steps over a stream: each takes the next `size` rows, which are a small data set of their own."""
+
+    waits = True
+
+    def __init__(
+        self, open_: Callable[[dict[str, Any] | None], RowStream], make: Callable[[Rows], Batches], *, size: int
+    ) -> None:
+        """`open_`: the stream as it goes on from what `Work.stream` was. `make`: what plans and collates these rows."""
+        self._open, self._make, self._size = open_, make, size
+        self._rows: RowStream | None = None
+        self._batches: Batches | None = None
+        self._limit: int | None = None
+
+    @property
+    def dataset(self) -> Rows:
+        return self._under_way.dataset
+
+    def begin(self, saved: dict[str, Any] | None) -> None:
+        self._rows = self._open(saved)
+
+    def close(self) -> None:
+        if self._rows is not None:
+            self._rows.close()
+
+    def ready(self) -> bool:
+        return self._stream.ready(self._size)
+
+    def step(self, done: int) -> Work:
+        taken = self._stream.take(self._size)
+        self._batches = self._make(taken.rows)
+        if self._limit is not None:
+            self._batches.limit_passes(self._limit)
+        work = self._under_way.everything()
+        return replace(work, epoch=taken.epoch, ended=taken.ended, stream=taken.position.as_json())
+
+    def collated(self, passes: list[Indices], device: torch.device) -> Generator[MicroBatch]:
+        return self._under_way.collated(passes, device)
+
+    def half_of_the_largest(self, work: Work) -> int | None:
+        return self._under_way.half_of_the_largest(work)
+
+    def limit_passes(self, max_tokens: int) -> None:
+        self._limit = max_tokens if self._limit is None else min(self._limit, max_tokens)
+        self._under_way.limit_passes(max_tokens)
+
+    def cut_again(self, work: Work) -> Work:
+        return self._under_way.cut_again(work)
+
+    @property
+    def _stream(self) -> RowStream:
+        if self._rows is None:
+            raise ValueError("the stream was not begun")
+        return self._rows
+
+    @property
+    def _under_way(self) -> Batches:
+        if self._batches is None:
+            raise ValueError("no step was taken yet")
+        return self._batches
 
 
 def ahead(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> Generator[_Result]:

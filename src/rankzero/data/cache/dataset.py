@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -62,6 +63,26 @@ class DatasetStats:
     def as_json(self) -> dict[str, Any]:
         """For the manifest and for reports."""
         return asdict(self)
+
+
+LENGTH_BINS = 24
+
+
+def summary(dataset: TokenizedDataset) -> dict[str, Any]:
+    """What a run directory keeps of its rows: those that take part, what became of all in their files, and `lengths`, a
+    histogram of [tokens from, tokens to (exclusive), rows]."""
+    lengths = dataset.lengths
+    low, longest = (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
+    width = max(1, -(-(longest + 1 - low) // LENGTH_BINS))
+    counts = np.bincount((lengths - low) // width) if len(lengths) else ()
+    return {
+        **dataset.stats.as_json(),
+        "rows": len(dataset),
+        "tokens": int(lengths.sum(dtype=np.int64)),
+        "supervised_tokens": int(dataset.supervised.sum(dtype=np.int64)),
+        "longest": longest,
+        "lengths": [[low + i * width, low + (i + 1) * width, int(rows)] for i, rows in enumerate(counts)],
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,8 +304,9 @@ def verify_bytes(directory: Path, workers: int = 1) -> None:
     read where nothing is.
     """
     files = {directory / name: entry["sha256"] for name, entry in _verified_manifest(directory)["files"].items()}
-    with ThreadPoolExecutor(max(1, min(workers, len(files)))) as pool:
-        for (path, expected), found in zip(files.items(), pool.map(file_sha256, files), strict=True):
+    with ThreadPoolExecutor(workers) if min(workers, len(files)) > 1 else nullcontext() as pool:
+        hashes = map(file_sha256, files) if pool is None else pool.map(file_sha256, files)
+        for (path, expected), found in zip(files.items(), hashes, strict=True):
             if found != expected:
                 raise _damaged(path, "its bytes are not those that were written")
 

@@ -48,6 +48,15 @@ class Block:
     images: list[tuple[str, ...]]
     """Where each row's images are."""
 
+    @property
+    def nbytes(self) -> int:
+        """Of its arrays, about what it takes on disk."""
+        arrays = (self.input_ids, self.offsets, self.ranges, self.range_offsets, self.weights, self.weight_offsets)
+        of_rows = (self.supervised, self.loss_weight, self.lines, self.groups, self.digests)
+        texts = [*(label or "" for label in self.labels), *(path for paths in self.images for path in paths)]
+        beside = sum(len(text.encode()) + 8 for text in texts) + 16 * len(self.lines)
+        return sum(array.nbytes for array in (*arrays, *of_rows)) + beside
+
 
 @dataclass(slots=True)
 class EncodedChunk:

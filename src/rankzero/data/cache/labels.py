@@ -6,13 +6,14 @@ import re
 
 import numpy as np
 
-from rankzero.data.cache.dataset import Indices, Int32, TokenizedDataset
+from rankzero.data.cache.dataset import Indices, Int32
+from rankzero.data.cache.joined import Rows
 from rankzero.errors import DataError, Problem
 
 _SHOWN = 20
 
 
-def label_set(dataset: TokenizedDataset, wanted: tuple[str, ...] | None) -> tuple[str, ...]:
+def label_set(dataset: Rows, wanted: tuple[str, ...] | None) -> tuple[str, ...]:
     """The classes by number: `wanted` as it stands, else the names that the rows have, in order.
 
     Whole numbers are ordered by their value where all names are such, other names by their characters. Raises
@@ -29,7 +30,7 @@ def label_set(dataset: TokenizedDataset, wanted: tuple[str, ...] | None) -> tupl
     return tuple(sorted(names, key=_order if all(map(_is_number, names)) else None))
 
 
-def label_codes(dataset: TokenizedDataset, labels: tuple[str, ...], *, numbers: bool = True) -> Int32:
+def label_codes(dataset: Rows, labels: tuple[str, ...], *, numbers: bool = True) -> Int32:
     """The class of each row, as its place in `labels`.
 
     A row's label is a name, or with `numbers` a place itself, unless the names are numbers. Raises DataError with the
@@ -46,7 +47,7 @@ def label_codes(dataset: TokenizedDataset, labels: tuple[str, ...], *, numbers: 
     return codes
 
 
-def _unknown(dataset: TokenizedDataset, rows: Indices, labels: tuple[str, ...]) -> list[Problem]:
+def _unknown(dataset: Rows, rows: Indices, labels: tuple[str, ...]) -> list[Problem]:
     """One problem for each label that is not known, at its first row."""
     _, first, counts = np.unique(dataset.label_names.codes[rows], return_index=True, return_counts=True)
     known = ", ".join(labels[:_SHOWN]) + (", …" if len(labels) > _SHOWN else "")

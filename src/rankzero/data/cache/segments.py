@@ -158,7 +158,7 @@ class SegmentWriter:
         """Write the rows of a chunk and count them."""
         self.tally.count(chunk)
         if chunk.block is not None and len(chunk.block.lines):
-            self._writer.write_batch(_record_batch(chunk.block, chunk.source))
+            self._writer.write_batch(record_batch(chunk.block, chunk.source))
 
     def finish(self) -> None:
         """Give the rows their name, then say that they are whole."""
@@ -173,7 +173,8 @@ class SegmentWriter:
             self._file.close()
 
 
-def _record_batch(block: Block, source: int) -> Any:
+def record_batch(block: Block, source: int) -> Any:
+    """The rows of a chunk as they lie on disk."""
     rows = len(block.lines)
     return pa.record_batch(
         [

@@ -15,9 +15,11 @@ import numpy as np
 
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.selection import first_occurrences, held_out_by_group, mix
+from rankzero.data.cache.stream.plan import Stream, make_stream
 from rankzero.data.cache.tokenize import Shard, TokenRules, prepare, prepare_shard
 from rankzero.data.progress import Progress
 from rankzero.data.read.locate import LocatedSource, expand
+from rankzero.data.read.network import RealNetwork
 from rankzero.data.tokens.image_tokens import ImageRules
 from rankzero.data.tokens.tokenizer import Tokenizer
 from rankzero.errors import ConfigError, DataError, Problem
@@ -33,8 +35,10 @@ Say = Callable[[str], None]
 class TrainingData:
     """The rows to train on, and those to evaluate on."""
 
-    train: TokenizedDataset
+    train: TokenizedDataset | Stream
     eval: TokenizedDataset | None
+    notes: frozenset[str] = frozenset()
+    """What was done to rows, by its name; of a stream, to the first ones."""
 
 
 def token_rules(spec: RunSpec, vision: ImageRules | None = None) -> TokenRules:
@@ -83,6 +87,9 @@ def training_data(
     read: dict[str, TokenizedDataset] = {}
     rules, seed = token_rules(spec, vision), spec.train.seed
     parts = parts_of(spec.data)
+    streamed = _streamed(spec, parts.pop("train"), tokenizer, rules) if spec.data.streaming else None
+    if streamed is not None:
+        say(f"train: {streamed.in_words()}")
     located = {label: expand(sources) for label, sources in parts.items()}
     for label, sources in located.items():
         with show(f"tokenise {label}", sources) as advance:
@@ -96,13 +103,16 @@ def training_data(
         for note, rows in stats.notes.items():
             say(f"{label}: {rows} rows: {note}")
         read[label] = _deduplicated(dataset, label, say) if spec.data.deduplicate else dataset
+    notes = frozenset(note for dataset in read.values() for note in dataset.stats.notes)
+    if streamed is not None:
+        return TrainingData(streamed, read.get("eval"), notes | streamed.noted)
     train, held_out = read["train"], read.get("eval")
     if isinstance(spec.data.eval, EvalFraction):
         train, held_out = _held_out(train, seed, spec.data.eval.fraction)
         if len(held_out) == 1:
             share = f"data.eval.fraction {spec.data.eval.fraction:g} of {len(train) + 1} rows"
             warn(f"{share} holds out one row, which tells next to nothing: raise it, or give data.eval a file")
-    return TrainingData(_weighted(train, located["train"], seed, say), held_out)
+    return TrainingData(_weighted(train, located["train"], seed, say), held_out, notes)
 
 
 def prepare_part(
@@ -114,10 +124,14 @@ def prepare_part(
     workers: int | None,
     show: ShowProgress,
     vision: ImageRules | None = None,
-) -> dict[str, TokenizedDataset | None]:
-    """This shard's part of the tokenising of a run's data; None where other shards are still at work."""
-    made: dict[str, TokenizedDataset | None] = {}
-    for label, given in parts_of(spec.data).items():
+) -> dict[str, TokenizedDataset | Stream | None]:
+    """This shard's part of the tokenising of a run's data; None where other shards are still at work. Of a stream
+    nothing is made: its files are listed and its first rows looked at."""
+    made: dict[str, TokenizedDataset | Stream | None] = {}
+    parts = parts_of(spec.data)
+    if spec.data.streaming:
+        made["train"] = _streamed(spec, parts.pop("train"), tokenizer, token_rules(spec, vision))
+    for label, given in parts.items():
         sources = expand(given)
         with show(f"tokenise {label}", sources) as advance:
             made[label] = prepare_shard(
@@ -131,6 +145,21 @@ def prepare_part(
                 progress=advance,
             )
     return made
+
+
+def _streamed(spec: RunSpec, sources: Sequence[SourceSpec], tokenizer: Tokenizer, rules: TokenRules) -> Stream:
+    if rules.vision is not None:
+        hint = "leave it out: pictures that rows bring are kept on disk, all of them"
+        raise ConfigError("rows with images are not streamed", where="data.streaming", hint=hint)
+    return make_stream(
+        sources,
+        tokenizer,
+        rules,
+        seed=spec.train.seed,
+        window_rows=spec.data.shuffle_buffer_size,
+        cache_bytes=int(spec.data.streaming_cache_gb * 1e9),
+        network=RealNetwork(),
+    )
 
 
 def _require_a_split(sources: list[SourceSpec]) -> None:

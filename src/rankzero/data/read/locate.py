@@ -62,13 +62,32 @@ def expand(
     Raises one DataError with all that is wrong with local paths, before anything is downloaded; then ServiceError,
     AccessError, ConfigError or DataError for remote ones.
     """
+    paths, here = understood(sources)
+    located = {
+        index: LocatedSource(sources[index], files, paths[index].sample or sources[index].sample)
+        for index, files in here.items()
+    }
+    for index, path in enumerate(paths):
+        if index not in here:
+            source = sources[index]
+            files = _remote(path, source.path, network or RealNetwork(), offline or no_network())
+            located[index] = LocatedSource(source, files, path.sample or source.sample, path.rows)
+    return tuple(located[index] for index in range(len(sources)))
+
+
+def understood(sources: Sequence[SourceSpec]) -> tuple[list[DataPath], dict[int, tuple[str, ...]]]:
+    """What the path of each source means, and the files of those that are here, by the number of the source.
+
+    Raises one DataError with all that is wrong with them.
+    """
     problems: list[Problem] = []
-    located: dict[int, LocatedSource] = {}
-    remote: dict[int, DataPath] = {}
+    paths: list[DataPath] = []
+    here: dict[int, tuple[str, ...]] = {}
     for index, source in enumerate(sources):
         path = parse_data_path(source.path, os.path.exists)
         if path.place == "url" and path.path.startswith(_LOCAL_PROTOCOLS):
             path = DataPath("local", path.path.partition("://")[2], sample=path.sample)
+        paths.append(path)
         if None not in (path.sample, source.sample) and path.sample != source.sample:
             what = f"the path samples {path.sample} rows and `sample` {source.sample}"
             problems.append(Problem(what, source.path, "give one of the two"))
@@ -82,16 +101,10 @@ def expand(
             if isinstance(files, Problem):
                 problems.append(files)
             else:
-                located[index] = LocatedSource(source, files, path.sample or source.sample)
-        else:
-            remote[index] = path
+                here[index] = files
     if problems:
         raise DataError(problems)
-    for index, path in remote.items():
-        source = sources[index]
-        files = _remote(path, source.path, network or RealNetwork(), offline or no_network())
-        located[index] = LocatedSource(source, files, path.sample or source.sample, path.rows)
-    return tuple(located[index] for index in range(len(sources)))
+    return paths, here
 
 
 def _remote(path: DataPath, text: str, network: Network, offline: bool) -> tuple[str, ...]:
@@ -105,15 +118,21 @@ def _remote(path: DataPath, text: str, network: Network, offline: bool) -> tuple
         meant = other_meaning(path.path) if path.place == "hub" else ""
         raise ServiceError(what, where=text, hint=f"{meant}once with the network, without HF_HUB_OFFLINE, fetches it")
     try:
-        wanted = _in_data_set(path, network) if path.place == "hub" else _at_url(path.path, network)
-        files = tuple(download(file, network) for file in wanted)
-    except DataError as error:
-        raise DataError(Problem(p.what, p.where or text, p.hint) for p in error.problems) from error
+        files = tuple(download(file, network) for file in listed(path, text, network))
     except ServiceError as error:
         more = "; what was fetched before is used with HF_HUB_OFFLINE=1" if remembered(key) else ""
         raise ServiceError(Problem(p.what, p.where or text, p.hint + more) for p in error.problems) from error
     remember(key, files)
     return files
+
+
+def listed(path: DataPath, text: str, network: Network) -> tuple[RemoteFile, ...]:
+    """The files elsewhere that a path means, in order; `text` is the path as it is written. Raises DataError,
+    ServiceError, AccessError or ConfigError."""
+    try:
+        return _in_data_set(path, network) if path.place == "hub" else _at_url(path.path, network)
+    except DataError as error:
+        raise DataError(Problem(p.what, p.where or text, p.hint) for p in error.problems) from error
 
 
 def _at_url(url: str, network: Network) -> tuple[RemoteFile, ...]:

@@ -6,15 +6,16 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from rankzero.data.read.containers.json_lines import read_lines
 from rankzero.data.read.containers.layout import Layout, find_layout
 from rankzero.data.read.containers.prose import read_prose
-from rankzero.data.read.containers.stream import DamagedError, OnRead, Packing, as_utf8, blocks
+from rankzero.data.read.containers.stream import DamagedError, OnRead, Packing, Place, as_utf8, blocks
 from rankzero.data.read.local import missing_hint
-from rankzero.data.rows.chunks import CHUNK_BYTES, UTF8_BOM, Chunk, NumberedLine, count_in, lines, pack
+from rankzero.data.rows.chunks import CHUNK_BYTES, UTF8_BOM, Chunk, NumberedLine, count_in, lines, pack, rows_of
 from rankzero.data.rows.problems import RowProblem
 from rankzero.errors import DataError, Problem, StorageError
 
@@ -52,8 +53,32 @@ def read_chunks(path: str, source: int = 0, size: int = CHUNK_BYTES, *, header: 
     if layout is None:
         return
     taken = _Taken(path, layout)
-    for chunk in _chunks(path, layout, source, size, header, taken):
+    for chunk in _chunks(path, layout, source, size, header, taken.read):
         yield replace(chunk, file_bytes=taken.since(chunk))
+
+
+def read_rows(place: Place, *, header: Header = "auto", skip: int = 0) -> Iterator[NumberedLine]:
+    """The rows of a file one by one, wherever it lies, without blank lines and without the first `skip` rows: for
+    whoever goes on in the middle. Of Parquet, row groups before that are not read.
+
+    Raises as `read_chunks` does, and DataError for what cannot be read from its beginning on.
+    """
+    layout = _layout(place)
+    if layout is None:
+        return
+    if layout.kind in ("parquet", "arrow"):
+        if layout.packing is not None:
+            what = f"the file is packed as a whole ({layout.packing}), and such files are not read in one go"
+            raise DataError(what, where=str(place), hint="unpack it: its columns are packed in the file itself")
+        yield from _columnar(layout).read_rows(place, None, skip)
+        return
+    left = skip
+    for chunk in _chunks(place, layout, 0, CHUNK_BYTES, header, lambda _at: None):
+        if left and (count := count_in(chunk)) <= left:
+            left -= count
+            continue
+        yield from islice(rows_of(chunk), left, None)
+        left = 0
 
 
 class _Taken:
@@ -82,27 +107,27 @@ class _Taken:
         return taken
 
 
-def _chunks(path: str, layout: Layout, source: int, size: int, header: Header, taken: _Taken) -> Iterator[Chunk]:
+def _chunks(path: Place, layout: Layout, source: int, size: int, header: Header, on_read: OnRead) -> Iterator[Chunk]:
     if layout.kind == "json lines":
-        yield from read_lines(_blocks(path, layout, size, taken.read), source)
+        yield from read_lines(_blocks(path, layout, size, on_read), source)
         return
     if layout.kind in ("parquet", "arrow"):
         rows = _columnar(layout).read_rows(path, layout.packing)
     elif layout.kind in ("csv", "tsv"):
         from rankzero.data.read.containers.delimited import read_delimited
 
-        found = _blocks(path, layout, min(size, _BLOCK_BYTES), taken.read)
+        found = _blocks(path, layout, min(size, _BLOCK_BYTES), on_read)
         rows = read_delimited(found, _SEPARATORS[layout.kind], header)
     elif layout.kind == "text":
-        rows = read_prose(read_lines(_blocks(path, layout, size, taken.read), source))
+        rows = read_prose(read_lines(_blocks(path, layout, size, on_read), source))
     else:
         from rankzero.data.read.containers.json_values import read_values
 
-        rows = read_values(_blocks(path, layout, min(size, _BLOCK_BYTES), taken.read), layout)
+        rows = read_values(_blocks(path, layout, min(size, _BLOCK_BYTES), on_read), layout)
     yield from pack(rows, source, size)
 
 
-def _blocks(path: str, layout: Layout, size: int, on_read: OnRead) -> Iterator[bytes]:
+def _blocks(path: Place, layout: Layout, size: int, on_read: OnRead) -> Iterator[bytes]:
     """The file's bytes, in UTF-8 where it is text; `on_read` hears how far the file has been read."""
     found = blocks(path, layout.packing, size, on_read)
     return as_utf8(found, layout.encoding) if layout.encoding else found
@@ -111,7 +136,7 @@ def _blocks(path: str, layout: Layout, size: int, on_read: OnRead) -> Iterator[b
 class _Columnar(Protocol):
     """The readers of files in columns, which are modules with these functions."""
 
-    def read_rows(self, path: str, packing: Packing | None) -> Iterator[NumberedLine]: ...
+    def read_rows(self, path: Place, packing: Packing | None, skip: int = 0) -> Iterator[NumberedLine]: ...
     def count_rows(self, path: str, packing: Packing | None) -> int: ...
     def unread_columns(self, path: str, packing: Packing | None) -> tuple[str, ...]: ...
     def file_problem(self, path: str, packing: Packing | None) -> RowProblem | None: ...
@@ -167,17 +192,17 @@ def unread_columns(path: str) -> tuple[str, ...]:
         return ()  # what is wrong is said where the rows are read
 
 
-def _layout(path: str) -> Layout | None:
+def _layout(path: Place) -> Layout | None:
     """How the file holds its rows; None where it is empty."""
     try:
         layout = find_layout(path)
     except OSError as error:
-        raise StorageError(f"reading failed: {error.strerror or error}", where=path) from error
+        raise StorageError(f"reading failed: {error.strerror or error}", where=str(path)) from error
     if isinstance(layout, Layout):
         return layout
     if layout.reason == "empty file":
         return None
-    raise DataError(layout.what, where=path, hint=layout.hint)
+    raise DataError(layout.what, where=str(path), hint=layout.hint)
 
 
 def require_readable(paths: Sequence[str]) -> None:

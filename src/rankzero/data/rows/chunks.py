@@ -85,7 +85,7 @@ def _chunk(source: int, numbers: list[int], parts: list[bytes], problems: dict[i
 def count_in(chunk: Chunk) -> int:
     """Rows of the chunk: its lines that are not blank, and those that the container could not read."""
     if chunk.problems:
-        return sum(1 for _row in _rows(chunk))
+        return sum(1 for _row in rows_of(chunk))
     return sum(1 for line in chunk.data.removeprefix(UTF8_BOM).split(b"\n") if line and not line.isspace())
 
 
@@ -107,7 +107,7 @@ def select(chunks: Iterable[Chunk], keep: npt.NDArray[np.int64], size: int = CHU
             seen += count
             if not wanted and not chunk.problems:
                 continue
-            for ordinal, row in enumerate(_rows(chunk)):
+            for ordinal, row in enumerate(rows_of(chunk)):
                 if ordinal in wanted or (row[2] is not None and row[2].reason in DAMAGE):
                     yield row
 
@@ -116,7 +116,8 @@ def select(chunks: Iterable[Chunk], keep: npt.NDArray[np.int64], size: int = CHU
         done = 0
 
 
-def _rows(chunk: Chunk) -> Iterator[NumberedLine]:
+def rows_of(chunk: Chunk) -> Iterator[NumberedLine]:
+    """The chunk's rows one by one, without blank lines."""
     for index, (number, line) in enumerate(lines(chunk)):
         problem = chunk.problems.get(index)
         if problem is not None or (line and not line.isspace()):

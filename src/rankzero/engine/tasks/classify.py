@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rankzero.data.batches.collators.text import Collator, LabelledText, MicroBatch
+from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.labels import label_codes, label_set
 from rankzero.data.cache.training_data import TrainingData
 from rankzero.engine.distributed import sum_over_ranks
@@ -43,9 +44,10 @@ class Classification:
     """The class of each row."""
 
     def labels(self, spec: RunSpec, data: TrainingData) -> tuple[str, ...] | None:
-        labels = label_set(data.train, spec.data.labels)
-        for dataset in (data.train, data.eval):
-            if dataset is not None:
+        rows = [dataset for dataset in (data.train, data.eval) if isinstance(dataset, TokenizedDataset)]
+        labels = spec.data.labels or label_set(rows[0], None)  # of a stream, the spec names them (spec/checks.py)
+        for dataset in rows:
+            if len(dataset):
                 label_codes(dataset, labels, numbers=spec.data.labels is not None)
         return labels
 

@@ -43,24 +43,24 @@ def as_text(status: RunStatus, width: int = 80, colour: bool = False) -> str:
     parts: list[Text | Padding] = [*lines]
     if status.nodes:
         parts += [Text(), *_nodes(status.nodes, width)]
-    return _drawn(parts, width, colour)
+    return drawn(parts, width, colour)
 
 
 def as_table(rows: Sequence[RunRow], width: int = 80, colour: bool = False) -> str:
     """Runs as a table; the verdict gets what is left of the width."""
     if not rows:
         return "no runs\n"
-    table = _table(header=True)
+    table = plain_table(header=True)
     for name in ("RUN", "PHASE", "NODES", "AGE"):
         table.add_column(name, no_wrap=True, justify="right" if name in ("NODES", "AGE") else "left")
     table.add_column("VERDICT", min_width=_SHORTEST)
     for row in rows:
         phase = Text(row.phase, _STYLES.get(row.phase, _DOUBTFUL))
-        table.add_row(row.run, phase, f"{row.running}/{row.num_nodes}", _age(row.age_seconds), _cut(row.verdict))
-    return _drawn([table], width, colour)
+        table.add_row(row.run, phase, f"{row.running}/{row.num_nodes}", _age(row.age_seconds), cut(row.verdict))
+    return drawn([table], width, colour)
 
 
-def _drawn(parts: Sequence[Text | Padding | Table], width: int, colour: bool) -> str:
+def drawn(parts: Sequence[Text | Padding | Table], width: int, colour: bool) -> str:
     """As rich draws it: with colours or without, whatever this process writes to."""
     out = io.StringIO()
     console = Console(
@@ -76,11 +76,12 @@ def _drawn(parts: Sequence[Text | Padding | Table], width: int, colour: bool) ->
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-def _table(*, header: bool) -> Table:
+def plain_table(*, header: bool) -> Table:
+    """Without lines, two columns between two of its own."""
     return Table(box=None, show_header=header, header_style="", padding=(0, _GAP, 0, 0), pad_edge=False)
 
 
-def _cut(words: str) -> Text:
+def cut(words: str) -> Text:
     """In one line, as far as there is room."""
     return Text(words, no_wrap=True, overflow="ellipsis")
 
@@ -92,10 +93,10 @@ def _findings(status: RunStatus, width: int) -> list[Text]:
     for index, finding in enumerate(shown[:MOST_FINDINGS]):
         if not (index == 0 and finding.cause.rstrip(".") == status.verdict):
             label = "note" if finding.severity == "info" else "also" if index else "cause"
-            lines += [Text(), *_labelled(label, finding.cause, width, _style_of(finding))]
-        lines += _labelled("fix", finding.fix, width, _ASIDE)
+            lines += [Text(), *labelled(label, finding.cause, width, _style_of(finding))]
+        lines += labelled("fix", finding.fix, width, _ASIDE)
         if index == 0:
-            lines += [line for seen in finding.evidence[:1] for line in _labelled("seen", seen, width)]
+            lines += [line for seen in finding.evidence[:1] for line in labelled("seen", seen, width)]
     hidden = len(shown) - MOST_FINDINGS
     if hidden > 0:
         lines += [Text(), Text(f"{'':{_MARGIN}}and {counted(hidden, 'finding')} more (--json shows all)")]
@@ -110,15 +111,15 @@ def _facts(status: RunStatus, width: int) -> list[Text]:
     age = f", {span(status.age_seconds)} old" if status.age_seconds is not None else ""
     restarts = f", {counted(status.restarts, 'restart')}" if status.restarts else ""
     facts = f"{status.name}{f' ({status.kind})' if status.kind else ''}{age}{restarts}"
-    lines = _labelled("run", facts, width)
+    lines = labelled("run", facts, width)
     if status.step is not None:
-        lines += _labelled("step", _progress(status), width)
+        lines += labelled("step", _progress(status), width)
     if status.goodput:
-        lines += _labelled("goodput", status.goodput, width)
+        lines += labelled("goodput", status.goodput, width)
     if status.run_dir:
-        lines += _labelled("results", status.run_dir, width)
+        lines += labelled("results", status.run_dir, width)
     if status.exit_code:
-        lines += _labelled("exit", str(status.exit_code), width)
+        lines += labelled("exit", str(status.exit_code), width)
     return lines
 
 
@@ -141,7 +142,7 @@ def _nodes(nodes: Sequence[NodeState], width: int) -> list[Text | Padding]:
     for node in nodes:
         counts[node.state] = counts.get(node.state, 0) + 1
     summary = ", ".join(f"{count} {state}" for state, count in sorted(counts.items(), key=lambda item: -item[1]))
-    parts: list[Text | Padding] = [*_labelled("nodes", summary, width)]
+    parts: list[Text | Padding] = [*labelled("nodes", summary, width)]
     shown = list(nodes) if len(nodes) <= MOST_NODES else [node for node in nodes if not node.is_healthy][:MOST_NODES]
     hidden = sum(not node.is_healthy for node in nodes) - MOST_NODES if len(nodes) > MOST_NODES else 0
     if shown:
@@ -159,12 +160,12 @@ def _rows(nodes: Sequence[NodeState], width: int) -> Padding:
             Text.assemble(f"{node.node:>{digits}} ", (node.state, _WELL if node.is_healthy else _DOUBTFUL)),
             Text(_age(node.age_seconds)),
             Text(f"{node.restarts} restarted" if node.restarts else ""),
-            _cut(node.pod),
-            _cut(node.host),
+            cut(node.pod),
+            cut(node.host),
         )
         for node in nodes
     ]
-    table, used, kept = _table(header=False), indent, []
+    table, used, kept = plain_table(header=False), indent, []
     for column, of_column in enumerate(zip(*cells, strict=True)):
         widest = max(text.cell_len for text in of_column)
         is_name = column > 2
@@ -178,7 +179,8 @@ def _rows(nodes: Sequence[NodeState], width: int) -> Padding:
     return Padding(table, (0, 0, 0, indent), expand=False)
 
 
-def _labelled(label: str, words: str, width: int, style: str = "") -> list[Text]:
+def labelled(label: str, words: str, width: int, style: str = "") -> list[Text]:
+    """Words beside a label, wrapped between words; the label alone has the style."""
     return _wrapped(label.ljust(_MARGIN - 1), words, width, style)
 
 

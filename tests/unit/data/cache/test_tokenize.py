@@ -243,13 +243,13 @@ class TestBadData:
     def test_file_that_changes_meanwhile(
         self, path: str, tokenizer: Any, own_cache: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        original = rankzero.data.cache.segments._record_batch
+        original = rankzero.data.cache.segments.record_batch
 
         def meddling(*args: Any) -> Any:
             os.utime(path, ns=(1, 1))
             return original(*args)
 
-        monkeypatch.setattr(rankzero.data.cache.segments, "_record_batch", meddling)
+        monkeypatch.setattr(rankzero.data.cache.segments, "record_batch", meddling)
         with pytest.raises(DataError, match="changed while it was read"):
             prepare(sources(path), tokenizer, TokenRules(), own_cache)
         assert left_behind(own_cache) == []
@@ -362,7 +362,7 @@ class TestCache:
         def full(*_args: Any) -> Any:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(rankzero.data.cache.segments, "_record_batch", full)
+        monkeypatch.setattr(rankzero.data.cache.segments, "record_batch", full)
         with pytest.raises(StorageError, match="No space left") as caught:
             prepare(sources(path), tokenizer, TokenRules(), own_cache)
         assert "RANKZERO_CACHE" in caught.value.problems[0].hint and left_behind(own_cache) == []

@@ -35,7 +35,7 @@ import rankzero.data.pool, rankzero.data.cache.segments as segments, rankzero.da
 from rankzero.spec.run_spec import SourceSpec
 from tests.support.tiny import tiny_tokenizer
 
-original = segments._record_batch
+original = segments.record_batch
 
 def slow(*args):
     print("writing", flush=True)
@@ -43,7 +43,7 @@ def slow(*args):
     return original(*args)
 
 if __name__ == "__main__":
-    segments._record_batch = slow
+    segments.record_batch = slow
     workers = int(sys.argv[4])
     rankzero.data.pool.SMALL_BYTES = 0
     tokenizer = tiny_tokenizer()

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from rankzero.data.batches.collators.text import MicroBatch, target_weights, to_device
-from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.joined import Rows
 from rankzero.data.order import Indices
 
 
@@ -24,7 +24,7 @@ class PackedText:
 
     packed = True
 
-    def __call__(self, dataset: TokenizedDataset, rows: Indices, device: torch.device) -> MicroBatch:
+    def __call__(self, dataset: Rows, rows: Indices, device: torch.device) -> MicroBatch:
         tokens = [dataset.row(int(row)) for row in rows]
         batch = _end_to_end(
             rows,

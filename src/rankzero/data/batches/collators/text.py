@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.joined import Rows
 from rankzero.data.cache.labels import label_codes
 from rankzero.data.order import Indices
 
@@ -47,7 +48,7 @@ class Collator(Protocol):
     packed: bool
     """Rows lie end to end: a pass costs the sum of its rows, not rows x the longest."""
 
-    def __call__(self, dataset: TokenizedDataset, rows: Indices, device: torch.device) -> MicroBatch: ...
+    def __call__(self, dataset: Rows, rows: Indices, device: torch.device) -> MicroBatch: ...
 
     def idle(self, device: torch.device) -> MicroBatch:
         """The least pass that touches every weight and predicts nothing, for a rank that only keeps step."""
@@ -90,7 +91,7 @@ def pad_right(rows: Sequence[tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]
 
 
 def target_weights(
-    dataset: TokenizedDataset, rows: Indices, masks: Sequence[npt.NDArray[np.bool_]], device: torch.device
+    dataset: Rows, rows: Indices, masks: Sequence[npt.NDArray[np.bool_]], device: torch.device
 ) -> torch.Tensor | None:
     """What each target of these rows counts, in the order in which `pad_right` and packing have them. `masks`: which
     tokens of each row are trained."""
@@ -113,7 +114,7 @@ class PaddedText:
 
     packed = False
 
-    def __call__(self, dataset: TokenizedDataset, rows: Indices, device: torch.device) -> MicroBatch:
+    def __call__(self, dataset: Rows, rows: Indices, device: torch.device) -> MicroBatch:
         tokens = [dataset.row(int(row)) for row in rows]
         padded = pad_right(tokens)
         input_ids = to_device(padded.input_ids_BT, device)
@@ -139,9 +140,9 @@ class LabelledText:
 
     def __init__(self, labels: tuple[str, ...], *, pad_id: int) -> None:
         self._labels, self._pad_id = labels, pad_id
-        self._codes: dict[TokenizedDataset, npt.NDArray[np.int32]] = {}
+        self._codes: WeakKeyDictionary[Rows, npt.NDArray[np.int32]] = WeakKeyDictionary()
 
-    def __call__(self, dataset: TokenizedDataset, rows: Indices, device: torch.device) -> MicroBatch:
+    def __call__(self, dataset: Rows, rows: Indices, device: torch.device) -> MicroBatch:
         if dataset not in self._codes:
             self._codes[dataset] = label_codes(dataset, self._labels)
         tokens = [dataset.row(int(row))[0] for row in rows]

@@ -22,14 +22,14 @@ from rankzero.data.read.containers.arrow_rows import (
     unpacked_file,
 )
 from rankzero.data.read.containers.layout import ARROW_MAGIC
-from rankzero.data.read.containers.stream import DamagedError, Packing
+from rankzero.data.read.containers.stream import DamagedError, Packing, Place
 from rankzero.data.rows.chunks import NumberedLine
 from rankzero.data.rows.problems import RowProblem
 
 _KIND = "Arrow"
 
 
-def file_problem(path: str, packing: Packing | None) -> RowProblem | None:
+def file_problem(path: Place, packing: Packing | None) -> RowProblem | None:
     """What is wrong with the file as a whole, as far as its schema says."""
     try:
         with _open(path, packing) as (schema, _):
@@ -39,20 +39,20 @@ def file_problem(path: str, packing: Packing | None) -> RowProblem | None:
     return None
 
 
-def count_rows(path: str, packing: Packing | None) -> int:
+def count_rows(path: Place, packing: Packing | None) -> int:
     """Its rows. Raises DamagedError."""
     with _open(path, packing) as (_, batches):
         return sum(len(batch) for batch in batches)
 
 
-def unread_columns(path: str, packing: Packing | None) -> tuple[str, ...]:
+def unread_columns(path: Place, packing: Packing | None) -> tuple[str, ...]:
     """Columns whose bytes are left out of the rows. Raises DamagedError."""
     with _open(path, packing) as (schema, _):
         return tuple(column.name for column in schema if column.name.startswith(UNREAD) and _has_bytes(column.type))
 
 
-def read_rows(path: str, packing: Packing | None) -> Iterator[NumberedLine]:
-    """Every row as a JSON object, numbered from 1."""
+def read_rows(path: Place, packing: Packing | None, skip: int = 0) -> Iterator[NumberedLine]:
+    """The rows behind the first `skip` as JSON objects, numbered from 1 with all that were."""
     row = 1
     try:
         with _open(path, packing) as (schema, batches):
@@ -64,7 +64,9 @@ def read_rows(path: str, packing: Packing | None) -> Iterator[NumberedLine]:
                 ]
                 plain = pa.RecordBatch.from_arrays(columns, names=schema.names)
                 size = PICTURED_ROWS if any(_has_bytes(column.type) for column in columns) else BATCH_ROWS
-                for start in range(0, len(plain), size):
+                past = min(len(plain), max(0, skip + 1 - row))
+                row += past
+                for start in range(past, len(plain), size):
                     for line, problem in rows_of_batch(plain.slice(start, size), row):
                         yield row, line, problem
                         row += 1
@@ -73,24 +75,24 @@ def read_rows(path: str, packing: Packing | None) -> Iterator[NumberedLine]:
 
 
 @contextmanager
-def _open(path: str, packing: Packing | None) -> Iterator[tuple[Any, Iterator[Any]]]:
+def _open(path: Place, packing: Packing | None) -> Iterator[tuple[Any, Iterator[Any]]]:
     """Schema and batches. What is not packed is mapped, so that counting touches no values."""
     with unpacked_file(path, packing) as file:
         file.seek(0)
         has_footer = file.read(len(ARROW_MAGIC[0])) == ARROW_MAGIC[0]
         file.seek(0)
-        source = pa.memory_map(path) if packing is None else file
+        source = pa.memory_map(path) if packing is None and isinstance(path, str) else file
         open_ = pa.ipc.open_file if has_footer else pa.ipc.open_stream
         reader = reading(lambda: open_(source), path, _KIND)
         yield reader.schema, (_in_footer(reader, path) if has_footer else _streamed(reader, path))
 
 
-def _in_footer(reader: Any, path: str) -> Iterator[Any]:
+def _in_footer(reader: Any, path: Place) -> Iterator[Any]:
     for index in range(reader.num_record_batches):
         yield reading(lambda index=index: reader.get_batch(index), path, _KIND)  # type: ignore[misc]
 
 
-def _streamed(reader: Any, path: str) -> Iterator[Any]:
+def _streamed(reader: Any, path: Place) -> Iterator[Any]:
     def following() -> Any:
         try:
             return reader.read_next_batch()

@@ -14,7 +14,7 @@ import orjson
 import pyarrow as pa
 
 from rankzero.data.read.containers.image_bytes import embed
-from rankzero.data.read.containers.stream import DamagedError, Packing, blocks
+from rankzero.data.read.containers.stream import DamagedError, Packing, Place, blocks, opened
 from rankzero.data.rows.problems import RowProblem
 from rankzero.errors import StorageError
 from rankzero.wording import first_line
@@ -33,10 +33,10 @@ Result = TypeVar("Result")
 
 
 @contextmanager
-def unpacked_file(path: str, packing: Packing | None) -> Iterator[IO[bytes]]:
+def unpacked_file(path: Place, packing: Packing | None) -> Iterator[IO[bytes]]:
     """The file, unpacked first where it is packed as a whole: such files are not read from their beginning alone."""
     if packing is None:
-        with open(path, "rb") as file:
+        with opened(path) as file:
             yield file
         return
     with tempfile.TemporaryFile() as copy:
@@ -46,17 +46,17 @@ def unpacked_file(path: str, packing: Packing | None) -> Iterator[IO[bytes]]:
                 copy.write(block)
             except OSError as error:
                 hint = "unpack the file yourself, or set TMPDIR to a directory with room"
-                raise StorageError(f"unpacking failed: {error.strerror}", where=path, hint=hint) from error
+                raise StorageError(f"unpacking failed: {error.strerror}", where=str(path), hint=hint) from error
         yield copy
 
 
-def reading(step: Callable[[], Result], path: str, kind: str) -> Result:
+def reading(step: Callable[[], Result], path: Place, kind: str) -> Result:
     """What a step of reading gives. Raises DamagedError, and StorageError where the volume fails."""
     try:
         return step()
     except (OSError, pa.ArrowException) as error:
         if getattr(error, "errno", None):
-            raise StorageError(f"reading failed: {error}", where=path) from error
+            raise StorageError(f"reading failed: {error}", where=str(path)) from error
         what = f"the {kind} data is damaged: {first_line(error)}"
         raise DamagedError("damaged file", what, "copy or download the file again") from error
 

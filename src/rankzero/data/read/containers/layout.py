@@ -10,7 +10,7 @@ from typing import Literal
 
 import orjson
 
-from rankzero.data.read.containers.stream import PACKINGS, DamagedError, Packing, blocks
+from rankzero.data.read.containers.stream import PACKINGS, DamagedError, Packing, Place, blocks, opened
 from rankzero.data.rows.chunks import UTF8_BOM
 from rankzero.data.rows.problems import RowProblem
 from rankzero.spec.data_paths import PACKED_SUFFIXES
@@ -69,9 +69,9 @@ class Layout:
     """Rows are numbered by their place, because the file has no lines: Parquet, Arrow, and arrays in one line."""
 
 
-def find_layout(path: str) -> Layout | RowProblem:
+def find_layout(path: Place) -> Layout | RowProblem:
     """How the file holds its rows, or why it holds none that can be read. Raises OSError, StorageError, ConfigError."""
-    with open(path, "rb") as file:
+    with opened(path) as file:
         head = file.read(HEAD_BYTES + 1)
     packing = next((name for magic, name in PACKINGS.items() if head.startswith(magic)), None)
     if packing is not None:
@@ -81,17 +81,17 @@ def find_layout(path: str) -> Layout | RowProblem:
             return RowProblem(0, damage.reason, damage.what, damage.hint)
     if not head:
         return RowProblem(0, "empty file", "the file is empty", "was the download or the export cut off?")
-    if refused := _refused(head, path, packing):
+    if refused := _refused(head, str(path), packing):
         return refused
     whole = len(head) <= HEAD_BYTES
     encoding = "" if head.startswith(_BINARY) else (_wide_encoding(head[:4096]) or "")
     if encoding:
         head = head[:HEAD_BYTES].decode(encoding, errors="ignore").encode()
-    layout = _layout(head[:HEAD_BYTES], whole, path, packing)
+    layout = _layout(head[:HEAD_BYTES], whole, str(path), packing)
     return replace(layout, encoding=encoding) if encoding else layout
 
 
-def _read_head(path: str, packing: Packing) -> bytes:
+def _read_head(path: Place, packing: Packing) -> bytes:
     head = b""
     with closing(blocks(path, packing, HEAD_BYTES)) as stream:  # type: ignore[type-var]
         for block in stream:

@@ -23,12 +23,12 @@ from rankzero.data.read.containers.arrow_rows import (
     unpacked_file,
 )
 from rankzero.data.read.containers.layout import PARQUET_MAGIC
-from rankzero.data.read.containers.stream import DamagedError, Packing
+from rankzero.data.read.containers.stream import DamagedError, Packing, Place
 from rankzero.data.rows.chunks import NumberedLine
 from rankzero.data.rows.problems import RowProblem
 
 
-def file_problem(path: str, packing: Packing | None) -> RowProblem | None:
+def file_problem(path: Place, packing: Packing | None) -> RowProblem | None:
     """What is wrong with the file as a whole."""
     try:
         with _open(path, packing) as table:
@@ -38,29 +38,36 @@ def file_problem(path: str, packing: Packing | None) -> RowProblem | None:
     return None
 
 
-def count_rows(path: str, packing: Packing | None) -> int:
+def count_rows(path: Place, packing: Packing | None) -> int:
     """Its rows, of which none is read. Raises DamagedError."""
     with _open(path, packing) as table:
         return int(table.metadata.num_rows)
 
 
-def unread_columns(path: str, packing: Packing | None) -> tuple[str, ...]:
+def unread_columns(path: Place, packing: Packing | None) -> tuple[str, ...]:
     """Columns whose bytes are left out of the rows. Raises DamagedError."""
     with _open(path, packing) as table:
         return _columns(table)[1]
 
 
-def read_rows(path: str, packing: Packing | None) -> Iterator[NumberedLine]:
-    """Every row as a JSON object, numbered from 1."""
+def read_rows(path: Place, packing: Packing | None, skip: int = 0) -> Iterator[NumberedLine]:
+    """The rows behind the first `skip` as JSON objects, numbered from 1 with all that were. Row groups that lie before
+    them are not read."""
     row = 1
     try:
         with _open(path, packing) as table:
             wanted, _unread = _columns(table)
             size = PICTURED_ROWS if any(leaf.endswith(".bytes") for leaf in wanted) else BATCH_ROWS
             for group in range(table.num_row_groups):
+                rows = table.metadata.row_group(group).num_rows
+                if row + rows <= skip + 1:
+                    row += rows
+                    continue
                 batches = table.iter_batches(size, row_groups=[group], columns=wanted)
                 while (batch := reading(partial(next, batches, None), path, "Parquet")) is not None:
-                    for line, problem in rows_of_batch(batch, row):
+                    past = min(len(batch), max(0, skip + 1 - row))
+                    row += past
+                    for line, problem in rows_of_batch(batch.slice(past), row):
                         yield row, line, problem
                         row += 1
     except DamagedError as damage:
@@ -68,7 +75,7 @@ def read_rows(path: str, packing: Packing | None) -> Iterator[NumberedLine]:
 
 
 @contextmanager
-def _open(path: str, packing: Packing | None) -> Iterator[Any]:
+def _open(path: Place, packing: Packing | None) -> Iterator[Any]:
     """The file, unpacked first where it is packed as a whole: Parquet is read from its end."""
     with unpacked_file(path, packing) as file:
         file.seek(0, os.SEEK_END)

@@ -1,10 +1,11 @@
-"""A file's bytes in blocks, unpacked on the way. Knows how files are packed; nothing of what the bytes mean."""
+"""A file's bytes in blocks, unpacked on the way, here or where it lies. Knows how files are packed; nothing of what the
+bytes mean."""
 
 from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, Protocol
 
 from rankzero.errors import ConfigError, StorageError
 
@@ -17,6 +18,29 @@ PACKINGS: dict[bytes, Packing] = {
     b"BZh": "bzip2",
 }
 """By the first bytes of a file."""
+
+
+class Remote(Protocol):
+    """A file that is read where it lies."""
+
+    def __str__(self) -> str:
+        """Its URL."""
+        ...
+
+    def open(self) -> BinaryIO:
+        """Its bytes from the beginning, to be read and sought in. Raises RankzeroErrors, then and while it is read."""
+        ...
+
+
+Place = str | Remote
+"""Where a file is: a path, or elsewhere."""
+
+
+def opened(place: Place, *, buffered: bool = True) -> BinaryIO:
+    """The file, open. Raises OSError of one that is here."""
+    if not isinstance(place, str):
+        return place.open()
+    return open(place, "rb", buffering=-1 if buffered else 0)
 
 
 class DamagedError(Exception):
@@ -41,13 +65,13 @@ def _unheard(_at: int) -> None:
     pass
 
 
-def blocks(path: str, packing: Packing | None, size: int, on_read: OnRead = _unheard) -> Iterator[bytes]:
+def blocks(path: Place, packing: Packing | None, size: int, on_read: OnRead = _unheard) -> Iterator[bytes]:
     """The unpacked bytes, at most `size` at a time.
 
     Raises DamagedError where packed data is cut off or damaged, StorageError where the volume fails.
     """
     try:
-        with open(path, "rb", buffering=0) as file:
+        with opened(path, buffered=False) as file:
             if packing is not None:
                 for block in _unpacked(file, path, packing, size):
                     on_read(file.tell())
@@ -57,10 +81,10 @@ def blocks(path: str, packing: Packing | None, size: int, on_read: OnRead = _unh
                 on_read(file.tell())
                 yield block
     except OSError as error:  # the file could be opened before: what fails now is the volume
-        raise StorageError(f"reading failed: {error.strerror or error}", where=path) from error
+        raise StorageError(f"reading failed: {error.strerror or error}", where=str(path)) from error
 
 
-def _unpacked(file: BinaryIO, path: str, packing: Packing, size: int) -> Iterator[bytes]:
+def _unpacked(file: BinaryIO, path: Place, packing: Packing, size: int) -> Iterator[bytes]:
     if packing in ("xz", "bzip2"):
         yield from _by_python(file, packing, size)
         return
@@ -68,7 +92,7 @@ def _unpacked(file: BinaryIO, path: str, packing: Packing, size: int) -> Iterato
 
     if not pa.Codec.is_available(packing):
         hint = f"pip install --force-reinstall pyarrow, or unpack it first: {unpack_command(packing, path)}"
-        raise ConfigError(f"this build of pyarrow cannot read {packing} files", where=path, hint=hint)
+        raise ConfigError(f"this build of pyarrow cannot read {packing} files", where=str(path), hint=hint)
     yield from _read(pa.CompressedInputStream(file, packing), file, packing, size, (OSError, pa.ArrowException))
 
 
@@ -125,6 +149,6 @@ def _damage(file: BinaryIO, packing: Packing, message: str) -> DamagedError:
     return DamagedError("damaged file", what, "copy or download the file again")
 
 
-def unpack_command(packing: Packing, path: str) -> str:
+def unpack_command(packing: Packing, path: Place) -> str:
     """What unpacks the file in a shell."""
     return {"gzip": "gunzip -k", "zstd": "zstd -d", "xz": "xz -dk", "bzip2": "bunzip2 -k"}[packing] + f" {path}"

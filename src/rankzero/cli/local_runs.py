@@ -1,0 +1,200 @@
+"""Runs of this machine for a terminal: which one is meant, all as a table, one of them, two beside each other."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rankzero.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rankzero.run_dir.view import RunView
+
+SortKey = Literal["age", "name", "loss", "eval_loss"]
+LEVELS = "▁▂▃▄▅▆▇█"
+STYLES = {"Running": "bold green", "Succeeded": "bold green", "Failed": "bold red", "Killed": "bold red"}
+
+
+def local_run(run: str, cluster: str | None) -> Path | None:
+    """The directory of the run that is meant, where it is one of this machine: a run directory by its path, or, where
+    no cluster is chosen, a name in ./runs. None: it is a cluster's."""
+    from rankzero.run_dir.result import DEFAULT_OUTPUT
+
+    if cluster is not None:
+        return None
+    if (Path(run) / "run.yaml").is_file():
+        return Path(run)
+    here = Path(DEFAULT_OUTPUT) / run
+    return here if (here / "run.yaml").is_file() and not cluster_is_chosen() else None
+
+
+def require_local_run(run: str) -> Path:
+    """A run directory by its path, or by its name in ./runs. Raises ConfigError."""
+    from rankzero.run_dir.result import DEFAULT_OUTPUT
+    from rankzero.spec.nearby import near
+
+    for path in (Path(run), Path(DEFAULT_OUTPUT) / run):
+        if (path / "run.yaml").is_file():
+            return path
+    close = near(Path(DEFAULT_OUTPUT) / run)
+    hint = f"did you mean {close}?" if close else "`rankzero list` shows the runs of this machine"
+    raise ConfigError("there is no such run here", where=run, hint=hint)
+
+
+def cluster_is_chosen() -> bool:
+    """Whether commands find a cluster without --cluster."""
+    from rankzero.cli.planning import CLUSTER_FILE, CLUSTER_VARIABLE
+
+    return bool(os.environ.get(CLUSTER_VARIABLE)) or Path(CLUSTER_FILE).is_file()
+
+
+def local_runs(directory: Path, sort: SortKey) -> list[RunView]:
+    """The runs in a directory. Unknown values come last. Raises ConfigError where there is no such directory."""
+    from rankzero.run_dir.result import runs_in
+    from rankzero.run_dir.view import view_run
+
+    if not directory.is_dir():
+        raise ConfigError("there is no such directory of runs", where=str(directory), hint="rankzero train makes runs/")
+    runs = [view_run(Path(path)) for path in runs_in(directory)]
+    if sort == "name":
+        return sorted(runs, key=lambda run: run.name)
+    if sort == "age":
+        return sorted(runs, key=lambda run: -(run.begun or 0.0))
+
+    def value(run: RunView) -> float:
+        found = run.eval_loss if sort == "eval_loss" else run.loss
+        return float("inf") if found is None else found
+
+    return sorted(runs, key=value)
+
+
+def as_table(runs: Sequence[RunView], width: int, colour: bool) -> str:
+    """One row for each run."""
+    from rich.text import Text
+
+    from rankzero.launch.diagnose.finding import span
+    from rankzero.launch.status.text import cut, drawn, plain_table
+
+    if not runs:
+        return "no runs\n"
+    table = plain_table(header=True)
+    for name in ("RUN", "PHASE", "STEP", "LOSS", "EVAL LOSS", "AGE"):
+        table.add_column(name, no_wrap=True, justify="left" if name in ("RUN", "PHASE") else "right")
+    table.add_column("VERDICT", min_width=12)
+    for run in runs:
+        age = "" if run.begun is None else span(time.time() - run.begun)
+        phase = Text(run.phase, STYLES.get(run.phase, "bold yellow"))
+        numbers = (progress(run), number(run.loss), number(run.eval_loss), age)
+        table.add_row(cut(run.name), phase, *numbers, cut(verdict(run)))
+    return drawn([table], width, colour)
+
+
+def as_text(run: RunView, width: int, colour: bool) -> str:
+    """All that is known of a run, in lines of at most `width` columns, where words allow it."""
+    from rankzero.launch.diagnose.finding import span
+    from rankzero.launch.status.text import drawn, labelled
+
+    lines = labelled(run.phase, verdict(run), width, STYLES.get(run.phase, "bold yellow"))
+    facts: list[tuple[str, str]] = [("results", str(run.root)), ("step", progress(run))]
+    if run.loss is not None:
+        facts.append(("loss", number(run.loss)))
+    if run.eval_loss is not None:
+        facts.append(("eval loss", number(run.eval_loss)))
+    if run.phase == "Running" and run.tokens_per_second is not None:
+        facts.append(("pace", f"{run.tokens_per_second:,.0f} tok/s"))
+    if run.eta_seconds is not None:
+        facts.append(("left", f"about {span(run.eta_seconds)}"))
+    if run.goodput is not None:
+        facts.append(("goodput", str(run.goodput)))
+    for label, words in facts:
+        lines += labelled(label, words, width)
+    return drawn(lines, width, colour)
+
+
+def verdict(run: RunView) -> str:
+    """One sentence, with what to do."""
+    again = "rankzero train with the same spec"
+    saved = f"continues from step {run.resumable}" if run.resumable else "begins again: nothing is saved"
+    match run.phase:
+        case "Running":
+            return f"step {progress(run)}" if run.step else "no step is done yet"
+        case "Succeeded":
+            return f"final/ is there: rankzero generate {run.root}"
+        case "Stopped":
+            return f"stopped; {again} {saved}"
+        case "Failed":
+            return f"{run.error or 'failed'}; {again} {saved}"
+        case "Killed":
+            return f"its process is gone and said nothing; {again} {saved}"
+        case "Unknown":
+            return "a process of another host has this directory"
+
+
+def progress(run: RunView) -> str:
+    """`12/400`."""
+    return f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step)
+
+
+def number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Values as bars of eight heights, each the mean of its part of them."""
+    finite = [value for value in values if abs(value) < float("inf")]
+    if not finite:
+        return ""
+    columns = min(width, len(finite))
+    parts = [finite[at * len(finite) // columns : (at + 1) * len(finite) // columns] for at in range(columns)]
+    means = [sum(part) / len(part) for part in parts]
+    low, span = min(means), (max(means) - min(means)) or 1.0
+    return "".join(LEVELS[round((mean - low) / span * (len(LEVELS) - 1))] for mean in means)
+
+
+def compared(first: RunView, second: RunView, width: int, colour: bool) -> str:
+    """What differs in the specs, how both ended, and their curves."""
+    from rankzero.launch.status.text import drawn, plain_table
+    from rankzero.run_dir.view import curve
+
+    table = plain_table(header=True)
+    for name in ("", first.name, second.name):
+        table.add_column(name, overflow="fold")
+    for field, old, new in differences(first, second):
+        table.add_row(field, old, new)
+    rows: list[tuple[str, str, str]] = [
+        ("phase", first.phase, second.phase),
+        ("step", progress(first), progress(second)),
+        ("loss", number(first.loss), number(second.loss)),
+        ("eval loss", number(first.eval_loss), number(second.eval_loss)),
+    ]
+    if first.goodput and second.goodput:
+        rows.append(("goodput", f"{first.goodput.goodput:.1%}", f"{second.goodput.goodput:.1%}"))
+    for row in rows:
+        table.add_row(*row)
+    room = max(8, (width - 26) // 2)
+    for label, name in (("loss by step", "loss"), ("eval by step", "eval_loss")):
+        curves = [[value for _, value in curve(run.root / "metrics.jsonl", name)] for run in (first, second)]
+        if all(curves):
+            table.add_row(label, *(sparkline(values, room) for values in curves))
+    return drawn([table], width, colour)
+
+
+def differences(first: RunView, second: RunView) -> list[tuple[str, str, str]]:
+    """Fields of the specs that differ, besides the name: field, one value, the other. Raises ConfigError."""
+    from rankzero.spec.diff import compare
+
+    return [
+        (change.field, str(change.old), str(change.new))
+        for change in compare(spec_of(first.root), spec_of(second.root))
+        if change.field not in ("name", "output_dir")
+    ]
+
+
+def spec_of(root: Path) -> Any:
+    """The spec of a run. Raises ConfigError."""
+    from rankzero.spec.load import load_run_spec
+
+    return load_run_spec(root / "run.yaml", env={}).spec

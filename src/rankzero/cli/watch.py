@@ -1,0 +1,109 @@
+"""`rankzero watch`: one run as a page in the terminal that stays up to date, here or on a cluster."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rankzero.cli.logs import RunArgument
+from rankzero.cli.render import ClusterOption
+from rankzero.errors import UsageError
+
+if TYPE_CHECKING:
+    from rankzero.launch.evidence import Evidence
+
+HERE_SECONDS, THERE_SECONDS = 1.0, 5.0
+"""Between two looks: at files, and at a cluster's API."""
+LINES = 6
+CURVES = ("loss", "eval_loss", "learning_rate", "grad_norm", "tokens_per_second")
+_MARGIN = 20
+_GPU_QUERY = ("--query-gpu=index,utilization.gpu,memory.used,memory.total", "--format=csv,noheader,nounits")
+
+Page = Callable[[int], tuple[str, bool]]
+"""What is to be shown at a width, and whether the run is over."""
+
+
+def watch(run: RunArgument, cluster: ClusterOption = None) -> None:
+    """Look at a run while it goes on.
+
+    Curves, last lines, GPUs, and where the time goes. Ctrl-C leaves; the run goes on.
+    """
+    from rankzero.cli.cluster_option import backend_for, find_run
+    from rankzero.cli.local_runs import local_run
+
+    if not sys.stdout.isatty():
+        raise UsageError("there is no terminal to draw on", where="watch", hint="rankzero status prints once")
+    here = local_run(run, cluster)
+    if here is not None:
+        show(lambda width: page_of_here(here, width), HERE_SECONDS)
+        return
+    _, backend = backend_for(cluster)
+    name = find_run(backend, run)
+    show(lambda width: page_of_cluster(backend.collect(name, log_lines=200), width), THERE_SECONDS)
+
+
+def show(page: Page, seconds: float) -> None:
+    """Draw it again and again until the run is over or somebody leaves."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console()
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        try:
+            while True:
+                text, over = page(console.width)
+                live.update(Text.from_ansi(text), refresh=True)
+                if over:
+                    return
+                time.sleep(seconds)
+        except KeyboardInterrupt:
+            return
+
+
+def page_of_here(root: Path, width: int) -> tuple[str, bool]:
+    """A run of this machine."""
+    from rankzero.cli.local_runs import as_text, number, sparkline
+    from rankzero.run_dir.paths import RunDir
+    from rankzero.run_dir.view import curve, view_run
+    from rankzero.wording import printable
+
+    run, parts = view_run(root), []
+    for name in CURVES:
+        values = [value for _, value in curve(RunDir(root).metrics, name)]
+        if len(values) > 1:
+            newest = f"{values[-1]:.3g}" if name == "learning_rate" else number(values[-1])
+            parts.append(f"{name.replace('_', ' '):{_MARGIN - 2}s}{sparkline(values, width - _MARGIN - 14)}  {newest}")
+    text = as_text(run, width, colour=True) + ("\n" + "\n".join(parts) + "\n" if parts else "")
+    if gpus := gpu_lines():
+        text += "\n" + "\n".join(gpus) + "\n"
+    try:
+        lines = RunDir(root).log(0).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    return text + "\n" + "\n".join(printable(line)[:width] for line in lines[-LINES:]) + "\n", run.is_over
+
+
+def page_of_cluster(evidence: Evidence, width: int) -> tuple[str, bool]:
+    """A run of a cluster, from one look at it."""
+    from rankzero.launch.status import as_text, run_status
+    from rankzero.wording import printable
+
+    status = run_status(evidence)
+    newest = [line for log in evidence.logs.values() for line in log.splitlines()[-LINES:]]
+    text = as_text(status, width=width, colour=True)
+    return text + "\n" + "\n".join(printable(line)[:width] for line in newest[-LINES:]) + "\n", status.is_over
+
+
+def gpu_lines() -> list[str]:
+    """What nvidia-smi says of each GPU; nothing where there is none."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    done = subprocess.run(["nvidia-smi", *_GPU_QUERY], capture_output=True, text=True, check=False, timeout=10)
+    rows = [line.split(", ") for line in done.stdout.splitlines()] if done.returncode == 0 else []
+    return [f"GPU {i:>2}  {busy:>3} %  {int(used):,} of {int(total):,} MiB" for i, busy, used, total in rows]

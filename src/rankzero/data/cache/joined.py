@@ -1,0 +1,93 @@
+"""What collators ask of rows, and rows of several data sets as one. Knows nothing of where they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from rankzero.data.cache.dataset import Indices, Int32, RowLabels, TokenizedDataset
+
+
+class Rows(Protocol):
+    """Tokenised rows by number; TokenizedDataset says what each of these is."""
+
+    def __len__(self) -> int: ...
+    @property
+    def lengths(self) -> Int32: ...
+    @property
+    def supervised(self) -> Int32: ...
+    @property
+    def loss_weights(self) -> npt.NDArray[np.float64]: ...
+    @property
+    def label_names(self) -> RowLabels: ...
+    @property
+    def directory(self) -> Path: ...
+    def row(self, i: int) -> tuple[Int32, npt.NDArray[np.bool_]]: ...
+    def weights(self, i: int) -> npt.NDArray[np.float32] | None: ...
+    def images(self, i: int) -> tuple[str, ...]: ...
+    def where(self, i: int) -> str: ...
+
+
+class JoinedRows:
+    """Chosen rows of one or more data sets, in this order."""
+
+    def __init__(self, parts: Sequence[tuple[TokenizedDataset, Indices]]) -> None:
+        self._parts = list(parts)
+        self._starts = np.cumsum([0, *(len(rows) for _, rows in self._parts)])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @cached_property
+    def lengths(self) -> Int32:
+        return self._joined("lengths")
+
+    @cached_property
+    def supervised(self) -> Int32:
+        return self._joined("supervised")
+
+    @cached_property
+    def loss_weights(self) -> npt.NDArray[np.float64]:
+        return self._joined("loss_weights")
+
+    @cached_property
+    def label_names(self) -> RowLabels:
+        names: dict[str, int] = {}
+        texts = [dataset.label_names[int(row)] for dataset, rows in self._parts for row in rows]
+        codes = [-1 if text is None else names.setdefault(text, len(names)) for text in texts]
+        return RowLabels(tuple(names), np.array(codes, dtype=np.int32))
+
+    @property
+    def directory(self) -> Path:
+        return self._parts[0][0].directory
+
+    def row(self, i: int) -> tuple[Int32, npt.NDArray[np.bool_]]:
+        dataset, row = self._locate(i)
+        return dataset.row(row)
+
+    def weights(self, i: int) -> npt.NDArray[np.float32] | None:
+        dataset, row = self._locate(i)
+        return dataset.weights(row)
+
+    def images(self, i: int) -> tuple[str, ...]:
+        dataset, row = self._locate(i)
+        return dataset.images(row)
+
+    def where(self, i: int) -> str:
+        dataset, row = self._locate(i)
+        return dataset.where(row)
+
+    def _joined(self, name: str) -> npt.NDArray[Any]:
+        return np.concatenate([getattr(dataset, name)[rows] for dataset, rows in self._parts])
+
+    def _locate(self, i: int) -> tuple[TokenizedDataset, int]:
+        if not 0 <= i < len(self):
+            raise IndexError(f"row {i} of {len(self)}")
+        part = int(np.searchsorted(self._starts, i, side="right")) - 1
+        dataset, rows = self._parts[part]
+        return dataset, int(rows[i - int(self._starts[part])])

@@ -1,0 +1,200 @@
+"""A run directory as somebody sees it who was not there: how far it is, and how it ended. Writes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rankzero.run_dir.goodput import Goodput, Start, read_starts, summed_up
+from rankzero.run_dir.handover import read_error
+from rankzero.run_dir.lease import holder
+from rankzero.run_dir.paths import RunDir
+
+Phase = Literal["Running", "Succeeded", "Stopped", "Failed", "Killed", "Unknown"]
+"""Killed: its process is gone and has said nothing. Unknown: a process of another host has the directory."""
+
+_TAIL_BYTES = 1 << 16
+"""Of metrics.jsonl: some hundred steps. Evaluations further back are looked for in all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """One run at one moment."""
+
+    root: Path
+    phase: Phase
+    step: int
+    total_steps: int | None
+    """None: it has not begun to train, or is of a version that did not say."""
+    loss: float | None
+    eval_loss: float | None
+    """Of the result where there is one, else of the newest evaluation."""
+    tokens_per_second: float | None
+    begun: float | None
+    """Of the first start: Unix seconds."""
+    updated: float | None
+    """When the run last said anything."""
+    resumable: int | None
+    """The newest step with a checkpoint."""
+    error: str
+    """Why the last start failed."""
+    goodput: Goodput | None
+
+    @property
+    def name(self) -> str:
+        return self.root.name
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will happen by itself."""
+        return self.phase not in ("Running", "Unknown")
+
+    @property
+    def eta_seconds(self) -> float | None:
+        """At the pace of this start. None where it does not run or has made no step yet."""
+        if self.phase != "Running" or not self.total_steps or self.goodput is None or not self.step:
+            return None
+        spent = sum(self.goodput.seconds.get(kind, 0.0) for kind in ("step", "input_wait", "evaluation", "save_wait"))
+        return spent / self.step * (self.total_steps - self.step)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return {
+            "run": str(self.root),
+            "phase": self.phase,
+            "step": self.step,
+            "total_steps": self.total_steps,
+            "loss": self.loss,
+            "eval_loss": self.eval_loss,
+            "tokens_per_second": self.tokens_per_second,
+            "eta_seconds": self.eta_seconds,
+            "begun": self.begun,
+            "updated": self.updated,
+            "newest_checkpoint": self.resumable,
+            "error": self.error,
+            "goodput": None if self.goodput is None else self.goodput.to_json(),
+        }
+
+
+def view_run(root: Path) -> RunView:
+    """Look at a run directory. What cannot be read is left out: it may be written at this moment."""
+    run_dir = RunDir(root)
+    starts = _read_starts(run_dir)
+    report = _read_json(run_dir.report)
+    rows = list(rows_from_end(run_dir.metrics))
+    losses = [row for row in rows if isinstance(row.get("loss"), float | int) and isinstance(row.get("step"), int)]
+    newest = losses[0] if losses else {}
+    steps = run_dir.committed_steps()
+    phase = _phase(root, starts, report)
+    done = report is not None and phase == "Succeeded"
+    return RunView(
+        root=root,
+        phase=phase,
+        step=int(newest.get("step", steps[0] if steps else 0)),
+        total_steps=(starts[-1].total_steps or None) if starts else None,
+        loss=newest.get("loss"),
+        eval_loss=report.get("eval_loss") if done and report else _newest_evaluation(run_dir.metrics, rows),
+        tokens_per_second=newest.get("tokens_per_second"),
+        begun=starts[0].begun if starts else None,
+        updated=starts[-1].updated if starts else newest.get("time"),
+        resumable=steps[0] if steps else None,
+        error=_error(run_dir) if phase == "Failed" else "",
+        goodput=_goodput(starts, phase) if starts else None,
+    )
+
+
+def rows_from_end(metrics: Path, most_bytes: int = _TAIL_BYTES) -> Iterator[dict[str, Any]]:
+    """The rows of metrics.jsonl, the newest first, as far as they lie in the last bytes of it."""
+    try:
+        with metrics.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - most_bytes))
+            lines = file.read().splitlines()
+    except OSError:
+        return
+    for line in reversed(lines):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):  # the first one may be cut, the last one half written
+            continue
+        if isinstance(row, dict):
+            yield row
+
+
+def curve(metrics: Path, name: str) -> list[tuple[int, float]]:
+    """A metric by step. A step that was made again counts as it was made last."""
+    points: dict[int, float] = {}
+    for row in rows_from_end(metrics, most_bytes=1 << 62):
+        value = row.get(name)
+        if isinstance(value, float | int) and isinstance(row.get("step"), int):
+            points.setdefault(row["step"], float(value))
+    return sorted(points.items())
+
+
+def _phase(root: Path, starts: list[Start], report: dict[str, Any] | None) -> Phase:
+    lease = _read_json(root / "lease.json") or {}
+    said = bool(starts and starts[-1].ended)  # this process itself writes its page when its start has ended
+    if holder(root) is not None and not (said and lease.get("pid") == os.getpid()):
+        return "Running"
+    if not starts:
+        return "Succeeded" if report is not None else "Stopped"
+    ended = starts[-1].ended
+    if ended is None:
+        return "Killed" if _is_of_this_host(lease) else "Unknown"
+    phases: dict[str, Phase] = {"finished": "Succeeded", "stopped": "Stopped", "failed": "Failed"}
+    return phases.get(ended, "Unknown")
+
+
+def _is_of_this_host(lease: dict[str, Any]) -> bool:
+    here = socket.gethostname()
+    return bool(lease.get("host", here) == here)
+
+
+def _goodput(starts: list[Start], phase: Phase) -> Goodput:
+    """Of a run that is under way, up to now: the kind that it is in at this moment is not in its line yet."""
+    return summed_up(starts) if phase != "Running" else summed_up([*starts[:-1], _until_now(starts[-1])])
+
+
+def _until_now(start: Start) -> Start:
+    spent = dict(start.seconds)
+    last = next(reversed(spent), "step")
+    spent[last] = spent.get(last, 0.0) + max(0.0, time.time() - start.updated)
+    return Start(start.begun, time.time(), start.from_step, start.step, seconds=spent)
+
+
+def _newest_evaluation(metrics: Path, rows: list[dict[str, Any]]) -> float | None:
+    for row in rows:
+        if isinstance(row.get("eval_loss"), float | int):
+            return float(row["eval_loss"])
+    values = curve(metrics, "eval_loss")
+    return values[-1][1] if values else None
+
+
+def _error(run_dir: RunDir) -> str:
+    error = read_error(run_dir.error)
+    if error is None:
+        return ""
+    problem = error.problems[0]
+    first, _, others = problem.where.partition(", ")
+    return f"{problem.what} ({first}{' and more' if others else ''})" if first else problem.what
+
+
+def _read_starts(run_dir: RunDir) -> list[Start]:
+    try:
+        return read_starts(run_dir.starts)
+    except OSError:
+        return []
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,153 @@
+"""`list`, `status`, `logs`, `compare` and `watch` of runs of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rankzero.cli import watch
+from rankzero.cli.local_runs import sparkline
+from rankzero.cli.logs import log_lines
+from rankzero.run_dir.goodput import Start, StartLine
+from rankzero.run_dir.lease import Lease
+from tests.support.cli import Cli
+
+
+def make_run(root: Path, *losses: float, eval_loss: float | None = None, **changes: Any) -> Path:
+    """A run directory of so many steps."""
+    (root / "logs").mkdir(parents=True)
+    spec = {"name": root.name, "model": {"name": "m"}, "data": {"train": "t.jsonl"}, **changes}
+    (root / "run.yaml").write_text(yaml.safe_dump(spec))
+    rows: list[dict[str, Any]] = [{"step": step, "loss": loss} for step, loss in enumerate(losses, 1)]
+    if eval_loss is not None:
+        rows[-1]["eval_loss"] = eval_loss
+    (root / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    line = StartLine(root / "starts.jsonl", Start(100.0, 100.0, step=len(losses), total_steps=10, ended="stopped"))
+    line.write({"step": 5.0})
+    line.close()
+    (root / "logs/rank-0.log").write_text("one\ntwo\n\x1b]0;three\x07\n")
+    return root
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(capfd, monkeypatch)
+
+
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """./runs with `good` and `bad`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RANKZERO_CLUSTER", raising=False)
+    make_run(tmp_path / "runs/good", 3.0, 2.0, 1.0, eval_loss=0.5, train={"learning_rate": 0.1})
+    make_run(tmp_path / "runs/bad", 3.0, 4.0, eval_loss=5.0, train={"learning_rate": 0.2})
+    make_run(tmp_path / "runs/unknown", 3.0)
+    return tmp_path / "runs"
+
+
+def test_list_in_order(cli: Cli, two: Path) -> None:
+    done = cli("list --sort eval_loss")
+    assert done.code == 0, done.err
+    assert [line.split()[0] for line in done.out.splitlines()] == ["RUN", "good", "bad", "unknown"]
+    assert done.out.splitlines()[1].split()[1:5] == ["Stopped", "3/10", "1.0000", "0.5000"]
+    assert [line.split()[0] for line in cli("list --sort name").out.splitlines()][1:] == ["bad", "good", "unknown"]
+    assert [row["eval_loss"] for row in json.loads(cli(f"list {two} --sort eval_loss --json").out)] == [0.5, 5.0, None]
+
+
+def test_a_cluster_that_is_chosen_is_asked(cli: Cli, two: Path) -> None:
+    (two.parent / "cluster.yaml").write_text("kind: nothing\n")
+    assert "kind" in cli("list").err, "the cluster's file was read"
+    assert "kind" in cli("status good").err
+    assert cli("status runs/good").code == 0, "a path is of this machine"
+    assert cli("list runs").code == 0
+    assert cli("list runs --cluster x").code == 2
+
+
+def test_status_and_compare(cli: Cli, two: Path) -> None:
+    done = cli("status good")
+    assert done.code == 0 and done.out.startswith("Stopped   stopped; rankzero train with the same spec begins again")
+    assert json.loads(cli("status runs/good --json").out)["step"] == 3
+    done = cli("compare good runs/bad")
+    assert done.code == 0, done.err
+    lines = {line.split("  ")[0]: line.split() for line in done.out.splitlines()}
+    assert lines["train.learning_rate"][1:] == ["0.1", "0.2"]
+    assert lines["eval loss"][2:] == ["0.5000", "5.0000"]
+    assert lines["loss by step"][3:] == ["█▅▁", "▁█"] or lines["loss by step"][3:] == ["█▄▁", "▁█"]
+    assert "name" not in lines
+    assert json.loads(cli("compare good bad --json").out)["spec"] == {"train.learning_rate": ["0.1", "0.2"]}
+
+
+def test_no_such_run(cli: Cli, two: Path) -> None:
+    done = cli("compare good god")
+    assert done.code == 78 and "there is no such run here" in done.err and "runs/good" in done.err
+    assert cli("list nowhere").code == 78
+
+
+def test_logs(cli: Cli, two: Path) -> None:
+    assert cli("logs good --tail 2").out.splitlines()[0] == "two"
+    assert "\x1b" not in cli("logs good").out
+    assert json.loads(cli("logs good --tail 2 --json").out.splitlines()[0]) == {"rank": 0, "text": "two"}
+    done = cli("logs good --rank 3")
+    assert done.code == 78 and "rank-0.log" in done.err
+    assert cli("logs good --since 10m").code == 2
+    assert cli("logs good --tail 0").out == ""
+
+
+def test_logs_are_followed_to_the_end_of_the_run(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also a line that is written in two parts, and one between the last look and the end."""
+    monkeypatch.setattr("rankzero.cli.logs.FOLLOW_SECONDS", 0.0)
+    root = two / "good"
+    lease = Lease(root)
+    lease.acquire()
+    heard: list[str] = []
+    seen = threading.Event()
+
+    def follow() -> None:
+        for line in log_lines(root, 0, 1, follow=True):
+            heard.append(line)
+            seen.set()
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    assert seen.wait(60)
+    seen.clear()
+    file = os.open(root / "logs/rank-0.log", os.O_WRONLY | os.O_APPEND)
+    for part in (b"fo", b"ur\n"):
+        os.write(file, part)
+    assert seen.wait(60)
+    os.write(file, b"five\n")
+    lease.release()
+    os.close(file)
+    thread.join(60)
+    assert heard[1:] == ["four", "five"]
+
+
+def test_the_page_of_a_run(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "gpu_lines", lambda: ["GPU  0   97 %  1,000 of 80,000 MiB"])
+    text, over = watch.page_of_here(two / "good", 60)
+    assert over
+    lines = text.splitlines()
+    assert any(line.startswith("loss  ") and line.endswith("▁  1.0000") for line in lines), text
+    assert "GPU  0   97 %  1,000 of 80,000 MiB" in lines
+    assert "two" in lines
+    assert all(len(line) <= 60 for line in lines if "\x1b" not in line and str(two) not in line)
+
+
+def test_nothing_is_drawn_where_there_is_no_terminal(cli: Cli, two: Path) -> None:
+    done = cli("watch good")
+    assert done.code == 2 and "rankzero status" in done.err
+
+
+@pytest.mark.parametrize(
+    ("values", "bars"),
+    [([], ""), ([1.0], "▁"), ([1.0, 2.0], "▁█"), ([1.0, float("nan"), 8.0], "▁█"), ([float("inf")], "")],
+)
+def test_sparklines(values: list[float], bars: str) -> None:
+    assert sparkline(values, 8) == bars
+    assert len(sparkline([float(n) for n in range(1000)], 40)) == 40

@@ -1,0 +1,118 @@
+"""A pass that runs out of memory: the step is made again in smaller ones, with the same result, and that is kept."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rankzero.data.batches.loader import MicroBatch
+from rankzero.engine.passes import is_out_of_memory, remembered
+from rankzero.engine.step import Stepper
+from rankzero.errors import ConfigError, StoppedError
+from rankzero.model.memory import MemoryPlan
+from rankzero.run_dir.atomic import write_json
+from rankzero.run_dir.paths import RunDir
+from tests.support.forked import fail_above
+from tests.support.runs import log, metrics, run_here, run_root, small_spec, stop_in
+
+
+def too_much() -> None:
+    """Torch's own words for more memory than there is."""
+    torch.empty(1 << 58, dtype=torch.uint8)
+
+
+def fail_in_evaluations(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have passes of more tokens fail where nothing is trained."""
+    predict = Stepper.predict
+
+    def predicted(self: Any, batch: MicroBatch) -> torch.Tensor:
+        if not torch.is_grad_enabled() and batch.computed > tokens:
+            too_much()
+        return predict(self, batch)
+
+    monkeypatch.setattr(Stepper, "predict", predicted)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    spec = small_spec(tmp_path_factory.mktemp("whole"), tiny)
+    run_here(spec)
+    return metrics(spec)
+
+
+def assert_same_losses(found: list[dict[str, Any]], whole: list[dict[str, Any]]) -> None:
+    """But for rounding: the same rows, the same dropout."""
+    assert [row["step"] for row in found] == [row["step"] for row in whole]
+    for name in ("loss", "grad_norm", "eval_loss"):
+        values = [row[name] for row in found if name in row]
+        assert values == pytest.approx([row[name] for row in whole if name in row], rel=1e-5), name
+
+
+def test_what_torch_says_is_known() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        too_much()
+    assert is_out_of_memory(caught.value)
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory")) and is_out_of_memory(MemoryError())
+    assert not is_out_of_memory(RuntimeError("shapes do not match")) and not is_out_of_memory(OSError())
+
+
+def test_the_step_is_made_again_in_smaller_passes_and_later_starts_begin_with_them(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: list[dict[str, Any]]
+) -> None:
+    spec = small_spec(tmp_path, tiny)
+    fail_above(100, monkeypatch)
+    with pytest.raises(StoppedError):
+        run_here(spec, log_level="INFO", hooks=stop_in(6))
+    kept = json.loads((run_root(spec) / "pass-limit.json").read_text())
+    limit = kept["micro_batch_tokens"]
+    assert limit <= 64 and (kept["planned"], kept["ran_out_in"]) == (128, "step 3")
+    events = [row for row in metrics(spec) if "out_of_memory" in row]
+    assert [(row["step"], row["micro_batch_tokens"]) for row in events] == [(3, limit)]
+    assert f"step 3: out of memory; made again in passes of up to {limit} tokens" in log(spec)
+
+    run_here(spec, log_level="INFO")  # a pass that is too large would be an event again
+    assert f"passes of up to {limit} tokens: with 128 an earlier start ran out of memory" in log(spec)
+    assert "continuing from step 6 bit-exactly" in log(spec)
+    assert_same_losses(metrics(spec), undisturbed)
+
+
+def test_another_plan_is_not_bound_by_what_was_found_out(tmp_path: Path) -> None:
+    run_dir, setting = RunDir(tmp_path), {"device": "a", "processes": 2}
+    plan = MemoryPlan(micro_batch_tokens=128, pass_cost_tokens=8, gradient_checkpointing=False, expected_bytes=1)
+    assert remembered(run_dir, plan, setting) == plan
+    found = {"micro_batch_tokens": 32, "planned": 128, "ran_out_in": "step 3", "setting": setting}
+    write_json(run_dir.pass_limit, found)
+    assert remembered(run_dir, plan, setting) == replace(plan, micro_batch_tokens=32)
+    assert remembered(run_dir, plan, {**setting, "processes": 4}) == plan
+    other = replace(plan, micro_batch_tokens=100)
+    assert remembered(run_dir, other, setting) == other
+    for damaged in ("", "[]", '{"planned": 128}', "\x80\x04"):
+        run_dir.pass_limit.write_text(damaged)
+        assert remembered(run_dir, plan, setting) == plan
+
+
+def test_where_no_pass_can_be_smaller_it_is_an_error_with_ways_out(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = small_spec(tmp_path, tiny)
+    fail_above(3, monkeypatch)
+    with pytest.raises(ConfigError, match="out of memory") as caught:
+        run_here(spec)
+    hint = caught.value.problems[0].hint
+    assert hint.startswith("set train.gradient_checkpointing: true, then ") and "data.max_length lower" in hint
+
+
+def test_an_evaluation_is_made_again_in_smaller_passes(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: list[dict[str, Any]]
+) -> None:
+    spec = small_spec(tmp_path, tiny)
+    fail_in_evaluations(100, monkeypatch)
+    run_here(spec, log_level="INFO")
+    assert "the evaluation after step 4: out of memory" in log(spec)
+    assert json.loads((run_root(spec) / "pass-limit.json").read_text())["micro_batch_tokens"] <= 64
+    assert_same_losses(metrics(spec), undisturbed)

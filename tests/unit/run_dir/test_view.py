@@ -1,0 +1,124 @@
+"""What a run directory says to somebody who looks at it: while it is written, and after every kind of end."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankzero.errors import NonFiniteError, RankzeroError, StoppedError
+from rankzero.run_dir.goodput import Start, StartLine
+from rankzero.run_dir.handover import write_error
+from rankzero.run_dir.lease import Lease
+from rankzero.run_dir.view import curve, rows_from_end, view_run
+from tests.support.forked import Ordeal, suffer
+from tests.support.runs import run_here, run_root, small_spec
+
+
+def rows(root: Path, *values: dict[str, Any]) -> Path:
+    root.mkdir(exist_ok=True)
+    path = root / "metrics.jsonl"
+    path.write_text("".join(json.dumps(value) + "\n" for value in values))
+    return path
+
+
+def start(root: Path, **changes: Any) -> None:
+    root.mkdir(exist_ok=True)
+    line = StartLine(root / "starts.jsonl", Start(begun=100.0, updated=100.0, **changes))
+    line.write({"startup": 2.0, "step": 8.0})
+    line.close()
+
+
+def test_a_finished_run(tmp_path: Path, tiny: Path) -> None:
+    spec = small_spec(tmp_path, tiny, train__max_steps=2)
+    report = run_here(spec)
+    seen = view_run(run_root(spec))
+    assert (seen.phase, seen.step, seen.total_steps, seen.resumable) == ("Succeeded", 2, 2, 2)
+    assert seen.loss == report["train_loss_last"] and seen.eval_loss == report["eval_loss"]
+    assert seen.goodput is not None and seen.goodput.starts == 1 and seen.is_over
+    json.dumps(seen.to_json(), allow_nan=False)
+
+
+def test_a_run_that_failed_says_why_until_it_is_started_again(tmp_path: Path, tiny: Path) -> None:
+    spec = small_spec(tmp_path, tiny, train__max_steps=3, eval_rows=0)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(NonFiniteError):
+        run_here(spec, hooks=suffer(Ordeal(nan_in_step=2), patch))
+    seen = view_run(run_root(spec))
+    assert (seen.phase, seen.step, seen.total_steps) == ("Failed", 1, 3)
+    assert seen.error.startswith("step 2: the loss is nan") and "train.jsonl:" in seen.error
+    run_here(spec)
+    assert (view_run(run_root(spec)).phase, view_run(run_root(spec)).error) == ("Succeeded", "")
+
+
+def test_a_run_that_was_stopped(tmp_path: Path, tiny: Path) -> None:
+    spec = small_spec(tmp_path, tiny, train__max_steps=3, eval_rows=0)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(StoppedError):
+        run_here(spec, hooks=suffer(Ordeal(stop_in_step=2), patch))
+    seen = view_run(run_root(spec))
+    assert (seen.phase, seen.step, seen.resumable) == ("Stopped", 2, 2)
+
+
+def test_a_process_that_has_the_directory_runs(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    lease = Lease(root)
+    lease.acquire()
+    try:
+        start(root, step=4, total_steps=8)
+        rows(root, {"step": 4, "loss": 2.0, "tokens_per_second": 10.0})
+        seen = view_run(root)
+        assert (seen.phase, seen.step, seen.total_steps) == ("Running", 4, 8)
+        assert seen.eta_seconds is not None and seen.eta_seconds >= 8.0, "four steps took eight seconds, and until now"
+        assert not seen.is_over
+    finally:
+        lease.release()
+
+
+def test_one_that_is_gone_without_a_word_was_killed(tmp_path: Path) -> None:
+    start(tmp_path / "run", step=4)
+    assert view_run(tmp_path / "run").phase == "Killed"
+
+
+def test_one_of_another_host_may_run(tmp_path: Path) -> None:
+    start(tmp_path / "run", step=4)
+    (tmp_path / "run/lease.json").write_text(json.dumps({"token": 1, "host": "elsewhere", "pid": 1, "beat": 3}))
+    seen = view_run(tmp_path / "run")
+    assert seen.phase == "Unknown" and not seen.is_over
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "starts.jsonl", "report.json", "lease.json", "error.json"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"a": 1}\n', b"null\n"])
+def test_half_a_file_is_no_error(name: str, content: bytes, tmp_path: Path) -> None:
+    start(tmp_path, ended="failed")
+    rows(tmp_path, {"step": 1, "loss": 1.0})
+    write_error(tmp_path / "error.json", RankzeroError("why"), "", lambda text: text)
+    (tmp_path / name).write_bytes(content)
+    json.dumps(view_run(tmp_path).to_json())
+
+
+def test_of_a_long_file_only_the_end_is_read(tmp_path: Path) -> None:
+    path = rows(tmp_path, *({"step": step, "loss": 1.0 / step} for step in range(1, 100)))
+    newest = list(rows_from_end(path, most_bytes=100))
+    assert newest[0]["step"] == 99 and 1 < len(newest) < 5
+    assert [step for step, _ in curve(path, "loss")] == list(range(1, 100))
+
+
+def test_a_step_that_was_made_again_counts_once(tmp_path: Path) -> None:
+    path = rows(tmp_path, {"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"step": 2, "loss": 1.0}, {"step": 3})
+    assert curve(path, "loss") == [(1, 3.0), (2, 1.0)]
+
+
+def test_the_newest_evaluation_may_be_far_back(tmp_path: Path) -> None:
+    filler = ({"step": step, "loss": 1.0, "note": "x" * 500} for step in range(2, 400))
+    rows(tmp_path, {"step": 1, "loss": 1.0, "eval_loss": 0.5}, *filler)
+    assert view_run(tmp_path).eval_loss == 0.5
+
+
+def test_looking_is_cheap(tmp_path: Path) -> None:
+    """A list of a hundred runs of a hundred thousand steps each must not read them."""
+    path = rows(tmp_path, *({"step": step, "loss": 1.0, "eval_loss": 1.0} for step in range(1, 100_001)))
+    begun = time.process_time()
+    view_run(tmp_path)
+    assert time.process_time() - begun < 0.05 * path.stat().st_size / 4e6 + 0.05
