@@ -10,7 +10,7 @@ PYTEST   := $(VENV)/bin/python -m pytest
 WORKERS  ?= 2
 PYTESTS  := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
 
-.PHONY: quickstart test test-deepspeed test-streaming lint format bench bench-gpu faults soak audit golden kfp schema image clean
+.PHONY: quickstart test test-deepspeed test-streaming lint format bench bench-gpu faults soak soak-run audit golden kfp schema image clean
 
 quickstart: $(VENV)/.train
 	$(VENV)/bin/rankzero quickstart
@@ -54,6 +54,11 @@ faults: $(VENV)/.dev
 SOAK ?= 200
 soak: $(VENV)/.dev
 	SOAK=$(SOAK) $(PYTEST) -s tests/faults/test_node_soak.py
+
+# One run under random faults by the command itself, for about so many minutes, and half as long undisturbed.
+MINUTES ?= 30
+soak-run: $(VENV)/.dev
+	MINUTES=$(MINUTES) $(PYTEST) -s tests/faults/test_long_run.py
 
 # Known vulnerabilities of what constraints.txt pins. Needs the network.
 audit: $(VENV)/bin/python

@@ -3,9 +3,9 @@
     python benchmarks/goodput.py [--kills 10] [--steps 200] [--nproc 1] [--every 2] [--seed 0] [--work DIR]
 
 Both train the same small model on the same rows on this machine's CPU, full weights, with a checkpoint every few steps.
-Each contestant runs once undisturbed, then again with kills: as a drawn step has ended, and a drawn part of the next
-one, a drawn process gets SIGTERM and, 30 s later, SIGKILL where it is still there, as a pod that is evicted; or SIGKILL
-at once. Then, when all processes are gone or have been killed after the same 30 s, the same command is given again.
+Each contestant runs once undisturbed, then again with kills: after a drawn step (at least one of each start) and a
+drawn part of the next one, a drawn process gets SIGTERM and, 30 s later, SIGKILL where it is still there, as a pod that
+is evicted; or SIGKILL at once. When all processes are gone, the same command is given again.
 
 Possible is the wall time of the undisturbed run, and for each kill the time that a start takes to the end of its first
 step, which is the step that was cut off: what no checkpoint can save. The figure is possible ÷ actual, each contestant
@@ -127,7 +127,8 @@ def run(contestant: Contestant, nproc: int, kills: Sequence[Kill]) -> Measured:
     measured, left, began, cpu = Measured(), list(kills), time.time(), cpu_seconds()
     while True:
         measured.starts += 1
-        started, known = time.time(), len(contestant.done())
+        started = time.time()
+        before = known = len(contestant.done())
         processes = start(contestant.command, nproc)
         kill = left.pop(0) if left else None
         waited_since, killed_at = time.time(), 0.0
@@ -138,7 +139,7 @@ def run(contestant: Contestant, nproc: int, kills: Sequence[Kill]) -> Measured:
                 measured.first_step_cpu = sum(cpu_seconds(process.pid) for process in processes)
             if len(done) > known:
                 known, waited_since = len(done), time.time()
-            if kill is not None and done and max(step for step, _ in done) >= kill.step:
+            if kill is not None and len(done) > before and done[-1][0] >= kill.step:
                 time.sleep(kill.part * pace(done))
                 processes[kill.rank].send_signal(kill.signal)
                 kill, killed_at = None, time.time()

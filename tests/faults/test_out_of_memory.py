@@ -73,14 +73,15 @@ def test_where_passes_are_collectives_the_next_start_has_smaller_ones(
 
 def test_under_a_limit_of_the_system(tmp_path: Path, wide: Path) -> None:
     """All rows of a step at once take more than there is, half of them do not."""
-    changes = {"eval_rows": 0, "lora": None, "train__global_batch_size": 16, "train__micro_batch_tokens": 8192}
+    changes = {"eval_rows": 0, "lora": None, "train__global_batch_size": 256, "train__micro_batch_tokens": 8192}
+    changes |= {"train__num_train_epochs": 1}
     whole, spec = (small_spec(tmp_path / name, wide, **changes) for name in "ab")
     for folder in "ab":  # rows of one length, so that all of a step are one pass
-        write_jsonl(tmp_path / folder / "train.jsonl", chat_rows(1) * 16)
+        write_jsonl(tmp_path / folder / "train.jsonl", chat_rows(1) * 256)
     assert run_forked(whole, 1).codes == [0]
-    ended = run_forked(spec, 1, Ordeal(memory_in_step=(3, 45 * 2**20)))
+    ended = run_forked(spec, 1, Ordeal(memory_in_step=(1, 150 * 2**20)))
     assert ended.codes == [0], ended.said
-    assert "step 3: out of memory; made again in passes of up to" in ended.said
+    assert "step 1: out of memory; made again in passes of up to" in ended.said
     assert json.loads((run_root(spec) / "pass-limit.json").read_text())["planned"] == 8192
     assert [row["loss"] for row in metrics(spec)] == pytest.approx([row["loss"] for row in metrics(whole)], rel=1e-4)
 

@@ -127,10 +127,25 @@ def gemma3() -> Any:
     return Gemma3Config(text_config=text, vision_config=tower, mm_tokens_per_image=4, image_token_index=60)
 
 
+def idefics3() -> Any:
+    from transformers import Idefics3Config
+
+    text, tower = {"model_type": "llama", **TEXT}, {**TOWER, **PICTURES}
+    return Idefics3Config(text_config=text, vision_config=tower, image_token_id=60, scale_factor=2, pad_token_id=0)
+
+
+def internvl() -> Any:
+    from transformers import InternVLConfig
+
+    tower = {**TOWER, "image_size": [28, 28], "patch_size": [14, 14]}
+    text = {"model_type": "qwen2", **TEXT}
+    return InternVLConfig(text_config=text, vision_config=tower, image_token_id=60, downsample_ratio=0.5)
+
+
 CONFIGS: dict[str, Callable[[], Any]] = {
     make.__name__: make
     for make in (
         *(llama, gpt2, distilbert, bert, qwen3_moe, qwen2_moe, deepseek_v3, mixtral, olmoe, gpt_oss),
-        *(qwen3_vl, qwen3_vl_moe, qwen2_5_vl, llava, gemma3),
+        *(qwen3_vl, qwen3_vl_moe, qwen2_5_vl, llava, gemma3, idefics3, internvl),
     )
 }

@@ -40,7 +40,8 @@ def warn_of_changes(names: tuple[str, ...]) -> None:
 
 def _problem_text(problem: Problem, word: str, colour: str) -> str:
     here = os.path.join(os.getcwd(), "")  # a path below it is read more easily from there
-    where = f"{problem.where.removeprefix(here) if here != '/' else problem.where}: " if problem.where else ""
+    places = problem.where.split(", ") if here != "/" else [problem.where]  # rows of a batch that went wrong are many
+    where = f"{', '.join(place.removeprefix(here) for place in places)}: " if problem.where else ""
     text = _wrapped(printable(f"{word}: {where}{problem.what}"), "  ")
     text = text.replace(f"{word}:", _paint(f"{word}:", colour), 1)
     if problem.hint:

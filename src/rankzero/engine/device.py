@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from rankzero.errors import ConfigError
-from rankzero.machine import cpu_features, usable_cores, usable_memory
+from rankzero.machine import available_memory, cpu_features, usable_cores, usable_memory
 from rankzero.spec.run_spec import Dtype
 
 
@@ -114,6 +114,13 @@ def memory_limit(device: Device, local_world_size: int) -> int:
     if device.kind == "cuda":
         return int(torch.cuda.get_device_properties(device.index).total_memory)
     return usable_memory() // local_world_size
+
+
+def free_memory(device: Device, local_world_size: int) -> int:
+    """Bytes that one process may take at the moment; 0 where the system does not say."""
+    if device.kind == "cuda":
+        return int(torch.cuda.mem_get_info(device.index)[0])
+    return available_memory() // local_world_size
 
 
 def peak_memory(device: Device) -> int:

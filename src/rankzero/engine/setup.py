@@ -23,12 +23,13 @@ from rankzero.data.cache.joined import Rows
 from rankzero.data.cache.stream.plan import Stream
 from rankzero.engine.balance import Balance
 from rankzero.engine.console import logger
-from rankzero.engine.device import Device, memory_limit
-from rankzero.engine.distributed import World
+from rankzero.engine.device import Device, free_memory, memory_limit
+from rankzero.engine.distributed import World, gather_objects
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.inputs import Inputs
 from rankzero.engine.optim import make_optimizer
 from rankzero.engine.parallel.base import Parallel
+from rankzero.engine.parallel.placing import keep_as_stored
 from rankzero.engine.passes import PassMemory, remembered, ways_to_less
 from rankzero.engine.step import Stepper
 from rankzero.engine.streams import open_stream
@@ -38,6 +39,8 @@ from rankzero.model import dropout_attention
 from rankzero.model.attention import Attention, choose_attention
 from rankzero.model.compiling import compile_blocks
 from rankzero.model.dropout import Places, place_dropout
+from rankzero.model.files import stored_precision
+from rankzero.model.fitting import Need, require_room
 from rankzero.model.kernels import apply_kernels
 from rankzero.model.load import ClassHead, empty_model, load_model, stop_token_ids
 from rankzero.model.lora import apply_lora, token_numbers
@@ -100,12 +103,33 @@ def build_session(
             world_size=world.world_size,
             trained_share=largest_trained_share(inputs.train),
         )
+        need = Need(
+            spec.train,
+            facts,
+            longest=longest_row(inputs.train, spec.data.max_length),
+            tokens=memory.micro_batch_tokens,
+            recomputing=memory.gradient_checkpointing,
+            offloading=spec.train.activation_offloading,
+            sharding=sharding,
+            world_size=world.world_size,
+            device_kind=device.kind,
+            trained_share=largest_trained_share(inputs.train),
+        )
+        may_pack = spec.lora is not None and quantization == "none" and sharding_section(sharding).packed_weights
+        in_4_bits = partial(model_facts, shape, inputs.config, dtype, quantization="nf4", use=use)
+        # All ranks decide alike: one that went on alone would wait for the others.
+        now_free = min(gather_objects(free_memory(device, world.local_world_size)))
+        least = min(gather_objects(limit))
+        require_room(need, least, now_free, packed=in_4_bits if may_pack else None, where=device.describe())
         passes = pass_memory(spec, run_dir, world, device, sharding, memory)
         memory = remembered(run_dir, memory, passes.setting)
-        receives = (
-            not sharding_section(sharding).whole_weights and not world.is_main and spec.model.quantization == "none"
-        )
-        model = shape if receives else make_model(spec, inputs, device, dtype, attention, empty=False)
+        model = shape
+        if not (receives(spec, sharding) and not world.is_main):
+            by_block = receives(spec, sharding) and sharding_section(sharding).cut_by_block
+            stored = precision_as_stored(spec, inputs) if by_block else None
+            model = make_model(spec, inputs, device, dtype, attention, empty=False, stored=stored)
+            if stored is not None:
+                keep_as_stored(model, shape)
         apply_kernels(model, spec.model.kernels, device_kind=device.kind, local_files_only=spec.model.local_files_only)
         if memory.gradient_checkpointing:
             model.enable_input_require_grads()
@@ -213,6 +237,20 @@ def pass_memory(
     )
 
 
+def receives(spec: RunSpec, sharding: Sharding) -> bool:
+    """Whether ranks other than the main one are sent their weights instead of loading them."""
+    return not sharding_section(sharding).whole_weights and spec.model.quantization == "none"
+
+
+def precision_as_stored(spec: RunSpec, inputs: Inputs) -> torch.dtype | None:
+    """What a full fine-tune's weights are loaded in where blocks are cut one by one: as the files have them, so that
+    they stay there until then. None where the files mix precisions, of which one would be rounded, or where adapters
+    are made like their base."""
+    stored = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+    known = stored.get(stored_precision(inputs.source.weights) or "") if spec.lora is None else None
+    return known if known is not None and inputs.kind != "classifier" else None
+
+
 def alone(sharding: Sharding, spec: RunSpec) -> Sharding:
     """What a sharding is on a single process: nothing is spread by fsdp, so a replica. Raises ConfigError where it is
     to offload."""
@@ -245,6 +283,11 @@ def largest_trained_share(dataset: TokenizedDataset | Stream) -> float:
     return float((dataset.supervised / dataset.lengths).max())
 
 
+def longest_row(dataset: TokenizedDataset | Stream, most: int) -> int:
+    """Tokens of the longest row that will be trained on; of a stream, as many as a row may have."""
+    return most if isinstance(dataset, Stream) else min(most, int(dataset.lengths.max()))
+
+
 def weights_dtype(spec: RunSpec, dtype: torch.dtype) -> torch.dtype:
     """What the weights are loaded in: a frozen base as it computes, trained ones as float32 masters or in bfloat16."""
     if spec.lora is not None:
@@ -255,10 +298,17 @@ def weights_dtype(spec: RunSpec, dtype: torch.dtype) -> torch.dtype:
 
 
 def make_model(
-    spec: RunSpec, inputs: Inputs, device: Device, dtype: torch.dtype, attention: Attention, *, empty: bool
+    spec: RunSpec,
+    inputs: Inputs,
+    device: Device,
+    dtype: torch.dtype,
+    attention: Attention,
+    *,
+    empty: bool,
+    stored: torch.dtype | None = None,
 ) -> Any:
-    """The model as it is trained. `empty`: without memory for its weights."""
-    weights, implementation, head = weights_dtype(spec, dtype), attention.implementation, None
+    """The model as it is trained. `empty`: without memory for its weights; `stored`: in this precision instead."""
+    weights, implementation, head = stored or weights_dtype(spec, dtype), attention.implementation, None
     if inputs.kind == "classifier":
         head = ClassHead(inputs.labels, inputs.pad_token_id, spec.train.seed)
     if empty:

@@ -206,11 +206,13 @@ def _inside_kept(config: Any, base: Any, names: list[str]) -> int:
 
 
 def _patches(config: Any) -> int:
-    """Patches that one image token is made of: merged squares of them (Qwen), or an image's, pooled (Gemma)."""
+    """Patches that one image token is made of: merged squares of them (Qwen, Idefics, InternVL), or an image's, pooled
+    (Gemma)."""
     tower = config.vision_config
     merged, pooled = getattr(tower, "spatial_merge_size", None), getattr(config, "mm_tokens_per_image", None)
-    if merged:
-        return int(merged) ** 2
+    merged = merged or getattr(config, "scale_factor", None) or 1 / getattr(config, "downsample_ratio", 1)
+    if merged > 1:
+        return round(merged**2)
     return max(1, (tower.image_size // tower.patch_size) ** 2 // pooled) if pooled else 1
 
 

@@ -93,6 +93,13 @@ def stored_layers(directory: Path) -> tuple[str, ...] | None:
     return tuple(name.removesuffix(suffix) for name in names if name.endswith(suffix)) or None
 
 
+def stored_precision(directory: Path) -> str | None:
+    """What all tensors of the safetensors files are stored in, by safetensors' name (BF16); None where they differ."""
+    headers = [_header(file) or {} for file in weight_files(directory)]
+    found = {entry["dtype"] for header in headers for name, entry in header.items() if name != "__metadata__"}
+    return found.pop() if len(found) == 1 else None
+
+
 def cut_off(file: Path) -> str | None:
     """Why a safetensors file is not whole, by its size and the header's."""
     header = _header(file)

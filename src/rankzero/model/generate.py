@@ -97,12 +97,7 @@ def _about(
     placed = slots.place((slots.message("user", question),), 0)
     if placed.problems:
         raise UsageError(placed.problems[0].what, where="prompt", hint="give one --image for each <image>")
-    tokens = iter([vision.tokens(image) for image in images])
-    ids = [
-        copy
-        for token in _prompt_ids(speaker, placed.turns[0])
-        for copy in [token] * (next(tokens, 1) if token == vision.placeholder_id else 1)
-    ]
+    ids = vision.prompt_ids(_prompt(speaker, placed.turns[0]), images, speaker.tokenizer)
     ids_1T = torch.tensor([ids])
     extra = {name: torch.from_numpy(value) for name, value in vision.token_inputs(ids_1T.numpy()).items()}
     inputs = {"input_ids": ids_1T, "attention_mask": torch.ones_like(ids_1T), **extra, **vision.inputs(images)}
@@ -127,16 +122,21 @@ def _replies(speaker: Speaker, inputs: dict[str, torch.Tensor], stop_ids: list[i
 
 
 def _prompt_ids(speaker: Speaker, message: Message) -> list[int]:
-    """The ids of a question, with one placeholder for each of its images."""
+    """The ids of a question without images."""
     tokenizer = speaker.tokenizer
     if tokenizer.chat_template is None:
         ids: list[int] = tokenizer(message.content)["input_ids"]
         return ids
+    ids = tokenizer(_prompt(speaker, message), add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def _prompt(speaker: Speaker, message: Message) -> str:
+    """A question in the chat template, with one placeholder for each of its images."""
     in_parts = False
     if speaker.vision is not None:
-        parts = take_apart(tokenizer)
+        parts = take_apart(speaker.tokenizer)
         in_parts = reads_parts_only(ChatTemplate(str(parts.chat_template), parts.variables))
     turns = [turn_of(message, in_parts=in_parts)]
-    text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False, **speaker.template_kwargs)
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return ids
+    options = {"add_generation_prompt": True, "tokenize": False, **speaker.template_kwargs}
+    return str(speaker.tokenizer.apply_chat_template(turns, **options))

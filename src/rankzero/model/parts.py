@@ -135,12 +135,22 @@ def _siblings(model: Any, experts: list[str]) -> Iterator[str]:
 def blocks(model: Any) -> list[tuple[str, torch.nn.Module]]:
     """(name, module) of every block of the text model and of the encoders, in their order; none lies in another.
 
-    A model says itself which classes are not to be split; those of them that stand in a list are its blocks. Where it
-    says nothing, blocks are what its outermost lists of modules of one class hold.
+    A model says itself which classes are not to be split; those of them that stand in a list are its blocks. Where only
+    something inside of what a list holds is of such a class (Idefics' tower), what the list holds is a block. Where a
+    model says nothing, blocks are what its outermost lists of modules of one class hold.
     """
     declared = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
     listed = list(_in_lists(model))
-    found = [(name, module) for name, module in listed if type(module).__name__ in declared]
+    names = [name for name, module in listed if type(module).__name__ in declared]
+    found = [
+        (name, module)
+        for name, module in listed
+        if name in names
+        or (
+            not any(inside(block, [name]) for block in names)
+            and any(type(part).__name__ in declared for part in module.modules())
+        )
+    ]
     return _outermost(found or listed)
 
 

@@ -8,6 +8,7 @@ processors, which need torchvision, are left out.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
@@ -32,18 +33,25 @@ def load_processor(directory: str, tokenizer: str, trust_remote_code: bool, max_
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         reason = first_line(error)
         hint = "copy preprocessor_config.json (or processor_config.json) from the model's Hub page"
+        if isinstance(error, ImportError):
+            hint = "install that package beside rankzero"
         raise ConfigError(f"the model's processor cannot be loaded: {reason}", where=directory, hint=hint) from error
     if max_tokens is not None:
         _limit(processor, max_tokens)
     return processor
 
 
-def image_tokens(processor: Any, sizes: Iterable[tuple[int, int]]) -> list[int]:
-    """How many tokens images of (width, height) become. ValueError where the processor takes no image of a size."""
+def image_counts(processor: Any, sizes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """How many tokens and patches images of (width, height) become, as the processor computes it from their sizes; 0
+    patches where it does not say. ValueError where it says nothing, or takes no image of a size."""
     count = getattr(processor, "_get_num_multimodal_tokens", None)
     if count is None:
         raise ValueError(f"{type(processor).__name__} does not say how many tokens an image becomes")
-    return [int(tokens) for tokens in count(image_sizes=[(height, width) for width, height in sizes]).num_image_tokens]
+    wanted = [(height, width) for width, height in sizes]
+    found = count(image_sizes=wanted)
+    tokens = found.num_image_tokens
+    patches = getattr(found, "num_image_patches", None) or [0] * len(wanted)
+    return [(int(number), int(of)) for number, of in zip(tokens, patches, strict=True)]
 
 
 class _ImagesOnly:
@@ -61,6 +69,9 @@ def _load(directory: str, tokenizer: str, options: dict[str, Any]) -> Any:
             raise ValueError(f"{type(processor).__name__} has nothing for images")
         return processor
     known = PROCESSOR_MAPPING[type(config)]
+    module = sys.modules.get(known.__module__)
+    if module is not None and getattr(module, "num2words", "") is None:
+        module.num2words = str  # type: ignore[attr-defined]  # SmolVLM's wants a package that words numbers, for videos
     parts = {
         "image_processor": AutoImageProcessor.from_pretrained(directory, backend="pil", **options),
         "tokenizer": AutoTokenizer.from_pretrained(tokenizer, **options),
@@ -83,9 +94,15 @@ def _limit(processor: Any, max_tokens: int) -> None:
         size |= {"longest_edge": max_tokens * token, "shortest_edge": min(size["shortest_edge"], least)}
         image_processor.size = type(image_processor.size)(**size)
     try:
-        tokens = max(image_tokens(processor, _LARGE))
+        tokens = max(number for number, _ in image_counts(processor, _LARGE))
     except ValueError:
         return  # told when the layout is tried out
     if tokens > max_tokens:
-        what = f"an image becomes {tokens} tokens, and {type(image_processor).__name__} cannot scale it to {max_tokens}"
-        raise ConfigError(what, where="data.image_max_tokens", hint=f"set {tokens} or more, or leave it out")
+        raise cannot_limit(processor, tokens, max_tokens)
+
+
+def cannot_limit(processor: Any, tokens: int, wanted: int) -> ConfigError:
+    """That images take so many tokens whatever is wanted."""
+    name = type(processor.image_processor).__name__
+    what = f"an image becomes {tokens} tokens, and {name} cannot scale it to {wanted}"
+    return ConfigError(what, where="data.image_max_tokens", hint=f"set {tokens} or more, or leave it out")

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from rankzero.data.tokens.image_tokens import DecidedBy, Layout
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessorPlace:
@@ -31,24 +33,22 @@ class VisionRules:
 
     place: ProcessorPlace
     placeholder: str
-    placeholder_id: int
+    image_token_id: int
+    image_token: str
+    """What the model puts an image's features in the place of; the placeholder itself, mostly."""
     reserved: tuple[str, ...]
     """Further tokens that stand for what is no text, such as videos."""
+    decided_by: DecidedBy
     fingerprint: str
-    """Changes when the same image could become another number of tokens."""
+    """Changes when the same image could become other tokens."""
 
     @property
     def max_tokens(self) -> int | None:
         """Most tokens that one image may become."""
         return self.place.max_tokens
 
-    def counter(self) -> Callable[[int, int], int]:
-        """Tokens of an image of (width, height); ValueError where the processor takes no image of this size."""
-        from rankzero.model.processor import image_tokens
+    def layouts(self) -> Callable[[int, int], Layout]:
+        """How an image of (width, height) stands; ValueError where the processor takes no image of this size."""
+        from rankzero.model.layouts import Layouts
 
-        processor = self.place.load()
-
-        def count(width: int, height: int) -> int:
-            return image_tokens(processor, [(width, height)])[0]
-
-        return count
+        return Layouts(self.place.load(), self.placeholder, self.image_token, self.decided_by)

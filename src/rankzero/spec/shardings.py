@@ -30,6 +30,8 @@ class ShardingSection:
     packed_weights: bool = True
     """Weights in 4 or 8 bits may be spread."""
     reads_deepspeed_file: bool = False
+    cut_by_block: bool = False
+    """Each block is placed, cut and let go before the next one, in the precision that it is trained in."""
     buckets: bool = False
     """It gathers gradients in buffers of its own."""
     alone: str | None = None
@@ -52,6 +54,7 @@ SHARDINGS: dict[str, ShardingSection] = {
         "fsdp",
         divides=_ALL,
         divides_adapters_gradients=False,
+        cut_by_block=True,
         alone="ddp",
         refused_offload={
             "optimizer": (

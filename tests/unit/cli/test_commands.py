@@ -228,6 +228,11 @@ class TestTrain:
         assert done.err.startswith(first)
         assert "Traceback" not in done.err
 
+    def test_places_below_here_are_shown_from_here(self, cli: Cli, started: Started) -> None:
+        here = Path.cwd()
+        started.error = NonFiniteError("loss is nan", where=f"{here}/t.jsonl:1, {here}/t.jsonl:2, /elsewhere:3")
+        assert cli("train run.yaml").err.startswith("error: t.jsonl:1, t.jsonl:2, /elsewhere:3: loss is nan")
+
     def test_debug_shows_where(self, cli: Cli, started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
         started.error = ZeroDivisionError("oops")
         monkeypatch.setenv("RANKZERO_DEBUG", "1")

@@ -24,6 +24,8 @@ LAYERS = {
     "qwen2_5_vl": ["model.visual.blocks", "model.language_model.layers"],
     "llava": ["model.vision_tower.encoder.layers", "model.language_model.layers"],
     "gemma3": ["model.vision_tower.encoder.layers", "model.language_model.layers"],
+    "idefics3": ["model.vision_model.encoder.layers", "model.text_model.layers"],
+    "internvl": ["model.vision_tower.encoder.layer", "model.language_model.layers"],
 }
 
 

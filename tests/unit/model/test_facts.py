@@ -205,6 +205,12 @@ def test_a_vision_tower_counts_where_it_is_trained() -> None:
     assert more == 10 * 4 * 2 * block_bytes(facts.tower, facts, 10)
 
 
+@pytest.mark.parametrize("name", ["idefics3", "internvl"])
+def test_shuffled_patches_count_too(name: str) -> None:
+    facts = facts_of(lora(parts=["language", "vision_tower"]), CONFIGS[name]())
+    assert facts.patches == 4 and facts.tower is not None and facts.tower.count == 2
+
+
 def test_pooled_image_tokens_are_many_patches() -> None:
     config = CONFIGS["gemma3"]()
     config.mm_tokens_per_image, config.vision_config.image_size = 4, 56

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,7 +39,7 @@ def counted(vision: Vision, size: tuple[int, int]) -> int:
     """Tokens of an image of this size, from its pixels."""
     processor = vision.rules.place.load()
     made = processor(images=[Image.new("RGB", size)], text=[processor.image_token])
-    return int(made["input_ids"][0].count(vision.placeholder_id))
+    return int(made["input_ids"][0].count(vision.image_token_id))
 
 
 @settings(max_examples=60, deadline=None)
@@ -47,9 +48,9 @@ def test_tokens_follow_from_the_size(qwen: Path, width: int, height: int, limit:
     vision = vision_of(qwen, limit)
     if max(width, height) > 200 * min(width, height):
         with pytest.raises(ValueError, match="aspect ratio"):
-            vision.rules.counter()(width, height)
+            vision.rules.layouts()(width, height)
         return
-    tokens = vision.rules.counter()(width, height)
+    tokens = vision.rules.layouts()(width, height).tokens
     assert tokens == counted(vision, (width, height)) == vision.tokens(Image.new("RGB", (width, height)))
     assert limit is None or tokens <= limit or max(width, height) > 4 * min(width, height)
 
@@ -63,12 +64,12 @@ def test_the_qwen_families(tmp_path: Path, model_type: str) -> None:
     assert vision.tokens(Image.new("RGB", (64, 96))) == 6
     ids = qwen_vl_tokenizer()("a<|image_pad|>b<|video_pad|>", return_tensors="np")["input_ids"]
     (types,) = vision.token_inputs(ids).values()
-    assert types.tolist() == [[int(token == vision.placeholder_id) for token in ids[0]]]
+    assert types.tolist() == [[int(token == vision.image_token_id) for token in ids[0]]]
 
 
 def test_llava_has_images_of_one_size_and_the_processor_brings_the_template(llava: Path) -> None:
     vision = vision_of(llava)
-    assert [vision.rules.counter()(*size) for size in ((10, 10), (4000, 30))] == [16, 16]
+    assert [vision.rules.layouts()(*size).copies for size in ((10, 10), (4000, 30))] == [(16,), (16,)]
     assert vision.inputs([Image.new("RGB", (9, 9))] * 2)["pixel_values"].shape == (2, 3, 56, 56)
     assert vision.token_inputs(np.array([[1]])) == {}
     tokenizer = SimpleNamespace(chat_template=None)
@@ -148,6 +149,15 @@ def test_missing_files_are_told(qwen: Path, tmp_path: Path) -> None:
     assert "preprocessor_config.json" in caught.value.problems[0].hint
 
 
+@pytest.mark.skipif(find_spec("torchvision") is not None, reason="nothing is missing")
+def test_a_package_that_a_processor_needs_is_named(llava: Path, tmp_path: Path) -> None:
+    shutil.copytree(llava, tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "mistral3"}))
+    with pytest.raises(ConfigError, match="PixtralProcessor requires the Torchvision library") as caught:
+        vision_of(tmp_path / "model")
+    assert "install that package" in caught.value.problems[0].hint
+
+
 class TestLayout:
     """A processor whose tokens are not what is made of them here would train something else in silence."""
 
@@ -162,20 +172,36 @@ class TestLayout:
         with pytest.raises(ConfigError, match=f"lays out images in a way that is not known: .*{why}"):
             vision_of(qwen)
 
-    def test_more_than_copies(self, qwen: Path, processor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_stands_beside_the_copies_is_kept(
+        self, qwen: Path, processor: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert vision_of(qwen).rules.decided_by == "count"
         plain = processor.replace_image_token
         monkeypatch.setattr(processor, "replace_image_token", lambda *args, **kwargs: plain(*args, **kwargs) + "\n")
-        self.refused(qwen, "more than copies")
-
-    def test_another_count(self, qwen: Path, processor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(
-            processor, "_get_num_multimodal_tokens", lambda **_: SimpleNamespace(num_image_tokens=[4] * 3)
-        )
-        self.refused(qwen, "more than copies")
+        vision = vision_of(qwen)
+        assert vision.rules.decided_by == "counts"
+        assert vision.rules.layouts()(64, 96) == ("<|image_pad|>\n", (6,), 7)
 
     def test_no_count(self, qwen: Path, processor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(processor, "_get_num_multimodal_tokens", None)
-        self.refused(qwen, "does not say how many tokens")
+        vision = vision_of(qwen)
+        assert vision.rules.decided_by == "size" and vision.rules.layouts()(64, 96).copies == (6,)
+
+    def test_not_in_its_place(self, qwen: Path, processor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(
+            processor, "get_text_with_replacements", lambda text, images, *_: (["".join(images) + text[0]], [])
+        )
+        self.refused(qwen, "elsewhere than in the image's place")
+
+    def test_several_images_together(self, qwen: Path, processor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        plain = processor.get_text_with_replacements
+
+        def numbered(text: list[str], images: list[str], *rest: Any) -> Any:
+            whole, offsets = plain(text, images, *rest)
+            return ([f"{whole[0]} {len(images)} images"] if len(images) > 1 else whole), offsets
+
+        monkeypatch.setattr(processor, "get_text_with_replacements", numbered)
+        self.refused(qwen, "several images")
 
     def test_no_placeholder(self, qwen: Path, processor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(processor, "image_token", "several tokens")

@@ -151,7 +151,7 @@ def _pieces(
 ) -> list[Piece]:
     """Token by token; an image as one piece, with the number of its tokens."""
     stream = DecodeStream(skip_special_tokens=False)
-    image = None if rules.vision is None else rules.vision.placeholder_id
+    image = None if rules.vision is None else rules.vision.image_token_id
     pieces = []
     position = 0
     while position < len(ids):

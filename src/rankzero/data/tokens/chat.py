@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import replace
 from functools import cached_property
+from itertools import accumulate
 
 from rankzero.data.rows.conversation import ANSWERING, Conversation
 from rankzero.data.rows.problems import RowProblem
@@ -17,7 +19,7 @@ from rankzero.data.tokens.chat_text import (
     RewrittenError,
     WordsLostError,
 )
-from rankzero.data.tokens.image_tokens import ImageRules, Picture, Pictures
+from rankzero.data.tokens.image_tokens import ImageRules, Picture, Pictures, in_place
 from rankzero.data.tokens.own_words import excerpt
 from rankzero.data.tokens.places import Places
 from rankzero.data.tokens.template import ChatTemplate, TemplateRefusedError
@@ -88,7 +90,9 @@ class Renderer:
             return row
         row = replace(row, notes=(*notes, *row.notes)) if notes else row
         vision = self._rules.vision
-        return row if vision is None else _misplaced(row.text, conversation, vision) or replace(row, pictures=pictures)
+        if vision is None:
+            return row
+        return _misplaced(row.text, conversation, vision) or _with_pictures(row, pictures, vision.placeholder)
 
     def _pictured(self, conversation: Conversation, image_root: str) -> tuple[Picture, ...] | RowProblem:
         if not conversation.images:
@@ -239,6 +243,22 @@ def _misplaced(text: str, conversation: Conversation, vision: ImageRules) -> Row
     what = f"the text has the model's own token {token}, which stands for what is no text"
     hint = "write it in another way; an image of the row is <image> in its text"
     return RowProblem(line, "the model's image token as text", what, hint)
+
+
+def _with_pictures(row: Rendered, pictures: tuple[Picture, ...], placeholder: str) -> Rendered:
+    """The row with its images where the placeholders are. What is trained moves along; that no image is trained, its
+    tokens see to."""
+    if not pictures:
+        return row
+    text, places = in_place(row.text, placeholder, [picture.layout for picture in pictures])
+    more = [0, *accumulate(len(picture.layout.text) - len(placeholder) for picture in pictures)]
+    before = [start - shift for (start, _), shift in zip(places, more, strict=False)]
+
+    def moved(at: int) -> int:
+        return at + more[bisect_left(before, at)]
+
+    spans = [(moved(start), moved(end)) for start, end in row.spans]
+    return replace(row, text=text, spans=spans, pictures=pictures, picture_spans=tuple(places))
 
 
 def _render_labelled(conversation: Conversation) -> Rendered | RowProblem:

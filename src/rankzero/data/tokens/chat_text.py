@@ -37,7 +37,8 @@ class Rendered:
     `raw` rows get the tokenizer's own special tokens around them (a BOS, mostly), as the model saw in pre-training;
     rows from a template bring theirs. `add_eos`: nothing in the text says where the model is to stop. `unopened`: what
     the template opens an answer with in use, but leaves out of the row (an empty thought, mostly). `label`: the class
-    of the text, whose tokens are then only read. `pictures`: one for each placeholder in the text, in their order.
+    of the text, whose tokens are then only read. `pictures`: the row's images in the order of the text, and
+    `picture_spans` where they stand in it.
     `notes`: what was done to the row by a rule, each the same for all rows to which it was done.
     """
 
@@ -48,6 +49,7 @@ class Rendered:
     unopened: str = ""
     label: str | None = None
     pictures: tuple[Picture, ...] = ()
+    picture_spans: tuple[Span, ...] = ()
     weights: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()
 

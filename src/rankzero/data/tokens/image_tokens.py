@@ -1,12 +1,12 @@
-"""A row's images as files and numbers of tokens. Knows paths and image heads; how many tokens a size becomes, the
-model's processor says (model/vision.py)."""
+"""A row's images as files, and how each stands in the row's text. Knows paths and image heads; what an image of a size
+becomes, the model's processor says (model/layouts.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from rankzero.data.images.decode import ImageError, ImageLimits, image_size, locate, require_pillow
 from rankzero.data.images.embedded import is_embedded, keep, kept_images, shown
@@ -15,17 +15,23 @@ from rankzero.data.rows.problems import RowProblem
 
 _REMEMBERED = 1 << 16
 
+DecidedBy = Literal["count", "counts", "size"]
+"""What an image's layout follows from. count: it is as many image tokens as the processor says of its size, and nothing
+else; counts: the processor's numbers of tokens and patches; size: nothing less than its size."""
+
 
 class ImageRules(Protocol):
     """How a vision-language model lays out images in text. Travels to data workers, so it must pickle."""
 
     @property
     def placeholder(self) -> str:
-        """What a chat template prints once for each image, and what the image's tokens are copies of."""
+        """What a chat template prints once for each image."""
         ...
 
     @property
-    def placeholder_id(self) -> int: ...
+    def image_token_id(self) -> int:
+        """The token whose copies the model puts an image's features in the place of."""
+        ...
 
     @property
     def reserved(self) -> tuple[str, ...]:
@@ -39,19 +45,30 @@ class ImageRules(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Changes when the same image could become another number of tokens."""
+        """Changes when the same image could become other tokens."""
         ...
 
-    def counter(self) -> Callable[[int, int], int]:
-        """Tokens of an image of (width, height). Loads the processor; ValueError where the size is not possible."""
+    def layouts(self) -> Callable[[int, int], Layout]:
+        """How an image of (width, height) stands. Loads the processor; ValueError where the size is not possible."""
         ...
+
+
+class Layout(NamedTuple):
+    """An image in the text of a model."""
+
+    text: str
+    """What stands in place of the placeholder, with one image token for each run of image tokens."""
+    copies: tuple[int, ...]
+    """How long each of these runs is."""
+    tokens: int
+    """How many tokens all of it is, alone."""
 
 
 class Picture(NamedTuple):
-    """An image of a row: where the file is, and how many tokens it becomes."""
+    """An image of a row: where the file is, and how it stands in the text."""
 
     path: str
-    tokens: int
+    layout: Layout
 
 
 class Pictures:
@@ -73,9 +90,9 @@ class Pictures:
         return tuple(pictures)
 
     @cached_property
-    def _count(self) -> Callable[[int, int], int]:
+    def _layouts(self) -> Callable[[int, int], Layout]:
         require_pillow()
-        return self._rules.counter()
+        return self._rules.layouts()
 
     def _embedded(self, image: str) -> Picture | ImageError:
         try:
@@ -84,7 +101,7 @@ class Pictures:
             return error
 
     def _first_look(self, image: str, root: str) -> Picture | ImageError:
-        count, limit = self._count, self._rules.max_tokens
+        layouts, limit = self._layouts, self._rules.max_tokens
         try:
             file = locate(image, Path(root))
             width, height = image_size(file, ImageLimits())
@@ -92,12 +109,22 @@ class Pictures:
             return error
         size = f"{width} x {height} pixels"
         try:
-            tokens = count(width, height)
+            layout = layouts(width, height)
         except ValueError as error:
             return ImageError("no image size for this model", f"is {size}: {error}", "crop or scale the image")
-        if limit is not None and tokens > limit:
-            what = f"is {size}, which becomes {tokens} tokens, more than data.image_max_tokens ({limit})"
+        if limit is not None and layout.tokens > limit:
+            what = f"is {size}, which becomes {layout.tokens} tokens, more than data.image_max_tokens ({limit})"
             return ImageError(
                 "image takes too many tokens", what, "scale the image down, or raise data.image_max_tokens"
             )
-        return Picture(str(file), tokens)
+        return Picture(str(file), layout)
+
+
+def in_place(text: str, placeholder: str, layouts: Sequence[Layout]) -> tuple[str, list[tuple[int, int]]]:
+    """The text with each image in place of its placeholder, of which there are as many; and where they are."""
+    pieces = text.split(placeholder)
+    whole, spans = pieces[0], []
+    for layout, piece in zip(layouts, pieces[1:], strict=True):
+        spans.append((len(whole), len(whole) + len(layout.text)))
+        whole += layout.text + piece
+    return whole, spans

@@ -73,7 +73,7 @@ class Encoder:
     """Rendered rows to token ids."""
 
     def __init__(self, parts: TokenizerParts, rules: TokenRules) -> None:
-        self._placeholder_id = None if rules.vision is None else rules.vision.placeholder_id
+        self._image_token_id = None if rules.vision is None else rules.vision.image_token_id
         self._backend = Backend.from_str(parts.backend)
         self._eos_id = parts.eos_id
         self._max_length = rules.max_length
@@ -114,7 +114,8 @@ class Encoder:
             ranges = _joined([*ranges, (len(before) + len(encoding), len(ids), ranges[-1][2] if ranges else 1.0)])
         ranges, images_end = _clipped(ranges, 1, len(ids)), 0
         if row.pictures:
-            ids, ranges, images_end = self._with_images(ids, ranges, row.pictures)
+            of_images = _tokens_of_images(row, encoding, len(before))
+            ids, ranges, images_end = self._with_images(ids, ranges, row.pictures, of_images)
         made = Row(
             ids,
             [],
@@ -137,31 +138,32 @@ class Encoder:
         return _with_ranges(replace(made, ids=ids[: self._max_length], truncated=True, dropped=dropped), ranges)
 
     def _with_images(
-        self, ids: list[int], ranges: list[_Weighted], pictures: Sequence[Picture]
+        self, ids: list[int], ranges: list[_Weighted], pictures: Sequence[Picture], spans: list[TokenRange]
     ) -> tuple[list[int], list[_Weighted], int]:
-        """The row with as many placeholders as each image has tokens, and where the last image ends. Nothing trains the
-        model to write them. Images whose place was cut off with the text end behind all tokens."""
-        places = [at for at, token in enumerate(ids) if token == self._placeholder_id]
+        """The row with as many image tokens as each image has, and where the last image ends. `spans` are the tokens of
+        the images, with one for each run of image tokens; nothing trains the model to write any of them. Images whose
+        place was cut off with the text end behind all tokens."""
+        copies = [run for picture in pictures for run in picture.layout.copies]
+        places = [at for span in spans for at in range(*span) if ids[at] == self._image_token_id]
         whole: list[int] = []
         last = 0
-        for place, picture in zip(places, pictures, strict=False):
+        for place, run in zip(places, copies, strict=False):
             whole += ids[last:place]
-            whole += ids[place : place + 1] * picture.tokens
+            whole += ids[place : place + 1] * run
             last = place + 1
-        images_end = len(whole) if len(places) == len(pictures) else sys.maxsize
         whole += ids[last:]
-        more = [0, *accumulate(picture.tokens - 1 for picture in pictures)]
+        more = [0, *accumulate(run - 1 for run in copies)]
 
         def moved(token: int) -> int:
             return token + more[bisect_left(places, token)]
 
         trained: list[_Weighted] = []
         for start, end, weight in ranges:
-            inside = places[bisect_left(places, start) : bisect_left(places, end)]
-            edges = [start, *(edge for place in inside for edge in (place, place + 1)), end]
+            inside = [span for span in spans if span[0] < end and span[1] > start]
+            edges = [start, *(edge for span in inside for edge in span), end]
             pieces = zip(edges[::2], edges[1::2], strict=True)
             trained += [(moved(low), moved(high), weight) for low, high in pieces if low < high]
-        return whole, trained, images_end
+        return whole, trained, moved(spans[-1][1]) if len(places) == len(copies) else sys.maxsize
 
     def _labelled(self, label: str, text: list[int], whole: bool) -> Row:
         """A text and its class. A cut leaves the tokens that close the text: an encoder has never seen one without."""
@@ -205,6 +207,16 @@ def _token_ranges(row: Rendered, encoding: Encoding, shift: int) -> tuple[list[_
         for (start, end), weight in zip(row.spans, weights, strict=True)
     ]
     return _joined(ranges), False
+
+
+def _tokens_of_images(row: Rendered, encoding: Encoding, shift: int) -> list[TokenRange]:
+    """The tokens that begin in each of the row's images."""
+    tokens = range(len(encoding))
+
+    def first_from(char: int) -> int:
+        return bisect_left(tokens, char, key=lambda token: int(_chars(encoding, token)[0])) + shift
+
+    return [(first_from(start), first_from(end)) for start, end in row.picture_spans]
 
 
 def _chars(encoding: Encoding, token: int) -> Any:

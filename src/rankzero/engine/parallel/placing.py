@@ -17,9 +17,23 @@ from rankzero.engine.distributed import World, gather_objects
 from rankzero.errors import ConfigError
 
 
+def keep_as_stored(module: torch.nn.Module, like: torch.nn.Module) -> None:
+    """Have `take_from_main` give each parameter the precision that it has in `like`, the same module on meta.
+
+    As long as they are as their files have them, weights are the files' pages, which take no memory of the process.
+    """
+    for name, parameter in like.named_parameters():
+        module.get_parameter(name).held_as = parameter.dtype  # type: ignore[attr-defined]
+
+
+def _held_as(tensor: torch.Tensor) -> torch.dtype:
+    wanted: torch.dtype = getattr(tensor, "held_as", tensor.dtype)
+    return wanted
+
+
 def check_same_model(module: torch.nn.Module) -> None:
     """Raise ConfigError on every rank where names, shapes or precisions differ between ranks. A collective."""
-    found = [(name, tuple(tensor.shape), tensor.dtype) for _, name, tensor in _tensors(module)]
+    found = [(name, tuple(tensor.shape), _held_as(tensor)) for _, name, tensor in _tensors(module)]
     digests = gather_objects(hashlib.sha256(repr(found).encode()).hexdigest())
     if len(set(digests)) > 1:
         hint = "give every process the same model files and the same versions of torch, transformers and peft"
@@ -47,7 +61,7 @@ def take_from_main(module: torch.nn.Module, world: World, device: torch.device) 
 def _value(tensor: torch.Tensor, world: World, device: torch.device) -> torch.Tensor:
     """Rank 0's value of a tensor, a plain one."""
     if world.is_main:
-        value = tensor.detach().to(device).contiguous()
+        value = tensor.detach().to(device, _held_as(tensor)).contiguous()
     else:
         value = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
     if value.numel():

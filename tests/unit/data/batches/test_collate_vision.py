@@ -118,7 +118,7 @@ def test_every_pass_runs_the_vision_tower_where_it_must(vision: Vision, dataset:
     with_image = collator(dataset, np.array([0, 1]), CPU)
     assert len(with_image.inputs["input_ids"]) == 2  # no blank where there is an image
     of_text = collator(dataset, np.array([1, 3]), CPU)
-    ids, of_image = of_text.inputs["input_ids"], of_text.inputs["input_ids"] == vision.placeholder_id
+    ids, of_image = of_text.inputs["input_ids"], of_text.inputs["input_ids"] == vision.image_token_id
     assert len(of_text.inputs["image_grid_thw"]) == 1 and of_image.sum(dim=1).tolist() == [0, 4]
     assert ids.shape == (2, len(dataset.row(1)[0]) - 1)  # behind the shorter row there was room for it
     assert of_text.predicts_BT is not None and not (of_text.predicts_BT & of_image).any()

@@ -185,7 +185,7 @@ def test_no_image_token_is_ever_trained(place: Place) -> None:
     row = {**user_assistant("a<image>b<image>", "c"), "images": ["0.png", "1.png"]}
     dataset = place.tokenise(row, assistant_only_loss=False)
     ids, mask = dataset.row(0)
-    of_image = ids == place.vision.placeholder_id
+    of_image = ids == place.vision.image_token_id
     assert of_image.sum() == sum(place.vision.tokens(Image.open(place.folder / name)) for name in row["images"])
     assert mask.tolist() == [i > 0 and not image for i, image in enumerate(of_image.tolist())]
 
@@ -194,7 +194,7 @@ def test_a_cut_never_goes_through_an_image_or_before_one(place: Place) -> None:
     row = {**user_assistant("<image>", "the first", "<image>", "the second answer"), "images": ["0.png", "1.png"]}
     whole = place.tokenise(row)
     ids, mask = whole.row(0)
-    last = int((ids == place.vision.placeholder_id).nonzero()[0].max())
+    last = int((ids == place.vision.image_token_id).nonzero()[0].max())
     assert mask[:last].any()  # so without its own rule the row would be cut
     other = user_assistant("Ping", "Pong")
     for length in (last - 30, last, last + 1):
@@ -333,7 +333,7 @@ def test_a_template_that_reads_lists_alone(tmp_path: Path, own_cache: Path) -> N
     eos = tokenizer.eos_token_id
     expected = [place.expected(turn, images) for turn, images in zip(turns, (["3.png"], []), strict=True)]
     assert place.ids(dataset) == [[*tokenizer(tokenizer.decode(ids).rstrip())["input_ids"], eos] for ids in expected]
-    assert place.ids(dataset)[0].count(vision.placeholder_id) == 16
+    assert place.ids(dataset)[0].count(vision.image_token_id) == 16
     assert [place.trained(dataset, i) for i in range(2)] == [" seven legs</s>", " Pong</s>"]
 
 

@@ -33,12 +33,16 @@ class ImageInputs(Protocol):
     """What a model is given of images."""
 
     @property
-    def placeholder_id(self) -> int:
-        """The token that an image is copies of."""
+    def image_token_id(self) -> int:
+        """The token whose copies the model puts an image's features in the place of."""
         ...
 
-    def tokens(self, image: Image) -> int:
-        """How many of them an image is."""
+    def image_tokens(self, image: Image) -> int:
+        """How many copies of it an image has."""
+        ...
+
+    def ids(self, image: Image) -> Sequence[int]:
+        """All tokens of an image."""
         ...
 
     def inputs(self, images: Sequence[Image]) -> Mapping[str, torch.Tensor]:
@@ -89,20 +93,20 @@ class PicturedText:
             except DataError as error:
                 problems = [Problem(f"image {path}: {p.what}", dataset.where(row), p.hint) for p in error.problems]
                 raise DataError(problems) from error
-        expected = int((ids == self._vision.placeholder_id).sum())
-        found = sum(self._vision.tokens(image) for image in images)
+        expected = int((ids == self._vision.image_token_id).sum())
+        found = sum(self._vision.image_tokens(image) for image in images)
         if found != expected:
             paths = ", ".join(dataset.images(row))
-            what = f"its images become {found} tokens, and were {expected} when the row was tokenised ({paths})"
+            what = f"its images become {found} image tokens, and were {expected} when the row was tokenised ({paths})"
             hint = f"put the images back that were there; or delete {dataset.directory}, to tokenise all rows again"
             raise DataError(what, where=dataset.where(row), hint=hint)
         return images
 
-    def _with_blank(self, rows: Sequence[Tokens], size: int) -> list[Tokens]:
+    def _with_blank(self, rows: Sequence[Tokens], image: Sequence[int]) -> list[Tokens]:
         shortest = min(range(len(rows)), key=lambda i: len(rows[i][0]))
         ids, mask = rows[shortest]
-        of_image = np.full(size + 1, self._vision.placeholder_id, np.int32)  # the last one is not fed in
-        longer = np.concatenate([ids, of_image]), np.concatenate([mask, np.zeros(size + 1, np.bool_)])
+        of_image = np.array([*image, image[-1]], np.int32)  # the last one is not fed in
+        longer = np.concatenate([ids, of_image]), np.concatenate([mask, np.zeros(len(of_image), np.bool_)])
         return [*rows[:shortest], longer, *rows[shortest + 1 :]]
 
     def _batch(
@@ -115,8 +119,8 @@ class PicturedText:
         lengths = [len(ids) - 1 for ids, _ in tokens]
         if not images and self._blank is not None:
             images = [self._blank]
-            tokens = self._with_blank(tokens, self._vision.tokens(self._blank))
-        padded = pad_right(tokens, pad_id=1 if self._vision.placeholder_id == 0 else 0)
+            tokens = self._with_blank(tokens, self._vision.ids(self._blank))
+        padded = pad_right(tokens, pad_id=1 if self._vision.image_token_id == 0 else 0)
         inputs = {"input_ids": to_device(padded.input_ids_BT, device)}
         if images:
             extra = self._vision.token_inputs(padded.input_ids_BT)

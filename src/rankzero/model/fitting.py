@@ -1,0 +1,125 @@
+"""Whether a run fits into a device's memory, and what would make it fit: each setting tried on the plan, the cheapest
+first. Pure: knows what bytes there are because it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rankzero.errors import ConfigError, RankzeroError
+from rankzero.model.memory import CPU_TOKENS, GPU_TOKENS, ModelFacts, pass_bytes, state_bytes
+from rankzero.spec.run_spec import Sharding, TrainSpec
+
+MOST_WAYS = 3
+GB = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What decides how much memory a run takes."""
+
+    train: TrainSpec
+    facts: ModelFacts
+    longest: int
+    """Tokens of the longest row."""
+    tokens: int
+    """Of a pass, as planned."""
+    recomputing: bool
+    offloading: bool
+    sharding: Sharding
+    world_size: int
+    device_kind: str
+    trained_share: float
+
+    @property
+    def bytes(self) -> float:
+        """At the highest point of a step, on one device. A pass holds no more than a step does."""
+        tokens = max(self.longest, min(self.tokens, self.longest * self.train.global_batch_size))
+        on_device = self.device_kind != "cpu"
+        held = state_bytes(self.train, self.facts, self.sharding, self.world_size, offload=on_device)
+        return held + pass_bytes(
+            self.longest,
+            self.facts,
+            tokens,
+            recomputing=self.recomputing,
+            offloading=self.offloading and on_device,
+            trained_share=self.trained_share,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One setting that takes less, and the run with it."""
+
+    setting: str
+    change: Callable[[Need], Need]
+
+
+def require_room(need: Need, limit: int, free: int, *, packed: Callable[[], ModelFacts] | None, where: str) -> None:
+    """Raise ConfigError where `need` is more than `limit`, the bytes that a process may have at all: with up to three
+    ways out. Raise RankzeroError, which a restart may cure, where it is more than is `free` now; 0: not known.
+
+    `packed` makes the facts of the model in 4 bits, where that is possible.
+    """
+    needed = need.bytes
+    if needed > limit:
+        what = f"the run is expected to need {needed / GB:.3g} GB, and there are {limit / GB:.3g} GB"
+        raise ConfigError(what, where=where, hint=ways_out(need, limit, packed))
+    if free and needed > free:
+        what = f"the run is expected to need {needed / GB:.3g} GB; of {limit / GB:.3g} GB {free / GB:.3g} are free"
+        raise RankzeroError(what, where=where, hint="wait for, or end, what else uses this memory; then start it again")
+
+
+def ways_out(need: Need, limit: int, packed: Callable[[], ModelFacts] | None) -> str:
+    """A hint: settings that make it fit, each with the cheaper ones that it takes besides; or what is still needed."""
+    ways, found = list(_ways(need, limit, packed)), list[tuple[list[str], float]]()
+    for number, way in enumerate(ways):
+        changed, settings = way.change(need), [way.setting]
+        for cheaper in ways[:number]:
+            if changed.bytes > limit:
+                changed = cheaper.change(changed)
+                settings.append(cheaper.setting)
+        dearer_than_one = any(set(known) <= set(settings) for known, _ in found)
+        if changed.bytes <= limit and not dearer_than_one:
+            found.append((settings, changed.bytes))
+    if found:
+        words = [f"{' with '.join(settings)} ({size / GB:.3g} GB)" for settings, size in found[:MOST_WAYS]]
+        return f"set {'; or '.join(words)}"
+    for way in ways:
+        need = way.change(need)
+    settings = [way.setting for way in ways]
+    return f"{', '.join(settings)}: all together still {need.bytes / GB:.3g} GB; take a smaller model or more memory"
+
+
+def _ways(need: Need, limit: int, packed: Callable[[], ModelFacts] | None) -> Iterator[Way]:
+    """Those that are not taken already, the cheapest first: in time, then in what is learned."""
+    candidates = CPU_TOKENS if need.device_kind == "cpu" else GPU_TOKENS
+    smaller = [max(tokens, need.longest) for tokens in candidates if max(tokens, need.longest) < need.tokens]
+    if smaller or need.longest < need.tokens:
+        sizes = [*smaller, need.longest]
+        tokens = next((size for size in sizes if replace(need, tokens=size).bytes <= limit), need.longest)
+        yield Way(f"train.micro_batch_tokens: {tokens}", lambda now: replace(now, tokens=tokens))
+    if not need.recomputing:
+        yield Way("train.gradient_checkpointing: true", lambda now: replace(now, recomputing=True))
+    if need.world_size > 1 and need.sharding == "ddp" and need.train.optimizer != "adamw_8bit":
+        yield Way("train.sharding: fsdp", lambda now: replace(now, sharding="fsdp"))
+    if need.device_kind != "cpu" and not need.offloading:
+        yield Way("train.activation_offloading: true", lambda now: replace(now, offloading=True))
+    if packed is not None:
+        yield Way("model.quantization: nf4", lambda now: replace(now, facts=packed()))
+    if not need.facts.adapters:
+        yield Way("lora: {r: 16}", lambda now: replace(now, facts=_with_adapters(now.facts)))
+    if need.longest > 1:
+        yield Way(f"data.max_length: {need.longest // 2}", _halved)
+
+
+def _halved(need: Need) -> Need:
+    return replace(need, longest=need.longest // 2)
+
+
+def _with_adapters(facts: ModelFacts) -> ModelFacts:
+    """The same model with adapters of a hundredth of its weights, more than rank 16 usually has."""
+    trainable = facts.total // 100
+    changes: dict[str, Any] = {"frozen_bytes": facts.total * facts.compute_bytes, "trained_bytes": 4 * trainable}
+    return replace(facts, adapters=True, trainable=trainable, **changes)
