@@ -49,10 +49,10 @@ app.command(cls=Flags, rich_help_panel="Train")(train)
 app.command(rich_help_panel="Results")(generate)
 app.command(rich_help_panel="Results")(predict)
 app.command(rich_help_panel="Results")(merge)
-app.command(rich_help_panel="Results")(report)
 app.command("list", rich_help_panel="Runs")(runs_command.list_runs)
 for look_at in (runs_command.status, watch, logs, runs_command.compare):
     app.command(rich_help_panel="Runs")(look_at)
+app.command(rich_help_panel="Runs")(report)
 for command in (render, submit):
     app.command(rich_help_panel="Cluster")(command)
 for end in (runs_command.describe, runs_command.cancel, runs_command.delete):

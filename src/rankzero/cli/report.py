@@ -24,10 +24,10 @@ def report(
         typer.Option(metavar="FILE", help="Where the page goes; else RUN/report.html, or compare.html here."),
     ] = None,
 ) -> None:
-    """Make the page of a run: curves, time, data, samples, cost.
+    """Make the page of a run, or of several, in one file.
 
-    It is one file without scripts, which needs no network. A run makes it by itself when it ends; this makes it again
-    at any time, also of a run that was killed.
+    Curves, where its time went, data, samples, cost. It is one file without scripts, which needs no network. A run
+    makes it by itself when it ends; this makes it again at any time, also of a run that was killed.
     """
     from rankzero.cli.installed import require_pages
 

@@ -37,7 +37,7 @@ from rankzero.engine.hooks import Hooks
 from rankzero.engine.inputs import Inputs, read_inputs
 from rankzero.engine.metrics import MetricsLog
 from rankzero.engine.pace import Pace
-from rankzero.engine.passes import is_out_of_memory
+from rankzero.engine.passes import PassMemory, is_out_of_memory
 from rankzero.engine.resume import (
     Differences,
     check_same_run,
@@ -150,12 +150,8 @@ def run(
             hooks=hooks or Hooks(),
         )
         log_plan(session, inputs, world)
-        try:
+        with memory_errors(session.passes):
             position = train(session, context, position)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            raise session.passes.error() from error
         measured = {
             "time_to_first_step_seconds": ledger.time_to_first_step,
             "peak_memory_bytes": max(gather_objects(peak_memory(device))),
@@ -165,6 +161,17 @@ def run(
         if world.is_main:
             copy_report(report, options.report_json)
         return report
+
+
+@contextmanager
+def memory_errors(passes: PassMemory) -> Iterator[None]:
+    """What torch says of memory that ran out becomes an error with ways out."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise passes.error() from error
 
 
 def deepspeed_file(spec: RunSpec, world: World, device: Device, dtype: torch.dtype) -> dict[str, Any] | None:
@@ -286,9 +293,9 @@ def claim_directory(
         run_dir.report.unlink(missing_ok=True)  # of an end that this start goes beyond
         write_text(run_dir.spec, to_yaml(spec))
         write_json(run_dir.environment, environment)
-        parts = {"train": inputs.train, "eval": inputs.eval}  # of a stream nobody knows before how much it has
-        counted_parts = {name: summary(part) for name, part in parts.items() if isinstance(part, TokenizedDataset)}
-        write_json(run_dir.data, counted_parts)
+        parts = {"train": inputs.train, "eval": inputs.eval}  # of a stream nobody knows yet
+        known = {name: part for name, part in parts.items() if isinstance(part, TokenizedDataset)}
+        write_json(run_dir.data, {name: summary(part) for name, part in known.items()})
     console.log_to(run_dir.log(world.rank))
 
 

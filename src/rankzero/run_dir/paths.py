@@ -52,6 +52,11 @@ class RunDir:
         return self.root / "report.json"
 
     @property
+    def error(self) -> Path:
+        """Why the last start failed, in the form of run_dir/handover.py; the next start removes it."""
+        return self.root / "error.json"
+
+    @property
     def data(self) -> Path:
         """What the run's rows are: how many, what was left out, their lengths. Made by engine/inputs.py."""
         return self.root / "data.json"
@@ -66,11 +71,6 @@ class RunDir:
     def page(self) -> Path:
         """All of the run to look at, in one file."""
         return self.root / "report.html"
-
-    @property
-    def error(self) -> Path:
-        """Why the last start failed, in the form of run_dir/handover.py; the next start removes it."""
-        return self.root / "error.json"
 
     @property
     def stop_flag(self) -> Path:
