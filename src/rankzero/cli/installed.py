@@ -16,6 +16,11 @@ def require_data() -> None:
     _require("data", _DATA)
 
 
+def require_pages() -> None:
+    """Raise ConfigError where no page can be made."""
+    _require("data", ("jinja2",))
+
+
 def require_tokenizer() -> None:
     """Raise ConfigError where tokens cannot be counted."""
     _require("train", (*_DATA, *_TOKENIZER))

@@ -27,6 +27,7 @@ from rankzero.cli.output import print_error, print_traceback
 from rankzero.cli.predict import predict
 from rankzero.cli.quickstart import quickstart
 from rankzero.cli.render import render
+from rankzero.cli.report import report
 from rankzero.cli.submit import submit
 from rankzero.cli.train import train
 from rankzero.cli.watch import watch
@@ -51,6 +52,7 @@ app.command(rich_help_panel="Results")(merge)
 app.command("list", rich_help_panel="Runs")(runs_command.list_runs)
 for look_at in (runs_command.status, watch, logs, runs_command.compare):
     app.command(rich_help_panel="Runs")(look_at)
+app.command(rich_help_panel="Runs")(report)
 for command in (render, submit):
     app.command(rich_help_panel="Cluster")(command)
 for end in (runs_command.describe, runs_command.cancel, runs_command.delete):

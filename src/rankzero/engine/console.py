@@ -30,7 +30,7 @@ _STDOUT, _STDERR = 1, 2
 
 class _Redacted(logging.Formatter):
     """The time and the message, without secrets and without what would drive a terminal: names of classes and files
-    are somebody else's."""
+    are somebody else's. A warning or an error has that word before its message, which a run's page looks for."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(message)s", datefmt="%H:%M:%S")
@@ -38,6 +38,10 @@ class _Redacted(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return self._redact(printable(super().format(record)))
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        word = f"{record.levelname} " if record.levelno >= logging.WARNING else ""
+        return f"{record.asctime} {word}{record.message}"
 
 
 class _LogFile(logging.FileHandler):

@@ -144,6 +144,17 @@ def in_words(evaluation: dict[str, Any]) -> str:
     return ", ".join(f"{name} {evaluation[name]:.4f}" for name in MEASURES if evaluation.get(name) is not None)
 
 
+def write_page(run_dir: RunDir) -> None:
+    """report.html, at any end of a start: what the run directory says. That it cannot be written is said, and no more:
+    the run has ended as it has, and `rankzero report` makes the page at any time."""
+    from rankzero.report.page import write_page as write
+
+    try:
+        write(run_dir)
+    except Exception as error:  # a page is worth no run, and hides no failure
+        logger.warning("[STEP] %s was not written: %s: %s", run_dir.page, type(error).__name__, error)
+
+
 def copy_report(report: dict[str, Any], destination: str | None) -> None:
     """Also write the report where --report-json says."""
     if destination is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -98,9 +98,12 @@ class Ledger:
             self._line = None
 
     @contextmanager
-    def kept_in(self, run_dir: RunDir, *, alive_before: float | None) -> Iterator[None]:
+    def kept_in(
+        self, run_dir: RunDir, *, alive_before: float | None, at_end: Callable[[], None] = lambda: None
+    ) -> Iterator[None]:
         """Note in the run directory where the time goes, until the block ends, and how it did. `alive_before`: when the
-        start before this one last showed that it lived, where it did not say goodbye (Unix seconds)."""
+        start before this one last showed that it lived, where it did not say goodbye (Unix seconds). `at_end` is called
+        when the directory says how the start has ended; it raises nothing, and its time is counted too."""
         begun = time.time() - (time.monotonic() - self._origin)
         try:
             self._before = read_starts(run_dir.starts)
@@ -122,7 +125,7 @@ class Ledger:
             _note(error, run_dir)
             raise
         finally:
-            self._end(run_dir, ended)
+            self._end(run_dir, ended, at_end)
 
     def continues_from(self, step: int, total_steps: int) -> None:
         """The start begins with the step after this one, and is to end with that one."""
@@ -130,10 +133,13 @@ class Ledger:
             self._line.start.from_step = self._line.start.step = step
             self._line.start.total_steps = total_steps
 
-    def _end(self, run_dir: RunDir, ended: Ending) -> None:
+    def _end(self, run_dir: RunDir, ended: Ending, at_end: Callable[[], None]) -> None:
+        if self._line is not None:
+            self._line.start.ended = ended
+        self.stage("final")
+        at_end()
         if self._line is None:
             return
-        self._line.start.ended = ended
         total = self.summary()
         self._write()
         self._let_go()

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from rankzero.data.cache.dataset import TokenizedDataset, summary
 from rankzero.engine.checkpoint import Found, Position, find_checkpoints, load_checkpoint, under
 from rankzero.engine.console import RunConsole, logger, print_result, results_alone_on_stdout
 from rankzero.engine.device import Device, peak_memory, pick_device, pick_dtype, set_threads
@@ -30,13 +31,13 @@ from rankzero.engine.distributed import (
     process_group,
     world_from_env,
 )
-from rankzero.engine.finish import copy_report, finish, finished_report
+from rankzero.engine.finish import copy_report, finish, finished_report, write_page
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.hooks import Hooks
 from rankzero.engine.inputs import Inputs, read_inputs
 from rankzero.engine.metrics import MetricsLog
 from rankzero.engine.pace import Pace
-from rankzero.engine.passes import is_out_of_memory
+from rankzero.engine.passes import PassMemory, is_out_of_memory
 from rankzero.engine.resume import (
     Differences,
     check_same_run,
@@ -118,9 +119,11 @@ def run(
         if finished is not None:
             logger.info("[DONE] %s", what_is_next(finished))
             return finished
-        claim_directory(run_dir, spec, environment, world, console)
+        claim_directory(run_dir, spec, environment, inputs, world, console)
         if lease is not None:
-            stack.enter_context(ledger.kept_in(run_dir, alive_before=lease.alive_before))
+            stack.enter_context(
+                ledger.kept_in(run_dir, alive_before=lease.alive_before, at_end=partial(write_page, run_dir))
+            )
             set_aside(run_dir, found)
             if deepspeed is not None:
                 write_json(run_dir.root / "deepspeed.json", deepspeed)
@@ -147,12 +150,8 @@ def run(
             hooks=hooks or Hooks(),
         )
         log_plan(session, inputs, world)
-        try:
+        with memory_errors(session.passes):
             position = train(session, context, position)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            raise session.passes.error() from error
         measured = {
             "time_to_first_step_seconds": ledger.time_to_first_step,
             "peak_memory_bytes": max(gather_objects(peak_memory(device))),
@@ -162,6 +161,17 @@ def run(
         if world.is_main:
             copy_report(report, options.report_json)
         return report
+
+
+@contextmanager
+def memory_errors(passes: PassMemory) -> Iterator[None]:
+    """What torch says of memory that ran out becomes an error with ways out."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise passes.error() from error
 
 
 def deepspeed_file(spec: RunSpec, world: World, device: Device, dtype: torch.dtype) -> dict[str, Any] | None:
@@ -269,7 +279,7 @@ def what_is_next(report: dict[str, Any]) -> str:
 
 
 def claim_directory(
-    run_dir: RunDir, spec: RunSpec, environment: dict[str, Any], world: World, console: RunConsole
+    run_dir: RunDir, spec: RunSpec, environment: dict[str, Any], inputs: Inputs, world: World, console: RunConsole
 ) -> None:
     """Make the run directory this run's: what it is, what it runs on, and a log for each rank."""
     if world.is_main:
@@ -283,6 +293,9 @@ def claim_directory(
         run_dir.report.unlink(missing_ok=True)  # of an end that this start goes beyond
         write_text(run_dir.spec, to_yaml(spec))
         write_json(run_dir.environment, environment)
+        parts = {"train": inputs.train, "eval": inputs.eval}  # of a stream nobody knows yet
+        known = {name: part for name, part in parts.items() if isinstance(part, TokenizedDataset)}
+        write_json(run_dir.data, {name: summary(part) for name, part in known.items()})
     console.log_to(run_dir.log(world.rank))
 
 

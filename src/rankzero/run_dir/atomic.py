@@ -210,7 +210,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise StorageError("the manifest is missing: the directory was never committed", where=str(path)) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise StorageError(f"the manifest cannot be read: {error}", where=str(path)) from error
     if not isinstance(value, dict) or not isinstance(value.get("files"), dict):
         raise StorageError("the manifest is not one of rankzero's", where=str(path))

@@ -41,7 +41,7 @@ KINDS = {
     "evaluation": "evaluations",
     "logging": "between steps: metrics, trackers, hooks",
     "repeated": "all of this again, for steps that an earlier start had done and lost",
-    "final": "loading the best weights, final/, the report",
+    "final": "loading the best weights, final/, the report and its page",
     "lost": "from the last change of a killed start to its death, known to the lease's 5 s: a step cut off, or a hang",
     "down": "between a start's end and the next one's beginning",
 }

@@ -57,6 +57,22 @@ class RunDir:
         return self.root / "error.json"
 
     @property
+    def data(self) -> Path:
+        """What the run's rows are: how many, what was left out, their lengths. Made by engine/inputs.py."""
+        return self.root / "data.json"
+
+    @property
+    def samples(self) -> Path:
+        """What the model wrote when it was asked: an object a line, {"step", "prompt", "text"}; step 0 is before the
+        first one."""
+        return self.root / "samples.jsonl"
+
+    @property
+    def page(self) -> Path:
+        """All of the run to look at, in one file."""
+        return self.root / "report.html"
+
+    @property
     def stop_flag(self) -> Path:
         """A file whose appearance asks the run to stop and save, as SIGTERM does (a preStop hook touches it)."""
         return self.root / "stop"

@@ -66,6 +66,8 @@ def test_neither_console_nor_rank_log_shows_a_secret(
     assert "https://user:[hidden]@hub" in written and "OSError: cannot open [hidden]" in written
     assert ("user:[hidden]@hub" in shown) == speaks
     assert "canary-4711" not in written + shown
+    marked = [line.split(" ")[1] for line in written.splitlines() if line[2:3] == ":"]
+    assert marked == ["before", "ERROR"], "what is a warning can be told from the file"
 
 
 def test_an_error_is_handed_over_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

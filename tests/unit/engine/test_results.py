@@ -17,8 +17,10 @@ from safetensors.torch import load_file
 
 from rankzero.engine import train as loop
 from rankzero.engine.evaluate import EvalResult
+from rankzero.engine.finish import write_page
 from rankzero.errors import StoppedError
 from rankzero.run_dir.goodput import KINDS, read_starts
+from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
 from rankzero.track.tensorboard import TensorBoard
 from tests.support.runs import log, metrics, run_here, run_root, small_spec, stop_in
@@ -97,6 +99,8 @@ def test_every_second_of_all_starts_is_of_some_kind(tmp_path: Path, tiny: Path) 
         run_here(spec, hooks=stop_in(6))
     stopped = json.loads((run_root(spec) / "goodput.json").read_text())
     assert (stopped["starts"], stopped["killed"], stopped["steps"]) == (1, 0, 6)
+    page = (run_root(spec) / "report.html").read_text()
+    assert "Stopped" in page and 'id="chart-loss"' in page and "after this step, then saving" in page
     between = time.monotonic()
     shutil.rmtree(run_root(spec) / "checkpoints/step-6")  # so that work is done again
     run_here(spec)
@@ -114,6 +118,17 @@ def test_every_second_of_all_starts_is_of_some_kind(tmp_path: Path, tiny: Path) 
     assert seconds["step"] > stopped["seconds"]["step"] > 0
     starts = read_starts(run_root(spec) / "starts.jsonl")
     assert [(start.from_step, start.step, start.ended) for start in starts] == [(0, 6, "stopped"), (4, 12, "finished")]
+    page = (run_root(spec) / "report.html").read_text()
+    assert "Finished" in page and "continued after step 4" in page and "wall time went" in page
+    train = json.loads((run_root(spec) / "data.json").read_text())["train"]
+    assert train["rows"] == train["rows_in"] == 30 == sum(rows for _, _, rows in train["lengths"])
+    assert train["tokens"] * 3 == sum(row["tokens"] for row in metrics(spec)) and "Tokens a row, eval" in page
+
+
+def test_a_page_that_cannot_be_made_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "report.html").mkdir()
+    write_page(RunDir(tmp_path))
+    assert "report.html was not written" in caplog.text and (tmp_path / "report.html").is_dir()
 
 
 def test_metrics_hold_what_the_contract_names(tmp_path: Path, tiny: Path) -> None:

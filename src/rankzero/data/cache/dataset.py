@@ -65,6 +65,26 @@ class DatasetStats:
         return asdict(self)
 
 
+LENGTH_BINS = 24
+
+
+def summary(dataset: TokenizedDataset) -> dict[str, Any]:
+    """What a run directory keeps of its rows: those that take part, what became of all in their files, and `lengths`, a
+    histogram of [tokens from, tokens to (exclusive), rows]."""
+    lengths = dataset.lengths
+    low, longest = (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
+    width = max(1, -(-(longest + 1 - low) // LENGTH_BINS))
+    counts = np.bincount((lengths - low) // width) if len(lengths) else ()
+    return {
+        **dataset.stats.as_json(),
+        "rows": len(dataset),
+        "tokens": int(lengths.sum(dtype=np.int64)),
+        "supervised_tokens": int(dataset.supervised.sum(dtype=np.int64)),
+        "longest": longest,
+        "lengths": [[low + i * width, low + (i + 1) * width, int(rows)] for i, rows in enumerate(counts)],
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class RowLabels(Sequence[str | None]):
     """The label of each row; None where it has none. Held as numbers: `names[codes[i]]`, and -1 for none."""

@@ -1,7 +1,6 @@
 """A check report as one HTML page that needs nothing else: no script, no network, plots as inline SVG.
 
-What the page says and how it looks is in report.html.jinja. Everything that comes from data is escaped, whatever the
-template does with it, and the page's own policy forbids whatever might get past that.
+What the page says is in report.html.jinja, how it looks and how values are made harmless in `rankzero.html`.
 """
 
 from __future__ import annotations
@@ -9,20 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 
-from jinja2 import Environment, StrictUndefined, Template
-from markupsafe import Markup
+from jinja2 import Template
 
 from rankzero.data.check.report import CheckReport, column
 from rankzero.data.check.report_text import detected_by, percent
 from rankzero.data.check.serving import Comparison
 from rankzero.data.check.statistics import Bin, Spread, by_count, histogram
-from rankzero.wording import counted
+from rankzero.html.page import count, environment
 
 _MOST_NAMES = 30
 _MOST_PROBLEMS = 300
-_LONGEST = 2000
 
 
 def report_html(report: CheckReport, comparison: Comparison | None = None, title: str = "Data check") -> str:
@@ -46,7 +42,7 @@ def report_html(report: CheckReport, comparison: Comparison | None = None, title
         ],
         openings=[] if counts.tokens is None else _quoted(counts.tokens.unopened),
         formats=[
-            (name, _count(rows), detected_by(counts, name) or "as stated") for name, rows in by_count(counts.formats)
+            (name, count(rows), detected_by(counts, name) or "as stated") for name, rows in by_count(counts.formats)
         ],
         duplicates=[
             (kind, report.where(copy), report.where(first))
@@ -54,7 +50,7 @@ def report_html(report: CheckReport, comparison: Comparison | None = None, title
             for copy, first in places
         ],
         decoded=[
-            (source, reason, _count(number))
+            (source, reason, count(number))
             for source, reasons in sorted({} if images is None else images.sources.items())
             for reason, number in by_count(reasons)
         ],
@@ -64,44 +60,27 @@ def report_html(report: CheckReport, comparison: Comparison | None = None, title
 
 @cache
 def _template() -> Template:
-    environment = Environment(autoescape=True, finalize=shown, undefined=StrictUndefined)
-    environment.globals["draw"] = draw
-    environment.filters |= {
+    made = environment(__package__)
+    made.globals["draw"] = draw
+    made.filters |= {
         "by_count": by_count,
-        "count": _count,
         "histogram": histogram,
         "most_common": _most_common,
         "percent_of": percent,
         "spread_rows": _spread_rows,
     }
-    source = resources.files(__package__).joinpath("report.html.jinja").read_text(encoding="utf-8")
-    return environment.from_string(source)
-
-
-def shown(value: object) -> object:
-    """A value as it stands, and only as text: what a browser does not show is shown as a box, long text is cut. The
-    template's own markup is left alone."""
-    if isinstance(value, Markup):
-        return value
-    text = str(value)
-    cut = "".join(one if one.isprintable() or one == "\n" else "\ufffd" for one in text[:_LONGEST])
-    return cut + "…" if len(text) > _LONGEST else cut
-
-
-def _count(number: int, noun: str = "") -> str:
-    """`1,200`, or `1,200 rows`."""
-    return counted(number, noun) if noun else f"{number:,}"
+    return made.get_template("report.html.jinja")
 
 
 def _quoted(counter: Mapping[str, int]) -> list[tuple[str, str]]:
-    return [(repr(text), _count(rows)) for text, rows in by_count(counter)[:10]]
+    return [(repr(text), count(rows)) for text, rows in by_count(counter)[:10]]
 
 
 def _most_common(counter: Mapping[str, int]) -> list[tuple[str, str]]:
     common = by_count(counter)
-    rows = [(name, _count(number)) for name, number in common[:_MOST_NAMES]]
+    rows = [(name, count(number)) for name, number in common[:_MOST_NAMES]]
     rest = common[_MOST_NAMES:]
-    return [*rows, (f"{len(rest):,} more", _count(sum(number for _, number in rest)))] if rest else rows
+    return [*rows, (f"{len(rest):,} more", count(sum(number for _, number in rest)))] if rest else rows
 
 
 def _spread_rows(counters: Mapping[str, Mapping[int, int]]) -> list[tuple[str, ...]]:
@@ -110,13 +89,13 @@ def _spread_rows(counters: Mapping[str, Mapping[int, int]]) -> list[tuple[str, .
         if counter:
             spread = Spread.of(counter)
             whole = (spread.minimum, spread.p50, spread.p90, spread.p95, spread.p99, spread.maximum)
-            rows.append((name, *map(_count, whole), f"{spread.mean:,.1f}"))
+            rows.append((name, *map(count, whole), f"{spread.mean:,.1f}"))
     return rows
 
 
 def _differences(comparison: Comparison) -> list[tuple[str, ...]]:
     return [
-        (cause, _count(number), first.meaning, f"{first.where}, turn {first.turn}", _count(first.offset),
+        (cause, count(number), first.meaning, f"{first.where}, turn {first.turn}", count(first.offset),
          repr(first.training), repr(first.serving))
         for cause, number in comparison.causes.most_common()
         for first in (comparison.first[cause],)

@@ -16,7 +16,7 @@ from rich.cells import cell_len
 
 from rankzero.cli.data.tokenizer_option import served_prompt
 from rankzero.data.check.report import CheckReport
-from rankzero.data.check.report_html import report_html, shown
+from rankzero.data.check.report_html import report_html
 from rankzero.data.check.report_text import bars, percent, report_lines
 from rankzero.data.check.serving import Comparison, compare
 from rankzero.data.check.statistics import Bin, Counts, histogram
@@ -25,6 +25,7 @@ from rankzero.data.check.validate import CheckOptions, check
 from rankzero.data.rows.problems import ProblemLog, RowProblem
 from rankzero.data.tokens.chat import TokenRules
 from rankzero.data.tokens.tokenizer import take_apart
+from rankzero.html.page import shown
 from rankzero.spec.run_spec import SourceSpec
 from tests.support.families import family_tokenizer
 from tests.unit.data.support import GOOD, GOOD_TEXT, user_assistant, write

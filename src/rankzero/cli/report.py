@@ -1,0 +1,102 @@
+"""`rankzero report`: the page of a run, of several beside each other, or of all while they go on. Parse and call."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rankzero.errors import ConfigError, ServiceError, UsageError
+
+
+def report(
+    runs: Annotated[
+        list[str] | None, typer.Argument(metavar="RUN…", help="Run directories; with --live also what holds them.")
+    ] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="One page with all of them beside each other.")] = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="Serve the pages on loopback and refresh them while runs go on.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Where the page goes; else RUN/report.html, or compare.html here."),
+    ] = None,
+) -> None:
+    """Make the page of a run, or of several, in one file.
+
+    Curves, where its time went, data, samples, cost. It is one file without scripts, which needs no network. A run
+    makes it by itself when it ends; this makes it again at any time, also of a run that was killed.
+    """
+    from rankzero.cli.installed import require_pages
+
+    require_pages()
+    targets = runs or []
+    if compare and len(targets) < 2:
+        raise UsageError("there is nothing to compare", where="--compare", hint="name two runs or more")
+    if live:
+        if output is not None:
+            raise UsageError("what is served is written nowhere", where="--output", hint="leave it or --live out")
+        _serve(targets, compare=compare)
+    elif not targets:
+        raise UsageError("which run?", where="report", hint="name a run directory, such as runs/NAME")
+    elif compare:
+        _write(output or Path("compare.html"), [_run(target) for target in targets])
+    elif output is not None and len(targets) > 1:
+        raise UsageError("several pages do not fit in one file", where="--output", hint="did you mean --compare?")
+    else:
+        for root in [_run(target) for target in targets]:
+            _write(output, [root])
+
+
+def _write(output: Path | None, roots: list[Path]) -> None:
+    """The page of one run, or of several beside each other."""
+    from rankzero.report.page import compare_page, run_page
+    from rankzero.report.run import read_run
+    from rankzero.run_dir.atomic import place_given_by, write_text
+    from rankzero.run_dir.paths import RunDir
+    from rankzero.spec.nearby import shown
+
+    read = [read_run(root, time.time()) for root in roots]
+    page = run_page(read[0]) if len(read) == 1 else compare_page(read)
+    path = output or RunDir(roots[0]).page
+    with place_given_by("--output"):
+        write_text(path, page)
+    typer.echo(shown(path))
+
+
+def _run(target: str) -> Path:
+    """A run directory. Raises ConfigError."""
+    from rankzero.run_dir.paths import RunDir
+    from rankzero.run_dir.result import require_target
+
+    path = Path(target).expanduser()
+    if not RunDir(path).spec.is_file():
+        require_target(target)
+        raise ConfigError("this is no run directory: run.yaml is missing", where=target)
+    return path
+
+
+def _serve(targets: list[str], *, compare: bool) -> None:
+    """Until Ctrl-C."""
+    from rankzero.report.live import served
+    from rankzero.run_dir.result import DEFAULT_OUTPUT
+
+    places = [Path(target).expanduser() for target in targets or [DEFAULT_OUTPUT]]
+    missing = [str(place) for place in places if not place.is_dir()]
+    if missing:
+        raise ConfigError(
+            "there is no such directory", where=missing[0], hint="name runs, or a directory that holds runs"
+        )
+    try:
+        with served([_run(str(place)) for place in places] if compare else places) as (url, site):
+            chosen = "&".join(f"run={name}" for name in site.runs())
+            typer.echo(f"{url}compare?{chosen}" if compare else url)
+            typer.echo("the page refreshes itself while runs go on; Ctrl-C ends this", err=True)
+            while True:
+                time.sleep(3600)
+    except OSError as error:
+        raise ServiceError(f"loopback cannot be served on: {error.strerror or error}", where="--live") from error
+    except KeyboardInterrupt:
+        return

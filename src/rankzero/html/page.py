@@ -1,0 +1,44 @@
+"""The templates of pages: one look (`base.html.jinja`), and every value shown as text alone. Knows no page's content.
+
+Everything that a template is given is escaped, whatever the template does with it, and the page's own policy forbids
+whatever might get past that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from rankzero.wording import counted
+
+LONGEST = 2000
+"""Characters that are shown of one value."""
+
+
+def environment(package: str, *, longest: int = LONGEST, redact: Callable[[str], str] = str) -> Environment:
+    """What finds a package's templates, and the shared ones. `redact` sees every value before it is cut."""
+    one_value = partial(shown, longest=longest, redact=redact)
+    here, shared = (PackageLoader(name, "") for name in (package, __package__ or ""))
+    made = Environment(
+        loader=ChoiceLoader([here, shared]), autoescape=True, finalize=one_value, undefined=StrictUndefined
+    )
+    made.filters["count"] = count
+    return made
+
+
+def shown(value: object, *, longest: int = LONGEST, redact: Callable[[str], str] = str) -> object:
+    """A value as it stands, and only as text: what a browser does not show is shown as a box, long text is cut. The
+    template's own markup is left alone."""
+    if isinstance(value, Markup):
+        return value
+    text = redact(str(value))
+    cut = "".join(one if one.isprintable() or one == "\n" else "\ufffd" for one in text[:longest])
+    return cut + "…" if len(text) > longest else cut
+
+
+def count(number: int, noun: str = "") -> str:
+    """`1,200`, or `1,200 rows`."""
+    return counted(number, noun) if noun else f"{number:,}"

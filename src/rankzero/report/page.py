@@ -1,0 +1,110 @@
+"""Pages of runs: one, several beside each other, a list. Renders; what they say is in the templates, tables and curves.
+
+Names, samples, warnings and specs are others' words: everything is escaped and without secrets, whatever it is.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rankzero import __version__
+from rankzero.html.page import environment
+from rankzero.redaction import Redactor
+from rankzero.report import tables
+from rankzero.report.curves import HEIGHT, WIDTH, bars, charts
+from rankzero.report.run import RunPage, read_run
+from rankzero.run_dir.atomic import write_text
+from rankzero.run_dir.paths import RunDir
+
+_LONGEST_SHOWN = 20_000
+REFRESH_SECONDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """Of a page that is served while runs go on."""
+
+    refresh: bool
+    """Whether it is loaded again and again: something goes on."""
+    home: str = ""
+    """Where the list of runs is, as a relative URL."""
+
+
+def write_page(run_dir: RunDir) -> Path:
+    """Write report.html of a run, whatever it is doing. Returns where it is. Raises StorageError."""
+    write_text(run_dir.page, run_page(read_run(run_dir.root, time.time())))
+    return run_dir.page
+
+
+def run_page(run: RunPage, live: Live | None = None) -> str:
+    """The page of one run."""
+    shares, kinds = tables.times(run)
+    heads, rows = tables.data_rows(run)
+    later = [start.from_step for start in run.starts[1:] if start.from_step]
+    return _render(
+        "run.html.jinja",
+        live,
+        title=run.name,
+        run=run,
+        facts=tables.facts(run),
+        charts=charts([(run.name, run.metrics)], later),
+        samples=tables.asked(run.samples),
+        shares=shares,
+        kinds=kinds,
+        cost=tables.cost(run),
+        started=tables.started(run),
+        data_heads=heads,
+        data_rows=rows,
+        lengths=[(name, drawn) for name, part in run.data.items() if (drawn := bars(part)) is not None],
+        saved=tables.saved(run),
+        environment=tables.table_of(run.environment),
+        read_at=tables.when(run.read_at),
+    )
+
+
+def compare_page(runs: Sequence[RunPage], live: Live | None = None) -> str:
+    """Several runs beside each other: curves in one chart, results, and the fields in which their specs differ."""
+    names = _unique([run.name for run in runs])
+    return _render(
+        "compare.html.jinja",
+        live,
+        title=" and ".join(names) if len(names) == 2 else f"{len(names)} runs",
+        names=names,
+        runs=runs,
+        charts=charts([(name, run.metrics) for name, run in zip(names, runs, strict=True)]),
+        results=tables.results(runs),
+        spec=tables.differences([run.spec for run in runs]),
+        environment=tables.differences([run.environment for run in runs]),
+        read_at=tables.when(max(run.read_at for run in runs)),
+    )
+
+
+def index_page(title: str, runs: Sequence[tuple[str, RunPage]], live: Live) -> str:
+    """A list of runs; where it is not refreshed, some can be chosen. `runs`: (name in a URL, run)."""
+    rows = [(url, run.root.resolve().name, run.state, tables.summary(run)) for url, run in runs]
+    return _render("index.html.jinja", live, title=title, rows=rows)
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    """Runs of one name in several places are told apart by a number."""
+    return [
+        name if names.count(name) == 1 else f"{name} ({names[: place + 1].count(name)})"
+        for place, name in enumerate(names)
+    ]
+
+
+def _render(template: str, live: Live | None, **values: Any) -> str:
+    made = environment(__package__ or "", longest=_LONGEST_SHOWN, redact=Redactor(os.environ))
+    made.globals |= {
+        "version": __version__,
+        "width": WIDTH,
+        "height": HEIGHT,
+        "live": live,
+        "refresh_seconds": REFRESH_SECONDS,
+    }
+    return made.get_template(template).render(**values)

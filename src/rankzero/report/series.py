@@ -1,0 +1,111 @@
+"""The numbers of metrics.jsonl by name, and few enough of them to draw. Knows no metric's meaning."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rankzero.report.reading import as_number
+
+MOST_SERIES = 100
+COLUMNS = 300
+"""Across a chart: of a long run, the lowest and the highest value of each column are drawn."""
+MEANS = 100
+"""Points of the line through the noise."""
+
+
+@dataclass(slots=True)
+class Series:
+    """One metric over the steps that have it. NaN: the value was not finite."""
+
+    steps: array[int] = field(default_factory=lambda: array("q"))
+    values: array[float] = field(default_factory=lambda: array("d"))
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def at(self, step: int) -> float | None:
+        """The finite value of a step."""
+        found = [value for at, value in self.finite() if at == step]
+        return found[-1] if found else None
+
+    def finite(self) -> list[tuple[int, float]]:
+        """(step, value) without what was not finite."""
+        return [(step, value) for step, value in zip(self.steps, self.values, strict=True) if math.isfinite(value)]
+
+
+def read_series(rows: Iterable[Mapping[str, Any]]) -> dict[str, Series]:
+    """Every metric that is a number, or null for one that was not finite, in the order of its first appearance."""
+    found: dict[str, Series] = {}
+    for row in rows:
+        step = row.get("step")
+        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 2**53:
+            continue
+        for name, value in row.items():
+            finite = as_number(value)
+            if name == "step" or (finite is None and value is not None):
+                continue
+            series = found.get(name)
+            if series is None:
+                if len(found) == MOST_SERIES:
+                    continue
+                series = found[name] = Series()
+            series.steps.append(step)
+            series.values.append(math.nan if finite is None else finite)
+    return found
+
+
+Piece = list[tuple[float, float]]
+"""Points that a line joins."""
+
+
+def pieces(series: Series) -> list[Piece]:
+    """The line, in two where a value was not finite; at most two points for each of COLUMNS columns."""
+    if len(series) <= 2 * COLUMNS:
+        return _split(zip(series.steps, series.values, strict=True))
+    columns = _columns(series, COLUMNS)
+    return _split(point for column in columns for point in _extremes(column))
+
+
+def means(series: Series) -> Piece | None:
+    """The mean of each of MEANS columns, at its middle; None where there are too few points for one."""
+    if len(series) <= 2 * MEANS:
+        return None
+    found = []
+    for column in _columns(series, MEANS):
+        finite = [(step, value) for step, value in column if math.isfinite(value)]
+        if finite:
+            steps, values = zip(*finite, strict=True)
+            found.append((math.fsum(steps) / len(steps), math.fsum(values) / len(values)))
+    return found or None
+
+
+def _columns(series: Series, count: int) -> list[list[tuple[int, float]]]:
+    first, last = min(series.steps), max(series.steps)
+    width = (last - first) / count or 1
+    columns: list[list[tuple[int, float]]] = [[] for _ in range(count)]
+    for step, value in zip(series.steps, series.values, strict=True):
+        columns[min(int((step - first) / width), count - 1)].append((step, value))
+    return columns
+
+
+def _extremes(column: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """The lowest and the highest point in the order of their steps; a column without a finite one is a gap."""
+    finite = [point for point in column if math.isfinite(point[1])]
+    if not finite:
+        return column[:1]
+    both = {min(finite, key=lambda point: point[1]), max(finite, key=lambda point: point[1])}
+    return sorted(both)
+
+
+def _split(points: Iterable[tuple[int, float]]) -> list[Piece]:
+    found: list[Piece] = [[]]
+    for step, value in points:
+        if math.isfinite(value):
+            found[-1].append((step, value))
+        elif found[-1]:
+            found.append([])
+    return [piece for piece in found if piece]

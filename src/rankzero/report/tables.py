@@ -1,0 +1,265 @@
+"""What a page says in words and rows, made of a run's values. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from rankzero.report.curves import written
+from rankzero.report.reading import inner, leaves, number
+from rankzero.report.run import RunPage, Sample
+from rankzero.report.series import Series
+from rankzero.report.ticks import memory, plain
+from rankzero.run_dir.goodput import KINDS, START_UP
+from rankzero.spec.tasks import MEASURES
+from rankzero.wording import counted, duration
+
+Row = tuple[str, ...]
+_LONGEST_VALUE = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A part of the whole time."""
+
+    name: str
+    seconds: float
+    part: float
+    """From 0 to 1."""
+    start: float
+    """Where it begins, from 0 to 1."""
+    colour: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One prompt, and what was written at the first and the last step that it was asked at, and between."""
+
+    prompt: str
+    first: Sample
+    last: Sample | None
+    between: tuple[Sample, ...]
+
+
+def facts(run: RunPage) -> list[tuple[str, str]]:
+    """What a person wants to know first."""
+    found = [("Loss", _from_to(*_ends(run.metrics.get("loss")))), *_evaluated(run)]
+    found.append(("Steps", f"{run.step:,}" if run.step else ""))
+    tokens = number(run.report, "total_tokens") or _total(run.metrics.get("tokens"))
+    found.append(("Tokens", _large(tokens) if tokens else ""))
+    speed = number(run.report, "tokens_per_second") or _middle(run.metrics.get("tokens_per_second"))
+    found.append(("Tokens a second", f"{speed:,.0f}" if speed else ""))
+    if run.goodput is not None:
+        found.append(("Wall time", duration(run.goodput.wall_seconds)))
+        found.append(("In new steps", f"{100 * run.goodput.goodput:.1f} %"))
+    elif (seconds := number(run.report, "elapsed_seconds")) is not None:
+        found.append(("Time", duration(seconds)))
+    peak = number(run.report, "peak_memory_bytes")
+    found.append(("Peak memory", memory(peak) if peak else ""))
+    return [(name, value) for name, value in found if value]
+
+
+def cost(run: RunPage) -> list[Row]:
+    """Device time, and what came of it."""
+    found: list[Row] = []
+    processes, device = number(run.environment, "world_size"), run.environment.get("device")
+    if run.goodput is not None and processes and device:
+        held = run.goodput.wall_seconds - run.goodput.seconds.get("down", 0.0)
+        found.append(("Devices", f"{processes:.0f} × {device}"))
+        found.append(("Held for", f"{duration(held)}, without the time between two starts"))
+        found.append(("Device-hours", f"{processes * held / 3600:.4g}"))
+        tokens = _total(run.metrics.get("tokens"))
+        if tokens and held:
+            found.append(("Tokens for a device-hour", f"{tokens / (processes * held / 3600):,.0f}"))
+    padding, first = number(run.report, "padding_fraction"), number(run.report, "time_to_first_step_seconds")
+    if first is not None:
+        found.append(("From the command to the first step", f"{first:.1f} s"))
+    if padding is not None:
+        found.append(("Padding in what was computed", f"{100 * padding:.1f} %"))
+    return found
+
+
+def times(run: RunPage) -> tuple[list[Share], list[Row]]:
+    """The wall time by kind: the parts of a bar, and rows of all kinds with what they mean."""
+    total = run.goodput
+    if total is None or not total.wall_seconds:
+        return [], []
+    rows: list[Row] = [
+        (kind.replace("_", " "), f"{spent:,.1f}", f"{100 * spent / total.wall_seconds:.1f} %", KINDS.get(kind, ""))
+        for kind, spent in sorted(total.seconds.items(), key=lambda item: -item[1])
+        if spent >= 0.05
+    ]
+    grouped = {"new steps": total.seconds.get("step", 0.0), "start-up": sum(total.seconds.get(k, 0) for k in START_UP)}
+    rest = {kind: spent for kind, spent in total.seconds.items() if kind != "step" and kind not in START_UP}
+    most = sorted(rest, key=rest.__getitem__, reverse=True)[:3]
+    grouped |= {kind.replace("_", " "): rest[kind] for kind in most}
+    grouped["other"] = sum(spent for kind, spent in rest.items() if kind not in most)
+    shares, start = [], 0.0
+    for colour, (name, spent) in enumerate(grouped.items()):
+        part = spent / total.wall_seconds
+        if part > 0.0005:
+            shares.append(Share(name, spent, part, start, colour))
+        start += part
+    return shares, rows
+
+
+def started(run: RunPage) -> list[Row]:
+    """A row for each start."""
+    return [
+        (
+            str(count),
+            when(start.begun),
+            f"{start.from_step:,}",
+            f"{start.step:,}",
+            duration(sum(start.seconds.values())),
+            start.ended or ("running" if start is run.starts[-1] and run.state.word == "running" else "killed"),
+        )
+        for count, start in enumerate(run.starts, 1)
+    ]
+
+
+def saved(run: RunPage) -> list[Row]:
+    """A row for each checkpoint, and one for the result."""
+    scores = run.metrics.get("eval_loss", Series())
+    rows: list[Row] = []
+    for one in run.checkpoints:
+        score = None if one.step is None else scores.at(one.step)
+        rows.append(
+            (
+                one.name,
+                "" if one.step is None else f"{one.step:,}",
+                "" if score is None else written(score),
+                "" if one.bytes is None else memory(one.bytes),
+                "" if one.saved is None else when(one.saved),
+                ", ".join(name for name in one.names if name != "final/") or one.fault,
+            )
+        )
+    return rows
+
+
+def asked(samples: Sequence[Sample]) -> list[Asked]:
+    """By prompt, in the order in which they were first asked."""
+    by_prompt: dict[str, list[Sample]] = {}
+    for sample in samples:
+        by_prompt.setdefault(sample.prompt, []).append(sample)
+    found = []
+    for prompt, several in by_prompt.items():
+        first, *rest = sorted(several, key=lambda sample: sample.step)
+        found.append(Asked(prompt, first, rest[-1] if rest else None, tuple(rest[:-1])))
+    return found
+
+
+_DATA_WORDS = (
+    ("rows", "Rows"),
+    ("rows_in", "Rows in the files"),
+    ("tokens", "Tokens"),
+    ("supervised_tokens", "Trained tokens"),
+    ("longest", "Longest row, in tokens"),
+    ("truncated", "Truncated"),
+)
+
+
+def data_rows(run: RunPage) -> tuple[tuple[str, ...], list[Row]]:
+    """Heads and rows of what is in data.json: a column for each part, train and eval."""
+    parts = [(name, value) for name, value in run.data.items() if isinstance(value, dict)]
+    rows: list[Row] = []
+    for key, word in _DATA_WORDS:
+        rows.append((word, *(_whole(number(part, key)) for _, part in parts)))
+    for group, prefix in (("dropped", "Dropped: "), ("notes", "")):
+        reasons = dict.fromkeys(reason for _, part in parts for reason in inner(part, group))
+        for reason in reasons:
+            values = (_whole(number(inner(part, group), reason)) for _, part in parts)
+            rows.append((prefix + reason.replace("_", " "), *values))
+    return ("", *(name for name, _ in parts)), [row for row in rows if any(row[1:])]
+
+
+def table_of(values: Mapping[str, Any]) -> list[Row]:
+    """Every field of nested objects, as `train.max_steps`, `10`."""
+    return [(name, short(value)) for name, value in leaves(values) if value is not None]
+
+
+def results(runs: Sequence[RunPage]) -> list[Row]:
+    """The facts of several runs beside each other; a run without one has an empty cell."""
+    columns = [dict(facts(run)) for run in runs]
+    names = dict.fromkeys(name for column in columns for name in column)
+    rows = [("State", *(run.state.word for run in runs))]
+    return rows + [(name, *(column.get(name, "") for column in columns)) for name in names]
+
+
+def differences(values: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """The fields in which several objects differ, with each one's value."""
+    flat = [dict(leaves(one)) for one in values]
+    names = dict.fromkeys(name for one in flat for name in one)
+    return [
+        (name, *(short(one[name]) if name in one else "" for one in flat))
+        for name in names
+        if len({json.dumps(one.get(name), sort_keys=True, default=str) for one in flat}) > 1
+    ]
+
+
+def short(value: object) -> str:
+    """A value of a spec as YAML would have it, in one line."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "…"
+
+
+def when(seconds: float) -> str:
+    """`2026-11-22 06:10:01 UTC`."""
+    try:
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (OverflowError, ValueError, OSError):
+        return ""
+
+
+def _evaluated(run: RunPage) -> list[tuple[str, str]]:
+    found = []
+    for name in MEASURES:
+        first, last = _ends(run.metrics.get(name))
+        final = number(run.report, name)
+        words = name.replace("_", " ").capitalize()
+        step = number(run.report, "final_step")
+        of = "" if final is None or step is None or final == last else f" (step {step:.0f})"
+        found.append((words, _from_to(first, last if final is None else final) + of))
+    return found
+
+
+def _ends(series: Series | None) -> tuple[float | None, float | None]:
+    points = series.finite() if series is not None else []
+    return (points[0][1], points[-1][1]) if points else (None, None)
+
+
+def _from_to(first: float | None, last: float | None) -> str:
+    if last is None:
+        return ""
+    return written(last) if first is None or first == last else f"{written(first)} → {written(last)}"
+
+
+def _total(series: Series | None) -> float | None:
+    return sum(value for _, value in series.finite()) if series is not None else None
+
+
+def _middle(series: Series | None) -> float | None:
+    values = sorted(value for _, value in series.finite()) if series is not None else []
+    return values[len(values) // 2] if values else None
+
+
+def _large(value: float) -> str:
+    """`19,041`, `1.25M`."""
+    return f"{value:,.0f}" if value < 1e6 else plain(value, 10.0 ** (math.floor(math.log10(value)) - 2))
+
+
+def _whole(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"
+
+
+def summary(run: RunPage) -> str:
+    """One line of a list of runs."""
+    parts = [counted(run.step, "step") if run.step else ""]
+    for name, words in (("loss", "loss"), ("eval_loss", "eval loss")):
+        span = _from_to(*_ends(run.metrics.get(name)))
+        parts.append(f"{words} {span}" if span else "")
+    return ", ".join(part for part in parts if part)

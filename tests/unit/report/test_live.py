@@ -1,0 +1,109 @@
+"""Pages that are served: on loopback, to who has the URL, and never older than their run."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from http import HTTPStatus
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from rankzero.report import live
+from rankzero.report.live import Site, served
+from tests.support.run_directory import run_directory
+
+TOKEN = "a-token"
+
+
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """For tests that only ask."""
+    return site(tmp_path_factory.mktemp("site"))
+
+
+def site(tmp_path: Path) -> Site:
+    run_directory(tmp_path / "runs/first")
+    run_directory(tmp_path / "runs/with # and ?", name="second")
+    (tmp_path / "runs/no-run").mkdir()
+    (tmp_path / "secret.html").write_text("a file")
+    return Site([tmp_path / "runs"], TOKEN)
+
+
+def test_every_run_has_a_page(unchanged: Site, tmp_path: Path) -> None:
+    ours = unchanged
+    index = ours.get(f"/{TOKEN}/")
+    assert index.status == HTTPStatus.OK and "no-run" not in index.body
+    for url in ("run/first/", "run/with%20%23%20and%20%3F/"):
+        assert f'href="{url}"' in index.body
+        assert "chart-loss" in ours.get(f"/{TOKEN}/{url}").body
+    chosen = ours.get(f"/{TOKEN}/compare")
+    assert chosen.status == HTTPStatus.OK and chosen.body.count("checkbox") == 2 and "refresh" not in chosen.body
+    both = ours.get(f"/{TOKEN}/compare?run=first&run=with%2520%2523%2520and%2520%253F&run=none")
+    assert "Fields in which they differ" in both.body and "second, train" in both.body
+    (tmp_path / "empty").mkdir()
+    assert "no runs yet" in Site([tmp_path / "empty"], TOKEN).get(f"/{TOKEN}/").body
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *("/", "", "//", "/wrong/", "/wrong/run/first/", "/A-TOKEN/", "/a-token%00/", "/ä/", "/\udcff/", "http://[::1"),
+        *("/a-token/run/", "/a-token/run/none/", "/a-token/run/first", "/a-token/run/first/report.html"),
+        *("/a-token/run/../secret.html", "/a-token/run/..%2f..%2fsecret.html/", "/a-token/../secret.html"),
+        *("/a-token/secret.html", "/a-token//", "/a-token/run/no-run/", "/a-token/run/%2e%2e/", "/a-token/compare/x"),
+    ],
+)
+def test_nothing_else_is_found(target: str, unchanged: Site) -> None:
+    answer = unchanged.get(target)
+    assert answer.status == HTTPStatus.NOT_FOUND and answer.body == "not found\n"
+
+
+def test_a_page_is_made_again_when_its_run_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, read = site(tmp_path), []
+    real = live.read_run
+    monkeypatch.setattr(live, "read_run", lambda root, now: read.append(root.name) or real(root, now))
+    for _ in range(3):
+        ours.get(f"/{TOKEN}/run/first/")
+    assert read == ["first"], "nothing has changed"
+    with (tmp_path / "runs/first/metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 61, "loss": 123.0}) + "\n")
+    assert "123" in ours.get(f"/{TOKEN}/run/first/").body
+    run_directory(tmp_path / "runs/third")
+    assert "run/third/" in ours.get(f"/{TOKEN}/").body
+
+
+def test_it_is_refreshed_while_it_goes_on(tmp_path: Path) -> None:
+    ours = site(tmp_path)
+    assert 'http-equiv="refresh"' not in ours.get(f"/{TOKEN}/run/first/").body
+    run_directory(tmp_path / "going-on", ended=None).replace(tmp_path / "runs/on")
+    held = {"token": 1, "beat": 3, "host": "another-host", "pid": 7, "process": "x"}
+    (tmp_path / "runs/on/lease.json").write_text(json.dumps(held))
+    page = ours.get(f"/{TOKEN}/run/on/").body
+    assert 'http-equiv="refresh"' in page and "another host" in page
+    assert 'http-equiv="refresh"' in ours.get(f"/{TOKEN}/compare?run=on&run=with%2520%2523%2520and%2520%253F").body
+
+
+def test_the_server(tmp_path: Path) -> None:
+    """Loopback alone, reading alone, and nothing is kept by who looks."""
+    site(tmp_path)
+    with served([tmp_path / "runs"]) as (url, _):
+        parts = urlsplit(url)
+        assert parts.hostname == "127.0.0.1" and len(parts.path) > 30
+
+        def ask(method: str, path: str) -> tuple[http.client.HTTPResponse, bytes]:
+            connection = http.client.HTTPConnection("127.0.0.1", parts.port, timeout=30)
+            connection.request(method, path)
+            response = connection.getresponse()
+            return response, response.read()
+
+        found, body = ask("GET", parts.path + "run/first/")
+        assert found.status == 200 and b"chart-loss" in body
+        assert (found.headers["Cache-Control"], found.headers["Referrer-Policy"]) == ("no-store", "no-referrer")
+        assert ask("HEAD", parts.path)[1] == b""
+        assert ask("GET", "/")[0].status == ask("GET", "/favicon.ico")[0].status == 404
+        assert ask("POST", parts.path)[0].status == ask("DELETE", parts.path)[0].status == 501
+        assert ask("GET", parts.path.rstrip("/"))[0].headers["Location"] == parts.path
+    with served([tmp_path / "runs"]) as (again, _):
+        assert urlsplit(again).path != parts.path

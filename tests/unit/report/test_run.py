@@ -1,0 +1,121 @@
+"""What a page knows of a run: everything in its directory, nothing that is not, whatever state the files are in."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from rankzero.errors import DataError
+from rankzero.report import tables
+from rankzero.report.page import run_page
+from rankzero.report.run import read_run
+from rankzero.run_dir.handover import write_error
+from rankzero.run_dir.lease import Lease
+from rankzero.run_dir.paths import RunDir
+from tests.support.run_directory import BEGUN, run_directory
+
+
+def test_everything_that_is_there(tmp_path: Path) -> None:
+    run = read_run(run_directory(tmp_path / "made"), BEGUN)
+    assert (run.name, run.state.word, run.step) == ("made", "finished", 60)
+    facts = dict(tables.facts(run))
+    assert facts["Loss"].endswith("→ 1.055") and facts["Eval loss"] == "4 → 1.5 (step 40)"
+    assert facts["Peak memory"] == "60.0 GiB" and facts["Wall time"] == "3:25"
+    assert dict(tables.cost(run))["Device-hours"] == f"{8 * 195 / 3600:.4g}", "not of the 10 s between two starts"
+    shares, kinds = tables.times(run)
+    assert sum(share.part for share in shares) == pytest.approx(1)
+    assert kinds[0][:3] == ("step", "170.0", "82.9 %")
+    assert [row[3:] for row in tables.started(run)] == [("20", "1:35", "killed"), ("60", "1:40", "finished")]
+    assert [(row[0], row[1], row[5]) for row in tables.saved(run)] == [
+        ("step-60", "60", "last"),
+        ("step-40", "40", "best, made into final/"),
+        ("final", "40", ""),
+    ]
+    heads, rows = tables.data_rows(run)
+    assert (
+        heads == ("", "train", "eval")
+        and ("Rows", "100", "7") in rows
+        and ("Dropped: no trained token", "4", "4") in rows
+    )
+    (asked,) = tables.asked(run.samples)
+    assert (asked.first.text, asked.last and asked.last.text, len(asked.between)) == ("Blue.", "Four.", 1)
+    assert [(one.what, one.times) for one in run.notices] == [
+        ("started again from step 20 after: rank 3: Xid 79 (2026-09-21T10:00:00+00:00)", 1),
+        ("2 steps were skipped: their loss or gradient was not finite", 1),
+        ("[DATA] 3 rows are odd", 2),
+    ]
+
+
+def test_an_empty_directory_is_a_page(tmp_path: Path) -> None:
+    run = read_run(tmp_path, BEGUN)
+    assert run.state.word == "not started" and not run.notices and tables.facts(run) == []
+    page = run_page(run)
+    assert "<h2" not in page, "a part that is not there is left out, not shown empty"
+
+
+FILES = ("run.yaml", "report.json", "environment.json", "data.json", "lease.json")
+LINES = ("metrics.jsonl", "starts.jsonl", "restarts.jsonl", "samples.jsonl")
+ODD = (
+    *("", "null", "[]", "{", '"text"', "{}", "\x00", "[" * 5000, '{"model": 3, "lora": [], "train": {"lengths": 1}}'),
+    json.dumps({"steps": "x", "stragglers": [1, {"rank": None}], "total_tokens": True, "world_size": "8", "pid": "x"}),
+    json.dumps(
+        {"train": {"lengths": [[1, "2", 3], [1, 2], None], "dropped": [], "notes": {"a": "b"}}, "device": {"a": {}}}
+    ),
+    json.dumps({"step": 1, "prompt": 3, "text": None, "loss": 10**400, "seconds": {}, "host": socket.gethostname()}),
+    json.dumps({"pid": "x", "host": socket.gethostname(), "token": 1}),
+)
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_files_that_are_not_ours_are_said_and_end_nothing(text: str, tmp_path: Path) -> None:
+    root = run_directory(tmp_path / "made")
+    for name in (*FILES, *LINES):
+        (root / name).write_text(text, encoding="utf-8")
+    (root / "checkpoints/step-60/manifest.json").write_text(text, encoding="utf-8")
+    run = read_run(root, BEGUN)
+    page = run_page(run)
+    assert page.endswith("</html>") and "[DATA] 3 rows are odd" in page
+    assert "manifest" in " ".join(one.what for one in run.notices if one.where == "step-60")
+    if text in ("[]", "{", '"text"'):
+        said = {one.what.split(":")[0] for one in run.notices if one.where == "run directory"}
+        assert {"run.yaml", "report.json", "data.json"} <= said
+
+
+@pytest.mark.parametrize("name", FILES[:-1])
+def test_a_part_that_is_missing_takes_no_other_along(name: str, tmp_path: Path) -> None:
+    root = run_directory(tmp_path / "made")
+    (root / name).unlink()
+    run = read_run(root, BEGUN)
+    assert not [one for one in run.notices if one.where == "run directory"]
+    assert 'id="curves"' in run_page(run)
+
+
+def test_how_a_run_is(tmp_path: Path) -> None:
+    """By its last start, and by who holds its directory: a process that is gone holds nothing."""
+    killed = run_directory(tmp_path / "killed", ended=None)
+    assert read_run(killed, BEGUN).state.word == "killed"
+    assert read_run(run_directory(tmp_path / "stopped", ended="stopped"), BEGUN).state.word == "stopped"
+    failed = run_directory(tmp_path / "failed", ended="failed")
+    write_error(failed / "error.json", DataError("a row is bad", where="rows.jsonl:3"), "", str)
+    assert read_run(failed, BEGUN).state.text == "a row is bad (rows.jsonl:3); give its command again to continue"
+
+    Lease(killed).acquire()  # of this process, as while it writes the page of a start that has ended
+    taken = json.loads((killed / "lease.json").read_text())
+    assert read_run(killed, BEGUN).state.word == "running"
+    (failed / "lease.json").write_text(json.dumps(taken))
+    assert read_run(failed, BEGUN).state.word == "failed"
+    (killed / "lease.json").write_text(json.dumps({**taken, "process": "another boot"}))
+    assert read_run(killed, BEGUN).state.word == "killed", "the number was given to another process since"
+    (killed / "lease.json").write_text(json.dumps({**taken, "host": "another-host"}))
+    elsewhere = read_run(killed, BEGUN)
+    assert elsewhere.state.word == "unknown" and elsewhere.goes_on
+
+    (tmp_path / "old").mkdir()
+    RunDir(tmp_path / "old").report.write_text('{"steps": 3, "ended_early": true}')
+    assert read_run(tmp_path / "old", BEGUN).state.word == "ended early", "of a version that kept no starts"
+    (tmp_path / "older").mkdir()
+    RunDir(tmp_path / "older").metrics.write_text('{"step": 3, "loss": 1}')
+    assert read_run(tmp_path / "older", BEGUN).state.word == "unknown"

@@ -1,0 +1,122 @@
+"""From metrics.jsonl to lines: nothing that was there is lost to the eye, however long the run."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankzero.report.curves import charts
+from rankzero.report.reading import Reader
+from rankzero.report.series import COLUMNS, MEANS, Series, means, pieces, read_series
+from rankzero.report.ticks import linear, logarithmic, of_memory, padded, plain
+
+
+def series(values: list[float]) -> Series:
+    found = Series()
+    found.steps.extend(range(1, len(values) + 1))
+    found.values.extend(values)
+    return found
+
+
+def test_lines_that_are_none_are_passed_over_and_said(tmp_path: Path) -> None:
+    good = [{"step": 1, "loss": 2.0, "flag": True, "list": [1]}, {"step": 2, "loss": None}, {"step": 3, "loss": 1}]
+    odd = ["{", "[]", '{"loss": 1}', '{"step": "4", "loss": 1}', '{"step": 5, "loss": 1e999}', "[" * 10_000, "", " "]
+    lines = [*(json.dumps(row) for row in good), *odd]
+    (tmp_path / "metrics.jsonl").write_bytes("\n".join(lines).encode() + b'\n\xff\n{"step": 6, "lo')
+    reader = Reader(tmp_path)
+    found = read_series(reader.lines(tmp_path / "metrics.jsonl"))
+    assert list(found) == ["loss"]
+    assert found["loss"].finite() == [(1, 2.0), (3, 1.0)] and len(found["loss"]) == 3
+    assert reader.unread == ["metrics.jsonl: 4 of its lines cannot be read"], "the one that is being written is none"
+
+
+def test_a_value_that_was_not_finite_is_a_gap() -> None:
+    assert pieces(series([3.0, 2.0, math.nan, 1.0])) == [[(1, 3.0), (2, 2.0)], [(4, 1.0)]]
+    assert pieces(series([math.nan])) == []
+    assert pieces(series([])) == []
+
+
+def test_a_long_run_is_thinned_to_what_can_be_seen() -> None:
+    """Every spike stays, and the line through the noise is the mean of all."""
+    chance = random.Random(3)
+    values = [1.0 + chance.gauss(0, 0.1) for _ in range(100_000)]
+    values[77_777], values[55_555] = 50.0, -50.0
+    (line,) = pieces(series(values))
+    assert len(line) <= 2 * COLUMNS and line == sorted(line)
+    assert {(77_778, 50.0), (55_556, -50.0)} <= set(line)
+    average = means(series(values))
+    assert average is not None and len(average) == MEANS
+    assert math.fsum(value for _, value in average) / MEANS == pytest.approx(math.fsum(values) / len(values), rel=1e-3)
+
+
+@given(st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), min_size=1, max_size=3000))
+def test_thinning_keeps_the_extremes(values: list[float]) -> None:
+    finite = [value for value in values if math.isfinite(value)]
+    drawn = [value for piece in pieces(series(values)) for _, value in piece]
+    assert (min(drawn), max(drawn)) == (min(finite), max(finite)) if finite else drawn == []
+
+
+@given(st.floats(-1e12, 1e12), st.floats(0, 1e12))
+def test_marks_lie_on_their_axis_and_differ(low: float, width: float) -> None:
+    for axis in (linear(low, low + width, plain), padded(low, low + width, plain)):
+        assert axis.low <= low and low + width <= axis.high
+        texts = [text for _, text in axis.marks]
+        assert len(set(texts)) == len(texts) <= 8 or width < abs(low) * 1e-5, "marks that look the same say nothing"
+        assert all(-1e-6 <= axis.share(at) <= 1 + 1e-6 for at, _ in axis.marks)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "marks"),
+    [
+        (0, 1e-4, "0 2e-05 4e-05 6e-05 8e-05 0.0001"),
+        (0.0, 5.2, "0 2 4"),
+        (1, 100_000, "20k 40k 60k 80k 100k"),
+        (0, 12_000, "0 2,500 5,000 7,500 10,000"),
+        (2.5, 2.75, "2.50 2.55 2.60 2.65 2.70 2.75"),
+        (0, 5e9, "0 1B 2B 3B 4B 5B"),
+    ],
+)
+def test_marks(low: float, high: float, marks: str) -> None:
+    assert " ".join(text for _, text in linear(low, high, plain).marks) == marks
+
+
+def test_marks_of_other_axes() -> None:
+    assert [text for _, text in logarithmic(0.3, 2000, plain).marks] == ["1", "10", "100", "1,000"]
+    assert [text for _, text in of_memory(2.0**30, 2.0**32).marks] == ["0 GiB", "1 GiB", "2 GiB", "3 GiB", "4 GiB"]
+    assert [text for _, text in linear(7, 7, plain, whole=True).marks] == ["7", "8"]
+
+
+def test_charts_have_what_belongs_together_and_nothing_twice() -> None:
+    metrics = {
+        "loss": series([3.0, 2.0, 1.0]),
+        "eval_loss": series([3.0]),
+        "epoch": series([1.0]),
+        "peak_memory_bytes": series([2.0**30, 2.0**31]),
+        "grad_norm": series([1.0] * 60 + [500.0]),
+        "accuracy": series([math.nan]),
+    }
+    loss, norm, memory_used = charts([("run", metrics)], [2, 99])
+    assert [label for label, _, _ in loss.labels] == ["train", "eval"]
+    assert [mark.text for mark in loss.starts] == ["continued after step 2"]
+    assert norm.title == "Gradient norm" and norm.log and not loss.log
+    assert memory_used.title == "Peak memory" and memory_used.spans == (
+        ("", "1.0 GiB", "2.0 GiB", "1.0 GiB", "2.0 GiB"),
+    )
+    assert loss.rows[0] == ("1", "3", "3") and loss.rows[-1] == ("3", "1", "")
+    assert charts([("run", {})]) == []
+
+
+def test_paths_are_numbers_alone() -> None:
+    chance = random.Random(1)
+    for chart in charts([("<a>", {"loss": series([chance.gauss(0, 1e9) for _ in range(2000)])})]):
+        for line in chart.lines:
+            assert re.fullmatch(r"(?:[MLh]|\d+\.\d |\d+\.\d|0)+", line.path), line.path[:80]
+            places = [float(one) for one in re.findall(r"\d+\.\d", line.path)]
+            assert min(places) >= 0 and max(places) <= 1000
