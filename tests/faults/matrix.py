@@ -18,6 +18,7 @@ DAMAGED, RESUME, LEASE = (
     "unit/run_dir/test_lease.py",
 )
 SAVES, RESTARTS, STORE = "faults/test_save_kills.py", "faults/test_restarts.py", "unit/launch/node/test_store.py"
+MEMORY, PASSES = "faults/test_out_of_memory.py", "unit/engine/test_passes.py"
 PAYLOADS, PROCESSES = "faults/test_payloads.py", "unit/launch/test_processes.py"
 
 
@@ -370,6 +371,39 @@ MATRIX: tuple[Row, ...] = (
         (
             "unit/launch/test_render_golden.py::test_the_text_is_the_golden_one",
             f"{NODES}::test_a_killed_node_is_replaced_and_the_other_waits_in_place",
+        ),
+    ),
+    Row(
+        "a pass runs out of memory, in a process of its own or a replica",
+        "0",
+        "step n: out of memory; made again in passes of up to t tokens",
+        "out_of_memory in metrics.jsonl; pass-limit.json",
+        "begins with these smaller passes",
+        (
+            f"{MEMORY}::test_a_replica_makes_its_passes_again_and_all_cut_smaller_from_then_on",
+            f"{MEMORY}::test_under_a_limit_of_the_system",
+            f"{PASSES}::test_the_step_is_made_again_in_smaller_passes_and_later_starts_begin_with_them",
+            f"{PASSES}::test_an_evaluation_is_made_again_in_smaller_passes",
+        ),
+    ),
+    Row(
+        "a pass runs out of memory under fsdp, zero2 or zero3, or in an evaluation of several ranks",
+        "70",
+        "rank r, device: out of memory; hint: start it again: it goes on in passes of up to t tokens",
+        "the newest checkpoint; pass-limit.json",
+        "goes on from it with smaller passes; with --max-restarts by itself",
+        (f"{MEMORY}::test_where_passes_are_collectives_the_next_start_has_smaller_ones",),
+    ),
+    Row(
+        "less memory than the run needs by estimate, or than one row takes",
+        "78; 70 where others use it",
+        "the run is expected to need x GB, and there are y GB; or out of memory; with settings that take less",
+        "no checkpoint is made or changed; by estimate, before the model is loaded",
+        "the same until the spec or the device is another one",
+        (
+            "unit/model/test_fitting.py::test_it_is_refused_before_the_model_is_loaded",
+            "unit/model/test_fitting.py::test_memory_that_others_use_may_be_waited_for",
+            f"{PASSES}::test_where_no_pass_can_be_smaller_it_is_an_error_with_ways_out",
         ),
     ),
 )

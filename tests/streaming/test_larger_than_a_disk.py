@@ -122,7 +122,7 @@ def memory_of_children() -> int:
 
 def test_every_row_comes_once_within_the_room_that_there_is(site: str, own_cache: Path) -> None:
     sources = [SourceSpec(path=f"{site}/shard-{number:02}.jsonl") for number in range(SHARDS)]
-    stream, _ = make_stream(
+    stream = make_stream(
         sources,
         tiny_tokenizer(),
         TokenRules(max_length=1024),

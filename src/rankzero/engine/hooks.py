@@ -28,7 +28,8 @@ class Hooks:
     """Before anything of the step is computed: its number."""
     pass_done: Callable[[int, MicroBatch, torch.Tensor], None] = _nothing
     """After a backward pass: the step, what was in the pass on this rank, and the sum of its targets' losses (a scalar
-    on the run's device, without a graph). A step whose gradients overflow float16 has its passes again."""
+    on the run's device, without a graph). A step whose gradients overflow float16, or that runs out of
+    memory, has its passes again."""
     step_ends: Callable[[int, dict[str, Any]], None] = _nothing
     """After the optimizer has moved: the step, and what metrics.jsonl gets of it besides an evaluation."""
     saved: Callable[[int], None] = _nothing

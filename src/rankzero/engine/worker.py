@@ -121,8 +121,9 @@ def run(
             return finished
         claim_directory(run_dir, spec, environment, inputs, world, console)
         if lease is not None:
-            kept = ledger.kept_in(run_dir, alive_before=lease.alive_before, at_end=partial(write_page, run_dir))
-            stack.enter_context(kept)
+            stack.enter_context(
+                ledger.kept_in(run_dir, alive_before=lease.alive_before, at_end=partial(write_page, run_dir))
+            )
             set_aside(run_dir, found)
             if deepspeed is not None:
                 write_json(run_dir.root / "deepspeed.json", deepspeed)

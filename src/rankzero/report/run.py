@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +17,13 @@ from rankzero.redaction import Redactor
 from rankzero.report.reading import Reader, as_number, inner, number
 from rankzero.report.series import Series, read_series
 from rankzero.run_dir.atomic import read_manifest
-from rankzero.run_dir.goodput import Goodput, Start, read_starts, summed_up
-from rankzero.run_dir.lease import BEAT_SECONDS, holder
+from rankzero.run_dir.goodput import Goodput, Start, read_starts
 from rankzero.run_dir.paths import LINKS, RunDir
+from rankzero.run_dir.view import RunView, view_run
+from rankzero.wording import duration
 
 _LONGEST_TEXT = 200_000
 _MOST_WARNINGS = 50
-_SILENT_SECONDS = 12 * BEAT_SECONDS
-"""A lease of another host that was not renewed for so long is nobody's."""
 _MARKED = re.compile(r"(\d\d:\d\d:\d\d) (?:WARNING|ERROR) (.*)")
 """A line of a rank's log that is a warning; see engine/console.py."""
 
@@ -109,8 +107,8 @@ class RunPage:
 
     @property
     def goes_on(self) -> bool:
-        """Whether somebody trains it at this moment."""
-        return self.state.word == "running"
+        """Whether somebody trains it at this moment, or may do so elsewhere."""
+        return self.state.word in ("running", "unknown")
 
     @property
     def model(self) -> str:
@@ -128,6 +126,7 @@ class RunPage:
 
 def read_run(root: Path, now: float) -> RunPage:
     """Everything that a run directory says. `now`: Unix seconds. What cannot be read is among the notices."""
+    view = view_run(root)
     run_dir, reader = RunDir(root), Reader(root, Redactor(os.environ))
     report = reader.object(run_dir.report)
     spec_text = reader.text(run_dir.spec)
@@ -149,10 +148,10 @@ def read_run(root: Path, now: float) -> RunPage:
         root=root,
         name=str(spec.get("name") or report.get("name") or root.name),
         read_at=now,
-        state=_state(root, reader, report, starts, now) if starts or report or not metrics else _UNTOLD,
+        state=_state(view, report, began=bool(starts), logged=bool(metrics)),
         metrics=metrics,
         report=report,
-        goodput=summed_up(starts) if starts else None,
+        goodput=view.goodput,
         starts=starts,
         restarts=restarts,
         spec=spec,
@@ -173,37 +172,22 @@ def _starts(run_dir: RunDir, reader: Reader) -> list[Start]:
         return []
 
 
-def _state(root: Path, reader: Reader, report: Mapping[str, Any], starts: Sequence[Start], now: float) -> State:
+def _state(view: RunView, report: Mapping[str, Any], *, began: bool, logged: bool) -> State:
+    """In words; `began`: a start has noted how it does, `logged`: there are metrics."""
     again = "give its command again to continue"
-    if not starts:
-        if report:
-            return State("ended early" if report.get("ended_early") else "finished", "")
-        owner = _owner(root, reader, now)
-        return State("running", owner) if owner else State("not started", "nothing was trained yet")
-    ended, owner = starts[-1].ended, _owner(root, reader, now)
-    if ended is None or owner:
-        return State("running", owner) if owner else State("killed", f"its last start ended without a word; {again}")
-    if ended == "stopped":
-        return State("stopped", again)
-    if ended == "failed":
-        return State("failed", again)
-    return State("ended early", "no new best") if report.get("ended_early") else State("finished", "")
-
-
-def _owner(root: Path, reader: Reader, now: float) -> str:
-    """Who trains here at this moment: by the lease's process on this host, by its heartbeat on another one."""
-    path = root / "lease.json"
-    lease = reader.object(path)
-    here = lease.get("host") == socket.gethostname()
-    if "pid" not in lease or (here and lease["pid"] == os.getpid()):  # which has ended the run, and writes its page
-        return ""
-    if here:
-        try:
-            return holder(root) or ""
-        except (StorageError, ValueError, TypeError):
-            return ""
-    silent = now - path.stat().st_mtime
-    return f"process {lease['pid']} on {lease.get('host')}" if silent < _SILENT_SECONDS else ""
+    if view.phase == "Running":
+        total = f"step {view.step:,} of {view.total_steps:,}" if view.total_steps else ""
+        left = "" if view.eta_seconds is None else f", {duration(view.eta_seconds)} left at this pace"
+        return State("running", total + left)
+    if not began and not report:
+        return _UNTOLD if logged else State("not started", "nothing was trained yet")
+    if view.phase == "Succeeded":
+        return State("ended early", "no new best") if report.get("ended_early") else State("finished", "")
+    if view.phase == "Failed":
+        return State("failed", f"{view.error}; {again}" if view.error else again)
+    if view.phase == "Killed":
+        return State("killed", f"its last start ended without a word; {again}")
+    return State("stopped", again) if view.phase == "Stopped" else State("unknown", "it belongs to another host")
 
 
 def _checkpoints(run_dir: RunDir) -> list[Checkpoint]:

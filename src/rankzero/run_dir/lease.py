@@ -124,11 +124,11 @@ class Lease:
         """What lease.json says; empty where there is none. Raises StorageError."""
         try:
             value = json.loads(self.path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):  # never partly written; an unreadable one is nobody's
+        except (FileNotFoundError, ValueError, RecursionError):  # never partly written; an unreadable one is nobody's
             return {}
         except OSError as error:
             raise StorageError(error.strerror or str(error), where=str(self.path)) from error
-        return value if isinstance(value, dict) else {}
+        return value if isinstance(value, dict) and isinstance(value.get("pid", 0), int) else {}
 
     def is_held(self, current: dict[str, Any]) -> bool:
         """Whether its owner may be alive, by what can be told from here at once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -87,7 +88,7 @@ def view_run(root: Path) -> RunView:
     starts = _read_starts(run_dir)
     report = _read_json(run_dir.report)
     rows = list(rows_from_end(run_dir.metrics))
-    losses = [row for row in rows if isinstance(row.get("loss"), float | int)]
+    losses = [row for row in rows if isinstance(row.get("loss"), float | int) and isinstance(row.get("step"), int)]
     newest = losses[0] if losses else {}
     steps = run_dir.committed_steps()
     phase = _phase(root, starts, report)
@@ -120,7 +121,7 @@ def rows_from_end(metrics: Path, most_bytes: int = _TAIL_BYTES) -> Iterator[dict
     for line in reversed(lines):
         try:
             row = json.loads(line)
-        except ValueError:  # the first one may be cut, the last one half written
+        except (ValueError, RecursionError):  # the first one may be cut, the last one half written
             continue
         if isinstance(row, dict):
             yield row
@@ -137,9 +138,10 @@ def curve(metrics: Path, name: str) -> list[tuple[int, float]]:
 
 
 def _phase(root: Path, starts: list[Start], report: dict[str, Any] | None) -> Phase:
-    if holder(root) is not None:
-        return "Running"
     lease = _read_json(root / "lease.json") or {}
+    said = bool(starts and starts[-1].ended)  # this process itself writes its page when its start has ended
+    if holder(root) is not None and not (said and lease.get("pid") == os.getpid()):
+        return "Running"
     if not starts:
         return "Succeeded" if report is not None else "Stopped"
     ended = starts[-1].ended
@@ -193,6 +195,6 @@ def _read_starts(run_dir: RunDir) -> list[Start]:
 def _read_json(path: Path) -> dict[str, Any] | None:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -77,11 +77,12 @@ def test_a_page_is_made_again_when_its_run_has_changed(tmp_path: Path, monkeypat
 def test_it_is_refreshed_while_it_goes_on(tmp_path: Path) -> None:
     ours = site(tmp_path)
     assert 'http-equiv="refresh"' not in ours.get(f"/{TOKEN}/run/first/").body
+    run_directory(tmp_path / "going-on", ended=None).replace(tmp_path / "runs/on")
     held = {"token": 1, "beat": 3, "host": "another-host", "pid": 7, "process": "x"}
-    (tmp_path / "runs/first/lease.json").write_text(json.dumps(held))
-    page = ours.get(f"/{TOKEN}/run/first/").body
-    assert 'http-equiv="refresh"' in page and "process 7 on another-host" in page
-    assert 'http-equiv="refresh"' in ours.get(f"/{TOKEN}/compare?run=first&run=with%2520%2523%2520and%2520%253F").body
+    (tmp_path / "runs/on/lease.json").write_text(json.dumps(held))
+    page = ours.get(f"/{TOKEN}/run/on/").body
+    assert 'http-equiv="refresh"' in page and "another host" in page
+    assert 'http-equiv="refresh"' in ours.get(f"/{TOKEN}/compare?run=on&run=with%2520%2523%2520and%2520%253F").body
 
 
 def test_the_server(tmp_path: Path) -> None:

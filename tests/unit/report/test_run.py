@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import time
 from pathlib import Path
 
 import pytest
 
+from rankzero.errors import DataError
 from rankzero.report import tables
 from rankzero.report.page import run_page
 from rankzero.report.run import read_run
+from rankzero.run_dir.handover import write_error
 from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
 from tests.support.run_directory import BEGUN, run_directory
@@ -65,6 +65,7 @@ ODD = (
         {"train": {"lengths": [[1, "2", 3], [1, 2], None], "dropped": [], "notes": {"a": "b"}}, "device": {"a": {}}}
     ),
     json.dumps({"step": 1, "prompt": 3, "text": None, "loss": 10**400, "seconds": {}, "host": socket.gethostname()}),
+    json.dumps({"pid": "x", "host": socket.gethostname(), "token": 1}),
 )
 
 
@@ -97,32 +98,24 @@ def test_how_a_run_is(tmp_path: Path) -> None:
     killed = run_directory(tmp_path / "killed", ended=None)
     assert read_run(killed, BEGUN).state.word == "killed"
     assert read_run(run_directory(tmp_path / "stopped", ended="stopped"), BEGUN).state.word == "stopped"
-    assert read_run(run_directory(tmp_path / "failed", ended="failed"), BEGUN).state.word == "failed"
+    failed = run_directory(tmp_path / "failed", ended="failed")
+    write_error(failed / "error.json", DataError("a row is bad", where="rows.jsonl:3"), "", str)
+    assert read_run(failed, BEGUN).state.text == "a row is bad (rows.jsonl:3); give its command again to continue"
 
-    lease, pid = killed / "lease.json", os.getppid()
-    process = Lease(killed)
-    process.acquire()
-    taken = json.loads(lease.read_text())
-    process.release()
-    here = {**taken, "pid": pid, "process": "another boot"}
-    lease.write_text(json.dumps(here))
+    Lease(killed).acquire()  # of this process, as while it writes the page of a start that has ended
+    taken = json.loads((killed / "lease.json").read_text())
+    assert read_run(killed, BEGUN).state.word == "running"
+    (failed / "lease.json").write_text(json.dumps(taken))
+    assert read_run(failed, BEGUN).state.word == "failed"
+    (killed / "lease.json").write_text(json.dumps({**taken, "process": "another boot"}))
     assert read_run(killed, BEGUN).state.word == "killed", "the number was given to another process since"
-    elsewhere = {**taken, "host": "another-host"}
-    lease.write_text(json.dumps(elsewhere))
-    now = time.time()
-    assert read_run(killed, now).state.word == "running" and read_run(killed, now).goes_on
-    assert read_run(killed, now + 3600).state.word == "killed"
+    (killed / "lease.json").write_text(json.dumps({**taken, "host": "another-host"}))
+    elsewhere = read_run(killed, BEGUN)
+    assert elsewhere.state.word == "unknown" and elsewhere.goes_on
 
     (tmp_path / "old").mkdir()
     RunDir(tmp_path / "old").report.write_text('{"steps": 3, "ended_early": true}')
     assert read_run(tmp_path / "old", BEGUN).state.word == "ended early", "of a version that kept no starts"
-
-
-def test_a_run_of_this_machine_goes_on(tmp_path: Path) -> None:
-    root = run_directory(tmp_path / "made", ended=None)
-    identity = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[19]
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    held = {"token": 1, "beat": 0, "host": socket.gethostname(), "pid": os.getppid(), "process": f"{boot}:{identity}"}
-    (root / "lease.json").write_text(json.dumps(held))
-    state = read_run(root, BEGUN).state
-    assert (state.word, state.text) == ("running", f"process {os.getppid()} on {socket.gethostname()}")
+    (tmp_path / "older").mkdir()
+    RunDir(tmp_path / "older").metrics.write_text('{"step": 3, "loss": 1}')
+    assert read_run(tmp_path / "older", BEGUN).state.word == "unknown"

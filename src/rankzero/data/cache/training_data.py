@@ -6,7 +6,6 @@ Knows the spec's data section and the cache; nothing of models, devices or batch
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -90,7 +89,7 @@ def training_data(
     parts = parts_of(spec.data)
     streamed = _streamed(spec, parts.pop("train"), tokenizer, rules) if spec.data.streaming else None
     if streamed is not None:
-        say(f"train: {streamed[0].in_words()}")
+        say(f"train: {streamed.in_words()}")
     located = {label: expand(sources) for label, sources in parts.items()}
     for label, sources in located.items():
         with show(f"tokenise {label}", sources) as advance:
@@ -106,7 +105,7 @@ def training_data(
         read[label] = _deduplicated(dataset, label, say) if spec.data.deduplicate else dataset
     notes = frozenset(note for dataset in read.values() for note in dataset.stats.notes)
     if streamed is not None:
-        return TrainingData(streamed[0], read.get("eval"), notes | streamed[1].keys())
+        return TrainingData(streamed, read.get("eval"), notes | streamed.noted)
     train, held_out = read["train"], read.get("eval")
     if isinstance(spec.data.eval, EvalFraction):
         train, held_out = _held_out(train, seed, spec.data.eval.fraction)
@@ -131,7 +130,7 @@ def prepare_part(
     made: dict[str, TokenizedDataset | Stream | None] = {}
     parts = parts_of(spec.data)
     if spec.data.streaming:
-        made["train"], _ = _streamed(spec, parts.pop("train"), tokenizer, token_rules(spec, vision))
+        made["train"] = _streamed(spec, parts.pop("train"), tokenizer, token_rules(spec, vision))
     for label, given in parts.items():
         sources = expand(given)
         with show(f"tokenise {label}", sources) as advance:
@@ -148,9 +147,7 @@ def prepare_part(
     return made
 
 
-def _streamed(
-    spec: RunSpec, sources: Sequence[SourceSpec], tokenizer: Tokenizer, rules: TokenRules
-) -> tuple[Stream, Counter[str]]:
+def _streamed(spec: RunSpec, sources: Sequence[SourceSpec], tokenizer: Tokenizer, rules: TokenRules) -> Stream:
     if rules.vision is not None:
         hint = "leave it out: pictures that rows bring are kept on disk, all of them"
         raise ConfigError("rows with images are not streamed", where="data.streaming", hint=hint)

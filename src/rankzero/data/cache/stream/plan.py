@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 
@@ -46,6 +46,8 @@ class Stream:
     """How many rows are shuffled among each other."""
     cache_bytes: int
     """How much disk tokenised rows take at most, on each node."""
+    noted: frozenset[str] = frozenset()
+    """What was done to the first rows, by its name."""
 
     @cached_property
     def fingerprint(self) -> str:
@@ -99,9 +101,8 @@ def make_stream(
     window_rows: int,
     cache_bytes: int,
     network: Network,
-) -> tuple[Stream, Counter[str]]:
-    """List the shards and look at the first rows of each source. Returns the stream, and what was done to these rows by
-    its name.
+) -> Stream:
+    """List the shards and look at the first rows of each source.
 
     Raises DataError with every one of these rows that is bad, ConfigError where a column map or the tokenizer does not
     serve, ServiceError or AccessError where a place is not reached.
@@ -109,7 +110,7 @@ def make_stream(
     shards = list_shards(sources, network=network)
     parts = take_apart(tokenizer, rules.trains)
     stream = Stream(tuple(sources), shards, parts, rules, seed, window_rows, cache_bytes)
-    return stream, _first_rows(stream, network)
+    return replace(stream, noted=frozenset(_first_rows(stream, network)))
 
 
 def _first_rows(stream: Stream, network: Network) -> Counter[str]:

@@ -26,7 +26,8 @@ from rankzero.data.cache.joined import JoinedRows
 from rankzero.data.cache.stream.feeder import FAILED, window_name
 from rankzero.data.cache.stream.order import Cursor, epoch_order, shuffled
 from rankzero.data.cache.stream.plan import Stream
-from rankzero.errors import DataError, RankzeroError
+from rankzero.data.tokens.built_in_templates import PLAIN
+from rankzero.errors import ConfigError, DataError, RankzeroError
 from rankzero.run_dir.atomic import place_given_by, read_manifest, storage_errors
 from rankzero.run_dir.handover import read_error
 
@@ -174,6 +175,7 @@ class RowStream:
             what = "its rows are no longer those that were trained on, though its files are listed as before"
             hint = "put back the files that were there, or give the run another name"
             raise DataError(what, where=", ".join(dataset.sources), hint=hint)
+        self._require_template(manifest["stats"]["notes"], dataset)
         counts, passed = _counts(manifest["stats"]), _counts(manifest["passed"])
         order = shuffled(len(dataset), cursor.window, seed=self._stream.seed)
         self._windows.append(_Window(self._next, dataset, order, cursor, counts, passed))
@@ -182,6 +184,13 @@ class RowStream:
         self._next += 1
         self._tell(manifest["stats"]["notes"])
         return True
+
+    def _require_template(self, notes: Mapping[str, int], dataset: TokenizedDataset) -> None:
+        """The plain template is saved with the result where the first rows needed it: nobody would save it later."""
+        if PLAIN in notes and PLAIN not in self._stream.noted:
+            what = "chat rows come behind first rows that are none, and the tokenizer has no chat template"
+            hint = "data.chat_template: plain says that rankzero's is meant; a Jinja file takes another one"
+            raise ConfigError(what, where=f"data.chat_template ({', '.join(dataset.sources)})", hint=hint)
 
     def _tell(self, notes: Mapping[str, int]) -> None:
         if self._feeder is not None:

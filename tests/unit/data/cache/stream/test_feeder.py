@@ -47,7 +47,7 @@ def network_of(shards: list[list[Row]]) -> FakeNetwork:
 def stream_of(network: FakeNetwork, tokenizer: Any, *, window: int = 10, gb: float = 1, **rules: Any) -> Stream:
     source = SourceSpec(path="s3://b/d")
     kept = TokenRules(max_length=64, **rules)
-    stream, _ = make_stream(
+    stream = make_stream(
         [source], tokenizer, kept, seed=5, window_rows=window, cache_bytes=int(gb * 1e9), network=network
     )
     return stream
@@ -270,6 +270,17 @@ def test_a_window_of_which_nothing_is_left_is_passed_over(tokenizer: Any, tmp_pa
     assert wheres(rest) == wheres(taken[2:])
 
 
+def test_chat_rows_that_come_late_need_a_template_that_is_named(tmp_path: Path) -> None:
+    chat = {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "town"}]}
+    bare = tiny_tokenizer(chat_template=None)
+    network = network_of([texts(0, 100) + [chat]])
+    with pytest.raises(ConfigError, match="chat rows come behind first rows that are none") as refused:
+        steps(stream_of(network, bare), network, tmp_path / "a", 26)
+    assert "data.chat_template" in refused.value.problems[0].where
+    early = network_of([[chat] + texts(0, 100) + [chat]])
+    assert len(steps(stream_of(early, bare), early, tmp_path / "b", 26)) == 26
+
+
 def test_a_place_that_stays_away_is_an_error_of_the_service(tokenizer: Any, tmp_path: Path) -> None:
     network = network_of(SHARDS)
     stream = stream_of(network, tokenizer)
@@ -318,7 +329,7 @@ def test_the_fingerprint_is_of_listing_and_rules(change: Any, tokenizer: Any) ->
         if changed:
             change(network, spec, rules)
         source = SourceSpec.model_validate(spec)
-        stream, _ = make_stream(
+        stream = make_stream(
             [source], tokenizer, TokenRules(**rules), seed=5, window_rows=9, cache_bytes=10, network=network
         )
         return stream.fingerprint

@@ -39,7 +39,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def begun(tmp_path: Path, workers: int) -> RowStream:
     for number in range(3):
         write_jsonl(tmp_path / f"d/{number}.jsonl", [{"text": f"row {number} {row}"} for row in range(80)])
-    stream, _ = make_stream(
+    stream = make_stream(
         [SourceSpec(path=str(tmp_path / "d"))],
         tiny_tokenizer(),
         TokenRules(),
