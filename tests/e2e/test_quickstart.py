@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,8 @@ def test_quickstart(tmp_path: Path) -> None:
         assert f"before {expected[question]}" not in flat
     report = json.loads((tmp_path / "runs/quickstart/report.json").read_text())
     assert report["eval_loss"] < 0.1 * report["eval_loss_first"]
+    page = " ".join((tmp_path / "runs/quickstart/report.html").read_text().split())
+    assert all(answer in unescape(page) for question in QUESTIONS for answer in (question, expected[question]))
     assert report["train_loss_last"] < 0.1 * report["train_loss_first"]
     assert "runs/quickstart" in done.stdout and "rankzero train" in done.stdout
     again = subprocess.run(

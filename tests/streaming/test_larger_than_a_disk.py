@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import psutil
@@ -28,6 +25,7 @@ from rankzero.machine import usable_cores
 from rankzero.spec.run_spec import SourceSpec
 from tests.support.servers import serving
 from tests.support.tiny import tiny_tokenizer
+from tests.support.web_text import ROW_BYTES, Shards
 
 pytestmark = [pytest.mark.streaming_large, pytest.mark.timeout(24 * 3600)]
 
@@ -36,63 +34,15 @@ CACHE_GB = float(os.environ.get("STREAM_CACHE_GB", "1"))
 SHARDS = 20
 STEP_ROWS = 512
 WINDOW_ROWS = 10_000
-ROW_BYTES = 2_000
 ROWS = int(GB * 1e9 / SHARDS / ROW_BYTES)
 """Of each shard."""
-
-
-def _documents() -> list[bytes]:
-    numbers = random.Random(0)
-    words = ["the", "quick", "gradient", "harbour", "town", "token", "falls", "on", "quiet", "capital", "of", "Peru"]
-    texts = [" ".join(numbers.choice(words) for _ in range(600)).encode() for _ in range(64)]
-    return [text[: ROW_BYTES - len(_row(0, b""))] for text in texts]
-
-
-def _row(number: int, text: bytes) -> bytes:
-    return b'{"text": "%012d %s"}\n' % (number, text)
-
-
-class Shards(BaseHTTPRequestHandler):
-    """Shards of rows of equal length, with ranges."""
-
-    documents: ClassVar[list[bytes]] = _documents()
-    served: ClassVar[int] = 0
-
-    def do_HEAD(self) -> None:
-        self._answer(body=False)
-
-    def do_GET(self) -> None:
-        self._answer(body=True)
-
-    def _answer(self, body: bool) -> None:
-        given = self.headers.get("Range", "")
-        start, size = int(given.removeprefix("bytes=").partition("-")[0] or 0), ROWS * ROW_BYTES
-        self.send_response(206 if given else 200)
-        self.send_header("Content-Length", str(size - start))
-        self.send_header("ETag", '"fixed"')
-        self.send_header("Accept-Ranges", "bytes")
-        if given:
-            self.send_header("Content-Range", f"bytes {start}-{size - 1}/{size}")
-        self.end_headers()
-        row, inside = divmod(start, ROW_BYTES)
-        while body and row < ROWS:
-            rows = range(row, min(ROWS, row + 1000))
-            block = b"".join(_row(i, self.documents[i % len(self.documents)]) for i in rows)[inside:]
-            try:
-                self.wfile.write(block)
-            except OSError:  # who reads has what it wanted
-                return
-            type(self).served += len(block)
-            row, inside = rows.stop, 0
-
-    def log_message(self, *_arguments: object) -> None:
-        """Quiet."""
 
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Shards, "rows", ROWS)
     with serving(Shards) as url:
         yield url
 

@@ -29,6 +29,8 @@ def quickstart(
     from rankzero.engine.quickstart import RECIPE, find_model, overrides
     from rankzero.engine.quickstart import quickstart as run_quickstart
     from rankzero.engine.worker import run
+    from rankzero.report.page import write_page
+    from rankzero.run_dir.paths import RunDir
     from rankzero.spec.load import Setting, load_run_spec
     from rankzero.spec.local_paths import absolute
     from rankzero.spec.nearby import shown
@@ -40,6 +42,7 @@ def quickstart(
     result = run_quickstart(spec, lambda resolved: run(resolved, RunOptions()))
     typer.echo(conversation(result))
     typer.echo(summary(result.report, shown(result.run_dir)))
+    typer.echo(f"look at it     {shown(write_page(RunDir(result.run_dir)))}")
     typer.echo(f"train your own  rankzero init, then: rankzero train run.yaml   (this one: {RECIPE / 'run.yaml'})")
 
 

@@ -67,15 +67,15 @@ def _write(output: Path | None, roots: list[Path]) -> None:
 
 
 def _run(target: str) -> Path:
-    """A run directory. Raises ConfigError."""
+    """A run directory by its path, or by its name in ./runs. Raises ConfigError."""
     from rankzero.run_dir.paths import RunDir
-    from rankzero.run_dir.result import require_target
+    from rankzero.run_dir.result import DEFAULT_OUTPUT, require_target
 
-    path = Path(target).expanduser()
-    if not RunDir(path).spec.is_file():
-        require_target(target)
-        raise ConfigError("this is no run directory: run.yaml is missing", where=target)
-    return path
+    for path in (Path(target).expanduser(), Path(DEFAULT_OUTPUT) / target):
+        if RunDir(path).spec.is_file():
+            return path
+    require_target(target)
+    raise ConfigError("this is no run directory: run.yaml is missing", where=target)
 
 
 def _serve(targets: list[str], *, compare: bool) -> None:

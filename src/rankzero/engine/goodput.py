@@ -118,11 +118,11 @@ class Ledger:
         try:
             yield
             ended = "finished"
-        except (StoppedError, StopNow):
-            ended = "stopped"
-            raise
-        except Exception as error:
-            _note(error, run_dir)
+        except BaseException as error:
+            if isinstance(error, (StoppedError, StopNow)):
+                ended = "stopped"
+            elif isinstance(error, Exception):
+                _note(error, run_dir)
             raise
         finally:
             self._end(run_dir, ended, at_end)

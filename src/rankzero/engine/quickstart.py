@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rankzero.engine.ask import ask
+from rankzero.run_dir.atomic import write_text
+from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.result import as_it_was, find_result
 from rankzero.spec.run_spec import RunSpec
 
@@ -56,9 +59,13 @@ def overrides(model: str, output_dir: str) -> dict[str, Any]:
 
 
 def quickstart(spec: RunSpec, train: Callable[[RunSpec], dict[str, Any]]) -> QuickstartResult:
-    """Ask, train, ask again."""
+    """Ask, train, ask again. The answers also go into the run directory, for its page. Raises StorageError."""
     run_dir = Path(spec.output_dir) / str(spec.name)
     before = ask(as_it_was(spec), QUESTIONS, max_new_tokens=ANSWER_TOKENS)
     report = train(spec)
     after = ask(find_result(str(run_dir), "writes"), QUESTIONS, max_new_tokens=ANSWER_TOKENS)
+    asked = [(0, question, text) for question, text in zip(QUESTIONS, before, strict=True)]
+    asked += [(report["final_step"], question, text) for question, text in zip(QUESTIONS, after, strict=True)]
+    lines = (json.dumps({"step": step, "prompt": prompt, "text": text}) for step, prompt, text in asked)
+    write_text(RunDir(run_dir).samples, "".join(f"{line}\n" for line in lines))
     return QuickstartResult(run_dir, report, list(zip(QUESTIONS, before, after, strict=True)))

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rankzero.report.series import Piece, Series, means, pieces
+from rankzero.report.series import MEANS, Piece, Series, means, pieces
 from rankzero.report.ticks import Axis, linear, logarithmic, memory, of_memory, padded, plain
 
 WIDTH, HEIGHT = 1000, 300
@@ -145,7 +145,7 @@ def _chart(title: str, key: str, drawn: Sequence[tuple[str, int, Series]], start
         x_marks=_marks(across, upright=False),
         y_marks=_marks(up, upright=True),
         starts=tuple(Mark(round(100 * across.share(step), 2), f"continued after step {step:,}") for step in going_on),
-        averaged=math.ceil(longest / 100) if any(average is not None for average in averages) else 0,
+        averaged=math.ceil(longest / MEANS) if any(average is not None for average in averages) else 0,
         spans=tuple(_span(label, points, write) for (label, _, _), points in zip(drawn, finite, strict=True)),
         rows=_rows(drawn, write),
     )

@@ -20,7 +20,7 @@ from rankzero.run_dir.atomic import read_manifest
 from rankzero.run_dir.goodput import Goodput, Start, read_starts
 from rankzero.run_dir.paths import LINKS, RunDir
 from rankzero.run_dir.view import RunView, view_run
-from rankzero.wording import duration
+from rankzero.wording import counted, duration
 
 _LONGEST_TEXT = 200_000
 _MOST_WARNINGS = 50
@@ -94,8 +94,6 @@ class RunPage:
     """report.json; empty while there is none."""
     goodput: Goodput | None
     starts: Sequence[Start]
-    restarts: Sequence[Mapping[str, Any]]
-    """restarts.jsonl: why a launcher has started the run again."""
     spec: Mapping[str, Any]
     spec_text: str
     environment: Mapping[str, Any]
@@ -132,18 +130,20 @@ def read_run(root: Path, now: float) -> RunPage:
     spec_text = reader.text(run_dir.spec)
     spec = reader.yaml(run_dir.spec)
     starts = _starts(run_dir, reader)
-    restarts = list(reader.lines(run_dir.restarts))
     metrics = read_series(reader.lines(run_dir.metrics))
     checkpoints = _checkpoints(run_dir)
     samples = _samples(reader, run_dir)
     environment, data = reader.object(run_dir.environment), reader.object(run_dir.data)
     notices = [
-        *(Notice("restarts.jsonl", _why_again(one)) for one in restarts),
+        *(Notice("restarts.jsonl", _why_again(one)) for one in reader.lines(run_dir.restarts)),
         *_of_report(report),
         *(Notice(one.name, one.fault) for one in checkpoints if one.fault),
         *_of_logs(run_dir, reader),
         *(Notice("run directory", text) for text in reader.unread),
     ]
+    if len(notices) > _MOST_WARNINGS:
+        rest = len(notices) - _MOST_WARNINGS
+        notices = [*notices[:_MOST_WARNINGS], Notice("logs/", f"and {counted(rest, 'more warning')}")]
     return RunPage(
         root=root,
         name=str(spec.get("name") or report.get("name") or root.name),
@@ -153,14 +153,13 @@ def read_run(root: Path, now: float) -> RunPage:
         report=report,
         goodput=view.goodput,
         starts=starts,
-        restarts=restarts,
         spec=spec,
         spec_text=spec_text[:_LONGEST_TEXT],
         environment=environment,
         data=data,
         checkpoints=checkpoints,
         samples=samples,
-        notices=notices[:_MOST_WARNINGS],
+        notices=notices,
     )
 
 

@@ -27,7 +27,6 @@ class Share:
     """A part of the whole time."""
 
     name: str
-    seconds: float
     part: float
     """From 0 to 1."""
     start: float
@@ -102,7 +101,7 @@ def times(run: RunPage) -> tuple[list[Share], list[Row]]:
     for colour, (name, spent) in enumerate(grouped.items()):
         part = spent / total.wall_seconds
         if part > 0.0005:
-            shares.append(Share(name, spent, part, start, colour))
+            shares.append(Share(name, part, start, colour))
         start += part
     return shares, rows
 

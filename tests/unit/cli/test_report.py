@@ -23,7 +23,7 @@ def test_pages_go_into_their_runs(cli: Cli) -> None:
     assert (done.code, done.out.split()) == (0, ["runs/first/report.html", "runs/second/report.html"])
     assert "Finished" in Path("runs/first/report.html").read_text()
     assert "Killed" in Path("runs/second/report.html").read_text(), "a run that made none itself"
-    done = cli("report runs/first --output page.html")
+    done = cli("report first --output page.html")
     assert (done.code, done.out.split()) == (0, ["page.html"]) and "chart-loss" in Path("page.html").read_text()
 
 

@@ -49,6 +49,14 @@ def test_everything_that_is_there(tmp_path: Path) -> None:
     ]
 
 
+def test_of_many_warnings_the_rest_is_counted(tmp_path: Path) -> None:
+    root = run_directory(tmp_path / "made")
+    (root / "logs/rank-0.log").write_text("".join(f"10:00:00 WARNING number {n}\n" for n in range(70)))
+    (root / "report.json").write_text("[")
+    notices = read_run(root, BEGUN).notices
+    assert len(notices) == 51 and notices[-1].what == "and 23 more warnings"
+
+
 def test_an_empty_directory_is_a_page(tmp_path: Path) -> None:
     run = read_run(tmp_path, BEGUN)
     assert run.state.word == "not started" and not run.notices and tables.facts(run) == []

@@ -135,7 +135,7 @@ class _Comparer:
 
     def differences(self, path: str, row: Conversation, comparison: Comparison) -> Iterator[Difference]:
         """One for each answer and cause."""
-        rendered = self._renderer.render(row, os.path.dirname(path) or ".")
+        rendered = self._renderer.as_printed(row, os.path.dirname(path) or ".")
         if not isinstance(rendered, Rendered):
             return  # a bad row, which is reported as such
         row, _ = with_wanted_reasoning(row, self._rules)

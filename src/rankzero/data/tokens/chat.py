@@ -75,6 +75,13 @@ class Renderer:
     def render(self, conversation: Conversation, image_root: str = ".") -> Rendered | RowProblem:
         """The row as text, or why there is none; its images are below `image_root`. Raises ConfigError where a chat
         row finds no valid template."""
+        row, vision = self.as_printed(conversation, image_root), self._rules.vision
+        if isinstance(row, RowProblem) or vision is None or not row.pictures:
+            return row
+        return _with_pictures(row, vision.placeholder)
+
+    def as_printed(self, conversation: Conversation, image_root: str = ".") -> Rendered | RowProblem:
+        """The same as the template prints it: with one placeholder for each image."""
         if self._rules.trains == "label":
             return _render_labelled(conversation)
         if other := _other_task(conversation):
@@ -92,7 +99,7 @@ class Renderer:
         vision = self._rules.vision
         if vision is None:
             return row
-        return _misplaced(row.text, conversation, vision) or _with_pictures(row, pictures, vision.placeholder)
+        return _misplaced(row.text, conversation, vision) or replace(row, pictures=pictures)
 
     def _pictured(self, conversation: Conversation, image_root: str) -> tuple[Picture, ...] | RowProblem:
         if not conversation.images:
@@ -245,20 +252,18 @@ def _misplaced(text: str, conversation: Conversation, vision: ImageRules) -> Row
     return RowProblem(line, "the model's image token as text", what, hint)
 
 
-def _with_pictures(row: Rendered, pictures: tuple[Picture, ...], placeholder: str) -> Rendered:
+def _with_pictures(row: Rendered, placeholder: str) -> Rendered:
     """The row with its images where the placeholders are. What is trained moves along; that no image is trained, its
     tokens see to."""
-    if not pictures:
-        return row
-    text, places = in_place(row.text, placeholder, [picture.layout for picture in pictures])
-    more = [0, *accumulate(len(picture.layout.text) - len(placeholder) for picture in pictures)]
+    text, places = in_place(row.text, placeholder, [picture.layout for picture in row.pictures])
+    more = [0, *accumulate(len(picture.layout.text) - len(placeholder) for picture in row.pictures)]
     before = [start - shift for (start, _), shift in zip(places, more, strict=False)]
 
     def moved(at: int) -> int:
         return at + more[bisect_left(before, at)]
 
     spans = [(moved(start), moved(end)) for start, end in row.spans]
-    return replace(row, text=text, spans=spans, pictures=pictures, picture_spans=tuple(places))
+    return replace(row, text=text, spans=spans, picture_spans=tuple(places))
 
 
 def _render_labelled(conversation: Conversation) -> Rendered | RowProblem:

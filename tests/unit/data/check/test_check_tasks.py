@@ -14,6 +14,7 @@ from tests.support import architectures
 from tests.support.cli import Cli
 from tests.support.pictures import draw, qwen_vl_files, vision_of
 from tests.support.tiny import write_jsonl
+from tests.support.vision_families import save
 from tests.unit.data.support import user_assistant
 
 
@@ -83,6 +84,17 @@ def test_rows_with_images(cli: Cli, seeing: Path, tmp_path: Path, pictured: list
     assert found["tokens"]["tokens"] - fewer["tokens"]["tokens"] == of_images - (4 + 4 + 6)
     cut = of_json(cli, f"data check {file} data.max_length=50 --json")
     assert cut["tokens"]["dropped"] == {"image_cut_off": 1}
+
+
+def test_what_a_processor_writes_around_an_image_is_no_other_prompt(
+    cli: Cli, tmp_path: Path, pictured: list[dict[str, Any]]
+) -> None:
+    """In use as in training the processor writes it, into what the template prints."""
+    model = save("gemma3", tmp_path / "gemma3")
+    found = of_json(cli, f"data check {run_file(tmp_path, pictured, model)} --json")
+    assert found["passed"] and found["serving"]["answers"] == 4 and not found["serving"]["rows_by_cause"]
+    done = cli(f"data show {tmp_path / 'rows.jsonl'} --model {model} --row 1")
+    assert done.code == 0 and "│<image_soft_token> × 4│<end_of_image>│" in done.out
 
 
 def test_an_image_is_shown_as_one_piece(cli: Cli, seeing: Path, tmp_path: Path, pictured: list[dict[str, Any]]) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import gzip
 import io
 import random
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,17 +20,26 @@ from hypothesis import strategies as st
 from rankzero.data.read import remote
 from rankzero.data.read.containers.stream import Place
 from rankzero.data.read.download import TRIES
-from rankzero.data.read.network import RemoteFile
+from rankzero.data.read.network import RealNetwork, RemoteFile
 from rankzero.data.read.remote import ReadInPlace
 from rankzero.data.read.shards import list_shards
 from rankzero.data.read.sources import read_rows
 from rankzero.errors import DataError, ServiceError
 from rankzero.spec.run_spec import SourceSpec
+from tests.support.servers import serving
+from tests.support.web_text import ROW_BYTES, Shards
 from tests.unit.data.read.fake_network import FakeNetwork, own_cache
 
 __all__ = ["own_cache"]
 
 URL = "s3://bucket/rows.bin"
+
+
+@pytest.fixture
+def memory() -> Iterator[fsspec.AbstractFileSystem]:
+    files = fsspec.filesystem("memory")
+    yield files
+    files.rm("/", recursive=True)
 
 
 def in_place(network: FakeNetwork, url: str = URL) -> ReadInPlace:
@@ -235,3 +247,23 @@ def test_parts_of_sources_and_a_forbidden_network_are_refused(own_cache: Path, t
     assert [problem.where for problem in refused.value.problems] == ["a.jsonl#5", "org/set[train[:1%]]"]
     with pytest.raises(ServiceError, match="the network is not to be used"):
         list_shards([SourceSpec(path="s3://b/d")], network=FakeNetwork({}), offline=True)
+
+
+def test_a_web_server_and_an_object_store_are_read_in_place(
+    own_cache: Path, tmp_path: Path, memory: fsspec.AbstractFileSystem
+) -> None:
+    memory.pipe({f"/s/{name}": content for name, content in contents(tmp_path).items() if "parquet" in name})
+    with serving(Shards) as url:
+        sources = [SourceSpec(path=f"{url}/shard-00.jsonl"), SourceSpec(path="memory://s")]
+        web, store = list_shards(sources)
+        assert web.size == ROW_BYTES * Shards.rows and web.version and store.size and store.version
+        (number, row, _), *_ = islice(web.rows(sources[0], RealNetwork(), skip=2500), 1)
+        assert number == 2501 and row.startswith(b'{"text": "000000002500 ')
+        assert web.remote is not None
+        with ReadInPlace(web.remote, RealNetwork()).open() as file:
+            file.seek(-ROW_BYTES, io.SEEK_END)
+            assert file.read().startswith(b'{"text": "%012d ' % (Shards.rows - 1))
+    assert [number for number, _, _ in store.rows(sources[1], RealNetwork(), skip=48)] == [49, 50]
+    memory.pipe({"/s/rows.parquet": b"PAR1"})
+    with pytest.raises(DataError, match="changed since it was listed"):
+        list(store.rows(sources[1], RealNetwork()))
