@@ -34,6 +34,8 @@ class Reader:
 
     def _text(self, path: Path) -> str:
         try:
+            if path.exists() and not path.is_file():  # a device or a pipe may never end
+                raise OSError("it is no file")
             return path.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             return ""

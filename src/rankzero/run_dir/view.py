@@ -111,6 +111,8 @@ def view_run(root: Path) -> RunView:
 
 def rows_from_end(metrics: Path, most_bytes: int = _TAIL_BYTES) -> Iterator[dict[str, Any]]:
     """The rows of metrics.jsonl, the newest first, as far as they lie in the last bytes of it."""
+    if not metrics.is_file():  # a device or a pipe may never end
+        return
     try:
         with metrics.open("rb") as file:
             size = file.seek(0, 2)
@@ -177,7 +179,7 @@ def _newest_evaluation(metrics: Path, rows: list[dict[str, Any]]) -> float | Non
 
 
 def _error(run_dir: RunDir) -> str:
-    error = read_error(run_dir.error)
+    error = read_error(run_dir.error) if run_dir.error.is_file() else None
     if error is None:
         return ""
     problem = error.problems[0]
@@ -193,6 +195,8 @@ def _read_starts(run_dir: RunDir) -> list[Start]:
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

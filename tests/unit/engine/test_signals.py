@@ -195,8 +195,9 @@ def interrupted_twice(directory: Path, cache: str, text: str) -> None:
             time.sleep(0.01)
 
     def hang(step: int) -> None:
+        if step == 3:
+            wait_for("saved step 2")  # beside the steps; what would be lost is told to the handler before each of them
         if step == 4:
-            wait_for("saved step 2")  # beside the steps
             os.kill(os.getpid(), signal.SIGINT)
             wait_for("again within")
             os.kill(os.getpid(), signal.SIGINT)

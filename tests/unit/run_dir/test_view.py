@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,17 @@ def test_half_a_file_is_no_error(name: str, content: bytes, tmp_path: Path) -> N
     write_error(tmp_path / "error.json", RankzeroError("why"), "", lambda text: text)
     (tmp_path / name).write_bytes(content)
     json.dumps(view_run(tmp_path).to_json())
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "report.json", "error.json"])
+def test_what_is_no_file_is_not_read(name: str, tmp_path: Path) -> None:
+    """A device gives zeros without end, and a pipe nothing for ever."""
+    start(tmp_path, ended="failed")
+    (tmp_path / name).symlink_to("/dev/full")
+    view_run(tmp_path)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    view_run(tmp_path)
 
 
 def test_of_a_long_file_only_the_end_is_read(tmp_path: Path) -> None:
