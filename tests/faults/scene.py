@@ -26,17 +26,8 @@ STEPS, EVERY = 6, 2
 CHANGES: dict[str, Any] = {"rows": 16, "eval_rows": 5, "checkpoint__every": EVERY, "eval__every": 3}
 _IN_A_RUN = {
     *("run.yaml", "environment.json", "metrics.jsonl", "logs", "checkpoints", "final", "report.json", "goodput.json"),
-    *(
-        "best",
-        "last",
-        "lease.json",
-        ".lease.lock",
-        "restarts.jsonl",
-        "starts.jsonl",
-        "data.json",
-        "report.html",
-        "error.json",
-    ),
+    *("best", "last", "lease.json", ".lease.lock", "restarts.jsonl", "starts.jsonl", "saves.jsonl", "data.json"),
+    *("report.html", "error.json"),
 }
 
 COUNTS: Counter[str] = Counter()

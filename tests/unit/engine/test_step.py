@@ -198,7 +198,8 @@ def test_a_non_finite_loss_ends_the_run_and_names_step_and_rows(
     with pytest.raises(NonFiniteError) as stopped:
         run_here(spec, hooks=poison(monkeypatch, {3}))
     assert stopped.value.exit_code == ExitCode.INTERNAL == 70
-    assert "Failed: give its command again" in (run_root(spec) / "report.html").read_text()
+    page = (run_root(spec) / "report.html").read_text()
+    assert "step 3: the loss is" in page and "give its command again to continue" in page
     assert "step 3" in str(stopped.value)
     named = str(stopped.value).split(": step")[0].split(", ")
     assert 1 <= len(named) < 8 and all("train.jsonl:" in name for name in named), "only the rows of the bad pass"
