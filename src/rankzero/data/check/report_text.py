@@ -56,7 +56,7 @@ class _Page:
             room = self.width - _LABEL
             broken = textwrap.wrap(text, room, break_on_hyphens=False, break_long_words=True)
             for number, line in enumerate(broken):
-                self.lines.append(f"{'' if number else label:<{_LABEL}}{line}")
+                self.lines.append(f"{'' if number else label:<{_LABEL}}{line}".rstrip())
 
 
 def visible(text: str) -> str:

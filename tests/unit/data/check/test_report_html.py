@@ -17,7 +17,7 @@ from rich.cells import cell_len
 from rankzero.cli.data.tokenizer_option import served_prompt
 from rankzero.data.check.report import CheckReport
 from rankzero.data.check.report_html import report_html
-from rankzero.data.check.report_text import bars, percent, report_lines
+from rankzero.data.check.report_text import _Page, bars, percent, report_lines
 from rankzero.data.check.serving import Comparison, compare
 from rankzero.data.check.statistics import Bin, Counts, histogram
 from rankzero.data.check.token_counts import Tokens
@@ -197,6 +197,12 @@ class TestLines:
         assert max(map(cell_len, lines)) <= max(40, width)
         assert not [character for line in lines for character in line if not character.isprintable()]
         assert [line for line in lines if line != line.rstrip()] == []
+
+    @pytest.mark.parametrize("length", range(20, 60))
+    def test_a_path_of_any_length_leaves_no_spaces_behind_it(self, length: int) -> None:
+        page = _Page(40)
+        page.say("in both", [f"{'/' * length}:60, the same as {'/' * 40}:1"])
+        assert [line for line in page.lines if line != line.rstrip() or len(line) > 40] == []
 
     def test_every_finding_is_in_them(self, everything: tuple[CheckReport, Comparison]) -> None:
         report, comparison = everything
