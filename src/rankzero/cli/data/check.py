@@ -41,8 +41,8 @@ from rankzero.errors import DataError, Problem
 from rankzero.wording import counted
 
 if TYPE_CHECKING:
-    from rankzero.data.check.report import CheckReport, Tolerance
-    from rankzero.data.check.serving import Comparison
+    from rankzero.data.inspect.report import CheckReport, Tolerance
+    from rankzero.data.inspect.serving import Comparison
 
 _KEPT_FOR_JSON = 100_000
 _SAMPLES = 200
@@ -72,7 +72,7 @@ def check(
 ) -> None:
     """Look at every row as training would read it. Exit status 65 when the data cannot be trained on."""
     require_data()
-    from rankzero.data.check.report import Tolerance
+    from rankzero.data.inspect.report import Tolerance
 
     tolerance = Tolerance.parse(max_bad)
     wanted = what_is_wanted(
@@ -130,15 +130,15 @@ def _look(
     keep_all: bool = False,
     compare: bool = True,
 ) -> tuple[CheckReport, Comparison | None]:
-    from rankzero.data.check.validate import CheckOptions
-    from rankzero.data.check.validate import check as check_rows
+    from rankzero.data.inspect.validate import CheckOptions
+    from rankzero.data.inspect.validate import check as check_rows
     from rankzero.data.progress import show_progress
     from rankzero.data.rows.problems import KEPT
     from rankzero.run_dir.atomic import place_given_by
 
     tokens, tokenizer = None, None
     if wanted.tokenizer is not None and wanted.rules is not None:
-        from rankzero.data.check.token_counts import Tokens
+        from rankzero.data.inspect.token_counts import Tokens
         from rankzero.data.tokens.tokenizer import take_apart
 
         tokenizer = load_tokenizer(wanted.tokenizer, wanted.chat_template)
@@ -160,7 +160,7 @@ def _look(
         report = check_rows(wanted.train, options, evaluation=wanted.eval, show=show)
     if tokens is None or not compare or wanted.tokenizer is None:
         return report, None
-    from rankzero.data.check.serving import compare as compare_rows
+    from rankzero.data.inspect.serving import compare as compare_rows
 
     serve = partial(served_prompt, tokenizer, kwargs=tokens.rules.template_kwargs)
     stops = stop_tokens(tokenizer, wanted.tokenizer)
@@ -223,8 +223,8 @@ def _judge(report: CheckReport, tolerance: Tolerance, untrainable: Problem | Non
 
 
 def _write_html(path: Path, report: CheckReport, comparison: Comparison | None) -> None:
-    from rankzero.data.check.quarantine import require_new
-    from rankzero.data.check.report_html import report_html
+    from rankzero.data.inspect.quarantine import require_new
+    from rankzero.data.inspect.report_html import report_html
     from rankzero.run_dir.atomic import place_given_by, write_text
 
     require_new(path, report.files)
@@ -234,7 +234,7 @@ def _write_html(path: Path, report: CheckReport, comparison: Comparison | None) 
 
 
 def _echo_lines(report: CheckReport, comparison: Comparison | None) -> None:
-    from rankzero.data.check.report_text import report_lines
+    from rankzero.data.inspect.report_text import report_lines
 
     width = shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 80
     typer.echo("\n".join(report_lines(report, comparison, width)))

@@ -48,7 +48,7 @@ def show(
     Trained tokens are green, or in ⟦brackets⟧.
     """
     require_tokenizer()
-    from rankzero.data.check.show import rows_to_show
+    from rankzero.data.inspect.show import rows_to_show
     from rankzero.data.tokens.chat import TokenRules
     from rankzero.spec.run_spec import ModelSpec, SourceSpec
 
