@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from rankzero.cli.data.tokenizer_option import served_prompt
+from rankzero.api.tokenizers import served_prompt
 from rankzero.data.inspect.report import CheckReport
 from rankzero.data.inspect.report_html import report_html
 from rankzero.data.inspect.report_text import _Page, bars, percent, report_lines

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rankzero.cli.data.tokenizer_option import TokenizerPlace, served_prompt, stop_tokens
+from rankzero.api.tokenizers import TokenizerPlace, served_prompt, stop_tokens
 from rankzero.data.inspect.serving import Comparison, compare
 from rankzero.data.rows.chunks import Chunk
 from rankzero.data.rows.conversation import Conversation
