@@ -75,7 +75,7 @@ class DataCheck:
     def __str__(self) -> str:
         from rankzero.data.inspect.report_text import report_lines
 
-        return "\n".join(report_lines(self.report, self.serving, 100))
+        return "\n".join([*report_lines(self.report, self.serving, 100), *map(str, self.problems)])
 
     def _repr_html_(self) -> str:
         from rankzero.api.runs import framed

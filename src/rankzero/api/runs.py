@@ -53,12 +53,15 @@ class Run:
     @classmethod
     def open(cls, run: str | os.PathLike[str]) -> Run:
         """The run in a directory, or the one of this name in ./runs. Raises ConfigError where there is none."""
-        from rankzero.run_dir.result import DEFAULT_OUTPUT
+        from rankzero.run_dir.result import DEFAULT_OUTPUT, require_target
         from rankzero.spec.nearby import near
 
         for path in (Path(run).expanduser(), Path(DEFAULT_OUTPUT) / run):
             if (path / "run.yaml").is_file():
                 return cls(path)
+        require_target(str(run))
+        if Path(run).expanduser().exists():
+            raise ConfigError("this is no run directory: run.yaml is missing", where=str(run))
         close = near(Path(DEFAULT_OUTPUT) / run)
         hint = f"did you mean {close}?" if close else "`rankzero list` shows the runs of this machine"
         raise ConfigError("there is no such run here", where=str(run), hint=hint)

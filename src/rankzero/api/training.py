@@ -75,6 +75,13 @@ def start(
     if problems := not_allowable(options.allow_changes):
         raise UsageError(problems)
     require_engine()
+    return run_to_end(spec, options, nproc, max_restarts, in_process=in_process, begun=begun)
+
+
+def run_to_end(
+    spec: RunSpec, options: RunOptions, nproc: int, max_restarts: int, *, in_process: bool, begun: float | None
+) -> dict[str, Any]:
+    """As `start`, with nothing left to check."""
     if in_process:
         from rankzero.engine.worker import run
 

@@ -150,11 +150,13 @@ def compared(first: RunView, second: RunView, width: int, colour: bool) -> str:
 
 def differences(first: RunView, second: RunView) -> list[tuple[str, str, str]]:
     """Fields of the specs that differ, besides the name: field, one value, the other. Raises ConfigError."""
-    from rankzero.api.runs import Run
     from rankzero.spec.diff import compare
+    from rankzero.spec.load import load_run_spec
+
+    specs = [load_run_spec(run.root / "run.yaml", env={}).spec for run in (first, second)]  # with paths as written
 
     return [
         (change.field, str(change.old), str(change.new))
-        for change in compare(Run(first.root).spec, Run(second.root).spec)
+        for change in compare(*specs)
         if change.field not in ("name", "output_dir")
     ]
