@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rankzero.api.clusters import ClusterRun as ClusterRun
     from rankzero.api.clusters import status as status
     from rankzero.api.clusters import submit as submit
+    from rankzero.api.results import chat as chat
     from rankzero.api.results import generate as generate
     from rankzero.api.runs import Run as Run
     from rankzero.api.specs import load_spec as load_spec
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from rankzero.errors import UsageError as UsageError
     from rankzero.spec.run_options import RunOptions as RunOptions
     from rankzero.spec.run_spec import RunSpec as RunSpec
+    from rankzero.spec.sampling import Sampling as Sampling
 
 __version__ = "0.1.0"
 
@@ -41,6 +43,8 @@ _PUBLIC = {
     "Run": "rankzero.api.runs",
     "RunOptions": "rankzero.spec.run_options",
     "RunSpec": "rankzero.spec.run_spec",
+    "Sampling": "rankzero.spec.sampling",
+    "chat": "rankzero.api.results",
     "generate": "rankzero.api.results",
     "load_spec": "rankzero.api.specs",
     "status": "rankzero.api.clusters",

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from rankzero.engine.chat import Chat
     from rankzero.model.merge import Merged
     from rankzero.model.predict import Prediction
+    from rankzero.spec.sampling import Sampling
 
 Tell = Callable[[tuple[str, ...]], None]
 """Is told which files of a result are not as the run wrote them."""
@@ -45,6 +47,36 @@ def generate(
     from rankzero.engine.ask import ask
 
     return ask(result, prompts, images=images, max_new_tokens=max_new_tokens)
+
+
+def chat(
+    target: str,
+    sampling: Sampling | None = None,
+    *,
+    system: str | None = None,
+    base: bool = False,
+    compare: bool = False,
+    tell: Tell = _warn,
+) -> Chat:
+    """A conversation with what `target` stands for, as for `generate`, loaded once: `ask`, `reset`.
+
+    `compare`: also with the run's model before training, each answering for itself. Raises ConfigError where there is
+    no such run, or it has no result.
+    """
+    from rankzero.api.installed import require_engine
+    from rankzero.errors import UsageError
+    from rankzero.run_dir.result import find_result
+
+    if base and compare:
+        raise UsageError("the base alone, or both beside each other", where="compare", hint="leave base out")
+    result = find_result(target, "writes", base=base)
+    before = find_result(target, "writes", base=True) if compare else None
+    tell(result.changed)
+    require_engine()
+    from rankzero.engine.chat import open_chat
+    from rankzero.spec.sampling import Sampling
+
+    return open_chat(result, sampling or Sampling(), base=before, system=system)
 
 
 def predict(target: str, texts: Sequence[str], *, tell: Tell = _warn) -> Iterator[Prediction]:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from rankzero.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rankzero.engine.chat import Chat
     from rankzero.model.merge import Merged
     from rankzero.run_dir.view import RunView
     from rankzero.spec.run_spec import RunSpec
+    from rankzero.spec.sampling import Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +173,12 @@ class Run:
         asked = [prompts] if isinstance(prompts, str) else prompts
         replies = generate(str(self.path), asked, images=images, max_new_tokens=max_new_tokens, base=base)
         return replies[0] if isinstance(prompts, str) else replies
+
+    def chat(self, sampling: Sampling | None = None, *, system: str | None = None, compare: bool = False) -> Chat:
+        """A conversation with the result, loaded once. `compare`: also with the model as it was before training."""
+        from rankzero.api.results import chat
+
+        return chat(str(self.path), sampling, system=system, compare=compare)
 
     def predict(self, texts: Sequence[str]) -> list[Mapping[str, float]]:
         """Of a classifier: the probability of each class, for each text."""
