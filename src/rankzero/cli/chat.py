@@ -13,7 +13,7 @@ import typer
 from rankzero.errors import DataError, RankzeroError, UsageError
 
 if TYPE_CHECKING:
-    from rankzero.engine.chat import Answer, Chat
+    from rankzero.engine.chat import Chat
 
 _HELP = (
     "/image PATH  what the next message is about\n/reset       forget what was said\n/exit        leave (Ctrl-D too)"
@@ -111,8 +111,8 @@ class Talk:
             replies = {answer.voice or "reply": answer.text for answer in answers}
             typer.echo(json.dumps({"prompt": text, "replies": replies}, ensure_ascii=False))
             return
-        say = _Streamed(len(self.chat.voices) > 1)
-        say.end(self.chat.ask(text, images=images, on_piece=say))
+        self.chat.ask(text, images=images, on_piece=_Streamed(len(self.chat.voices) > 1))
+        typer.echo()
 
 
 class _Streamed:
@@ -129,13 +129,6 @@ class _Streamed:
         self._begun = self._begun or bool(text)
         typer.echo(text, nl=False)
         sys.stdout.flush()
-
-    def end(self, answers: list[Answer]) -> None:
-        """Also where somebody had nothing to say."""
-        for answer in answers:
-            if self._named and not answer.text:
-                self(answer.voice, "")
-        typer.echo()
 
 
 def lines(attended: bool, ask: Callable[[str], str] = input) -> Iterator[str]:

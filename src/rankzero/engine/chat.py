@@ -37,7 +37,7 @@ class Answer:
 
 
 OnPiece = Callable[[str, str], None]
-"""Is told the voice's name and each piece of its answer when it is written."""
+"""Is told the voice's name and each piece of its answer when it is written; first an empty one."""
 
 
 def _nobody(_voice: str, _piece: str) -> None:
@@ -69,6 +69,7 @@ class Chat:
             def tell(piece: str, name: str = voice.name) -> None:
                 on_piece(name, piece)
 
+            tell("")
             turns = [*self._turns[voice.name], asked]
             with voice.muted():
                 answers.append(Answer(voice.name, reply(voice.speaker, turns, self.sampling, tell)))
