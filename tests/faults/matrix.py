@@ -179,7 +179,7 @@ MATRIX: tuple[Row, ...] = (
         "train.jsonl:n and what is wrong, all at once",
         "no run directory",
         "the same until the rows are mended; data check sets them aside",
-        ("e2e/test_bad_input.py::*", "unit/data/check/test_validate.py::test_no_row_of_any_format_is_lost"),
+        ("e2e/test_bad_input.py::*", "unit/data/inspect/test_validate.py::test_no_row_of_any_format_is_lost"),
     ),
     Row(
         "SIGSTOP to one rank",

@@ -16,6 +16,7 @@ from rankzero.cli import runs as runs_command
 from rankzero.cli import secret as secret_command
 from rankzero.cli import track as track_command
 from rankzero.cli.argv import as_usage_error, help_asked_for, is_parser_error, spread_values
+from rankzero.cli.chat import chat
 from rankzero.cli.data import show as data_command
 from rankzero.cli.data.datasets import fire, volcano
 from rankzero.cli.data.prepare import prepare
@@ -48,6 +49,7 @@ app.command(rich_help_panel="Start")(init)
 app.add_typer(data_command.app, name="data", rich_help_panel="Data")
 app.command(cls=Flags, rich_help_panel="Train")(train)
 app.command(rich_help_panel="Results")(generate)
+app.command(rich_help_panel="Results")(chat)
 app.command(rich_help_panel="Results")(predict)
 app.command(rich_help_panel="Results")(merge)
 app.command("list", rich_help_panel="Runs")(runs_command.list_runs)
@@ -64,7 +66,7 @@ for make in (prepare, fire, volcano):
     data_command.app.command(rich_help_panel=data_command.MAKE)(make)
 
 DEBUG_VARIABLE = "RANKZERO_DEBUG"
-_ASK_THE_HUB = frozenset({"quickstart", "train", "generate", "predict", "merge", "data"})
+_ASK_THE_HUB = frozenset({"quickstart", "train", "generate", "chat", "predict", "merge", "data"})
 
 
 def print_version(wanted: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -34,20 +33,12 @@ def merge(
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as an object.")] = False,
 ) -> None:
     """Write a run's adapter and its base model as one plain model."""
-    from rankzero.cli.installed import require_engine
+    from rankzero.api.results import merge as merge_adapter
     from rankzero.cli.output import warn_of_changes
-    from rankzero.run_dir.result import find_adapter, verify_result
-
-    found = find_adapter(Path(adapter), model)
-    require_engine()
-    warn_of_changes(verify_result(found.directory))
-    from rankzero.model.load import quiet_libraries
-    from rankzero.model.merge import merge as merge_model
     from rankzero.run_dir.atomic import place_given_by
 
-    quiet_libraries()
     with place_given_by("-o"):
-        done = merge_model(found.base, found.directory, Path(output), base_weights=base.value, labels=found.labels)
+        done = merge_adapter(adapter, output, base_weights=base.value, model=model, tell=warn_of_changes)
     if as_json:
         value = {"directory": str(done.directory), "base": done.base, "dtype": done.dtype, "layers": done.layers}
         typer.echo(json.dumps(value, indent=2))

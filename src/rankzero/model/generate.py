@@ -1,16 +1,16 @@
-"""Greedy answers from a model, about images where it sees them. Knows nothing of runs."""
+"""What a model reads of a conversation, and its greedy answers, about images where it sees them. Knows no run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from rankzero.data.images.decode import load_rgb
-from rankzero.data.rows.conversation import Message
+from rankzero.data.rows.conversation import Message, Role
 from rankzero.data.rows.formats.images import Slots
 from rankzero.data.tokens.template import ChatTemplate
 from rankzero.data.tokens.tokenizer import take_apart
@@ -22,8 +22,14 @@ from rankzero.model.source import locate
 from rankzero.model.vision import Vision, load_vision
 from rankzero.run_dir.result import Result
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What somebody said, and the files of the images that it is about."""
+
+    role: Role
+    text: str
+    images: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +79,8 @@ def answer(
     if not stop_ids:
         raise ConfigError("neither the model nor the tokenizer names an end token", where="generation_config.json")
     if images:
-        opened = [load_rgb(Path(path).name, Path(path).parent) for path in images]
-        return [_about(speaker, question, images, opened, stop_ids, max_new_tokens) for question in questions]
+        asked = [Turn("user", question, tuple(images)) for question in questions]
+        return [_replies(speaker, inputs_of(speaker, [turn]), stop_ids, max_new_tokens)[0] for turn in asked]
     prompts = [_prompt_ids(speaker, Message("user", question)) for question in questions]
     width = max(map(len, prompts))
     ids_BT = torch.full((len(prompts), width), stop_ids[0])
@@ -85,23 +91,42 @@ def answer(
     return _replies(speaker, {"input_ids": ids_BT, "attention_mask": mask_BT}, stop_ids, max_new_tokens)
 
 
-def _about(
-    speaker: Speaker, question: str, paths: Sequence[str], images: list[Image], stop_ids: list[int], longest: int
-) -> str:
-    vision = speaker.vision
-    if vision is None or speaker.tokenizer.chat_template is None:
+def inputs_of(speaker: Speaker, turns: Sequence[Turn]) -> dict[str, torch.Tensor]:
+    """What the model reads of a conversation, up to where it goes on: a batch of one. Without a chat template, the text
+    of the last turn.
+
+    Raises ConfigError where there are images and the model sees none, UsageError where a turn has more places than
+    images, DataError where one cannot be read.
+    """
+    vision, tokenizer = speaker.vision, speaker.tokenizer
+    paths = [path for turn in turns for path in turn.images]
+    if paths and (vision is None or tokenizer.chat_template is None):
         lacks = "sees no images" if vision is None else "has no chat template that says where images stand"
         hint = "name a vision-language model, or leave --image out" if vision is None else "set data.chat_template"
         raise ConfigError(f"{type(speaker.model).__name__} {lacks}", where="model", hint=hint)
-    slots = Slots({"images": list(paths)}, 0)
-    placed = slots.place((slots.message("user", question),), 0)
+    if tokenizer.chat_template is None:
+        return _batch_of_one(tokenizer(turns[-1].text)["input_ids"])
+    text = _prompt(speaker, [_placed(turn) for turn in turns])
+    if not paths or vision is None:
+        return _batch_of_one(tokenizer(text, add_special_tokens=False)["input_ids"])
+    images = [load_rgb(Path(path).name, Path(path).parent) for path in paths]
+    inputs = _batch_of_one(vision.prompt_ids(text, images, tokenizer))
+    extra = vision.token_inputs(inputs["input_ids"].numpy())
+    return {**inputs, **{name: torch.from_numpy(value) for name, value in extra.items()}, **vision.inputs(images)}
+
+
+def _batch_of_one(ids: list[int]) -> dict[str, torch.Tensor]:
+    ids_1T = torch.tensor([ids])
+    return {"input_ids": ids_1T, "attention_mask": torch.ones_like(ids_1T)}
+
+
+def _placed(turn: Turn) -> Message:
+    """A turn with its own images in their places."""
+    slots = Slots({"images": list(turn.images)} if turn.images else {}, 0)
+    placed = slots.place((slots.message(turn.role, turn.text),), 0)
     if placed.problems:
         raise UsageError(placed.problems[0].what, where="prompt", hint="give one --image for each <image>")
-    ids = vision.prompt_ids(_prompt(speaker, placed.turns[0]), images, speaker.tokenizer)
-    ids_1T = torch.tensor([ids])
-    extra = {name: torch.from_numpy(value) for name, value in vision.token_inputs(ids_1T.numpy()).items()}
-    inputs = {"input_ids": ids_1T, "attention_mask": torch.ones_like(ids_1T), **extra, **vision.inputs(images)}
-    return _replies(speaker, inputs, stop_ids, longest)[0]
+    return placed.turns[0]
 
 
 def _replies(speaker: Speaker, inputs: dict[str, torch.Tensor], stop_ids: list[int], longest: int) -> list[str]:
@@ -127,16 +152,16 @@ def _prompt_ids(speaker: Speaker, message: Message) -> list[int]:
     if tokenizer.chat_template is None:
         ids: list[int] = tokenizer(message.content)["input_ids"]
         return ids
-    ids = tokenizer(_prompt(speaker, message), add_special_tokens=False)["input_ids"]
+    ids = tokenizer(_prompt(speaker, [message]), add_special_tokens=False)["input_ids"]
     return ids
 
 
-def _prompt(speaker: Speaker, message: Message) -> str:
-    """A question in the chat template, with one placeholder for each of its images."""
+def _prompt(speaker: Speaker, messages: Sequence[Message]) -> str:
+    """A conversation in the chat template, with one placeholder for each of its images."""
     in_parts = False
     if speaker.vision is not None:
         parts = take_apart(speaker.tokenizer)
         in_parts = reads_parts_only(ChatTemplate(str(parts.chat_template), parts.variables))
-    turns = [turn_of(message, in_parts=in_parts)]
+    turns = [turn_of(message, in_parts=in_parts) for message in messages]
     options = {"add_generation_prompt": True, "tokenize": False, **speaker.template_kwargs}
     return str(speaker.tokenizer.apply_chat_template(turns, **options))
