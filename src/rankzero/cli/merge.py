@@ -33,7 +33,11 @@ def merge(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as an object.")] = False,
 ) -> None:
-    """Write a run's adapter and its base model as one plain model."""
+    """Write a run's adapter and its base model as one plain model, and prove that both say the same.
+
+    What was written is loaded again and asked about the same texts: a model whose logits differ by more than rounding
+    explains is refused.
+    """
     from rankzero.cli.installed import require_engine
     from rankzero.cli.output import warn_of_changes
     from rankzero.run_dir.result import find_adapter, verify_result
@@ -41,15 +45,13 @@ def merge(
     found = find_adapter(Path(adapter), model)
     require_engine()
     warn_of_changes(verify_result(found.directory))
-    from rankzero.model.load import quiet_libraries
-    from rankzero.model.merge import merge as merge_model
+    from rankzero.engine.merging import merge_adapter
     from rankzero.run_dir.atomic import place_given_by
 
-    quiet_libraries()
     with place_given_by("-o"):
-        done = merge_model(found.base, found.directory, Path(output), base_weights=base.value, labels=found.labels)
+        done = merge_adapter(found, Path(output), base_weights=base.value)
     if as_json:
-        value = {"directory": str(done.directory), "base": done.base, "dtype": done.dtype, "layers": done.layers}
-        typer.echo(json.dumps(value, indent=2))
+        typer.echo(json.dumps({"directory": str(done.directory), **done.to_json()}, indent=2))
     else:
         typer.echo(f"{done.directory}: {done.base} with {done.layers} adapted layers, {done.dtype}")
+        typer.echo(done.in_words)
