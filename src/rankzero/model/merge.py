@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gc
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -136,6 +137,7 @@ def merge(
     layers = add_adapters(model)
     plain = model.unload()
     plain.config.use_cache = True
+    _say_whether_tied(plain)
     staged = output.parent / stage_name(output.name)
     with storage_errors(output):
         staged.mkdir(parents=True)
@@ -210,6 +212,16 @@ def _say_again(
     return logits_of(load_model(source, again, load_config(source, again), dtype, head=head), prompts)
 
 
+def _say_whether_tied(model: Any) -> None:
+    """Where training or merging has parted a head from its embeddings, the config must not join them again: servers
+    read it, and not which tensors there are."""
+    head = model.get_output_embeddings()
+    tied = head is not None and head.weight is model.get_input_embeddings().weight
+    for config in (model.config, model.config.get_text_config()):
+        if head is not None and getattr(config, "tie_word_embeddings", False):
+            config.tie_word_embeddings = tied
+
+
 def _require_the_same(done: Merged) -> None:
     if done.difference.is_small:
         return
@@ -229,6 +241,7 @@ def add_adapters(adapted: Any) -> int:
     Raises ConfigError where a sum is NaN or infinite.
     """
     count = 0
+    uses = Counter(id(parameter) for _, parameter in adapted.named_parameters(remove_duplicate=False))
     for name, layer in adapted.named_modules():
         if isinstance(layer, TrainableTokensLayer):
             layer.merge()
@@ -237,6 +250,9 @@ def add_adapters(adapted: Any) -> int:
             continue
         owner = layer.get_base_layer()
         parameter = getattr(owner, layer.parameter_name if isinstance(layer, ParamWrapper) else "weight")
+        if uses[id(parameter)] > 1:  # a head that is its embeddings, and only one of the two adapted
+            parameter = torch.nn.Parameter(parameter.data.clone(), requires_grad=False)
+            owner.weight = parameter
         precision = parameter.dtype
         parameter.data = parameter.data.to(torch.float32)
         try:

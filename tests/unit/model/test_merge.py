@@ -24,7 +24,7 @@ from rankzero.model.weights import export_final, save_whole
 from rankzero.spec.resolve import to_yaml
 from rankzero.spec.run_spec import RunSpec
 from tests.support.cli import Cli
-from tests.support.tiny import tiny_tokenizer, write_jsonl
+from tests.support.tiny import tiny_model, tiny_tokenizer, write_jsonl
 from tests.unit.model.support import CLASSES, loaded, logits, saved, shaken, spec_of, task_of
 
 CLASS = {"sft": AutoModelForCausalLM, "classify": AutoModelForSequenceClassification}
@@ -171,11 +171,13 @@ def test_the_proof_takes_a_right_merge_and_no_wrong_one(
     done = merge(spec.model, tmp_path / "final", tmp_path / "merged", labels=labels)
     assert 0 < done.difference.largest < done.difference.tolerance / 2 < done.adapter_changes / 5
 
+    factor = 1.5 if spec.task == "sft" else 8  # most of what a classifier has learned is in its head
+
     def too_much(adapted: Any) -> int:
         with torch.no_grad():
             for name, parameter in adapted.named_parameters():
                 if "lora_B" in name:
-                    parameter *= 1.5
+                    parameter *= factor
         return add_adapters(adapted)
 
     monkeypatch.setattr("rankzero.model.merge.add_adapters", too_much)
@@ -198,6 +200,27 @@ def test_what_is_written_is_what_is_asked(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(RankzeroError, match="nothing was written"):
         merge(spec.model, tmp_path / "final", tmp_path / "wrong")
     assert not (tmp_path / "wrong").exists()
+
+
+def test_a_head_that_is_parted_from_its_embeddings_stays_so(tmp_path: Path) -> None:
+    """By an adapter on the head alone, as other tools make them, and by training GPT-2's embeddings."""
+    from peft import LoraConfig, get_peft_model
+
+    base = AutoModelForCausalLM.from_pretrained(tiny_model(tmp_path / "base"), dtype=torch.float32)
+    settings = LoraConfig(target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM")
+    adapted = shaken(get_peft_model(base, settings))
+    adapted.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
+    spec = spec_of(model__name=str(tmp_path / "base")).model
+    done = merge(spec, tmp_path / "adapter", tmp_path / "merged")
+    assert done.layers == 3 and done.difference.is_small
+    other = tmp_path / "gpt2"
+    other.mkdir()
+    of_gpt2, _ = trained("gpt2", other, lora={"dropout": 0, "modules_to_save": ["wte"]})
+    merge(of_gpt2.model, other / "final", other / "merged")
+    for merged in (tmp_path / "merged", other / "merged"):
+        assert json.loads((merged / "config.json").read_text())["tie_word_embeddings"] is False
+        model = AutoModelForCausalLM.from_pretrained(merged)
+        assert not torch.equal(model.get_output_embeddings().weight, model.get_input_embeddings().weight)
 
 
 def test_not_a_number_is_refused() -> None:
