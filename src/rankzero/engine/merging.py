@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from rankzero.data.cache.training_data import parts_of, token_rules
@@ -18,8 +19,10 @@ from rankzero.model.load import load_tokenizer, quiet_libraries
 from rankzero.model.merge import BaseWeights, Merged, merge
 from rankzero.model.source import locate
 from rankzero.run_dir.atomic import write_json
+from rankzero.run_dir.card import card_of
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.result import Adapter, spec_of
+from rankzero.spec.data_paths import parse_data_path
 from rankzero.spec.run_spec import RunSpec
 
 ROWS = 4
@@ -32,7 +35,15 @@ def merge_adapter(found: Adapter, output: Path, *, base_weights: BaseWeights) ->
     quiet_libraries()
     with results_alone_on_stdout():
         rows = [] if found.run is None else first_rows(spec_of(found.run), found.directory)
-        done = merge(found.base, found.directory, output, base_weights=base_weights, labels=found.labels, rows=rows)
+        done = merge(
+            found.base,
+            found.directory,
+            output,
+            base_weights=base_weights,
+            labels=found.labels,
+            rows=rows,
+            card=card_of(found.directory),
+        )
     if found.run is not None:
         note = {"directory": str(output.absolute()), "rows_of_data": len(rows), **done.to_json()}
         try:
@@ -54,7 +65,7 @@ def first_rows(spec: RunSpec, result: Path) -> list[list[int]]:
         renderer, encoder = Renderer(of_tokenizer, rules), Encoder(of_tokenizer, rules)
         found: list[list[int]] = []
         for source in parts.get("eval") or parts["train"]:
-            path = source.path if Path(source.path).is_file() else source.path.partition("#")[0]
+            path = parse_data_path(source.path, os.path.exists).path
             if not Path(path).is_file():
                 continue
             for chunk in read_chunks(path, header=source.header):

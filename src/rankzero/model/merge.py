@@ -15,7 +15,7 @@ import gc
 import shutil
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,7 +34,8 @@ from rankzero.model.quantize import is_quantised, unpack
 from rankzero.model.source import ModelSource, locate
 from rankzero.model.vision import Vision, load_vision
 from rankzero.model.weights import save_whole
-from rankzero.run_dir.atomic import commit_directory, stage_name, storage_errors, write_json
+from rankzero.run_dir.atomic import commit_directory, stage_name, storage_errors, write_json, write_text
+from rankzero.run_dir.card import CARD, Card, card_text
 from rankzero.run_dir.paths import MERGE
 from rankzero.spec.run_spec import ModelSpec
 from rankzero.wording import counted
@@ -72,7 +73,9 @@ class Merged:
         """`logits differ by up to 0.002 over 8 prompts, …`: what the proof has found."""
         off, asked = self.difference, counted(self.prompts, "prompt")
         images = f", {counted(self.images, 'image')}" if self.images else ""
-        text = f"logits differ by up to {off.largest:.3g} over {asked} ({counted(self.tokens, 'token')}{images}), where "
+        text = (
+            f"logits differ by up to {off.largest:.3g} over {asked} ({counted(self.tokens, 'token')}{images}), where "
+        )
         text += f"rounding explains {off.tolerance:.3g}; the adapter itself changes them by up to "
         text += f"{self.adapter_changes:.3g}"
         if not self.adapter_changes > off.tolerance:
@@ -108,18 +111,21 @@ def merge(
     base_weights: BaseWeights = "trained",
     labels: tuple[str, ...] | None = None,
     rows: Sequence[Sequence[int]] = (),
+    card: Card | None = None,
 ) -> Merged:
     """Write the model `spec` with `adapter` added to its weights to `output`, whole or not at all.
 
     `labels` are the classes of a classifier by number. The proof asks about its own prompts and about `rows` of token
-    ids. Raises ConfigError, AccessError, ServiceError, StorageError; RankzeroError where the merged model does not say
-    what base and adapter say.
+    ids. `card`: of the adapter. Raises ConfigError, AccessError, ServiceError, StorageError; RankzeroError where the
+    merged model does not say what base and adapter say.
     """
     if output.exists():
         raise ConfigError("there is something already", where=str(output), hint="name a directory that does not exist")
     peft_type = PeftConfig.from_pretrained(str(adapter)).peft_type
     if peft_type != "LORA":
-        raise ConfigError(f"{peft_type} adapters cannot be merged", where=str(adapter), hint="use the tool that made it")
+        raise ConfigError(
+            f"{peft_type} adapters cannot be merged", where=str(adapter), hint="use the tool that made it"
+        )
     as_trained = None
     if base_weights == "files" and spec.quantization != "none":
         packed = _load(spec, adapter, labels)
@@ -164,7 +170,12 @@ def merge(
         _require_the_same(done)
         write_json(staged / MERGE, done.to_json())
         about = {"base": source.name, "base_weights": base_weights, "adapter": str(adapter), "labels": labels}
-        commit_directory(staged, output, {"merged": about})
+        meta: dict[str, Any] = {"merged": about}
+        if card is not None:
+            merged = replace(card, form="merged", notes=(*card.notes, f"Merged: {done.in_words}."))
+            write_text(staged / CARD, card_text(merged))
+            meta |= {"card": merged.to_json(), "labels": labels}
+        commit_directory(staged, output, meta)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
     return done

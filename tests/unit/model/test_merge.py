@@ -30,9 +30,11 @@ from tests.unit.model.support import CLASSES, loaded, logits, saved, shaken, spe
 CLASS = {"sft": AutoModelForCausalLM, "classify": AutoModelForSequenceClassification}
 
 
-def trained(name: str, root: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> tuple[RunSpec, Any]:
+def trained(
+    name: str, root: Path, dtype: torch.dtype = torch.float32, *, model_vocabulary: int = 64, **changes: Any
+) -> tuple[RunSpec, Any]:
     """A base in `root`/base and a moved adapter in `root`/final; the spec, and the model with the adapter on it."""
-    source = saved(name, root / "base", dtype=dtype)
+    source = saved(name, root / "base", dtype=dtype, vocabulary=model_vocabulary)
     tiny_tokenizer().save_pretrained(root / "base")
     spec = spec_of(task=task_of(name), model__name=str(root / "base"), **{"lora": {"dropout": 0}, **changes})
     adapted = shaken(to_train(loaded(source, spec, dtype), spec, base_name=source.name))
