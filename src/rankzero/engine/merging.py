@@ -29,9 +29,16 @@ ROWS = 4
 """Rows of a run's data that base with adapter and merged model are asked about."""
 
 
-def merge_adapter(found: Adapter, output: Path, *, base_weights: BaseWeights) -> Merged:
+def merge_adapter(
+    found: Adapter,
+    output: Path,
+    *,
+    base_weights: BaseWeights,
+    shard_bytes: int | None = None,
+    known_as: Path | None = None,
+) -> Merged:
     """Write base and adapter as one model to `output`, whole or not at all, and note in the run how far the two are
-    from each other. Raises as `merge` does."""
+    from each other. `known_as`: what is made of the model, where it does not stay. Raises as `merge` does."""
     quiet_libraries()
     with results_alone_on_stdout():
         rows = [] if found.run is None else first_rows(spec_of(found.run), found.directory)
@@ -43,9 +50,10 @@ def merge_adapter(found: Adapter, output: Path, *, base_weights: BaseWeights) ->
             labels=found.labels,
             rows=rows,
             card=card_of(found.directory),
+            shard_bytes=shard_bytes,
         )
     if found.run is not None:
-        note = {"directory": str(output.absolute()), "rows_of_data": len(rows), **done.to_json()}
+        note = {"directory": str((known_as or output).absolute()), "rows_of_data": len(rows), **done.to_json()}
         try:
             write_json(RunDir(found.run).merge, note)
         except StorageError as error:  # somebody else's run: the merged model has the same beside it

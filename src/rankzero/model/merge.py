@@ -112,12 +112,13 @@ def merge(
     labels: tuple[str, ...] | None = None,
     rows: Sequence[Sequence[int]] = (),
     card: Card | None = None,
+    shard_bytes: int | None = None,
 ) -> Merged:
     """Write the model `spec` with `adapter` added to its weights to `output`, whole or not at all.
 
     `labels` are the classes of a classifier by number. The proof asks about its own prompts and about `rows` of token
-    ids. `card`: of the adapter. Raises ConfigError, AccessError, ServiceError, StorageError; RankzeroError where the
-    merged model does not say what base and adapter say.
+    ids. `card`: of the adapter; `shard_bytes`: the largest file. Raises ConfigError, AccessError, ServiceError,
+    StorageError; RankzeroError where the merged model does not say what base and adapter say.
     """
     if output.exists():
         raise ConfigError("there is something already", where=str(output), hint="name a directory that does not exist")
@@ -148,7 +149,7 @@ def merge(
     with storage_errors(output):
         staged.mkdir(parents=True)
     try:
-        save_whole(plain, staged, dtype=dtype)
+        save_whole(plain, staged, dtype=dtype, shard_bytes=shard_bytes)
         _copy_companions((adapter, source.tokenizer, source.weights), staged, code=spec.trust_remote_code)
         head = None if adapted.head is None else ClassHead(None, adapted.head.pad_token_id)
         del model, plain, adapted

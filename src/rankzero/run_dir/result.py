@@ -111,6 +111,22 @@ def find_adapter(path: Path, base: str | None = None) -> Adapter:
     return Adapter(path, ModelSpec(name=base or _base_of(path, "give --model")), _labels(path))
 
 
+def find_weights(path: Path, base: str | None = None) -> tuple[Path, Adapter | None]:
+    """The directory with the weights of a run's result, or of any model here, and what it is an adapter of, where it
+    is one. Raises ConfigError where there are none."""
+    require_target(str(path))
+    place = path / FINAL if (path / "run.yaml").is_file() else path
+    if (place / ADAPTER_CONFIG).is_file():
+        return place, find_adapter(place, base)
+    if (place / "config.json").is_file():
+        return place, None
+    if place != path:
+        hint = "give its `rankzero train` command again; it continues from the newest checkpoint"
+        raise ConfigError("this run has no result yet: final/ is missing", where=str(path), hint=hint)
+    hint = "name a run directory, or a directory with a model or an adapter"
+    raise ConfigError("there is no model here: config.json is missing", where=str(path), hint=hint)
+
+
 def require_target(target: str) -> None:
     """Raise ConfigError where a target was meant to be something here, and is not, before the Hub is asked for it.
 
