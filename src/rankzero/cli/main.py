@@ -20,6 +20,7 @@ from rankzero.cli.chat import chat
 from rankzero.cli.data import show as data_command
 from rankzero.cli.data.datasets import fire, volcano
 from rankzero.cli.data.prepare import prepare
+from rankzero.cli.export import export
 from rankzero.cli.generate import generate
 from rankzero.cli.help import WIDTH, Flags, Sections
 from rankzero.cli.init import init
@@ -52,6 +53,7 @@ app.command(rich_help_panel="Results")(generate)
 app.command(rich_help_panel="Results")(chat)
 app.command(rich_help_panel="Results")(predict)
 app.command(rich_help_panel="Results")(merge)
+app.command(rich_help_panel="Results")(export)
 app.command("list", rich_help_panel="Runs")(runs_command.list_runs)
 for look_at in (runs_command.status, watch, logs, runs_command.compare):
     app.command(rich_help_panel="Runs")(look_at)
@@ -66,7 +68,7 @@ for make in (prepare, fire, volcano):
     data_command.app.command(rich_help_panel=data_command.MAKE)(make)
 
 DEBUG_VARIABLE = "RANKZERO_DEBUG"
-_ASK_THE_HUB = frozenset({"quickstart", "train", "generate", "chat", "predict", "merge", "data"})
+_ASK_THE_HUB = frozenset({"quickstart", "train", "generate", "chat", "predict", "merge", "export", "data"})
 
 
 def print_version(wanted: bool) -> None:
