@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -31,6 +31,7 @@ from rankzero.engine.optim import make_optimizer
 from rankzero.engine.parallel.base import Parallel
 from rankzero.engine.parallel.placing import keep_as_stored
 from rankzero.engine.passes import PassMemory, remembered, ways_to_less
+from rankzero.engine.samples import Samples
 from rankzero.engine.step import Stepper
 from rankzero.engine.streams import open_stream
 from rankzero.engine.tasks.protocol import Meter
@@ -73,6 +74,8 @@ class Session:
     attention: Attention
     compiled: str | None
     """Under which key the model's compiled blocks are kept; None where they are not compiled."""
+    samples: Samples | None
+    """None where the run has no prompts."""
 
 
 def build_session(
@@ -186,30 +189,46 @@ def build_session(
         more = "; each step has its forward passes twice" if inputs.balance else ""
         logger.info("[MODEL] routers are trained, their load balancing loss times %g%s", inputs.balance, more)
     seed_ranks(spec.train.seed, world.rank)
+    stepper = Stepper(
+        task.head(parallel, offload_activations=spec.train.activation_offloading),
+        parallel,
+        task.loss_sum,
+        device=device.torch_device,
+        dtype=dtype,
+        max_grad_norm=spec.train.max_grad_norm,
+        places=places,
+        balance=balance,
+    )
+    stop_ids = stop_token_ids(parallel.module, inputs.tokenizer)
+    samples = None
+    if inputs.prompts:
+        samples = Samples(
+            inputs.prompts,
+            replace(inputs.speaker, model=parallel.module, device=device.torch_device),
+            tuple(stop_ids),
+            spec.eval,
+            schedule,
+            parallel,
+            world,
+            device.torch_device,
+            stepper.autocast,
+        )
     return Session(
         parallel=parallel,
-        stepper=Stepper(
-            task.head(parallel, offload_activations=spec.train.activation_offloading),
-            parallel,
-            task.loss_sum,
-            device=device.torch_device,
-            dtype=dtype,
-            max_grad_norm=spec.train.max_grad_norm,
-            places=places,
-            balance=balance,
-        ),
+        stepper=stepper,
         train=steps_of(inputs.train, spec, schedule, world, batches),
         eval=None if inputs.eval is None else batches(inputs.eval),
         schedule=schedule,
         new_meter=partial(task.meter, inputs.labels, device.torch_device),
         labels=inputs.labels,
-        stop_ids=stop_token_ids(parallel.module, inputs.tokenizer),
+        stop_ids=stop_ids,
         device=device,
         dtype=dtype,
         memory=memory,
         passes=passes,
         attention=attention,
         compiled=compiled,
+        samples=samples,
     )
 
 
