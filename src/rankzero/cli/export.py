@@ -77,7 +77,7 @@ def export(
     """
     shard_bytes = _bytes(shard_size)
     _require_options(to, output, repo, shard_bytes, public=public, converter=converter)
-    from rankzero.cli.installed import require_engine
+    from rankzero.api.installed import require_engine
     from rankzero.cli.output import warn_of_changes
     from rankzero.run_dir.result import find_weights, verify_result
 

@@ -220,10 +220,13 @@ def _first_from(encoding: Encoding, char: int) -> int:
     """The first token that begins at a character or behind it."""
     # Nearly always one begins right there: this asks once instead of ten times.
     token: int | None = encoding.char_to_token(char)
-    begins = token is not None and _chars(encoding, token)[0] == char
-    if begins and (not token or _chars(encoding, token - 1)[0] < char):
+    if token is not None and _begins(encoding, token, char) and not (token and _begins(encoding, token - 1, char)):
         return token
     return bisect_left(range(len(encoding)), char, key=lambda token: int(_chars(encoding, token)[0]))
+
+
+def _begins(encoding: Encoding, token: int, char: int) -> bool:
+    return bool(_chars(encoding, token)[0] == char)
 
 
 def _chars(encoding: Encoding, token: int) -> Any:
