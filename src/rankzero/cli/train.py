@@ -200,10 +200,13 @@ def read_spec(
 def start(spec: RunSpec, options: RunOptions, nproc: int, max_restarts: int = 0) -> dict[str, Any]:
     """Run in this process; as several, or as one that may be started again, in processes of their own. Returns the
     report."""
+    from rankzero.cli.first_line import say_step
     from rankzero.cli.installed import require_engine
 
     require_engine()
     if nproc == 1 and not max_restarts:
+        if os.environ.get("RANK", "0") == "0":
+            say_step("nothing is wrong so far; import torch and transformers")
         from rankzero.engine.worker import run
         from rankzero.machine import process_started
 
