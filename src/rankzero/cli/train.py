@@ -179,6 +179,7 @@ def read_spec(
     Raises UsageError, or the error of preflight's worst finding with all problems.
     """
     from rankzero.cli.argv import spec_arguments
+    from rankzero.cli.output import print_warning
     from rankzero.cli.seed_flags import as_settings, require_lora
     from rankzero.preflight import look
     from rankzero.run_dir.setting import settled
@@ -193,7 +194,7 @@ def read_spec(
     reading = read_run_spec(given.file, [*given.overrides, *settings], env=os.environ)
     if reading.found is not None:
         require_lora(flags, reading.found.source("lora"))
-    loaded = look(reading, parts)
+    loaded = look(reading, parts, warn=print_warning)
     return settled(absolute(resolve(loaded.spec), loaded.base))
 
 

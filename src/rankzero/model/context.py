@@ -27,6 +27,26 @@ def computed_context(config: Any) -> Context | None:
     return Context(int(longest), kinds != {"default"}) if longest and kinds else None
 
 
+def stored_context(config: Mapping[str, Any]) -> Context | None:
+    """The same of a config.json as it lies in a model's directory, in today's form and in that before `rope_parameters`
+    (`rope_theta` with `rope_scaling`); None where it does not say that positions are computed."""
+    inner = config.get("text_config")
+    text = inner if isinstance(inner, Mapping) else config
+    longest = text.get("max_position_embeddings")
+    told = text.get("rope_parameters") or text.get("rope_scaling")
+    kinds = set(_rope_kinds(told)) if isinstance(told, Mapping) else set()
+    if isinstance(told, Mapping) and "type" in told:
+        kinds = {str(told["type"])}
+    if not kinds and "rope_theta" in text:
+        kinds = {"default"}
+    known = isinstance(longest, int) and longest > 0 and kinds
+    return Context(int(longest), not kinds <= _AS_LONG_AS_MADE) if known else None
+
+
+_AS_LONG_AS_MADE = frozenset({"default", "mrope"})
+"""Kinds of rotary positions that stretch nothing. mrope: an image's places beside the text's."""
+
+
 def _rope_kinds(parameters: Mapping[str, Any]) -> Iterator[str]:
     """Of all layers, or of each kind of layers that has parameters of its own."""
     if "rope_theta" in parameters or "rope_type" in parameters:

@@ -121,8 +121,12 @@ def weight_files(directory: Path) -> list[Path]:
 def _config_problems(directory: Path) -> list[Problem]:
     if not (directory / "config.json").is_file():
         return [Problem("config.json is missing", str(directory), "copy it from the model's Hub page")]
-    if not read_config(directory):
+    config = read_config(directory)
+    if not config:
         return [Problem("config.json is no JSON object", str(directory), "copy it from the model's Hub page")]
+    if not isinstance(config.get("model_type"), str):
+        hint = "copy it from the model's Hub page"
+        return [Problem("config.json says no model_type, so nothing knows what the model is", str(directory), hint)]
     return []
 
 
