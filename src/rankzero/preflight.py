@@ -135,7 +135,9 @@ _COUNTED_BYTES = 1 << 20
 
 def evaluation_findings(found: Loaded[RunSpec]) -> list[Finding]:
     """Whether what is evaluated on is a single row."""
-    fields = [field for field in path_fields(found.spec) if field.field.startswith("data.eval") and field.kind == "data"]
+    fields = [
+        field for field in path_fields(found.spec) if field.field.startswith("data.eval") and field.kind == "data"
+    ]
     parts = [local_part(field, found.base) for field in fields]
     listed = [None if part is None else local_files(in_base(part.path, found.base)) for part in parts]
     known = [files for files in listed if isinstance(files, tuple)]

@@ -44,9 +44,10 @@ from rankzero.model.fitting import Need, require_room
 from rankzero.model.kernels import apply_kernels
 from rankzero.model.load import ClassHead, empty_model, load_model, stop_token_ids
 from rankzero.model.lora import apply_lora, token_numbers
-from rankzero.model.memory import MemoryPlan, choose_sharding, model_facts, plan_memory
+from rankzero.model.memory import MemoryPlan, choose_sharding, plan_memory
 from rankzero.model.parts import freeze_to, wanted_parts
 from rankzero.model.routers import Routers
+from rankzero.model.shapes import model_facts
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec, Sharding
 from rankzero.spec.schedule import Schedule, make_schedule

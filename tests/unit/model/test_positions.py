@@ -64,7 +64,12 @@ def test_the_context_of_computed_positions(config: transformers.PretrainedConfig
 
 @pytest.mark.parametrize(
     ("scaling", "extended"),
-    [(None, False), ({"type": "mrope"}, False), ({"type": "yarn", "factor": 4.0}, True), ({"rope_type": "llama3"}, True)],
+    [
+        (None, False),
+        ({"type": "mrope"}, False),
+        ({"type": "yarn", "factor": 4.0}, True),
+        ({"rope_type": "llama3"}, True),
+    ],
 )
 def test_the_context_in_an_older_config(scaling: dict[str, object] | None, extended: bool) -> None:
     """As config.json was before transformers 5, and with the text model's part in a section of its own."""
