@@ -34,7 +34,7 @@ from rankzero.spec.load import Loaded, Reading, in_reading_order
 from rankzero.spec.local_paths import LocalPart, PathField, in_base, local_part, path_fields
 from rankzero.spec.nearby import dangling, near, shown
 from rankzero.spec.resolve import resolve
-from rankzero.spec.run_spec import ModelSpec, RunSpec
+from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec
 from rankzero.track.send import server_modules
 
 
@@ -319,10 +319,10 @@ def model_findings(found: Loaded[RunSpec]) -> list[Finding]:
 
 
 def _context_findings(found: Loaded[RunSpec], config: Mapping[str, Any]) -> list[Finding]:
-    """Rows that are asked for longer than the model was made for. A default is no wish: then rows that are longer are
-    counted once they are tokenised (`model/context.py`)."""
+    """Rows that are asked for longer than the model was made for. The default is no wish, also where a resolved spec
+    has it: then rows that are longer are counted once they are tokenised (`model/context.py`)."""
     context, longest = stored_context(config), found.spec.data.max_length
-    if context is None or longest <= context.length or found.source("data.max_length") is None:
+    if context is None or longest <= context.length or longest == DataSpec.model_fields["max_length"].default:
         return []
     what = f"{longest} is beyond the model's context of {context.length} tokens (max_position_embeddings)"
     if context.extended:

@@ -127,16 +127,16 @@ def made_for(model: str, tokens: int, **more: object) -> None:
 
 def test_rows_that_are_asked_for_longer_than_the_context() -> None:
     made_for("m", 1024)
-    look(read_run_spec(Path("run.yaml"), env={}))  # 2048 is a default, and no wish
-    error = found("data.max_length=2048")
+    look(read_run_spec(Path("run.yaml"), ["data.max_length=2048"], env={}))  # the default, and no wish
+    error = found("data.max_length=2049")
     assert lines(error) == [
-        "command line data.max_length: 2048 is beyond the model's context of 1024 tokens (max_position_embeddings)"
+        "command line data.max_length: 2049 is beyond the model's context of 1024 tokens (max_position_embeddings)"
     ]
     assert error.problems[0].hint.startswith("set it to 1024;")
     look(read_run_spec(Path("run.yaml"), ["data.max_length=1024"], env={}))
     made_for("m", 1024, rope_scaling={"rope_type": "yarn", "factor": 4.0})
     warned: list[str] = []
-    look(read_run_spec(Path("run.yaml"), ["data.max_length=2048"], env={}), warn=lambda p: warned.append(p.what))
+    look(read_run_spec(Path("run.yaml"), ["data.max_length=2049"], env={}), warn=lambda p: warned.append(p.what))
     assert len(warned) == 1 and warned[0].endswith("its config stretches positions")
 
 

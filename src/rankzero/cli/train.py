@@ -47,6 +47,9 @@ def train(
     log_batches: Annotated[
         Literal["all", "first-last", "none"], typer.Option(help="Batches to log at DEBUG, by step of the epoch.")
     ] = "first-last",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, print what the run would take, and stop.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON on stdout.")] = False,
     model: Annotated[str | None, seed_flag(help="model.name")] = None,
     data: Annotated[str | None, seed_flag(help="data.train")] = None,
@@ -104,6 +107,11 @@ def train(
         options = RunOptions(log_level, log_batches, report_json, tuple(allow_change or ()))
         if problems := not_allowable(options.allow_changes):
             raise UsageError(problems)
+        if dry_run:
+            from rankzero.cli import forecasting
+
+            forecasting.dry_run(spec, processes_asked_for(nproc), as_json=as_json)
+            return
         report = start(spec, options, nproc, restarts)
     if os.environ.get("RANK", "0") == "0":
         directory = shown(os.path.join(spec.output_dir, str(spec.name)))
@@ -146,6 +154,14 @@ def process_count(wanted: str) -> int:
     if not wanted.isdigit() or int(wanted) < 1:
         raise UsageError(f"{wanted!r} is not a number of processes", where="--nproc-per-node", hint="auto, or 1, 2 …")
     return int(wanted)
+
+
+def processes_asked_for(nproc: int) -> int:
+    """Of a run that nobody has started yet. Raises UsageError where somebody has."""
+    if "RANK" in os.environ:
+        hint = "give it without torchrun: rankzero train RUN.yaml --nproc-per-node N --dry-run"
+        raise UsageError("RANK is set, so this is one process of several already", where="--dry-run", hint=hint)
+    return nproc
 
 
 def restart_count(wanted: str) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rankzero.errors import Problem
+from rankzero.errors import ConfigError, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,9 @@ def stored_context(config: Mapping[str, Any]) -> Context | None:
         kinds = {str(told["type"])}
     if not kinds and "rope_theta" in text:
         kinds = {"default"}
-    known = isinstance(longest, int) and longest > 0 and kinds
-    return Context(int(longest), not kinds <= _AS_LONG_AS_MADE) if known else None
+    if not isinstance(longest, int) or longest < 1 or not kinds:
+        return None
+    return Context(longest, not kinds <= _AS_LONG_AS_MADE)
 
 
 _AS_LONG_AS_MADE = frozenset({"default", "mrope"})
@@ -55,6 +56,24 @@ def _rope_kinds(parameters: Mapping[str, Any]) -> Iterator[str]:
     for inner in parameters.values():
         if isinstance(inner, Mapping):
             yield from _rope_kinds(inner)
+
+
+def require_rows_within(
+    context: Context | None, lengths: Mapping[str, Any], more: Sequence[Problem] = ()
+) -> list[Problem]:
+    """What to warn of: rows that are longer than a model's context, where its config stretches positions. `lengths`
+    are arrays of tokens of each row, by the field that the rows are of; `more` is as bad. Raises ConfigError where it
+    stretches nothing."""
+    if context is None:
+        return []
+    problems = list(more)
+    for field, tokens in lengths.items():
+        beyond = int((tokens > context.length).sum())
+        if beyond:
+            problems.append(beyond_context(context, beyond, len(tokens), int(tokens.max()), field))
+    if problems and not context.extended:
+        raise ConfigError(problems)
+    return problems
 
 
 def beyond_context(context: Context, beyond: int, rows: int, longest: int, where: str) -> Problem:

@@ -220,6 +220,12 @@ def block_bytes(blocks: Blocks, facts: ModelFacts, row: int) -> float:
     return kept + (blocks.heads * row * (4 + c) if facts.eager else 0)
 
 
+def checkpoint_bytes(train: TrainSpec, facts: ModelFacts) -> int:
+    """What a checkpoint takes on disk: trained weights as they are held, and the optimizer's state of them."""
+    masters = 4 * facts.trainable if sharding_section(train.sharding).own_masters else 0
+    return round(facts.trained_bytes + _optimizer_bytes(train, facts)) + masters
+
+
 def _optimizer_bytes(train: TrainSpec, facts: ModelFacts) -> float:
     if train.optimizer == "adamw_8bit":
         return facts.trainable * (2 + 2 * 4 / 256)
