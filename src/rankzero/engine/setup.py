@@ -48,6 +48,7 @@ from rankzero.model.load import ClassHead, empty_model, load_model, stop_token_i
 from rankzero.model.lora import apply_lora, token_numbers
 from rankzero.model.memory import MemoryPlan
 from rankzero.model.parts import freeze_to, wanted_parts
+from rankzero.model.quantize import packed_while_read
 from rankzero.model.routers import Routers
 from rankzero.model.shapes import model_facts
 from rankzero.run_dir.paths import RunDir
@@ -123,11 +124,15 @@ def build_session(
         require_room(need, least, now_free, packed=in_4_bits if may_pack else None, where=device.describe())
         passes = pass_memory(spec, run_dir, world, device, sharding, memory)
         memory = remembered(run_dir, memory, passes.setting)
-        model = shape
-        if not (receives(spec, sharding) and not world.is_main):
-            by_block = receives(spec, sharding) and sharding_section(sharding).cut_by_block
+        received = receives(spec, sharding, inputs)
+        if received and not world.is_main:
+            model = shape
+            if quantization != "none":
+                model = make_model(spec, inputs, device, dtype, attention, empty=True, packed=True)
+        else:
+            by_block = received and sharding_section(sharding).cut_by_block
             stored = precision_as_stored(spec, inputs) if by_block else None
-            model = make_model(spec, inputs, device, dtype, attention, empty=False, stored=stored)
+            model = make_model(spec, inputs, device, dtype, attention, empty=False, packed=received, stored=stored)
             if stored is not None:
                 keep_as_stored(model, shape)
         apply_kernels(model, spec.model.kernels, device_kind=device.kind, local_files_only=spec.model.local_files_only)
@@ -238,9 +243,11 @@ def pass_memory(
     )
 
 
-def receives(spec: RunSpec, sharding: Sharding) -> bool:
-    """Whether ranks other than the main one are sent their weights instead of loading them."""
-    return not sharding_section(sharding).whole_weights and spec.model.quantization == "none"
+def receives(spec: RunSpec, sharding: Sharding, inputs: Inputs) -> bool:
+    """Whether ranks other than the main one are sent their weights instead of loading them. What files hold packed has
+    a shape that is known only when it is loaded."""
+    packed_in_files = spec.model.quantization != "none" and not packed_while_read(spec.model, inputs.config)
+    return not sharding_section(sharding).whole_weights and not packed_in_files
 
 
 def precision_as_stored(spec: RunSpec, inputs: Inputs) -> torch.dtype | None:
@@ -283,21 +290,24 @@ def make_model(
     attention: Attention,
     *,
     empty: bool,
+    packed: bool = False,
     stored: torch.dtype | None = None,
 ) -> Any:
-    """The model as it is trained. `empty`: without memory for its weights; `stored`: in this precision instead."""
+    """The model as it is trained. `empty`: without memory for its weights. `packed`: quantised weights look packed in
+    an empty one too, and stay in the host's memory in one that is not. `stored`: in this precision instead."""
     weights, implementation, head = stored or weights_dtype(spec, dtype), attention.implementation, None
     if inputs.kind == "classifier":
         head = ClassHead(inputs.labels, inputs.pad_token_id, spec.train.seed)
     if empty:
-        model = empty_model(spec.model, inputs.config, weights, attention=implementation, head=head)
+        model = empty_model(spec.model, inputs.config, weights, attention=implementation, head=head, packed=packed)
     else:
         model = load_model(
             inputs.source,
             spec.model,
             inputs.config,
             weights,
-            device=device.torch_device,
+            device=torch.device("cpu") if packed else device.torch_device,
+            pack_on=device.torch_device,
             attention=implementation,
             head=head,
         )
