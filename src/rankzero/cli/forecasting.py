@@ -37,6 +37,15 @@ def print_forecast(forecast: Forecast, more: list[tuple[str, str]] | None = None
     typer.echo("\n".join(printed(forecast, terminal=terminal, width=width, more=more or ())))
 
 
+def print_table(title: str, named: list[tuple[str, str]]) -> None:
+    """Of a run of which there is no forecast, what else there is to say."""
+    from rankzero.forecast.text import boxed, table
+
+    terminal = sys.stdout.isatty()
+    width = min(100, shutil.get_terminal_size().columns) if terminal else 80
+    typer.echo("\n".join(boxed(named, title, width) if terminal else [title, *table(named, width)]))
+
+
 def _forecast(spec: RunSpec, nproc: int) -> Forecast:
     from rankzero.cli.first_line import say_step
     from rankzero.cli.installed import require_data, require_engine

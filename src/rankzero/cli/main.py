@@ -25,6 +25,7 @@ from rankzero.cli.init import init
 from rankzero.cli.logs import logs
 from rankzero.cli.merge import merge
 from rankzero.cli.output import print_error, print_traceback
+from rankzero.cli.plan import plan
 from rankzero.cli.predict import predict
 from rankzero.cli.quickstart import quickstart
 from rankzero.cli.render import render
@@ -55,7 +56,7 @@ for look_at in (runs_command.status, watch, logs, runs_command.compare):
     app.command(rich_help_panel="Runs")(look_at)
 app.command(rich_help_panel="Runs")(report)
 app.add_typer(track_command.app, name="track", rich_help_panel="Runs")
-for command in (render, submit):
+for command in (plan, render, submit):
     app.command(rich_help_panel="Cluster")(command)
 for end in (runs_command.describe, runs_command.cancel, runs_command.delete):
     app.command(rich_help_panel="Cluster")(end)
@@ -64,7 +65,7 @@ for make in (prepare, fire, volcano):
     data_command.app.command(rich_help_panel=data_command.MAKE)(make)
 
 DEBUG_VARIABLE = "RANKZERO_DEBUG"
-_ASK_THE_HUB = frozenset({"quickstart", "train", "generate", "predict", "merge", "data"})
+_ASK_THE_HUB = frozenset({"quickstart", "train", "generate", "predict", "merge", "data", "plan"})
 
 
 def print_version(wanted: bool) -> None:

@@ -12,6 +12,8 @@ from rankzero.errors import ConfigError, Problem, UsageError
 if TYPE_CHECKING:
     from rankzero.launch.plan import Plan
     from rankzero.spec.cluster_spec import ClusterSpec
+    from rankzero.spec.load import Loaded
+    from rankzero.spec.run_spec import RunSpec
 
 CLUSTER_VARIABLE = "RANKZERO_CLUSTER"
 CLUSTER_FILE = "cluster.yaml"
@@ -80,13 +82,33 @@ def plan_from(
     submitter: str = "",
 ) -> Plan:
     """The plan of `RUN.yaml key=value … cluster.key=value`. Raises ConfigError with all problems, or UsageError."""
-    from rankzero.cli.argv import spec_arguments
     from rankzero.launch.plan import make_plan
     from rankzero.launch.ship import local_files
-    from rankzero.preflight import look_for_files
-    from rankzero.spec.load import read_run_spec
     from rankzero.spec.resolve import resolve
     from rankzero.spec.run_options import RunOptions
+
+    loaded, for_cluster = _read(arguments)
+    run = resolve(loaded.spec)
+    place = cluster_from(cluster, for_cluster, kind, beside=loaded.base)
+    options = RunOptions(allow_changes=tuple(allow_changes))
+    shipped = local_files(run, loaded.base)
+    return make_plan(run, place, files=shipped, options=options, submitter=submitter, where=loaded.where)
+
+
+def local_run(arguments: Sequence[str]) -> RunSpec:
+    """The run of such arguments as this machine sees it: resolved, its paths absolute here. Raises as `plan_from`."""
+    from rankzero.spec.local_paths import absolute
+    from rankzero.spec.resolve import resolve
+
+    loaded, _ = _read(arguments)
+    return absolute(resolve(loaded.spec), loaded.base)
+
+
+def _read(arguments: Sequence[str]) -> tuple[Loaded[RunSpec], list[str]]:
+    """The run spec, looked at as far as that is possible here, and the overrides of the cluster spec."""
+    from rankzero.cli.argv import spec_arguments
+    from rankzero.preflight import look_for_files
+    from rankzero.spec.load import read_run_spec
 
     given = spec_arguments(arguments)
     if given.file is None:
@@ -94,9 +116,4 @@ def plan_from(
         raise UsageError("one run spec is needed", hint=hint)
     for_cluster = [text.removeprefix(CLUSTER_PREFIX) for text in given.overrides if text.startswith(CLUSTER_PREFIX)]
     for_run = [text for text in given.overrides if not text.startswith(CLUSTER_PREFIX)]
-    loaded = look_for_files(read_run_spec(given.file, for_run, env=os.environ, for_pods=True))
-    run = resolve(loaded.spec)
-    place = cluster_from(cluster, for_cluster, kind, beside=loaded.base)
-    options = RunOptions(allow_changes=tuple(allow_changes))
-    shipped = local_files(run, loaded.base)
-    return make_plan(run, place, files=shipped, options=options, submitter=submitter, where=loaded.where)
+    return look_for_files(read_run_spec(given.file, for_run, env=os.environ, for_pods=True)), for_cluster

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from rankzero.data.cache.training_data import TrainingData
@@ -14,14 +16,17 @@ from rankzero.engine.device import Device, free_memory, memory_limit, pick_devic
 from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.inputs import Inputs, read_inputs
-from rankzero.engine.setup import Session, model_to_be
+from rankzero.engine.setup import Session, model_to_be, to_train, weights_dtype
 from rankzero.forecast.conditions import conditions_here
 from rankzero.forecast.forecast import Forecast, MemoryOutlook, Place, make_forecast, outlook
 from rankzero.forecast.rows import facts_of_rows
 from rankzero.forecast.text import lines
 from rankzero.forecast.timing import LEAST_STEPS, remember_rate, shape_of_work
 from rankzero.machine import cache_root, usable_cores
-from rankzero.model.load import quiet_libraries
+from rankzero.model.facts import ModelFacts
+from rankzero.model.load import ClassHead, empty_model, load_config, quiet_libraries
+from rankzero.model.shapes import model_facts
+from rankzero.model.source import ModelSource
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.shardings import sharding_section
 
@@ -56,6 +61,20 @@ def dry_run(spec: RunSpec, nproc: int) -> Forecast:
     place = _place(device, world, free=free_memory(device, nproc))
     planned = outlook(spec, made.facts, rows, place.limit, device.kind, nproc)
     return _forecast(spec, inputs, planned, place, dtype, packed=made.attention.padding_free)
+
+
+def facts_from_config(spec: RunSpec, directory: Path, precision: str) -> ModelFacts:
+    """Facts of the model that a directory's config describes, as it is trained: read off tensors without memory. Needs
+    no weights. Raises ConfigError."""
+    quiet_libraries()
+    dtype: torch.dtype = getattr(torch, precision)
+    source, use = ModelSource(directory, directory, spec.model.name), spec.task_section.uses
+    config = load_config(source, spec.model)
+    eager = "eager" if spec.model.attention == "eager" else None
+    head = ClassHead(spec.data.labels) if use == "classifies" else None
+    empty = empty_model(spec.model, config, weights_dtype(spec, dtype), attention=eager, head=head)
+    shape = to_train(empty, spec, base_name=spec.model.name)
+    return model_facts(shape, config, dtype, quantization=spec.model.quantization, use=use)
 
 
 def device_name(device: Device) -> str:
