@@ -16,7 +16,8 @@ import torch
 
 from rankzero.data.batches.loader import Batches, MicroBatch, Work
 from rankzero.engine.checkpoint import Position, under, with_eval
-from rankzero.engine.console import RunConsole, logger
+from rankzero.engine.console import RunConsole, logger, step_in_words
+from rankzero.engine.device import peak_memory
 from rankzero.engine.distributed import LONGEST_WAIT, World, time_limit
 from rankzero.engine.evaluate import EvalResult, evaluate
 from rankzero.engine.goodput import Ledger
@@ -95,7 +96,8 @@ def train(session: Session, run: RunContext, position: Position) -> Position:
                 facts |= position.eval_last or {}
                 position = under(spec, position, same_eval_data=True)
             log_metrics(run, position.step, facts)
-            advance(int(begun is None), f"loss {facts['loss']:.4f} {position.tokens / position.seconds:,.0f} tok/s")
+            shown = step_in_words(facts, position.tokens / position.seconds, peak_memory(session.device))
+            advance(int(begun is None), shown)
 
             over = is_over(position, schedule)
             if improved or over or stop or is_due(spec.checkpoint.every, position.step, schedule):
