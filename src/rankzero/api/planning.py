@@ -12,6 +12,7 @@ from rankzero.api.specs import SpecSource
 from rankzero.errors import ConfigError, Problem, UsageError
 
 if TYPE_CHECKING:
+    from rankzero.launch.labels import Manifest
     from rankzero.launch.plan import Plan
     from rankzero.spec.cluster_spec import ClusterSpec
     from rankzero.spec.load import Reading
@@ -119,3 +120,39 @@ def planned(
     options = RunOptions(allow_changes=tuple(allow_changes))
     shipped = local_files(run, loaded.base)
     return make_plan(run, place, files=shipped, options=options, submitter=submitter, where=loaded.where)
+
+
+def serving_objects(
+    run: str,
+    cluster: str,
+    *,
+    name: str | None = None,
+    image: str | None = None,
+    engine: str = "auto",
+    port: int = 8000,
+    gpus: int = 1,
+    more: Sequence[str] = (),
+) -> list[Manifest]:
+    """What serves the result of a run on a cluster. `run` is its run.yaml, as it was submitted.
+
+    Raises ConfigError with all problems of both files, or UsageError.
+    """
+    from rankzero.api.specs import read
+    from rankzero.launch.render.serving import ServingWishes
+    from rankzero.launch.render.serving import serving_objects as render
+    from rankzero.spec.kinds import kind_section
+
+    if not run.endswith((".yaml", ".yml")):
+        hint = "rankzero serve RUN.yaml --cluster …: the spec says where on the cluster's volumes the result lies"
+        raise UsageError("a cluster serves the run of a run.yaml", where=run, hint=hint)
+    if gpus > 1 and engine != "vllm":
+        raise UsageError("several GPUs are for vLLM", where="--gpus", hint="--engine vllm, in an image that has it")
+    settings = ["num_nodes=1", "min_nodes=null", f"nproc_per_node={gpus}", "resources.rdma=null"]
+    plan = planned(read(run, for_pods=True), cluster, settings)
+    if kind_section(plan.kind).on_this_machine:
+        raise UsageError("this is no cluster", where="--cluster", hint="rankzero serve RUN serves on this machine")
+    if plan.run.task_section.uses != "writes":
+        raise ConfigError(f"this run {plan.run.task_section.result}", where=run, hint="only what writes text is served")
+    told = ["--tensor-parallel-size", str(gpus)] if gpus > 1 else []
+    wishes = ServingWishes(name or str(plan.run.name), port, engine, image, (*told, *more))
+    return render(plan, wishes)

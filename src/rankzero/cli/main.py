@@ -32,6 +32,7 @@ from rankzero.cli.predict import predict
 from rankzero.cli.quickstart import quickstart
 from rankzero.cli.render import render
 from rankzero.cli.report import report
+from rankzero.cli.serve import serve
 from rankzero.cli.submit import submit
 from rankzero.cli.train import train
 from rankzero.cli.watch import watch
@@ -52,6 +53,7 @@ app.add_typer(data_command.app, name="data", rich_help_panel="Data")
 app.command(cls=Flags, rich_help_panel="Train")(train)
 app.command(rich_help_panel="Results")(generate)
 app.command(rich_help_panel="Results")(chat)
+app.command(rich_help_panel="Results")(serve)
 app.command(rich_help_panel="Results")(predict)
 app.command(rich_help_panel="Results")(merge)
 app.command(rich_help_panel="Results")(export)
@@ -69,7 +71,9 @@ for make in (prepare, fire, volcano):
     data_command.app.command(rich_help_panel=data_command.MAKE)(make)
 
 DEBUG_VARIABLE = "RANKZERO_DEBUG"
-_ASK_THE_HUB = frozenset({"quickstart", "train", "generate", "chat", "predict", "merge", "export", "data", "plan"})
+_ASK_THE_HUB = frozenset(
+    {"quickstart", "train", "generate", "chat", "serve", "predict", "merge", "export", "data", "plan"}
+)
 
 
 def print_version(wanted: bool) -> None:

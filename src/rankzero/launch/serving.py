@@ -87,8 +87,10 @@ class Server:
 
 
 def choose_engine(wanted: str) -> Engine:
-    """vLLM where it is installed, else `transformers serve`; or the one that is wanted. Raises ConfigError where what
-    is needed is not installed."""
+    """vLLM where it is installed, else `transformers serve`; or the one that is wanted.
+
+    Raises ConfigError where what it needs is not installed, UsageError for another one.
+    """
     if wanted not in ("auto", "vllm", "transformers"):
         raise UsageError(f"{wanted!r} is no server", where="--engine", hint="auto, vllm or transformers")
     if wanted in ("auto", "vllm") and _have("vllm"):
@@ -165,7 +167,7 @@ def wait_until_ready(server: Server, process: subprocess.Popen[bytes], seconds: 
 
 
 def smoke(server: Server, question: str = SMOKE) -> str:
-    """Ask it one question under the name that it serves. Returns the answer. Raises ServiceError without one."""
+    """The answer to one question that is asked under the served name. Raises ServiceError where there is none."""
     import httpx2
 
     body = {

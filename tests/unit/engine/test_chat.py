@@ -16,11 +16,9 @@ from rankzero.cli.chat import Talk, lines
 from rankzero.engine.chat import Chat, Voice, open_chat
 from rankzero.errors import ConfigError, DataError
 from rankzero.model.generate import load_speaker
-from rankzero.model.load import load_config, load_model
-from rankzero.model.source import locate
 from rankzero.run_dir.result import find_result
-from rankzero.spec.run_spec import ModelSpec
 from rankzero.spec.sampling import Sampling
+from tests.support.adapters import tiny_adapter
 from tests.support.cli import Cli
 
 SHORT = Sampling(max_new_tokens=6)
@@ -29,17 +27,7 @@ SHORT = Sampling(max_new_tokens=6)
 @pytest.fixture(scope="module")
 def adapter(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An adapter that changes what is said."""
-    from peft import LoraConfig, get_peft_model
-
-    torch.manual_seed(3)
-    source = locate(ModelSpec(name=str(tiny)))
-    model = load_model(source, ModelSpec(name=str(tiny)), load_config(source, ModelSpec(name=str(tiny))), torch.float32)
-    made = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
-    path = tmp_path_factory.mktemp("adapter")
-    made.save_pretrained(path)
-    config = json.loads((path / "adapter_config.json").read_text())
-    (path / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": str(tiny)}))
-    return path
+    return tiny_adapter(tiny, tmp_path_factory.mktemp("adapter"))
 
 
 @pytest.fixture(scope="module")
