@@ -113,7 +113,7 @@ $(VENV)-trackers/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)-trackers
 	grep -v '^pyarrow' constraints.txt > $(VENV)-trackers/constraints.txt
 	$(if $(TORCH_INDEX),$(VENV)-trackers/bin/python -m pip install --quiet torch --index-url $(TORCH_INDEX))
-	$(VENV)-trackers/bin/python -m pip install --quiet -c $(VENV)-trackers/constraints.txt -e '.[train,mlflow]' \
+	$(VENV)-trackers/bin/python -m pip install --quiet -c $(VENV)-trackers/constraints.txt -e '.[train,mlflow,wandb,trackio]' \
 		mlflow pytest pytest-timeout hypothesis pillow psutil
 	touch $@
 
