@@ -106,7 +106,8 @@ def merge(
     """Write an adapter and its base as one plain model to `output`, which must not exist. `target` is a run directory,
     or one with an adapter; `model` is its base, where that is not where the adapter says.
 
-    Raises ConfigError where there is no adapter or `output` exists, StorageError where weights are damaged.
+    What was written is loaded again and asked about the same texts as base and adapter. Raises ConfigError where there
+    is no adapter, `output` exists or the two differ by more than rounding, StorageError where weights are damaged.
     """
     from rankzero.api.installed import require_engine
     from rankzero.run_dir.result import find_adapter, verify_result
@@ -114,8 +115,6 @@ def merge(
     found = find_adapter(Path(target), model)
     require_engine()
     tell(verify_result(found.directory))
-    from rankzero.model.load import quiet_libraries
-    from rankzero.model.merge import merge as merge_model
+    from rankzero.engine.merging import merge_adapter
 
-    quiet_libraries()
-    return merge_model(found.base, found.directory, Path(output), base_weights=base_weights, labels=found.labels)
+    return merge_adapter(found, Path(output), base_weights=base_weights)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
+    from rankzero.errors import Problem
     from rankzero.preflight import Part
     from rankzero.spec.load import Reading
     from rankzero.spec.run_spec import RunSpec
@@ -53,8 +54,10 @@ def read(
     return read_run_spec(Path(source), settings, env=os.environ, for_pods=for_pods)
 
 
-def checked(reading: Reading[RunSpec], parts: Sequence[Part]) -> RunSpec:
-    """The resolved spec, all paths in it absolute; `parts` is what preflight looks at.
+def checked(
+    reading: Reading[RunSpec], parts: Sequence[Part], *, warn: Callable[[Problem], None] = lambda _: None
+) -> RunSpec:
+    """The resolved spec, all paths in it absolute; `parts` is what preflight looks at, `warn` is told what is doubtful.
 
     Raises the error of preflight's worst finding with all problems.
     """
@@ -63,5 +66,5 @@ def checked(reading: Reading[RunSpec], parts: Sequence[Part]) -> RunSpec:
     from rankzero.spec.local_paths import absolute
     from rankzero.spec.resolve import resolve
 
-    loaded = look(reading, parts)
+    loaded = look(reading, parts, warn=warn)
     return settled(absolute(resolve(loaded.spec), loaded.base))

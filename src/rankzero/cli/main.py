@@ -20,12 +20,14 @@ from rankzero.cli.chat import chat
 from rankzero.cli.data import show as data_command
 from rankzero.cli.data.datasets import fire, volcano
 from rankzero.cli.data.prepare import prepare
+from rankzero.cli.export import export
 from rankzero.cli.generate import generate
 from rankzero.cli.help import WIDTH, Flags, Sections
 from rankzero.cli.init import init
 from rankzero.cli.logs import logs
 from rankzero.cli.merge import merge
 from rankzero.cli.output import print_error, print_traceback
+from rankzero.cli.plan import plan
 from rankzero.cli.predict import predict
 from rankzero.cli.quickstart import quickstart
 from rankzero.cli.render import render
@@ -54,12 +56,13 @@ app.command(rich_help_panel="Results")(chat)
 app.command(rich_help_panel="Results")(serve)
 app.command(rich_help_panel="Results")(predict)
 app.command(rich_help_panel="Results")(merge)
+app.command(rich_help_panel="Results")(export)
 app.command("list", rich_help_panel="Runs")(runs_command.list_runs)
 for look_at in (runs_command.status, watch, logs, runs_command.compare):
     app.command(rich_help_panel="Runs")(look_at)
 app.command(rich_help_panel="Runs")(report)
 app.add_typer(track_command.app, name="track", rich_help_panel="Runs")
-for command in (render, submit):
+for command in (plan, render, submit):
     app.command(rich_help_panel="Cluster")(command)
 for end in (runs_command.describe, runs_command.cancel, runs_command.delete):
     app.command(rich_help_panel="Cluster")(end)
@@ -68,7 +71,9 @@ for make in (prepare, fire, volcano):
     data_command.app.command(rich_help_panel=data_command.MAKE)(make)
 
 DEBUG_VARIABLE = "RANKZERO_DEBUG"
-_ASK_THE_HUB = frozenset({"quickstart", "train", "generate", "chat", "serve", "predict", "merge", "data"})
+_ASK_THE_HUB = frozenset(
+    {"quickstart", "train", "generate", "chat", "serve", "eval", "predict", "merge", "export", "data", "plan"}
+)
 
 
 def print_version(wanted: bool) -> None:

@@ -32,7 +32,11 @@ def merge(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as an object.")] = False,
 ) -> None:
-    """Write a run's adapter and its base model as one plain model."""
+    """Write a run's adapter and its base model as one plain model, and prove that both say the same.
+
+    What was written is loaded again and asked about the same texts: a model whose logits differ by more than rounding
+    explains is refused.
+    """
     from rankzero.api.results import merge as merge_adapter
     from rankzero.cli.output import warn_of_changes
     from rankzero.run_dir.atomic import place_given_by
@@ -40,7 +44,7 @@ def merge(
     with place_given_by("-o"):
         done = merge_adapter(adapter, output, base_weights=base.value, model=model, tell=warn_of_changes)
     if as_json:
-        value = {"directory": str(done.directory), "base": done.base, "dtype": done.dtype, "layers": done.layers}
-        typer.echo(json.dumps(value, indent=2))
+        typer.echo(json.dumps({"directory": str(done.directory), **done.to_json()}, indent=2))
     else:
         typer.echo(f"{done.directory}: {done.base} with {done.layers} adapted layers, {done.dtype}")
+        typer.echo(done.in_words)

@@ -10,6 +10,8 @@ from rankzero.errors import UsageError
 
 if TYPE_CHECKING:
     from rankzero.launch.plan import Plan
+    from rankzero.spec.load import Reading
+    from rankzero.spec.run_spec import RunSpec
 
 
 def plan_from(
@@ -20,8 +22,26 @@ def plan_from(
     allow_changes: Sequence[str] = (),
     submitter: str = "",
 ) -> Plan:
-    """The plan of a command line. Raises ConfigError with all problems, or UsageError."""
-    from rankzero.api.planning import CLUSTER_PREFIX, planned
+    """The plan of `RUN.yaml key=value … cluster.key=value`. Raises ConfigError with all problems, or UsageError."""
+    from rankzero.api.planning import planned
+
+    reading, for_cluster = _read(arguments)
+    return planned(reading, cluster, for_cluster, kind, allow_changes=allow_changes, submitter=submitter)
+
+
+def local_run(arguments: Sequence[str]) -> RunSpec:
+    """The run of such arguments as this machine sees it: resolved, its paths absolute here. Raises as `plan_from`."""
+    from rankzero.preflight import look_for_files
+    from rankzero.spec.local_paths import absolute
+    from rankzero.spec.resolve import resolve
+
+    loaded = look_for_files(_read(arguments)[0])
+    return absolute(resolve(loaded.spec), loaded.base)
+
+
+def _read(arguments: Sequence[str]) -> tuple[Reading[RunSpec], list[str]]:
+    """The run spec as it was read, and the overrides of the cluster spec. Raises UsageError."""
+    from rankzero.api.planning import CLUSTER_PREFIX
     from rankzero.cli.argv import spec_arguments
     from rankzero.spec.load import read_run_spec
 
@@ -31,5 +51,4 @@ def plan_from(
         raise UsageError("one run spec is needed", hint=hint)
     for_cluster = [text.removeprefix(CLUSTER_PREFIX) for text in given.overrides if text.startswith(CLUSTER_PREFIX)]
     for_run = [text for text in given.overrides if not text.startswith(CLUSTER_PREFIX)]
-    reading = read_run_spec(given.file, for_run, env=os.environ, for_pods=True)
-    return planned(reading, cluster, for_cluster, kind, allow_changes=allow_changes, submitter=submitter)
+    return read_run_spec(given.file, for_run, env=os.environ, for_pods=True), for_cluster

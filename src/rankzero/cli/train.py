@@ -47,6 +47,9 @@ def train(
     log_batches: Annotated[
         Literal["all", "first-last", "none"], typer.Option(help="Batches to log at DEBUG, by step of the epoch.")
     ] = "first-last",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, print what the run would take, and stop.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON on stdout.")] = False,
     model: Annotated[str | None, seed_flag(help="model.name")] = None,
     data: Annotated[str | None, seed_flag(help="data.train")] = None,
@@ -73,6 +76,7 @@ def train(
     Every local GPU is used, or else the CPU. What stands in RUN.yaml can be changed for once: train.max_steps=100.
     """
     from rankzero.api.training import start
+    from rankzero.cli.first_line import say_step
     from rankzero.cli.seed_flags import SeedFlags
     from rankzero.machine import process_started
     from rankzero.preflight import EVERYTHING
@@ -104,6 +108,13 @@ def train(
         spec = read_spec(arguments or [], flags, parts, world_size=world_size(nproc))
         options = RunOptions(log_level, log_batches, report_json, tuple(allow_change or ()))
         in_process = nproc == 1 and not restarts  # this one was started for the run
+        if dry_run:
+            from rankzero.cli import forecasting
+
+            forecasting.dry_run(spec, processes_asked_for(nproc), as_json=as_json)
+            return
+        if in_process and os.environ.get("RANK", "0") == "0":
+            say_step("nothing is wrong so far; import torch and transformers")
         report = start(spec, options, nproc, restarts, in_process=in_process, begun=process_started())
     if os.environ.get("RANK", "0") == "0":
         directory = shown(os.path.join(spec.output_dir, str(spec.name)))
@@ -148,6 +159,14 @@ def process_count(wanted: str) -> int:
     return int(wanted)
 
 
+def processes_asked_for(nproc: int) -> int:
+    """Of a run that nobody has started yet. Raises UsageError where somebody has."""
+    if "RANK" in os.environ:
+        hint = "give it without torchrun: rankzero train RUN.yaml --nproc-per-node N --dry-run"
+        raise UsageError("RANK is set, so this is one process of several already", where="--dry-run", hint=hint)
+    return nproc
+
+
 def restart_count(wanted: str) -> int:
     """How often the run is started again here. Raises UsageError."""
     where = "--max-restarts"
@@ -180,6 +199,7 @@ def read_spec(
     """
     from rankzero.api.specs import checked
     from rankzero.cli.argv import spec_arguments
+    from rankzero.cli.output import print_warning
     from rankzero.cli.seed_flags import as_settings, require_lora
     from rankzero.spec.load import read_run_spec
 
@@ -190,7 +210,7 @@ def read_spec(
     reading = read_run_spec(given.file, [*given.overrides, *settings], env=os.environ)
     if reading.found is not None:
         require_lora(flags, reading.found.source("lora"))
-    return checked(reading, parts)
+    return checked(reading, parts, warn=print_warning)
 
 
 def summary(report: dict[str, Any], run_dir: str) -> str:

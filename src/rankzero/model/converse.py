@@ -9,7 +9,7 @@ import torch
 from transformers import TextStreamer
 
 from rankzero.errors import ConfigError
-from rankzero.model.generate import Speaker, Turn, inputs_of
+from rankzero.model.generate import Speaker, Turn, prompt_inputs, prompt_of
 from rankzero.model.load import stop_token_ids
 from rankzero.spec.sampling import Sampling
 
@@ -26,7 +26,7 @@ def reply(speaker: Speaker, turns: Sequence[Turn], sampling: Sampling, on_text: 
     stop_ids = stop_token_ids(speaker.model, speaker.tokenizer)
     if not stop_ids:
         raise ConfigError("neither the model nor the tokenizer names an end token", where="generation_config.json")
-    inputs = inputs_of(speaker, turns)
+    inputs = prompt_inputs(speaker, prompt_of(speaker, turns))
     device = next(speaker.model.parameters()).device
     streamer = _Told(speaker.tokenizer, on_text)
     warm = sampling.temperature > 0
