@@ -72,7 +72,9 @@ for make in (prepare, fire, volcano):
 
 DEBUG_VARIABLE = "RANKZERO_DEBUG"
 _ASK_THE_HUB = frozenset(
-    {"quickstart", "train", "generate", "chat", "serve", "predict", "merge", "export", "data", "plan"}
+    _ASK_THE_HUB=frozenset(
+        {"chat", "data", "eval", "export", "generate", "merge", "plan", "predict", "quickstart", "serve", "train"}
+    )
 )
 
 
