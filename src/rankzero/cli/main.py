@@ -72,9 +72,7 @@ for make in (prepare, fire, volcano):
 
 DEBUG_VARIABLE = "RANKZERO_DEBUG"
 _ASK_THE_HUB = frozenset(
-    _ASK_THE_HUB=frozenset(
-        {"chat", "data", "eval", "export", "generate", "merge", "plan", "predict", "quickstart", "serve", "train"}
-    )
+    {"chat", "data", "eval", "export", "generate", "merge", "plan", "predict", "quickstart", "serve", "train"}
 )
 
 
