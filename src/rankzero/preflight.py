@@ -188,7 +188,10 @@ def _exists(path: str, base: Path) -> bool:
 
 def _of_field(field: PathField, path: str) -> list[Finding]:
     if field.kind == "data":
-        return [Finding(field.field, f"{shown(p.where or path)}: {p.what}", p.hint, DataError) for p in _data(path)]
+        meant = f"a list of one prompt is written [{field.text}]" if _is_prompt(field) else ""
+        return [
+            Finding(field.field, f"{shown(p.where or path)}: {p.what}", meant or p.hint, DataError) for p in _data(path)
+        ]
     if field.kind == "file":
         return [Finding(field.field, what, hint) for what, hint in _file(field, path)]
     if field.kind == "model" and path.endswith(".gguf"):
@@ -200,6 +203,11 @@ def _of_field(field: PathField, path: str) -> list[Finding]:
         return [Finding(field.field, f"{shown(path)} is a file, not a directory", _wanted(field))]
     what, hint = _no_such("directory", path)
     return [Finding(field.field, what, hint or _wanted(field))]
+
+
+def _is_prompt(field: PathField) -> bool:
+    """Whether it rather looks like what is asked than like a file of it."""
+    return field.field == "eval.prompts" and " " in field.text.strip()
 
 
 def _data(path: str) -> list[Problem]:

@@ -47,8 +47,8 @@ def print_table(title: str, named: list[tuple[str, str]]) -> None:
 
 
 def _forecast(spec: RunSpec, nproc: int) -> Forecast:
+    from rankzero.api.installed import require_data, require_engine
     from rankzero.cli.first_line import say_step
-    from rankzero.cli.installed import require_data, require_engine
 
     require_data()
     from rankzero.forecast.without_torch import forecast_without_torch

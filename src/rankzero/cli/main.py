@@ -16,9 +16,11 @@ from rankzero.cli import runs as runs_command
 from rankzero.cli import secret as secret_command
 from rankzero.cli import track as track_command
 from rankzero.cli.argv import as_usage_error, help_asked_for, is_parser_error, spread_values
+from rankzero.cli.chat import chat
 from rankzero.cli.data import show as data_command
 from rankzero.cli.data.datasets import fire, volcano
 from rankzero.cli.data.prepare import prepare
+from rankzero.cli.export import export
 from rankzero.cli.generate import generate
 from rankzero.cli.help import WIDTH, Flags, Sections
 from rankzero.cli.init import init
@@ -30,6 +32,7 @@ from rankzero.cli.predict import predict
 from rankzero.cli.quickstart import quickstart
 from rankzero.cli.render import render
 from rankzero.cli.report import report
+from rankzero.cli.serve import serve
 from rankzero.cli.submit import submit
 from rankzero.cli.train import train
 from rankzero.cli.watch import watch
@@ -49,8 +52,11 @@ app.command(rich_help_panel="Start")(init)
 app.add_typer(data_command.app, name="data", rich_help_panel="Data")
 app.command(cls=Flags, rich_help_panel="Train")(train)
 app.command(rich_help_panel="Results")(generate)
+app.command(rich_help_panel="Results")(chat)
+app.command(rich_help_panel="Results")(serve)
 app.command(rich_help_panel="Results")(predict)
 app.command(rich_help_panel="Results")(merge)
+app.command(rich_help_panel="Results")(export)
 app.command("list", rich_help_panel="Runs")(runs_command.list_runs)
 for look_at in (runs_command.status, watch, logs, runs_command.compare):
     app.command(rich_help_panel="Runs")(look_at)
@@ -65,7 +71,9 @@ for make in (prepare, fire, volcano):
     data_command.app.command(rich_help_panel=data_command.MAKE)(make)
 
 DEBUG_VARIABLE = "RANKZERO_DEBUG"
-_ASK_THE_HUB = frozenset({"quickstart", "train", "generate", "predict", "merge", "data", "plan"})
+_ASK_THE_HUB = frozenset(
+    {"quickstart", "train", "generate", "chat", "serve", "predict", "merge", "export", "data", "plan"}
+)
 
 
 def print_version(wanted: bool) -> None:

@@ -31,7 +31,7 @@ def plan(
 
     Ends with 0 where a submit would be taken and the run fits, else with every reason why not.
     """
-    from rankzero.cli.cluster_option import open_backend
+    from rankzero.api.clusters import open_backend
     from rankzero.cli.planning import local_run, plan_from
     from rankzero.launch.render import render
     from rankzero.spec.kinds import kind_section
@@ -71,8 +71,8 @@ def _require(forecast: Forecast | None, survey: Survey) -> None:
 
 def _forecast(run: RunSpec, cluster: ClusterSpec, survey: Survey) -> tuple[Forecast | None, str]:
     """The forecast; or None, and why the model's shapes are not known here."""
+    from rankzero.api.installed import require_data, require_engine
     from rankzero.cli.first_line import say_step
-    from rankzero.cli.installed import require_data, require_engine
     from rankzero.errors import RankzeroError
     from rankzero.wording import first_line
 

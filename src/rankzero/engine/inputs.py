@@ -14,15 +14,17 @@ from rankzero.data.cache.stream.plan import Stream
 from rankzero.data.cache.tokenize import tokenizer_fingerprint
 from rankzero.data.cache.training_data import TrainingData, training_data
 from rankzero.data.progress import Progress, no_progress, show_progress
+from rankzero.data.prompts import Prompt, read_prompts
 from rankzero.data.read.locate import LocatedSource, input_bytes
 from rankzero.data.tokens.built_in_templates import PLAIN, read_template
 from rankzero.engine.console import logger
 from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.tasks.protocol import Task, find_task
-from rankzero.errors import Problem
+from rankzero.errors import DataError, Problem
 from rankzero.machine import cache_root, usable_cores
 from rankzero.model.context import Context, computed_context, require_rows_within
+from rankzero.model.generate import Speaker, prompt_inputs, require_sight
 from rankzero.model.load import (
     ModelKind,
     check_vocabulary,
@@ -39,6 +41,7 @@ from rankzero.model.targets import target_modules
 from rankzero.model.vision import Vision, load_vision
 from rankzero.spec.names import PLAIN_TEMPLATE
 from rankzero.spec.run_spec import RunSpec
+from rankzero.wording import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,9 @@ class Inputs:
     tokenizer_fingerprint: str
     balance: float | None
     """What the loss that balances routers is multiplied by; None where none are trained."""
+    speaker: Speaker
+    """Who answers prompts, without a model yet."""
+    prompts: tuple[Prompt, ...] = ()
 
     @property
     def n_rows(self) -> int | None:
@@ -93,7 +99,8 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
             targets = target_modules(spec.lora, spec.train.parts, shape, spec.task_section.uses)
         trained = trains_routers(shape, spec.train.parts, targets)
         balance = balance_coefficient(spec.train.router_aux_loss_coef, shape, trained=trained)
-        spec = within_positions(spec, position_limit(shape))
+        positions = position_limit(shape)
+        spec = within_positions(spec, positions)
     with ledger.phase("data"):
         logger.info("[STEP] read and tokenise the data")
         data = _read_data(spec, tokenizer, vision, world)
@@ -105,6 +112,13 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
         labels = task.labels(spec, data)
         if labels is not None:
             logger.info("[DATA] %d classes: %s", len(labels), ", ".join(labels[:20]))
+        speaker = Speaker(None, tokenizer, vision, spec.data.chat_template_kwargs)
+        prompts: tuple[Prompt, ...] = ()
+        if spec.eval.prompts is not None:
+            prompts = read_prompts(spec.eval.prompts, seed=spec.train.seed)
+            context = computed_context(config)
+            limits = [positions, None if context is None or context.extended else context.length]
+            require_answerable(speaker, prompts, spec, min((limit for limit in limits if limit), default=None))
     return Inputs(
         task,
         source,
@@ -117,7 +131,26 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
         labels,
         tokenizer_fingerprint(tokenizer),
         balance,
+        speaker,
+        prompts,
     )
+
+
+def require_answerable(speaker: Speaker, prompts: Sequence[Prompt], spec: RunSpec, longest: int | None) -> None:
+    """Raise ConfigError or DataError for prompts that this model cannot be asked: with images where it sees none, or
+    with no room left for an answer among the `longest` tokens that it takes."""
+    beyond = []
+    for prompt in prompts:
+        hint = "name a vision-language model, or leave the images out"
+        require_sight(speaker, prompt, hint=hint, where=prompt.where)
+        tokens = prompt_inputs(speaker, prompt)["input_ids"].shape[1]
+        if longest is not None and tokens + spec.eval.max_new_tokens > longest:
+            what = f"{tokens} tokens and an answer of {spec.eval.max_new_tokens}, and the model takes {longest}"
+            beyond.append(Problem(what, prompt.where, "shorten it, or lower eval.max_new_tokens"))
+    if beyond:
+        raise DataError(beyond)
+    words = "[DATA] %s, answers of up to %d tokens before the first step, at each evaluation and at the end"
+    logger.info(words, counted(len(prompts), "prompt"), spec.eval.max_new_tokens)
 
 
 def _keep_plain_template(tokenizer: Any, data: TrainingData) -> None:

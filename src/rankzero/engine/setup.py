@@ -31,6 +31,7 @@ from rankzero.engine.optim import make_optimizer
 from rankzero.engine.parallel.base import Parallel
 from rankzero.engine.parallel.placing import keep_as_stored
 from rankzero.engine.passes import PassMemory, remembered, ways_to_less
+from rankzero.engine.samples import Samples
 from rankzero.engine.step import Stepper
 from rankzero.engine.streams import open_stream
 from rankzero.engine.tasks.protocol import Meter
@@ -96,6 +97,8 @@ class Session:
     attention: Attention
     compiled: str | None
     """Under which key the model's compiled blocks are kept; None where they are not compiled."""
+    samples: Samples | None
+    """None where the run has no prompts."""
     planned: MemoryOutlook
     """How the run lies in memory."""
 
@@ -124,17 +127,7 @@ def build_session(
         require_room(need, least, now_free, packed=in_4_bits if may_pack else None, where=device.describe())
         passes = pass_memory(spec, run_dir, world, device, sharding, memory)
         memory = remembered(run_dir, memory, passes.setting)
-        received = receives(spec, sharding, inputs)
-        if received and not world.is_main:
-            model = shape
-            if quantization != "none":
-                model = make_model(spec, inputs, device, dtype, attention, empty=True, packed=True)
-        else:
-            by_block = received and sharding_section(sharding).cut_by_block
-            stored = precision_as_stored(spec, inputs) if by_block else None
-            model = make_model(spec, inputs, device, dtype, attention, empty=False, packed=received, stored=stored)
-            if stored is not None:
-                keep_as_stored(model, shape)
+        model = own_model(spec, inputs, device, dtype, attention, shape, sharding=sharding, is_main=world.is_main)
         apply_kernels(model, spec.model.kernels, device_kind=device.kind, local_files_only=spec.model.local_files_only)
         if memory.gradient_checkpointing:
             model.enable_input_require_grads()
@@ -191,30 +184,46 @@ def build_session(
         more = "; each step has its forward passes twice" if inputs.balance else ""
         logger.info("[MODEL] routers are trained, their load balancing loss times %g%s", inputs.balance, more)
     seed_ranks(spec.train.seed, world.rank)
+    stepper = Stepper(
+        task.head(parallel, offload_activations=spec.train.activation_offloading),
+        parallel,
+        task.loss_sum,
+        device=device.torch_device,
+        dtype=dtype,
+        max_grad_norm=spec.train.max_grad_norm,
+        places=places,
+        balance=balance,
+    )
+    stop_ids = stop_token_ids(parallel.module, inputs.tokenizer)
+    samples = None
+    if inputs.prompts:
+        samples = Samples(
+            inputs.prompts,
+            replace(inputs.speaker, model=parallel.module, device=device.torch_device),
+            tuple(stop_ids),
+            spec.eval,
+            schedule,
+            parallel,
+            world,
+            device.torch_device,
+            stepper.autocast,
+        )
     return Session(
         parallel=parallel,
-        stepper=Stepper(
-            task.head(parallel, offload_activations=spec.train.activation_offloading),
-            parallel,
-            task.loss_sum,
-            device=device.torch_device,
-            dtype=dtype,
-            max_grad_norm=spec.train.max_grad_norm,
-            places=places,
-            balance=balance,
-        ),
+        stepper=stepper,
         train=steps_of(inputs.train, spec, schedule, world, batches),
         eval=None if inputs.eval is None else batches(inputs.eval),
         schedule=schedule,
         new_meter=partial(task.meter, inputs.labels, device.torch_device),
         labels=inputs.labels,
-        stop_ids=stop_token_ids(parallel.module, inputs.tokenizer),
+        stop_ids=stop_ids,
         device=device,
         dtype=dtype,
         memory=memory,
         passes=passes,
         attention=attention,
         compiled=compiled,
+        samples=samples,
         planned=replace(planned, plan=memory, need=replace(need, tokens=memory.micro_batch_tokens)),
     )
 
@@ -248,6 +257,31 @@ def receives(spec: RunSpec, sharding: Sharding, inputs: Inputs) -> bool:
     a shape that is known only when it is loaded."""
     packed_in_files = spec.model.quantization != "none" and not packed_while_read(spec.model, inputs.config)
     return not sharding_section(sharding).whole_weights and not packed_in_files
+
+
+def own_model(
+    spec: RunSpec,
+    inputs: Inputs,
+    device: Device,
+    dtype: torch.dtype,
+    attention: Attention,
+    shape: Any,
+    *,
+    sharding: Sharding,
+    is_main: bool,
+) -> Any:
+    """What this process brings to being spread: the model with its weights or, where the main one sends them, without.
+    `shape` is the model without memory, unpacked."""
+    received = receives(spec, sharding, inputs)
+    if received and not is_main:
+        packed = spec.model.quantization != "none"
+        return make_model(spec, inputs, device, dtype, attention, empty=True, packed=True) if packed else shape
+    by_block = received and sharding_section(sharding).cut_by_block
+    stored = precision_as_stored(spec, inputs) if by_block else None
+    model = make_model(spec, inputs, device, dtype, attention, empty=False, packed=received, stored=stored)
+    if stored is not None:
+        keep_as_stored(model, shape)
+    return model
 
 
 def precision_as_stored(spec: RunSpec, inputs: Inputs) -> torch.dtype | None:

@@ -104,7 +104,8 @@ def _steps(forecast: Forecast) -> str:
     words.append(f"{counted(forecast.rows_a_step, 'row')} a step")
     tokens = forecast.memory.plan.micro_batch_tokens
     if forecast.passes is not None:
-        words.append(f"in {forecast.passes:.3g} passes of up to {tokens:,} tokens")
+        passes = "1 pass" if forecast.passes == 1 else f"{forecast.passes:.3g} passes"
+        words.append(f"in {passes} of up to {tokens:,} tokens")
     else:
         words.append(f"in passes of up to {tokens:,} tokens")
     count = forecast.place.world_size

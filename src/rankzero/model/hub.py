@@ -16,7 +16,8 @@ from rankzero.spec.run_spec import ModelSpec
 
 TOKENIZER = ("*.json", "*.model", "*.txt", "*.jinja")
 """What a tokenizer, a processor and a config are made of."""
-WEIGHTS = (*TOKENIZER, "*.safetensors")
+WEIGHTS = (*TOKENIZER, "*.safetensors", "README.md", "LICENSE*")
+"""A model, and what it says about its licence, which the card of a result repeats."""
 _IGNORED = ["original/*", "consolidated*", "onnx/*", "openvino/*"]
 
 

@@ -62,6 +62,7 @@ def run_page(run: RunPage, live: Live | None = None) -> str:
         data_rows=rows,
         lengths=[(name, drawn) for name, part in run.data.items() if (drawn := bars(part)) is not None],
         saved=tables.saved(run),
+        merged=tables.merged(run),
         environment=tables.table_of(run.environment),
         read_at=tables.when(run.read_at),
     )

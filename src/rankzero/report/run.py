@@ -100,6 +100,8 @@ class RunPage:
     data: Mapping[str, Any]
     """data.json."""
     checkpoints: Sequence[Checkpoint]
+    merge: Mapping[str, Any]
+    """merge.json; empty where nothing was merged."""
     samples: Sequence[Sample]
     notices: Sequence[Notice]
 
@@ -158,6 +160,7 @@ def read_run(root: Path, now: float) -> RunPage:
         environment=environment,
         data=data,
         checkpoints=checkpoints,
+        merge=reader.object(run_dir.merge),
         samples=samples,
         notices=notices,
     )

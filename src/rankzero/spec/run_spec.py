@@ -256,7 +256,7 @@ class TrainSpec(Section):
 
 
 class EvalSpec(Section):
-    """When to evaluate on data.eval."""
+    """When to evaluate on data.eval, and what the model is asked then."""
 
     every: Every = "epoch"
     """`epoch`, or a number of steps. The end of the run is always evaluated."""
@@ -264,6 +264,15 @@ class EvalSpec(Section):
     """Also evaluate before the first step."""
     early_stopping_patience: PositiveInt | None = None
     """End the run after this many evaluations in a row without a new best."""
+    prompts: (
+        Annotated[str, StringConstraints(min_length=1)]
+        | Annotated[tuple[Annotated[str, StringConstraints(min_length=1)], ...], Field(min_length=1)]
+        | None
+    ) = None
+    """What the model is asked before the first step, at each evaluation and at the end: a list of texts, or a file of
+    lines or of rows as in `data.eval`, whose last answers are left out. 200 at most."""
+    max_new_tokens: PositiveInt = 128
+    """Longest answer to a prompt, in tokens."""
 
 
 class CheckpointSpec(Section):

@@ -75,7 +75,9 @@ class Delivery:
         self.sent = Sent()
         self._path = run_dir.tracking / f"{name}.json"
         self._connect, self._run_dir, self._spec = connect, run_dir, spec
-        self._spools = {kind: Spool(path_of(kind, run_dir)) for kind in KINDS}
+        self._spools = {
+            kind: Spool(path_of(kind, run_dir), joined=kind if kind == "samples" else None) for kind in KINDS
+        }
         self._server: Server | None = None
         self._redact = Redactor(os.environ)
 
@@ -132,7 +134,7 @@ class Delivery:
             sent.unsure[kind] = rows[-1]["step"]
             sent.write(self._path)
         if wanted:
-            server.send(kind, wanted)
+            server.send(kind, wanted if kind != "samples" else self._without_secrets(wanted))
         if kind == "metrics":
             before = sent.names if rows[-1]["step"] == last else []
             sent.names = sorted({*before, *rows[-1]})
@@ -141,6 +143,14 @@ class Delivery:
             del sent.unsure[kind]
         sent.write(self._path)
         return True
+
+    def _without_secrets(self, rows: list[Row]) -> list[Row]:
+        """Whatever a model was asked, and wrote."""
+
+        def clean(sample: dict[str, Any]) -> dict[str, Any]:
+            return {name: self._redact(value) if isinstance(value, str) else value for name, value in sample.items()}
+
+        return [row | {"samples": [clean(sample) for sample in row["samples"]]} for row in rows]
 
 
 def without(rows: list[Row], known: set[tuple[int, str]]) -> list[Row]:

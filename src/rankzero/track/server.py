@@ -14,9 +14,10 @@ from rankzero.run_dir.goodput import Ending
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.tasks import MEASURES
 
-Kind = Literal["metrics", "saves", "system"]
+Kind = Literal["metrics", "samples", "saves", "system"]
 Row = dict[str, Any]
-"""An object of a JSON-lines file of the run directory: `step` counts up from row to row, `time` is in Unix seconds."""
+"""An object of a JSON-lines file of the run directory: `step` counts up from row to row, `time` is in Unix seconds. Of
+samples, all of a step are one row: `samples` has them."""
 NOT_PLOTTED = frozenset({"step", "time", "epoch"})
 
 

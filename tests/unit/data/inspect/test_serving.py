@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rankzero.cli.data.tokenizer_option import TokenizerPlace, served_prompt, stop_tokens
-from rankzero.data.check.serving import Comparison, compare
+from rankzero.api.tokenizers import TokenizerPlace, served_prompt, stop_tokens
+from rankzero.data.inspect.serving import Comparison, compare
 from rankzero.data.rows.chunks import Chunk
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.parse import parse

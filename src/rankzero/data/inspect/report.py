@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rankzero.data.check.duplicates import Duplicates, Place
-from rankzero.data.check.statistics import Counts
+from rankzero.data.inspect.duplicates import Duplicates, Place
+from rankzero.data.inspect.statistics import Counts
 from rankzero.data.rows.chunks import DAMAGE
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.problems import LocatedProblem, ProblemLog

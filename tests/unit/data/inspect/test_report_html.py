@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from rankzero.cli.data.tokenizer_option import served_prompt
-from rankzero.data.check.report import CheckReport
-from rankzero.data.check.report_html import report_html
-from rankzero.data.check.report_text import _Page, bars, percent, report_lines
-from rankzero.data.check.serving import Comparison, compare
-from rankzero.data.check.statistics import Bin, Counts, histogram
-from rankzero.data.check.token_counts import Tokens
-from rankzero.data.check.validate import CheckOptions, check
+from rankzero.api.tokenizers import served_prompt
+from rankzero.data.inspect.report import CheckReport
+from rankzero.data.inspect.report_html import report_html
+from rankzero.data.inspect.report_text import _Page, bars, percent, report_lines
+from rankzero.data.inspect.serving import Comparison, compare
+from rankzero.data.inspect.statistics import Bin, Counts, histogram
+from rankzero.data.inspect.token_counts import Tokens
+from rankzero.data.inspect.validate import CheckOptions, check
 from rankzero.data.rows.problems import ProblemLog, RowProblem
 from rankzero.data.tokens.chat import TokenRules
 from rankzero.data.tokens.tokenizer import take_apart

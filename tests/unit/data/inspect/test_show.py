@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rankzero.data.cache.tokenize import TokenRules
-from rankzero.data.check.show import ShownRow, rows_to_show
+from rankzero.data.inspect.show import ShownRow, rows_to_show
 from rankzero.errors import DataError
 from rankzero.spec.run_spec import SourceSpec
 from tests.support.families import FAMILIES, family_tokenizer

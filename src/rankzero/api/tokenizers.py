@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankzero.cli.installed import require_tokenizer
+from rankzero.api.installed import require_tokenizer
 from rankzero.errors import ConfigError, Problem, RankzeroError, UsageError
 from rankzero.wording import first_line
 

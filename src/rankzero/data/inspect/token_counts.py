@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rankzero.data.check.statistics import TokenCounts, stepped
+from rankzero.data.inspect.statistics import TokenCounts, stepped
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.problems import RowProblem
 from rankzero.data.tokens.chat import Rendered, Renderer, TokenRules

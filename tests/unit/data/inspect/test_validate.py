@@ -12,9 +12,9 @@ import orjson
 import pytest
 
 import rankzero.data.pool
-from rankzero.data.check.report import CheckReport, Tolerance, column
-from rankzero.data.check.token_counts import Tokens
-from rankzero.data.check.validate import CheckOptions, check
+from rankzero.data.inspect.report import CheckReport, Tolerance, column
+from rankzero.data.inspect.token_counts import Tokens
+from rankzero.data.inspect.validate import CheckOptions, check
 from rankzero.data.rows.formats import FORMATS
 from rankzero.data.tokens.chat import TokenRules
 from rankzero.data.tokens.tokenizer import take_apart

@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankzero.data.check.duplicates import DigestLog, digest
-from rankzero.data.check.quarantine import Quarantine, require_new
-from rankzero.data.check.report import CheckReport
-from rankzero.data.check.statistics import Counts
+from rankzero.data.inspect.duplicates import DigestLog, digest
+from rankzero.data.inspect.quarantine import Quarantine, require_new
+from rankzero.data.inspect.report import CheckReport
+from rankzero.data.inspect.statistics import Counts
 from rankzero.data.pool import ordered_map, worker_count
 from rankzero.data.progress import Progress, no_progress
 from rankzero.data.read.download import origin
@@ -31,8 +31,8 @@ from rankzero.errors import DataError
 
 if TYPE_CHECKING:  # `rankzero data check` starts without what it may not need
     from rankzero.data.cache.job import Job
-    from rankzero.data.check.token_counts import Tokens
     from rankzero.data.images.check import ImageReport
+    from rankzero.data.inspect.token_counts import Tokens
     from rankzero.data.read.locate import LocatedSource
     from rankzero.spec.run_spec import SourceSpec
 
@@ -270,7 +270,7 @@ def _checker(wanted: _Wanted) -> Callable[[_Task], _Checked]:
     """What a worker runs on every chunk."""
     count_tokens = None
     if wanted.tokens is not None:
-        from rankzero.data.check.token_counts import TokenCounter
+        from rankzero.data.inspect.token_counts import TokenCounter
 
         count_tokens = TokenCounter(wanted.tokens).count
 

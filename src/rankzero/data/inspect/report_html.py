@@ -11,10 +11,10 @@ from functools import cache
 
 from jinja2 import Template
 
-from rankzero.data.check.report import CheckReport, column
-from rankzero.data.check.report_text import detected_by, percent
-from rankzero.data.check.serving import Comparison
-from rankzero.data.check.statistics import Bin, Spread, by_count, histogram
+from rankzero.data.inspect.report import CheckReport, column
+from rankzero.data.inspect.report_text import detected_by, percent
+from rankzero.data.inspect.serving import Comparison
+from rankzero.data.inspect.statistics import Bin, Spread, by_count, histogram
 from rankzero.html.page import count, environment
 
 _MOST_NAMES = 30

@@ -62,6 +62,9 @@ class ShownRow:
             notes.append(f"dropped: {self.dropped}")
         return ", ".join(notes)
 
+    def __str__(self) -> str:
+        return f"{self.headline}\n{self.plain()}"
+
     def plain(self) -> str:
         """The tokens between bars, the trained ones in ⟦brackets⟧."""
         out: list[str] = []

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankzero.data.cache.encode import Task, chunk_encoder
-from rankzero.data.check.duplicates import DigestLog, digest
-from rankzero.data.check.statistics import OTHER, Bin, Counts, Spread, TokenCounts, histogram, share, stepped
-from rankzero.data.check.token_counts import TokenCounter, Tokens
+from rankzero.data.inspect.duplicates import DigestLog, digest
+from rankzero.data.inspect.statistics import OTHER, Bin, Counts, Spread, TokenCounts, histogram, share, stepped
+from rankzero.data.inspect.token_counts import TokenCounter, Tokens
 from rankzero.data.rows.chunks import Chunk
 from rankzero.data.rows.conversation import Conversation, Message
 from rankzero.data.rows.parse import parse

@@ -8,9 +8,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Mapping
 
-from rankzero.data.check.report import CheckReport
-from rankzero.data.check.serving import Comparison
-from rankzero.data.check.statistics import Bin, Counts, Spread, TokenCounts, by_count, histogram, share
+from rankzero.data.inspect.report import CheckReport
+from rankzero.data.inspect.serving import Comparison
+from rankzero.data.inspect.statistics import Bin, Counts, Spread, TokenCounts, by_count, histogram, share
 from rankzero.wording import counted
 
 _LABEL = 13
