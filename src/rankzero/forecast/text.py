@@ -71,8 +71,11 @@ def _model(forecast: Forecast) -> str:
     facts = forecast.facts
     share = 100 * facts.trainable / max(1, facts.total)
     trained = "all of them" if facts.trainable == facts.total else f"{_count(facts.trainable)} ({share:.2g} %)"
+    name = forecast.model
+    if name.startswith("/"):  # a directory of this machine
+        name = name.rstrip("/").rpartition("/")[2]
     return (
-        f"{forecast.model}: {_count(facts.total)} parameters, {trained} trained "
+        f"{name}: {_count(facts.total)} parameters, {trained} trained "
         f"({forecast.method}, computed in {forecast.precision})"
     )
 
