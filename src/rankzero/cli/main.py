@@ -72,7 +72,7 @@ for make in (prepare, fire, volcano):
 
 DEBUG_VARIABLE = "RANKZERO_DEBUG"
 _ASK_THE_HUB = frozenset(
-    {"quickstart", "train", "generate", "chat", "serve", "predict", "merge", "export", "data", "plan"}
+    {"chat", "data", "eval", "export", "generate", "merge", "plan", "predict", "quickstart", "serve", "train"}
 )
 
 
