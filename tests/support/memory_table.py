@@ -13,8 +13,10 @@ from transformers import LlamaConfig, PretrainedConfig, Qwen3Config, Qwen3MoeCon
 from rankzero.forecast.forecast import outlook
 from rankzero.forecast.rows import facts_of_rows
 from rankzero.model.facts import ModelFacts
+from rankzero.model.load import empty_model
+from rankzero.model.stored_facts import PLAIN_DECODERS, Held, decoder_facts
 from rankzero.spec.run_spec import RunSpec
-from tests.support.memory import facts_of, make_spec
+from tests.support.memory import BF16, facts_of, make_spec
 
 H100 = 81_559 << 20
 """Bytes that NVIDIA's driver says an H100 of 80 GB has."""
@@ -98,13 +100,28 @@ def table() -> str:
     ]
     for name, config in SHAPES.items():
         shown = config()
+        weights = _shapes(shown) if shown.model_type in PLAIN_DECODERS else None
         for method, sections in METHODS.items():
             spec = make_spec(**sections, train=_TRAIN)
-            facts = facts_of(spec, shown)
+            facts = _facts(spec, shown, weights)
             base = facts.total - (facts.trainable if facts.adapters else 0)
             cells = [name, f"{base / 1e9:.1f}B", method, _count(facts.trainable), *_both(spec, facts)]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
+    model = empty_model(make_spec().model, config, BF16)
+    return {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+
+
+def _facts(spec: RunSpec, config: PretrainedConfig, shapes: dict[str, tuple[int, ...]] | None) -> ModelFacts:
+    """By the shapes of a plain decoder, which is quick; else of the model with its adapters."""
+    if shapes is None:
+        return facts_of(spec, config)
+    found = decoder_facts(shapes, config.to_dict(), spec.model, spec.lora, Held(compute=2, trained=4))
+    assert found is not None
+    return found
 
 
 def _both(spec: RunSpec, facts: ModelFacts) -> list[str]:
