@@ -74,7 +74,7 @@ audit: $(VENV)/bin/python
 	$(VENV)/bin/python -m pip_audit --no-deps --disable-pip -r constraints.txt
 
 golden: $(VENV)/.dev
-	RANKZERO_UPDATE_GOLDEN=1 $(PYTEST) tests/unit/launch/test_render_golden.py
+	RANKZERO_UPDATE_GOLDEN=1 $(PYTEST) tests/unit/launch/test_render_golden.py tests/unit/launch/test_serving.py
 	$(VENV)/bin/python examples/kubernetes/render.py
 
 schema: $(VENV)/.train
@@ -118,7 +118,7 @@ $(VENV)-trackers/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)-trackers
 	grep -v '^pyarrow' constraints.txt > $(VENV)-trackers/constraints.txt
 	$(if $(TORCH_INDEX),$(VENV)-trackers/bin/python -m pip install --quiet torch --index-url $(TORCH_INDEX))
-	$(VENV)-trackers/bin/python -m pip install --quiet -c $(VENV)-trackers/constraints.txt -e '.[train,mlflow]' \
+	$(VENV)-trackers/bin/python -m pip install --quiet -c $(VENV)-trackers/constraints.txt -e '.[train,mlflow,wandb,trackio]' \
 		mlflow pytest pytest-timeout hypothesis pillow psutil
 	touch $@
 

@@ -54,6 +54,9 @@ class Lines:
     def log(self, step, values):
         self._file.write(json.dumps([step, values["loss"]]) + "\\\\n")
 
+    def samples(self, step, rows):
+        """None of them."""
+
     def close(self):
         self._file.close()
 

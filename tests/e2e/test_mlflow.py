@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -103,7 +104,8 @@ def test_a_run_stopped_and_continued(
 ) -> None:
     """One run there, every number once, its settings, its files, and its adapter as a logged model."""
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "stopped")
-    spec = small_spec(tmp_path, tiny, tracking__mlflow=True, eval__every=4)
+    asked = {"every": 4, "prompts": ["Who?", "What?"], "max_new_tokens": 3}
+    spec = small_spec(tmp_path, tiny, tracking__mlflow=True, eval=asked)
     with pytest.raises(StoppedError):
         run_here(spec, hooks=stop_in(6))
     assert the_run(client, "stopped").info.status == "KILLED", log(spec)
@@ -118,6 +120,11 @@ def test_a_run_stopped_and_continued(
     assert found.data.tags["rankzero.saved"] == "12"
     names = {entry.path for entry in client.list_artifacts(run)}
     assert {"run.yaml", "environment.json", "report.json", "goodput.json"} <= names
+    tables = [f"samples/step-{step}.json" for step in (0, 4, 8, 12)]
+    assert [entry["path"] for entry in json.loads(found.data.tags["mlflow.loggedArtifacts"])] == tables
+    table = json.loads(Path(client.download_artifacts(run, tables[-1])).read_text())
+    samples = [json.loads(line) for line in (run_root(spec) / "samples.jsonl").read_text().splitlines()]
+    assert [dict(zip(table["columns"], row, strict=True)) for row in table["data"]] == samples[-2:]
     [model] = client.search_logged_models([found.info.experiment_id])
     assert (model.source_run_id, str(model.status)) == (run, "READY")
     files = {entry.path for entry in client.list_logged_model_artifacts(model.model_id)}

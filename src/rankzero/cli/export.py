@@ -71,13 +71,13 @@ def export(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as an object.")] = False,
 ) -> None:
-    """Write a result in the form that something else takes, or push it to the Hub.
+    """Write a result in another program's form, or push it to the Hub.
 
     Adapters are merged for it, and the merged model is proved as by rankzero merge.
     """
     shard_bytes = _bytes(shard_size)
     _require_options(to, output, repo, shard_bytes, public=public, converter=converter)
-    from rankzero.cli.installed import require_engine
+    from rankzero.api.installed import require_engine
     from rankzero.cli.output import warn_of_changes
     from rankzero.run_dir.result import find_weights, verify_result
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -33,23 +32,17 @@ def merge(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as an object.")] = False,
 ) -> None:
-    """Write a run's adapter and its base model as one plain model, and prove that both say the same.
+    """Write a run's adapter and its base as one model, and prove it.
 
     What was written is loaded again and asked about the same texts: a model whose logits differ by more than rounding
     explains is refused.
     """
-    from rankzero.cli.installed import require_engine
+    from rankzero.api.results import merge as merge_adapter
     from rankzero.cli.output import warn_of_changes
-    from rankzero.run_dir.result import find_adapter, verify_result
-
-    found = find_adapter(Path(adapter), model)
-    require_engine()
-    warn_of_changes(verify_result(found.directory))
-    from rankzero.engine.merging import merge_adapter
     from rankzero.run_dir.atomic import place_given_by
 
     with place_given_by("-o"):
-        done = merge_adapter(found, Path(output), base_weights=base.value)
+        done = merge_adapter(adapter, output, base_weights=base.value, model=model, tell=warn_of_changes)
     if as_json:
         typer.echo(json.dumps({"directory": str(done.directory), **done.to_json()}, indent=2))
     else:

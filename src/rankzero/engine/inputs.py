@@ -9,19 +9,22 @@ from functools import partial
 from typing import Any
 
 from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.known_tokenizers import remember_tokenizer
 from rankzero.data.cache.stream.plan import Stream
 from rankzero.data.cache.tokenize import tokenizer_fingerprint
 from rankzero.data.cache.training_data import TrainingData, training_data
 from rankzero.data.progress import Progress, no_progress, show_progress
+from rankzero.data.prompts import Prompt, read_prompts
 from rankzero.data.read.locate import LocatedSource, input_bytes
 from rankzero.data.tokens.built_in_templates import PLAIN, read_template
 from rankzero.engine.console import logger
 from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.tasks.protocol import Task, find_task
-from rankzero.errors import ConfigError, Problem
+from rankzero.errors import DataError, Problem
 from rankzero.machine import cache_root, usable_cores
-from rankzero.model.context import Context, beyond_context, computed_context
+from rankzero.model.context import Context, computed_context, require_rows_within
+from rankzero.model.generate import Speaker, prompt_inputs, require_sight
 from rankzero.model.load import (
     ModelKind,
     check_vocabulary,
@@ -38,6 +41,7 @@ from rankzero.model.targets import target_modules
 from rankzero.model.vision import Vision, load_vision
 from rankzero.spec.names import PLAIN_TEMPLATE
 from rankzero.spec.run_spec import RunSpec
+from rankzero.wording import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,9 @@ class Inputs:
     tokenizer_fingerprint: str
     balance: float | None
     """What the loss that balances routers is multiplied by; None where none are trained."""
+    speaker: Speaker
+    """Who answers prompts, without a model yet."""
+    prompts: tuple[Prompt, ...] = ()
 
     @property
     def n_rows(self) -> int | None:
@@ -92,15 +99,26 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
             targets = target_modules(spec.lora, spec.train.parts, shape, spec.task_section.uses)
         trained = trains_routers(shape, spec.train.parts, targets)
         balance = balance_coefficient(spec.train.router_aux_loss_coef, shape, trained=trained)
-        spec = within_positions(spec, position_limit(shape))
+        positions = position_limit(shape)
+        spec = within_positions(spec, positions)
     with ledger.phase("data"):
         logger.info("[STEP] read and tokenise the data")
         data = _read_data(spec, tokenizer, vision, world)
+        if world.is_main and not spec.model.trust_remote_code:
+            fingerprint = tokenizer_fingerprint(tokenizer)
+            remember_tokenizer(source.tokenizer, spec.data.chat_template, fingerprint, cache_root())
         require_context({"data.train": data.train, "data.eval": data.eval}, computed_context(config))
         _keep_plain_template(tokenizer, data)
         labels = task.labels(spec, data)
         if labels is not None:
             logger.info("[DATA] %d classes: %s", len(labels), ", ".join(labels[:20]))
+        speaker = Speaker(None, tokenizer, vision, spec.data.chat_template_kwargs)
+        prompts: tuple[Prompt, ...] = ()
+        if spec.eval.prompts is not None:
+            prompts = read_prompts(spec.eval.prompts, seed=spec.train.seed)
+            context = computed_context(config)
+            limits = [positions, None if context is None or context.extended else context.length]
+            require_answerable(speaker, prompts, spec, min((limit for limit in limits if limit), default=None))
     return Inputs(
         task,
         source,
@@ -113,7 +131,26 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
         labels,
         tokenizer_fingerprint(tokenizer),
         balance,
+        speaker,
+        prompts,
     )
+
+
+def require_answerable(speaker: Speaker, prompts: Sequence[Prompt], spec: RunSpec, longest: int | None) -> None:
+    """Raise ConfigError or DataError for prompts that this model cannot be asked: with images where it sees none, or
+    with no room left for an answer among the `longest` tokens that it takes."""
+    beyond = []
+    for prompt in prompts:
+        hint = "name a vision-language model, or leave the images out"
+        require_sight(speaker, prompt, hint=hint, where=prompt.where)
+        tokens = prompt_inputs(speaker, prompt)["input_ids"].shape[1]
+        if longest is not None and tokens + spec.eval.max_new_tokens > longest:
+            what = f"{tokens} tokens and an answer of {spec.eval.max_new_tokens}, and the model takes {longest}"
+            beyond.append(Problem(what, prompt.where, "shorten it, or lower eval.max_new_tokens"))
+    if beyond:
+        raise DataError(beyond)
+    words = "[DATA] %s, answers of up to %d tokens before the first step, at each evaluation and at the end"
+    logger.info(words, counted(len(prompts), "prompt"), spec.eval.max_new_tokens)
 
 
 def _keep_plain_template(tokenizer: Any, data: TrainingData) -> None:
@@ -140,20 +177,10 @@ def require_context(parts: Mapping[str, TokenizedDataset | Stream | None], conte
     model can be stretched."""
     if context is None:
         return
-    problems = []
-    for field, dataset in parts.items():
-        if isinstance(dataset, Stream):
-            if dataset.rules.max_length > context.length:
-                problems.append(_may_be_beyond(context, dataset.rules.max_length))
-            continue
-        beyond = 0 if dataset is None else int((dataset.lengths > context.length).sum())
-        if dataset is None or not beyond:
-            continue
-        problems.append(beyond_context(context, beyond, len(dataset), int(dataset.lengths.max()), field))
-    if not problems:
-        return
-    if not context.extended:
-        raise ConfigError(problems)
+    lengths = {field: part.lengths for field, part in parts.items() if isinstance(part, TokenizedDataset)}
+    streams = [part.rules.max_length for part in parts.values() if isinstance(part, Stream)]
+    unsure = [_may_be_beyond(context, longest) for longest in streams if longest > context.length]
+    problems = require_rows_within(context, lengths, unsure)
     for problem in problems:
         logger.warning(
             "[DATA] %s: %s; its config stretches positions, so they are trained", problem.where, problem.what

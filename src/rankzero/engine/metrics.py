@@ -1,4 +1,5 @@
-"""metrics.jsonl, its mirror in trackers, and saves.jsonl. Knows what a step's object holds, not how it was computed."""
+"""metrics.jsonl and samples.jsonl, their mirror in trackers, and saves.jsonl. Knows what a step's object holds, not how
+it was computed."""
 
 from __future__ import annotations
 
@@ -20,16 +21,17 @@ class MetricsLog:
     """One JSON object a step, appended and flushed; trackers get the same numbers.
 
     On resume, lines of steps that the checkpoint does not contain are removed: the file reads like that of a run that
-    was never interrupted. Trackers are opened at the first step, since importing them takes time that the first step
-    should not wait for. They show what is recorded here: one that fails is left out, and the run goes on.
+    was never interrupted. Where a run begins (-1), what an earlier one has left is removed too. Trackers are opened at
+    the first step, since importing them takes time that the first step should not wait for. They show what is recorded
+    here: one that fails is left out, and the run goes on.
     """
 
     def __init__(self, run_dir: RunDir, *, resume_step: int, trackers: Callable[[int], list[Tracker]]) -> None:
-        for path in (run_dir.metrics, run_dir.saves):
+        for path in (run_dir.metrics, run_dir.saves, run_dir.samples):
             _keep_until(path, resume_step)
         with storage_errors(run_dir.metrics):
             self._file = run_dir.metrics.open("a", encoding="utf-8")
-        self._saves = run_dir.saves
+        self._saves, self._samples = run_dir.saves, run_dir.samples
         self._open_trackers = trackers
         self._trackers: list[Tracker] | None = None
 
@@ -39,14 +41,30 @@ class MetricsLog:
         with storage_errors(self._file.name):
             self._file.write(json.dumps({"step": step, **clean}) + "\n")
             self._file.flush()
+        numbers = {key: float(value) for key, value in values.items() if isinstance(value, (int, float))}
+        for tracker in list(self._opened(step)):
+            with self._or_without(type(tracker).__name__, tracker):
+                tracker.log(step, numbers)
+
+    def has_samples(self, step: int) -> bool:
+        """Whether prompts have been answered after this step."""
+        return any(row.get("step") == step for row in _rows(self._samples))
+
+    def samples(self, step: int, rows: list[dict[str, Any]]) -> None:
+        """Write the answers of a step, all or none: whoever reads the file, or goes on after a kill, never sees some
+        of them. Raises StorageError."""
+        before = self._samples.read_text(encoding="utf-8") if self._samples.is_file() else ""
+        write_text(self._samples, before + "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        for tracker in list(self._opened(step)):
+            with self._or_without(type(tracker).__name__, tracker):
+                tracker.samples(step, rows)
+
+    def _opened(self, step: int) -> list[Tracker]:
         if self._trackers is None:
             self._trackers = []
             with self._or_without("trackers"):
                 self._trackers = self._open_trackers(step)
-        numbers = {key: float(value) for key, value in values.items() if isinstance(value, (int, float))}
-        for tracker in list(self._trackers):
-            with self._or_without(type(tracker).__name__, tracker):
-                tracker.log(step, numbers)
+        return self._trackers
 
     def saved(self, step: int) -> None:
         """Note that a checkpoint was committed."""
@@ -77,13 +95,23 @@ class MetricsLog:
 def evaluations(path: Path, metric: str) -> dict[int, float]:
     """The values of a metric in metrics.jsonl, by step; NaN is not among them. {} where there is no file."""
     found = {}
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+    for row in _rows(path):
         try:
-            row = json.loads(line)
             found[int(row["step"])] = float(row[metric])
         except (ValueError, KeyError, TypeError):
-            continue  # a step without an evaluation, a value that was not finite, or a line that a kill has cut off
+            continue  # a step without an evaluation, or a value that was not finite
     return found
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file; none where there is no file. A line that a kill has cut off is left out."""
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else ():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            yield row
 
 
 def _keep_until(path: Path, step: int) -> None:

@@ -33,11 +33,12 @@ _LOOK_SECONDS = 1.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _CLEAR_LINE_AND_SHOW_CURSOR = "\r\x1b[K\x1b[?25h"
 
-Activity = Literal["rows", "step", "evaluation", "save", "result"]
+Activity = Literal["rows", "step", "evaluation", "samples", "save", "result"]
 _ANSWERS: dict[Activity, str] = {
     "rows": "saving, then stopping, without the rows that are waited for",
     "step": "stopping after this step, then saving",
     "evaluation": "stopping after this pass of the evaluation, then saving",
+    "samples": "stopping after this token of an answer, then saving",
     "save": "saving, then stopping",
     "result": "every step is done and saved; this ends when the result is written",
 }

@@ -16,8 +16,9 @@ import torch
 
 from rankzero.data.batches.loader import Batches, MicroBatch, Work
 from rankzero.engine.checkpoint import Position, under, with_eval
-from rankzero.engine.console import RunConsole, logger
-from rankzero.engine.distributed import LONGEST_WAIT, World, time_limit
+from rankzero.engine.console import RunConsole, logger, step_in_words
+from rankzero.engine.device import peak_memory
+from rankzero.engine.distributed import LONGEST_WAIT, World, broadcast_object, time_limit
 from rankzero.engine.evaluate import EvalResult, evaluate
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.hooks import Hooks
@@ -26,6 +27,7 @@ from rankzero.engine.metrics import MetricsLog
 from rankzero.engine.optim import set_learning_rate
 from rankzero.engine.pace import Pace
 from rankzero.engine.passes import free_what_is_left, suppress_out_of_memory
+from rankzero.engine.samples import log_samples
 from rankzero.engine.saving import Saver
 from rankzero.engine.setup import Session, learning_rate
 from rankzero.engine.signals import StopRequest
@@ -67,8 +69,7 @@ def train(session: Session, run: RunContext, position: Position) -> Position:
     run.ledger.loop_at(position.step)
     session.train.begin(position.stream)
     with closing(session.train), run.console.progress("step", schedule.total_steps, position.step) as advance:
-        if spec.eval.on_start and position.step == 0 and position.eval_first is None:
-            position = evaluate_first(session, run, position, advance)
+        position = before_next_step(session, run, position, advance)
         while position.unevaluated is not None or not is_over(position, schedule):
             tell_what_is_saved(run)
             if position.unevaluated is None and session.train.waits:
@@ -95,12 +96,15 @@ def train(session: Session, run: RunContext, position: Position) -> Position:
                 facts |= position.eval_last or {}
                 position = under(spec, position, same_eval_data=True)
             log_metrics(run, position.step, facts)
-            advance(int(begun is None), f"loss {facts['loss']:.4f} {position.tokens / position.seconds:,.0f} tok/s")
+            answered = ask_prompts(session, run, position, advance)
+            shown = step_in_words(facts, position.tokens / position.seconds)
+            advance(int(begun is None), shown)
 
             over = is_over(position, schedule)
-            if improved or over or stop or is_due(spec.checkpoint.every, position.step, schedule):
+            stop_now = not answered or (stop and not over)
+            if improved or over or stop or stop_now or is_due(spec.checkpoint.every, position.step, schedule):
                 save(session, run, position)
-            if stop and not over:
+            if stop_now:
                 wait_until_saved(run, position)
                 raise stopped(run, position)
     if position.stream is not None:
@@ -183,7 +187,7 @@ def next_step(
         run.ledger.waited_for_input(result.input_seconds)
     seconds = time.monotonic() - before
     position = replace(position, seconds=position.seconds + seconds, wall_seconds=clock.wall())
-    facts = step_facts(position, work, result, rate, seconds)
+    facts = step_facts(position, work, result, rate, seconds) | {"peak_memory_bytes": peak_memory(session.device)}
     if work.ended is not None:
         logger.info("[EPOCH] %d done at step %d: loss %.4f", work.ended, position.step, result.loss)
     if result.routers is not None:
@@ -286,6 +290,17 @@ def apply_step(session: Session, spec: RunSpec, position: Position, work: Work, 
     )
 
 
+def before_next_step(
+    session: Session, run: RunContext, position: Position, show: Callable[[int, str], None]
+) -> Position:
+    """What is due where a start begins. Raises StoppedError where it was cut short: there is nothing to save."""
+    if run.spec.eval.on_start and position.step == 0 and position.eval_first is None:
+        position = evaluate_first(session, run, position, show)
+    if not ask_prompts(session, run, position, show):
+        raise stopped(run, position) if position.step else run.stop.early()
+    return position
+
+
 def evaluate_first(session: Session, run: RunContext, position: Position, show: Callable[[int, str], None]) -> Position:
     """The evaluation before the first step. Raises StoppedError where it was cut short: there is nothing to save."""
     run.stop.now("evaluation", step=0, saved=0)
@@ -344,6 +359,32 @@ def evaluated(
         what = f"the evaluation after step {step}"
         _, limit = session.passes.cut_smaller(batches, batches.everything(), what, together=True)
         limit_passes(session, run, limit, what)
+
+
+def ask_prompts(session: Session, run: RunContext, position: Position, show: Callable[[int, str], None]) -> bool:
+    """Have the prompts of the run answered, where that is due here and not done. False, on every rank, where a stop has
+    cut it short: nothing is kept of it then, and a start that goes on from here makes all of it."""
+    samples, step = session.samples, position.step
+    if samples is None or not samples.due(step):
+        return True
+    if broadcast_object(run.metrics is not None and run.metrics.has_samples(step)):
+        return True
+    run.stop.now("samples", step=step, saved=run.saver.committed)
+    count = len(samples.prompts)
+    with run.ledger.phase("evaluation"), patience(run, first="evaluation" not in run.ledger.seen):
+        rows = samples.take(
+            step,
+            stop_wanted=lambda: run.stop.wanted,
+            tick=lambda done: show(0, f"answering {done}/{count} prompts"),
+        )
+    if rows is None:
+        words = "[SAMPLE] step %d: left out, since the run is to stop; they are made when the run continues"
+        logger.info(words, step)
+        return False
+    if run.metrics is not None:
+        run.metrics.samples(step, rows)
+        log_samples(rows)
+    return True
 
 
 def save(session: Session, run: RunContext, position: Position) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from peft import PeftModel
+from transformers import StoppingCriteria, StoppingCriteriaList
 
 from rankzero.data.images.decode import load_rgb
-from rankzero.data.rows.conversation import Message
+from rankzero.data.prompts import Prompt, question
+from rankzero.data.rows.conversation import Message, Role
 from rankzero.data.rows.formats.images import Slots
 from rankzero.data.tokens.template import ChatTemplate
 from rankzero.data.tokens.tokenizer import take_apart
@@ -27,6 +31,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """What somebody said, and the files of the images that it is about."""
+
+    role: Role
+    text: str
+    images: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Speaker:
     """A model in evaluation mode with what its prompts become tokens by."""
 
@@ -36,6 +49,8 @@ class Speaker:
     """Of a model that sees images."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """What the chat template is given besides the turns."""
+    device: torch.device | None = None
+    """What computes, where the weights may lie elsewhere."""
 
 
 def load_speaker(result: Result, dtype: torch.dtype, device: torch.device) -> Speaker:
@@ -68,75 +83,187 @@ def answer(
     Every question is about all `images`, which stand where it has `<image>`, else before it. Raises ConfigError where
     the model sees none, UsageError where there are more places than images, DataError where one cannot be read.
     """
-    model, tokenizer = speaker.model, speaker.tokenizer
-    stop_ids = stop_token_ids(model, tokenizer)
+    stop_ids = stop_token_ids(speaker.model, speaker.tokenizer)
     if not stop_ids:
         raise ConfigError("neither the model nor the tokenizer names an end token", where="generation_config.json")
     if images:
-        opened = [load_rgb(Path(path).name, Path(path).parent) for path in images]
-        return [_about(speaker, question, images, opened, stop_ids, max_new_tokens) for question in questions]
-    prompts = [_prompt_ids(speaker, Message("user", question)) for question in questions]
+        about = [prompt_of(speaker, [Turn("user", text, tuple(images))]) for text in questions]
+        return [reply(speaker, prompt, stop_ids, max_new_tokens).text for prompt in about]
+    prompts = [prompt_ids(speaker, question(text)) for text in questions]
     width = max(map(len, prompts))
     ids_BT = torch.full((len(prompts), width), stop_ids[0])
     mask_BT = torch.zeros((len(prompts), width), dtype=torch.long)
     for i, prompt in enumerate(prompts):  # padding on the left: all replies start in the same column
         ids_BT[i, width - len(prompt) :] = torch.tensor(prompt)
         mask_BT[i, width - len(prompt) :] = 1
-    return _replies(speaker, {"input_ids": ids_BT, "attention_mask": mask_BT}, stop_ids, max_new_tokens)
+    inputs = {"input_ids": ids_BT, "attention_mask": mask_BT}
+    return [found.text for found in _replies(speaker, inputs, stop_ids, max_new_tokens)]
 
 
-def _about(
-    speaker: Speaker, question: str, paths: Sequence[str], images: list[Image], stop_ids: list[int], longest: int
-) -> str:
-    vision = speaker.vision
-    if vision is None or speaker.tokenizer.chat_template is None:
-        lacks = "sees no images" if vision is None else "has no chat template that says where images stand"
-        hint = "name a vision-language model, or leave --image out" if vision is None else "set data.chat_template"
-        raise ConfigError(f"{type(speaker.model).__name__} {lacks}", where="model", hint=hint)
-    slots = Slots({"images": list(paths)}, 0)
-    placed = slots.place((slots.message("user", question),), 0)
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a model wrote."""
+
+    text: str
+    tokens: int
+    """How many it wrote, with its end."""
+    ended: bool
+    """By itself, not at the limit."""
+
+
+def reply(
+    speaker: Speaker,
+    prompt: Prompt,
+    stop_ids: Sequence[int],
+    longest: int,
+    *,
+    cut_short: Callable[[], bool] | None = None,
+    together: bool = False,
+) -> Reply:
+    """The greedy reply to one prompt. `cut_short` is asked as each token begins, and ends the reply where it is true.
+
+    `together`: weights lie in parts on several processes. A collective then: each calls it for a prompt of its own, all
+    with images or all without, and goes on computing until every one of them is done, so `cut_short` is asked equally
+    often on all and may be a collective. Raises DataError where an image cannot be read.
+    """
+    inputs = prompt_inputs(speaker, prompt)
+    (found,) = _replies(speaker, inputs, stop_ids, longest, cut_short=cut_short, together=together)
+    return found
+
+
+def prompt_of(speaker: Speaker, turns: Sequence[Turn]) -> Prompt:
+    """A conversation up to where the model goes on. Without a chat template, the text of its last turn.
+
+    Images stand where a turn has `<image>`, else before its text. Raises ConfigError where the model sees none,
+    UsageError where there are more places than images.
+    """
+    asked = turns if speaker.tokenizer.chat_template is not None else turns[-1:]
+    images = tuple(path for turn in asked for path in turn.images)
+    prompt = Prompt(tuple(_placed(turn) for turn in asked), images=images, image_names=images)
+    require_sight(speaker, prompt, hint="name a vision-language model, or leave --image out")
+    return prompt
+
+
+def _placed(turn: Turn) -> Message:
+    """A turn with its own images in their places."""
+    slots = Slots({"images": list(turn.images)} if turn.images else {}, 0)
+    placed = slots.place((slots.message(turn.role, turn.text),), 0)
     if placed.problems:
         raise UsageError(placed.problems[0].what, where="prompt", hint="give one --image for each <image>")
-    ids = vision.prompt_ids(_prompt(speaker, placed.turns[0]), images, speaker.tokenizer)
-    ids_1T = torch.tensor([ids])
-    extra = {name: torch.from_numpy(value) for name, value in vision.token_inputs(ids_1T.numpy()).items()}
-    inputs = {"input_ids": ids_1T, "attention_mask": torch.ones_like(ids_1T), **extra, **vision.inputs(images)}
-    return _replies(speaker, inputs, stop_ids, longest)[0]
+    return placed.turns[0]
 
 
-def _replies(speaker: Speaker, inputs: dict[str, torch.Tensor], stop_ids: list[int], longest: int) -> list[str]:
-    """What the model writes behind `input_ids` (B, T), as text."""
-    device = next(speaker.model.parameters()).device
-    with torch.inference_mode():
+def require_sight(speaker: Speaker, prompt: Prompt, *, hint: str, where: str = "model") -> None:
+    """Raise ConfigError where a prompt has images and the model cannot be shown them."""
+    if not prompt.images or (speaker.vision is not None and speaker.tokenizer.chat_template is not None):
+        return
+    if speaker.vision is None:
+        raise ConfigError("the model sees no images", where=where, hint=hint)
+    what = "the tokenizer has no chat template that says where images stand"
+    raise ConfigError(what, where=where, hint="set data.chat_template")
+
+
+def prompt_inputs(speaker: Speaker, prompt: Prompt) -> dict[str, torch.Tensor]:
+    """What the model is given of one prompt: `input_ids` (1, T), its mask, and what it gets of images. Raises
+    DataError where one cannot be read."""
+    images = [load_rgb(Path(path).name, Path(path).parent) for path in prompt.images]
+    ids_1T = torch.tensor([prompt_ids(speaker, prompt, images)])
+    inputs = {"input_ids": ids_1T, "attention_mask": torch.ones_like(ids_1T)}
+    if images and speaker.vision is not None:
+        extra = speaker.vision.token_inputs(ids_1T.numpy())
+        inputs |= {name: torch.from_numpy(value) for name, value in extra.items()}
+        inputs |= speaker.vision.inputs(images)
+    return inputs
+
+
+def _replies(
+    speaker: Speaker,
+    inputs: Mapping[str, torch.Tensor],
+    stop_ids: Sequence[int],
+    longest: int,
+    *,
+    cut_short: Callable[[], bool] | None = None,
+    together: bool = False,
+) -> list[Reply]:
+    """What the model writes behind `input_ids` (B, T)."""
+    device = speaker.device or next(speaker.model.parameters()).device
+    poll = _Poll(cut_short or (lambda: False))
+    # No inference mode: tensors of it must not meet the backward pass of a model that is in training. What blocks were
+    # compiled for are the lengths of training; here each token has another one.
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"), poll.asked_by(_inner(speaker.model)):
         replies_BT = speaker.model.generate(
             **{name: value.to(device) for name, value in inputs.items()},
             max_new_tokens=longest,
             do_sample=False,
             use_cache=True,
-            eos_token_id=stop_ids,
-            pad_token_id=stop_ids[0],
+            eos_token_id=list(stop_ids) or None,
+            pad_token_id=stop_ids[0] if stop_ids else 0,
+            stopping_criteria=StoppingCriteriaList([poll]),
+            synced_gpus=together,
         )
     start = inputs["input_ids"].shape[1]
-    texts = speaker.tokenizer.batch_decode(replies_BT[:, start:], skip_special_tokens=True)
-    return [text.strip() for text in texts]
+    ends = set(stop_ids)
+    found = []
+    for written in replies_BT[:, start:].tolist():
+        length = next((i + 1 for i, token in enumerate(written) if token in ends), len(written))
+        text = speaker.tokenizer.decode(written[:length], skip_special_tokens=True).strip()
+        found.append(Reply(text, length, ended=bool(length) and written[length - 1] in ends))
+    return found
 
 
-def _prompt_ids(speaker: Speaker, message: Message) -> list[int]:
-    """The ids of a question without images."""
+class _Poll(StoppingCriteria):  # type: ignore[misc]  # transformers' classes are not typed
+    """Asks a question with each token that is computed, also with those that only other processes need."""
+
+    def __init__(self, ask: Callable[[], bool]) -> None:
+        self._ask, self._wanted = ask, False
+
+    @contextmanager
+    def asked_by(self, model: torch.nn.Module) -> Iterator[None]:
+        """Ask before each forward pass of `model`."""
+
+        def ask(*_arguments: object) -> None:
+            self._wanted = self._ask() or self._wanted
+
+        hook = model.register_forward_pre_hook(ask)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def __call__(self, input_ids: torch.Tensor, _scores: Any, **_others: Any) -> torch.Tensor:
+        return torch.full((len(input_ids),), self._wanted, dtype=torch.bool, device=input_ids.device)
+
+
+def _inner(model: Any) -> torch.nn.Module:
+    """What `generate` calls for each token: of a model with adapters, the one that they are in."""
+    inner: torch.nn.Module = model.get_base_model() if isinstance(model, PeftModel) else model
+    return inner
+
+
+def prompt_ids(speaker: Speaker, prompt: Prompt, images: Sequence[Image] = ()) -> list[int]:
+    """The tokens of a prompt: rendered by the chat template where there is one and the prompt is no raw text."""
     tokenizer = speaker.tokenizer
-    if tokenizer.chat_template is None:
-        ids: list[int] = tokenizer(message.content)["input_ids"]
+    ids: list[int]
+    if tokenizer.chat_template is None or prompt.templated is False:
+        ids = tokenizer("".join(message.content for message in prompt.messages))["input_ids"]
         return ids
-    ids = tokenizer(_prompt(speaker, message), add_special_tokens=False)["input_ids"]
+    text = _rendered(speaker, prompt)
+    if images and speaker.vision is not None:
+        return speaker.vision.prompt_ids(text, images, tokenizer)
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
 
 
-def _prompt(speaker: Speaker, message: Message) -> str:
-    """A question in the chat template, with one placeholder for each of its images."""
-    in_parts = False
-    if speaker.vision is not None:
+def _rendered(speaker: Speaker, prompt: Prompt) -> str:
+    """A prompt in the chat template, with one placeholder for each of its images."""
+    in_parts, call_form = False, None
+    if speaker.vision is not None or any(message.tool_calls for message in prompt.messages):
         parts = take_apart(speaker.tokenizer)
-        in_parts = reads_parts_only(ChatTemplate(str(parts.chat_template), parts.variables))
-    turns = [turn_of(message, in_parts=in_parts)]
+        template = ChatTemplate(str(parts.chat_template), parts.variables)
+        in_parts = speaker.vision is not None and reads_parts_only(template)
+        call_form = template.call_form
+    turns = [turn_of(message, in_parts=in_parts, call_form=call_form) for message in prompt.messages]
     options = {"add_generation_prompt": True, "tokenize": False, **speaker.template_kwargs}
+    if prompt.tools:
+        options["tools"] = list(prompt.tools)
     return str(speaker.tokenizer.apply_chat_template(turns, **options))

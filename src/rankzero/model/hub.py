@@ -91,6 +91,17 @@ def cached(spec: ModelSpec) -> bool:
         return True  # `locate` says what is wrong with it
 
 
+def cached_directory(spec: ModelSpec) -> Path | None:
+    """The directory of a Hub model's files in the Hub's own cache; None where it is not there."""
+    from huggingface_hub import errors, try_to_load_from_cache
+
+    try:
+        found = try_to_load_from_cache(spec.name, "config.json", revision=spec.revision)
+    except errors.HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
 def _unreachable(name: str) -> ServiceError:
     hint = (
         meant_here(name)

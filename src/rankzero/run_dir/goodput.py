@@ -38,7 +38,7 @@ KINDS = {
     "step": "steps that nobody had done before",
     "input_wait": "in such steps, waiting for the tensors of a pass; before them, for the rows of a stream",
     "save_wait": "waiting for a checkpoint to be copied, or for the one before it to be written",
-    "evaluation": "evaluations",
+    "evaluation": "evaluations, and answers to prompts",
     "logging": "between steps: metrics, trackers, hooks",
     "repeated": "all of this again, for steps that an earlier start had done and lost",
     "final": "loading the best weights, final/, the report and its page",

@@ -104,6 +104,9 @@ def _fits_the_task(spec: RunSpec) -> list[Problem]:
         for field in task.fields:
             if field not in own.fields and _value(spec, field) is not None:
                 problems.append(Problem(f"this is for task {name}", field, f"set task: {name}, or leave it out"))
+    if spec.eval.prompts is not None and own.uses != "writes":
+        hint = "leave it out; the result is asked with `rankzero predict`"
+        problems.append(Problem("a model that puts texts into classes writes none", "eval.prompts", hint))
     if spec.data.labels is not None and len(set(spec.data.labels)) < len(spec.data.labels):
         problems.append(Problem("a label stands twice", "data.labels", "name each class once"))
     metric = spec.checkpoint.best_metric

@@ -62,6 +62,13 @@ def with_paths(spec: RunSpec, change: Callable[[PathField], str]) -> RunSpec:
             "train": spec.train.model_copy(
                 update={"deepspeed": put("train.deepspeed", "file", spec.train.deepspeed)},
             ),
+            "eval": spec.eval.model_copy(
+                update={
+                    "prompts": put("eval.prompts", "data", spec.eval.prompts)
+                    if isinstance(spec.eval.prompts, str)
+                    else spec.eval.prompts
+                }
+            ),
             "output_dir": put("output_dir", "output", spec.output_dir),
         }
     )

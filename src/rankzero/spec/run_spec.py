@@ -256,7 +256,7 @@ class TrainSpec(Section):
 
 
 class EvalSpec(Section):
-    """When to evaluate on data.eval."""
+    """When to evaluate on data.eval, and what the model is asked then."""
 
     every: Every = "epoch"
     """`epoch`, or a number of steps. The end of the run is always evaluated."""
@@ -264,6 +264,15 @@ class EvalSpec(Section):
     """Also evaluate before the first step."""
     early_stopping_patience: PositiveInt | None = None
     """End the run after this many evaluations in a row without a new best."""
+    prompts: (
+        Annotated[str, StringConstraints(min_length=1)]
+        | Annotated[tuple[Annotated[str, StringConstraints(min_length=1)], ...], Field(min_length=1)]
+        | None
+    ) = None
+    """What the model is asked before the first step, at each evaluation and at the end: a list of texts, or a file of
+    lines or of rows as in `data.eval`, whose last answers are left out. 200 at most."""
+    max_new_tokens: PositiveInt = 128
+    """Longest answer to a prompt, in tokens."""
 
 
 class CheckpointSpec(Section):
@@ -288,6 +297,10 @@ class TrackingSpec(Section):
     """Send settings, metrics, files and the adapter to the MLflow of MLFLOW_TRACKING_URI: a server, or sqlite:///FILE."""
     langfuse: bool = False
     """Send a trace of the run to the Langfuse of LANGFUSE_HOST, with LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY."""
+    wandb: bool = False
+    """Send settings, metrics and answers to Weights & Biases, with WANDB_API_KEY; WANDB_MODE=offline: into files."""
+    trackio: bool = False
+    """Send the same to the Trackio of TRACKIO_SERVER_URL, or into Trackio's files on this machine."""
 
 
 class RunSpec(Section):

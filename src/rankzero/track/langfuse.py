@@ -1,5 +1,5 @@
-"""Langfuse: a trace for a run, an observation for each logged step and each checkpoint, a score for each measure of an
-evaluation. Knows no engine.
+"""Langfuse: a trace for a run, an observation for each logged step and each checkpoint, a generation for each answer to
+a prompt, scores for these and for each measure of an evaluation. Knows no engine.
 
 Sent as OTLP over HTTP in its JSON form to the endpoint that Langfuse documents for it, scores to its public API. Every
 id is made from the run's own key, so that what is sent twice is written over. LANGFUSE_HOST says where,
@@ -81,6 +81,11 @@ class LangfuseTrace:
                 self._score(row)
         elif kind == "saves":
             self._put([self._save(row) for row in rows])
+        elif kind == "samples":
+            for row in rows:
+                self._put([self._generation(sample) for sample in row["samples"]])
+                for sample in row["samples"]:
+                    self._judge(sample)
 
     def end(self, ended: Ending | None) -> None:
         """As in `Server`."""
@@ -94,6 +99,38 @@ class LangfuseTrace:
     def _save(self, row: Row) -> dict[str, Any]:
         output = {"checkpoint": row.get("checkpoint")}
         return self._event(f"checkpoint {row['step']}", _id(self._trace, "save", row["step"], length=16), row, output)
+
+    def _generation(self, sample: Row) -> dict[str, Any]:
+        """What the model wrote when it was asked."""
+        attributes: dict[str, Any] = {
+            "langfuse.observation.type": "generation",
+            "langfuse.observation.input": sample["prompt"],
+            "langfuse.observation.output": sample["text"],
+            "langfuse.observation.metadata.step": sample["step"],
+        }
+        if self._run is not None:
+            attributes["langfuse.observation.model.name"] = self._run.settings.get("model.name", "")
+        if "tokens" in sample:
+            attributes["langfuse.observation.usage_details"] = _json({"output": sample["tokens"]})
+        if "reference" in sample:
+            attributes["langfuse.observation.metadata.reference"] = sample["reference"]
+        begun, until = sample["time"] - sample.get("seconds", 0.0), sample["time"]
+        span = self._span(f"sample {sample['step']}", _of_sample(self._trace, sample), begun, until, attributes)
+        return span | {"parentSpanId": self._root}
+
+    def _judge(self, sample: Row) -> None:
+        """Whether the answer ended by itself, and whether it is the one that its row has."""
+        for name in ("ended", "exact_match"):
+            if name in sample:
+                score = {
+                    "id": _id(self._trace, "score", name, sample["step"], sample["prompt"], length=32),
+                    "traceId": self._trace,
+                    "observationId": _of_sample(self._trace, sample),
+                    "name": name,
+                    "value": int(sample[name]),
+                    "dataType": "BOOLEAN",
+                }
+                self._post(SCORES, score)
 
     def _event(self, name: str, span: str, row: Row, output: dict[str, Any]) -> dict[str, Any]:
         attributes = {
@@ -184,6 +221,10 @@ class LangfuseTrace:
 
 def _of_step(trace: str, row: Row) -> str:
     return _id(trace, "step", row["step"], length=16)
+
+
+def _of_sample(trace: str, sample: Row) -> str:
+    return _id(trace, "sample", sample["step"], sample["prompt"], length=16)
 
 
 def _id(*parts: object, length: int) -> str:

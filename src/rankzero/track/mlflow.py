@@ -1,4 +1,5 @@
-"""MLflow: settings, numbers, how busy the machine is, files, and the adapter as a logged model. Knows no engine.
+"""MLflow: settings, numbers, how busy the machine is, answers as tables, files, and the adapter as a logged model.
+Knows no engine.
 
 Where it is says MLFLOW_TRACKING_URI: a server, or a SQLite file (`sqlite:///runs.db`); MLFLOW_EXPERIMENT_NAME says
 under which experiment. Names and passwords are MLflow's own variables and stay in the environment.
@@ -7,6 +8,7 @@ under which experiment. Names and passwords are MLflow's own variables and stay 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +24,7 @@ WANTS_SYSTEM = True
 EXPERIMENT = "rankzero"
 URI, EXPERIMENT_VARIABLE = "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"
 KEY_TAG, SAVED_TAG = "rankzero.key", "rankzero.saved"
+TABLES_TAG = "mlflow.loggedArtifacts"
 MOST_METRICS, MOST_PARAMS = 1000, 100
 """In one request."""
 LONGEST_PARAM = 500
@@ -104,8 +107,8 @@ class MlflowRun:
 
     def known(self, kind: Kind, rows: Sequence[Row]) -> set[tuple[int, str]]:
         """As in `Server`: histories of the names in question."""
-        if kind == "saves":
-            return set()  # a tag, which is written over
+        if kind in {"saves", "samples"}:
+            return set()  # a tag and files, which are written over
         asked = {(row["step"], name) for row in rows for name in numbers(row)}
         histories = {name: self._client.get_metric_history(self._run, _name(kind, name)) for _, name in asked}
         there = {(point.step, name) for name, points in histories.items() for point in points}
@@ -118,6 +121,9 @@ class MlflowRun:
         if kind == "saves":
             self._client.set_tag(self._run, SAVED_TAG, str(rows[-1]["step"]))
             return
+        if kind == "samples":
+            self._tables(rows)
+            return
         metrics = [
             Metric(_name(kind, name), value, int(row["time"] * 1000), row["step"])
             for row in rows
@@ -125,6 +131,18 @@ class MlflowRun:
         ]
         for first in range(0, len(metrics), MOST_METRICS):
             self._client.log_batch(self._run, metrics=metrics[first : first + MOST_METRICS])
+
+    def _tables(self, rows: Sequence[Row]) -> None:
+        """A table of answers for each step, where MLflow looks for tables."""
+        names = [f"samples/step-{row['step']}.json" for row in rows]
+        for name, row in zip(names, rows, strict=True):
+            columns = list(dict.fromkeys(column for sample in row["samples"] for column in sample))
+            data = [[sample.get(column) for column in columns] for sample in row["samples"]]
+            text = json.dumps({"columns": columns, "data": data}, ensure_ascii=False)
+            self._client.log_text(self._run, text, name)
+        there = json.loads(self._client.get_run(self._run).data.tags.get(TABLES_TAG, "[]"))
+        there += [entry for name in names if (entry := {"path": name, "type": "table"}) not in there]
+        self._client.set_tag(self._run, TABLES_TAG, json.dumps(there))
 
     def end(self, ended: Ending | None) -> None:
         """As in `Server`. Files are written over, so that sending them again changes nothing."""

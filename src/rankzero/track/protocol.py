@@ -8,10 +8,11 @@ know it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from rankzero.spec.run_spec import TrackingSpec
 
@@ -20,6 +21,9 @@ class Tracker(Protocol):
     """Files of a tracker, written by the process that trains."""
 
     def log(self, step: int, values: dict[str, float]) -> None: ...
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """What the model answered after a step: objects of samples.jsonl."""
 
     def close(self) -> None: ...
 

@@ -32,7 +32,7 @@ from rankzero.run_dir.goodput import read_starts
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.resolve import spec_hash
 from rankzero.spec.run_spec import RunSpec, TrackingSpec
-from rankzero.track.server import Row, RunFacts, Server
+from rankzero.track.server import Row, RunFacts, Server, shown
 from rankzero.track.spool import KINDS, Sent, Spool, path_of
 from rankzero.track.system import SYSTEM_SECONDS, Sampler
 from rankzero.wording import printable
@@ -75,7 +75,9 @@ class Delivery:
         self.sent = Sent()
         self._path = run_dir.tracking / f"{name}.json"
         self._connect, self._run_dir, self._spec = connect, run_dir, spec
-        self._spools = {kind: Spool(path_of(kind, run_dir)) for kind in KINDS}
+        self._spools = {
+            kind: Spool(path_of(kind, run_dir), joined=kind if kind == "samples" else None) for kind in KINDS
+        }
         self._server: Server | None = None
         self._redact = Redactor(os.environ)
 
@@ -132,7 +134,7 @@ class Delivery:
             sent.unsure[kind] = rows[-1]["step"]
             sent.write(self._path)
         if wanted:
-            server.send(kind, wanted)
+            server.send(kind, list(shown(wanted, self._redact)) if kind == "samples" else wanted)
         if kind == "metrics":
             before = sent.names if rows[-1]["step"] == last else []
             sent.names = sorted({*before, *rows[-1]})

@@ -8,7 +8,9 @@ sent of them stays sent.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -18,13 +20,14 @@ from rankzero.run_dir.goodput import Ending
 from rankzero.run_dir.paths import RunDir
 from rankzero.track.server import Kind, Row
 
-KINDS: tuple[Kind, ...] = ("metrics", "saves", "system")
+KINDS: tuple[Kind, ...] = ("metrics", "samples", "saves", "system")
 BATCH_ROWS = 100
 
 
 def path_of(kind: Kind, run_dir: RunDir) -> Path:
     """The file that has the rows of a kind."""
-    return {"metrics": run_dir.metrics, "saves": run_dir.saves, "system": run_dir.tracking / "system.jsonl"}[kind]
+    files = {"metrics": run_dir.metrics, "samples": run_dir.samples, "saves": run_dir.saves}
+    return files.get(kind) or run_dir.tracking / "system.jsonl"
 
 
 @dataclass(slots=True)
@@ -63,8 +66,11 @@ class Sent:
 class Spool:
     """The rows of one file, read from where the last accepted one ends."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, joined: str | None = None) -> None:
+        """`joined`: the lines of a step are one row, which has them under this name. The file is only ever replaced
+        then, so that none of them is missing."""
         self._path, self._inode, self._offset = path, 0, 0
+        self._joined = joined
 
     def after(self, step: int, names: frozenset[str] = frozenset()) -> list[Row]:
         """The next rows, at most BATCH_ROWS: those of later steps, and what the row of `step` has besides `names`.
@@ -79,17 +85,27 @@ class Spool:
             if inode != self._inode:  # a resume has replaced it
                 self._inode, self._offset = inode, 0
             file.seek(self._offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                row = _beyond(_row(line), step, names)
+            for found, length in self._entries(file):
+                row = _beyond(found, step, names)
                 if row is not None:
                     rows.append(row)
                 elif not rows:
-                    self._offset += len(line)
+                    self._offset += length
                 if len(rows) == BATCH_ROWS:
                     break
         return rows
+
+    def _entries(self, lines: Iterable[bytes]) -> Iterator[tuple[Row | None, int]]:
+        """Rows, with how many bytes of the file each is."""
+        whole = ((_row(line), len(line)) for line in takewhile(lambda line: line.endswith(b"\n"), lines))
+        if self._joined is None:
+            yield from whole
+            return
+        for step, group in groupby(whole, key=lambda entry: entry[0] and entry[0]["step"]):
+            entries = list(group)
+            rows = [row for row, _ in entries if row is not None]
+            joined = {"step": step, "time": rows[-1]["time"], self._joined: rows} if rows else None
+            yield joined, sum(length for _, length in entries)
 
 
 def _beyond(row: Row | None, step: int, names: frozenset[str]) -> Row | None:

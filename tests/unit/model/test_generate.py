@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from rankzero.data.rows.conversation import Message
+from rankzero.data.prompts import question as asked_of
 from rankzero.errors import ConfigError, DataError, UsageError
-from rankzero.model.generate import Speaker, _prompt_ids, answer, load_speaker
+from rankzero.model.generate import Speaker, answer, load_speaker, prompt_ids
 from rankzero.run_dir.result import as_it_was
 from rankzero.spec.run_spec import RunSpec
 from tests.support.architectures import save
@@ -54,9 +54,9 @@ def test_a_batch_answers_as_the_library_does_one_by_one(architecture: str, tmp_p
 
 def test_the_chat_template_gets_what_the_spec_gives_it() -> None:
     tokenizer = family_tokenizer("qwen3")
-    asked = Message("user", "Hi")
+    asked = asked_of("Hi")
     plain, told = (
-        _prompt_ids(Speaker(None, tokenizer, None, kwargs), asked) for kwargs in ({}, {"enable_thinking": False})
+        prompt_ids(Speaker(None, tokenizer, None, kwargs), asked) for kwargs in ({}, {"enable_thinking": False})
     )
     assert tokenizer.decode(told) == tokenizer.decode(plain) + "<think>\n\n</think>\n\n"
 

@@ -27,6 +27,7 @@ data:
   eval: sub/eval.jsonl
   chat_template: t.jinja
 train: {sharding: zero2, deepspeed: ds.json}
+eval: {prompts: asked.txt#3}
 """
 
 
@@ -64,6 +65,7 @@ def test_paths_of_a_file_are_relative_to_the_file(project: Path) -> None:
         "data.eval": f"{project}/sub/eval.jsonl",
         "data.chat_template": f"{project}/t.jinja",
         "train.deepspeed": f"{project}/ds.json",
+        "eval.prompts": f"{project}/asked.txt#3",
         "output_dir": f"{project}/runs",
     }
 
@@ -75,6 +77,7 @@ def test_every_text_of_a_spec_is_a_path_or_known_to_be_none() -> None:
             "model": {"name": "m", "tokenizer_dir": "t"},
             "data": dict.fromkeys(("train", "eval"), [{"path": "p", "image_root": "i"}]) | {"chat_template": "c"},
             "train": {"deepspeed": "d"},
+            "eval": {"prompts": "p"},
         }
     )
     paths = {re.sub(r"\[\d+\]", "[]", field) for field in texts(everything)}

@@ -11,7 +11,10 @@ from rankzero.errors import StoppedError
 from rankzero.track.langfuse import problems
 from tests.support.cli import Cli
 from tests.support.runs import log, metrics, run_here, run_root, small_spec, stop_in
+from tests.support.tiny import write_jsonl
 from tests.support.trackers import PUBLIC, SECRET, Langfuse, langfuse
+
+CANARY = "canary-0123456789abcdef"
 
 
 def told(receiver: Langfuse, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,7 +27,11 @@ def test_a_run_that_is_stopped_while_its_server_is_away(
     tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing arrives in the first start, everything in the second, and a third finds nothing left to send."""
-    spec = small_spec(tmp_path, tiny, tracking__langfuse=True, train__num_train_epochs=2, eval__every=4)
+    asked = {"every": 4, "prompts": str(tmp_path / "asked.jsonl"), "max_new_tokens": 3}
+    rows = [{"question": "Who?", "answer": "Nobody"}, {"prompt": f"What is {CANARY}?"}]
+    write_jsonl(tmp_path / "asked.jsonl", rows)
+    monkeypatch.setenv("SOME_TOKEN", CANARY)
+    spec = small_spec(tmp_path, tiny, tracking__langfuse=True, train__num_train_epochs=2, eval=asked)
     with langfuse() as receiver:
         told(receiver, monkeypatch)
         receiver.mood = "error"
@@ -38,8 +45,10 @@ def test_a_run_that_is_stopped_while_its_server_is_away(
         steps = [row["step"] for row in metrics(spec)]
         names = {f"evaluation {n}" if n in (4, 8) else f"step {n}" for n in steps}
         saves = {f"checkpoint {n}" for n in (3, 4, 5, 8)}
-        assert set(receiver.sent) == names | saves | {"small"}
+        samples = {f"sample {n}" for n in (0, 4, 8)}
+        assert set(receiver.sent) == names | saves | samples | {"small"}
         assert all(receiver.sent[name] == 1 for name in names | saves)
+        assert all(receiver.sent[name] == 2 for name in samples)
         assert "langfuse has the whole run" in log(spec)
 
         traces = {span["traceId"] for span in receiver.spans.values()}
@@ -55,6 +64,19 @@ def test_a_run_that_is_stopped_while_its_server_is_away(
         assert scores["eval_loss", evaluation["spanId"]] == metrics(spec)[-1]["eval_loss"]
         loss = json.loads(receiver.named("step 2")[0]["attributes"]["langfuse.observation.output"])["loss"]
         assert loss == next(row["loss"] for row in metrics(spec) if row["step"] == 2)
+
+        answers = [json.loads(line) for line in (run_root(spec) / "samples.jsonl").read_text().splitlines()]
+        first, second = receiver.named("sample 8")
+        generation = first["attributes"]
+        assert generation["langfuse.observation.type"] == "generation"
+        assert generation["langfuse.observation.input"] == "Who?"
+        assert generation["langfuse.observation.output"] == answers[-2]["text"]
+        assert generation["langfuse.observation.metadata.reference"] == "Nobody"
+        assert json.loads(generation["langfuse.observation.usage_details"]) == {"output": answers[-2]["tokens"]}
+        assert scores["exact_match", first["spanId"]] == 0
+        assert scores["ended", second["spanId"]] == answers[-1]["ended"]
+        assert ("exact_match", second["spanId"]) not in scores
+        assert CANARY not in json.dumps([span["attributes"] for span in receiver.spans.values()])
 
         requests = receiver.sent.total()
         run_here(spec)

@@ -41,6 +41,26 @@ def tried(server: MemoryServer, run_dir: RunDir) -> None:
         delivery(server, run_dir).round()
 
 
+def test_all_answers_of_a_step_are_one_row(tmp_path: Path) -> None:
+    """More of them than one request has rows, and of a step that is replaced after a resume."""
+    path = tmp_path / "samples.jsonl"
+
+    def answers(step: int, count: int) -> str:
+        return "".join(json.dumps({"step": step, "prompt": str(n), "time": step + n}) + "\n" for n in range(count))
+
+    path.write_text(answers(0, BATCH_ROWS + 5) + answers(4, 2))
+    spool = Spool(path, joined="samples")
+    assert [(row["step"], row["time"], len(row["samples"])) for row in spool.after(-1)] == [
+        (0, BATCH_ROWS + 4, BATCH_ROWS + 5),
+        (4, 5, 2),
+    ]
+    assert [row["step"] for row in spool.after(0)] == [4]
+    assert spool.after(4) == []
+    path.with_name("new").write_text(answers(0, 3) + answers(8, 1))
+    path.with_name("new").replace(path)
+    assert [row["step"] for row in spool.after(4)] == [8]
+
+
 @settings(max_examples=25)
 @example(failing={2: "after"}, resumes=[(2, 1)])  # a resume has made fewer steps than had been sent before it
 @given(

@@ -13,7 +13,14 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor
 
 from rankzero.engine.device import Device
@@ -59,6 +66,8 @@ class Fsdp:
         self._world, self._cut = world, Cut(world, device)
         self._adapters = isinstance(module, PeftModel)
         wrap(module, self._cut, spec, world, dtype)
+        if self._adapters:  # which call the model inside for each token, past the weights that are in no block
+            register_fsdp_forward_method(module, "generate")
         self.model = self.module = module
         self._parameters: dict[str, torch.nn.Parameter] = dict(module.named_parameters())
         self._parts = {

@@ -1,0 +1,202 @@
+"""What a model is asked: texts of a spec, or the rows of a file without their last answers. Knows no tokenizer.
+
+A row is one that `data` reads, where the model's answer may also be missing. The last answer that it has is no part of
+the question; it is kept to compare what the model writes with.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rankzero.data.cache.selection import chosen
+from rankzero.data.images.decode import ImageError, locate
+from rankzero.data.images.embedded import is_embedded, keep, kept_images
+from rankzero.data.read.locate import LocatedSource, expand
+from rankzero.data.read.sources import numbering, read_chunks, require_readable
+from rankzero.data.rows.chunks import NumberedLine, rows_of
+from rankzero.data.rows.conversation import ANSWERING, Conversation, Message
+from rankzero.data.rows.formats import Noted, convert
+from rankzero.data.rows.parse import read_json
+from rankzero.data.rows.problems import ProblemLog, RowProblem
+from rankzero.errors import DataError
+from rankzero.spec.run_spec import SourceSpec
+
+MOST = 200
+"""Prompts of a run: each is answered whenever the run is evaluated."""
+_NO_ANSWER = "\ufdd4"
+"""Stands for the answer that a row lacks: the readers of rows know none without. A noncharacter, which no text has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A question to a model: the turns before its answer, or a text that it goes on with."""
+
+    messages: tuple[Message, ...]
+    templated: bool | None = None
+    """Whether a chat template renders it; None: where there is one. Else its texts are joined as they stand."""
+    images: tuple[str, ...] = ()
+    """Files, as many as the messages have places for."""
+    image_names: tuple[str, ...] = ()
+    """What the row calls them."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    reference: str | None = None
+    """The answer that the row has, without its reasoning."""
+    where: str = ""
+    label: str = ""
+    """By which it is told from other prompts that have the same text."""
+
+    @property
+    def text(self) -> str:
+        """As people are shown it. Of one turn the text alone; an image is what the row calls it."""
+        return f"{self._text} {self.label}" if self.label else self._text
+
+    @property
+    def _text(self) -> str:
+        names = iter(self.image_names)
+        texts = [_with_images(message, [next(names) for _ in message.image_offsets]) for message in self.messages]
+        if len(texts) == 1 or not self.templated:
+            return "".join(texts)
+        return "\n".join(f"{message.role}: {text}" for message, text in zip(self.messages, texts, strict=True))
+
+
+def _with_images(message: Message, names: Sequence[str]) -> str:
+    text = message.content
+    for offset, name in reversed(list(zip(message.image_offsets, names, strict=True))):
+        text = f"{text[:offset]}<{name}>{text[offset:]}"
+    return text
+
+
+def question(text: str, where: str = "") -> Prompt:
+    """A text as it is asked in a chat; the text itself where there is no chat template."""
+    return Prompt((Message("user", text),), where=where)
+
+
+def read_prompts(asked: str | Sequence[str], *, seed: int) -> tuple[Prompt, ...]:
+    """The prompts of a spec: themselves, or those of a path as in `data.eval`. What is there twice is asked once.
+
+    Raises DataError with every row that is no prompt, and where there are more than MOST; and as `expand` does.
+    """
+    if not isinstance(asked, str):
+        prompts = [question(text, f"eval.prompts[{index}]") for index, text in enumerate(asked)]
+    else:
+        (located,) = expand([SourceSpec(path=asked)])
+        require_readable(located.files)
+        prompts = _of_files(located, seed)
+    if len(prompts) > MOST:
+        hint = f"each is answered at every evaluation; name a sample of the rows: {asked}#20"
+        raise DataError(f"more than {MOST} prompts", where="eval.prompts", hint=hint)
+    if not prompts:
+        raise DataError("there are no prompts in it", where=str(asked) or "eval.prompts")
+    different: dict[str, Prompt] = {}
+    for prompt in prompts:
+        different.setdefault(repr(replace(prompt, where="")), prompt)
+    return tuple(_named_apart(different.values()))
+
+
+def _named_apart(prompts: Iterable[Prompt]) -> Iterator[Prompt]:
+    """What is asked in another way under the same words, such as with and without a chat template, gets a number."""
+    seen: Counter[str] = Counter()
+    for prompt in prompts:
+        seen[prompt.text] += 1
+        number = seen[prompt.text]
+        yield prompt if number == 1 else replace(prompt, label=f"({number})")
+
+
+def _of_files(located: LocatedSource, seed: int) -> list[Prompt]:
+    """One after the other; of all rows, no more than show that there are too many."""
+    rows = ((file, row) for file in located.files for chunk in read_chunks(file) for row in rows_of(chunk))
+    found = list(islice(rows, MOST + 1)) if located.is_whole else list(rows)
+    try:
+        taken = chosen(len(found), located.rows, located.sample, seed=seed, source=0)
+    except ValueError as error:
+        raise DataError(located.too_few(len(found))) from error
+    log, prompts = ProblemLog(), []
+    for file, row in (found[index] for index in taken):
+        prompt = _of_row(file, row)
+        if isinstance(prompt, Prompt):
+            prompts.append(prompt)
+        else:
+            log.add(file, prompt)
+    if log.total:
+        raise log.error()
+    return prompts
+
+
+def _of_row(file: str, line: NumberedLine) -> Prompt | list[RowProblem]:
+    number, content, problem = line
+    row = problem or read_json(content, number)
+    if isinstance(row, RowProblem):
+        return [row]
+    _, result = convert(_completed(row), number, "auto")
+    if isinstance(result, list):
+        return result
+    conversations = result.conversations if isinstance(result, Noted) else result
+    if isinstance(conversations, Conversation):
+        conversations = (conversations,)
+    if len(conversations) != 1:
+        what = f"the row is {len(conversations)} conversations, not one question"
+        return [RowProblem(number, "not one question", what, "write one question a row")]
+    try:
+        return _asked(conversations[0], file, f"{file}:{number}" if numbering(file) == "line" else file)
+    except ImageError as error:
+        return [RowProblem(number, error.reason, error.what, error.hint)]
+
+
+def _completed(row: Any) -> Any:
+    """The row with an answer where it ends with a question. Anything else is for the formats to judge."""
+    if not isinstance(row, dict):
+        return row
+    for key, answer in (
+        ("messages", {"role": "assistant", "content": _NO_ANSWER}),
+        ("conversations", {"from": "gpt", "value": _NO_ANSWER}),
+    ):
+        turns = row.get(key)
+        if isinstance(turns, list) and turns and isinstance(turns[-1], dict):
+            speaker = turns[-1].get("role", turns[-1].get("from"))
+            own = answer if key == "conversations" or "role" in turns[-1] else {"from": "gpt", "value": _NO_ANSWER}
+            return row if speaker in ("assistant", "gpt", "model") else {**row, key: [*turns, own]}
+    for asks, *answers in _ASKS:
+        if asks in row and row.keys().isdisjoint(answers):
+            if asks == "prompt" and not row.keys().isdisjoint(("image", "images")):  # raw text has none
+                row, (asks, *answers) = {"query": row["prompt"], **row}, _ASKS[2]
+                row.pop("prompt")
+            chat = isinstance(row[asks], list)
+            return {**row, answers[0]: [{"role": "assistant", "content": _NO_ANSWER}] if chat else _NO_ANSWER}
+    return row
+
+
+_ASKS = (
+    ("prompt", "completion", "chosen", "rejected", "message_tree_id"),
+    ("instruction", "output"),
+    ("query", "response"),
+    ("question", "answer", "response"),
+)
+"""What asks, and what answers it."""
+
+
+def _asked(row: Conversation, file: str, where: str) -> Prompt:
+    """Raises ImageError."""
+    *before, last = row.messages
+    alone = not before or last.role not in ANSWERING
+    if alone or (last.content == _NO_ANSWER and not row.templated):  # a text that nobody has put a form on
+        before = [message for message in row.messages if message.content != _NO_ANSWER]
+        return question("".join(message.content for message in before), where)
+    images = row.images[: len(row.images) - len(last.image_offsets)]
+    root = Path(file).parent
+    files = [kept_images() / keep(image) if is_embedded(image) else locate(image, root) for image in images]
+    return Prompt(
+        messages=tuple(before),
+        templated=row.templated,
+        images=tuple(map(str, files)),
+        image_names=tuple(
+            path.name[:12] if is_embedded(image) else image for path, image in zip(files, images, strict=True)
+        ),
+        tools=row.tools,
+        reference=None if last.content == _NO_ANSWER else last.answer.strip(),
+        where=where,
+    )
