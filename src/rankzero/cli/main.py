@@ -20,6 +20,7 @@ from rankzero.cli.chat import chat
 from rankzero.cli.data import show as data_command
 from rankzero.cli.data.datasets import fire, volcano
 from rankzero.cli.data.prepare import prepare
+from rankzero.cli.eval import evaluate
 from rankzero.cli.export import export
 from rankzero.cli.generate import generate
 from rankzero.cli.help import WIDTH, Flags, Sections
@@ -54,6 +55,7 @@ app.command(cls=Flags, rich_help_panel="Train")(train)
 app.command(rich_help_panel="Results")(generate)
 app.command(rich_help_panel="Results")(chat)
 app.command(rich_help_panel="Results")(serve)
+app.command("eval", rich_help_panel="Results")(evaluate)
 app.command(rich_help_panel="Results")(predict)
 app.command(rich_help_panel="Results")(merge)
 app.command(rich_help_panel="Results")(export)
