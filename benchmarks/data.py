@@ -32,7 +32,7 @@ from typing import Any
 import psutil
 
 from rankzero.data.cache.tokenize import Shard, TokenRules, prepare, prepare_shard
-from rankzero.data.check.validate import check
+from rankzero.data.inspect.validate import check
 from rankzero.data.progress import show_progress
 from rankzero.spec.run_spec import SourceSpec
 

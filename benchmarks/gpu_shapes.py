@@ -58,7 +58,8 @@ def plans(shape: str, config: Any, directory: Path, *, quick: bool) -> dict[str,
     from rankzero.engine.device import memory_limit, pick_device, pick_dtype
     from rankzero.engine.setup import to_train, weights_dtype
     from rankzero.model.load import empty_model
-    from rankzero.model.memory import model_facts, plan_memory
+    from rankzero.model.memory import plan_memory
+    from rankzero.model.shapes import model_facts
     from rankzero.spec.run_spec import RunSpec
 
     device, found = pick_device(0), {}

@@ -1,4 +1,5 @@
-"""The command `rankzero`, and `python -m rankzero`. Imports nothing before `rankzero train` minds SIGTERM.
+"""The command `rankzero`, and `python -m rankzero`. Imports nothing before `rankzero train` minds SIGTERM, and next to
+nothing before a command that takes seconds has said its first line.
 
 Importing the command line takes a moment, and so does the interpreter's end: a preempted run must not leave as one that
 failed in either, since a cluster would count that.
@@ -22,6 +23,9 @@ def main() -> None:
         minded = [signal.SIGTERM, *([signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else [])]
     for number in minded:
         signal.signal(number, _leave)
+    from rankzero.cli.first_line import say_first_line
+
+    say_first_line()
     from rankzero.cli.main import main as command_line
 
     try:

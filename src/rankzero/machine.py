@@ -4,11 +4,13 @@ its cache's place. Standard library only."""
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 CPU_FEATURES_VARIABLE = "RANKZERO_CPU_FEATURES"
@@ -46,6 +48,20 @@ def cpu_features() -> frozenset[str]:
         if key.strip() in {"flags", "Features"}:
             return frozenset(value.split())
     return frozenset()
+
+
+def cpu_computes(precision: str) -> bool:
+    """Whether the CPU multiplies numbers of a precision (bfloat16, float16) natively."""
+    any_of, arm = _IN_PRECISION[precision]
+    features = cpu_features()
+    return bool(features & any_of) or (platform.machine() in {"aarch64", "arm64"} and arm in features)
+
+
+_IN_PRECISION = {
+    "bfloat16": (frozenset({"avx512_bf16", "amx_bf16"}), "bf16"),
+    "float16": (frozenset({"avx512_fp16", "amx_fp16"}), "asimdhp"),
+}
+"""Instructions of x86, and the one of Arm."""
 
 
 def usable_memory() -> int:
@@ -113,6 +129,35 @@ def local_gpu_count(env: Mapping[str, str]) -> int:
             usable = [entry for entry in shown if entry and not entry.startswith("-")]
             return min(len(usable), _nvidia_count() + _amd_count()) if usable else 0
     return _nvidia_count() or _amd_count()
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU, as its driver describes it. Memory is in bytes."""
+
+    name: str
+    memory: int
+    free: int
+    capability: tuple[int, int]
+    """NVIDIA's number of what it can compute: from (8, 0) on bfloat16."""
+
+
+def nvidia_gpus() -> tuple[Gpu, ...]:
+    """NVIDIA's GPUs, whatever CUDA_VISIBLE_DEVICES says; none where their driver does not answer."""
+    if not shutil.which("nvidia-smi"):
+        return ()
+    command = ["nvidia-smi", "--query-gpu=name,memory.total,memory.free,compute_cap", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        return tuple(_gpu(line) for line in done.stdout.splitlines() if line.count(",") == 3)
+    except (OSError, subprocess.TimeoutExpired, ValueError):
+        return ()
+
+
+def _gpu(line: str) -> Gpu:
+    name, memory, free, capability = (word.strip() for word in line.split(","))
+    major, _, minor = capability.partition(".")
+    return Gpu(name, int(memory) << 20, int(free) << 20, (int(major), int(minor or 0)))
 
 
 def _nvidia_count() -> int:

@@ -9,14 +9,15 @@ import difflib
 import importlib.util
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rankzero.data.read.local import local_files
 from rankzero.errors import AccessError, ConfigError, DataError, Problem, RankzeroError, ServiceError, StorageError
 from rankzero.machine import offline
+from rankzero.model.context import stored_context
 from rankzero.model.files import (
     NAMED_AS_STORED,
     cut_off,
@@ -33,7 +34,7 @@ from rankzero.spec.load import Loaded, Reading, in_reading_order
 from rankzero.spec.local_paths import LocalPart, PathField, in_base, local_part, path_fields
 from rankzero.spec.nearby import dangling, near, shown
 from rankzero.spec.resolve import resolve
-from rankzero.spec.run_spec import ModelSpec, RunSpec
+from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec
 from rankzero.track.send import server_modules
 
 
@@ -44,7 +45,8 @@ class Finding:
     field: str
     what: str
     hint: str = ""
-    error: type[RankzeroError] = ConfigError
+    error: type[RankzeroError] | None = ConfigError
+    """None: it keeps nothing from running, and is said all the same."""
 
 
 Part = Literal["paths", "model", "run directory", "trackers"]
@@ -56,16 +58,22 @@ _WORST_FIRST = (ConfigError, DataError, AccessError, ServiceError, StorageError)
 """Of several kinds of problems the exit code is that of the first here: what never mends itself before what may."""
 
 
-def look(reading: Reading[RunSpec], parts: Collection[Part] = EVERYTHING) -> Loaded[RunSpec]:
-    """The spec, where nothing is wrong with it and with what it names here.
+def look(
+    reading: Reading[RunSpec], parts: Collection[Part] = EVERYTHING, *, warn: Callable[[Problem], None] = lambda _: None
+) -> Loaded[RunSpec]:
+    """The spec, where nothing is wrong with it and with what it names here. `warn` is told what is only doubtful.
 
     Raises the RankzeroError of the worst kind that was found, with every problem of every kind, each at its line.
     """
     found = reading.found
-    findings = [] if found is None else _findings(found, parts)
-    findings = [finding for finding in findings if not _is_doubtful(finding.field, reading.doubtful)]
+    every = [] if found is None else _findings(found, parts)
+    every = [finding for finding in every if not _is_doubtful(finding.field, reading.doubtful)]
+    findings = [finding for finding in every if finding.error is not None]
+    if found is not None:
+        for doubt in in_reading_order([_at(found, finding) for finding in every if finding.error is None]):
+            warn(doubt)
     if found is None or reading.problems or findings:
-        places = [Problem(f.what, found.where(f.field), f.hint) for f in findings] if found is not None else []
+        places = [_at(found, finding) for finding in findings] if found is not None else []
         kinds = {finding.error for finding in findings} | (
             {ConfigError} if reading.problems or found is None else set()
         )
@@ -74,10 +82,14 @@ def look(reading: Reading[RunSpec], parts: Collection[Part] = EVERYTHING) -> Loa
     return found
 
 
+def _at(found: Loaded[RunSpec], finding: Finding) -> Problem:
+    return Problem(finding.what, found.where(finding.field), finding.hint)
+
+
 def look_for_files(reading: Reading[RunSpec]) -> Loaded[RunSpec]:
     """As `look`, for a spec whose absolute paths are another machine's: only what lies in the wrong place here."""
     loaded = reading.loaded()
-    problems = [Problem(f.what, loaded.where(f.field), f.hint) for f in misplaced(loaded)]
+    problems = [_at(loaded, finding) for finding in misplaced(loaded)]
     if problems:
         raise ConfigError(in_reading_order(problems))
     return loaded
@@ -87,7 +99,7 @@ def _findings(found: Loaded[RunSpec], parts: Collection[Part]) -> list[Finding]:
     elsewhere = misplaced(found) if parts else []
     findings: list[Finding] = []
     if "paths" in parts:
-        findings += path_findings(found)
+        findings += [*path_findings(found), *evaluation_findings(found)]
     if "model" in parts:
         findings += model_findings(found)
     if "run directory" in parts:
@@ -115,6 +127,33 @@ def path_findings(found: Loaded[RunSpec]) -> list[Finding]:
         if part is not None and field.kind != "output":
             findings += _of_field(field, in_base(part.path, found.base))
     return findings
+
+
+_COUNTED_BYTES = 1 << 20
+"""A larger file to evaluate on has more than one row, or one that is worth it."""
+
+
+def evaluation_findings(found: Loaded[RunSpec]) -> list[Finding]:
+    """Whether what is evaluated on is a single row."""
+    fields = [
+        field for field in path_fields(found.spec) if field.field.startswith("data.eval") and field.kind == "data"
+    ]
+    parts = [local_part(field, found.base) for field in fields]
+    listed = [None if part is None else local_files(in_base(part.path, found.base)) for part in parts]
+    known = [files for files in listed if isinstance(files, tuple)]
+    if not known or len(known) < len(fields) or importlib.util.find_spec("orjson") is None:
+        return []
+    from rankzero.data.read.sources import count_rows
+
+    files = [name for names in known for name in names]
+    try:
+        if sum(os.path.getsize(name) for name in files) > _COUNTED_BYTES or sum(map(count_rows, files)) != 1:
+            return []
+    except (OSError, RankzeroError):
+        return []  # which is a finding of its own, about the path
+    what = f"{shown(files[0])} has one row, whose loss tells next to nothing"
+    hint = "give it some dozens, or hold out a share: data.eval: {fraction: 0.05}"
+    return [Finding("data.eval", what, hint, error=None)]
 
 
 def misplaced(found: Loaded[RunSpec]) -> list[Finding]:
@@ -284,7 +323,19 @@ def model_findings(found: Loaded[RunSpec]) -> list[Finding]:
         tokenizer = Path(in_base(model.tokenizer_dir, found.base))
         if tokenizer.is_dir():
             findings += [_of(problem, "model.tokenizer_dir") for problem in tokenizer_problems(tokenizer)]
-    return [*findings, *_layer_findings(found.spec, directory)]
+    return [*findings, *_layer_findings(found.spec, directory), *_context_findings(found, read_config(directory))]
+
+
+def _context_findings(found: Loaded[RunSpec], config: Mapping[str, Any]) -> list[Finding]:
+    """Rows that are asked for longer than the model was made for. The default is no wish, also where a resolved spec
+    has it: then rows that are longer are counted once they are tokenised (`model/context.py`)."""
+    context, longest = stored_context(config), found.spec.data.max_length
+    if context is None or longest <= context.length or longest == DataSpec.model_fields["max_length"].default:
+        return []
+    what = f"{longest} is beyond the model's context of {context.length} tokens (max_position_embeddings)"
+    if context.extended:
+        return [Finding("data.max_length", f"{what}; its config stretches positions", error=None)]
+    return [Finding("data.max_length", what, f"set it to {context.length}; data.over_length cuts or drops longer rows")]
 
 
 def _directory(model: ModelSpec, base: Path) -> tuple[str, Path | None]:

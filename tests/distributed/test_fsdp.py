@@ -31,7 +31,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "embeddings": {"lora__modules_to_save": ["norm"], "lora__trainable_token_indices": [3, 5, 9]},
 }
 LAYOUTS = ("one", "ddp", "fsdp")
-OTHER_TASKS = ("classify", "vision", "moe")
+OTHER_TASKS: dict[str, dict[str, Any]] = {
+    "classify": {},
+    "vision": {},
+    "moe": {},
+    "moe in 4 bits": {"model__quantization": "nf4"},
+}
 
 
 def run(spec: RunSpec, ordeal: Ordeal | None = None) -> None:
@@ -91,16 +96,17 @@ def runs(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str
             for method in METHODS
             for layout in LAYOUTS
         }
-        for task in OTHER_TASKS:
+        for task, changes in OTHER_TASKS.items():
             for layout in ("ddp", "fsdp"):
                 specs[task, layout] = task_spec(
-                    task,
+                    task.partition(" ")[0],
                     root / f"{task}-{layout}",
                     dropout=0.1,
                     rows=25,
                     train__num_train_epochs=1,
                     train__gradient_checkpointing=task == "vision",
                     train__sharding=layout,
+                    **changes,
                 )
         for method in METHODS:
             run_here(specs[method, "one"])

@@ -1,4 +1,5 @@
-"""What the main rank holds of a model while it is spread: its share and a block, never all float32 masters."""
+"""What ranks hold of a model while it is spread: the main one its share and a block, never all float32 masters; the
+others nothing that they loaded."""
 
 from __future__ import annotations
 
@@ -41,6 +42,40 @@ def test_the_main_rank_holds_its_share_and_one_block(tmp_path: Path, stored_in_b
     grown, whole, largest = map(int, (tmp_path / "grown").read_text().split())
     assert whole > 80e6, "too small a model to see anything"
     assert grown < whole / 2 + 3 * largest  # of a block: as it is placed, as it is cut, and what malloc keeps
+
+
+@pytest.mark.parametrize("quantization", ["nf4", "fp8"])
+def test_a_packed_base_is_packed_once_and_sent(quantization: str, tmp_path: Path, tiny: Path) -> None:
+    spec = small_spec(
+        tmp_path,
+        tiny,
+        rows=8,
+        eval_rows=0,
+        model__quantization=quantization,
+        train__sharding="fsdp",
+        train__max_steps=1,
+    )
+    codes = in_ranks(count_loads, 2, tmp_path, os.environ["RANKZERO_CACHE"], payload(spec))
+    assert codes == [0, 0], (tmp_path / "said-0").read_text()
+    assert [(tmp_path / f"loads-{rank}").read_text() for rank in range(2)] == ["cpu", ""]
+
+
+def count_loads(directory: Path, cache: str, text: str) -> None:
+    """One rank of a run, which writes onto which devices it loaded models."""
+    from rankzero.engine import setup, worker
+
+    os.environ["RANKZERO_CACHE"] = cache
+    devices: list[str] = []
+    load = setup.load_model
+
+    def loaded(*arguments: object, device: torch.device, **options: object) -> object:
+        devices.append(device.type)
+        return load(*arguments, device=device, **options)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(setup, "load_model", loaded)
+        worker.run(*read_payload(text))
+    (directory / f"loads-{os.environ['RANK']}").write_text(" ".join(devices))
 
 
 def payload(spec: RunSpec) -> str:

@@ -19,6 +19,7 @@ DAMAGED, RESUME, LEASE = (
 )
 SAVES, RESTARTS, STORE = "faults/test_save_kills.py", "faults/test_restarts.py", "unit/launch/node/test_store.py"
 MEMORY, PASSES = "faults/test_out_of_memory.py", "unit/engine/test_passes.py"
+STREAM, FEEDER = "unit/engine/test_streaming.py", "unit/data/cache/stream/test_feeder.py"
 PAYLOADS, PROCESSES = "faults/test_payloads.py", "unit/launch/test_processes.py"
 
 
@@ -178,7 +179,7 @@ MATRIX: tuple[Row, ...] = (
         "train.jsonl:n and what is wrong, all at once",
         "no run directory",
         "the same until the rows are mended; data check sets them aside",
-        ("e2e/test_bad_input.py::*", "unit/data/check/test_validate.py::test_no_row_of_any_format_is_lost"),
+        ("e2e/test_bad_input.py::*", "unit/data/inspect/test_validate.py::test_no_row_of_any_format_is_lost"),
     ),
     Row(
         "SIGSTOP to one rank",
@@ -316,6 +317,42 @@ MATRIX: tuple[Row, ...] = (
         (
             f"{STORE}::test_a_last_copy_that_fails_is_no_success",
             f"{STORE}::test_a_restore_that_was_cut_off_is_made_again",
+        ),
+    ),
+    Row(
+        "rows of a stream: the process that reads them is killed",
+        "70",
+        "the process that reads the stream ahead was killed by signal 9",
+        "a checkpoint of the last step that had its rows; no window is left",
+        "goes on from it with the rows that come next",
+        (
+            f"{STREAM}::test_a_feeder_that_is_killed_ends_the_run_with_all_that_was_trained",
+            f"{STREAM}::test_stopped_again_and_again_it_ends_the_same_to_the_last_bit",
+            f"{STREAM}::test_a_stop_while_rows_are_waited_for_is_answered",
+        ),
+    ),
+    Row(
+        "rows of a stream: the place refuses, cuts answers off, or stays away",
+        "0; 69 where it stays away",
+        "how often it was asked and what it said",
+        "as above",
+        "the same: the same steps as from files here",
+        (
+            "e2e/test_s3.py::test_a_stream_from_s3_is_that_of_the_same_files_through_outages_and_a_stop",
+            "e2e/test_s3.py::test_a_run_on_rows_in_s3_is_that_on_the_same_files_here",
+            f"{FEEDER}::test_a_place_that_stays_away_is_an_error_of_the_service",
+        ),
+    ),
+    Row(
+        "rows of a stream: bad ones come late, or files changed since the checkpoint",
+        "65; 78",
+        "file:line of each; or that the data are others, with the override",
+        "all steps before them are saved",
+        "the same until they are mended, or allowed",
+        (
+            f"{STREAM}::test_bad_rows_end_the_run_once_they_are_due_with_all_before_them_saved",
+            f"{STREAM}::test_files_that_come_or_change_are_other_data",
+            f"{FEEDER}::test_rows_that_changed_behind_an_unchanged_listing_are_noticed",
         ),
     ),
     Row(

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from rankzero.engine.parallel.placing import tensors
+from rankzero.model.load import load_config, load_model
 from tests.gpu.support import gpu_spec, losses, needs, needs_capability, on_gpu
 from tests.support.runs import run_here
 from tests.support.tiny import tiny_model
+from tests.unit.model.support import packed_spec, saved
 
 pytestmark = on_gpu
 
@@ -50,3 +53,14 @@ def test_a_packed_base_takes_less_memory(quantization: str, tmp_path: Path) -> N
     linear = 2 * (2 * 2048**2 + 2 * 2048 * 1024 + 3 * 2048 * 4096)
     saved = (2 - {"nf4": 0.52, "fp8": 1.01}[quantization]) * linear
     assert peaks["none"] - peaks[quantization] > 0.5 * saved
+
+
+@pytest.mark.parametrize("quantization", PACKED)
+def test_weights_that_are_only_packed_on_the_gpu_are_those_packed_there(quantization: str, tmp_path: Path) -> None:
+    source, spec = saved("qwen3_moe", tmp_path), packed_spec("qwen3_moe", quantization)
+    config, gpu = load_config(source, spec.model), torch.device("cuda")
+    there = load_model(source, spec.model, config, torch.bfloat16, device=gpu)
+    kept = load_model(source, spec.model, config, torch.bfloat16, device=torch.device("cpu"), pack_on=gpu)
+    for (_, name, one), (_, _, other) in zip(tensors(there), tensors(kept), strict=True):
+        assert other.device.type == "cpu" and one.dtype == other.dtype, name
+        assert torch.equal(one.cpu().reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8)), name

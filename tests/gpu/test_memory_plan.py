@@ -11,7 +11,8 @@ import torch
 
 from rankzero.engine.setup import to_train, weights_dtype
 from rankzero.model.load import empty_model, load_config
-from rankzero.model.memory import model_facts, plan_memory
+from rankzero.model.memory import plan_memory
+from rankzero.model.shapes import model_facts
 from rankzero.model.source import locate
 from rankzero.spec.run_spec import RunSpec
 from tests.gpu.support import gpu_spec, needs, on_gpu

@@ -42,7 +42,7 @@ class Ordeal:
     out_of_memory_above: int | None = None
     """The last rank's backward passes of more tokens than this fail from the third step on, after their gradients."""
     memory_in_step: tuple[int, int] | None = None
-    """From this step on every rank may take so many bytes of address space more than it has."""
+    """In this step every rank may take so many bytes of address space more than it has."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,7 @@ def suffer(ordeal: Ordeal, patch: pytest.MonkeyPatch) -> Hooks:
 
     loss_sum, hashed = step.Stepper.loss_sum, atomic.file_sha256
     at = {"step": 0}
+    whole_machine = resource.getrlimit(resource.RLIMIT_AS)
 
     def begin(number: int) -> None:
         at["step"] = number
@@ -120,7 +121,10 @@ def suffer(ordeal: Ordeal, patch: pytest.MonkeyPatch) -> Hooks:
         if ordeal.memory_in_step is not None and number == ordeal.memory_in_step[0]:
             pages = int(Path("/proc/self/statm").read_text().split()[0])
             limit = pages * os.sysconf("SC_PAGE_SIZE") + ordeal.memory_in_step[1]
-            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+            resource.setrlimit(resource.RLIMIT_AS, (limit, whole_machine[1]))
+
+    def end(_number: int, _facts: dict[str, Any]) -> None:
+        resource.setrlimit(resource.RLIMIT_AS, whole_machine)  # what comes now starts threads, whose stacks count too
 
     def poisoned(stepper: Any, *arguments: Any) -> Any:
         last = int(os.environ.get("RANK", "0")) + 1 == int(os.environ.get("WORLD_SIZE", "1"))
@@ -136,7 +140,7 @@ def suffer(ordeal: Ordeal, patch: pytest.MonkeyPatch) -> Hooks:
         fail_above(ordeal.out_of_memory_above, patch)
     patch.setattr(step.Stepper, "loss_sum", poisoned)
     patch.setattr(atomic, "file_sha256", kill)
-    return Hooks(step_begins=begin)
+    return Hooks(step_begins=begin, step_ends=end)
 
 
 def fail_above(tokens: int, patch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,9 @@ import torch
 from transformers import LlamaConfig, PretrainedConfig
 
 from rankzero.engine.setup import to_train
-from rankzero.model.facts import ModelFacts, model_facts
+from rankzero.model.facts import ModelFacts
 from rankzero.model.load import _CLASSES, ClassHead, empty_model, kind_of
+from rankzero.model.shapes import model_facts
 from rankzero.spec.run_spec import RunSpec
 
 LONGEST = 4096

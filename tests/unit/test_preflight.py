@@ -82,6 +82,72 @@ def test_five_mistakes_are_told_at_once_without_torch(project: Path) -> None:
         assert words in done.stderr
 
 
+OF_ALL_KINDS = """name: many
+model: {name: m}
+data:
+  train: trian.jsonl
+  eval: one.jsonl
+  max_length: 4096
+lora: {r: 2, target_modules: [q_proj, up_porj]}
+train: {num_train_epochs: lots}
+output_dir: run.yaml
+tracking: {langfuse: true}
+"""
+
+
+def test_what_is_wrong_in_every_part_is_told_at_once(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The spec itself, a path, the model's directory, its context and its layers, the run directory, a tracker; and
+    what is only doubtful, first."""
+    for name in ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    Path("many.yaml").write_text(OF_ALL_KINDS, encoding="utf-8")
+    Path("one.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
+    made_for("m", 1024)
+    (project / "m/tokenizer.json").unlink()
+    warned: list[str] = []
+    with pytest.raises(ConfigError) as caught:
+        look(read_run_spec(Path("many.yaml"), env={}), warn=lambda problem: warned.append(problem.where))
+    assert warned == ["many.yaml:5 data.eval"]
+    assert list(dict.fromkeys(problem.where for problem in caught.value.problems)) == [
+        "many.yaml:2 model.name",
+        "many.yaml:4 data.train",
+        "many.yaml:6 data.max_length",
+        "many.yaml:7 lora.target_modules",
+        "many.yaml:8 train.num_train_epochs",
+        "many.yaml:9 output_dir",
+        "many.yaml:10 tracking.langfuse",
+    ]
+
+
+def made_for(model: str, tokens: int, **more: object) -> None:
+    """Have a model's config say that it computes positions, for rows of so many tokens."""
+    config = {"model_type": "llama", "max_position_embeddings": tokens, "rope_theta": 1e4, **more}
+    Path(model, "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def test_rows_that_are_asked_for_longer_than_the_context() -> None:
+    made_for("m", 1024)
+    look(read_run_spec(Path("run.yaml"), ["data.max_length=2048"], env={}))  # the default, and no wish
+    error = found("data.max_length=2049")
+    assert lines(error) == [
+        "command line data.max_length: 2049 is beyond the model's context of 1024 tokens (max_position_embeddings)"
+    ]
+    assert error.problems[0].hint.startswith("set it to 1024;")
+    look(read_run_spec(Path("run.yaml"), ["data.max_length=1024"], env={}))
+    made_for("m", 1024, rope_scaling={"rope_type": "yarn", "factor": 4.0})
+    warned: list[str] = []
+    look(read_run_spec(Path("run.yaml"), ["data.max_length=2049"], env={}), warn=lambda p: warned.append(p.what))
+    assert len(warned) == 1 and warned[0].endswith("its config stretches positions")
+
+
+@pytest.mark.parametrize(("rows", "warns"), [(1, True), (2, False)])
+def test_a_single_row_to_evaluate_on_is_doubtful(rows: int, warns: bool) -> None:
+    Path("e.jsonl").write_text('{"text": "a"}\n\n' * rows, encoding="utf-8")
+    warned: list[str] = []
+    look(read_run_spec(Path("run.yaml"), ["data.eval=e.jsonl"], env={}), warn=lambda p: warned.append(p.what))
+    assert [word.startswith("e.jsonl has one row") for word in warned] == [True] * warns
+
+
 @pytest.mark.parametrize(
     ("override", "where", "words", "kind"),
     [

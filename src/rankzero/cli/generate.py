@@ -24,16 +24,12 @@ def generate(
 
     Replies are greedy. In a prompt, <image> says where the next image stands.
     """
-    from rankzero.cli.installed import require_engine
+    from rankzero.api.results import generate as answers
     from rankzero.cli.output import warn_of_changes
-    from rankzero.run_dir.result import find_result
 
-    result = find_result(model, "writes", base=base)
-    warn_of_changes(result.changed)
-    require_engine()
-    from rankzero.engine.ask import ask
-
-    replies = ask(result, prompts, images=image or (), max_new_tokens=max_new_tokens)
+    replies = answers(
+        model, prompts, images=image or (), max_new_tokens=max_new_tokens, base=base, tell=warn_of_changes
+    )
     if as_json:
         pairs = [{"prompt": prompt, "reply": reply} for prompt, reply in zip(prompts, replies, strict=True)]
         typer.echo(json.dumps(pairs, ensure_ascii=False, indent=2))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from rankzero.errors import ConfigError
 
@@ -16,39 +15,6 @@ if TYPE_CHECKING:
 SortKey = Literal["age", "name", "loss", "eval_loss"]
 LEVELS = "▁▂▃▄▅▆▇█"
 STYLES = {"Running": "bold green", "Succeeded": "bold green", "Failed": "bold red", "Killed": "bold red"}
-
-
-def local_run(run: str, cluster: str | None) -> Path | None:
-    """The directory of the run that is meant, where it is one of this machine: a run directory by its path, or, where
-    no cluster is chosen, a name in ./runs. None: it is a cluster's."""
-    from rankzero.run_dir.result import DEFAULT_OUTPUT
-
-    if cluster is not None:
-        return None
-    if (Path(run) / "run.yaml").is_file():
-        return Path(run)
-    here = Path(DEFAULT_OUTPUT) / run
-    return here if (here / "run.yaml").is_file() and not cluster_is_chosen() else None
-
-
-def require_local_run(run: str) -> Path:
-    """A run directory by its path, or by its name in ./runs. Raises ConfigError."""
-    from rankzero.run_dir.result import DEFAULT_OUTPUT
-    from rankzero.spec.nearby import near
-
-    for path in (Path(run), Path(DEFAULT_OUTPUT) / run):
-        if (path / "run.yaml").is_file():
-            return path
-    close = near(Path(DEFAULT_OUTPUT) / run)
-    hint = f"did you mean {close}?" if close else "`rankzero list` shows the runs of this machine"
-    raise ConfigError("there is no such run here", where=run, hint=hint)
-
-
-def cluster_is_chosen() -> bool:
-    """Whether commands find a cluster without --cluster."""
-    from rankzero.cli.planning import CLUSTER_FILE, CLUSTER_VARIABLE
-
-    return bool(os.environ.get(CLUSTER_VARIABLE)) or Path(CLUSTER_FILE).is_file()
 
 
 def local_runs(directory: Path, sort: SortKey) -> list[RunView]:
@@ -185,16 +151,12 @@ def compared(first: RunView, second: RunView, width: int, colour: bool) -> str:
 def differences(first: RunView, second: RunView) -> list[tuple[str, str, str]]:
     """Fields of the specs that differ, besides the name: field, one value, the other. Raises ConfigError."""
     from rankzero.spec.diff import compare
+    from rankzero.spec.load import load_run_spec
+
+    specs = [load_run_spec(run.root / "run.yaml", env={}).spec for run in (first, second)]  # with paths as written
 
     return [
         (change.field, str(change.old), str(change.new))
-        for change in compare(spec_of(first.root), spec_of(second.root))
+        for change in compare(*specs)
         if change.field not in ("name", "output_dir")
     ]
-
-
-def spec_of(root: Path) -> Any:
-    """The spec of a run. Raises ConfigError."""
-    from rankzero.spec.load import load_run_spec
-
-    return load_run_spec(root / "run.yaml", env={}).spec

@@ -36,11 +36,12 @@ def logs(
 
     Of one on a cluster those of all pods, each line with its node; of one of this machine that of one process (--rank).
     """
-    from rankzero.cli import local_runs, log_view
-    from rankzero.cli.cluster_option import backend_for, find_run, wants_colour
+    from rankzero.api.clusters import backend_for, find_run, local_run
+    from rankzero.cli import log_view
+    from rankzero.cli.cluster_option import say, wants_colour
     from rankzero.launch.backend import LogQuery
 
-    here = local_runs.local_run(run, cluster)
+    here = local_run(run, cluster)
     if here is not None:
         if since is not None or node is not None:
             where = "--since" if since is not None else "--node"
@@ -49,7 +50,7 @@ def logs(
             typer.echo(json.dumps({"rank": rank or 0, "text": text}) if as_json else printable(text))
         return
     query = LogQuery(follow=follow, since_seconds=seconds(since), node=node, rank=rank, tail=tail)
-    _, backend = backend_for(cluster)
+    _, backend = backend_for(cluster, say)
     colour = wants_colour()
     for line in backend.logs(find_run(backend, run), query):
         text = json.dumps(log_view.as_json(line)) if as_json else log_view.as_line(line, colour=colour)

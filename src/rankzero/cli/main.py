@@ -16,9 +16,12 @@ from rankzero.cli import runs as runs_command
 from rankzero.cli import secret as secret_command
 from rankzero.cli import track as track_command
 from rankzero.cli.argv import as_usage_error, help_asked_for, is_parser_error, spread_values
+from rankzero.cli.chat import chat
 from rankzero.cli.data import show as data_command
 from rankzero.cli.data.datasets import fire, volcano
 from rankzero.cli.data.prepare import prepare
+from rankzero.cli.eval import evaluate
+from rankzero.cli.export import export
 from rankzero.cli.generate import generate
 from rankzero.cli.help import WIDTH, Flags, Sections
 from rankzero.cli.init import init
@@ -26,10 +29,12 @@ from rankzero.cli.logs import logs
 from rankzero.cli.merge import merge
 from rankzero.cli.open import app as open_app
 from rankzero.cli.output import print_error, print_traceback
+from rankzero.cli.plan import plan
 from rankzero.cli.predict import predict
 from rankzero.cli.quickstart import quickstart
 from rankzero.cli.render import render
 from rankzero.cli.report import report
+from rankzero.cli.serve import serve
 from rankzero.cli.submit import submit
 from rankzero.cli.train import train
 from rankzero.cli.watch import watch
@@ -49,15 +54,19 @@ app.command(rich_help_panel="Start")(init)
 app.add_typer(data_command.app, name="data", rich_help_panel="Data")
 app.command(cls=Flags, rich_help_panel="Train")(train)
 app.command(rich_help_panel="Results")(generate)
+app.command(rich_help_panel="Results")(chat)
+app.command(rich_help_panel="Results")(serve)
+app.command("eval", rich_help_panel="Results")(evaluate)
 app.command(rich_help_panel="Results")(predict)
 app.command(rich_help_panel="Results")(merge)
+app.command(rich_help_panel="Results")(export)
 app.command("list", rich_help_panel="Runs")(runs_command.list_runs)
 for look_at in (runs_command.status, watch, logs, runs_command.compare):
     app.command(rich_help_panel="Runs")(look_at)
 app.command(rich_help_panel="Runs")(report)
 app.add_typer(open_app, name="open", rich_help_panel="Runs")
 app.add_typer(track_command.app, name="track", rich_help_panel="Runs")
-for command in (render, submit):
+for command in (plan, render, submit):
     app.command(rich_help_panel="Cluster")(command)
 for end in (runs_command.describe, runs_command.cancel, runs_command.delete):
     app.command(rich_help_panel="Cluster")(end)
@@ -66,7 +75,9 @@ for make in (prepare, fire, volcano):
     data_command.app.command(rich_help_panel=data_command.MAKE)(make)
 
 DEBUG_VARIABLE = "RANKZERO_DEBUG"
-_ASK_THE_HUB = frozenset({"quickstart", "train", "generate", "predict", "merge", "data"})
+_ASK_THE_HUB = frozenset(
+    {"chat", "data", "eval", "export", "generate", "merge", "plan", "predict", "quickstart", "serve", "train"}
+)
 
 
 def print_version(wanted: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -33,23 +32,19 @@ def merge(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as an object.")] = False,
 ) -> None:
-    """Write a run's adapter and its base model as one plain model."""
-    from rankzero.cli.installed import require_engine
-    from rankzero.cli.output import warn_of_changes
-    from rankzero.run_dir.result import find_adapter, verify_result
+    """Write a run's adapter and its base as one model, and prove it.
 
-    found = find_adapter(Path(adapter), model)
-    require_engine()
-    warn_of_changes(verify_result(found.directory))
-    from rankzero.model.load import quiet_libraries
-    from rankzero.model.merge import merge as merge_model
+    What was written is loaded again and asked about the same texts: a model whose logits differ by more than rounding
+    explains is refused.
+    """
+    from rankzero.api.results import merge as merge_adapter
+    from rankzero.cli.output import warn_of_changes
     from rankzero.run_dir.atomic import place_given_by
 
-    quiet_libraries()
     with place_given_by("-o"):
-        done = merge_model(found.base, found.directory, Path(output), base_weights=base.value, labels=found.labels)
+        done = merge_adapter(adapter, output, base_weights=base.value, model=model, tell=warn_of_changes)
     if as_json:
-        value = {"directory": str(done.directory), "base": done.base, "dtype": done.dtype, "layers": done.layers}
-        typer.echo(json.dumps(value, indent=2))
+        typer.echo(json.dumps({"directory": str(done.directory), **done.to_json()}, indent=2))
     else:
         typer.echo(f"{done.directory}: {done.base} with {done.layers} adapted layers, {done.dtype}")
+        typer.echo(done.in_words)

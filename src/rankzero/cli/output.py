@@ -27,6 +27,11 @@ def print_error(error: RankzeroError) -> None:
         sys.stderr.write(f"… and {hidden} more\n")
 
 
+def print_warning(problem: Problem) -> None:
+    """What is doubtful and keeps nothing from running."""
+    sys.stderr.write(Redactor(os.environ)(_problem_text(problem, "warning", "33")))
+
+
 def print_traceback() -> None:
     """Where the error that is being handled came from."""
     sys.stderr.write(Redactor(os.environ)(printable(traceback.format_exc())))

@@ -23,21 +23,18 @@ def predict(
     ] = False,
 ) -> None:
     """Put texts into the classes of a classifier, one line for each."""
-    from rankzero.cli.installed import require_engine
+    from rankzero.api.installed import require_engine
+    from rankzero.api.results import predict as put_into_classes
     from rankzero.cli.output import warn_of_changes
-    from rankzero.run_dir.result import find_result
 
     if not files and not text:
         raise UsageError("there is no text", where="command line", hint="pass --text '…', or a file of rows")
-    result = find_result(model, "classifies")
-    warn_of_changes(result.changed)
     require_engine()
     from rankzero.data.read.texts import read_texts
-    from rankzero.engine.ask import put_into_classes
 
     names = column_map(columns)
     texts = [*(text or ()), *(row.text for file in files or () for row in read_texts(file, names))]
-    for one, found in zip(texts, put_into_classes(result, texts), strict=True):
+    for one, found in zip(texts, put_into_classes(model, texts, tell=warn_of_changes), strict=True):
         if as_json:
             value = {"text": one, "label": found.label, "probabilities": found.probabilities}
             typer.echo(json.dumps(value, ensure_ascii=False))

@@ -21,14 +21,14 @@ def quickstart(
 
     SmolLM2-135M-Instruct learns facts about rankzero, and is asked before and after. Needs no network.
     """
-    from rankzero.cli.installed import require_engine
+    from rankzero.api.installed import require_engine
+    from rankzero.api.training import start
     from rankzero.cli.train import summary
 
     require_engine()
     typer.echo("loading SmolLM2-135M-Instruct and asking it three questions about rankzero …", err=True)
     from rankzero.engine.quickstart import RECIPE, find_model, overrides
     from rankzero.engine.quickstart import quickstart as run_quickstart
-    from rankzero.engine.worker import run
     from rankzero.report.page import write_page
     from rankzero.run_dir.paths import RunDir
     from rankzero.spec.load import Setting, load_run_spec
@@ -39,7 +39,7 @@ def quickstart(
     settings = [Setting(name, value, "quickstart") for name, value in overrides(find_model(), output_dir).items()]
     loaded = load_run_spec(RECIPE / "run.yaml", settings, env=os.environ)
     spec = absolute(resolve(loaded.spec), loaded.base)
-    result = run_quickstart(spec, lambda resolved: run(resolved, RunOptions()))
+    result = run_quickstart(spec, lambda resolved: start(resolved, RunOptions(), 1, in_process=True))
     typer.echo(conversation(result))
     typer.echo(summary(result.report, shown(result.run_dir)))
     typer.echo(f"look at it     {shown(write_page(RunDir(result.run_dir)))}")

@@ -29,7 +29,7 @@ def report(
     Curves, where its time went, data, samples, cost. It is one file without scripts, which needs no network. A run
     makes it by itself when it ends; this makes it again at any time, also of a run that was killed.
     """
-    from rankzero.cli.installed import require_pages
+    from rankzero.api.installed import require_pages
 
     require_pages()
     targets = runs or []
@@ -68,14 +68,9 @@ def _write(output: Path | None, roots: list[Path]) -> None:
 
 def _run(target: str) -> Path:
     """A run directory by its path, or by its name in ./runs. Raises ConfigError."""
-    from rankzero.run_dir.paths import RunDir
-    from rankzero.run_dir.result import DEFAULT_OUTPUT, require_target
+    from rankzero.api.runs import Run
 
-    for path in (Path(target).expanduser(), Path(DEFAULT_OUTPUT) / target):
-        if RunDir(path).spec.is_file():
-            return path
-    require_target(target)
-    raise ConfigError("this is no run directory: run.yaml is missing", where=target)
+    return Run.open(target).path
 
 
 def _serve(targets: list[str], *, compare: bool) -> None:

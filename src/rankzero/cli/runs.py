@@ -27,21 +27,23 @@ def list_runs(
 
     A cluster's where --cluster, $RANKZERO_CLUSTER or ./cluster.yaml names one and no DIR is given.
     """
+    from rankzero.api.clusters import backend_for
+    from rankzero.api.planning import cluster_is_chosen
     from rankzero.cli import local_runs
-    from rankzero.cli.cluster_option import backend_for, terminal_width, wants_colour
+    from rankzero.cli.cluster_option import say, terminal_width, wants_colour
     from rankzero.launch.status import as_table, summarise
     from rankzero.run_dir.result import DEFAULT_OUTPUT
 
     if directory is not None and cluster is not None:
         raise UsageError("runs of a directory are of this machine", where="--cluster", hint="leave one of them out")
-    if cluster is None and (directory is not None or not local_runs.cluster_is_chosen()):
+    if cluster is None and (directory is not None or not cluster_is_chosen()):
         found = local_runs.local_runs(directory or Path(DEFAULT_OUTPUT), sort)
         if as_json:
             typer.echo(json.dumps([run.to_json() for run in found], indent=2))
         else:
             typer.echo(local_runs.as_table(found, terminal_width(), wants_colour()), nl=False)
         return
-    _, backend = backend_for(cluster)
+    _, backend = backend_for(cluster, say)
     rows = summarise(backend.runs())
     if as_json:
         typer.echo(json.dumps([row.to_json() for row in rows], indent=2))
@@ -51,11 +53,12 @@ def list_runs(
 
 def status(run: RunArgument, cluster: ClusterOption = None, as_json: JsonOption = False) -> None:
     """Say in one verdict how a run is, and what to do about it."""
+    from rankzero.api.clusters import local_run
     from rankzero.cli import local_runs
     from rankzero.cli.cluster_option import terminal_width, wants_colour
     from rankzero.run_dir.view import view_run
 
-    here = local_runs.local_run(run, cluster)
+    here = local_run(run, cluster)
     if here is not None:
         seen = view_run(here)
         text = local_runs.as_text(seen, terminal_width(), wants_colour())
@@ -73,11 +76,11 @@ def compare(
 
     What differs in their specs, how they ended, and their curves.
     """
+    from rankzero.api.runs import Run
     from rankzero.cli import local_runs
     from rankzero.cli.cluster_option import terminal_width, wants_colour
-    from rankzero.run_dir.view import view_run
 
-    one, other = (view_run(local_runs.require_local_run(name)) for name in (first, second))
+    one, other = (Run.open(name).status for name in (first, second))
     if as_json:
         changed = {field: [old, new] for field, old, new in local_runs.differences(one, other)}
         typer.echo(json.dumps({"spec": changed, "runs": [one.to_json(), other.to_json()]}, indent=2))
@@ -94,11 +97,12 @@ def describe(run: RunArgument, cluster: ClusterOption = None, as_json: JsonOptio
 
 
 def _look(run: str, cluster: str | None, *, as_json: bool, whole: bool) -> None:
-    from rankzero.cli.cluster_option import backend_for, object_name_of, terminal_width, unknown_run, wants_colour
+    from rankzero.api.clusters import backend_for, object_name_of, unknown_run
+    from rankzero.cli.cluster_option import say, terminal_width, wants_colour
     from rankzero.cli.describe_text import described, described_json
     from rankzero.launch.status import as_text, run_status
 
-    _, backend = backend_for(cluster)
+    _, backend = backend_for(cluster, say)
     name = object_name_of(run)
     evidence = backend.collect(name)
     if not evidence.objects and not evidence.pods:
@@ -115,9 +119,10 @@ def _look(run: str, cluster: str | None, *, as_json: bool, whole: bool) -> None:
 
 def cancel(run: RunArgument, cluster: ClusterOption = None) -> None:
     """Stop a run, which saves and leaves its GPUs. Submitting it again continues it."""
-    from rankzero.cli.cluster_option import backend_for, find_run, say
+    from rankzero.api.clusters import backend_for, find_run
+    from rankzero.cli.cluster_option import say
 
-    _, backend = backend_for(cluster)
+    _, backend = backend_for(cluster, say)
     backend.cancel(find_run(backend, run), say)
 
 
@@ -131,9 +136,10 @@ def delete(
     as_json: JsonOption = False,
 ) -> None:
     """Remove what submit made for a run. Volumes and the results on them stay, unless asked for."""
-    from rankzero.cli.cluster_option import backend_for, find_run, say
+    from rankzero.api.clusters import backend_for, find_run
+    from rankzero.cli.cluster_option import say
 
-    _, backend = backend_for(cluster)
+    _, backend = backend_for(cluster, say)
     name = find_run(backend, run)
     if not yes:
         if not sys.stdin.isatty():

@@ -52,7 +52,7 @@ def set_secrets(
     as_json: JsonOption = False,
 ) -> None:
     """Create or update the Secrets that a cluster spec refers to."""
-    from rankzero.cli.planning import cluster_from
+    from rankzero.api.planning import cluster_from
     from rankzero.spec.kinds import kind_section
 
     refuse_values(keys or [])

@@ -38,18 +38,20 @@ def submit(
 
     Ends with the run's exit code. Ctrl-C leaves it running.
     """
+    from rankzero.api.clusters import submitter
     from rankzero.cli.planning import plan_from
     from rankzero.launch.render import render
 
-    who = "" if dry_run else _submitter()
+    who = "" if dry_run else submitter()
     plan = plan_from(arguments or [], cluster, kind, allow_changes=allow_change or (), submitter=who)
     objects = render(plan)
     if dry_run:
         print_objects(objects)
         return
-    from rankzero.cli.cluster_option import open_backend, say
+    from rankzero.api.clusters import open_backend
+    from rankzero.cli.cluster_option import say
 
-    backend = open_backend(plan.cluster, detach=detach)
+    backend = open_backend(plan.cluster, say=say, detach=detach)
     place = f" --cluster {cluster}" if cluster else ""
     try:
         apply(backend, objects, plan, replace=replace)
@@ -70,41 +72,20 @@ def submit(
     raise typer.Exit(conclude(backend, plan.name, as_json=as_json))
 
 
-def _submitter() -> str:
-    import getpass
-    import socket
-
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):  # a container's user may have no name
-        user = "somebody"
-    return f"{user}@{socket.gethostname()}"
-
-
 def apply(backend: Backend, objects: list[Manifest], plan: Plan, *, replace: bool = False) -> None:
-    """Submit; a preparation that failed is explained by what the cluster shows of it."""
+    """Submit; where another run of this name goes on, ask the person at the terminal."""
+    from rankzero.api.clusters import submitted
     from rankzero.cli.cluster_option import say
-    from rankzero.errors import Problem
     from rankzero.launch.backend import AlreadyRunsError
-    from rankzero.launch.backends.preparation import PreparationError
-    from rankzero.launch.diagnose import diagnose
 
     try:
-        try:
-            backend.submit(objects, say, replace=replace)
-        except AlreadyRunsError as error:
-            if not sys.stdin.isatty():
-                raise
-            say(str(error.problems[0]))
-            typer.confirm("end it, and run this instead?", abort=True, err=True)
-            backend.submit(objects, say, replace=True)
-    except PreparationError as error:
-        told = " ".join(str(problem) for problem in error.problems)
-        found = [
-            one for one in diagnose(backend.collect(plan.name)) if one.severity != "info" and one.cause not in told
-        ]
-        more = [Problem(one.cause, hint=one.fix) for one in found[:2]]
-        raise PreparationError([*error.problems, *more], error.exit_code) from error
+        submitted(backend, objects, plan, say=say, replace=replace)
+    except AlreadyRunsError as error:
+        if not sys.stdin.isatty():
+            raise
+        say(str(error.problems[0]))
+        typer.confirm("end it, and run this instead?", abort=True, err=True)
+        submitted(backend, objects, plan, say=say, replace=True)
 
 
 def follow(backend: Backend, run: str) -> None:

@@ -47,6 +47,9 @@ def train(
     log_batches: Annotated[
         Literal["all", "first-last", "none"], typer.Option(help="Batches to log at DEBUG, by step of the epoch.")
     ] = "first-last",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, print what the run would take, and stop.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON on stdout.")] = False,
     model: Annotated[str | None, seed_flag(help="model.name")] = None,
     data: Annotated[str | None, seed_flag(help="data.train")] = None,
@@ -72,9 +75,11 @@ def train(
 
     Every local GPU is used, or else the CPU. What stands in RUN.yaml can be changed for once: train.max_steps=100.
     """
+    from rankzero.api.training import start
+    from rankzero.cli.first_line import say_step
     from rankzero.cli.seed_flags import SeedFlags
+    from rankzero.machine import process_started
     from rankzero.preflight import EVERYTHING
-    from rankzero.spec.diff import not_allowable
     from rankzero.spec.nearby import shown
 
     flags = SeedFlags(
@@ -102,9 +107,15 @@ def train(
         parts = EVERYTHING if os.environ.get("LOCAL_RANK", "0") == "0" else ()
         spec = read_spec(arguments or [], flags, parts, world_size=world_size(nproc))
         options = RunOptions(log_level, log_batches, report_json, tuple(allow_change or ()))
-        if problems := not_allowable(options.allow_changes):
-            raise UsageError(problems)
-        report = start(spec, options, nproc, restarts)
+        in_process = nproc == 1 and not restarts  # this one was started for the run
+        if dry_run:
+            from rankzero.cli import forecasting
+
+            forecasting.dry_run(spec, processes_asked_for(nproc), as_json=as_json)
+            return
+        if in_process and os.environ.get("RANK", "0") == "0":
+            say_step("nothing is wrong so far; import torch and transformers")
+        report = start(spec, options, nproc, restarts, in_process=in_process, begun=process_started())
     if os.environ.get("RANK", "0") == "0":
         directory = shown(os.path.join(spec.output_dir, str(spec.name)))
         typer.echo(json.dumps(report, indent=2) if as_json else summary(report, directory))
@@ -148,6 +159,14 @@ def process_count(wanted: str) -> int:
     return int(wanted)
 
 
+def processes_asked_for(nproc: int) -> int:
+    """Of a run that nobody has started yet. Raises UsageError where somebody has."""
+    if "RANK" in os.environ:
+        hint = "give it without torchrun: rankzero train RUN.yaml --nproc-per-node N --dry-run"
+        raise UsageError("RANK is set, so this is one process of several already", where="--dry-run", hint=hint)
+    return nproc
+
+
 def restart_count(wanted: str) -> int:
     """How often the run is started again here. Raises UsageError."""
     where = "--max-restarts"
@@ -178,13 +197,11 @@ def read_spec(
 
     Raises UsageError, or the error of preflight's worst finding with all problems.
     """
+    from rankzero.api.specs import checked
     from rankzero.cli.argv import spec_arguments
+    from rankzero.cli.output import print_warning
     from rankzero.cli.seed_flags import as_settings, require_lora
-    from rankzero.preflight import look
-    from rankzero.run_dir.setting import settled
     from rankzero.spec.load import read_run_spec
-    from rankzero.spec.local_paths import absolute
-    from rankzero.spec.resolve import resolve
 
     given = spec_arguments(arguments)
     if given.file is None and not any((flags.model, flags.data, *arguments)):
@@ -193,25 +210,7 @@ def read_spec(
     reading = read_run_spec(given.file, [*given.overrides, *settings], env=os.environ)
     if reading.found is not None:
         require_lora(flags, reading.found.source("lora"))
-    loaded = look(reading, parts)
-    return settled(absolute(resolve(loaded.spec), loaded.base))
-
-
-def start(spec: RunSpec, options: RunOptions, nproc: int, max_restarts: int = 0) -> dict[str, Any]:
-    """Run in this process; as several, or as one that may be started again, in processes of their own. Returns the
-    report."""
-    from rankzero.cli.installed import require_engine
-
-    require_engine()
-    if nproc == 1 and not max_restarts:
-        from rankzero.engine.worker import run
-        from rankzero.machine import process_started
-
-        return run(spec, options, begun=process_started())
-    from rankzero.launch.local import run_processes
-
-    report: dict[str, Any] = json.loads(run_processes(spec, options, nproc, os.environ, max_restarts=max_restarts))
-    return report
+    return checked(reading, parts, warn=print_warning)
 
 
 def summary(report: dict[str, Any], run_dir: str) -> str:
@@ -225,7 +224,8 @@ def summary(report: dict[str, Any], run_dir: str) -> str:
     last = report["last_evaluation"]
     same = last is None or last["step"] == report["final_step"]
     if report["eval_loss"] is not None:
-        before = f"{report['eval_loss_first']:.4f} -> " if report["eval_loss_first"] is not None else ""
+        first = report["eval_loss_first"]
+        before = f"{first:.4f} -> " if first not in (None, report["eval_loss"]) else ""
         of = "" if same else f", of final/ (step {report['final_step']})"
         lines.append(f"eval loss      {before}{_scores(report)}{of}")
     if not same:

@@ -33,8 +33,8 @@ def watch(run: RunArgument, cluster: ClusterOption = None) -> None:
 
     Curves, last lines, GPUs, and where the time goes. Ctrl-C leaves; the run goes on.
     """
-    from rankzero.cli.cluster_option import backend_for, find_run
-    from rankzero.cli.local_runs import local_run
+    from rankzero.api.clusters import backend_for, find_run, local_run
+    from rankzero.cli.cluster_option import say
 
     if not sys.stdout.isatty():
         raise UsageError("there is no terminal to draw on", where="watch", hint="rankzero status prints once")
@@ -42,7 +42,7 @@ def watch(run: RunArgument, cluster: ClusterOption = None) -> None:
     if here is not None:
         show(lambda width: page_of_here(here, width), HERE_SECONDS)
         return
-    _, backend = backend_for(cluster)
+    _, backend = backend_for(cluster, say)
     name = find_run(backend, run)
     show(lambda width: page_of_cluster(backend.collect(name, log_lines=200), width), THERE_SECONDS)
 

@@ -73,6 +73,13 @@ class Position:
     """Of a stream of rows: where it goes on (data/cache/stream/rows.py)."""
 
 
+def evaluation_of(position: Position, step: int) -> dict[str, float] | None:
+    """What the weights of a step scored; None where nobody has looked, or it is not kept any more."""
+    if step == position.best_step:
+        return position.best
+    return position.eval_last if step == position.eval_last_step else None
+
+
 def prune_checkpoints(run_dir: RunDir, *, keep: int, best_step: int | None) -> None:
     """Remove all but the newest `keep` and the best. A directory loses its name before its files."""
     for step in run_dir.committed_steps()[keep:]:

@@ -11,7 +11,7 @@ import logging
 import logging.handlers
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,16 +124,33 @@ class RunConsole:
             yield advance
 
 
-def _bar_of_steps(width: int) -> tuple[Any, ...]:
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+def step_in_words(facts: Mapping[str, Any], tokens_per_second: float) -> str:
+    """What is shown of a step, by its object in metrics.jsonl."""
+    rate = f"{facts['learning_rate']:.1e}".replace("e-0", "e-").replace("e+00", "")
+    shown = f"loss {facts['loss']:.4f} {tokens_per_second:,.0f} tok/s ep {facts['epoch']:.2f} lr {rate}"
+    return f"{shown} |g| {facts['grad_norm']:.2g} {facts['peak_memory_bytes'] / 1e9:.1f}GB"
 
-    bar, left = BarColumn(bar_width=None if width >= 80 else 8), TimeRemainingColumn(compact=True)
-    name, facts = TextColumn("{task.description}"), TextColumn("{task.fields[facts]}")
-    return name, bar, MofNCompleteColumn(), facts, TextColumn("ETA"), left
+
+def _bar_of_steps(width: int) -> tuple[Any, ...]:
+    """All in one line of 80 columns; where there are more, with a bar."""
+    from rich.progress import BarColumn, ProgressColumn, Task
+    from rich.text import Text
+
+    class Steps(ProgressColumn):
+        max_refresh = 0.5
+
+        def render(self, task: Task) -> Text:
+            left = "?" if task.time_remaining is None else duration(task.time_remaining)
+            times = f"{duration(task.elapsed or 0)}<{left}"
+            words = (f"{task.completed:.0f}/{task.total or 0:.0f}", task.fields["facts"], times)
+            return Text(" ".join(word for word in words if word), no_wrap=True, overflow="ellipsis")
+
+    return (BarColumn(bar_width=width - 90), Steps()) if width >= 100 else (Steps(),)
 
 
 def _line_of_steps(at: Reached) -> str:
-    return f"[TRAIN] {at.label} {at.done}/{at.total} {at.facts} ETA {duration(at.left)}"
+    times = f"elapsed {duration(at.seconds)} ETA {duration(at.left)}"
+    return f"[TRAIN] {at.label} {at.done}/{at.total} {at.facts} {times}"
 
 
 STEPS = Telling(_line_of_steps, _bar_of_steps, quiet_seconds=0.0, line_seconds=10.0, end=True, redirects=False)

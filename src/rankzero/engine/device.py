@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from rankzero.errors import ConfigError
-from rankzero.machine import available_memory, cpu_features, usable_cores, usable_memory
+from rankzero.machine import available_memory, cpu_computes, usable_cores, usable_memory
 from rankzero.spec.run_spec import Dtype
 
 
@@ -70,17 +70,12 @@ def computes_bfloat16(device: Device) -> bool:
     """Whether the device multiplies bfloat16 natively; emulation can be fifty times slower than float32."""
     if device.kind == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    return device.kind == "mps" or _cpu_has({"avx512_bf16", "amx_bf16"}, arm="bf16")
+    return device.kind == "mps" or cpu_computes("bfloat16")
 
 
 def computes_float16(device: Device) -> bool:
     """Whether the device multiplies float16 natively."""
-    return device.kind != "cpu" or _cpu_has({"avx512_fp16", "amx_fp16"}, arm="asimdhp")
-
-
-def _cpu_has(any_of: set[str], *, arm: str) -> bool:
-    features = cpu_features()
-    return bool(features & any_of) or (platform.machine() in {"aarch64", "arm64"} and arm in features)
+    return device.kind != "cpu" or cpu_computes("float16")
 
 
 def pick_dtype(wanted: Dtype, device: Device, *, loss_scaling: bool = True) -> torch.dtype:

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from rankzero.engine.checkpoint import Position
+from rankzero.engine.card import result_card
+from rankzero.engine.checkpoint import Position, evaluation_of
 from rankzero.engine.console import logger
 from rankzero.engine.distributed import broadcast_object
 from rankzero.engine.inputs import Inputs
@@ -25,7 +26,9 @@ from rankzero.run_dir.atomic import (
     storage_errors,
     verify_directory,
     write_json,
+    write_text,
 )
+from rankzero.run_dir.card import CARD, card_text
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.result import verify_result
 from rankzero.spec.run_spec import RunSpec
@@ -69,7 +72,9 @@ def export(session: Session, run: RunContext, inputs: Inputs, position: Position
     export_final(parallel.module, inputs.tokenizer, staged, dtype=saved_dtype, stop_ids=session.stop_ids, state=state)
     if inputs.vision is not None:
         inputs.vision.save(staged)
-    about = {"step": step, "spec": run.manifest_meta["spec"], "labels": session.labels}
+    card = result_card(run.spec, inputs, position, step, run.run_dir)
+    write_text(staged / CARD, card_text(card))
+    about = {"step": step, "spec": run.manifest_meta["spec"], "labels": session.labels, "card": card.to_json()}
     commit_directory(staged, run.run_dir.final, about)
     return step
 
@@ -207,10 +212,3 @@ def make_report(
         "versions": environment["versions"],
         "spec": spec.model_dump(mode="json"),
     }
-
-
-def evaluation_of(position: Position, step: int) -> dict[str, float] | None:
-    """What the weights of a step scored; None where nobody has looked, or it is not kept any more."""
-    if step == position.best_step:
-        return position.best
-    return position.eval_last if step == position.eval_last_step else None

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.known_tokenizers import remember_tokenizer
 from rankzero.data.cache.stream.plan import Stream
 from rankzero.data.cache.tokenize import tokenizer_fingerprint
 from rankzero.data.cache.training_data import TrainingData, training_data
@@ -20,9 +21,9 @@ from rankzero.engine.console import logger
 from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.tasks.protocol import Task, find_task
-from rankzero.errors import ConfigError, DataError, Problem
+from rankzero.errors import DataError, Problem
 from rankzero.machine import cache_root, usable_cores
-from rankzero.model.context import Context, beyond_context, computed_context
+from rankzero.model.context import Context, computed_context, require_rows_within
 from rankzero.model.generate import Speaker, prompt_inputs, require_sight
 from rankzero.model.load import (
     ModelKind,
@@ -103,6 +104,9 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
     with ledger.phase("data"):
         logger.info("[STEP] read and tokenise the data")
         data = _read_data(spec, tokenizer, vision, world)
+        if world.is_main and not spec.model.trust_remote_code:
+            fingerprint = tokenizer_fingerprint(tokenizer)
+            remember_tokenizer(source.tokenizer, spec.data.chat_template, fingerprint, cache_root())
         require_context({"data.train": data.train, "data.eval": data.eval}, computed_context(config))
         _keep_plain_template(tokenizer, data)
         labels = task.labels(spec, data)
@@ -173,20 +177,10 @@ def require_context(parts: Mapping[str, TokenizedDataset | Stream | None], conte
     model can be stretched."""
     if context is None:
         return
-    problems = []
-    for field, dataset in parts.items():
-        if isinstance(dataset, Stream):
-            if dataset.rules.max_length > context.length:
-                problems.append(_may_be_beyond(context, dataset.rules.max_length))
-            continue
-        beyond = 0 if dataset is None else int((dataset.lengths > context.length).sum())
-        if dataset is None or not beyond:
-            continue
-        problems.append(beyond_context(context, beyond, len(dataset), int(dataset.lengths.max()), field))
-    if not problems:
-        return
-    if not context.extended:
-        raise ConfigError(problems)
+    lengths = {field: part.lengths for field, part in parts.items() if isinstance(part, TokenizedDataset)}
+    streams = [part.rules.max_length for part in parts.values() if isinstance(part, Stream)]
+    unsure = [_may_be_beyond(context, longest) for longest in streams if longest > context.length]
+    problems = require_rows_within(context, lengths, unsure)
     for problem in problems:
         logger.warning(
             "[DATA] %s: %s; its config stretches positions, so they are trained", problem.where, problem.what

@@ -35,23 +35,46 @@ from rankzero.engine.samples import Samples
 from rankzero.engine.step import Stepper
 from rankzero.engine.streams import open_stream
 from rankzero.engine.tasks.protocol import Meter
-from rankzero.errors import ConfigError
+from rankzero.forecast.forecast import MemoryOutlook, outlook
+from rankzero.forecast.rows import facts_of_rows
 from rankzero.model import dropout_attention
 from rankzero.model.attention import Attention, choose_attention
 from rankzero.model.compiling import compile_blocks
 from rankzero.model.dropout import Places, place_dropout
+from rankzero.model.facts import ModelFacts
 from rankzero.model.files import stored_precision
-from rankzero.model.fitting import Need, require_room
+from rankzero.model.fitting import require_room
 from rankzero.model.kernels import apply_kernels
 from rankzero.model.load import ClassHead, empty_model, load_model, stop_token_ids
 from rankzero.model.lora import apply_lora, token_numbers
-from rankzero.model.memory import MemoryPlan, choose_sharding, model_facts, plan_memory
+from rankzero.model.memory import MemoryPlan
 from rankzero.model.parts import freeze_to, wanted_parts
+from rankzero.model.quantize import packed_while_read
 from rankzero.model.routers import Routers
+from rankzero.model.shapes import model_facts
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec, Sharding
 from rankzero.spec.schedule import Schedule, make_schedule
 from rankzero.spec.shardings import sharding_section
+
+
+@dataclass(frozen=True, slots=True)
+class ModelToBe:
+    """The model of a run before there is memory for it."""
+
+    attention: Attention
+    shape: Any
+    """The model with its adapters, without weights."""
+    facts: ModelFacts
+
+
+def model_to_be(spec: RunSpec, inputs: Inputs, device: Device, dtype: torch.dtype) -> ModelToBe:
+    """What will be loaded. Raises ConfigError with what cannot be had."""
+    wanted, free = spec.model.attention, spec.train.padding_free
+    attention = choose_attention(inputs.kind, inputs.config, device.kind, dtype, wanted=wanted, free=free)
+    shape = make_model(spec, inputs, device, dtype, attention, empty=True)
+    quantization, use = spec.model.quantization, spec.task_section.uses
+    return ModelToBe(attention, shape, model_facts(shape, inputs.config, dtype, quantization=quantization, use=use))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +99,8 @@ class Session:
     """Under which key the model's compiled blocks are kept; None where they are not compiled."""
     samples: Samples | None
     """None where the run has no prompts."""
+    planned: MemoryOutlook
+    """How the run lies in memory."""
 
 
 def build_session(
@@ -87,37 +112,13 @@ def build_session(
     """
     with ledger.phase("model"):
         logger.info("[STEP] load the model")
-        wanted, free = spec.model.attention, spec.train.padding_free
-        attention = choose_attention(inputs.kind, inputs.config, device.kind, dtype, wanted=wanted, free=free)
-        shape = make_model(spec, inputs, device, dtype, attention, empty=True)
+        made = model_to_be(spec, inputs, device, dtype)
+        attention, shape, facts = made.attention, made.shape, made.facts
         quantization, use = spec.model.quantization, spec.task_section.uses
-        facts = model_facts(shape, inputs.config, dtype, quantization=quantization, use=use)
         limit = memory_limit(device, world.local_world_size)
-        sharding = choose_sharding(spec.train, spec.data.max_length, facts, limit, world.world_size)
-        if world.world_size == 1:
-            sharding = alone(sharding, spec)
-        memory = plan_memory(
-            spec.train,
-            spec.data.max_length,
-            facts,
-            limit,
-            device.kind,
-            sharding=sharding,
-            world_size=world.world_size,
-            trained_share=largest_trained_share(inputs.train),
-        )
-        need = Need(
-            spec.train,
-            facts,
-            longest=longest_row(inputs.train, spec.data.max_length),
-            tokens=memory.micro_batch_tokens,
-            recomputing=memory.gradient_checkpointing,
-            offloading=spec.train.activation_offloading,
-            sharding=sharding,
-            world_size=world.world_size,
-            device_kind=device.kind,
-            trained_share=largest_trained_share(inputs.train),
-        )
+        rows = facts_of_rows(inputs.train, inputs.eval, spec.data.max_length)
+        planned = outlook(spec, facts, rows, limit, device.kind, world.world_size)
+        sharding, memory, need = planned.sharding, planned.plan, planned.need
         may_pack = spec.lora is not None and quantization == "none" and sharding_section(sharding).packed_weights
         in_4_bits = partial(model_facts, shape, inputs.config, dtype, quantization="nf4", use=use)
         # All ranks decide alike: one that went on alone would wait for the others.
@@ -126,13 +127,7 @@ def build_session(
         require_room(need, least, now_free, packed=in_4_bits if may_pack else None, where=device.describe())
         passes = pass_memory(spec, run_dir, world, device, sharding, memory)
         memory = remembered(run_dir, memory, passes.setting)
-        model = shape
-        if not (receives(spec, sharding) and not world.is_main):
-            by_block = receives(spec, sharding) and sharding_section(sharding).cut_by_block
-            stored = precision_as_stored(spec, inputs) if by_block else None
-            model = make_model(spec, inputs, device, dtype, attention, empty=False, stored=stored)
-            if stored is not None:
-                keep_as_stored(model, shape)
+        model = own_model(spec, inputs, device, dtype, attention, shape, sharding=sharding, is_main=world.is_main)
         apply_kernels(model, spec.model.kernels, device_kind=device.kind, local_files_only=spec.model.local_files_only)
         if memory.gradient_checkpointing:
             model.enable_input_require_grads()
@@ -229,6 +224,7 @@ def build_session(
         attention=attention,
         compiled=compiled,
         samples=samples,
+        planned=replace(planned, plan=memory, need=replace(need, tokens=memory.micro_batch_tokens)),
     )
 
 
@@ -256,9 +252,36 @@ def pass_memory(
     )
 
 
-def receives(spec: RunSpec, sharding: Sharding) -> bool:
-    """Whether ranks other than the main one are sent their weights instead of loading them."""
-    return not sharding_section(sharding).whole_weights and spec.model.quantization == "none"
+def receives(spec: RunSpec, sharding: Sharding, inputs: Inputs) -> bool:
+    """Whether ranks other than the main one are sent their weights instead of loading them. What files hold packed has
+    a shape that is known only when it is loaded."""
+    packed_in_files = spec.model.quantization != "none" and not packed_while_read(spec.model, inputs.config)
+    return not sharding_section(sharding).whole_weights and not packed_in_files
+
+
+def own_model(
+    spec: RunSpec,
+    inputs: Inputs,
+    device: Device,
+    dtype: torch.dtype,
+    attention: Attention,
+    shape: Any,
+    *,
+    sharding: Sharding,
+    is_main: bool,
+) -> Any:
+    """What this process brings to being spread: the model with its weights or, where the main one sends them, without.
+    `shape` is the model without memory, unpacked."""
+    received = receives(spec, sharding, inputs)
+    if received and not is_main:
+        packed = spec.model.quantization != "none"
+        return make_model(spec, inputs, device, dtype, attention, empty=True, packed=True) if packed else shape
+    by_block = received and sharding_section(sharding).cut_by_block
+    stored = precision_as_stored(spec, inputs) if by_block else None
+    model = make_model(spec, inputs, device, dtype, attention, empty=False, packed=received, stored=stored)
+    if stored is not None:
+        keep_as_stored(model, shape)
+    return model
 
 
 def precision_as_stored(spec: RunSpec, inputs: Inputs) -> torch.dtype | None:
@@ -268,16 +291,6 @@ def precision_as_stored(spec: RunSpec, inputs: Inputs) -> torch.dtype | None:
     stored = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
     known = stored.get(stored_precision(inputs.source.weights) or "") if spec.lora is None else None
     return known if known is not None and inputs.kind != "classifier" else None
-
-
-def alone(sharding: Sharding, spec: RunSpec) -> Sharding:
-    """What a sharding is on a single process: nothing is spread by fsdp, so a replica. Raises ConfigError where it is
-    to offload."""
-    instead = sharding_section(sharding).alone
-    if instead is not None and spec.train.offload != "none":
-        hint = "take train.sharding: zero3, which offloads on one process too, or start several"
-        raise ConfigError(f"{sharding} offloads on several processes only", where="train.offload", hint=hint)
-    return instead or sharding
 
 
 def steps_of(
@@ -292,19 +305,6 @@ def steps_of(
     if isinstance(train, Stream):
         return Streamed(partial(open_stream, train, world), batches, size=size)
     return Epochs(batches(train), seed=spec.train.seed, size=size, steps_per_epoch=schedule.steps_per_epoch)
-
-
-def largest_trained_share(dataset: TokenizedDataset | Stream) -> float:
-    """Of the row with the most trained tokens for its length: how many positions of a pass may need logits. Of a
-    stream, all."""
-    if isinstance(dataset, Stream):
-        return 1.0
-    return float((dataset.supervised / dataset.lengths).max())
-
-
-def longest_row(dataset: TokenizedDataset | Stream, most: int) -> int:
-    """Tokens of the longest row that will be trained on; of a stream, as many as a row may have."""
-    return most if isinstance(dataset, Stream) else min(most, int(dataset.lengths.max()))
 
 
 def weights_dtype(spec: RunSpec, dtype: torch.dtype) -> torch.dtype:
@@ -324,21 +324,24 @@ def make_model(
     attention: Attention,
     *,
     empty: bool,
+    packed: bool = False,
     stored: torch.dtype | None = None,
 ) -> Any:
-    """The model as it is trained. `empty`: without memory for its weights; `stored`: in this precision instead."""
+    """The model as it is trained. `empty`: without memory for its weights. `packed`: quantised weights look packed in
+    an empty one too, and stay in the host's memory in one that is not. `stored`: in this precision instead."""
     weights, implementation, head = stored or weights_dtype(spec, dtype), attention.implementation, None
     if inputs.kind == "classifier":
         head = ClassHead(inputs.labels, inputs.pad_token_id, spec.train.seed)
     if empty:
-        model = empty_model(spec.model, inputs.config, weights, attention=implementation, head=head)
+        model = empty_model(spec.model, inputs.config, weights, attention=implementation, head=head, packed=packed)
     else:
         model = load_model(
             inputs.source,
             spec.model,
             inputs.config,
             weights,
-            device=device.torch_device,
+            device=torch.device("cpu") if packed else device.torch_device,
+            pack_on=device.torch_device,
             attention=implementation,
             head=head,
         )

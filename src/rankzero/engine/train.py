@@ -16,7 +16,8 @@ import torch
 
 from rankzero.data.batches.loader import Batches, MicroBatch, Work
 from rankzero.engine.checkpoint import Position, under, with_eval
-from rankzero.engine.console import RunConsole, logger
+from rankzero.engine.console import RunConsole, logger, step_in_words
+from rankzero.engine.device import peak_memory
 from rankzero.engine.distributed import LONGEST_WAIT, World, broadcast_object, time_limit
 from rankzero.engine.evaluate import EvalResult, evaluate
 from rankzero.engine.goodput import Ledger
@@ -96,7 +97,8 @@ def train(session: Session, run: RunContext, position: Position) -> Position:
                 position = under(spec, position, same_eval_data=True)
             log_metrics(run, position.step, facts)
             answered = ask_prompts(session, run, position, advance)
-            advance(int(begun is None), f"loss {facts['loss']:.4f} {position.tokens / position.seconds:,.0f} tok/s")
+            shown = step_in_words(facts, position.tokens / position.seconds)
+            advance(int(begun is None), shown)
 
             over = is_over(position, schedule)
             stop_now = not answered or (stop and not over)
@@ -185,7 +187,7 @@ def next_step(
         run.ledger.waited_for_input(result.input_seconds)
     seconds = time.monotonic() - before
     position = replace(position, seconds=position.seconds + seconds, wall_seconds=clock.wall())
-    facts = step_facts(position, work, result, rate, seconds)
+    facts = step_facts(position, work, result, rate, seconds) | {"peak_memory_bytes": peak_memory(session.device)}
     if work.ended is not None:
         logger.info("[EPOCH] %d done at step %d: loss %.4f", work.ended, position.step, result.loss)
     if result.routers is not None:

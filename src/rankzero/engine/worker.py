@@ -32,6 +32,7 @@ from rankzero.engine.distributed import (
     world_from_env,
 )
 from rankzero.engine.finish import copy_report, finish, finished_report, write_page
+from rankzero.engine.forecasting import note_timing, say_forecast
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.hooks import Hooks
 from rankzero.engine.inputs import Inputs, read_inputs
@@ -151,9 +152,8 @@ def run(
             manifest_meta=meta,
             hooks=hooks or Hooks(),
         )
-        log_plan(session, inputs, world)
-        with memory_errors(session.passes):
-            position = train(session, context, position)
+        log_plan(spec, session, inputs, world)
+        position = train_and_time(session, context, position)
         measured = {
             "time_to_first_step_seconds": ledger.time_to_first_step,
             "peak_memory_bytes": max(gather_objects(peak_memory(device))),
@@ -163,6 +163,15 @@ def run(
         if world.is_main:
             copy_report(report, options.report_json)
         return report
+
+
+def train_and_time(session: Session, run: RunContext, position: Position) -> Position:
+    """All steps that are left; how fast they were is remembered for the next run of this shape."""
+    with memory_errors(session.passes):
+        after = train(session, run, position)
+    if run.world.is_main:
+        note_timing(run.spec, session, position, after)
+    return after
 
 
 @contextmanager
@@ -345,7 +354,7 @@ def total_steps(inputs: Inputs, spec: RunSpec) -> int:
     return make_schedule(inputs.n_rows, spec.train).total_steps
 
 
-def log_plan(session: Session, inputs: Inputs, world: World) -> None:
+def log_plan(spec: RunSpec, session: Session, inputs: Inputs, world: World) -> None:
     """Say what is about to happen."""
     schedule, processes = session.schedule, counted(world.world_size, "process", "processes")
     if inputs.n_rows is None:
@@ -357,8 +366,8 @@ def log_plan(session: Session, inputs: Inputs, world: World) -> None:
         "[DATA] rows of a step are a function of (seed, epoch, step); passes of up to %d tokens",
         session.memory.micro_batch_tokens,
     )
-    if session.memory.gradient_checkpointing:
-        logger.info("[MODEL] activations are recomputed in the backward pass to save memory")
+    if world.is_main:
+        say_forecast(spec, session, inputs, world)
     logger.info("[STEP] train")
 
 

@@ -13,6 +13,7 @@ from typing import Protocol
 from rankzero.errors import ConfigError
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.labels import Manifest
+from rankzero.launch.survey import Survey
 
 Say = Callable[[str], None]
 """One line for the person who waits."""
@@ -55,6 +56,9 @@ class Backend(Protocol):
         Another spec's run of the same name is ended only with `replace`; else AlreadyRunsError says whose it is.
         Raises before anything is applied where one would be refused; an error after that names what was applied.
         """
+
+    def survey(self, objects: Sequence[Manifest]) -> Survey:
+        """What the place has for these objects, and why it would refuse them, if it would. Applies nothing."""
 
     def runs(self) -> list[Evidence]:
         """All runs, cheaply: their objects and pods, no events, nodes or logs."""

@@ -36,6 +36,8 @@ QUEUE_PRIORITY = "kueue.x-k8s.io/priority-class"
 
 NODE_ROLE = "node"
 PREPARE_ROLE = "prepare"
+SERVE_ROLE = "serve"
+"""Of containers that serve a result. Their pods are none of the run's, and have no such label."""
 
 
 def selector(run: str) -> str:

@@ -23,7 +23,6 @@ from rankzero.errors import Problem, RankzeroError, StoppedError
 from rankzero.launch.hang import HangWatch
 from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, signals_to, started, stop_signals
 from rankzero.launch.restarts import Restarts, may_be_cured
-from rankzero.machine import process_started
 from rankzero.redaction import Redactor
 from rankzero.run_dir.handover import RENDEZVOUS_VARIABLE, write_payload
 from rankzero.run_dir.paths import RunDir
@@ -37,15 +36,22 @@ PAUSE_SECONDS = (1.0, 10.0, 30.0)
 
 
 def run_processes(
-    spec: RunSpec, options: RunOptions, nproc: int, env: Mapping[str, str], *, max_restarts: int = 0
+    spec: RunSpec,
+    options: RunOptions,
+    nproc: int,
+    env: Mapping[str, str],
+    *,
+    max_restarts: int = 0,
+    begun: float | None = None,
 ) -> str:
-    """Run `nproc` workers to their end, starting them again up to `max_restarts` times.
+    """Run `nproc` workers to their end, starting them again up to `max_restarts` times. `begun` is when the first start
+    began, on the monotonic clock, where that was before this call.
 
     Returns rank 0's report as JSON; raises the error of the worker that failed first in the last start.
 
     Raises KeyboardInterrupt where a second Ctrl-C ended them: they have said what it cost.
     """
-    local = _Local(spec, options, nproc, env, Restarts(max_restarts))
+    local = _Local(spec, options, nproc, env, Restarts(max_restarts), begun)
     with signals_to(local.heard, stop_signals()):  # also between two starts: a stop is one at any moment
         while True:
             try:
@@ -58,15 +64,21 @@ class _Local:
     """The starts of one command."""
 
     def __init__(
-        self, spec: RunSpec, options: RunOptions, nproc: int, env: Mapping[str, str], restarts: Restarts
+        self,
+        spec: RunSpec,
+        options: RunOptions,
+        nproc: int,
+        env: Mapping[str, str],
+        restarts: Restarts,
+        begun: float | None,
     ) -> None:
         self._spec, self._options, self._env = spec, options, env
         self._ranks = Ranks(first=0, count=nproc, world_size=nproc)
         self._restarts = restarts
         self._run_dir = RunDir(Path(spec.output_dir) / str(spec.name))
         self._redact = Redactor(os.environ)
-        self._begun: float | None = process_started()
-        """Of the first start, which this process was started for."""
+        self._begun = begun
+        """Of the first start."""
         self._stop_at: float | None = None
         self._workers: Workers | None = None
         self._unheard: list[int] = []

@@ -48,7 +48,7 @@ def read_stamp(line: str) -> Stamped:
 
 _PROGRESS = re.compile(
     r"\[TRAIN\] step (?P<step>\d{1,15})/(?P<total>\d{1,15}) loss (?P<loss>-?\d+(?:\.\d+)?|nan|-?inf)"
-    r" (?P<rate>\d[\d,]{0,20}) tok/s ETA (?P<eta>\d[\d:]{0,15})"
+    r" (?P<rate>\d[\d,]{0,20}) tok/s(?: [^\n]{0,120}?)? ETA (?P<eta>\d[\d:]{0,15})"
 )
 _AWAITED = re.compile(r"(?i)\bwait\w*(?: \d+ s)? for (?:the )?nodes? (?P<nodes>\d{1,6}(?:(?:, | and )\d{1,6}){0,99})")
 _GOES_ON = re.compile(r"\[NODE\] start \d|\[(?:TRAIN|STEP|DDP|DATA|EVAL)\]")

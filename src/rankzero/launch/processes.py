@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -342,7 +343,11 @@ def stop_signals() -> list[int]:
 
 @contextmanager
 def signals_to(handler: Callable[[int], None], numbers: Iterable[int]) -> Iterator[None]:
-    """Call `handler` on these signals for the duration."""
+    """Call `handler` on these signals for the duration. Only a program's main thread can; in another, whoever is there
+    hears them as before."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     previous = {number: signal.signal(number, lambda received, _frame: handler(received)) for number in numbers}
     try:
         yield

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rankzero.errors import Problem
+from rankzero.errors import ConfigError, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,27 @@ def computed_context(config: Any) -> Context | None:
     return Context(int(longest), kinds != {"default"}) if longest and kinds else None
 
 
+def stored_context(config: Mapping[str, Any]) -> Context | None:
+    """The same of a config.json as it lies in a model's directory, in today's form and in that before `rope_parameters`
+    (`rope_theta` with `rope_scaling`); None where it does not say that positions are computed."""
+    inner = config.get("text_config")
+    text = inner if isinstance(inner, Mapping) else config
+    longest = text.get("max_position_embeddings")
+    told = text.get("rope_parameters") or text.get("rope_scaling")
+    kinds = set(_rope_kinds(told)) if isinstance(told, Mapping) else set()
+    if isinstance(told, Mapping) and "type" in told:
+        kinds = {str(told["type"])}
+    if not kinds and "rope_theta" in text:
+        kinds = {"default"}
+    if not isinstance(longest, int) or longest < 1 or not kinds:
+        return None
+    return Context(longest, not kinds <= _AS_LONG_AS_MADE)
+
+
+_AS_LONG_AS_MADE = frozenset({"default", "mrope"})
+"""Kinds of rotary positions that stretch nothing. mrope: an image's places beside the text's."""
+
+
 def _rope_kinds(parameters: Mapping[str, Any]) -> Iterator[str]:
     """Of all layers, or of each kind of layers that has parameters of its own."""
     if "rope_theta" in parameters or "rope_type" in parameters:
@@ -35,6 +56,24 @@ def _rope_kinds(parameters: Mapping[str, Any]) -> Iterator[str]:
     for inner in parameters.values():
         if isinstance(inner, Mapping):
             yield from _rope_kinds(inner)
+
+
+def require_rows_within(
+    context: Context | None, lengths: Mapping[str, Any], more: Sequence[Problem] = ()
+) -> list[Problem]:
+    """What to warn of: rows that are longer than a model's context, where its config stretches positions. `lengths`
+    are arrays of tokens of each row, by the field that the rows are of; `more` is as bad. Raises ConfigError where it
+    stretches nothing."""
+    if context is None:
+        return []
+    problems = list(more)
+    for field, tokens in lengths.items():
+        beyond = int((tokens > context.length).sum())
+        if beyond:
+            problems.append(beyond_context(context, beyond, len(tokens), int(tokens.max()), field))
+    if problems and not context.extended:
+        raise ConfigError(problems)
+    return problems
 
 
 def beyond_context(context: Context, beyond: int, rows: int, longest: int, where: str) -> Problem:

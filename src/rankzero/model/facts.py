@@ -1,31 +1,17 @@
 """What a model's shapes say about the memory that it takes: weights as they are held, and the widths of its blocks.
 
-Read off the model without memory and its config; knows nothing of devices, processes or the plan that is made from it.
+Values alone. `shapes.py` reads them off a model without memory, `stored_facts.py` off a directory's headers, without
+torch. Knows nothing of devices, processes or the plan that is made from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from peft import PeftModel
-from peft.tuners.lora.layer import LoraLayer, ParamWrapper
-
-from rankzero.model.lora import parameter_counts
-from rankzero.model.parts import blocks, inside, part_finder
-from rankzero.spec.run_spec import Quantization
-from rankzero.spec.tasks import ModelUse
 
 PACKED_BYTES = {"none": 0.0, "nf4": 1 / 2 + 1 / 64 + 4 / (64 * 256), "fp8": 1 + 4 / 128**2}
 """Bytes of a packed weight. nf4: 4 bits, an 8-bit scale for 64 weights, a float32 for 256 scales. fp8: 8 bits, a
 float32 for 128 x 128 weights."""
-_INTERMEDIATE = ("intermediate_size", "hidden_dim", "ffn_dim", "n_inner", "d_ff")
-"""What configs call the width of a dense layer's inside, by architecture family."""
-_VISITED = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k_experts")
-"""What configs call the number of experts that a token visits."""
-_IN_SEVERAL_STEPS = ("gelu_new", "gelu_fast", "gelu_accurate")
+IN_SEVERAL_STEPS = ("gelu_new", "gelu_fast", "gelu_accurate")
 """Activations that transformers computes by several operations, which keep four values."""
 
 
@@ -85,151 +71,3 @@ class ModelFacts:
     def float32_masters(self) -> bool:
         """Whether trained weights have more bytes than they are computed with."""
         return self.trained_bytes > self.trainable * self.compute_bytes
-
-
-def model_facts(
-    shape: Any, config: Any, dtype: torch.dtype, *, quantization: Quantization, use: ModelUse
-) -> ModelFacts:
-    """Facts of `shape`, the model without memory and not yet quantised, which computes in `dtype`."""
-    base = shape.get_base_model() if isinstance(shape, PeftModel) else shape
-    adapters, compute = base is not shape, dtype.itemsize
-    names = [name for name, _ in blocks(base)]
-    part_of = part_finder(base)
-    text_names = [name for name in names if part_of(name) in ("language", "experts")]
-    packed_bytes = PACKED_BYTES[quantization]
-    sizes: dict[str, int] = dict.fromkeys(names, 0)
-    frozen = trained = root = unpacked = 0
-    for name, parameter in base.named_parameters():
-        held = parameter.numel() * parameter.element_size()
-        packed = (
-            not parameter.requires_grad
-            and parameter.ndim >= 2
-            and inside(name, text_names)
-            and part_of(name) in ("language", "experts")
-        )
-        if packed_bytes and packed:
-            held = round(parameter.numel() * packed_bytes)
-            unpacked = max(unpacked, parameter.numel() * compute)
-        frozen += 0 if parameter.requires_grad else held
-        trained += held if parameter.requires_grad else 0
-        computed = held if adapters else parameter.numel() * compute
-        block = next((name_ for name_ in names if inside(name, [name_])), None)
-        if block is None:
-            root += computed
-        else:
-            sizes[block] += computed
-    trainable, total = parameter_counts(shape)
-    tower_names = [name for name in names if name not in text_names]
-    tower = getattr(config, "vision_config", None)
-    return ModelFacts(
-        total=total,
-        trainable=trainable,
-        frozen_bytes=frozen,
-        trained_bytes=trained,
-        block_bytes=max(sizes.values(), default=0),
-        root_bytes=root,
-        unpacked_bytes=unpacked,
-        adapters=adapters,
-        compute_bytes=compute,
-        text=_text_blocks(config.get_text_config(), base, text_names, compute),
-        tower=_tower_blocks(tower, base, tower_names, compute) if tower and _is_trained(base, tower_names) else None,
-        patches=_patches(config) if tower else 1,
-        logits=0 if use == "classifies" else config.get_text_config().vocab_size,
-        eager=getattr(base.config, "_attn_implementation", None) == "eager",
-    )
-
-
-def _text_blocks(text: Any, base: Any, names: list[str], compute: int) -> Blocks:
-    hidden, heads = text.hidden_size, text.num_attention_heads
-    head = getattr(text, "head_dim", None) or hidden // heads
-    if getattr(text, "qk_nope_head_dim", None):  # DeepSeek's heads have two parts
-        head = max(text.qk_nope_head_dim + text.qk_rope_head_dim, text.v_head_dim)
-    keys = (getattr(text, "num_key_value_heads", None) or heads) * head
-    inner = [name for name, _ in base.named_modules() if inside(name, names[:1])]
-    has_norms = any(name.rpartition(".")[2] in ("q_norm", "k_norm", "q_layernorm", "k_layernorm") for name in inner)
-    dense = _dense(text)
-    visited = next((getattr(text, name) for name in _VISITED if getattr(text, name, None)), 0)
-    intermediate = dense
-    if visited:
-        one = getattr(text, "moe_intermediate_size", None) or dense
-        shared = getattr(text, "shared_expert_intermediate_size", None) or one * (
-            getattr(text, "n_shared_experts", None) or 0
-        )
-        some_dense = getattr(text, "first_k_dense_replace", 0) or getattr(text, "mlp_only_layers", None)
-        intermediate = max(visited * one + shared, dense if some_dense else 0)
-    return Blocks(
-        count=len(names),
-        hidden=hidden,
-        attention=heads * head,
-        intermediate=intermediate,
-        inside_kept=3 if visited else _inside_kept(text, base, names),
-        normed=heads * head + keys if has_norms else 0,
-        experts=visited,
-        heads=heads,
-        adapted=_adapted(base, names),
-        remade_bytes=_remade(base, names, compute),
-    )
-
-
-def _tower_blocks(tower: Any, base: Any, names: list[str], compute: int) -> Blocks:
-    return Blocks(
-        count=len(names),
-        hidden=tower.hidden_size,
-        attention=tower.hidden_size,
-        intermediate=_dense(tower),
-        inside_kept=_inside_kept(tower, base, names),
-        heads=getattr(tower, "num_attention_heads", None) or getattr(tower, "num_heads", None) or 1,
-        adapted=_adapted(base, names),
-        remade_bytes=_remade(base, names, compute),
-    )
-
-
-def _dense(config: Any) -> int:
-    found = next((getattr(config, name) for name in _INTERMEDIATE if getattr(config, name, None)), None)
-    if isinstance(found, Iterable):
-        return int(max(found))
-    return int(found or 4 * config.hidden_size)
-
-
-def _inside_kept(config: Any, base: Any, names: list[str]) -> int:
-    """By the feed-forward weights of a block: two matrices, or three where one of them is a gate."""
-    inner = _dense(config)
-    sizes = (
-        parameter.numel()
-        for name, parameter in base.named_parameters()
-        if inside(name, names[:1]) and parameter.ndim == 2 and {inner, 2 * inner} & set(parameter.shape)
-    )
-    if sum(sizes) > 2.5 * inner * config.hidden_size:
-        return 3
-    activation = getattr(config, "hidden_act", getattr(config, "activation_function", None))
-    return 4 if activation in _IN_SEVERAL_STEPS else 1
-
-
-def _patches(config: Any) -> int:
-    """Patches that one image token is made of: merged squares of them (Qwen, Idefics, InternVL), or an image's, pooled
-    (Gemma)."""
-    tower = config.vision_config
-    merged, pooled = getattr(tower, "spatial_merge_size", None), getattr(config, "mm_tokens_per_image", None)
-    merged = merged or getattr(config, "scale_factor", None) or 1 / getattr(config, "downsample_ratio", 1)
-    if merged > 1:
-        return round(merged**2)
-    return max(1, (tower.image_size // tower.patch_size) ** 2 // pooled) if pooled else 1
-
-
-def _adapters(base: Any, names: list[str]) -> list[Any]:
-    return [module for name, module in base.named_modules() if isinstance(module, LoraLayer) and inside(name, names)]
-
-
-def _adapted(base: Any, names: list[str]) -> int:
-    inputs = sum(layer.in_features for layer in _adapters(base, names) if not isinstance(layer, ParamWrapper))
-    return -int(-inputs // max(len(names), 1))
-
-
-def _remade(base: Any, names: list[str], compute: int) -> int:
-    tensors = [layer.get_param() for layer in _adapters(base, names) if isinstance(layer, ParamWrapper)]
-    values: int = sum(tensor.numel() for tensor in tensors)
-    return values * compute // max(len(names), 1)
-
-
-def _is_trained(base: Any, names: list[str]) -> bool:
-    return any(parameter.requires_grad for name, parameter in base.named_parameters() if inside(name, names))

@@ -93,6 +93,19 @@ def stored_layers(directory: Path) -> tuple[str, ...] | None:
     return tuple(name.removesuffix(suffix) for name in names if name.endswith(suffix)) or None
 
 
+def stored_shapes(directory: Path) -> dict[str, tuple[int, ...]] | None:
+    """The shape of every tensor in the safetensors files, by its name; None where one of them says nothing."""
+    files = weight_files(directory)
+    headers = [_header(file) if file.is_file() else None for file in files]
+    shapes = {
+        name: tuple(int(size) for size in entry["shape"])
+        for header in headers
+        for name, entry in (header or {}).items()
+        if name != "__metadata__"
+    }
+    return shapes if headers and all(header is not None for header in headers) else None
+
+
 def stored_precision(directory: Path) -> str | None:
     """What all tensors of the safetensors files are stored in, by safetensors' name (BF16); None where they differ."""
     headers = [_header(file) or {} for file in weight_files(directory)]
@@ -121,8 +134,12 @@ def weight_files(directory: Path) -> list[Path]:
 def _config_problems(directory: Path) -> list[Problem]:
     if not (directory / "config.json").is_file():
         return [Problem("config.json is missing", str(directory), "copy it from the model's Hub page")]
-    if not read_config(directory):
+    config = read_config(directory)
+    if not config:
         return [Problem("config.json is no JSON object", str(directory), "copy it from the model's Hub page")]
+    if not isinstance(config.get("model_type"), str):
+        hint = "copy it from the model's Hub page"
+        return [Problem("config.json says no model_type, so nothing knows what the model is", str(directory), hint)]
     return []
 
 

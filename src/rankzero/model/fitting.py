@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rankzero.errors import ConfigError, RankzeroError
-from rankzero.model.memory import CPU_TOKENS, GPU_TOKENS, ModelFacts, pass_bytes, state_bytes
+from rankzero.model.facts import ModelFacts
+from rankzero.model.memory import CPU_TOKENS, GPU_TOKENS, pass_parts, state_parts
 from rankzero.spec.run_spec import Sharding, TrainSpec
 
 MOST_WAYS = 3
@@ -34,11 +35,16 @@ class Need:
 
     @property
     def bytes(self) -> float:
-        """At the highest point of a step, on one device. A pass holds no more than a step does."""
+        """At the highest point of a step, on one device."""
+        return sum(self.parts.values())
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The same by what it is for. A pass holds no more than a step does."""
         tokens = max(self.longest, min(self.tokens, self.longest * self.train.global_batch_size))
         on_device = self.device_kind != "cpu"
-        held = state_bytes(self.train, self.facts, self.sharding, self.world_size, offload=on_device)
-        return held + pass_bytes(
+        held = state_parts(self.train, self.facts, self.sharding, self.world_size, offload=on_device)
+        return held | pass_parts(
             self.longest,
             self.facts,
             tokens,

@@ -14,6 +14,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from rankzero.data.images.decode import load_rgb
 from rankzero.data.prompts import Prompt, question
+from rankzero.data.rows.conversation import Message, Role
 from rankzero.data.rows.formats.images import Slots
 from rankzero.data.tokens.template import ChatTemplate
 from rankzero.data.tokens.tokenizer import take_apart
@@ -27,6 +28,15 @@ from rankzero.run_dir.result import Result
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What somebody said, and the files of the images that it is about."""
+
+    role: Role
+    text: str
+    images: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +87,22 @@ def answer(
     if not stop_ids:
         raise ConfigError("neither the model nor the tokenizer names an end token", where="generation_config.json")
     if images:
-        about = [_about(speaker, text, images) for text in questions]
+        about = [prompt_of(speaker, [Turn("user", text, tuple(images))]) for text in questions]
         return [reply(speaker, prompt, stop_ids, max_new_tokens).text for prompt in about]
-    prompts = [prompt_ids(speaker, question(text)) for text in questions]
-    width = max(map(len, prompts))
-    ids_BT = torch.full((len(prompts), width), stop_ids[0])
-    mask_BT = torch.zeros((len(prompts), width), dtype=torch.long)
-    for i, prompt in enumerate(prompts):  # padding on the left: all replies start in the same column
-        ids_BT[i, width - len(prompt) :] = torch.tensor(prompt)
-        mask_BT[i, width - len(prompt) :] = 1
-    inputs = {"input_ids": ids_BT, "attention_mask": mask_BT}
-    return [found.text for found in _replies(speaker, inputs, stop_ids, max_new_tokens)]
+    prompts = [question(text) for text in questions]
+    return [found.text for found in replies_together(speaker, prompts, stop_ids, max_new_tokens)]
+
+
+def replies_together(speaker: Speaker, prompts: Sequence[Prompt], stop_ids: Sequence[int], longest: int) -> list[Reply]:
+    """The greedy replies to several prompts without images, computed in one batch."""
+    rows = [prompt_ids(speaker, prompt) for prompt in prompts]
+    width = max(map(len, rows))
+    ids_BT = torch.full((len(rows), width), stop_ids[0])
+    mask_BT = torch.zeros((len(rows), width), dtype=torch.long)
+    for i, ids in enumerate(rows):  # padding on the left: all replies start in the same column
+        ids_BT[i, width - len(ids) :] = torch.tensor(ids)
+        mask_BT[i, width - len(ids) :] = 1
+    return _replies(speaker, {"input_ids": ids_BT, "attention_mask": mask_BT}, stop_ids, longest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +136,26 @@ def reply(
     return found
 
 
-def _about(speaker: Speaker, text: str, paths: Sequence[str]) -> Prompt:
-    """A question about files. Raises UsageError."""
-    slots = Slots({"images": list(paths)}, 0)
-    placed = slots.place((slots.message("user", text),), 0)
-    if placed.problems:
-        raise UsageError(placed.problems[0].what, where="prompt", hint="give one --image for each <image>")
-    prompt = Prompt(placed.turns, images=tuple(paths), image_names=tuple(paths))
+def prompt_of(speaker: Speaker, turns: Sequence[Turn]) -> Prompt:
+    """A conversation up to where the model goes on. Without a chat template, the text of its last turn.
+
+    Images stand where a turn has `<image>`, else before its text. Raises ConfigError where the model sees none,
+    UsageError where there are more places than images.
+    """
+    asked = turns if speaker.tokenizer.chat_template is not None else turns[-1:]
+    images = tuple(path for turn in asked for path in turn.images)
+    prompt = Prompt(tuple(_placed(turn) for turn in asked), images=images, image_names=images)
     require_sight(speaker, prompt, hint="name a vision-language model, or leave --image out")
     return prompt
+
+
+def _placed(turn: Turn) -> Message:
+    """A turn with its own images in their places."""
+    slots = Slots({"images": list(turn.images)} if turn.images else {}, 0)
+    placed = slots.place((slots.message(turn.role, turn.text),), 0)
+    if placed.problems:
+        raise UsageError(placed.problems[0].what, where="prompt", hint="give one --image for each <image>")
+    return placed.turns[0]
 
 
 def require_sight(speaker: Speaker, prompt: Prompt, *, hint: str, where: str = "model") -> None:

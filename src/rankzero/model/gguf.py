@@ -24,8 +24,7 @@ def gguf_as_safetensors(file: Path) -> Path:
     """
     if not file.is_file():
         raise ConfigError(f"{file} does not exist", where="model.name", hint="give the path of a .gguf file")
-    digest = hashlib.sha256(f"{file_sha256(file)}:1".encode()).hexdigest()[:16]
-    target = cache_root() / "models" / f"{file.stem}-{digest}"
+    target = _place(file)
     if (target / "config.json").is_file():
         return target
     try:
@@ -45,6 +44,17 @@ def gguf_as_safetensors(file: Path) -> Path:
             finally:
                 shutil.rmtree(staged, ignore_errors=True)
     return target
+
+
+def converted(file: Path) -> Path | None:
+    """The directory that a GGUF file became before; None where it has not been converted here."""
+    target = _place(file) if file.is_file() else None
+    return target if target is not None and (target / "config.json").is_file() else None
+
+
+def _place(file: Path) -> Path:
+    digest = hashlib.sha256(f"{file_sha256(file)}:1".encode()).hexdigest()[:16]
+    return cache_root() / "models" / f"{file.stem}-{digest}"
 
 
 @contextmanager

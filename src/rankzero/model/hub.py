@@ -16,7 +16,8 @@ from rankzero.spec.run_spec import ModelSpec
 
 TOKENIZER = ("*.json", "*.model", "*.txt", "*.jinja")
 """What a tokenizer, a processor and a config are made of."""
-WEIGHTS = (*TOKENIZER, "*.safetensors")
+WEIGHTS = (*TOKENIZER, "*.safetensors", "README.md", "LICENSE*")
+"""A model, and what it says about its licence, which the card of a result repeats."""
 _IGNORED = ["original/*", "consolidated*", "onnx/*", "openvino/*"]
 
 
@@ -88,6 +89,17 @@ def cached(spec: ModelSpec) -> bool:
         return isinstance(try_to_load_from_cache(spec.name, "config.json", revision=spec.revision), str)
     except errors.HFValidationError:
         return True  # `locate` says what is wrong with it
+
+
+def cached_directory(spec: ModelSpec) -> Path | None:
+    """The directory of a Hub model's files in the Hub's own cache; None where it is not there."""
+    from huggingface_hub import errors, try_to_load_from_cache
+
+    try:
+        found = try_to_load_from_cache(spec.name, "config.json", revision=spec.revision)
+    except errors.HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None
 
 
 def _unreachable(name: str) -> ServiceError:

@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 from rankzero.data.tokens.built_in_templates import read_template
 from rankzero.errors import ConfigError
 from rankzero.model.parts import after_encoder
-from rankzero.model.quantize import forget_packing, keep_layout, quantization_config
+from rankzero.model.quantize import forget_packing, keep_layout, outline_packed, quantization_config
 from rankzero.model.source import ModelSource
 from rankzero.spec.run_spec import ModelSpec
 from rankzero.spec.tasks import ModelUse
@@ -138,17 +138,19 @@ def load_model(
     dtype: torch.dtype,
     *,
     device: torch.device | None = None,
+    pack_on: torch.device | None = None,
     attention: str | None = None,
     head: ClassHead | None = None,
 ) -> Any:
     """The model in `dtype` with its cache switched off: on the CPU, or on `device` where its weights are quantised.
 
-    `attention` is transformers' name of an attention implementation, None for its own choice. With a `head` it is a
-    classifier, without one a model that writes. Raises ConfigError.
+    `pack_on` quantises them there, one after the other. `attention` is transformers' name of an attention
+    implementation, None for its own choice. With a `head` it is a classifier, without one a model that writes. Raises
+    ConfigError.
     """
     kind = _kind(config, head)
     config = _own_config(config, head)
-    quantised = quantization_config(spec, config, dtype, device)
+    quantised = quantization_config(spec, config, dtype, device, pack_on=pack_on)
     try:
         with drawn_from(0 if head is None else head.seed, device):
             model, report = _CLASSES[kind].from_pretrained(
@@ -179,11 +181,17 @@ def load_model(
 
 
 def empty_model(
-    spec: ModelSpec, config: Any, dtype: torch.dtype, *, attention: str | None = None, head: ClassHead | None = None
+    spec: ModelSpec,
+    config: Any,
+    dtype: torch.dtype,
+    *,
+    attention: str | None = None,
+    head: ClassHead | None = None,
+    packed: bool = False,
 ) -> Any:
     """The same module tree in the same precision without memory: to check names, to count, to receive weights.
 
-    Weights that loading would quantise are not quantised here. Raises ConfigError.
+    Weights that loading would pack look as they are before, or `packed`. Raises ConfigError.
     """
     kind = _kind(config, head)
     config = _own_config(config, head)
@@ -196,6 +204,9 @@ def empty_model(
     for name, parameter in model.named_parameters():
         if any(fnmatch(name, f"*{pattern}*") for pattern in kept):
             parameter.data = parameter.data.to(torch.float32)
+    if packed:
+        outline_packed(model, spec.quantization, dtype)
+        keep_layout(model)
     model.config.use_cache = False
     return model
 

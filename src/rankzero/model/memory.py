@@ -23,11 +23,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rankzero.model.facts import Blocks, ModelFacts, model_facts
+from rankzero.model.facts import Blocks, ModelFacts
 from rankzero.spec.run_spec import Sharding, TrainSpec
 from rankzero.spec.shardings import sharding_section
-
-__all__ = ["MemoryPlan", "ModelFacts", "choose_sharding", "model_facts", "plan_memory"]
 
 CPU_TOKENS = (1024,)
 """On a CPU longer passes win nothing more, and memory is shared with everything else."""
@@ -115,9 +113,17 @@ def plan_memory(
 def state_bytes(
     train: TrainSpec, facts: ModelFacts, sharding: Sharding, world_size: int, *, offload: bool = True
 ) -> float:
-    """What is on a process's device all through a step: weights, gradients, the optimizer's state.
+    """What is on a process's device all through a step: the sum of `state_parts`."""
+    return sum(state_parts(train, facts, sharding, world_size, offload=offload).values())
 
-    With what sharding has whole at a time. `offload`: whether train.offload takes anything off the device.
+
+def state_parts(
+    train: TrainSpec, facts: ModelFacts, sharding: Sharding, world_size: int, *, offload: bool = True
+) -> dict[str, float]:
+    """Bytes of weights, their copies in the precision of products, gradients and the optimizer's state, by these names.
+
+    With what sharding has whole at a time, its buffers, and the weight that is unpacked. `offload`: whether
+    train.offload takes anything off the device.
     """
     section = sharding_section(sharding)
     kept_off = train.offload if offload else "none"
@@ -146,7 +152,15 @@ def state_bytes(
         weights = 0.0
     whole = 0.0 if section.whole_weights else _whole_bytes(facts)
     buckets = DEEPSPEED_BUCKETS if section.buckets else 0.0
-    return weights + copies + gradients + optimizer + whole + buckets + facts.unpacked_bytes
+    return {
+        "weights": weights,
+        "copies": copies,
+        "gradients": gradients,
+        "optimizer": optimizer,
+        "gathered": whole,
+        "buffers": buckets,
+        "unpacked": float(facts.unpacked_bytes),
+    }
 
 
 def pass_bytes(
@@ -158,12 +172,28 @@ def pass_bytes(
     offloading: bool = False,
     trained_share: float = 1.0,
 ) -> float:
-    """What a forward and backward pass over `tokens` adds, all of them in rows of `max_length` at most.
+    """What a forward and backward pass over `tokens` adds, all of them in rows of `max_length` at most: the sum of
+    `pass_parts`."""
+    parts = pass_parts(
+        max_length, facts, tokens, recomputing=recomputing, offloading=offloading, trained_share=trained_share
+    )
+    return sum(parts.values())
+
+
+def pass_parts(
+    max_length: int,
+    facts: ModelFacts,
+    tokens: int,
+    *,
+    recomputing: bool,
+    offloading: bool = False,
+    trained_share: float = 1.0,
+) -> dict[str, float]:
+    """Bytes of activations and logits, by these names.
 
     `offloading` leaves the activations of two blocks on the device, or the inputs of two.
     """
-    row = min(tokens, max_length)
-    total = LOGIT_BYTES * facts.logits * tokens * trained_share
+    row, total = min(tokens, max_length), 0.0
     for blocks, share in ((facts.text, 1), (facts.tower, facts.patches)):
         if blocks is None:
             continue
@@ -172,7 +202,7 @@ def pass_bytes(
         stay = min(2, blocks.count) if offloading else blocks.count
         total += given * stay + one if recomputing else one * stay
         total += blocks.remade_bytes * (1 + (1 if recomputing else blocks.count)) if blocks.remade_bytes else 0
-    return total
+    return {"activations": total, "logits": LOGIT_BYTES * facts.logits * tokens * trained_share}
 
 
 def block_bytes(blocks: Blocks, facts: ModelFacts, row: int) -> float:
@@ -188,6 +218,12 @@ def block_bytes(blocks: Blocks, facts: ModelFacts, row: int) -> float:
         kept += inner * (blocks.inside_kept + 1) * blocks.intermediate
     kept += 2 * blocks.experts * h * _stream_bytes(facts)  # each expert is given a token, and gives one
     return kept + (blocks.heads * row * (4 + c) if facts.eager else 0)
+
+
+def checkpoint_bytes(train: TrainSpec, facts: ModelFacts) -> int:
+    """What a checkpoint takes on disk: trained weights as they are held, and the optimizer's state of them."""
+    masters = 4 * facts.trainable if sharding_section(train.sharding).own_masters else 0
+    return round(facts.trained_bytes + _optimizer_bytes(train, facts)) + masters
 
 
 def _optimizer_bytes(train: TrainSpec, facts: ModelFacts) -> float:

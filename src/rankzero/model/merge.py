@@ -1,15 +1,21 @@
-"""An adapter and its base as one plain model. Knows nothing of runs.
+"""An adapter and its base as one plain model, and the proof that both say the same. Knows nothing of runs.
 
 Each adapted weight is the base's plus the adapter's share, computed in float32 and rounded once to the precision that
 the base's files have. Of a base that was packed for training there are two: the weights as they were computed with
 (packed and unpacked again), which give the merged model the losses that were measured, and those of the files, which
 the adapter has never seen.
+
+What was written is loaded again and asked the same as base and adapter were (proof.py); a model that answers otherwise
+is refused. There is one model in memory at a time.
 """
 
 from __future__ import annotations
 
+import gc
 import shutil
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,15 +24,21 @@ from peft import PeftConfig
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 
-from rankzero.errors import ConfigError
+from rankzero.errors import ConfigError, RankzeroError
 from rankzero.model.files import TOKENIZER_FILES
-from rankzero.model.load import ClassHead, load_config, load_model, load_tokenizer, padding_id
+from rankzero.model.load import ClassHead, kind_of, load_config, load_model, load_tokenizer, padding_id
 from rankzero.model.lora import CLASSIFIER, load_adapter
+from rankzero.model.parts import parameter_parts
+from rankzero.model.proof import Difference, Prompts, compare, logits_of, prompts_for
 from rankzero.model.quantize import is_quantised, unpack
-from rankzero.model.source import locate
+from rankzero.model.source import ModelSource, locate
+from rankzero.model.vision import Vision, load_vision
 from rankzero.model.weights import save_whole
-from rankzero.run_dir.atomic import commit_directory, stage_name, storage_errors
+from rankzero.run_dir.atomic import commit_directory, stage_name, storage_errors, write_json, write_text
+from rankzero.run_dir.card import CARD, Card, card_text
+from rankzero.run_dir.paths import MERGE
 from rankzero.spec.run_spec import ModelSpec
+from rankzero.wording import counted
 
 BaseWeights = Literal["trained", "files"]
 COMPANIONS = (
@@ -39,13 +51,56 @@ COMPANIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What was written."""
+    """What was written, and how far it is from base and adapter."""
 
     directory: Path
     base: str
+    base_weights: BaseWeights
     dtype: str
     layers: int
     """Layers and tensors that an adapter was added to."""
+    difference: Difference
+    prompts: int
+    images: int
+    tokens: int
+    adapter_changes: float
+    """The largest difference of logits that the adapter itself makes to its base."""
+    from_trained: float | None
+    """Where the files' weights were taken of a base that was packed: the largest difference from what was trained."""
+
+    @property
+    def in_words(self) -> str:
+        """`logits differ by up to 0.002 over 8 prompts, …`: what the proof has found."""
+        off, asked = self.difference, counted(self.prompts, "prompt")
+        images = f", {counted(self.images, 'image')}" if self.images else ""
+        text = (
+            f"logits differ by up to {off.largest:.3g} over {asked} ({counted(self.tokens, 'token')}{images}), where "
+        )
+        text += f"rounding explains {off.tolerance:.3g}; the adapter itself changes them by up to "
+        text += f"{self.adapter_changes:.3g}"
+        if not self.adapter_changes > off.tolerance:
+            text += ", which is too little to tell a wrong model from a right one"
+        if self.from_trained is not None:
+            text += f"; by up to {self.from_trained:.3g} from the base in fewer bits that it was trained on"
+        return text
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON, without the place; merge.json has it."""
+        found = asdict(self)
+        del found["directory"], found["difference"]
+        return {**found, **{f"logits_{name}": value for name, value in asdict(self.difference).items()}}
+
+
+@dataclass(frozen=True, slots=True)
+class _Adapted:
+    """A base with an adapter on it, whose weights are plain ones, and what it is told by."""
+
+    model: Any
+    source: ModelSource
+    dtype: torch.dtype
+    head: ClassHead | None
+    tokenizer: Any
+    vision: Vision | None
 
 
 def merge(
@@ -55,48 +110,141 @@ def merge(
     *,
     base_weights: BaseWeights = "trained",
     labels: tuple[str, ...] | None = None,
+    rows: Sequence[Sequence[int]] = (),
+    card: Card | None = None,
+    shard_bytes: int | None = None,
 ) -> Merged:
     """Write the model `spec` with `adapter` added to its weights to `output`, whole or not at all.
 
-    `labels` are the classes of a classifier by number. Raises ConfigError, AccessError, ServiceError, StorageError.
+    `labels` are the classes of a classifier by number. The proof asks about its own prompts and about `rows` of token
+    ids. `card`: of the adapter; `shard_bytes`: the largest file. Raises ConfigError, AccessError, ServiceError,
+    StorageError; RankzeroError where the merged model does not say what base and adapter say.
     """
     if output.exists():
         raise ConfigError("there is something already", where=str(output), hint="name a directory that does not exist")
-    settings = PeftConfig.from_pretrained(str(adapter))
-    if settings.peft_type != "LORA":
-        hint = "use the tool that made it"
-        raise ConfigError(f"{settings.peft_type} adapters cannot be merged", where=str(adapter), hint=hint)
-    if base_weights == "files":
+    peft_type = PeftConfig.from_pretrained(str(adapter)).peft_type
+    if peft_type != "LORA":
+        raise ConfigError(
+            f"{peft_type} adapters cannot be merged", where=str(adapter), hint="use the tool that made it"
+        )
+    as_trained = None
+    if base_weights == "files" and spec.quantization != "none":
+        packed = _load(spec, adapter, labels)
+        as_trained = logits_of(packed.model, _prompts(packed, rows))
+        del packed
+        gc.collect()
         spec = spec.model_copy(update={"quantization": "none"})
-    source = locate(spec)
-    config = load_config(source, spec)
-    dtype = getattr(torch, str(config.dtype or "float32").removeprefix("torch."))
-    head = None
-    if settings.task_type == CLASSIFIER:
-        head = ClassHead(labels, padding_id(load_tokenizer(source, spec, None), config))
-    model = load_model(source, spec, config, dtype, head=head)
-    if is_quantised(model):
-        unpack(model)
-    adapted = load_adapter(model, adapter)
-    layers = add_adapters(adapted)
-    plain = adapted.unload()
+    adapted = _load(spec, adapter, labels)
+    model, source, dtype = adapted.model, adapted.source, adapted.dtype
+    prompts = _prompts(adapted, rows)
+    expected = logits_of(model, prompts)
+    with model.disable_adapter():
+        changes = float((expected - logits_of(model, prompts)).abs().max())
+    routed = "router" in parameter_parts(model.get_base_model()).values()
+    layers = add_adapters(model)
+    plain = model.unload()
     plain.config.use_cache = True
+    _say_whether_tied(plain)
     staged = output.parent / stage_name(output.name)
     with storage_errors(output):
         staged.mkdir(parents=True)
     try:
-        save_whole(plain, staged, dtype=dtype)
-        for name in COMPANIONS:
-            holder = next(
-                (place for place in (adapter, source.tokenizer, source.weights) if (place / name).is_file()), None
-            )
-            if holder is not None:
-                shutil.copyfile(holder / name, staged / name)
+        save_whole(plain, staged, dtype=dtype, shard_bytes=shard_bytes)
+        _copy_companions((adapter, source.tokenizer, source.weights), staged, code=spec.trust_remote_code)
+        head = None if adapted.head is None else ClassHead(None, adapted.head.pad_token_id)
+        del model, plain, adapted
+        gc.collect()
+        found = _say_again(staged, spec, dtype, head, prompts)
+        done = Merged(
+            directory=output,
+            base=source.name,
+            base_weights=base_weights,
+            dtype=str(dtype).removeprefix("torch."),
+            layers=layers,
+            difference=compare(expected, found, dtype=dtype, rounded=layers, routed=routed),
+            prompts=len(prompts.rows) + len(prompts.pictures),
+            images=len(prompts.pictures),
+            tokens=expected.shape[0],
+            adapter_changes=changes,
+            from_trained=None if as_trained is None else float((as_trained - found).abs().max()),
+        )
+        _require_the_same(done)
+        write_json(staged / MERGE, done.to_json())
         about = {"base": source.name, "base_weights": base_weights, "adapter": str(adapter), "labels": labels}
-        commit_directory(staged, output, {"merged": about})
+        meta: dict[str, Any] = {"merged": about}
+        if card is not None:
+            merged = replace(card, form="merged", notes=(*card.notes, f"Merged: {done.in_words}."))
+            write_text(staged / CARD, card_text(merged))
+            meta |= {"card": merged.to_json(), "labels": labels}
+        commit_directory(staged, output, meta)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
-    return Merged(output, source.name, str(dtype).removeprefix("torch."), layers)
+    return done
+
+
+def _load(spec: ModelSpec, adapter: Path, labels: tuple[str, ...] | None) -> _Adapted:
+    """The base with the adapter on it, in the precision of its files; what was packed is unpacked again."""
+    source = locate(spec)
+    config = load_config(source, spec)
+    dtype = getattr(torch, str(config.dtype or "float32").removeprefix("torch."))
+    tokenizer, head = load_tokenizer(source, spec, None), None
+    if PeftConfig.from_pretrained(str(adapter)).task_type == CLASSIFIER:
+        head = ClassHead(labels, padding_id(tokenizer, config))
+    vision = None
+    if head is None and kind_of(config, "writes") == "vision":
+        try:
+            vision = load_vision(source, spec, tokenizer, max_tokens=None, chat_template=None)
+        except ConfigError:  # no processor, or an unknown one: it is asked about texts alone, which merge.json says
+            vision = None
+    model = load_model(source, spec, config, dtype, head=head)
+    if is_quantised(model):
+        unpack(model)
+    return _Adapted(load_adapter(model, adapter), source, dtype, head, tokenizer, vision)
+
+
+def _prompts(adapted: _Adapted, rows: Sequence[Sequence[int]]) -> Prompts:
+    return prompts_for(adapted.model, adapted.tokenizer, rows, adapted.vision)
+
+
+def _copy_companions(places: Sequence[Path], staged: Path, *, code: bool) -> None:
+    """What belongs to a model besides its weights, of each the first there is; with `code` also the model's own."""
+    names = [*COMPANIONS, *(file.name for file in sorted(places[-1].glob("*.py")) if code)]
+    for name in names:
+        holder = next((place for place in places if (place / name).is_file()), None)
+        if holder is not None:
+            shutil.copyfile(holder / name, staged / name)
+
+
+def _say_again(
+    staged: Path, spec: ModelSpec, dtype: torch.dtype, head: ClassHead | None, prompts: Prompts
+) -> torch.Tensor:
+    """What the model in a directory says."""
+    source = ModelSource(staged, staged, staged.name)
+    again = ModelSpec(name=str(staged), trust_remote_code=spec.trust_remote_code)
+    return logits_of(load_model(source, again, load_config(source, again), dtype, head=head), prompts)
+
+
+def _say_whether_tied(model: Any) -> None:
+    """Where training or merging has parted a head from its embeddings, the config must not join them again: servers
+    read it, and not which tensors there are."""
+    head = model.get_output_embeddings()
+    tied = head is not None and head.weight is model.get_input_embeddings().weight
+    for config in (model.config, model.config.get_text_config()):
+        if head is not None and getattr(config, "tie_word_embeddings", False):
+            config.tie_word_embeddings = tied
+
+
+def _require_the_same(done: Merged) -> None:
+    if done.difference.is_small:
+        return
+    off = done.difference
+    share = "" if off.needed == 1.0 else f", and {off.within:.0%} of the tokens are within that (of {off.needed:.0%})"
+    what = (
+        f"the merged model does not say what base and adapter say: logits differ by up to {off.largest:.4g}, where "
+        f"{off.tolerance:.4g} is what rounding to {done.dtype} explains{share}; nothing was written"
+    )
+    hint = "use the adapter without merging it, and report this with the adapter's adapter_config.json"
+    raise RankzeroError(what, where=str(done.directory), hint=hint)
 
 
 def add_adapters(adapted: Any) -> int:
@@ -105,6 +253,7 @@ def add_adapters(adapted: Any) -> int:
     Raises ConfigError where a sum is NaN or infinite.
     """
     count = 0
+    uses = Counter(id(parameter) for _, parameter in adapted.named_parameters(remove_duplicate=False))
     for name, layer in adapted.named_modules():
         if isinstance(layer, TrainableTokensLayer):
             layer.merge()
@@ -113,6 +262,9 @@ def add_adapters(adapted: Any) -> int:
             continue
         owner = layer.get_base_layer()
         parameter = getattr(owner, layer.parameter_name if isinstance(layer, ParamWrapper) else "weight")
+        if uses[id(parameter)] > 1:  # a head that is its embeddings, and only one of the two adapted
+            parameter = torch.nn.Parameter(parameter.data.clone(), requires_grad=False)
+            owner.weight = parameter
         precision = parameter.dtype
         parameter.data = parameter.data.to(torch.float32)
         try:

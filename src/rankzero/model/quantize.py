@@ -20,24 +20,32 @@ from rankzero.spec.run_spec import ModelSpec
 _UNPACKED_ON_THE_WAY = ("fp8", "mxfp8", "mxfp4")
 
 
-def quantization_config(spec: ModelSpec, config: Any, dtype: torch.dtype, device: torch.device | None) -> Any:
+def quantization_config(
+    spec: ModelSpec,
+    config: Any,
+    dtype: torch.dtype,
+    device: torch.device | None,
+    *,
+    pack_on: torch.device | None = None,
+) -> Any:
     """What `from_pretrained` is told of quantisation; None where it reads the files as they are.
 
     nf4 is 4-bit NormalFloat with double quantisation; fp8 is float8_e4m3 with a scale for each 128 x 128 weights. Both
-    multiply in `dtype`, so they work on every device that has the number format. Files in FP8 or MXFP4 are
-    unpacked on the way, files of bitsandbytes are used as they are. May change `config`. Raises ConfigError.
+    multiply in `dtype`, so they work on every device that has the number format. Weights are packed on `pack_on`, else
+    on `device`, where they are kept. Files in FP8 or MXFP4 are unpacked on the way, files of bitsandbytes are used as
+    they are. May change `config`. Raises ConfigError.
     """
     wanted, source = spec.quantization, _packed_by(config)
     if wanted == "nf4":
         _require_bitsandbytes()
     if wanted == "fp8" and device is not None and device.type == "mps":
         raise ConfigError("this device has no 8-bit floats", where="model.quantization", hint="take nf4 or none")
-    method = None if source is None else str(source.get("quant_method", "")).removeprefix("QuantizationMethod.")
+    method = _method(source)
     if source is None:
-        return None if wanted == "none" else PackedConfig(wanted, dtype)
+        return None if wanted == "none" else PackedConfig(wanted, dtype, pack_on=pack_on)
     if method in _UNPACKED_ON_THE_WAY:
         forget_packing(config)
-        return PackedConfig(wanted, dtype, source)
+        return PackedConfig(wanted, dtype, source, pack_on=pack_on)
     if method == "bitsandbytes" and source.get("load_in_4bit") and wanted == "nf4":
         name = str(dtype).removeprefix("torch.")
         config.quantization_config = {**source, "bnb_4bit_compute_dtype": name}
@@ -45,6 +53,33 @@ def quantization_config(spec: ModelSpec, config: Any, dtype: torch.dtype, device
     four_bit = method == "bitsandbytes" and source.get("load_in_4bit")
     hint = "take its unquantised weights" + (", or model.quantization: nf4 with a lora section" if four_bit else "")
     raise ConfigError(f"the model's files hold weights packed by {method}", where="model.name", hint=hint)
+
+
+def packed_while_read(spec: ModelSpec, config: Any) -> bool:
+    """Whether a quantised model's weights are packed here, rather than taken as they are packed in its files."""
+    return spec.quantization != "none" and _method(_packed_by(config)) in (None, *_UNPACKED_ON_THE_WAY)
+
+
+def outline_packed(model: Any, quantization: Quantization, dtype: torch.dtype) -> None:
+    """Let a model without memory look as one that was packed while it was read: its layers, tensors and scales.
+
+    bitsandbytes' own functions do the same to tensors without memory, which is how their shapes come out right.
+    """
+    packer = Packer(PackedConfig(quantization, dtype))
+    packer.preprocess_model(model)
+    pack = Pack(packer)
+    if quantization == "nf4":  # it keeps the first table of numbers that it makes, which has to be a real one
+        from bitsandbytes.functional import quantize_4bit
+
+        quantize_4bit(torch.zeros(256), compress_statistics=True, quant_type="nf4")
+    for name in packer.packed:
+        owner, _, parameter = name.rpartition(".")
+        module = model.get_submodule(owner)
+        weight = getattr(module, parameter)
+        weight = weight.T if getattr(module, "transposed", False) else weight  # as it lies in the files
+        setattr(module, parameter, pack.packed(weight, name, model))
+    packer.postprocess_model(model)
+    model.hf_quantizer = packer
 
 
 def forget_packing(config: Any) -> None:
@@ -94,6 +129,10 @@ def _packed_by(config: Any) -> dict[str, Any] | None:
     return None
 
 
+def _method(source: dict[str, Any] | None) -> str | None:
+    return None if source is None else str(source.get("quant_method", "")).removeprefix("QuantizationMethod.")
+
+
 def _require_bitsandbytes() -> None:
     try:
         import bitsandbytes  # noqa: F401
@@ -110,14 +149,22 @@ Quantization = Literal["none", "nf4", "fp8"]
 class PackedConfig(QuantizationConfigMixin):  # type: ignore[misc]
     """What `from_pretrained` is given: the format, the precision to compute in, and how the files are packed.
 
-    `weights` none unpacks a checkpoint and packs nothing.
+    `weights` none unpacks a checkpoint and packs nothing. `pack_on`: weights go there to be packed, and back.
     """
 
-    def __init__(self, weights: Quantization, dtype: torch.dtype, source: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        weights: Quantization,
+        dtype: torch.dtype,
+        source: dict[str, Any] | None = None,
+        *,
+        pack_on: torch.device | None = None,
+    ) -> None:
         self.quant_method = METHOD
         self.weights = weights
         self.dtype = dtype
         self.source = source
+        self.pack_on = pack_on
 
     def to_dict(self) -> dict[str, Any]:
         return {"quant_method": METHOD, "weights": self.weights, "dtype": str(self.dtype)}
@@ -229,29 +276,48 @@ class Pack(ConversionOps):  # type: ignore[misc]
         missing_keys: Any = None,
     ) -> dict[str, Any]:
         del source_patterns, target_patterns, config, missing_keys
-        return {key: self._packed(value, _full_name(key, full_layer_name), model) for key, value in input_dict.items()}
+        return {
+            key: self.packed(value[0] if isinstance(value, list) else value, _full_name(key, full_layer_name), model)
+            for key, value in input_dict.items()
+        }
 
-    def _packed(self, value: Any, name: str, model: Any) -> Any:
-        weight: torch.Tensor = value[0] if isinstance(value, list) else value
+    @torch.no_grad()
+    def packed(self, weight: torch.Tensor, name: str, model: Any) -> Any:
+        """The parameter `name` of `model` for a weight as it is in the files."""
         if name not in self._packer.packed:
             return weight.to(model.get_parameter_or_buffer(name).dtype)
-        settings = self._packer.quantization_config
-        module, weight = model.get_submodule(name.rpartition(".")[0]), weight.to(settings.dtype)
+        settings, home = self._packer.quantization_config, weight.device
+        module, weight = (
+            model.get_submodule(name.rpartition(".")[0]),
+            weight.to(settings.pack_on or home, settings.dtype),
+        )
         if getattr(module, "transposed", False):
             weight = weight.T
         if settings.weights == "fp8":
             packed, scale = _one_by_one(weight) if weight.ndim == 3 else to_float8(weight)
-            return _kept(packed, Float8Weight(scale, settings.dtype))
+            return _kept(packed.to(home), Float8Weight(scale.to(home), settings.dtype))
         from bitsandbytes.functional import quantize_4bit
         from bitsandbytes.nn import Linear4bit, Params4bit
 
-        if isinstance(module, Linear4bit):
-            options = {"quant_type": "nf4", "quant_storage": settings.dtype, "module": module}
-            return Params4bit(weight.contiguous(), requires_grad=False, **options).to(weight.device)
         packed, state = quantize_4bit(
             weight.contiguous(), compress_statistics=True, quant_type="nf4", quant_storage=settings.dtype
         )
-        return _kept(packed, Nf4Weight(state))
+        packed = packed.to(home)
+        if home.type != "meta":
+            state.to(home)
+        if not isinstance(module, Linear4bit):
+            return _kept(packed, Nf4Weight(state))
+        module.quant_state = state
+        return Params4bit(
+            packed,
+            requires_grad=False,
+            quant_state=state,
+            blocksize=state.blocksize,
+            quant_type="nf4",
+            quant_storage=settings.dtype,
+            module=module,
+            bnb_quantized=True,
+        )
 
 
 def _one_by_one(experts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

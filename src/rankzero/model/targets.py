@@ -19,19 +19,11 @@ from torch.nn.utils import parametrize
 from transformers.pytorch_utils import Conv1D
 
 from rankzero.errors import ConfigError, Problem
+from rankzero.model.layer_names import ATTENTION_PROJECTIONS, is_called
 from rankzero.model.low_bits import tensor_outline
 from rankzero.model.parts import after_encoder, inside, parameter_parts, part_finder, wanted_parts
 from rankzero.spec.run_spec import LoraSpec, Part, Parts
 from rankzero.spec.tasks import ModelUse
-
-ATTENTION_PROJECTIONS = (
-    *("q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "qkv_proj"),  # Llama, Qwen, Gemma, Mistral, OPT, Phi
-    *("query_key_value", "c_attn", "Wqkv"),  # Falcon and NeoX, GPT-2, MPT
-    *("q_lin", "k_lin", "v_lin", "out_lin", "query", "key", "value"),  # DistilBERT, BERT
-    *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"),  # DeepSeek's latent attention
-    "qkv",  # vision towers
-)
-"""What attention's projections are called, by architecture family."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +155,7 @@ def _is_chosen(name: str, lora: LoraSpec) -> bool:
     """Whether lora.target_modules takes a layer by its name, or takes all."""
     if isinstance(lora.target_modules, str):
         return lora.target_modules == "all-linear"
-    return any(name == wanted or name.endswith(f".{wanted}") for wanted in lora.target_modules)
+    return any(is_called(name, wanted) for wanted in lora.target_modules)
 
 
 def _unmatched(lora: LoraSpec, linear: dict[str, Part], parts: frozenset[Part], tensors: list[str]) -> list[Problem]:

@@ -19,6 +19,7 @@ from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import load_file
 
 from rankzero.errors import StorageError
+from rankzero.model.files import weight_files
 from rankzero.run_dir.atomic import write_json
 
 State = dict[str, torch.Tensor]
@@ -104,8 +105,16 @@ def export_final(
     tokenizer.save_pretrained(str(directory))
 
 
-def save_whole(model: Any, directory: Path, *, dtype: torch.dtype, state: State | None = None) -> None:
-    """The model as transformers saves it, in `dtype` except for what the architecture keeps in float32."""
+def save_whole(
+    model: Any,
+    directory: Path,
+    *,
+    dtype: torch.dtype,
+    state: State | None = None,
+    shard_bytes: int | None = None,
+) -> None:
+    """The model as transformers saves it, in `dtype` except for what the architecture keeps in float32. `shard_bytes`:
+    the largest file of weights; None: as transformers likes it."""
     kept = model._get_dtype_plan(dtype)
 
     def cast(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -113,8 +122,18 @@ def save_whole(model: Any, directory: Path, *, dtype: torch.dtype, state: State 
         return tensor if stays else tensor.to(dtype)
 
     casted = {name: cast(name, tensor) for name, tensor in _on_cpu(_own_state(model, state)).items()}
-    model.save_pretrained(str(directory), state_dict=casted)
+    size = {} if shard_bytes is None else {"max_shard_size": shard_bytes}
+    model.save_pretrained(str(directory), state_dict=casted, **size)
     _write_dtype(directory / "config.json", str(dtype).removeprefix("torch."))
+
+
+def copy_in_shards(source: Path, directory: Path, shard_bytes: int) -> None:
+    """The weights of a model's directory in files of up to `shard_bytes`, every tensor bit for bit under its name. A
+    larger tensor has a file of its own. Reads one file's tensors as they are written, from the mapped file."""
+    tensors: State = {}
+    for file in weight_files(source):
+        tensors |= load_file(file)
+    save_torch_state_dict(tensors, str(directory), max_shard_size=shard_bytes)
 
 
 def _save_adapter(model: Any, directory: Path, state: State | None) -> None:

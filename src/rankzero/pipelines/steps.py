@@ -11,8 +11,8 @@ from typing import Any
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.tokenize import Shard
 from rankzero.data.cache.training_data import prepare_part
-from rankzero.data.check.report_html import report_html
-from rankzero.data.check.validate import check as check_rows
+from rankzero.data.inspect.report_html import report_html
+from rankzero.data.inspect.validate import check as check_rows
 from rankzero.data.progress import no_progress
 from rankzero.data.read.locate import LocatedSource
 from rankzero.run_dir.atomic import write_text

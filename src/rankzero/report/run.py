@@ -100,8 +100,12 @@ class RunPage:
     data: Mapping[str, Any]
     """data.json."""
     checkpoints: Sequence[Checkpoint]
+    merge: Mapping[str, Any]
+    """merge.json; empty where nothing was merged."""
     samples: Sequence[Sample]
     notices: Sequence[Notice]
+    evaluation: Mapping[str, Any]
+    """eval.json."""
 
     @property
     def goes_on(self) -> bool:
@@ -132,6 +136,7 @@ def read_run(root: Path, now: float) -> RunPage:
     starts = _starts(run_dir, reader)
     metrics = read_series(reader.lines(run_dir.metrics))
     checkpoints = _checkpoints(run_dir)
+    evaluation = reader.object(run_dir.evaluation)
     samples = _samples(reader, run_dir)
     environment, data = reader.object(run_dir.environment), reader.object(run_dir.data)
     notices = [
@@ -158,7 +163,9 @@ def read_run(root: Path, now: float) -> RunPage:
         environment=environment,
         data=data,
         checkpoints=checkpoints,
+        merge=reader.object(run_dir.merge),
         samples=samples,
+        evaluation=evaluation,
         notices=notices,
     )
 

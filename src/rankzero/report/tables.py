@@ -140,6 +140,29 @@ def saved(run: RunPage) -> list[Row]:
     return rows
 
 
+def merged(run: RunPage) -> list[Row]:
+    """What the proof of the last merged model has found."""
+    found = run.merge
+    asked = [
+        counted(int(count), word)
+        for name, word in (("prompts", "prompt"), ("images", "image"), ("tokens", "token"))
+        if (count := number(found, name))
+    ]
+    rows: list[Row] = [("Asked about", ", ".join(asked))]
+    for name, words in (
+        ("logits_largest", "Largest difference of logits"),
+        ("logits_tolerance", "What rounding explains"),
+        ("adapter_changes", "What the adapter itself changes"),
+        ("from_trained", "Difference from the base in fewer bits that it was trained on"),
+    ):
+        value = number(found, name)
+        rows.append((words, "" if value is None else f"{value:.3g}"))
+    for name in ("directory", "base", "base_weights", "dtype"):
+        value = found.get(name)
+        rows.append((name.replace("_", " ").capitalize(), value if isinstance(value, str) else ""))
+    return [row for row in rows if row[1]]
+
+
 def asked(samples: Sequence[Sample]) -> list[Asked]:
     """By prompt, in the order in which they were first asked."""
     by_prompt: dict[str, list[Sample]] = {}

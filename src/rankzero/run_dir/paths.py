@@ -14,6 +14,8 @@ from rankzero.run_dir.atomic import storage_errors, write_text
 
 LinkName = Literal["best", "last"]
 LINKS: tuple[LinkName, ...] = ("best", "last")
+MERGE = "merge.json"
+"""How far a merged model is from base and adapter: in the merged model's directory, and in its run's."""
 _STEP = re.compile(r"step-(\d+)")
 
 
@@ -78,9 +80,19 @@ class RunDir:
         return self.root / "samples.jsonl"
 
     @property
+    def evaluation(self) -> Path:
+        """What `rankzero eval` has measured of the result: by data set and task, before training and after."""
+        return self.root / "eval.json"
+
+    @property
     def page(self) -> Path:
         """All of the run to look at, in one file."""
         return self.root / "report.html"
+
+    @property
+    def merge(self) -> Path:
+        """Of the last model that was merged from the run: where it is, and how far it is from base and adapter."""
+        return self.root / MERGE
 
     @property
     def stop_flag(self) -> Path:

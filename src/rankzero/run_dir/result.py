@@ -50,6 +50,8 @@ class Adapter:
     directory: Path
     base: ModelSpec
     labels: tuple[str, ...] | None
+    run: Path | None = None
+    """The run directory that it lies in."""
 
 
 def as_it_was(spec: RunSpec) -> Result:
@@ -103,10 +105,26 @@ def find_adapter(path: Path, base: str | None = None) -> Adapter:
         raise ConfigError(f"there is no adapter: {ADAPTER_CONFIG} is missing", where=str(path), hint=hint)
     for parent in path.resolve().parents[:3]:  # <run>/final, <run>/checkpoints/step-<n>/model
         if (parent / "run.yaml").is_file():
-            spec = _spec_of(parent)
+            spec = spec_of(parent)
             changed = {} if base is None else {"name": base, "local_dir": None, "tokenizer_dir": None}
-            return Adapter(path, spec.model.model_copy(update=changed), _labels(path) or spec.data.labels)
+            return Adapter(path, spec.model.model_copy(update=changed), _labels(path) or spec.data.labels, parent)
     return Adapter(path, ModelSpec(name=base or _base_of(path, "give --model")), _labels(path))
+
+
+def find_weights(path: Path, base: str | None = None) -> tuple[Path, Adapter | None]:
+    """The directory with the weights of a run's result, or of any model here, and what it is an adapter of, where it
+    is one. Raises ConfigError where there are none."""
+    require_target(str(path))
+    place = path / FINAL if (path / "run.yaml").is_file() else path
+    if (place / ADAPTER_CONFIG).is_file():
+        return place, find_adapter(place, base)
+    if (place / "config.json").is_file():
+        return place, None
+    if place != path:
+        hint = "give its `rankzero train` command again; it continues from the newest checkpoint"
+        raise ConfigError("this run has no result yet: final/ is missing", where=str(path), hint=hint)
+    hint = "name a run directory, or a directory with a model or an adapter"
+    raise ConfigError("there is no model here: config.json is missing", where=str(path), hint=hint)
 
 
 def require_target(target: str) -> None:
@@ -178,7 +196,7 @@ def _with_hint(error: StorageError, hint: str) -> StorageError:
 
 
 def _of_run(run: Path, use: ModelUse, *, base: bool) -> Result:
-    spec = _spec_of(run)
+    spec = spec_of(run)
     task = spec.task_section
     if task.uses != use:
         raise ConfigError(f"this run {task.result}", where=str(run), hint=f"use `{task.command.format(run=run)}`")
@@ -199,7 +217,7 @@ def _of_run(run: Path, use: ModelUse, *, base: bool) -> Result:
     )
 
 
-def _spec_of(run: Path) -> RunSpec:
+def spec_of(run: Path) -> RunSpec:
     """What a run was given, with its paths as they are from here."""
     from rankzero.spec.load import load_run_spec
     from rankzero.spec.local_paths import absolute

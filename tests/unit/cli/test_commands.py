@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from rankzero.cli import train as train_command
 from rankzero.errors import DataError, NonFiniteError, ServiceError, StoppedError
 from rankzero.spec.load import load_run_spec
 from rankzero.spec.run_options import RunOptions
@@ -52,7 +51,10 @@ class Started:
         self.restarts: list[int] = []
         self.error: BaseException | None = None
 
-    def __call__(self, spec: RunSpec, options: RunOptions, nproc: int, max_restarts: int = 0) -> dict[str, Any]:
+    def __call__(
+        self, spec: RunSpec, options: RunOptions, nproc: int, max_restarts: int, *, in_process: bool, begun: float
+    ) -> dict[str, Any]:
+        assert in_process == (nproc == 1 and not max_restarts) and begun > 0
         self.calls.append((spec, options, nproc))
         self.restarts.append(max_restarts)
         if self.error is not None:
@@ -67,7 +69,8 @@ class Started:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     started = Started()
-    monkeypatch.setattr(train_command, "start", started)
+    monkeypatch.setattr("rankzero.api.training.run_to_end", started)
+    monkeypatch.setattr("rankzero.cli.first_line.say_step", lambda _text: None)
     return started
 
 

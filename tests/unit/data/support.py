@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rankzero.data.check.validate import CheckReport, check
+from rankzero.data.inspect.validate import CheckReport, check
 from rankzero.data.rows.problems import RowProblem
 from rankzero.errors import DataError, ExitCode, Problem
 from rankzero.spec.run_spec import SourceSpec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import subprocess
@@ -12,9 +13,18 @@ from pathlib import Path
 
 import pytest
 
+from rankzero.data.progress import told
 from rankzero.engine import worker
-from rankzero.engine.console import RunConsole, logger, print_result, results_alone_on_stdout
+from rankzero.engine.console import (
+    STEPS,
+    RunConsole,
+    logger,
+    print_result,
+    results_alone_on_stdout,
+    step_in_words,
+)
 from rankzero.errors import ServiceError
+from rankzero.wording import printable
 
 
 def test_what_libraries_print_goes_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
@@ -68,6 +78,23 @@ def test_neither_console_nor_rank_log_shows_a_secret(
     assert "canary-4711" not in written + shown
     marked = [line.split(" ")[1] for line in written.splitlines() if line[2:3] == ":"]
     assert marked == ["before", "ERROR"], "what is a warning can be told from the file"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_progress_is_one_line_with_all_there_is_to_know(width: int) -> None:
+    """Steps, loss, speed, epoch, learning rate, gradient norm, memory, elapsed and remaining: also at 80 columns."""
+    from rich.console import Console
+
+    stream = io.StringIO()
+    terminal = Console(file=stream, width=width, force_terminal=True, color_system=None)
+    facts = {"loss": 1.2345, "epoch": 12.34, "learning_rate": 1.5e-4, "grad_norm": 0.523}
+    with told(STEPS, "step", 3000, 1199, terminal=terminal, say=print) as advance:
+        advance(1, step_in_words({**facts, "peak_memory_bytes": 12_340_000_000}, 2043.4))
+    shown = printable(stream.getvalue().replace("\r", "\n")).splitlines()
+    last = next(line for line in reversed(shown) if "tok/s" in line)
+    assert len(last.rstrip()) <= width
+    words = "1200/3000 loss 1.2345 2,043 tok/s ep 12.34 lr 1.5e-4 |g| 0.52 12.3GB 0:0"
+    assert words in last and "<" in last and ("━" in last) == (width >= 100)
 
 
 def test_an_error_is_handed_over_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
+import re
 import shutil
+import stat
 import time
 from pathlib import Path
 from typing import Any
@@ -13,14 +16,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 from safetensors.torch import load_file
 
 from rankzero.engine import train as loop
 from rankzero.engine.evaluate import EvalResult
 from rankzero.engine.finish import write_page
 from rankzero.errors import StoppedError
+from rankzero.run_dir.atomic import read_manifest
 from rankzero.run_dir.goodput import KINDS, read_starts
 from rankzero.run_dir.paths import RunDir
+from rankzero.run_dir.result import verify_result
 from rankzero.spec.run_spec import RunSpec
 from rankzero.track.tensorboard import TensorBoard
 from tests.support.runs import log, metrics, run_here, run_root, small_spec, stop_in
@@ -42,16 +48,25 @@ def plain_eval_loss(model: Any, tokenizer: Any, rows: list[dict[str, Any]]) -> f
     return total / count
 
 
-@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize(("method", "umask"), [("lora", 0o022), ("full", 0o077)])
 def test_the_result_loads_in_plain_transformers_and_scores_what_was_reported(
-    method: str, tmp_path: Path, tiny: Path
+    method: str,
+    umask: int,
+    tmp_path: Path,
+    tiny: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     changes: dict[str, Any] = {"lora": None} if method == "full" else {}
-    spec = small_spec(tmp_path, tiny, **changes)
-    report = run_here(spec)
+    spec = small_spec(tmp_path, tiny, tracking__tensorboard=True, **changes)
+    before = os.umask(umask)
+    try:
+        report = run_here(spec)
+    finally:
+        os.umask(before)
     final = run_root(spec) / "final"
     tokenizer = AutoTokenizer.from_pretrained(final)
     model = AutoModelForCausalLM.from_pretrained(tiny if method == "lora" else final, dtype=torch.float32)
@@ -60,11 +75,40 @@ def test_the_result_loads_in_plain_transformers_and_scores_what_was_reported(
         config = json.loads((final / "adapter_config.json").read_text())
         assert config["base_model_name_or_path"] == str(tiny) and config["peft_type"] == "LORA"
     assert tokenizer.chat_template
-    (tmp_path / "mine").touch()
-    modes = {path.stat().st_mode for path in run_root(spec).rglob("*") if path.is_file()}
-    assert modes == {(tmp_path / "mine").stat().st_mode}, "another user's server can read what the umask lets it"
+    for path in run_root(spec).rglob("*"):  # another user's server can read what the umask lets it, and no more
+        allowed = 0o777 if path.is_dir() else 0o666
+        assert path.is_symlink() or stat.S_IMODE(path.stat().st_mode) == allowed & ~umask, path
     assert json.loads((final / "generation_config.json").read_text())["eos_token_id"] == tokenizer.eos_token_id
     assert plain_eval_loss(model.eval(), tokenizer, chat_rows(7)) == pytest.approx(report["eval_loss"], rel=1e-5)
+    the_card_holds(spec, report, monkeypatch, capsys)
+
+
+def the_card_holds(
+    spec: RunSpec, report: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """final/README.md: what the run was, no path of this machine, and a script that runs as it stands."""
+    final = run_root(spec) / "final"
+    text = (final / "README.md").read_text()
+    _, front, body = text.split("---\n", 2)
+    adapter = spec.lora is not None
+    assert yaml.safe_load(front) == {
+        "library_name": "peft" if adapter else "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["rankzero", *(["lora"] if adapter else []), "small"],
+        "license": "unknown",
+    }, "the base is a directory here, which has no name on the Hub and states no licence"
+    assert "Licence of the base: not stated" in body and str(Path(spec.model.name).parent) not in text
+    for part, rows in (("train", 30), ("eval", 7)):
+        digest = hashlib.sha256(Path(str(getattr(spec.data, part))).read_bytes()).hexdigest()
+        assert f"| {part} | {part}.jsonl | {rows} | `{digest}` |" in body
+    assert f"| train loss | {report['train_loss_first']:.4g} | {report['train_loss_last']:.4g} |" in body
+    assert f"| {report['eval_loss']:.4g} |" in body and "| global_batch_size | 8 |" in body
+    assert ("| lora | r 4, alpha 16, dropout 0.1 |" in body) is adapter
+    assert "README.md" in read_manifest(final)["files"] and verify_result(final) == ()
+    (code,) = re.findall(r"```python\n(.*?)```", body, flags=re.DOTALL)
+    monkeypatch.chdir(final)
+    exec(compile(code, "README.md", "exec"), {})
+    assert capsys.readouterr().out.endswith("\n")
 
 
 def test_the_report_adds_up(tmp_path: Path, tiny: Path) -> None:

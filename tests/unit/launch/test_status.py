@@ -52,11 +52,13 @@ def test_progress_is_read_as_the_console_writes_it() -> None:
     console.logger.setLevel(logging.INFO)
     try:
         with told(console.STEPS, "step", 2000, 119, terminal=None, say=console.logger.info) as advance:
-            advance(1, f"loss {1.25:.4f} {12345.4:,.0f} tok/s")
+            facts = {"loss": 1.25, "epoch": 0.12, "learning_rate": 1.5e-4, "grad_norm": 0.523}
+            advance(1, console.step_in_words({**facts, "peak_memory_bytes": 1_230_000_000}, 12345.4))
     finally:
         console.logger.removeHandler(handler)
         console.logger.setLevel(level)
     line = stream.getvalue()
+    assert "loss 1.2500 12,345 tok/s ep 0.12 lr 1.5e-4 |g| 0.52 1.2GB elapsed 0:00 ETA 0:0" in line
     found = last_progress(f"[node 0] {line}", datetime.now(UTC))
     assert found is not None
     assert (found.step, found.total_steps, found.loss, found.tokens_per_second) == (120, 2000, 1.25, 12345)

@@ -51,11 +51,14 @@ def use_of(name: str) -> ModelUse:
     return "classifies" if name in ENCODERS else "writes"
 
 
-def saved(name: str, directory: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> ModelSource:
+def saved(
+    name: str, directory: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32, vocabulary: int = 64
+) -> ModelSource:
     """Random weights of an architecture, as its own class saves them; encoders without a head."""
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText
 
     config = CONFIGS[name]()
+    config.get_text_config().vocab_size = vocabulary
     auto = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
     auto = AutoModel if name in ENCODERS else auto
     with torch.random.fork_rng():

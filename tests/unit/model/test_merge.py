@@ -17,20 +17,24 @@ from transformers import (
 )
 
 from rankzero.engine.setup import to_train
-from rankzero.errors import ConfigError
-from rankzero.model.merge import merge
-from rankzero.model.weights import export_final
+from rankzero.errors import ConfigError, RankzeroError
+from rankzero.model.merge import add_adapters, merge
+from rankzero.model.proof import Prompts, compare, logits_of
+from rankzero.model.weights import export_final, save_whole
+from rankzero.spec.resolve import to_yaml
 from rankzero.spec.run_spec import RunSpec
 from tests.support.cli import Cli
-from tests.support.tiny import tiny_tokenizer
+from tests.support.tiny import tiny_model, tiny_tokenizer, write_jsonl
 from tests.unit.model.support import CLASSES, loaded, logits, saved, shaken, spec_of, task_of
 
 CLASS = {"sft": AutoModelForCausalLM, "classify": AutoModelForSequenceClassification}
 
 
-def trained(name: str, root: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> tuple[RunSpec, Any]:
+def trained(
+    name: str, root: Path, dtype: torch.dtype = torch.float32, *, model_vocabulary: int = 64, **changes: Any
+) -> tuple[RunSpec, Any]:
     """A base in `root`/base and a moved adapter in `root`/final; the spec, and the model with the adapter on it."""
-    source = saved(name, root / "base", dtype=dtype)
+    source = saved(name, root / "base", dtype=dtype, vocabulary=model_vocabulary)
     tiny_tokenizer().save_pretrained(root / "base")
     spec = spec_of(task=task_of(name), model__name=str(root / "base"), **{"lora": {"dropout": 0}, **changes})
     adapted = shaken(to_train(loaded(source, spec, dtype), spec, base_name=source.name))
@@ -68,6 +72,8 @@ def test_merged_is_base_and_adapter(name: str, changes: dict[str, Any], tmp_path
     modes = {path.stat().st_mode for path in done.directory.rglob("*") if path.is_file()}
     assert modes == {(done.directory / "manifest.json").stat().st_mode}, "the umask decides who may read"
     assert distance(logits(model.eval()), logits(adapted)) < 1e-5
+    assert done.difference.largest < done.difference.tolerance < 1e-4 < done.adapter_changes
+    assert json.loads((done.directory / "merge.json").read_text()) == done.to_json()
     assert distance(logits(model), logits(loaded(saved(name, tmp_path / "again"), spec))) > 1e-3, "it did change"
     if labels:
         assert model.config.id2label == dict(enumerate(labels))
@@ -86,12 +92,14 @@ def test_a_vision_model_merges_whole(tmp_path: Path) -> None:
 def test_a_packed_base_merges_as_it_was_trained_on(name: str, parts: object, quantization: str, tmp_path: Path) -> None:
     spec, adapted = trained(name, tmp_path, model__quantization=quantization, train__parts=parts)
     merge(spec.model, tmp_path / "final", tmp_path / "merged")
-    merge(spec.model, tmp_path / "final", tmp_path / "files", base_weights="files")
+    on_others = merge(spec.model, tmp_path / "final", tmp_path / "files", base_weights="files")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     assert distance(logits(model), logits(adapted)) < 1e-5
     assert "quantization_config" not in json.loads((tmp_path / "merged/config.json").read_text())
     other = AutoModelForCausalLM.from_pretrained(tmp_path / "files").eval()
     assert distance(logits(other), logits(adapted)) > 1e-4, "the files' weights are not what was trained on"
+    assert on_others.difference.largest < on_others.difference.tolerance < 1e-4 < (on_others.from_trained or 0)
+    assert "from the base in fewer bits that it was trained on" in on_others.in_words
     plain = spec.model_copy(update={"model": spec.model.model_copy(update={"quantization": "none"})})
     from rankzero.model.lora import load_adapter
 
@@ -140,6 +148,111 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
     assert not list(tmp_path.glob(".tmp-*"))
 
 
+HALVES = [
+    ("llama", {"lora": {"dropout": 0, "use_dora": True, "target_modules": "all-linear"}}),
+    ("llama", {"lora": {"dropout": 0, "modules_to_save": ["embed_tokens", "lm_head", "norm"]}}),
+    ("llama", {"lora": {"dropout": 0, "trainable_token_indices": [5, 9, 17]}}),
+    ("gpt2", {"lora": {"dropout": 0, "modules_to_save": ["wte"]}}),
+    ("bert", {}),
+    ("qwen3_moe", {"train__parts": ["language", "experts", "router"]}),
+    ("gpt_oss", {"train__parts": ["experts"]}),
+    ("deepseek_v3", {"lora": {"dropout": 0, "target_modules": "all-linear"}}),
+    ("qwen3_vl", {"train__parts": ["language", "projector", "vision_tower"]}),
+    ("qwen3_moe", {"model__quantization": "nf4", "train__parts": ["language", "experts"]}),
+]
+"""What of a merge is different, in a precision that rounds."""
+
+
+@pytest.mark.parametrize(("name", "changes"), HALVES)
+def test_the_proof_takes_a_right_merge_and_no_wrong_one(
+    name: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16 a right one stays well inside of the tolerance, and the error of a wrong scaling is far beyond it."""
+    spec, _ = trained(name, tmp_path, torch.bfloat16, **changes)
+    labels = CLASSES if spec.task == "classify" else None
+    done = merge(spec.model, tmp_path / "final", tmp_path / "merged", labels=labels)
+    assert 0 < done.difference.largest < done.difference.tolerance / 2 < done.adapter_changes / 5
+
+    factor = 1.5 if spec.task == "sft" else 8  # most of what a classifier has learned is in its head
+
+    def too_much(adapted: Any) -> int:
+        with torch.no_grad():
+            for name, parameter in adapted.named_parameters():
+                if "lora_B" in name:
+                    parameter *= factor
+        return add_adapters(adapted)
+
+    monkeypatch.setattr("rankzero.model.merge.add_adapters", too_much)
+    with pytest.raises(RankzeroError, match="does not say what base and adapter say") as caught:
+        merge(spec.model, tmp_path / "final", tmp_path / "wrong", labels=labels)
+    assert caught.value.exit_code == 70
+    assert not (tmp_path / "wrong").exists() and not list(tmp_path.glob(".tmp-*"))
+
+
+def test_what_is_written_is_what_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor that is lost on the way to the disk is found, though the model in memory was right."""
+    spec, _ = trained("llama", tmp_path)
+
+    def forgetful(model: Any, directory: Path, **given: Any) -> None:
+        with torch.no_grad():
+            model.get_submodule("model.layers.1.self_attn.v_proj").weight.zero_()
+        save_whole(model, directory, **given)
+
+    monkeypatch.setattr("rankzero.model.merge.save_whole", forgetful)
+    with pytest.raises(RankzeroError, match="nothing was written"):
+        merge(spec.model, tmp_path / "final", tmp_path / "wrong")
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_a_head_that_is_parted_from_its_embeddings_stays_so(tmp_path: Path) -> None:
+    """By an adapter on the head alone, as other tools make them, and by training GPT-2's embeddings."""
+    from peft import LoraConfig, get_peft_model
+
+    base = AutoModelForCausalLM.from_pretrained(tiny_model(tmp_path / "base"), dtype=torch.float32)
+    settings = LoraConfig(target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM")
+    adapted = shaken(get_peft_model(base, settings))
+    adapted.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
+    spec = spec_of(model__name=str(tmp_path / "base")).model
+    done = merge(spec, tmp_path / "adapter", tmp_path / "merged")
+    assert done.layers == 3 and done.difference.is_small
+    other = tmp_path / "gpt2"
+    other.mkdir()
+    of_gpt2, _ = trained("gpt2", other, lora={"dropout": 0, "modules_to_save": ["wte"]})
+    merge(of_gpt2.model, other / "final", other / "merged")
+    for merged in (tmp_path / "merged", other / "merged"):
+        assert json.loads((merged / "config.json").read_text())["tie_word_embeddings"] is False
+        model = AutoModelForCausalLM.from_pretrained(merged)
+        assert not torch.equal(model.get_output_embeddings().weight, model.get_input_embeddings().weight)
+
+
+def test_not_a_number_is_refused() -> None:
+    right = torch.randn(3, 5)
+    wrong = right.clone()
+    wrong[1, 2] = float("nan")
+    assert not compare(right, wrong, dtype=torch.bfloat16, rounded=4, routed=False).is_small
+    assert compare(right, right, dtype=torch.bfloat16, rounded=4, routed=False).is_small
+
+
+def test_a_router_may_send_single_tokens_elsewhere_and_not_many() -> None:
+    right = torch.randn(8, 5)
+    for wrong_tokens, good in ((2, True), (3, False)):
+        other = right.clone()
+        other[:wrong_tokens] += torch.randn(wrong_tokens, 5) + 1
+        found = compare(right, other, dtype=torch.bfloat16, rounded=4, routed=True)
+        assert found.is_small is good and found.largest > found.tolerance
+        assert not compare(right, other, dtype=torch.bfloat16, rounded=4, routed=False).is_small
+
+
+def test_all_compute_in_float32_and_are_as_they_were_afterwards(tmp_path: Path) -> None:
+    spec, adapted = trained("llama", tmp_path, torch.bfloat16)
+    before = {name: (parameter.dtype, parameter.data_ptr()) for name, parameter in adapted.named_parameters()}
+    prompts = Prompts([[5, 9, 17, 33], [7, 44]])
+    said = logits_of(adapted, prompts)
+    assert {name: (p.dtype, p.data_ptr()) for name, p in adapted.named_parameters()} == before
+    wide = adapted.float()
+    assert distance(said, logits_of(wide, prompts)) < 1e-6, "as a model of float32 whose weights are the same"
+
+
 def test_an_adapter_that_diverged_is_refused(tmp_path: Path) -> None:
     spec, adapted = trained("llama", tmp_path)
     with torch.no_grad():
@@ -153,26 +266,45 @@ def test_an_adapter_that_diverged_is_refused(tmp_path: Path) -> None:
 def test_the_command_takes_an_adapter_that_no_run_made(tmp_path: Path, cli: Cli) -> None:
     _, adapted = trained("llama", tmp_path)
     done = cli(f"merge {tmp_path}/final -o {tmp_path}/out/merged --json")
-    assert json.loads(done.out) == {
+    said = json.loads(done.out)
+    named = {name: said[name] for name in ("directory", "base", "base_weights", "dtype", "layers")}
+    assert named == {
         "directory": str(tmp_path / "out/merged"),
         "base": str(tmp_path / "base"),
+        "base_weights": "trained",
         "dtype": "float32",
         "layers": 8,
     }
+    assert said["logits_largest"] < said["logits_tolerance"] < said["adapter_changes"] and said["from_trained"] is None
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out/merged").eval()
     assert distance(logits(model), logits(adapted)) < 1e-5
 
 
 def test_the_command_finds_a_run_of_any_of_its_directories(tmp_path: Path, cli: Cli) -> None:
-    from rankzero.spec.resolve import to_yaml
-
-    spec, adapted = trained("distilbert", tmp_path, data__labels=CLASSES)
+    spec, adapted = trained("distilbert", tmp_path, data__labels=CLASSES, data__eval="rows.jsonl#10")
     (tmp_path / "run.yaml").write_text(to_yaml(spec))
+    rows = [{"text": f"row {number}", "label": CLASSES[number % 3]} for number in range(6)]
     for number, where in enumerate((tmp_path, tmp_path / "final")):
-        assert cli(f"merge {where} -o {tmp_path}/m{number}").code == 0
+        done = cli(f"merge {where} -o {tmp_path}/m{number}")
+        assert done.code == 0, done.err
+        noted = json.loads((tmp_path / "merge.json").read_text())
+        assert noted["directory"] == str(tmp_path / f"m{number}") and noted["prompts"] == 4 + noted["rows_of_data"]
+        assert noted["rows_of_data"] == (0 if number == 0 else 4), "of files that are here"
+        assert f"over {noted['prompts']} prompts" in done.out and "rounding explains" in done.out
+        write_jsonl(tmp_path / "rows.jsonl", rows)
         model = AutoModelForSequenceClassification.from_pretrained(tmp_path / f"m{number}").eval()
         assert model.config.id2label == dict(enumerate(CLASSES))
         assert distance(logits(model), logits(adapted)) < 1e-5
+
+
+def test_the_page_of_a_run_shows_what_the_proof_has_found(tmp_path: Path, cli: Cli) -> None:
+    spec, _ = trained("llama", tmp_path)
+    (tmp_path / "run.yaml").write_text(to_yaml(spec))
+    assert cli(f"merge {tmp_path} -o {tmp_path}/m").code == 0
+    assert cli(f"report {tmp_path}").code == 0
+    page, noted = (tmp_path / "report.html").read_text(), json.loads((tmp_path / "merge.json").read_text())
+    assert "How far the merged model is from base and adapter" in page
+    assert f"{noted['logits_largest']:.3g}" in page and str(tmp_path / "m") in page
 
 
 def test_the_command_says_what_is_missing(tmp_path: Path, cli: Cli) -> None:

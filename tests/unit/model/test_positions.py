@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from rankzero.model.context import Context, computed_context
+from rankzero.model.context import Context, computed_context, stored_context
 from rankzero.model.parts import position_limit
 
 SMALL = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -59,3 +59,20 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 )
 def test_the_context_of_computed_positions(config: transformers.PretrainedConfig, context: Context | None) -> None:
     assert computed_context(config) == context
+    assert stored_context(config.to_dict()) == context
+
+
+@pytest.mark.parametrize(
+    ("scaling", "extended"),
+    [
+        (None, False),
+        ({"type": "mrope"}, False),
+        ({"type": "yarn", "factor": 4.0}, True),
+        ({"rope_type": "llama3"}, True),
+    ],
+)
+def test_the_context_in_an_older_config(scaling: dict[str, object] | None, extended: bool) -> None:
+    """As config.json was before transformers 5, and with the text model's part in a section of its own."""
+    config = {"max_position_embeddings": 40, "rope_theta": 1e4, "rope_scaling": scaling}
+    assert stored_context(config) == stored_context({"text_config": config}) == Context(40, extended)
+    assert stored_context({"max_position_embeddings": 40}) is None

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from rankzero.engine.parallel.placing import tensors
 from rankzero.engine.setup import to_train
 from rankzero.errors import ConfigError
-from rankzero.model.load import ClassHead, load_config, load_model
+from rankzero.model.load import ClassHead, empty_model, load_config, load_model
 from rankzero.model.lora import load_adapter, parameter_counts
 from rankzero.model.low_bits import FLOAT8, from_float8, to_float8
 from rankzero.model.quantize import quantization_config, unpack
@@ -63,6 +64,28 @@ def test_layers_and_experts_of_the_text_model_are_packed_and_nothing_else(
     }
     assert bytes_of(model) < bytes_of(plain)
     assert parameter_counts(model)[1] == parameter_counts(plain)[1], "counted as what they stand for"
+
+
+@pytest.mark.parametrize("quantization", FORMATS)
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3_moe", "gpt_oss", "qwen3_vl_moe"])
+def test_an_outline_is_of_the_same_packed_tensors(name: str, quantization: str, tmp_path: Path) -> None:
+    """So that a process can be sent a packed model that it never read."""
+    source, spec = saved(name, tmp_path), packed_spec(name, quantization)
+    shape = empty_model(spec.model, load_config(source, spec.model), torch.float32, packed=True)
+    outlined, model = (to_train(made, spec, base_name="tiny") for made in (shape, loaded(source, spec).train()))
+    assert described(outlined) == described(model)
+    assert all(tensor.device.type == "meta" for _, _, tensor in tensors(outlined.get_base_model()))
+    assert str(outlined) == str(model), "the same layers"
+    again = loaded(source, spec)  # what was made without memory leaves no table behind that others would use
+    for first, second in zip(tensors(again), tensors(model.get_base_model()), strict=False):
+        assert first[2].device.type == second[2].device.type == "cpu"
+
+
+def described(model: Any) -> list[Any]:
+    """Every tensor, and for 4 bits what is unpacked to."""
+    states = [(name, vars(part).get("quant_state")) for name, part in model.named_modules()]
+    unpacked: list[Any] = [(name, state.shape, state.dtype, state.blocksize) for name, state in states if state]
+    return unpacked + [(name, tuple(t.shape), t.dtype, t.requires_grad) for _, name, t in tensors(model)]
 
 
 def as_computed(model: Any, name: str) -> torch.Tensor:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from rankzero.api.installed import require_data
 from rankzero.cli.data.inputs import ColumnsOption, FormatOption, HeaderOption, column_map
-from rankzero.cli.installed import require_data
 
 if TYPE_CHECKING:
     from rankzero.data.convert.convert import Conversion

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rankzero.cli.installed import require_data
+from rankzero.api.installed import require_data
 from rankzero.errors import Problem, RankzeroError, UsageError
 
 if TYPE_CHECKING:

@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankzero.cli.data.tokenizer_option import TokenizerPlace, find_tokenizer
 from rankzero.errors import UsageError
-from rankzero.spec.nearby import shown
 from rankzero.spec.row_formats import Reasoning, RowFormat
 
 if TYPE_CHECKING:
-    from rankzero.data.tokens.chat import TokenRules
-    from rankzero.spec.run_spec import SourceSpec
+    from rankzero.api.data import Wanted
 
 FormatOption = Annotated[RowFormat, typer.Option("--format", help="Row shape; auto decides row by row.")]
 ColumnsOption = Annotated[
@@ -61,19 +58,6 @@ class Flags:
     header: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is to be looked at, whether flags or a run spec say so."""
-
-    train: Sequence[SourceSpec]
-    eval: Sequence[SourceSpec] = ()
-    tokenizer: TokenizerPlace | None = None
-    chat_template: Path | None = None
-    rules: TokenRules | None = None
-    seed: int = 0
-    image_max_tokens: int | None = None
-
-
 def what_is_wanted(inputs: list[str], flags: Flags) -> Wanted:
     """The sources, and how they are looked at. Raises UsageError for flags that the run spec has values for, and as
     `read_spec` does."""
@@ -98,10 +82,16 @@ def what_is_wanted(inputs: list[str], flags: Flags) -> Wanted:
     if given:
         hint = "write key=value: model.name=…, data.max_length=…"
         raise UsageError(f"{specs[0]} says that already: {', '.join(given)}", where="command line", hint=hint)
-    return _from_spec(inputs)
+    from rankzero.api.data import wanted_by
+    from rankzero.cli.seed_flags import SeedFlags
+    from rankzero.cli.train import read_spec
+
+    return wanted_by(read_spec(inputs, SeedFlags(), world_size=1))
 
 
 def _from_flags(inputs: list[str], flags: Flags) -> Wanted:
+    from rankzero.api.data import Wanted
+    from rankzero.api.tokenizers import find_tokenizer
     from rankzero.data.tokens.chat import TokenRules
     from rankzero.spec.run_spec import ModelSpec, SourceSpec
 
@@ -121,34 +111,6 @@ def _from_flags(inputs: list[str], flags: Flags) -> Wanted:
         max_length=flags.max_length or 2048, assistant_only_loss=not flags.all_tokens, reasoning=flags.reasoning
     )
     return Wanted(sources, (), place, flags.chat_template, kept)
-
-
-def _from_spec(inputs: list[str]) -> Wanted:
-    from rankzero.cli.seed_flags import SeedFlags
-    from rankzero.cli.train import read_spec
-    from rankzero.data.cache.training_data import parts_of, token_rules
-
-    spec = read_spec(inputs, SeedFlags(), world_size=1)
-    if spec.data.streaming:
-        hint = "name one of its files and --model; or add data.streaming=false, which fetches and looks at all of them"
-        raise UsageError("rows of a stream are looked at as they are trained", where="data.streaming", hint=hint)
-    parts = parts_of(spec.data)
-    template = None if spec.data.chat_template is None else Path(spec.data.chat_template)
-    place = find_tokenizer(spec.model)
-    return Wanted(
-        [_as_read(source) for source in parts["train"]],
-        [_as_read(source) for source in parts.get("eval", ())],
-        place,
-        template,
-        token_rules(spec),
-        spec.train.seed,
-        spec.data.image_max_tokens,
-    )
-
-
-def _as_read(source: SourceSpec) -> SourceSpec:
-    """With its path as a person reads it, since reports name its files; it is looked at from here alone."""
-    return source.model_copy(update={"path": shown(source.path)})
 
 
 def column_map(texts: Sequence[str] | None) -> dict[str, str]:

@@ -28,7 +28,7 @@ def prepare(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Tokenise a run's data into the cache, where training finds it. Goes on where a killed one stopped."""
-    from rankzero.cli.installed import require_engine
+    from rankzero.api.installed import require_engine
 
     require_engine()
     from rankzero.cli.seed_flags import SeedFlags

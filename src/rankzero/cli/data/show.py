@@ -9,12 +9,11 @@ from typing import Annotated
 
 import typer
 
+from rankzero.api.installed import require_tokenizer
 from rankzero.cli.data.check import check, stats
 from rankzero.cli.data.convert import convert
 from rankzero.cli.data.inputs import ColumnsOption, FormatOption, ReasoningOption, column_map
-from rankzero.cli.data.tokenizer_option import find_tokenizer, load_image_rules, load_tokenizer
 from rankzero.cli.help import Sections
-from rankzero.cli.installed import require_tokenizer
 
 LOOK, MAKE = "Look", "Make"
 """Sections of the help."""
@@ -48,26 +47,25 @@ def show(
     Trained tokens are green, or in ⟦brackets⟧.
     """
     require_tokenizer()
-    from rankzero.data.check.show import rows_to_show
+    from rankzero.api.data import Wanted, shown
+    from rankzero.api.tokenizers import find_tokenizer
     from rankzero.data.tokens.chat import TokenRules
     from rankzero.spec.run_spec import ModelSpec, SourceSpec
 
     place = find_tokenizer(ModelSpec(name=model), "--model")
-    tokenizer = load_tokenizer(place, chat_template)
-    vision = load_image_rules(place, tokenizer, chat_template)
-    rules = TokenRules(max_length=max_length, assistant_only_loss=not train_on_all, vision=vision, reasoning=reasoning)
-
+    rules = TokenRules(max_length=max_length, assistant_only_loss=not train_on_all, reasoning=reasoning)
     source = SourceSpec(path=file, format=row_format, columns=column_map(columns))
+    wanted = Wanted([source], (), place, chat_template, rules)
     colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    for number, shown in enumerate(rows_to_show(source, tokenizer, rules, line=row, count=rows)):
+    for number, one in enumerate(shown(wanted, line=row, rows=rows)):
         if number:
             typer.echo()
         if colours:
             from rich.console import Console
 
             console = Console(highlight=False)
-            console.print(shown.headline, style="bold", markup=False)
-            console.print(shown.coloured())
+            console.print(one.headline, style="bold", markup=False)
+            console.print(one.coloured())
         else:
-            typer.echo(shown.headline)
-            typer.echo(shown.plain())
+            typer.echo(one.headline)
+            typer.echo(one.plain())

@@ -67,10 +67,10 @@ class Job:
         """The directory that image paths in a file are relative to, by the file's index in `paths`."""
         return os.path.abspath(self.spec_of(file).image_root or os.path.dirname(self.paths[file]))
 
-    def fingerprint(self, cache_dir: Path) -> str:
-        """The name of the result: a hash of all that decides it."""
+    def fingerprint(self, cache_dir: Path, tokenizer: str | None = None) -> str:
+        """The name of the result: a hash of all that decides it. `tokenizer`: the fingerprint of one not loaded."""
         files = [self._identity(index, content_hash(path, cache_dir)) for index, path in enumerate(self.paths)]
-        decides = [CODE_VERSION, files, self.parts.fingerprint, self.rules.as_json()]
+        decides = [CODE_VERSION, files, tokenizer or self.parts.fingerprint, self.rules.as_json()]
         if self.rules.vision is not None:  # rows then say where their images are
             decides.append([self.image_root(index) for index in range(len(self.paths))])
         whole = json.dumps(decides)

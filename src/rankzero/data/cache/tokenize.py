@@ -29,13 +29,13 @@ from rankzero.data.read.sources import NO_ROWS, require_readable
 from rankzero.data.rows.formats.classification import UNLABELLED
 from rankzero.data.rows.problems import ProblemLog
 from rankzero.data.tokens.chat import TokenRules
-from rankzero.data.tokens.tokenizer import Tokenizer, take_apart
+from rankzero.data.tokens.tokenizer import Tokenizer, TokenizerParts, take_apart
 from rankzero.errors import DataError, Problem, StorageError
 from rankzero.machine import usable_cores
 from rankzero.spec.run_spec import SourceSpec
 from rankzero.wording import first_line
 
-__all__ = ["Shard", "TokenRules", "prepare", "prepare_shard", "tokenizer_fingerprint"]
+__all__ = ["Shard", "TokenRules", "cached", "prepare", "prepare_shard", "tokenizer_fingerprint"]
 
 PARTIAL_SUFFIX = ".partial"
 """Of the directory beside a data set in which its segments come together."""
@@ -117,6 +117,19 @@ def prepare_shard(
                 return None
             dataset = TokenizedDataset.open(directory, job.paths)
     return dataset
+
+
+def cached(
+    sources: Sequence[LocatedSource], tokenizer: str, rules: TokenRules, cache_dir: Path, *, seed: int = 0
+) -> TokenizedDataset | None:
+    """The rows that `prepare` made before with the tokenizer of this fingerprint; None where it has to be asked. Their
+    bytes are not verified. Raises as `prepare` does where files cannot be read."""
+    job = Job(sources, TokenizerParts("", None, {}, "", 0, ()), rules, seed)
+    directory = cache_dir / "tokenized" / job.fingerprint(cache_dir, tokenizer)
+    try:
+        return TokenizedDataset.open(directory, job.paths) if directory.exists() else None
+    except (StorageError, OSError, KeyError, TypeError, pa.ArrowInvalid):
+        return None  # `prepare` says what is damaged, and makes it again
 
 
 def _job(

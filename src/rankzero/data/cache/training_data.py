@@ -6,7 +6,7 @@ Knows the spec's data section and the cache; nothing of models, devices or batch
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.selection import first_occurrences, held_out_by_group, mix
 from rankzero.data.cache.stream.plan import Stream, make_stream
-from rankzero.data.cache.tokenize import Shard, TokenRules, prepare, prepare_shard
+from rankzero.data.cache.tokenize import Shard, TokenRules, cached, prepare, prepare_shard
 from rankzero.data.progress import Progress
 from rankzero.data.read.locate import LocatedSource, expand
 from rankzero.data.read.network import RealNetwork
@@ -106,13 +106,50 @@ def training_data(
     notes = frozenset(note for dataset in read.values() for note in dataset.stats.notes)
     if streamed is not None:
         return TrainingData(streamed, read.get("eval"), notes | streamed.noted)
-    train, held_out = read["train"], read.get("eval")
+    return _parted(spec, read, located["train"], notes, say=say, warn=warn)
+
+
+def cached_data(spec: RunSpec, tokenizer: str, cache_dir: Path) -> TrainingData | None:
+    """The same where all of it was made before with the tokenizer of this fingerprint, is here, and has no images; else
+    None. Raises as `training_data` does."""
+    if spec.data.streaming or not _is_here(spec.data):
+        return None
+    read: dict[str, TokenizedDataset] = {}
+    located = {label: expand(sources) for label, sources in parts_of(spec.data).items()}
+    for label, sources in located.items():
+        dataset = cached(sources, tokenizer, token_rules(spec), cache_dir, seed=spec.train.seed)
+        if dataset is None:
+            return None
+        read[label] = _deduplicated(dataset, label, _nothing) if spec.data.deduplicate else dataset
+    return _parted(spec, read, located["train"], frozenset(), say=_nothing, warn=_nothing)
+
+
+def _is_here(data: DataSpec) -> bool:
+    paths = [source.path for sources in parts_of(data).values() for source in sources]
+    return all(parse_data_path(path, os.path.exists).place == "local" for path in paths)
+
+
+def _nothing(_words: str) -> None:
+    """Said when the rows were made."""
+
+
+def _parted(
+    spec: RunSpec,
+    read: Mapping[str, TokenizedDataset],
+    sources: Sequence[LocatedSource],
+    notes: frozenset[str],
+    *,
+    say: Say,
+    warn: Say,
+) -> TrainingData:
+    """What is held out, and how often an epoch has each source."""
+    train, held_out, seed = read["train"], read.get("eval"), spec.train.seed
     if isinstance(spec.data.eval, EvalFraction):
         train, held_out = _held_out(train, seed, spec.data.eval.fraction)
         if len(held_out) == 1:
             share = f"data.eval.fraction {spec.data.eval.fraction:g} of {len(train) + 1} rows"
             warn(f"{share} holds out one row, which tells next to nothing: raise it, or give data.eval a file")
-    return TrainingData(_weighted(train, located["train"], seed, say), held_out, notes)
+    return TrainingData(_weighted(train, sources, seed, say), held_out, notes)
 
 
 def prepare_part(

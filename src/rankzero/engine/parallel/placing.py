@@ -16,6 +16,9 @@ from torch.distributed.tensor import DTensor
 from rankzero.engine.distributed import World, gather_objects
 from rankzero.errors import ConfigError
 
+_SCALES = ("quant_state", "state2")
+"""Under which names bitsandbytes keeps scales, and the scales of scales: objects that hold tensors."""
+
 
 def keep_as_stored(module: torch.nn.Module, like: torch.nn.Module) -> None:
     """Have `take_from_main` give each parameter the precision that it has in `like`, the same module on meta.
@@ -33,7 +36,7 @@ def _held_as(tensor: torch.Tensor) -> torch.dtype:
 
 def check_same_model(module: torch.nn.Module) -> None:
     """Raise ConfigError on every rank where names, shapes or precisions differ between ranks. A collective."""
-    found = [(name, tuple(tensor.shape), _held_as(tensor)) for _, name, tensor in _tensors(module)]
+    found = [(name, tuple(tensor.shape), _held_as(tensor)) for _, name, tensor in tensors(module)]
     digests = gather_objects(hashlib.sha256(repr(found).encode()).hexdigest())
     if len(set(digests)) > 1:
         hint = "give every process the same model files and the same versions of torch, transformers and peft"
@@ -47,7 +50,7 @@ def take_from_main(module: torch.nn.Module, world: World, device: torch.device) 
     keeps as a plain attribute is placed as its parameters and buffers are.
     """
     placed: dict[int, torch.Tensor] = {}
-    for holder, name, tensor in list(_tensors(module)):
+    for holder, name, tensor in list(tensors(module)):
         if isinstance(tensor, DTensor):
             continue
         key = name.rpartition(".")[2]
@@ -69,11 +72,20 @@ def _value(tensor: torch.Tensor, world: World, device: torch.device) -> torch.Te
     return value
 
 
-def _tensors(module: torch.nn.Module) -> Iterator[tuple[MutableMapping[str, Any], str, torch.Tensor]]:
-    """(what holds it, full name, tensor) for parameters, buffers and plain attributes; shared ones once per holder."""
+def tensors(module: torch.nn.Module) -> Iterator[tuple[MutableMapping[str, Any], str, torch.Tensor]]:
+    """(what holds it, full name, tensor) for parameters, buffers, plain attributes and the scales of bitsandbytes;
+    shared ones once per holder."""
     for prefix, part in module.named_modules():
         holders: tuple[MutableMapping[str, Any], ...] = (part._parameters, part._buffers, vars(part))
         for holder in holders:
-            for key, value in holder.items():
-                if isinstance(value, torch.Tensor):
-                    yield holder, f"{prefix}.{key}", value
+            yield from _tensors_in(holder, prefix)
+
+
+def _tensors_in(
+    holder: MutableMapping[str, Any], prefix: str
+) -> Iterator[tuple[MutableMapping[str, Any], str, torch.Tensor]]:
+    for key, value in holder.items():
+        if isinstance(value, torch.Tensor):
+            yield holder, f"{prefix}.{key}", value
+        elif key in _SCALES and value is not None:
+            yield from _tensors_in(vars(value), f"{prefix}.{key}")

@@ -265,7 +265,7 @@ def test_chunk_encoder_with_problems_encodes_nothing() -> None:
 def test_workers_are_light() -> None:
     """What a worker imports: not the seconds and hundreds of megabytes of transformers and torch."""
     code = (
-        "import sys, rankzero.data.cache.encode, rankzero.data.check.validate;"
+        "import sys, rankzero.data.cache.encode, rankzero.data.inspect.validate;"
         "print(sorted({'torch', 'transformers', 'datasets', 'pyarrow', 'pydantic'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

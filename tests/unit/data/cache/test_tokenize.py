@@ -18,7 +18,7 @@ import rankzero.data.pool
 import rankzero.data.read.hashing
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.tokenize import TokenRules, prepare, tokenizer_fingerprint
-from rankzero.data.check.validate import check
+from rankzero.data.inspect.validate import check
 from rankzero.errors import ConfigError, DataError, ExitCode, StorageError
 from rankzero.spec.run_spec import SourceSpec
 from tests.support.families import family_tokenizer

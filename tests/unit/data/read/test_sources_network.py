@@ -18,7 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from huggingface_hub import errors as hub_errors
 
 from rankzero.data.cache.tokenize import TokenRules, prepare
-from rankzero.data.check.validate import check
+from rankzero.data.inspect.validate import check
 from rankzero.data.read.download import download, origin
 from rankzero.data.read.locate import expand
 from rankzero.data.read.network import HubFile, RealNetwork, RemoteFile, _as_ours

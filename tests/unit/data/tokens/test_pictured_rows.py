@@ -22,8 +22,8 @@ from PIL import Image
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.encode import Task, chunk_encoder
 from rankzero.data.cache.tokenize import TokenRules, prepare
-from rankzero.data.check.validate import CheckOptions, check
 from rankzero.data.images.embedded import kept_images
+from rankzero.data.inspect.validate import CheckOptions, check
 from rankzero.data.pool import ordered_map
 from rankzero.data.rows.chunks import Chunk
 from rankzero.data.tokens.tokenizer import take_apart

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from tokenizers import processors
 
-from rankzero.cli.data.tokenizer_option import TokenizerPlace, load_tokenizer, served_prompt
+from rankzero.api.tokenizers import TokenizerPlace, load_tokenizer, served_prompt
 from rankzero.data.cache.tokenize import prepare
-from rankzero.data.check.serving import compare
+from rankzero.data.inspect.serving import compare
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.formats import convert
 from rankzero.data.tokens.built_in_templates import PLAIN, read_template

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from rankzero.errors import RankzeroError
+from rankzero.errors import RankzeroError, ServiceError
 from rankzero.launch import kinds, labels
 from rankzero.launch.backend import LogLine, LogQuery, Say
 from rankzero.launch.backends.docker import submit as docker_submit
@@ -33,7 +33,9 @@ from rankzero.launch.backends.docker.pod import network_name, volume_name
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.labels import Manifest
 from rankzero.launch.log_lines import Wanted
-from rankzero.machine import local_gpu_count
+from rankzero.launch.survey import Survey
+from rankzero.machine import local_gpu_count, nvidia_gpus, usable_cores, usable_memory
+from rankzero.wording import counted
 
 Inspected = dict[str, Any]
 POLL_SECONDS = 1.0
@@ -66,6 +68,23 @@ class DockerBackend:
             self._docker, request, files, say, env=self._env, gpu_count=self._gpu_count, replaces=replace
         )
         self._told |= {told} if told else set()
+
+    def survey(self, objects: Sequence[Manifest]) -> Survey:
+        """This machine's GPUs and memory, and whether its daemon would take the run."""
+        refused: RankzeroError | None = None
+        try:
+            docker_submit.judge(self._docker, docker_submit.read(objects), env=self._env, gpu_count=self._gpu_count)
+        except ServiceError:
+            raise
+        except RankzeroError as error:
+            refused = error
+        gpus = nvidia_gpus()
+        memory = f"{usable_memory() / 1e9:.3g} GB of memory"
+        has = [("nodes", f"this machine: {usable_cores()} cores, {memory}, {counted(len(gpus), 'GPU')}")]
+        taken = "the daemon would take the run" if refused is None else "a submit would be refused, as said below"
+        names = ", ".join(dict.fromkeys(gpu.name for gpu in gpus))
+        smallest = min((gpu.memory for gpu in gpus), default=0)
+        return Survey((*has, ("rights", taken)), names, smallest, refused)
 
     def runs(self) -> list[Evidence]:
         """All runs whose containers are here."""

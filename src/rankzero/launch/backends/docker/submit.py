@@ -95,11 +95,7 @@ def submit(
     Raises AlreadyRunsError, unless it `replaces`, where containers of another rendering of the run are up.
     Returns the id of the container whose lines were said: the preparation's, where there was one.
     """
-    host = docker.host()
-    prepare, nodes = _containers(request, host, lambda: gpu_count(env))
-    wanted = [*([prepare] if prepare else []), *nodes]
-    _check_images(docker, wanted)
-    secrets = _secrets(wanted, env)
+    prepare, nodes, secrets = judge(docker, request, env=env, gpu_count=gpu_count)
     there = {asked_for(one)["metadata"]["name"]: one for one in docker.containers(f"{labels.RUN}={request.run}")}
     if not replaces:
         _ask(request, there)
@@ -127,6 +123,18 @@ def submit(
         raise
     except RankzeroError as error:
         raise _half_done(error, creation.made, request.run) from error
+
+
+def judge(
+    docker: Docker, request: Request, *, env: Mapping[str, str], gpu_count: Callable[[Mapping[str, str]], int]
+) -> tuple[Container | None, list[Container], dict[str, str]]:
+    """The container that prepares, those that train, and their secrets' values by name. Makes nothing. Raises
+    ConfigError with what cannot be had here."""
+    host = docker.host()
+    prepare, nodes = _containers(request, host, lambda: gpu_count(env))
+    wanted = [*([prepare] if prepare else []), *nodes]
+    _check_images(docker, wanted)
+    return prepare, nodes, _secrets(wanted, env)
 
 
 def _pod_of_job(job: Manifest) -> Manifest:

@@ -65,20 +65,29 @@ class Submission:
 
     def run(self) -> None:
         """All of it."""
-        run = str(label(self.objects[-1], labels.RUN))
+        plan, stale, later = self.judge()
+        for step in plan.steps:
+            if step.do == "keep" and step.note:
+                self.say(f"{name_of(step.manifest)} {step.note}")
+        self._apply_all(self._run, plan, stale, later)
+
+    def judge(self) -> tuple[Steps, list[Manifest], set[str]]:
+        """What would be done, what would be removed for it, and what can be judged only then. Applies nothing. Raises
+        one RankzeroError with every reason why it would be refused."""
         try:
             self.objects = [self._as_served(one) for one in self.objects]
             plan = decide(self.objects, self._existing())
-            stale = self._of_other_kinds(run)
+            stale = self._of_other_kinds(self._run)
             plan = replace(plan, problems=(*plan.problems, *self._missing(plan)))
             later = self._check(plan)
             self._ask(plan, stale)
         except ApiError as error:
             raise as_error(error, self.api.place) from error
-        for step in plan.steps:
-            if step.do == "keep" and step.note:
-                self.say(f"{name_of(step.manifest)} {step.note}")
-        self._apply_all(run, plan, stale, later)
+        return plan, stale, later
+
+    @property
+    def _run(self) -> str:
+        return str(label(self.objects[-1], labels.RUN))
 
     def _as_served(self, manifest: Manifest) -> Manifest:
         """The object without what only newer versions of its controller know, where the cluster has an older one."""

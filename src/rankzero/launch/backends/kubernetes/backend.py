@@ -18,8 +18,10 @@ from rankzero.launch.backends.kubernetes.logs import Following, past_lines
 from rankzero.launch.backends.kubernetes.secrets import put_secret
 from rankzero.launch.backends.kubernetes.serve import serve
 from rankzero.launch.backends.kubernetes.stop import cancel, delete
+from rankzero.launch.backends.kubernetes.survey import Surveyor
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.labels import Manifest
+from rankzero.launch.survey import Survey
 
 
 def open_kubernetes(
@@ -44,6 +46,11 @@ class KubernetesBackend:
         """Check all objects on the server, then apply them in order."""
         with self._spoken():
             Submission(self._api, self._discovery, objects, say, wait=self._wait, replaces=replace).run()
+
+    def survey(self, objects: Sequence[Manifest]) -> Survey:
+        """What the cluster has for these objects, and whether it would take them."""
+        with self._spoken():
+            return Surveyor(self._api, self._discovery, objects).look()
 
     def runs(self) -> list[Evidence]:
         """All runs of the namespace."""

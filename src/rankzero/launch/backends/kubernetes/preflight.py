@@ -92,7 +92,7 @@ class Preflight:
         for claim, kind in sorted(wanted.items()):
             if kind and kind not in known:
                 yield Problem(f"there is no storage class {kind}", f"{CLAIM.kind}/{claim}", listed)
-            elif not kind and not any(_is_default(one) for one in known.values()):
+            elif not kind and not any(is_default(one) for one in known.values()):
                 self.say(f"{CLAIM.kind}/{claim}: no storage class is the default, so somebody has to make a volume")
 
     def _queue(self) -> Iterator[Problem]:
@@ -156,7 +156,8 @@ class Preflight:
         self._unread[resource.title] = None
 
 
-def _is_default(storage_class: Manifest) -> bool:
+def is_default(storage_class: Manifest) -> bool:
+    """Whether claims that name no storage class get this one."""
     return words(at(storage_class, "metadata", "annotations")).get(_DEFAULT_CLASS) == "true"
 
 

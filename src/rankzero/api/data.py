@@ -1,0 +1,279 @@
+"""Look at data as training would read it: `rankzero.data.check` and `rankzero.data.show`. Knows no terminal."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from rankzero.api.tokenizers import (
+    TokenizerPlace,
+    find_tokenizer,
+    load_context,
+    load_image_rules,
+    load_tokenizer,
+    served_prompt,
+    stop_tokens,
+)
+from rankzero.errors import DataError, Problem, UsageError
+
+if TYPE_CHECKING:
+    from rankzero.data.inspect.report import CheckReport
+    from rankzero.data.inspect.serving import Comparison
+    from rankzero.data.inspect.show import ShownRow
+    from rankzero.data.tokens.chat import TokenRules
+    from rankzero.spec.row_formats import Reasoning
+    from rankzero.spec.run_spec import RunSpec, SourceSpec
+
+DataSource: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
+"""A path as in data.train, or what stands there: {path, format, columns, image_root, header}."""
+_SAMPLES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be looked at."""
+
+    train: Sequence[SourceSpec]
+    eval: Sequence[SourceSpec] = ()
+    tokenizer: TokenizerPlace | None = None
+    chat_template: Path | None = None
+    rules: TokenRules | None = None
+    seed: int = 0
+    image_max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DataCheck:
+    """What was found. A notebook shows it as a page."""
+
+    report: CheckReport
+    serving: Comparison | None
+    """Whether the trained tokens are those that serving would show the model; None where no model was named."""
+    untrainable: Problem | None
+    """Why nothing can be trained although rows can be read."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether training would take it."""
+        return self.report.ok and self.untrainable is None
+
+    @property
+    def problems(self) -> list[Problem]:
+        """What is wrong, each with its file and line; those beyond the first hundreds are only counted in `report`."""
+        found = [] if self.report.ok else list(self.report.log.error().problems)
+        return [*found, *([] if self.untrainable is None else [self.untrainable])]
+
+    def raise_if_bad(self) -> None:
+        """Raise DataError with all problems."""
+        if not self.ok:
+            raise DataError(self.problems)
+
+    def __str__(self) -> str:
+        from rankzero.data.inspect.report_text import report_lines
+
+        return "\n".join([*report_lines(self.report, self.serving, 100), *map(str, self.problems)])
+
+    def _repr_html_(self) -> str:
+        from rankzero.html.frame import framed
+
+        return framed(self.page())
+
+    def page(self) -> str:
+        """Everything that was found, with plots, as one HTML page."""
+        from rankzero.data.inspect.report_html import report_html
+
+        files = self.report.files
+        names = ", ".join(Path(name).name for name in files[:3]) + (" …" if len(files) > 3 else "")
+        return report_html(self.report, self.serving, f"Data check: {names}")
+
+
+def check(
+    data: DataSource | Sequence[DataSource],
+    *,
+    model: str | None = None,
+    max_length: int = 2048,
+    chat_template: str | os.PathLike[str] | None = None,
+    assistant_only_loss: bool = True,
+    reasoning: Reasoning = "keep",
+    images: bool = False,
+) -> DataCheck:
+    """Look at every row as training would read it. `data` is one file or several, or a run.yaml.
+
+    `model` is a directory or a Hub id, whose tokens are counted and whose template is tried; the next four are as in
+    run.yaml below `data`, which says them where `data` is one. `images` decodes every image. Bad rows raise nothing:
+    see `ok`, `problems` and `raise_if_bad`. Raises ConfigError where the tokenizer or a run.yaml cannot be read.
+    """
+    if isinstance(data, str | os.PathLike) and os.fspath(data).endswith((".yaml", ".yml")):
+        from rankzero.api.specs import load_spec
+
+        return look(wanted_by(load_spec(data)), images=images)
+    rules = _rules(max_length, assistant_only_loss, reasoning)
+    return look(_wanted(data, model, chat_template, rules), images=images)
+
+
+def show(
+    data: DataSource,
+    model: str,
+    *,
+    rows: int = 3,
+    line: int | None = None,
+    max_length: int = 2048,
+    chat_template: str | os.PathLike[str] | None = None,
+    assistant_only_loss: bool = True,
+    reasoning: Reasoning = "keep",
+) -> list[ShownRow]:
+    """The first `rows` rows, or the one at `line`, token by token as `model` gets them; `print(row)` marks the trained
+    tokens with ⟦brackets⟧. Raises DataError at a row that cannot be read, ConfigError for a tokenizer that cannot."""
+    rules = _rules(max_length, assistant_only_loss, reasoning)
+    return shown(_wanted(data, model, chat_template, rules), line=line, rows=rows)
+
+
+def _rules(max_length: int, assistant_only_loss: bool, reasoning: Reasoning) -> TokenRules:
+    from rankzero.api.installed import require_data
+
+    require_data()
+    from rankzero.data.tokens.chat import TokenRules
+
+    return TokenRules(max_length=max_length, assistant_only_loss=assistant_only_loss, reasoning=reasoning)
+
+
+def _wanted(
+    data: DataSource | Sequence[DataSource],
+    model: str | None,
+    chat_template: str | os.PathLike[str] | None,
+    rules: TokenRules,
+) -> Wanted:
+    from rankzero.spec.run_spec import ModelSpec, SourceSpec
+
+    several = [data] if isinstance(data, str | os.PathLike | Mapping) else data
+    sources = [
+        SourceSpec.model_validate(one if isinstance(one, Mapping) else {"path": os.fspath(one)}) for one in several
+    ]
+    place = None if model is None else find_tokenizer(ModelSpec(name=model), "model")
+    return Wanted(sources, (), place, None if chat_template is None else Path(chat_template), rules)
+
+
+def wanted_by(spec: RunSpec) -> Wanted:
+    """All that a run spec reads. Raises UsageError for a stream, or ConfigError for its tokenizer."""
+    from rankzero.api.installed import require_data
+
+    require_data()
+    from rankzero.data.cache.training_data import parts_of, token_rules
+
+    if spec.data.streaming:
+        hint = "name one of its files and --model; or add data.streaming=false, which fetches and looks at all of them"
+        raise UsageError("rows of a stream are looked at as they are trained", where="data.streaming", hint=hint)
+    parts = parts_of(spec.data)
+    template = None if spec.data.chat_template is None else Path(spec.data.chat_template)
+    place = find_tokenizer(spec.model)
+    return Wanted(
+        [_as_read(source) for source in parts["train"]],
+        [_as_read(source) for source in parts.get("eval", ())],
+        place,
+        template,
+        token_rules(spec),
+        spec.train.seed,
+        spec.data.image_max_tokens,
+    )
+
+
+def _as_read(source: SourceSpec) -> SourceSpec:
+    """With its path as a person reads it, since reports name its files; it is looked at from here alone."""
+    from rankzero.spec.nearby import shown
+
+    return source.model_copy(update={"path": shown(source.path)})
+
+
+def look(
+    wanted: Wanted,
+    *,
+    images: bool = False,
+    quarantine: Path | None = None,
+    keep: int | None = None,
+    compare: bool = True,
+) -> DataCheck:
+    """Read everything that is wanted. `quarantine`: where bad rows are written as they stand; `keep`: how many problems
+    are kept; `compare`: look also at how it would be served. Raises StorageError where rows cannot be set aside."""
+    from rankzero.data.inspect.validate import CheckOptions
+    from rankzero.data.inspect.validate import check as check_rows
+    from rankzero.data.progress import show_progress
+    from rankzero.data.rows.problems import KEPT
+
+    tokens, tokenizer = None, None
+    if wanted.tokenizer is not None and wanted.rules is not None:
+        from rankzero.data.inspect.token_counts import Tokens
+        from rankzero.data.tokens.tokenizer import take_apart
+
+        tokenizer = load_tokenizer(wanted.tokenizer, wanted.chat_template)
+        rules = wanted.rules
+        if rules.trains == "answers":
+            vision = load_image_rules(wanted.tokenizer, tokenizer, wanted.chat_template, wanted.image_max_tokens)
+            rules = replace(rules, vision=vision)
+        tokens = Tokens(take_apart(tokenizer, rules.trains), rules)
+    options = CheckOptions(
+        tokens=tokens,
+        images=images,
+        quarantine=quarantine,
+        seed=wanted.seed,
+        samples=_SAMPLES if tokens and compare else 0,
+        keep=KEPT if keep is None else keep,
+    )
+    report = check_rows(wanted.train, options, evaluation=wanted.eval, show=partial(show_progress, "checking"))
+    serving = None
+    if tokens is not None and compare and wanted.tokenizer is not None:
+        from rankzero.data.inspect.serving import compare as compare_rows
+
+        serve = partial(served_prompt, tokenizer, kwargs=tokens.rules.template_kwargs)
+        stops = stop_tokens(tokenizer, wanted.tokenizer)
+        serving = compare_rows(report.samples, tokens.parts, tokens.rules, serve, stops)
+    return DataCheck(report, serving, _untrainable(report) or _too_long(report, wanted))
+
+
+def shown(wanted: Wanted, *, line: int | None, rows: int) -> list[ShownRow]:
+    """Rows of the first source, token by token."""
+    from rankzero.api.installed import require_tokenizer
+
+    require_tokenizer()
+    from rankzero.data.inspect.show import rows_to_show
+
+    assert wanted.tokenizer is not None and wanted.rules is not None
+    tokenizer = load_tokenizer(wanted.tokenizer, wanted.chat_template)
+    vision = load_image_rules(wanted.tokenizer, tokenizer, wanted.chat_template)
+    rules = replace(wanted.rules, vision=vision)
+    return list(rows_to_show(wanted.train[0], tokenizer, rules, line=line, count=rows))
+
+
+def _untrainable(report: CheckReport) -> Problem | None:
+    """Why nothing can be trained although rows can be read."""
+    counts = report.counts
+    if counts.rows and not counts.readable and not counts.bad:
+        reasons = ", ".join(f"{rows:,} by {name.replace('_', ' ')}" for name, rows in counts.dropped.most_common())
+        return Problem(f"no row is left: all are left out ({reasons})")
+    if counts.tokens is not None and counts.tokens.examples and not counts.tokens.kept:
+        reasons = ", ".join(f"{rows:,} × {name}" for name, rows in counts.tokens.dropped.most_common())
+        return Problem(f"no example has a trained token: all are dropped ({reasons})", hint="raise the length limit")
+    return None
+
+
+def _too_long(report: CheckReport, wanted: Wanted) -> Problem | None:
+    """Rows beyond the model's context, which training refuses."""
+    tokens, rules = report.counts.tokens, wanted.rules
+    if tokens is None or rules is None or wanted.tokenizer is None:
+        return None
+    context = load_context(wanted.tokenizer)
+    if context is None or context.extended or rules.max_length <= context.length:
+        return None
+    from rankzero.model.context import beyond_context
+
+    longest = {length: count for length, count in tokens.lengths.items() if length > context.length}
+    if rules.over_length == "drop":
+        longest = {length: count for length, count in longest.items() if length <= rules.max_length}
+    if not longest:
+        return None
+    where = ", ".join(source.path for source in (*wanted.train, *wanted.eval))
+    kept = min(max(longest), rules.max_length)
+    return beyond_context(context, sum(longest.values()), tokens.examples, kept, where)

@@ -1,0 +1,158 @@
+"""Run spec and cluster spec → Plan: which cluster is meant, and the local files that travel along."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rankzero.api.specs import SpecSource
+from rankzero.errors import ConfigError, Problem, UsageError
+
+if TYPE_CHECKING:
+    from rankzero.launch.labels import Manifest
+    from rankzero.launch.plan import Plan
+    from rankzero.spec.cluster_spec import ClusterSpec
+    from rankzero.spec.load import Reading
+    from rankzero.spec.run_spec import RunSpec
+
+CLUSTER_VARIABLE = "RANKZERO_CLUSTER"
+CLUSTER_FILE = "cluster.yaml"
+CLUSTER_PREFIX = "cluster."
+COMMAND_LINE = "command line"
+"""Where spec.load says that a value came from."""
+
+
+def cluster_from(
+    name_or_path: str | None, overrides: Sequence[str] = (), kind: str | None = None, *, beside: Path | None = None
+) -> ClusterSpec:
+    """The cluster spec that --cluster names; without it $RANKZERO_CLUSTER, else the cluster.yaml that is here.
+
+    Here is the working directory, or the run spec's, which is `beside`. `overrides` are `num_nodes=4`, without the
+    prefix. Raises UsageError or ConfigError.
+    """
+    from rankzero.spec.cluster_load import load_cluster, profiles
+
+    chosen = name_or_path or os.environ.get(CLUSTER_VARIABLE) or _cluster_file(beside or Path.cwd())
+    if chosen is None:
+        hint = f"a path, or one of {', '.join(profiles())}; {CLUSTER_VARIABLE} or ./{CLUSTER_FILE} would do as well"
+        raise UsageError("which cluster?", where="--cluster", hint=hint)
+    settings = [*overrides, *([f"kind={kind}"] if kind is not None else [])]
+    try:
+        return _with_namespace(load_cluster(chosen, settings, env=os.environ).spec)
+    except (ConfigError, UsageError) as error:
+        raise type(error)(_as_typed(problem) for problem in error.problems) from error
+
+
+def cluster_is_chosen() -> bool:
+    """Whether commands find a cluster without --cluster."""
+    return bool(os.environ.get(CLUSTER_VARIABLE)) or Path(CLUSTER_FILE).is_file()
+
+
+def _with_namespace(spec: ClusterSpec) -> ClusterSpec:
+    """Where a spec names none, the one that kubectl would use."""
+    from rankzero.spec.kinds import kind_section
+
+    if "namespace" in spec.model_fields_set or kind_section(spec.kind).on_this_machine:
+        return spec
+    from rankzero.launch.backends.kubernetes.auth import namespace_of
+
+    return spec.model_copy(update={"namespace": namespace_of(spec.context, os.environ) or spec.namespace})
+
+
+def _as_typed(problem: Problem) -> Problem:
+    """Overrides of a cluster spec are typed with a prefix, which those who read its file do not know."""
+    typed = f"{COMMAND_LINE} "
+    if not problem.where.startswith(typed):
+        return problem
+    return Problem(problem.what, f"{typed}{CLUSTER_PREFIX}{problem.where.removeprefix(typed)}", problem.hint)
+
+
+def _cluster_file(beside: Path) -> str | None:
+    """The cluster.yaml of the run spec's or the working directory. Raises UsageError where each has one."""
+    from rankzero.spec.nearby import shown
+
+    found = [path for path in dict.fromkeys((beside / CLUSTER_FILE, Path.cwd() / CLUSTER_FILE)) if path.exists()]
+    if len(found) > 1:
+        hint = f"give --cluster {shown(found[0])} or --cluster {CLUSTER_FILE}"
+        raise UsageError("one is beside the run spec and one in the working directory", where=CLUSTER_FILE, hint=hint)
+    return shown(found[0]) if found else None
+
+
+def plan_of(
+    spec: SpecSource,
+    cluster: str | None = None,
+    overrides: Mapping[str, object] | None = None,
+    *,
+    cluster_overrides: Mapping[str, object] | None = None,
+    allow_changes: Sequence[str] = (),
+    submitter: str = "",
+) -> Plan:
+    """The plan of a run on a cluster. Raises ConfigError with all problems, or UsageError."""
+    from rankzero.api.specs import read
+
+    settings = [f"{name}={json.dumps(value)}" for name, value in (cluster_overrides or {}).items()]  # JSON is YAML
+    reading = read(spec, overrides, for_pods=True)
+    return planned(reading, cluster, settings, allow_changes=allow_changes, submitter=submitter)
+
+
+def planned(
+    reading: Reading[RunSpec],
+    cluster: str | None,
+    cluster_settings: Sequence[str] = (),
+    kind: str | None = None,
+    *,
+    allow_changes: Sequence[str] = (),
+    submitter: str = "",
+) -> Plan:
+    """As `plan_of`, of a run spec that was read for pods, and with settings as they are typed."""
+    from rankzero.launch.plan import make_plan
+    from rankzero.launch.ship import local_files
+    from rankzero.preflight import look_for_files
+    from rankzero.spec.resolve import resolve
+    from rankzero.spec.run_options import RunOptions
+
+    loaded = look_for_files(reading)
+    run = resolve(loaded.spec)
+    place = cluster_from(cluster, cluster_settings, kind, beside=loaded.base)
+    options = RunOptions(allow_changes=tuple(allow_changes))
+    shipped = local_files(run, loaded.base)
+    return make_plan(run, place, files=shipped, options=options, submitter=submitter, where=loaded.where)
+
+
+def serving_objects(
+    run: str,
+    cluster: str,
+    *,
+    name: str | None = None,
+    image: str | None = None,
+    engine: str = "auto",
+    port: int = 8000,
+    gpus: int = 1,
+    more: Sequence[str] = (),
+) -> list[Manifest]:
+    """What serves the result of a run on a cluster. `run` is its run.yaml, as it was submitted.
+
+    Raises ConfigError with all problems of both files, or UsageError.
+    """
+    from rankzero.api.specs import read
+    from rankzero.launch.render.serving import ServingWishes
+    from rankzero.launch.render.serving import serving_objects as render
+    from rankzero.spec.kinds import kind_section
+
+    if not run.endswith((".yaml", ".yml")):
+        hint = "rankzero serve RUN.yaml --cluster …: the spec says where on the cluster's volumes the result lies"
+        raise UsageError("a cluster serves the run of a run.yaml", where=run, hint=hint)
+    if gpus > 1 and engine != "vllm":
+        raise UsageError("several GPUs are for vLLM", where="--gpus", hint="--engine vllm, in an image that has it")
+    settings = ["num_nodes=1", "min_nodes=null", f"nproc_per_node={gpus}", "resources.rdma=null"]
+    plan = planned(read(run, for_pods=True), cluster, settings)
+    if kind_section(plan.kind).on_this_machine:
+        raise UsageError("this is no cluster", where="--cluster", hint="rankzero serve RUN serves on this machine")
+    if plan.run.task_section.uses != "writes":
+        raise ConfigError(f"this run {plan.run.task_section.result}", where=run, hint="only what writes text is served")
+    told = ["--tensor-parallel-size", str(gpus)] if gpus > 1 else []
+    wishes = ServingWishes(name or str(plan.run.name), port, engine, image, (*told, *more))
+    return render(plan, wishes)

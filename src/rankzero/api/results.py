@@ -1,0 +1,121 @@
+"""Use what a run has made, or any model: ask it, classify texts, merge its adapter. Knows no terminal."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from rankzero.engine.chat import Chat
+    from rankzero.model.merge import Merged
+    from rankzero.model.predict import Prediction
+    from rankzero.spec.sampling import Sampling
+
+Tell = Callable[[tuple[str, ...]], None]
+"""Is told which files of a result are not as the run wrote them."""
+
+
+def warn(names: tuple[str, ...]) -> None:
+    """As Python warnings."""
+    for name in names:
+        warnings.warn(f"{name} is not as the run wrote it", stacklevel=4)
+
+
+def generate(
+    target: str,
+    prompts: Sequence[str],
+    *,
+    images: Sequence[str] = (),
+    max_new_tokens: int = 128,
+    base: bool = False,
+    tell: Tell = warn,
+) -> list[str]:
+    """One greedy reply to each prompt. `target` is a run directory, an adapter's, or any model; `base`: the run's model
+    as it was before training.
+
+    All prompts are about all `images`, which stand where a prompt has `<image>`, else before it. Raises ConfigError
+    where there is no such run or it has no result, StorageError where its weights are damaged.
+    """
+    from rankzero.api.installed import require_engine
+    from rankzero.run_dir.result import find_result
+
+    result = find_result(target, "writes", base=base)
+    tell(result.changed)
+    require_engine()
+    from rankzero.engine.ask import ask
+
+    return ask(result, prompts, images=images, max_new_tokens=max_new_tokens)
+
+
+def chat(
+    target: str,
+    sampling: Sampling | None = None,
+    *,
+    system: str | None = None,
+    base: bool = False,
+    compare: bool = False,
+    tell: Tell = warn,
+) -> Chat:
+    """A conversation with what `target` stands for, as for `generate`, loaded once: `ask`, `reset`.
+
+    `compare`: also with the run's model before training, each answering for itself. Raises ConfigError where there is
+    no such run, or it has no result.
+    """
+    from rankzero.api.installed import require_engine
+    from rankzero.errors import UsageError
+    from rankzero.run_dir.result import find_result
+
+    if base and compare:
+        raise UsageError("the base alone, or both beside each other", where="compare", hint="leave base out")
+    result = find_result(target, "writes", base=base)
+    before = find_result(target, "writes", base=True) if compare else None
+    tell(result.changed)
+    require_engine()
+    from rankzero.engine.chat import open_chat
+    from rankzero.spec.sampling import Sampling
+
+    return open_chat(result, sampling or Sampling(), base=before, system=system)
+
+
+def predict(target: str, texts: Sequence[str], *, tell: Tell = warn) -> Iterator[Prediction]:
+    """The class of each text, with the probability of each. `target` is a run of task classify, or a classifier.
+
+    Raises ConfigError, or StorageError where its weights are damaged.
+    """
+    from rankzero.api.installed import require_engine
+    from rankzero.run_dir.result import find_result
+
+    result = find_result(target, "classifies")
+    tell(result.changed)
+    require_engine()
+    from rankzero.engine.ask import put_into_classes
+
+    return put_into_classes(result, texts)
+
+
+def merge(
+    target: str,
+    output: str | os.PathLike[str],
+    *,
+    base_weights: Literal["trained", "files"] = "trained",
+    model: str | None = None,
+    tell: Tell = warn,
+) -> Merged:
+    """Write an adapter and its base as one plain model to `output`, which must not exist. `target` is a run directory,
+    or one with an adapter; `model` is its base, where that is not where the adapter says.
+
+    What was written is loaded again and asked about the same texts as base and adapter. Raises ConfigError where there
+    is no adapter, `output` exists or the two differ by more than rounding, StorageError where weights are damaged.
+    """
+    from rankzero.api.installed import require_engine
+    from rankzero.run_dir.result import find_adapter, verify_result
+
+    found = find_adapter(Path(target), model)
+    require_engine()
+    tell(verify_result(found.directory))
+    from rankzero.engine.merging import merge_adapter
+
+    return merge_adapter(found, Path(output), base_weights=base_weights)

@@ -1,0 +1,211 @@
+"""A run of this machine as a value: its numbers, checkpoints, result and page. Reads its directory; trains nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from rankzero.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rankzero.api.data import DataSource
+    from rankzero.api.evaluation import Evaluation, TaskSpec
+    from rankzero.engine.chat import Chat
+    from rankzero.model.merge import Merged
+    from rankzero.run_dir.view import RunView
+    from rankzero.spec.run_spec import RunSpec
+    from rankzero.spec.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A saved state of a run: `path`/model has its weights in Hugging Face format."""
+
+    step: int
+    path: Path
+    best: bool
+    """Whether `best` points at it."""
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A run's report.html, which notebooks show in place."""
+
+    path: Path
+
+    def _repr_html_(self) -> str:
+        from rankzero.html.frame import framed
+
+        return framed(self.path.read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run directory. Everything is read when it is asked for, so a run that goes on can be looked at again."""
+
+    path: Path
+
+    @classmethod
+    def open(cls, run: str | os.PathLike[str]) -> Run:
+        """The run in a directory, or the one of this name in ./runs. Raises ConfigError where there is none."""
+        from rankzero.run_dir.result import DEFAULT_OUTPUT, require_target
+        from rankzero.spec.nearby import near
+
+        for path in (Path(run).expanduser(), Path(DEFAULT_OUTPUT) / run):
+            if (path / "run.yaml").is_file():
+                return cls(path)
+        require_target(str(run))
+        if Path(run).expanduser().exists():
+            raise ConfigError("this is no run directory: run.yaml is missing", where=str(run))
+        close = near(Path(DEFAULT_OUTPUT) / run)
+        hint = f"did you mean {close}?" if close else "`rankzero list` shows the runs of this machine"
+        raise ConfigError("there is no such run here", where=str(run), hint=hint)
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def spec(self) -> RunSpec:
+        """What it was given, with absolute paths. Raises ConfigError where run.yaml cannot be read."""
+        from rankzero.spec.load import load_run_spec
+        from rankzero.spec.local_paths import absolute
+
+        loaded = load_run_spec(self.path / "run.yaml", env={})
+        return absolute(loaded.spec, loaded.base)
+
+    @property
+    def status(self) -> RunView:
+        """How far it is and how it ended: `phase`, `step`, `total_steps`, `loss`, `eval_loss`, `error` …"""
+        from rankzero.run_dir.view import view_run
+
+        return view_run(self.path)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """report.json: steps, losses, tokens, times. Empty while the run has not ended."""
+        try:
+            value = json.loads((self.path / "report.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    @property
+    def metrics(self) -> Any:
+        """One row a step: a pandas DataFrame where pandas is installed, else a list of dicts.
+
+        A step that was made again after a restart is there once, as it was made last.
+        """
+        rows = self._metrics()
+        try:
+            from pandas import DataFrame
+        except ImportError:
+            return rows
+        return DataFrame(rows)
+
+    def _metrics(self) -> list[dict[str, Any]]:
+        from rankzero.run_dir.paths import RunDir
+        from rankzero.run_dir.view import rows_from_end
+
+        newest: dict[int, dict[str, Any]] = {}
+        for row in rows_from_end(RunDir(self.path).metrics, most_bytes=1 << 62):
+            if isinstance(row.get("step"), int):
+                newest[row["step"]] = {**row, **newest.get(row["step"], {})}
+        return [newest[step] for step in sorted(newest)]
+
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """Those that are there, the oldest first. Their bytes are not verified; a resume does that."""
+        from rankzero.run_dir.paths import RunDir
+
+        run_dir = RunDir(self.path)
+        best, last = run_dir.read_link("best"), run_dir.read_link("last")
+        return [
+            Checkpoint(step, run_dir.checkpoint(step), step == best, step == last)
+            for step in reversed(run_dir.committed_steps())
+        ]
+
+    @property
+    def result(self) -> Path:
+        """final/: the adapter or model that the run is for. Raises ConfigError while it is not there."""
+        from rankzero.run_dir.result import FINAL
+
+        final = self.path / FINAL
+        if not final.is_dir():
+            hint = "train it again; it continues from the newest checkpoint"
+            raise ConfigError("this run has no result yet: final/ is missing", where=str(self.path), hint=hint)
+        return final
+
+    @overload
+    def generate(
+        self, prompts: str, *, images: Sequence[str] = ..., max_new_tokens: int = ..., base: bool = ...
+    ) -> str: ...
+    @overload
+    def generate(
+        self,
+        prompts: list[str] | tuple[str, ...],
+        *,
+        images: Sequence[str] = ...,
+        max_new_tokens: int = ...,
+        base: bool = ...,
+    ) -> list[str]: ...
+    def generate(
+        self,
+        prompts: str | list[str] | tuple[str, ...],
+        *,
+        images: Sequence[str] = (),
+        max_new_tokens: int = 128,
+        base: bool = False,
+    ) -> str | list[str]:
+        """The result's greedy reply to a prompt, or to each of several. `base`: of the model before training.
+
+        Loads the model each time; one call with many prompts loads it once. Raises as `rankzero.generate`.
+        """
+        from rankzero.api.results import generate
+
+        asked = [prompts] if isinstance(prompts, str) else prompts
+        replies = generate(str(self.path), asked, images=images, max_new_tokens=max_new_tokens, base=base)
+        return replies[0] if isinstance(prompts, str) else replies
+
+    def chat(self, sampling: Sampling | None = None, *, system: str | None = None, compare: bool = False) -> Chat:
+        """A conversation with the result, loaded once. `compare`: also with the model as it was before training."""
+        from rankzero.api.results import chat
+
+        return chat(str(self.path), sampling, system=system, compare=compare)
+
+    def predict(self, texts: Sequence[str]) -> list[Mapping[str, float]]:
+        """Of a classifier: the probability of each class, for each text."""
+        from rankzero.api.results import predict
+
+        return [found.probabilities for found in predict(str(self.path), texts)]
+
+    def merge(self, output: str | os.PathLike[str], *, base_weights: Literal["trained", "files"] = "trained") -> Merged:
+        """Write the adapter and its base as one plain model to a directory that does not exist yet.
+
+        Of a base that was packed in 4 or 8 bits, `trained` takes its weights as they were trained on, `files` those of
+        its files. Raises ConfigError, or StorageError.
+        """
+        from rankzero.api.results import merge
+
+        return merge(str(self.path), output, base_weights=base_weights)
+
+    def evaluate(self, data: DataSource | Sequence[DataSource] = (), *, tasks: TaskSpec | None = None) -> Evaluation:
+        """The result beside its base, on rows or tasks; `rankzero.evaluate` has a judge and more."""
+        from rankzero.api.evaluation import evaluate
+
+        return evaluate(str(self.path), data, tasks=tasks)
+
+    def report(self) -> Page:
+        """Make the run's page, report.html: curves, time, data, samples, cost. A notebook shows it in place."""
+        from rankzero.api.installed import require_pages
+
+        require_pages()
+        from rankzero.report.page import write_page
+        from rankzero.run_dir.paths import RunDir
+
+        return Page(write_page(RunDir(self.path)))

@@ -1,0 +1,140 @@
+"""Serve what a run has made: one model in one directory under one name, made of adapter and base where it has both.
+
+Knows no terminal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rankzero.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from rankzero.launch.serving import Server
+    from rankzero.run_dir.result import Result
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+READY_SECONDS = 1800.0
+"""For loading a model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A server, and what has to be made before it can start."""
+
+    server: Server
+    adapter: Path | None
+    """What is merged with its base into `server.model`; None: `weights` is a whole model."""
+    weights: Path
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether the model lies under its name already."""
+        return self.server.model.exists()
+
+
+def plan_serving(
+    target: str,
+    *,
+    name: str | None = None,
+    engine: str = "auto",
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    more: Sequence[str] = (),
+) -> Serving:
+    """How `target` (a run directory, an adapter's, or a model's) is served under `name`, by default the run's.
+
+    Reads the result, to see that it is what the run wrote. Raises ConfigError where there is no result, or no server is
+    installed, UsageError for a name that cannot be one, StorageError where weights are damaged.
+    """
+    from rankzero.launch.serving import Server, choose_engine
+    from rankzero.machine import cache_root
+    from rankzero.run_dir.result import find_result
+
+    called = name or _name_of(target)
+    if not _NAME.fullmatch(called):
+        hint = "letters, digits, dots, dashes and underscores: --name my-model"
+        raise UsageError(f"{called!r} cannot be a model's name", where="--name", hint=hint)
+    result = find_result(target, "writes")
+    chosen = choose_engine(engine)
+    weights = result.adapter or Path(str(result.model.local_dir or result.model.name)).expanduser()
+    if not weights.is_dir():
+        hint = "name a run, or a directory with a model; the servers fetch others by themselves"
+        raise ConfigError("there is no such model on this machine", where=target, hint=hint)
+    server = Server(
+        chosen,
+        cache_root() / "served" / _state_of(weights) / called,
+        called,
+        host=host,
+        port=port,
+        template_kwargs=result.chat_template_kwargs,
+        more=tuple(more),
+        trust_remote_code=result.model.trust_remote_code,
+    )
+    return Serving(server, _adapter_of(target, result), weights.resolve())
+
+
+def prepare(serving: Serving) -> None:
+    """Put the model under the name that it is served by, if it is not there: merged, or as a link.
+
+    Raises as `merge`; StorageError where the cache cannot be written.
+    """
+    from rankzero.api.results import merge
+    from rankzero.run_dir.atomic import storage_errors
+
+    if serving.is_prepared:
+        return
+    if serving.adapter is not None:
+        merge(str(serving.adapter), serving.server.model)
+        return
+    with storage_errors(serving.server.model):
+        serving.server.model.parent.mkdir(parents=True, exist_ok=True)
+        serving.server.model.symlink_to(serving.weights)
+
+
+@contextmanager
+def served(
+    serving: Serving, *, seconds: float = READY_SECONDS, begun: Callable[[], None] = lambda: None
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """The running server's process, and what it said to a first request: it has really answered. `begun` is called when
+    the model is there and the server is being started. Ended with the block.
+
+    Raises ServiceError where the port is taken, the server ends, or it does not answer within `seconds`.
+    """
+    from rankzero.launch.serving import require_free, smoke, wait_until_ready
+    from rankzero.launch.serving import serving as running
+
+    require_free(serving.server.host, serving.server.port)
+    prepare(serving)
+    begun()
+    with running(serving.server) as process:
+        wait_until_ready(serving.server, process, seconds)
+        yield process, smoke(serving.server)
+
+
+def _name_of(target: str) -> str:
+    from rankzero.run_dir.result import FINAL
+
+    path = Path(target).expanduser().resolve()
+    return path.parent.name if path.name == FINAL else path.name
+
+
+def _adapter_of(target: str, result: Result) -> Path | None:
+    """What `merge` is given: the run says all about its base, an adapter alone its name."""
+    return None if result.adapter is None else Path(target)
+
+
+def _state_of(weights: Path) -> str:
+    """Tells one state of a directory from the next: a run that went on has another result under the same name."""
+    facts = [str(weights.resolve())]
+    for path in sorted(weights.iterdir()):
+        about = path.stat()
+        facts.append(f"{path.name} {about.st_size} {about.st_mtime_ns}")
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]

@@ -1,0 +1,93 @@
+"""Train a run on this machine: in processes of its own, or in this one. Knows no terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankzero.api.specs import SpecSource
+from rankzero.spec.run_options import RunOptions
+
+if TYPE_CHECKING:
+    from rankzero.api.runs import Run
+    from rankzero.spec.run_spec import RunSpec
+
+
+def train(
+    spec: RunSpec | SpecSource,
+    overrides: Mapping[str, object] | None = None,
+    *,
+    nproc_per_node: int | None = None,
+    max_restarts: int = 0,
+    options: RunOptions | None = None,
+    in_process: bool = False,
+) -> Run:
+    """Train a run on this machine, or continue it where it stopped. Returns it when it is finished.
+
+    `spec` is a run.yaml, a mapping, or what `load_spec` gave. `nproc_per_node` is how many processes; None: one for
+    each GPU, or one. `max_restarts` is how often it is started again after a failure that may pass.
+
+    The run has processes of its own, also where it is one: what they take they give back when they end, a run that is
+    out of memory does not take a notebook along, and an interrupt (Ctrl-C, or a notebook's stop button) lets the step
+    end, saves, and raises StoppedError; the same call continues. `in_process` trains one process inside this one
+    instead, where a debugger reaches it.
+
+    Raises the run's error: ConfigError or DataError before a model is loaded, with every problem, StorageError where
+    the directory is held by another, KeyboardInterrupt after a second interrupt within 5 s, which saves nothing.
+    """
+    from rankzero.api.runs import Run
+    from rankzero.api.specs import checked, read
+    from rankzero.errors import UsageError
+    from rankzero.machine import local_gpu_count
+    from rankzero.preflight import EVERYTHING
+    from rankzero.spec.run_spec import RunSpec
+
+    processes = max(1, local_gpu_count(os.environ)) if nproc_per_node is None else nproc_per_node
+    if processes < 1:
+        raise UsageError(f"{processes} is not a number of processes", where="nproc_per_node", hint="None, or 1, 2 …")
+    if in_process and (processes > 1 or max_restarts):
+        hint = "leave in_process out: a run of several processes, or one that is started again, has its own"
+        raise UsageError("this process can be one process of a run, once", where="in_process", hint=hint)
+    source = spec.model_dump(mode="json") if isinstance(spec, RunSpec) else spec  # the same rules hold for both
+    resolved = checked(read(source, overrides), EVERYTHING)
+    start(resolved, options or RunOptions(), processes, max_restarts, in_process=in_process)
+    return Run(Path(resolved.output_dir) / str(resolved.name))
+
+
+def start(
+    spec: RunSpec,
+    options: RunOptions,
+    nproc: int,
+    max_restarts: int = 0,
+    *,
+    in_process: bool,
+    begun: float | None = None,
+) -> dict[str, Any]:
+    """Run a resolved spec to its end. Returns the report. `begun` is when the start began, on the monotonic clock,
+    where that was before this call. Raises UsageError for a change that cannot be allowed, or the run's error."""
+    from rankzero.api.installed import require_engine
+    from rankzero.errors import UsageError
+    from rankzero.spec.diff import not_allowable
+
+    if problems := not_allowable(options.allow_changes):
+        raise UsageError(problems)
+    require_engine()
+    return run_to_end(spec, options, nproc, max_restarts, in_process=in_process, begun=begun)
+
+
+def run_to_end(
+    spec: RunSpec, options: RunOptions, nproc: int, max_restarts: int, *, in_process: bool, begun: float | None
+) -> dict[str, Any]:
+    """As `start`, with nothing left to check."""
+    if in_process:
+        from rankzero.engine.worker import run
+
+        return run(spec, options, begun=begun)
+    from rankzero.launch.local import run_processes
+
+    text = run_processes(spec, options, nproc, os.environ, max_restarts=max_restarts, begun=begun)
+    report: dict[str, Any] = json.loads(text)
+    return report

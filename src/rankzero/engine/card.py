@@ -1,0 +1,128 @@
+"""What the card of a run's result says: the run's spec, data and scores as plain values. Makes no text."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from rankzero import __version__
+from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.stream.plan import Stream
+from rankzero.data.cache.training_data import parts_of
+from rankzero.data.read.hashing import file_digest
+from rankzero.engine.checkpoint import Position, evaluation_of
+from rankzero.engine.inputs import Inputs
+from rankzero.machine import cache_root
+from rankzero.run_dir.card import Card, DataFile, hub_id, licence_of, read_samples
+from rankzero.run_dir.paths import RunDir
+from rankzero.spec.data_paths import parse_data_path
+from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.tasks import MEASURES
+
+_MOST_HASHED = 20
+
+
+def result_card(spec: RunSpec, inputs: Inputs, position: Position, step: int, run_dir: RunDir) -> Card:
+    """The card of the weights of `step`. Reads the data files' hashes, the base's licence and the run's samples."""
+    model, lora = spec.model, spec.lora
+    base_id = hub_id(model.name, elsewhere=model.local_dir is not None)
+    return Card(
+        name=str(spec.name),
+        base=base_id or Path(model.name).name.removesuffix(".gguf"),
+        base_id=base_id,
+        licence=licence_of(inputs.source.weights),
+        kind=inputs.kind,
+        form="whole" if lora is None else "adapter",
+        quantization=model.quantization if lora is not None else "none",
+        rank=None if lora is None else lora.r,
+        served_apart=lora is not None and not (lora.use_dora or lora.modules_to_save or lora.trainable_token_indices),
+        labels=inputs.labels,
+        is_chat=inputs.tokenizer.chat_template is not None,
+        datasets=_hub_data(spec),
+        data=(*_files("train", inputs.train, spec), *_files("eval", inputs.eval, spec)),
+        fingerprint=inputs.train.fingerprint,
+        settings=_settings(spec, position, step),
+        scores=_scores(position, step),
+        samples=read_samples(run_dir.samples),
+        version=__version__,
+    )
+
+
+def _files(part: str, dataset: TokenizedDataset | Stream | None, spec: RunSpec) -> list[DataFile]:
+    """The files of a part, by their names alone: whoever reads a card has another disk."""
+    if dataset is None:
+        return []
+    if isinstance(dataset, Stream):
+        names = [source.path for source in parts_of(spec.data)["train"]]
+        return [DataFile(part, _name_of(name), None, None) for name in names]
+    counts = np.bincount(dataset.source_of, minlength=len(dataset.sources))
+    return [
+        DataFile(part, _name_of(path), int(rows), _digest(path) if number < _MOST_HASHED else None)
+        for number, (path, rows) in enumerate(zip(dataset.sources, counts, strict=True))
+    ]
+
+
+def _name_of(path: str) -> str:
+    """`train.jsonl` of a file or a URL, which may have a signature behind it."""
+    return Path(urlsplit(path).path if "://" in path else path).name
+
+
+def _digest(path: str) -> str | None:
+    with suppress(OSError):  # gone, or elsewhere
+        return file_digest(path, cache_root())
+    return None
+
+
+def _hub_data(spec: RunSpec) -> tuple[str, ...]:
+    names = []
+    for sources in parts_of(spec.data).values():
+        for source in sources:
+            found = parse_data_path(source.path, os.path.exists)
+            names += [found.path] if found.place == "hub" else []
+    return tuple(dict.fromkeys(names))
+
+
+def _settings(spec: RunSpec, position: Position, step: int) -> tuple[tuple[str, str], ...]:
+    """What decides the result, by the names that run.yaml has."""
+    train, lora, data = spec.train, spec.lora, spec.data
+    length = f"{position.step:,} steps, {position.tokens:,} tokens"
+    chosen: list[tuple[str, object]] = [
+        ("task", spec.task),
+        ("length", length + (f"; these are the weights of step {step:,}" if step != position.step else "")),
+        ("global_batch_size", train.global_batch_size),
+        ("learning_rate", f"{train.learning_rate:g}" if not isinstance(train.learning_rate, str) else "auto"),
+        ("lr_scheduler_type", f"{train.lr_scheduler_type}, warmup_steps {train.warmup_steps:g}"),
+        ("optimizer", f"{train.optimizer}, weight_decay {train.weight_decay:g}"),
+        ("max_length", data.max_length),
+        ("seed", train.seed),
+        ("dtype", spec.model.dtype),
+    ]
+    if lora is not None:
+        scaling = ", DoRA" * lora.use_dora + ", rsLoRA" * lora.use_rslora
+        chosen += [
+            ("lora", f"r {lora.r}, alpha {lora.alpha:g}, dropout {lora.dropout:g}{scaling}"),
+            ("lora.target_modules", _listed(lora.target_modules)),
+            ("lora.modules_to_save", _listed(lora.modules_to_save)),
+            ("lora.trainable_token_indices", _listed([str(token) for token in lora.trainable_token_indices])),
+            ("model.quantization", spec.model.quantization if spec.model.quantization != "none" else ""),
+        ]
+    if train.parts != "auto":
+        chosen.append(("train.parts", _listed(train.parts)))
+    return tuple((name, str(value)) for name, value in chosen if value != "")
+
+
+def _listed(names: str | Sequence[str]) -> str:
+    return names if isinstance(names, str) else ", ".join(names)
+
+
+def _scores(position: Position, step: int) -> tuple[tuple[str, float | None, float | None], ...]:
+    """Before: the first evaluation and step; after: the weights of `step`, and the last step's loss."""
+    first, final = position.eval_first or {}, evaluation_of(position, step) or {}
+    first = {} if first == final else first  # the only evaluation that there was
+    trained = ("train loss", position.train_loss_first, position.train_loss_last)
+    return (trained, *((name, first.get(name), final.get(name)) for name in MEASURES if name in final))

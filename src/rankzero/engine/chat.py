@@ -1,0 +1,102 @@
+"""A chat with a run's result, or any model, on this machine's device: loaded once, with what was said so far.
+
+Knows nothing of terminals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from rankzero.engine.console import results_alone_on_stdout
+from rankzero.engine.device import pick_device, pick_dtype
+from rankzero.model.converse import reply
+from rankzero.model.generate import Speaker, Turn, load_speaker
+from rankzero.model.load import quiet_libraries
+from rankzero.run_dir.result import Result
+from rankzero.spec.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """One of the models that answer. `name` is `base` or `tuned` where there are two, else empty."""
+
+    name: str
+    speaker: Speaker
+    muted: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Within, its adapter does nothing: the model as it was before training."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one voice said."""
+
+    voice: str
+    text: str
+
+
+OnPiece = Callable[[str, str], None]
+"""Is told the voice's name and each piece of its answer when it is written; first an empty one."""
+
+
+def _nobody(_voice: str, _piece: str) -> None:
+    """Hears nothing."""
+
+
+class Chat:
+    """A conversation. With two voices each goes on from its own answers."""
+
+    def __init__(self, voices: Sequence[Voice], sampling: Sampling, system: str | None = None) -> None:
+        self.voices, self.sampling, self._system = tuple(voices), sampling, system
+        self._turns: dict[str, list[Turn]] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was said."""
+        first = [] if self._system is None else [Turn("system", self._system)]
+        self._turns = {voice.name: list(first) for voice in self.voices}
+
+    def ask(self, text: str, *, images: Sequence[str] = (), on_piece: OnPiece = _nobody) -> list[Answer]:
+        """The answer of each voice. An error, or an interrupt, leaves the conversation as it was.
+
+        Raises ConfigError where there are images and the model sees none, DataError where one cannot be read.
+        """
+        asked = Turn("user", text, tuple(images))
+        answers = []
+        for voice in self.voices:
+
+            def tell(piece: str, name: str = voice.name) -> None:
+                on_piece(name, piece)
+
+            tell("")
+            turns = [*self._turns[voice.name], asked]
+            with voice.muted():
+                answers.append(Answer(voice.name, reply(voice.speaker, turns, self.sampling, tell)))
+        for answer in answers:
+            self._turns[answer.voice] += [asked, Turn("assistant", answer.text)]
+        return answers
+
+
+def open_chat(result: Result, sampling: Sampling, *, base: Result | None = None, system: str | None = None) -> Chat:
+    """Load what answers; with `base`, that too, before the result. An adapter's base is not loaded a second time.
+
+    Raises ConfigError, AccessError, ServiceError.
+    """
+    return Chat(open_voices(result, base), sampling, system)
+
+
+def open_voices(result: Result, base: Result | None = None) -> list[Voice]:
+    """The result alone, or `base` before it. Raises ConfigError, AccessError, ServiceError."""
+    tuned = _speaker(result)
+    if base is None:
+        return [Voice("", tuned)]
+    before = Voice("base", tuned, tuned.model.disable_adapter) if result.adapter else Voice("base", _speaker(base))
+    return [before, Voice("tuned", tuned)]
+
+
+def _speaker(result: Result) -> Speaker:
+    quiet_libraries()
+    device = pick_device(0)
+    with results_alone_on_stdout():
+        return load_speaker(result, pick_dtype(result.model.dtype, device), device.torch_device)

@@ -1,0 +1,111 @@
+"""A result in the form that something else takes: one plain model in shards, or a GGUF file. Whole or not at all."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rankzero.engine.merging import merge_adapter
+from rankzero.errors import ConfigError
+from rankzero.model.files import INDEX, WEIGHTS, read_config, weight_files, weight_problems
+from rankzero.model.gguf_export import to_gguf
+from rankzero.model.merge import BaseWeights
+from rankzero.model.weights import copy_in_shards
+from rankzero.run_dir.atomic import MANIFEST, commit_directory, read_manifest, stage_name, storage_errors
+from rankzero.run_dir.result import Adapter
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written."""
+
+    place: Path
+    bytes: int
+    files: int
+    said: tuple[str, ...] = ()
+    """What else there is to know of it."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return {"output": str(self.place), "bytes": self.bytes, "files": self.files, "notes": list(self.said)}
+
+
+def export_safetensors(
+    place: Path, adapter: Adapter | None, output: Path, *, shard_bytes: int, base_weights: BaseWeights
+) -> Exported:
+    """The model in `place` as a directory with files of up to `shard_bytes`; an adapter is merged. Raises as `merge`
+    does."""
+    if adapter is not None:
+        done = merge_adapter(adapter, output, base_weights=base_weights, shard_bytes=shard_bytes)
+        return _counted(output, (done.in_words,))
+    require_weights(place)
+    staged = output.parent / stage_name(output.name)
+    with storage_errors(output):
+        staged.mkdir(parents=True)
+    try:
+        with storage_errors(output):
+            copy_in_shards(place, staged, shard_bytes)
+            rest = {WEIGHTS, INDEX, MANIFEST, *(file.name for file in weight_files(place))}
+            for file in sorted(place.iterdir()):
+                if file.is_file() and file.name not in rest:
+                    shutil.copyfile(file, staged / file.name)
+            commit_directory(staged, output, _kept(place))
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+    return _counted(output, ())
+
+
+def export_gguf(
+    place: Path, adapter: Adapter | None, output: Path, *, outtype: str, converter: list[str], base_weights: BaseWeights
+) -> Exported:
+    """The model in `place` as one file; an adapter is merged beside it first, which takes as much disk again for as
+    long. Raises ConfigError of what GGUF is not for, and as `merge` and `to_gguf` do."""
+    if adapter is None:
+        require_weights(place)
+        notes = of_gguf(read_config(place), place)
+        tensors = to_gguf(place, output, outtype=outtype, converter=converter)
+    else:
+        merged = output.parent / stage_name(f"{output.stem}-merged")
+        try:
+            done = merge_adapter(adapter, merged, base_weights=base_weights, known_as=output)
+            notes = (*of_gguf(read_config(merged), place), done.in_words)
+            tensors = to_gguf(merged, output, outtype=outtype, converter=converter)
+        finally:
+            shutil.rmtree(merged, ignore_errors=True)
+    return Exported(output, output.stat().st_size, 1, (f"{tensors} tensors", *notes))
+
+
+def of_gguf(config: Mapping[str, Any], place: Path) -> tuple[str, ...]:
+    """What a GGUF file of this model lacks. Raises ConfigError where it has no use."""
+    kinds = config.get("architectures") or ()
+    if any(str(kind).endswith("ForSequenceClassification") for kind in kinds):
+        hint = "--to safetensors is for classifiers too"
+        raise ConfigError(
+            "GGUF files are for models that write; this one puts texts into classes", where=str(place), hint=hint
+        )
+    if "vision_config" in config:
+        return ("the language model alone: the converter makes another file of what sees, with --mmproj",)
+    return ()
+
+
+def require_weights(place: Path) -> None:
+    """Raise ConfigError where a model's directory has not all of its weights."""
+    problems = weight_problems(place, trust_pickle=False)
+    if problems:
+        raise ConfigError(problems)
+
+
+def _kept(place: Path) -> dict[str, Any]:
+    """What a result's manifest says that whoever uses its weights asks of it."""
+    if not (place / MANIFEST).is_file():
+        return {}
+    manifest = read_manifest(place)
+    return {name: manifest[name] for name in ("card", "labels", "merged") if name in manifest}
+
+
+def _counted(directory: Path, said: tuple[str, ...]) -> Exported:
+    files = weight_files(directory)
+    return Exported(directory, sum(file.stat().st_size for file in files), len(files), said)

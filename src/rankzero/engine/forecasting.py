@@ -1,0 +1,97 @@
+"""The forecast of a run that is about to train, and of one that only asks: from what the engine has loaded and checked.
+
+`forecast/without_torch.py` makes the same where files and cache say enough.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from rankzero.data.cache.training_data import TrainingData
+from rankzero.engine.checkpoint import Position
+from rankzero.engine.console import logger
+from rankzero.engine.device import Device, free_memory, memory_limit, pick_device, pick_dtype
+from rankzero.engine.distributed import World
+from rankzero.engine.goodput import Ledger
+from rankzero.engine.inputs import Inputs, read_inputs
+from rankzero.engine.setup import Session, model_to_be, to_train, weights_dtype
+from rankzero.forecast.conditions import conditions_here
+from rankzero.forecast.forecast import Forecast, MemoryOutlook, Place, make_forecast, outlook
+from rankzero.forecast.rows import facts_of_rows
+from rankzero.forecast.text import lines
+from rankzero.forecast.timing import LEAST_STEPS, remember_rate, shape_of_work
+from rankzero.machine import cache_root, usable_cores
+from rankzero.model.facts import ModelFacts
+from rankzero.model.load import ClassHead, empty_model, load_config, quiet_libraries
+from rankzero.model.shapes import model_facts
+from rankzero.model.source import ModelSource
+from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.shardings import sharding_section
+
+
+def say_forecast(spec: RunSpec, session: Session, inputs: Inputs, world: World) -> None:
+    """Log what the run will take."""
+    place = _place(session.device, world)
+    found = _forecast(spec, inputs, session.planned, place, session.dtype, packed=session.attention.padding_free)
+    for line in lines(found):
+        logger.info("[PLAN] %s", line)
+
+
+def note_timing(spec: RunSpec, session: Session, before: Position, after: Position) -> None:
+    """Remember how fast the steps of this start were, for the forecast of the next run of this shape."""
+    steps, seconds = after.step - before.step, after.seconds - before.seconds
+    if steps >= LEAST_STEPS and seconds > 0:
+        need, packed = session.planned.need, session.attention.padding_free
+        key = shape_of_work(spec, need, device_name(session.device), packed=packed)
+        remember_rate(key, (after.tokens - before.tokens) / seconds, cache_root())
+
+
+def dry_run(spec: RunSpec, nproc: int) -> Forecast:
+    """The forecast of a run of `nproc` processes on this machine. Rows are tokenised into the cache, no weights are
+    loaded, and there is no run directory. Raises what a run would raise before it loads its weights."""
+    quiet_libraries()
+    world, device = World(world_size=nproc, local_world_size=nproc), pick_device(0)
+    scaling = sharding_section(spec.train.sharding).scales_losses
+    dtype = pick_dtype(spec.model.dtype, device, loss_scaling=scaling)
+    inputs = read_inputs(spec, world, Ledger())
+    made = model_to_be(spec, inputs, device, dtype)
+    rows = facts_of_rows(inputs.train, inputs.eval, spec.data.max_length)
+    place = _place(device, world, free=free_memory(device, nproc))
+    planned = outlook(spec, made.facts, rows, place.limit, device.kind, nproc)
+    return _forecast(spec, inputs, planned, place, dtype, packed=made.attention.padding_free)
+
+
+def facts_from_config(spec: RunSpec, directory: Path, precision: str) -> ModelFacts:
+    """Facts of the model that a directory's config describes, as it is trained: read off tensors without memory. Needs
+    no weights. Raises ConfigError."""
+    quiet_libraries()
+    dtype: torch.dtype = getattr(torch, precision)
+    source, use = ModelSource(directory, directory, spec.model.name), spec.task_section.uses
+    config = load_config(source, spec.model)
+    eager = "eager" if spec.model.attention == "eager" else None
+    head = ClassHead(spec.data.labels) if use == "classifies" else None
+    empty = empty_model(spec.model, config, weights_dtype(spec, dtype), attention=eager, head=head)
+    shape = to_train(empty, spec, base_name=spec.model.name)
+    return model_facts(shape, config, dtype, quantization=spec.model.quantization, use=use)
+
+
+def device_name(device: Device) -> str:
+    """The hardware, as `forecast/without_torch.py` calls it too."""
+    if device.kind == "cuda":
+        return torch.cuda.get_device_name(device.index)
+    return f"{device.kind}, {usable_cores()} cores"
+
+
+def _place(device: Device, world: World, free: int = 0) -> Place:
+    limit = memory_limit(device, world.local_world_size)
+    return Place(device.kind, device_name(device), limit, free, world.world_size)
+
+
+def _forecast(
+    spec: RunSpec, inputs: Inputs, planned: MemoryOutlook, place: Place, dtype: torch.dtype, *, packed: bool
+) -> Forecast:
+    precision = str(dtype).removeprefix("torch.")
+    conditions = conditions_here(spec, planned.need, place.name, precision, packed=packed)
+    return make_forecast(spec, TrainingData(inputs.train, inputs.eval), planned, place, conditions)

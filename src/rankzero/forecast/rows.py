@@ -1,0 +1,74 @@
+"""What a run's rows come to: how many, how long, and in how many passes a step's are computed. Knows no model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rankzero.data.batches.plan import divide_among_ranks, micro_batches, packed_batches
+from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.stream.plan import Stream
+from rankzero.data.order import permutation
+from rankzero.spec.run_spec import RunSpec
+
+_STEPS_LOOKED_AT = 16
+"""Of the first epoch: more would change the mean of their passes little."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowFacts:
+    """The rows to train on. None where nobody has counted: of a stream, or where they are not tokenised yet."""
+
+    rows: int | None
+    tokens: int | None
+    trained_tokens: int | None
+    longest: int
+    """Tokens of the longest row that will be trained on; `data.max_length` where it is not known."""
+    trained_share: float
+    """Of the row with the most trained tokens for its length: how many positions of a pass may need logits."""
+    eval_rows: int | None
+
+
+def facts_of_rows(
+    train: TokenizedDataset | Stream | None, held_out: TokenizedDataset | None, max_length: int
+) -> RowFacts:
+    """`train` is None where rows are not tokenised yet."""
+    eval_rows = None if held_out is None else len(held_out)
+    if not isinstance(train, TokenizedDataset):
+        return RowFacts(None, None, None, max_length, 1.0, eval_rows)
+    return RowFacts(
+        rows=len(train),
+        tokens=int(train.lengths.sum(dtype=np.int64)),
+        trained_tokens=int(train.supervised.sum(dtype=np.int64)),
+        longest=min(max_length, int(train.lengths.max())),
+        trained_share=float((train.supervised / train.lengths).max()),
+        eval_rows=eval_rows,
+    )
+
+
+def passes_a_step(
+    train: TokenizedDataset | Stream | None,
+    spec: RunSpec,
+    *,
+    world_size: int,
+    max_tokens: int,
+    pass_cost: int,
+    packed: bool,
+) -> float | None:
+    """Of the process that has the most, on average over the first steps; None where rows are not known yet."""
+    if not isinstance(train, TokenizedDataset):
+        return None
+    lengths, size = train.lengths, spec.train.global_batch_size
+    order = permutation(len(train), seed=spec.train.seed, stream=0)
+    counts = []
+    for first in range(0, len(order), size)[:_STEPS_LOOKED_AT]:
+        shares = divide_among_ranks(order[first : first + size], lengths, world_size)
+        cut = [
+            packed_batches(share, lengths, max_tokens=max_tokens)
+            if packed
+            else micro_batches(share, lengths, max_tokens=max_tokens, pass_cost=pass_cost)
+            for share in shares
+        ]
+        counts.append(max(len(passes) for passes in cut))
+    return sum(counts) / len(counts)

@@ -1,0 +1,148 @@
+"""The forecast as a person reads it: a box on a terminal, plain lines elsewhere, within 80 columns. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from rankzero.forecast.forecast import Forecast
+from rankzero.wording import counted, duration, printable
+
+LABEL = 10
+"""Columns of a line's name."""
+LOG_WIDTH = 62
+"""Of a line of a log that has its time and tag before it, on a terminal of 80 columns."""
+
+
+def lines(forecast: Forecast, width: int = LOG_WIDTH) -> list[str]:
+    """`memory    4.02 GB of 16.8 GB …`, wrapped behind its name."""
+    return table(rows(forecast), width)
+
+
+def table(named: Sequence[tuple[str, str]], width: int) -> list[str]:
+    """Named texts, each wrapped behind its name."""
+    found: list[str] = []
+    for name, text in named:
+        head = f"{name:<{LABEL}}"
+        found += textwrap.wrap(
+            f"{head}{printable(text)}",
+            width,
+            subsequent_indent=" " * LABEL,
+            break_on_hyphens=False,
+        )
+    return found
+
+
+def boxed(named: Sequence[tuple[str, str]], title: str, width: int) -> list[str]:
+    """The same in a frame of at most `width` columns."""
+    inside = table(named, width - 4)
+    wide = max([len(title) + 2, *map(len, inside)])
+    top = f"┌ {title} {'─' * (wide - len(title))}┐"
+    return [top, *(f"│ {line:<{wide}} │" for line in inside), f"└{'─' * (wide + 2)}┘"]
+
+
+def rows(forecast: Forecast) -> list[tuple[str, str]]:
+    """All that is known, by name."""
+    return [
+        ("model", _model(forecast)),
+        ("data", _data(forecast)),
+        ("steps", _steps(forecast)),
+        ("memory", _memory(forecast)),
+        ("disk", _disk(forecast)),
+        ("time", _time(forecast)),
+    ]
+
+
+def size(number: float) -> str:
+    """`1.53 GB`, `5.6 MB`."""
+    unit, scale = ("GB", 10**9) if number >= 10**9 else ("MB", 10**6)
+    return f"{number / scale:.3g} {unit}" if number < 1000 * scale else f"{number / scale:,.0f} {unit}"
+
+
+def _count(number: int) -> str:
+    """`8.03B`, `134.5M`, `4,096`."""
+    for unit, scale in (("B", 10**9), ("M", 10**6)):
+        if number >= scale:
+            return f"{number / scale:.2f}{unit}" if unit == "B" else f"{number / scale:.1f}{unit}"
+    return f"{number:,}"
+
+
+def _model(forecast: Forecast) -> str:
+    facts = forecast.facts
+    share = 100 * facts.trainable / max(1, facts.total)
+    trained = "all of them" if facts.trainable == facts.total else f"{_count(facts.trainable)} ({share:.2g} %)"
+    name = forecast.model
+    if name.startswith("/"):  # a directory of this machine
+        name = name.rstrip("/").rpartition("/")[2]
+    return (
+        f"{name}: {_count(facts.total)} parameters, {trained} trained "
+        f"({forecast.method}, computed in {forecast.precision})"
+    )
+
+
+def _data(forecast: Forecast) -> str:
+    known = forecast.rows
+    if known.rows is None or known.tokens is None:
+        return f"rows of up to {known.longest:,} tokens, not counted yet"
+    longest = f"the longest {counted(known.longest, 'token')}"
+    evaluated = "not evaluated" if known.eval_rows is None else f"evaluated on {counted(known.eval_rows, 'row')}"
+    trained = f" ({known.trained_tokens:,} trained)" if known.trained_tokens is not None else ""
+    return f"{counted(known.rows, 'row')}, {known.tokens:,} tokens{trained}, {longest}; {evaluated}"
+
+
+def _steps(forecast: Forecast) -> str:
+    schedule = forecast.schedule
+    words = []
+    if schedule is None:
+        words.append("as many as the rows make")
+    else:
+        epochs = schedule.total_steps / schedule.steps_per_epoch
+        of = f" ({epochs:.3g} epochs of {schedule.steps_per_epoch:,})" if forecast.rows.rows is not None else ""
+        words.append(f"{schedule.total_steps:,}{of}")
+    if forecast.done:
+        words.append(f"{forecast.done:,} of them done")
+    words.append(f"{counted(forecast.rows_a_step, 'row')} a step")
+    tokens = forecast.memory.plan.micro_batch_tokens
+    if forecast.passes is not None:
+        passes = "1 pass" if forecast.passes == 1 else f"{forecast.passes:.3g} passes"
+        words.append(f"in {passes} of up to {tokens:,} tokens")
+    else:
+        words.append(f"in passes of up to {tokens:,} tokens")
+    count = forecast.place.world_size
+    words.append("on one process" if count == 1 else f"on {count} processes ({forecast.memory.sharding})")
+    return ", ".join(words)
+
+
+def _memory(forecast: Forecast) -> str:
+    need, place = forecast.memory.need, forecast.place
+    parts = ", ".join(f"{name} {size(part)}" for name, part in need.parts.items() if part >= 0.001 * need.bytes)
+    each = "" if place.world_size == 1 else " each"
+    of = f" of {size(place.limit)}" if place.limit else ""
+    now = f", {size(place.free)} of it free now" if place.free else ""
+    on = f" on {place.name}{now}" if place.limit else f" on {place.name}"
+    less = "; activations are recomputed" if need.recomputing else ""
+    short = "; IT DOES NOT FIT" if place.limit and need.bytes > place.limit else ""
+    return f"{size(need.bytes)}{each}{of}{on}: {parts}{less}{short}"
+
+
+def _disk(forecast: Forecast) -> str:
+    disk = forecast.disk
+    free = f", {size(disk.free)} free" if disk.free else ""
+    short = "; IT DOES NOT FIT" if disk.free and disk.needed > disk.free else ""
+    count = counted(disk.checkpoints, "checkpoint")
+    each = "" if disk.checkpoints == 1 else " at once"
+    return f"{size(disk.needed)}: {count}{each} of {size(disk.checkpoint)}, result {size(disk.result)}{free}{short}"
+
+
+def _time(forecast: Forecast) -> str:
+    if forecast.seconds is None or forecast.rate is None:
+        return "known after the first steps: no run of this shape was timed here"
+    words = f"about {duration(forecast.seconds)} of steps, at the {forecast.rate:,.0f} tokens a second"
+    return f"{words} of the last run of this shape on this machine"
+
+
+def printed(forecast: Forecast, *, terminal: bool, width: int, more: Sequence[tuple[str, str]] = ()) -> Iterator[str]:
+    """Every line of it, with `more` behind; a frame where a terminal shows it."""
+    named = [*rows(forecast), *more]
+    columns = min(width, 100)
+    yield from boxed(named, forecast.run, columns) if terminal else [forecast.run, *table(named, 80)]

@@ -1,0 +1,218 @@
+"""What a cluster has for a run: nodes, quota, storage, secrets, queue, image, and whether it would take the objects.
+
+Reads, and has the server judge every object without keeping it. What may not be read is said, and is no problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rankzero.errors import RankzeroError
+from rankzero.launch.backends.kubernetes.api import Api
+from rankzero.launch.backends.kubernetes.apply import Submission
+from rankzero.launch.backends.kubernetes.discover import Discovery
+from rankzero.launch.backends.kubernetes.errors import ApiError
+from rankzero.launch.backends.kubernetes.needs import Needs, needs_of, pod_specs
+from rankzero.launch.backends.kubernetes.preflight import is_default
+from rankzero.launch.backends.kubernetes.resources import (
+    CLAIM,
+    NODE,
+    RESOURCE_QUOTA,
+    SECRET,
+    STORAGE_CLASS,
+    is_preparation,
+    name_of,
+)
+from rankzero.launch.labels import Manifest
+from rankzero.launch.resource import Resource
+from rankzero.launch.survey import Survey
+from rankzero.launch.untyped_json import amount, at, maps, text, whole, words
+from rankzero.wording import counted, listed
+
+_PRODUCT, _MEMORY = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
+"""What NVIDIA's feature discovery says of a node's GPUs; the memory in MiB."""
+_DEVICES = ("/gpu", "/mig-")
+"""In names of what a container asks for: a GPU."""
+
+
+@dataclass(slots=True)
+class Surveyor:
+    """One look. Raises ApiError where the cluster does not answer."""
+
+    api: Api
+    discovery: Discovery
+    objects: Sequence[Manifest]
+    _said: list[str] = field(default_factory=list)
+
+    def look(self) -> Survey:
+        """All of it."""
+        needs = needs_of(self.objects)
+        fitting, nodes = self._nodes()
+        refused = self._judged()
+        sizes = [size for node in fitting if (size := whole(node, "metadata", "labels", _MEMORY))]
+        products = {text(node, "metadata", "labels", _PRODUCT) for node in fitting} - {""}
+        has = [
+            ("nodes", nodes),
+            ("quota", self._quota()),
+            ("storage", self._storage(needs)),
+            ("secrets", self._secrets(needs)),
+            ("queue", self._queue(needs)),
+            ("image", self._image(fitting)),
+            ("rights", self._rights(refused)),
+        ]
+        if self._said:
+            has.append(("besides", "; ".join(dict.fromkeys(self._said))))
+        gpu_bytes = min(sizes) << 20 if sizes else 0
+        return Survey(tuple(has), listed(sorted(products)), gpu_bytes, refused)
+
+    def _judged(self) -> RankzeroError | None:
+        submission = Submission(self.api, self.discovery, self.objects, self._said.append, replaces=True)
+        try:
+            submission.judge()
+        except RankzeroError as error:
+            return error
+        return None
+
+    def _rights(self, refused: RankzeroError | None) -> str:
+        names = listed(name_of(one) for one in self.objects)
+        if refused is not None:
+            return f"a submit would be refused: {counted(len(refused.problems), 'reason')}, below"
+        return f"the server would take {names}"
+
+    def _nodes(self) -> tuple[list[Manifest], str]:
+        """Those that pods of the run could be on, and all in words."""
+        pod, count = _training_pod(self.objects)
+        device, each = _gpus_of(pod)
+        every = self._list(NODE)
+        if every is None:
+            return [], "may not be read"
+        selector = words(at(pod, "nodeSelector"))
+        open_ = [node for node in every if not at(node, "spec").get("unschedulable") and _ready(node)]
+        fitting = [node for node in open_ if selector.items() <= words(at(node, "metadata", "labels")).items()]
+        if not device:
+            return fitting, f"{len(fitting)} of {counted(len(every), 'node')} may be used, no GPU is needed"
+        having = [node for node in fitting if _allocatable(node, device) >= max(1, each)]
+        known = ", ".join(f"{name_of(node).partition('/')[2]} {_in_words(node, device)}" for node in having[:6])
+        more = f" and {len(having) - 6} more" if len(having) > 6 else ""
+        head = f"{len(having)} of {counted(len(every), 'node')} with {each} {device}"
+        short = "" if len(having) >= count else f"; {counted(count, 'pod')} on a node of its own would wait"
+        if not having:
+            most = max((_allocatable(node, device) for node in fitting), default=0)
+            short = f"; pods would wait: a node that may be used has {most} at most"
+        return having, f"{head}{': ' if known else ''}{known}{more}{short}"
+
+    def _quota(self) -> str:
+        quotas = self._list(RESOURCE_QUOTA)
+        if quotas is None:
+            return "may not be read"
+        found = []
+        for quota in quotas:
+            hard, used = words(at(quota, "status", "hard")), words(at(quota, "status", "used"))
+            amounts = [f"{name} {used.get(name, '0')} of {most}" for name, most in sorted(hard.items())]
+            found.append(f"{quota['metadata']['name']}: {', '.join(amounts)} taken")
+        return "; ".join(found) or f"none in namespace {self.api.place.namespace}"
+
+    def _storage(self, needs: Needs) -> str:
+        classes = self._list(STORAGE_CLASS)
+        if classes is None:
+            known = "storage classes may not be read"
+        else:
+            names = [f"{one['metadata']['name']}{' (default)' if is_default(one) else ''}" for one in classes]
+            known = f"classes {listed(sorted(names), 8)}" if names else "no storage class"
+        return "; ".join([known, *self._claims(needs)])
+
+    def _claims(self, needs: Needs) -> Iterator[str]:
+        for name in sorted({*needs.claims, *needs.storage_classes}):
+            there = self._read(CLAIM, name)
+            if there is None:
+                yield f"claim {name} {'would be made' if name in needs.storage_classes else 'is not there'}"
+                continue
+            size = text(there, "status", "capacity", "storage") or text(
+                there, "spec", "resources", "requests", "storage"
+            )
+            yield f"claim {name} is {text(there, 'status', 'phase') or 'there'}{f', {size}' if size else ''}"
+
+    def _secrets(self, needs: Needs) -> str:
+        wanted = sorted({*needs.secrets, *needs.pull_secrets})
+        if not wanted:
+            return "none needed"
+        there = [name for name in wanted if self._read(SECRET, name) is not None]
+        missing = [name for name in wanted if name not in there]
+        parts = [f"{listed(there)} there" if there else "", f"{listed(missing)} not found" if missing else ""]
+        return "; ".join(part for part in parts if part)
+
+    def _queue(self, needs: Needs) -> str:
+        kinds = self.discovery.queues()
+        if kinds is None:
+            return "no Kueue: nothing counts runs"
+        names = sorted(str(one["metadata"]["name"]) for one in self._list(kinds[0]) or ())
+        asked = f"asked for: {needs.queue}" if needs.queue else "none asked for"
+        return f"{asked}; in this namespace: {listed(names) if names else 'none'}"
+
+    def _image(self, fitting: Sequence[Manifest]) -> str:
+        pod, _ = _training_pod(self.objects)
+        names = list(dict.fromkeys(text(one, "image") for one in maps(pod, "containers")))
+        parts = []
+        for name in names:
+            having = sum(_has_image(node, name) for node in fitting)
+            parts.append(f"{name}, on {having} of {counted(len(fitting), 'node')} already" if fitting else name)
+        return "; ".join(parts)
+
+    def _read(self, resource: Resource, name: str) -> Manifest | None:
+        try:
+            return self.api.read(resource, name)
+        except ApiError as error:
+            if error.status not in (403, 404):
+                raise
+            return None
+
+    def _list(self, resource: Resource) -> list[Manifest] | None:
+        try:
+            return self.api.list(resource)[0]
+        except ApiError as error:
+            if error.status not in (403, 404):
+                raise
+            return None
+
+
+def _training_pod(objects: Sequence[Manifest]) -> tuple[Mapping[str, Any], int]:
+    """The pod that trains, and how many there are of it."""
+    for one in objects:
+        if not is_preparation(one):
+            for pod, count in pod_specs(one):
+                return pod, count
+    return {}, 0
+
+
+def _gpus_of(pod: Mapping[str, Any]) -> tuple[str, int]:
+    """The name of the GPUs that a pod asks for, and how many; nothing where it asks for none."""
+    for container in maps(pod, "containers"):
+        for name, asked in words(at(container, "resources", "limits")).items():
+            if any(part in name for part in _DEVICES):
+                return name, int(amount(asked) or 0)
+    return "", 0
+
+
+def _allocatable(node: Manifest, device: str) -> int:
+    return int(amount(at(node, "status", "allocatable").get(device)) or 0)
+
+
+def _in_words(node: Manifest, device: str) -> str:
+    product = text(node, "metadata", "labels", _PRODUCT)
+    size = whole(node, "metadata", "labels", _MEMORY)
+    memory = f" of {(size << 20) / 1e9:.0f} GB" if size else ""
+    return f"{_allocatable(node, device)} × {product or 'GPU'}{memory}"
+
+
+def _ready(node: Manifest) -> bool:
+    """A node that says nothing of itself counts as ready."""
+    conditions = [one for one in maps(node, "status", "conditions") if one.get("type") == "Ready"]
+    return all(one.get("status") == "True" for one in conditions)
+
+
+def _has_image(node: Manifest, name: str) -> bool:
+    """Nodes name images in full: docker.io/library/x:1."""
+    listed_ = (str(each) for one in maps(node, "status", "images") for each in one.get("names") or ())
+    return any(each == name or each.endswith(f"/{name}") for each in listed_)

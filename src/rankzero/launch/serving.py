@@ -1,0 +1,195 @@
+"""A server of a model on this machine: its command, its start until it answers, its end. Knows no weights.
+
+Two servers are known, both with OpenAI's routes: vLLM, and `transformers serve`. A model is served under one name by
+both, whatever directory it lies in, so that clients keep what they ask for when the model is made anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from rankzero.errors import ConfigError, ServiceError, UsageError
+
+Engine = Literal["vllm", "transformers"]
+POLL_SECONDS = 0.2
+ANSWER_SECONDS = 600.0
+"""How long the first answer may take: kernels are compiled for it."""
+END_SECONDS = 10.0
+_TAIL = 2000
+SMOKE = "Say hello."
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """How a model is served."""
+
+    engine: Engine
+    model: Path
+    """A directory in Hugging Face format; for `transformers` its last part is the name that is served."""
+    name: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """What the chat template is given besides the turns."""
+    more: Sequence[str] = ()
+    """Arguments of the engine's own."""
+    trust_remote_code: bool = False
+
+    @property
+    def command(self) -> list[str]:
+        """What starts it, in the directory `cwd`."""
+        place = ["--host", self.host, "--port", str(self.port)]
+        trusted = ["--trust-remote-code"] if self.trust_remote_code else []
+        kwargs = [json.dumps(dict(self.template_kwargs))] if self.template_kwargs else []
+        if self.engine == "vllm":
+            told = ["--default-chat-template-kwargs", *kwargs] if kwargs else []
+            return [
+                "vllm",
+                "serve",
+                str(self.model),
+                "--served-model-name",
+                self.name,
+                *place,
+                *trusted,
+                *told,
+                *self.more,
+            ]
+        told = ["--chat-template-kwargs", *kwargs] if kwargs else []
+        return ["transformers", "serve", self.name, *place, *trusted, *told, *self.more]
+
+    @property
+    def cwd(self) -> Path:
+        """Where it is started: `transformers serve` calls a model what it was given, so that is a name from here."""
+        return self.model.parent
+
+    @property
+    def url(self) -> str:
+        """Of its API; a server on all addresses is reached by loopback."""
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    def as_typed(self) -> str:
+        """What a person would type."""
+        line = shlex.join(self.command)
+        return line if self.engine == "vllm" else f"cd {shlex.quote(str(self.cwd))} && {line}"
+
+
+def choose_engine(wanted: str) -> Engine:
+    """vLLM where it is installed, else `transformers serve`; or the one that is wanted.
+
+    Raises ConfigError where what it needs is not installed, UsageError for another one.
+    """
+    if wanted not in ("auto", "vllm", "transformers"):
+        raise UsageError(f"{wanted!r} is no server", where="--engine", hint="auto, vllm or transformers")
+    if wanted in ("auto", "vllm") and _have("vllm"):
+        return "vllm"
+    if wanted == "vllm":
+        raise ConfigError(
+            "vllm is not installed", where="--engine", hint="pip install vllm (in an environment of its own)"
+        )
+    missing = [name for name in ("fastapi", "uvicorn", "openai", "transformers") if not _have(name)]
+    if missing:
+        hint = "pip install 'rankzero[train,serve]', or vllm"
+        raise ConfigError(f"no server is installed: {', '.join(missing)}", where="--engine", hint=hint)
+    return "transformers"
+
+
+def require_free(host: str, port: int) -> None:
+    """Raise ServiceError where another program listens there already: it would answer in the server's place."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            hint = "choose another --port"
+            raise ServiceError(
+                f"cannot listen: {error.strerror or error}", where=f"{host}:{port}", hint=hint
+            ) from error
+
+
+@contextmanager
+def serving(server: Server) -> Iterator[subprocess.Popen[bytes]]:
+    """The server's process for the duration, with all that it has started ended at the end. Its output is stderr."""
+    require_free(server.host, server.port)
+    program, *arguments = server.command
+    beside = Path(sys.executable).parent / program  # of this environment, activated or not
+    process = subprocess.Popen(
+        [str(beside) if beside.is_file() else program, *arguments],
+        cwd=server.cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr.fileno(),
+        process_group=0,
+    )
+    try:
+        yield process
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask, then kill: it leads a group of its own."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(END_SECONDS)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def wait_until_ready(server: Server, process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Return when the server says that it is there. Raises ServiceError where it ended, or took longer."""
+    import httpx2
+
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            hint = "its own words are above; `rankzero serve … --print` shows the command"
+            raise ServiceError(f"the server ended with {process.returncode}", where=server.engine, hint=hint)
+        with suppress(httpx2.HTTPError):
+            if httpx2.get(f"{server.url}/health", timeout=5.0, trust_env=False).status_code == 200:
+                return
+        time.sleep(POLL_SECONDS)
+    raise ServiceError(f"the server was not ready after {seconds:.0f} s", where=server.engine, hint="raise --wait")
+
+
+def smoke(server: Server, question: str = SMOKE) -> str:
+    """The answer to one question that is asked under the served name. Raises ServiceError where there is none."""
+    import httpx2
+
+    body = {
+        "model": server.name,
+        "messages": [{"role": "user", "content": question}],
+        "max_tokens": 16,
+        "temperature": 0.0,
+    }
+    try:
+        response = httpx2.post(f"{server.url}/v1/chat/completions", json=body, timeout=ANSWER_SECONDS, trust_env=False)
+        if response.status_code == 200:
+            return str(response.json()["choices"][0]["message"]["content"] or "")
+        what = f"{response.status_code} {response.text[:_TAIL]}"
+    except (httpx2.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
+        what = f"{type(error).__name__}: {error}"
+    raise ServiceError(f"a request was not answered: {what}", where=f"{server.url}/v1/chat/completions")
+
+
+def _have(module: str) -> bool:
+    import importlib.util
+
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ValueError:  # something stands in for it that is no module
+        return False

@@ -1,0 +1,21 @@
+"""What a place has for a run, beside what the run needs of it: a value, made by backends and printed by commands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rankzero.errors import RankzeroError
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Looked at, with nothing applied."""
+
+    has: tuple[tuple[str, str], ...]
+    """What there is, by name: nodes, quota, storage, secrets, queue, image, rights."""
+    gpu: str = ""
+    """Name of the GPUs that the run would get; empty where nobody says."""
+    gpu_bytes: int = 0
+    """Memory of one of them, the smallest; 0 where nobody says."""
+    refused: RankzeroError | None = None
+    """Every reason why a submit would be refused."""

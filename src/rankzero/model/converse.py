@@ -1,0 +1,63 @@
+"""A conversation with a model: its next turn, sampled, told as it is written. Knows nothing of runs or terminals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers import TextStreamer
+
+from rankzero.errors import ConfigError
+from rankzero.model.generate import Speaker, Turn, prompt_inputs, prompt_of
+from rankzero.model.load import stop_token_ids
+from rankzero.spec.sampling import Sampling
+
+OnText = Callable[[str], None]
+"""Is told each piece of an answer when it is written; the pieces make the answer."""
+
+
+def reply(speaker: Speaker, turns: Sequence[Turn], sampling: Sampling, on_text: OnText) -> str:
+    """What the model says next. Without a chat template it goes on with the last turn's text.
+
+    Images stand where a turn has `<image>`, else before its text. Raises ConfigError where the model sees none, or
+    names no end token; UsageError where there are more places than images; DataError where one cannot be read.
+    """
+    stop_ids = stop_token_ids(speaker.model, speaker.tokenizer)
+    if not stop_ids:
+        raise ConfigError("neither the model nor the tokenizer names an end token", where="generation_config.json")
+    inputs = prompt_inputs(speaker, prompt_of(speaker, turns))
+    device = next(speaker.model.parameters()).device
+    streamer = _Told(speaker.tokenizer, on_text)
+    warm = sampling.temperature > 0
+    chosen = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k} if warm else {}
+    if sampling.seed is not None:
+        torch.manual_seed(sampling.seed)
+    with torch.inference_mode():
+        speaker.model.generate(
+            **{name: value.to(device) for name, value in inputs.items()},
+            max_new_tokens=sampling.max_new_tokens,
+            do_sample=warm,
+            use_cache=True,
+            eos_token_id=stop_ids,
+            pad_token_id=stop_ids[0],
+            streamer=streamer,
+            **chosen,
+        )
+    return streamer.text.strip()
+
+
+class _Told(TextStreamer):  # type: ignore[misc]
+    """Passes on the text of each token, once its characters are whole."""
+
+    def __init__(self, tokenizer: Any, on_text: OnText) -> None:
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self._tell = on_text
+        self.text = ""
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        """One piece; the last one may be empty."""
+        del stream_end
+        self.text += text
+        if text:
+            self._tell(text)

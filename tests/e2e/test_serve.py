@@ -1,0 +1,63 @@
+"""`rankzero serve` with a real server on loopback: an adapter of a tiny model, asked as OpenAI's clients ask."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx2
+import pytest
+
+import rankzero
+from tests.support.adapters import tiny_adapter
+
+pytestmark = pytest.mark.e2e
+
+for needed in ("fastapi", "uvicorn", "openai"):
+    pytest.importorskip(needed, reason="the extra `serve` is not installed")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_it_answers_under_its_name_and_ends_when_told(tiny: Path, tmp_path: Path) -> None:
+    adapter, port = tiny_adapter(tiny, tmp_path / "adapter"), free_port()
+    command = [sys.executable, "-m", "rankzero", "serve", str(adapter), "--name", "assistant"]
+    command += ["--engine", "transformers", "--port", str(port), "--ready-file", str(tmp_path / "ready")]
+    printed = subprocess.run([*command, "--print"], capture_output=True, text=True, check=True, timeout=120).stdout
+    merging, serving = printed.splitlines()
+    assert merging.startswith(f"rankzero merge {adapter} -o ") and " && transformers serve assistant " in serving
+    with (tmp_path / "said").open("wb") as said:
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
+    try:
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        assert line, (tmp_path / "said").read_text()
+        facts = json.loads(line)
+        assert facts["model"] == "assistant" and facts["url"] == f"http://127.0.0.1:{port}/v1"
+        assert json.loads((tmp_path / "ready").read_text()) == facts
+        ask = {"messages": [{"role": "user", "content": "Hello World"}], "max_tokens": 6, "temperature": 0}
+        response = httpx2.post(f"{facts['url']}/chat/completions", json={**ask, "model": "assistant"}, timeout=120)
+        assert response.status_code == 200, response.text
+        body = response.json()
+        [expected] = rankzero.generate(str(adapter), ["Hello World"], max_new_tokens=6)
+        assert expected and body["choices"][0]["message"]["content"].strip() == expected, "base and adapter, merged"
+        other = httpx2.post(f"{facts['url']}/chat/completions", json={**ask, "model": "other"}, timeout=120)
+        assert other.status_code == 400
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 0, (tmp_path / "said").read_text()
+    finally:
+        if server.poll() is None:
+            server.kill()
+            server.wait()
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0, "nothing of it is left"
+    again = subprocess.run([*command, "--print"], capture_output=True, text=True, check=True, timeout=120).stdout
+    assert "merge" not in again, "what was merged is there"

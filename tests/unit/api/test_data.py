@@ -1,0 +1,45 @@
+"""`rankzero.data.check` and `show`, as a notebook calls them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import rankzero
+from tests.support.tiny import chat_rows, write_jsonl
+
+
+def test_bad_rows_are_found_and_raised_on_request(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "rows.jsonl", [*chat_rows(2), {"messages": []}])
+    found = rankzero.data.check(path)
+    assert not found.ok and "rows.jsonl:3" in found.problems[0].where
+    assert "rows         3 in 1 file" in str(found) and "rows.jsonl:3: " in str(found)
+    with pytest.raises(rankzero.DataError, match="rows.jsonl:3"):
+        found.raise_if_bad()
+    assert found._repr_html_().startswith("<iframe srcdoc=")
+
+
+def test_columns_and_several_sources(tmp_path: Path) -> None:
+    first = write_jsonl(tmp_path / "a.jsonl", [{"q": "Ping", "a": "Pong"}])
+    second = write_jsonl(tmp_path / "b.jsonl", chat_rows(2))
+    mapped = {"path": str(first), "columns": {"prompt": "q", "completion": "a"}}
+    found = rankzero.data.check([mapped, second])
+    assert found.ok and found.report.counts.rows == 3
+
+
+def test_trained_tokens_are_shown(tmp_path: Path, tiny: Path) -> None:
+    path = write_jsonl(tmp_path / "rows.jsonl", chat_rows(3))
+    rows = rankzero.data.show(path, str(tiny), rows=2)
+    assert len(rows) == 2 and "⟦" in str(rows[0])
+    [third] = rankzero.data.show(path, str(tiny), line=3)
+    assert "rows.jsonl:3" in third.headline
+    found = rankzero.data.check(path, model=str(tiny))
+    assert found.ok and found.serving is not None and found.report.counts.tokens is not None
+
+
+def test_nothing_to_train_is_a_problem(tmp_path: Path, tiny: Path) -> None:
+    path = write_jsonl(tmp_path / "rows.jsonl", chat_rows(3))
+    found = rankzero.data.check(path, model=str(tiny), max_length=8)
+    assert found.report.ok and not found.ok
+    assert "no example has a trained token" in found.problems[0].what

@@ -1,0 +1,64 @@
+"""A run as a value: what its directory says, without training anything."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import rankzero
+from tests.support.run_directory import run_directory
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> rankzero.Run:
+    monkeypatch.chdir(tmp_path)
+    run_directory(tmp_path / "runs/made")
+    return rankzero.Run.open("made")
+
+
+def test_by_path_by_name_or_not_at_all(run: rankzero.Run, tmp_path: Path) -> None:
+    assert rankzero.Run.open(tmp_path / "runs/made").name == run.name == "made"
+    with pytest.raises(rankzero.ConfigError, match="did you mean runs/made"):
+        rankzero.Run.open("mad")
+    view = rankzero.status("made")
+    assert view.phase == run.status.phase == "Succeeded"
+
+
+def test_metrics_are_a_list_without_pandas(run: rankzero.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    again = [{"step": 60, "loss": 9.0, "learning_rate": 0.5}]
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in again)
+    rows = run.metrics
+    assert [row["step"] for row in rows] == list(range(61))
+    assert rows[60]["loss"] == 9.0 and rows[60]["eval_loss"] > 0, "made again: as it was made last"
+
+
+def test_metrics_are_a_frame_with_pandas(run: rankzero.Run) -> None:
+    pandas = pytest.importorskip("pandas", reason="the extra `notebook` is not installed")
+    frame = run.metrics
+    assert isinstance(frame, pandas.DataFrame) and len(frame) == 61
+    assert frame.set_index("step").loss[1] > frame.set_index("step").loss[60]
+
+
+def test_checkpoints_and_result(run: rankzero.Run) -> None:
+    assert [(one.step, one.best, one.last) for one in run.checkpoints] == [(40, True, False), (60, False, True)]
+    assert all((one.path / "manifest.json").is_file() for one in run.checkpoints)
+    assert run.result == run.path / "final"
+    assert run.summary["steps"] == 60
+
+
+def test_the_page_is_shown_in_a_frame(run: rankzero.Run) -> None:
+    page = run.report()
+    shown = page._repr_html_()
+    assert page.path.is_file() and shown.startswith("<iframe srcdoc=") and shown.count("<") == 2, "nothing leaks out"
+
+
+def test_files_that_were_changed_are_warned_of(run: rankzero.Run) -> None:
+    from rankzero.api.results import warn
+
+    with pytest.warns(UserWarning, match="tokenizer.json is not as the run wrote it"):
+        warn(("tokenizer.json",))

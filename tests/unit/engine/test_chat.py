@@ -1,0 +1,141 @@
+"""A chat: what the model is shown of what was said, streamed, by one voice and by two; typed and piped."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rankzero
+from rankzero.cli.chat import Talk, lines
+from rankzero.engine.chat import Chat, Voice, open_chat
+from rankzero.errors import ConfigError, DataError
+from rankzero.model.generate import load_speaker
+from rankzero.run_dir.result import find_result
+from rankzero.spec.sampling import Sampling
+from tests.support.adapters import tiny_adapter
+from tests.support.cli import Cli
+
+SHORT = Sampling(max_new_tokens=6)
+
+
+@pytest.fixture(scope="module")
+def adapter(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter that changes what is said."""
+    return tiny_adapter(tiny, tmp_path_factory.mktemp("adapter"))
+
+
+@pytest.fixture(scope="module")
+def speaker(tiny: Path) -> Any:
+    return load_speaker(find_result(str(tiny), "writes"), torch.float32, torch.device("cpu"))
+
+
+def greedy(speaker: Any, turns: list[dict[str, str]]) -> str:
+    ids = speaker.tokenizer.apply_chat_template(
+        turns, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    made = speaker.model.generate(**ids, max_new_tokens=6, do_sample=False, pad_token_id=0)
+    return str(speaker.tokenizer.decode(made[0, ids["input_ids"].shape[1] :], skip_special_tokens=True).strip())
+
+
+def test_each_answer_knows_what_was_said(speaker: Any) -> None:
+    chat = Chat([Voice("", speaker)], SHORT, "Be kind.")
+    turns = [{"role": "system", "content": "Be kind."}]
+    for text in ("Hello World", "What is the capital of Peru?"):
+        pieces: list[str] = []
+        turns.append({"role": "user", "content": text})
+        [answer] = chat.ask(text, on_piece=lambda voice, piece: pieces.append(piece))  # noqa: B023
+        assert answer.text == greedy(speaker, turns) == "".join(pieces).strip()
+        turns.append({"role": "assistant", "content": answer.text})
+    chat.reset()
+    [again] = chat.ask("Hello World")
+    assert again.text == greedy(speaker, [turns[0], {"role": "user", "content": "Hello World"}])
+
+
+def test_answers_are_drawn_by_seed_and_temperature(speaker: Any) -> None:
+    def said(seed: int | None, temperature: float) -> str:
+        chat = Chat([Voice("", speaker)], Sampling(max_new_tokens=8, temperature=temperature, seed=seed))
+        return chat.ask("Hello")[0].text
+
+    assert said(1, 2.0) == said(1, 2.0) != said(2, 2.0)
+    assert said(None, 0.0) == said(7, 0.0)
+
+
+def test_base_and_tuned_each_go_on_from_their_own_answers(adapter: Path, tiny: Path, speaker: Any) -> None:
+    result = find_result(str(adapter), "writes")
+    chat = open_chat(result, SHORT, base=find_result(str(tiny), "writes"))
+    assert chat.voices[0].speaker.model is chat.voices[1].speaker.model, "an adapter's base is there already"
+    base, tuned = chat.ask("Hello World")
+    assert (base.voice, tuned.voice) == ("base", "tuned") and base.text != tuned.text
+    assert base.text == greedy(speaker, [{"role": "user", "content": "Hello World"}])
+    second = chat.ask("Ping")[0]
+    said = [("user", "Hello World"), ("assistant", base.text), ("user", "Ping")]
+    assert second.text == greedy(speaker, [{"role": role, "content": text} for role, text in said])
+
+
+def test_what_fails_is_not_remembered(speaker: Any, tmp_path: Path) -> None:
+    chat = Chat([Voice("", speaker)], SHORT)
+    (tmp_path / "a.png").write_bytes(b"")
+    with pytest.raises(ConfigError, match="sees no images"):
+        chat.ask("Which colour?", images=[str(tmp_path / "a.png")])
+    assert chat.ask("Hello")[0].text == greedy(speaker, [{"role": "user", "content": "Hello"}])
+
+
+def test_piped_a_line_in_an_answer_out(
+    adapter: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello World\n\n/reset\nHello World\n/exit\nnever\n"))
+    done = Cli(capfd, monkeypatch)(f"chat {adapter} --max-new-tokens 6 --json")
+    assert done.code == 0, done.err
+    rows = [json.loads(line) for line in done.out.splitlines()]
+    assert len(rows) == 2 and rows[0] == rows[1], "forgotten in between"
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello World\n"))
+    done = Cli(capfd, monkeypatch)(f"chat {adapter} --max-new-tokens 6")
+    assert done.out.strip() == rows[0]["replies"]["reply"]
+
+
+def test_a_mistake_ends_a_pipe_and_not_a_talk(speaker: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    piped = Talk(Chat([Voice("", speaker)], SHORT), as_json=False, attended=False)
+    with pytest.raises(DataError, match="no such image"):
+        piped.hear("/image nowhere.png")
+    talk = Talk(Chat([Voice("", speaker)], SHORT), as_json=False, attended=True)
+    assert talk.hear("/image nowhere.png") and talk.hear("/rest") and talk.hear("/help")
+    said = capsys.readouterr().err
+    assert "there is no such image" in said and "/rest is no command" in said and "/reset" in said
+    assert not talk.hear("/exit")
+
+
+def test_two_voices_have_their_names(adapter: Path, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chat = open_chat(find_result(str(adapter), "writes"), SHORT, base=find_result(str(tiny), "writes"))
+    Talk(chat, as_json=False, attended=True).hear("Hello World")
+    first, second = capsys.readouterr().out.strip().split("\ntuned: ")
+    assert first.startswith("base:  ") and second
+    chat.reset()
+    one, other = chat.ask("Hello World")
+    assert first.removeprefix("base:").split() == one.text.split() and second.split() == other.text.split()
+
+
+def test_a_terminal_is_left_by_its_end_and_not_by_an_interrupt() -> None:
+    typed = iter(["one", KeyboardInterrupt(), "two", EOFError()])
+
+    def ask(_prompt: str) -> str:
+        value = next(typed)
+        if isinstance(value, BaseException):
+            raise value
+        return value
+
+    assert list(lines(True, ask)) == ["one", "two"]
+
+
+def test_from_python(adapter: Path) -> None:
+    chat = rankzero.chat(str(adapter), rankzero.Sampling(max_new_tokens=4))
+    assert [answer.voice for answer in chat.ask("Hello")] == [""]
+    with pytest.raises(ConfigError, match="no run directory"):
+        rankzero.chat(str(adapter), compare=True)
+    with pytest.raises(rankzero.UsageError, match="leave base out"):
+        rankzero.chat(str(adapter), base=True, compare=True)

@@ -1,0 +1,193 @@
+"""The forecast of a run: the same from files alone, from the engine, and as the run itself says it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankzero.cli import forecasting
+from rankzero.data.cache.known_tokenizers import known_tokenizer, remember_tokenizer
+from rankzero.engine.forecasting import dry_run
+from rankzero.engine.hooks import Hooks
+from rankzero.errors import ConfigError
+from rankzero.forecast.forecast import Forecast
+from rankzero.forecast.text import lines, printed
+from rankzero.forecast.without_torch import forecast_without_torch
+from rankzero.machine import cache_root
+from rankzero.model.attention import PROVEN
+from rankzero.model.stored_facts import PLAIN_DECODERS
+from rankzero.run_dir.paths import RunDir
+from rankzero.spec.resolve import to_yaml
+from rankzero.spec.run_spec import RunSpec
+from tests.support.runs import log, run_here, run_root, small_spec
+
+
+@pytest.fixture(scope="module")
+def trained(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunSpec, int]]:
+    """A run that has ended, and how many passes its steps had."""
+    passes = 0
+
+    def counted(*_seen: Any) -> None:
+        nonlocal passes
+        passes += 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("forecast")
+        patch.setenv("RANKZERO_CACHE", str(folder / "cache"))
+        spec = small_spec(folder, tiny, lora__dropout=0.0, train__num_train_epochs=1)
+        before = forecast_without_torch(spec, 1)
+        assert before is None, "rows are not tokenised yet"
+        run_here(spec, log_level="INFO", hooks=Hooks(pass_done=counted))
+        yield spec, passes
+
+
+@pytest.fixture(autouse=True)
+def its_cache(own_cache: Path, trained: tuple[RunSpec, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the run, instead of the test's own."""
+    assert own_cache.name == "cache"
+    monkeypatch.setenv("RANKZERO_CACHE", str(Path(trained[0].output_dir).parent / "cache"))
+
+
+def told(spec: RunSpec) -> Forecast:
+    found = forecast_without_torch(spec, 1)
+    assert found is not None
+    return found
+
+
+def test_files_and_engine_and_run_say_the_same(trained: tuple[RunSpec, int]) -> None:
+    spec, _ = trained
+    light, heavy = told(spec), dry_run(spec, 1)
+    assert light.place.limit == heavy.place.limit
+    assert replace(light, place=heavy.place) == heavy  # but for memory that is free at the moment
+    said = [line.partition("[PLAN] ")[2] for line in log(spec).splitlines() if "[PLAN] " in line]
+    fresh = replace(light, done=0, rate=None, place=replace(light.place, free=0))
+    changing = ("disk", "time")  # room on the disk, and the timing that this very run has left
+
+    def lasting(found: list[str]) -> str:
+        return re.sub(rf"\n({'|'.join(changing)}) .*(\n .*)*", "", "\n".join(found))
+
+    assert lasting(said) == lasting(lines(fresh))
+    assert {line[:10].strip() for line in said} == {"model", "data", "steps", "memory", "disk", "time", ""}
+
+
+def test_what_it_says_is_what_happened(trained: tuple[RunSpec, int]) -> None:
+    spec, passes = trained
+    found, report = told(spec), json.loads((run_root(spec) / "report.json").read_text(encoding="utf-8"))
+    data = json.loads((run_root(spec) / "data.json").read_text(encoding="utf-8"))
+    assert (found.rows.rows, found.rows.tokens) == (data["train"]["rows"], data["train"]["tokens"]) and found.schedule
+    assert found.rows.trained_tokens == data["train"]["supervised_tokens"]
+    assert found.rows.eval_rows == 7
+    assert found.schedule.total_steps == report["final_step"] == found.done == 4
+    assert found.passes is not None and found.passes * 4 == passes
+    run_dir = RunDir(run_root(spec))
+    kept = run_dir.committed_steps()
+    assert len(kept) <= found.disk.checkpoints
+    tensors = sum(map(tensor_bytes, run_dir.checkpoint(kept[0]).rglob("*.safetensors")))
+    assert found.disk.checkpoint == pytest.approx(tensors, rel=0.02)
+    assert found.disk.result == tensor_bytes(run_dir.final / "adapter_model.safetensors")
+
+
+def tensor_bytes(file: Path) -> int:
+    """Of a safetensors file, what is behind its header."""
+    return file.stat().st_size - 8 - int.from_bytes(file.read_bytes()[:8], "little")
+
+
+def test_the_timing_of_a_run_serves_the_next_of_its_shape(trained: tuple[RunSpec, int]) -> None:
+    spec, _ = trained
+    again = told(spec.model_copy(update={"name": "another"}))
+    assert again.done == 0 and again.rate is not None and again.rate > 0 and again.rows.tokens is not None
+    assert again.seconds == pytest.approx(again.rows.tokens / again.rate)
+    other = spec.model_copy(update={"name": "other", "train": spec.train.model_copy(update={"global_batch_size": 4})})
+    assert told(other).rate is None and told(other).seconds is None
+
+
+def test_it_fits_80_columns(trained: tuple[RunSpec, int]) -> None:
+    found = replace(told(trained[0]), model="organisation/" + "long-name-" * 5 + "7B")
+    plain, box = (list(printed(found, terminal=terminal, width=80)) for terminal in (False, True))
+    assert max(map(len, plain)) <= 80 and not {"│", "┌"} & set("".join(plain))
+    assert {len(line) for line in box} <= set(range(81)) and len({len(line) for line in box}) == 1
+    assert all(9 + len("[PLAN] ") + len(line) <= 80 for line in lines(found))
+
+
+def typed(spec: RunSpec, folder: Path, *words: str) -> tuple[int, str, str, list[str]]:
+    """`rankzero train RUN.yaml --dry-run` as a process: exit code, output, errors, and what was imported of torch."""
+    (folder / "run.yaml").write_text(to_yaml(spec), encoding="utf-8")
+    code = (
+        "import sys; from rankzero.__main__ import main\n"
+        f"sys.argv[1:] = ['train', 'run.yaml', '--dry-run', *{words!r}]\n"
+        "code = 0\ntry: main()\nexcept SystemExit as end: code = end.code or 0\n"
+        "print('END', code, *sorted({'torch', 'transformers', 'peft'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120, check=True
+    )
+    out, _, end = done.stdout.rpartition("END ")
+    return int(end.split()[0]), out, done.stderr, end.split()[1:]
+
+
+def test_a_dry_run_prints_the_box_without_torch(trained: tuple[RunSpec, int], tmp_path: Path) -> None:
+    spec = trained[0].model_copy(update={"name": "dry"})
+    code, out, err, imported = typed(spec, tmp_path)
+    assert (code, imported) == (0, []), err
+    assert out.splitlines()[0] == "dry" and "30 rows, " in out and "4 (1 epochs of 4), 8 rows a step" in out
+    assert "[STEP] rankzero train: " in err
+    assert not run_root(spec).exists(), "there is nothing of it"
+    code, out, err, imported = typed(spec, tmp_path, "--json")
+    value = json.loads(out)
+    assert (code, imported, err) == (0, [], "")
+    assert value["steps"] == 4 and value["trainable_parameters"] == told(spec).facts.trainable
+    assert value["memory_needed"] == sum(value["memory"].values()) > 0
+
+
+def test_a_dry_run_ends_as_the_run_would(trained: tuple[RunSpec, int], tiny: Path, tmp_path: Path) -> None:
+    """What is wrong in the spec, rows beyond the context, and memory that does not suffice."""
+    spec = trained[0]
+    wrong = spec.model_copy(update={"data": spec.data.model_copy(update={"train": "gone.jsonl"})})
+    code, out, err, imported = typed(wrong, tmp_path)
+    assert (code, out, imported) == (65, "", []), err
+    assert "gone.jsonl: no such file" in err
+
+
+def test_rows_beyond_the_context_are_counted_without_torch(
+    trained: tuple[RunSpec, int], tiny: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "short"
+    shutil.copytree(tiny, model)
+    config = json.loads((model / "config.json").read_text(encoding="utf-8")) | {"max_position_embeddings": 20}
+    (model / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    spec = trained[0].model_copy(update={"model": trained[0].model.model_copy(update={"name": str(model)})})
+    assert forecast_without_torch(spec, 1) is None, "nobody has loaded this tokenizer"
+    fingerprint = known_tokenizer(tiny, None, cache_root())
+    assert fingerprint is not None
+    remember_tokenizer(model, None, fingerprint, cache_root())
+    with pytest.raises(ConfigError, match=r"of 30 rows are longer than the model's context of 20 tokens"):
+        forecast_without_torch(spec, 1)
+
+
+def test_what_does_not_fit_is_an_error_with_the_box(
+    trained: tuple[RunSpec, int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rankzero.forecast.without_torch.usable_memory", lambda: 100_000)
+    with pytest.raises(ConfigError, match="the run is expected to need"):
+        forecasting.dry_run(trained[0], 1, as_json=False)
+    assert "IT DOES NOT FIT" in capsys.readouterr().out.replace("\n          ", " ")
+
+
+def test_decoders_that_are_told_of_lie_end_to_end() -> None:
+    """`without_torch` takes it for granted that on GPUs their rows do."""
+    assert PLAIN_DECODERS <= PROVEN
+
+
+def test_another_process_count_divides_the_machine(trained: tuple[RunSpec, int]) -> None:
+    one, two = told(trained[0]), forecast_without_torch(trained[0], 2)
+    assert two is not None and two.place.limit == one.place.limit // 2 and two.place.world_size == 2
+    assert "on 2 processes (ddp)" in " ".join(line.strip() for line in lines(two))

@@ -1,0 +1,160 @@
+"""Serving: commands of both servers, what is served under which name, objects of a cluster; a real server is in e2e."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rankzero.api.planning import serving_objects
+from rankzero.api.serving import plan_serving
+from rankzero.errors import ConfigError, ServiceError, UsageError
+from rankzero.launch.labels import RUN
+from rankzero.launch.render.content import to_yaml
+from rankzero.launch.serving import Server, choose_engine, require_free, serving, wait_until_ready
+from rankzero.spec.cluster_load import profiles
+from tests.support.manifests import CORE_VERSIONS, check_core
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "serve"
+PROFILES = [name for name in profiles() if name != "docker"]
+
+
+def objects(directory: Path, profile: str, **changes: Any) -> list[dict[str, Any]]:
+    (directory / "data").mkdir(exist_ok=True)
+    (directory / "data/train.jsonl").write_text('{"prompt": "2+2", "completion": "4"}\n')
+    spec = {"name": "alpaca-qwen3-8b", "model": {"name": "Qwen/Qwen3-8B"}, "lora": {}}
+    (directory / "run.yaml").write_text(yaml.safe_dump({**spec, "data": {"train": "data/train.jsonl"}}))
+    asked: dict[str, Any] = {"name": "assistant", "image": None, "engine": "auto", "port": 8000, "gpus": 1, "more": ()}
+    return serving_objects(str(directory / "run.yaml"), profile, **{**asked, **changes})
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_the_objects_are_the_golden_ones_and_valid(profile: str, tmp_path: Path) -> None:
+    made = objects(tmp_path, profile)
+    text, golden = to_yaml(made), GOLDEN / f"{profile}.yaml"
+    if os.environ.get("RANKZERO_UPDATE_GOLDEN") == "1":
+        golden.parent.mkdir(parents=True, exist_ok=True)
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8"), "make golden rewrites it"
+    for manifest in made:
+        for version in CORE_VERSIONS:
+            check_core(manifest, version)
+
+
+def test_no_golden_file_is_left_over() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.yaml")} == set(PROFILES)
+
+
+def test_clients_find_and_ask_for_the_same_whichever_run_is_served(tmp_path: Path) -> None:
+    *_, service, deployment = objects(tmp_path, "rook-ceph-1x2", more=["--max-model-len", "4096"])
+    pod = deployment["spec"]["template"]
+    [container] = pod["spec"]["containers"]
+    command = container["command"]
+    assert command[command.index("--name") + 1] == "assistant" and command[-3:] == ["--", "--max-model-len", "4096"]
+    assert service["metadata"]["name"] == deployment["metadata"]["name"] == "serve-assistant"
+    selector = service["spec"]["selector"]
+    assert selector == deployment["spec"]["selector"]["matchLabels"]
+    assert selector.items() <= pod["metadata"]["labels"].items() and "alpaca" not in json.dumps(selector)
+    assert all(RUN not in one["metadata"]["labels"] for one in (pod, service, deployment)), (
+        "nothing of the run's: looking at it, or deleting it, leaves the server alone"
+    )
+    outputs = next(mount for mount in container["volumeMounts"] if command[4].startswith(mount["mountPath"] + "/"))
+    assert outputs["readOnly"]
+    assert container["startupProbe"]["exec"]["command"][-1] == command[command.index("--ready-file") + 1]
+    port = service["spec"]["ports"][0]["targetPort"]
+    assert container["readinessProbe"]["httpGet"] == {"path": "/health", "port": port}
+    assert "RANKZERO_TOKEN" not in json.dumps(container["env"])
+
+
+def test_gpus_and_image(tmp_path: Path) -> None:
+    deployment = objects(tmp_path, "infiniband-2x8", engine="vllm", gpus=4, image="own/image:1")[-1]
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "4"
+    assert "rdma" not in json.dumps(container["resources"])
+    assert container["image"] == "own/image:1" and container["command"][-2:] == ["--tensor-parallel-size", "4"]
+    with pytest.raises(UsageError, match="several GPUs are for vLLM"):
+        objects(tmp_path, "infiniband-2x8", gpus=4)
+
+
+def test_what_no_cluster_serves(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="this is no cluster"):
+        objects(tmp_path, "docker")
+    asked: dict[str, Any] = {"name": None, "image": None, "engine": "auto", "port": 8000, "gpus": 1, "more": ()}
+    with pytest.raises(UsageError, match="run.yaml"):
+        serving_objects("runs/x", "docker", **asked)
+
+
+def test_the_commands_of_both_servers(tmp_path: Path) -> None:
+    kwargs = {"enable_thinking": False}
+    one = Server("vllm", tmp_path / "assistant", "assistant", template_kwargs=kwargs, more=["--max-model-len", "99"])
+    assert one.as_typed() == (
+        f"vllm serve {tmp_path}/assistant --served-model-name assistant --host 127.0.0.1 --port 8000 "
+        "--default-chat-template-kwargs '{\"enable_thinking\": false}' --max-model-len 99"
+    )
+    other = replace(one, engine="transformers", more=(), host="0.0.0.0", port=81)
+    assert other.as_typed() == (
+        f"cd {tmp_path} && transformers serve assistant --host 0.0.0.0 --port 81 "
+        "--chat-template-kwargs '{\"enable_thinking\": false}'"
+    )
+    assert other.url == "http://127.0.0.1:81"
+
+
+def test_which_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    for name in ("fastapi", "uvicorn", "openai"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=r"rankzero\[train,serve\]"):
+        choose_engine("auto")
+    with pytest.raises(ConfigError, match="vllm is not installed"):
+        choose_engine("vllm")
+    with pytest.raises(UsageError, match="tgi"):
+        choose_engine("tgi")
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankzero.launch.serving._have", lambda name: name != "vllm")
+
+
+def test_a_state_of_a_model_has_a_place_of_its_own(tiny: Path, own_cache: Path, installed: None) -> None:
+    first = plan_serving(str(tiny), name="mine")
+    assert first.server.model.name == "mine" and first.server.model.is_relative_to(own_cache) and first.adapter is None
+    (tiny / "note.txt").write_text("trained on")
+    try:
+        assert plan_serving(str(tiny), name="mine").server.model != first.server.model
+    finally:
+        (tiny / "note.txt").unlink()
+    with pytest.raises(UsageError, match="cannot be a model's name"):
+        plan_serving(str(tiny), name="a/b@c")
+    with pytest.raises(ConfigError, match="no such model on this machine"):
+        plan_serving("some/model")
+
+
+def test_a_taken_port_is_told_before_anything_is_made() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(ServiceError, match="cannot listen"):
+            require_free("127.0.0.1", other.getsockname()[1])
+
+
+def test_a_server_that_ends_at_once_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "transformers").write_text("#!/bin/sh\nexit 3\n")
+    (tmp_path / "transformers").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    server = Server("transformers", tmp_path / "m", "m", port=_free())
+    with serving(server) as process, pytest.raises(ServiceError, match="ended with 3"):
+        wait_until_ready(server, process, 60)
+
+
+def _free() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

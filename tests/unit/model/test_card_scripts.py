@@ -1,0 +1,68 @@
+"""The Python of a card runs as it stands, beside every kind of result, and says what the result says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rankzero.model.merge import merge
+from rankzero.run_dir.card import CARD, Card, Licence, card_of, card_text
+from rankzero.run_dir.load_snippets import Kind
+from tests.unit.model.support import CLASSES, logits
+from tests.unit.model.test_merge import distance, trained
+
+
+def run_card(text: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the card's script leaves behind."""
+    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    with monkeypatch.context() as patch:
+        patch.chdir(directory)
+        exec(compile(code, CARD, "exec"), names)
+    return names
+
+
+def card(kind: Kind, **changes: Any) -> Card:
+    given: dict[str, Any] = {"name": "r", "base": "base", "base_id": None, "licence": Licence(), "rank": 8}
+    return Card(**{**given, "kind": kind, "form": "adapter", **changes})
+
+
+def test_an_adapter_and_the_merged_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, adapted = trained("llama", tmp_path, model_vocabulary=384)
+    made = card("causal", is_chat=True)
+    found = run_card(card_text(made), tmp_path / "final", monkeypatch)
+    assert distance(logits(found["model"]), logits(adapted)) < 1e-5
+    done = merge(spec.model, tmp_path / "final", tmp_path / "merged", card=made)
+    text = (tmp_path / "merged" / CARD).read_text()
+    assert done.in_words in text and "merged into `base`" in text and "PeftModel" not in text
+    kept = card_of(tmp_path / "merged")
+    assert kept is not None and kept.form == "merged" and card_text(kept) == text
+    merged = run_card(text, tmp_path / "merged", monkeypatch)
+    assert distance(logits(merged["model"]), logits(adapted)) < 1e-5
+
+
+def test_a_base_in_four_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same weights as were trained on, by bitsandbytes' own way; computed in bfloat16, as the script says."""
+    # Its kernel for such CPUs takes no layers as narrow as these.
+    monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: False)
+    _, adapted = trained("llama", tmp_path, model_vocabulary=384, model__quantization="nf4")
+    found = run_card(card_text(card("causal", quantization="nf4")), tmp_path / "final", monkeypatch)
+    assert "Linear4bit" in str(found["model"])
+    assert distance(logits(found["model"]), logits(adapted)) < 0.05
+
+
+def test_a_classifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    spec, adapted = trained("distilbert", tmp_path, model_vocabulary=384)
+    made = card("classifier", labels=CLASSES)
+    found = run_card(card_text(made), tmp_path / "final", monkeypatch)
+    assert capsys.readouterr().out.strip() in CLASSES
+    assert distance(logits(found["model"]), logits(adapted)) < 1e-5
+    merge(spec.model, tmp_path / "final", tmp_path / "merged", labels=CLASSES, card=made)
+    merged = run_card((tmp_path / "merged" / CARD).read_text(), tmp_path / "merged", monkeypatch)
+    assert capsys.readouterr().out.strip() in CLASSES
+    with torch.no_grad():
+        assert distance(logits(merged["model"]), logits(adapted)) < 1e-5

@@ -1,0 +1,249 @@
+"""What `rankzero export` writes is what the result says, whole or not there; and it goes to the Hub when asked to."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rankzero.model.files import weight_files
+from rankzero.model.gguf_export import tensors_of
+from rankzero.model.merge import merge
+from rankzero.run_dir.atomic import verify_directory
+from rankzero.run_dir.card import CARD, Card, Licence
+from tests.support.cli import Cli
+from tests.support.gguf import known_tokenizer, wide_config
+from tests.support.servers import TakingHub, serving
+from tests.support.tiny_configs import CONFIGS
+from tests.unit.model.support import CLASSES, logits
+from tests.unit.model.test_merge import distance, trained
+
+
+def whole(root: Path, **changes: Any) -> Path:
+    """A model with its tokenizer and card, committed as a run commits final/."""
+    spec, _ = trained("llama", root, **changes)
+    made = Card(name="r", base="base", base_id=None, licence=Licence(), kind="causal", form="whole")
+    merge(spec.model, root / "final", root / "whole", card=made)
+    return root / "whole"
+
+
+def left_behind(root: Path) -> list[str]:
+    return [path.name for path in root.iterdir() if path.name.startswith(".tmp-")]
+
+
+def test_an_adapter_becomes_a_model_in_shards(tmp_path: Path, cli: Cli) -> None:
+    _, adapted = trained("llama", tmp_path)
+    done = cli(f"export {tmp_path}/final -o {tmp_path}/out --shard-size 8KB --json")
+    assert done.code == 0, done.err
+    said = json.loads(done.out)
+    shards = weight_files(tmp_path / "out")
+    assert said["files"] == len(shards) > 2 and said["bytes"] == sum(file.stat().st_size for file in shards)
+    assert "rounding explains" in said["notes"][0]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    assert distance(logits(model), logits(adapted)) < 1e-5
+    verify_directory(tmp_path / "out")
+
+
+def test_a_whole_model_is_the_same_to_the_last_bit(tmp_path: Path, cli: Cli) -> None:
+    source = whole(tmp_path, dtype=torch.bfloat16)
+    done = cli(f"export {source} -o {tmp_path}/out --shard-size 8KB")
+    assert done.code == 0, done.err
+    before = load_file(source / "model.safetensors")
+    after = {name: t for file in weight_files(tmp_path / "out") for name, t in load_file(file).items()}
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    assert f"{len(weight_files(tmp_path / 'out'))} files of weights" in done.out
+    largest = max(tensor.numel() * 2 for tensor in before.values())
+    assert all(file.stat().st_size < max(8000, largest) + 3000 for file in weight_files(tmp_path / "out"))
+    for name in ("config.json", "tokenizer.json", "generation_config.json", "chat_template.jinja", CARD, "merge.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
+    assert verify_directory(tmp_path / "out")["card"] == verify_directory(source)["card"]
+    AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+
+
+def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    trained("llama", tmp_path)
+    done = cli(f"export {tmp_path}/final --to gguf -o {tmp_path}/x --repo a/b --shard-size big")
+    assert done.code == 2 and done.err.count("error:") == 3
+    (tmp_path / "there.gguf").touch()
+    done = cli(f"export {tmp_path}/final --to gguf -o {tmp_path}/there.gguf")
+    assert done.code == 78 and "there is something already" in done.err
+    assert "converter is not installed" in done.err and "--no-deps --target" in done.err
+    done = cli(f"export {tmp_path}/nothing -o {tmp_path}/out")
+    assert done.code == 78 and "there is no such run" in done.err
+    assert cli(f"export {tmp_path} -o {tmp_path}/out").code == 78
+    (tmp_path / "out").mkdir()
+    assert "there is something already" in cli(f"export {tmp_path}/final -o {tmp_path}/out").err
+    assert not left_behind(tmp_path) and not list((tmp_path / "out").iterdir())
+
+
+def converter(root: Path, body: str) -> Path:
+    """A program that stands in for llama.cpp's."""
+    root.mkdir(exist_ok=True)
+    (root / "convert_hf_to_gguf.py").write_text(
+        f"import os, sys\nout = sys.argv[sys.argv.index('--outfile') + 1]\n{body}"
+    )
+    return root
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("open(out, 'w').write('half'); sys.exit('ERROR: Model TinyForCausalLM is not supported')", "is not supported"),
+        ("open(out, 'w').write('this is no such file')", "the converter wrote no GGUF file"),
+        ("", "the converter wrote no GGUF file"),
+    ],
+)
+def test_a_conversion_that_fails_leaves_nothing(body: str, says: str, tmp_path: Path, cli: Cli) -> None:
+    trained("llama", tmp_path)
+    program = converter(tmp_path / "program", body)
+    done = cli(f"export {tmp_path}/final --to gguf -o {tmp_path}/out/m.gguf --converter {program}")
+    assert done.code == 78 and says in done.err
+    assert not list((tmp_path / "out").iterdir()) and not left_behind(tmp_path)
+
+
+def test_the_converter_is_told_what_it_needs(tmp_path: Path, cli: Cli) -> None:
+    """No network, the type, a name; of an adapter it gets a model that is whole, and gone afterwards."""
+    trained("llama", tmp_path)
+    body = """
+import json, pathlib
+assert os.environ["HF_HUB_OFFLINE"] == "1"
+assert (pathlib.Path(sys.argv[1]) / "model.safetensors").is_file()
+open(out, "wb").write(b"GGUF" + (3).to_bytes(4, "little") + (21).to_bytes(8, "little") + bytes(8))
+pathlib.Path(__file__).with_name("told").write_text(json.dumps(sys.argv[1:]))
+"""
+    program = converter(tmp_path / "program", body)
+    done = cli(f"export {tmp_path}/final --to gguf --type q8_0 -o {tmp_path}/my.gguf --converter {program} --json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["notes"][0] == "21 tensors" and tensors_of(tmp_path / "my.gguf") == 21
+    told = json.loads((program / "told").read_text())
+    assert told[told.index("--outtype") + 1] == "q8_0" and told[told.index("--model-name") + 1] == "my"
+    assert not Path(told[0]).exists() and not left_behind(tmp_path)
+
+
+def test_what_gguf_is_not_for_is_said(tmp_path: Path, cli: Cli) -> None:
+    spec, _ = trained("distilbert", tmp_path, data__labels=CLASSES)
+    merge(spec.model, tmp_path / "final", tmp_path / "classifier", labels=CLASSES)
+    program = converter(tmp_path / "program", "sys.exit('never asked')")
+    done = cli(f"export {tmp_path}/classifier --to gguf -o {tmp_path}/m.gguf --converter {program}")
+    assert done.code == 78 and "puts texts into classes" in done.err
+
+
+def pushed(directory: Path, repo: str, url: str, home: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own: the Hub's client reads its environment as it is imported."""
+    env = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    env |= {"HF_ENDPOINT": url, "HF_HOME": str(home), "HF_TOKEN": "hf_canarycanarycanary"}
+    command = [sys.executable, "-m", "rankzero", "export", str(directory), "--to", "hub", "--repo", repo, *flags]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+
+def test_a_result_is_pushed_on_request(tmp_path: Path) -> None:
+    class Hub(TakingHub):
+        pass
+
+    source = whole(tmp_path)
+    with serving(Hub) as url:
+        done = pushed(source, "me/mine", url, tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"{url}/me/mine (private)\n" and Hub.made == {"me/mine": True}
+        files = Hub.files["me/mine"]
+        here = {path.name for path in source.iterdir()} - {"manifest.json", "merge.json"}
+        assert files.keys() == here, "all but what says where things lay on this machine"
+        assert all(files[name] == (source / name).read_bytes() for name in here)
+        assert not [name for name, content in files.items() if str(tmp_path).encode() in content]
+        assert Hub.tokens == {"Bearer hf_canarycanarycanary"} and "canary" not in done.stdout + done.stderr
+        again = pushed(source, "me/mine", url, tmp_path)
+        assert again.returncode == 78 and "there is such a repository already" in again.stderr
+        assert Hub.made == {"me/mine": True} and Hub.deleted == []
+
+
+def test_of_a_push_that_fails_nothing_is_left(tmp_path: Path) -> None:
+    class Hub(TakingHub):
+        refuses = ("/commit/", 403)
+
+    source = whole(tmp_path)
+    with serving(Hub) as url:
+        done = pushed(source, "me/mine", url, tmp_path, "--public")
+    assert done.returncode == 77 and "the Hub refused" in done.stderr and "canary" not in done.stderr
+    assert Hub.made == {} and Hub.deleted == ["me/mine"] and Hub.files == {}
+
+
+def test_what_keeps_a_push_from_others_is_said_before_anything_is_sent(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An adapter of a base that lies here; a secret in a file; no token, no name, no network."""
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    trained("llama", tmp_path)
+    (tmp_path / "final/chat_template.jinja").write_text("hf_abcdefghijklmnopqrstuvwx")
+    done = cli(f"export {tmp_path}/final --to hub --repo not/a/name")
+    assert done.code == 78 and done.err.count("error:") == 5, done.err
+    for said in ("a repository is named", "network is not to be used", "no token", "a directory of this machine"):
+        assert said in done.err
+    assert "there is a secret in it" in done.err and "hf_abc" not in done.err
+
+
+LLAMA_CPP = Path(sys.prefix) / "llama.cpp"
+needs_llama_cpp = pytest.mark.skipif(
+    not (LLAMA_CPP / "xllamacpp").is_dir(),
+    reason=f"llama.cpp and its converter are not in {LLAMA_CPP}; see the Makefile",
+)
+_ASK = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import xllamacpp
+settings = xllamacpp.CommonParams()
+settings.model.path, settings.n_ctx, settings.n_parallel, settings.warmup = sys.argv[2], 64, 1, False
+settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = settings.n_threads_http = 1
+server = xllamacpp.Server(settings)
+asked = {"prompt": json.loads(sys.argv[3]), "max_tokens": 6, "temperature": 0, "logprobs": 20, "ignore_eos": True}
+said = server.handle_completions(asked)["choices"][0]["logprobs"]["content"]
+print(json.dumps([{top["id"]: top["logprob"] for top in one["top_logprobs"]} for one in said]))
+"""
+
+
+def llama_cpp_says(file: Path, ids: list[int]) -> list[dict[int, float]]:
+    """llama.cpp's own log-probabilities of the likeliest tokens, for each of six that it writes."""
+    command = [sys.executable, "-c", _ASK, str(LLAMA_CPP), str(file), json.dumps(ids)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [{int(token): value for token, value in one.items()} for one in json.loads(done.stdout.splitlines()[-1])]
+
+
+def assert_says_the_same(model: Any, ids: list[int], said: list[dict[int, float]], off: float) -> None:
+    """Greedy tokens are the same, and so are the log-probabilities of the 20 likeliest at each."""
+    assert len(said) == 6
+    for tops in said:
+        with torch.no_grad():
+            expected = model(torch.tensor([ids])).logits[0, -1].float().log_softmax(-1)
+        assert len(tops) == 20 and max(abs(expected[token] - value) for token, value in tops.items()) < off
+        ids = [*ids, max(tops, key=tops.__getitem__)]
+        assert off > 0.01 or ids[-1] == int(expected.argmax())
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize(("name", "types"), [("llama", ("f32", "q8_0")), ("qwen2", ("f32",)), ("qwen3", ("f32",))])
+def test_llama_cpp_says_what_the_result_says(
+    name: str, types: tuple[str, ...], tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An adapter of each family as GGUF, read by llama.cpp itself and by transformers."""
+    monkeypatch.setitem(CONFIGS, name, wide_config(name))
+    _, adapted = trained(name, tmp_path, model_vocabulary=600)
+    program = known_tokenizer(name, tmp_path, LLAMA_CPP)
+    ids = [5, 9, 17, 33, 21, 40, 8, 3]
+    for outtype in types:
+        off = {"f32": 2e-3, "q8_0": 0.1}[outtype]
+        file = tmp_path / f"{outtype}.gguf"
+        done = cli(f"export {tmp_path}/final --to gguf --type {outtype} -o {file} --converter {program}")
+        assert done.code == 0, done.err
+        assert_says_the_same(adapted, ids, llama_cpp_says(file, ids), off)
+    read = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="f32.gguf", dtype=torch.float32).eval()
+    assert distance(logits(read), logits(adapted)) < 1e-4
+    assert AutoTokenizer.from_pretrained(tmp_path, gguf_file="f32.gguf").eos_token_id is not None

@@ -1,0 +1,147 @@
+"""The card of a result: valid for the Hub, honest about the base, harmless whatever others have written."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rankzero.redaction import HIDDEN
+from rankzero.run_dir.card import NOT_STATED, Card, DataFile, Licence, card_text, hub_id, licence_of, read_samples
+from rankzero.run_dir.load_snippets import Form, Kind, python
+
+CARD = Card(
+    name="my-run",
+    base="org/base",
+    base_id="org/base",
+    licence=Licence("apache-2.0", "", "README.md"),
+    kind="causal",
+    form="adapter",
+    rank=12,
+    is_chat=True,
+    datasets=("org/rows",),
+    data=(DataFile("train", "rows.jsonl", 1234, "ab" * 32), DataFile("eval", "eval.jsonl", None, None)),
+    fingerprint="cd" * 32,
+    settings=(("learning_rate", "0.0002"),),
+    scores=(("train loss", 2.5, 0.5), ("eval_loss", None, 0.75), ("accuracy", None, None)),
+    samples=(("Why?", "No.", "Yes."),),
+    version="1.2",
+)
+
+
+def front_matter(text: str) -> dict[str, Any]:
+    value = yaml.safe_load(text.split("---\n")[1])
+    assert isinstance(value, dict)
+    return value
+
+
+def test_the_hub_reads_its_head() -> None:
+    from huggingface_hub import ModelCard
+
+    text = card_text(CARD)
+    assert front_matter(text) == {
+        "base_model": "org/base",
+        "base_model_relation": "adapter",
+        "library_name": "peft",
+        "pipeline_tag": "text-generation",
+        "tags": ["rankzero", "lora", "my-run"],
+        "license": "apache-2.0",
+        "datasets": ["org/rows"],
+    }
+    read = ModelCard(text)
+    assert read.data.base_model == "org/base" and read.data.license == "apache-2.0"
+    assert "| train | rows.jsonl | 1,234 | `" + "ab" * 32 in text and "| eval | eval.jsonl |  |  |" in text
+    assert "| train loss | 2.5 | 0.5 |" in text and "accuracy" not in text
+    assert "Licence of the base: apache-2.0 (README.md of the base)." in text
+    assert "vllm serve org/base --enable-lora --max-lora-rank 16 --lora-modules my-run=." in text
+
+
+def test_a_card_comes_back_from_its_json() -> None:
+    assert Card.from_json(json.loads(json.dumps(CARD.to_json()))) == CARD
+
+
+def test_the_words_of_others_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing in them ends a table, a block or the head, and no secret is on the card or in what is kept of it."""
+    monkeypatch.setenv("MY_TOKEN", "very-secret-value")
+    evil = "a | b\n---\n```\n<img src=x> very-secret-value hf_abcdefghijklmnopqrstuvwx"
+    card = replace(
+        CARD,
+        base=evil,
+        base_id=None,
+        licence=Licence("other", evil, "LICENSE"),
+        data=(DataFile("train", evil, 1, None),),
+        settings=(("x", evil),),
+        samples=((evil, evil, evil),),
+    )
+    text = card_text(card)
+    assert front_matter(text)["license_name"].startswith("a | b") and "base_model" not in front_matter(text)
+    body = text.split("---\n", 2)[2]
+    for kept in (text, json.dumps(card.to_json())):
+        assert "very-secret-value" not in kept and "hf_abc" not in kept and HIDDEN in kept
+    outside = re.sub(r"^    .*$", "", body, flags=re.MULTILINE)  # samples are blocks by their indent
+    assert "<img" not in outside.replace("\\<img", "") and outside.count("```") == 4
+    rows = [line for line in outside.splitlines() if line.startswith("| train |")]
+    assert [len(re.findall(r"(?<!\\)\|", row)) for row in rows] == [5]
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({}, Licence()),
+        ({"README.md": "---\nlicense: mit\n---\n# x"}, Licence("mit", "", "README.md")),
+        ({"README.md": "---\nlicense: [gemma, mit]\n---"}, Licence("gemma", "", "README.md")),
+        (
+            {"README.md": "---\nlicense: other\nlicense_name: qwen-research\n---\n"},
+            Licence("other", "qwen-research", "README.md"),
+        ),
+        ({"README.md": "---\nlicense: unknown\n---\n", "LICENSE": "Apache License\n"}, "apache-2.0"),
+        ({"README.md": "---\n: : [\n---\n", "config.json": '{"license": "bsd-3-clause"}'}, "bsd-3-clause"),
+        (
+            {"LICENSE.md": "# The Own Terms of Someone\nYou may.\n"},
+            Licence("other", "The Own Terms of Someone", "LICENSE.md"),
+        ),
+        ({"LICENSE": "MIT\n\nPermission is hereby granted, free of charge, to"}, "mit"),
+    ],
+)
+def test_the_licence_is_what_the_bases_own_files_say(files: dict[str, str], found: Any, tmp_path: Path) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    licence = licence_of(tmp_path)
+    assert licence == found if isinstance(found, Licence) else licence.name == found
+    assert (licence.in_words == NOT_STATED) is (not files)
+
+
+def test_only_names_of_the_hub_are_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org/here").mkdir(parents=True)
+    assert hub_id("org/there", elsewhere=False) == "org/there" == hub_id("org/there", elsewhere=True)
+    assert hub_id("org/here", elsewhere=False) is None and hub_id("org/here", elsewhere=True) == "org/here"
+    for local in ("/models/base", "./base/x", "base", "a/b/c", "x/model.gguf"):
+        assert hub_id(local, elsewhere=False) is None, local
+
+
+@pytest.mark.parametrize("kind", ["causal", "vision", "classifier"])
+@pytest.mark.parametrize("form", ["adapter", "merged", "whole"])
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+def test_scripts_are_python(kind: Kind, form: Form, quantization: str) -> None:
+    code = python(kind=kind, form=form, quantization=quantization, labels=("a", "b"), is_chat=False)
+    compile(code, "card", "exec")
+    assert ("PeftModel" in code) is (form == "adapter")
+    assert ("four_bits" in code) is (form == "adapter" and quantization == "nf4")
+
+
+def test_samples_are_on_the_card(tmp_path: Path) -> None:
+    lines = [
+        {"step": 0, "prompt": "Why?", "text": "No."},
+        {"step": 4, "prompt": "Why?", "text": "Maybe."},
+        {"step": 8, "prompt": "Why?", "text": "Because\n```\nof <that>."},
+        {"step": 8, "prompt": "Once", "text": "only"},
+    ]
+    (tmp_path / "samples.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"step": 9, "prom')
+    assert read_samples(tmp_path / "samples.jsonl") == (("Why?", "No.", "Because\n```\nof <that>."),)
+    assert read_samples(tmp_path / "none.jsonl") == ()
