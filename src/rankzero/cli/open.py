@@ -44,9 +44,9 @@ def open_tensorboard(
     A run of this machine: on its own directory. One of a cluster: a Deployment and a Service for all runs on the volume
     `outputs` are made where they are not there yet, and kubectl forwards the port.
     """
-    from rankzero.cli import local_runs
+    from rankzero.api.clusters import local_run
 
-    here = None if as_yaml else local_runs.local_run(run, cluster)
+    here = None if as_yaml else local_run(run, cluster)
     if here is not None:
         sys.exit(_serve(here, port))
     _forward(run, cluster, port, as_yaml=as_yaml)
@@ -68,8 +68,9 @@ def _serve(run: Path, port: int) -> int:
 
 def _forward(run: str, cluster: str | None, port: int, *, as_yaml: bool) -> None:
     """Raises UsageError where there is no such run, ConfigError where there is no kubectl, ServiceError."""
-    from rankzero.cli.cluster_option import find_run, open_backend, say
-    from rankzero.cli.planning import cluster_from
+    from rankzero.api.clusters import find_run, open_backend
+    from rankzero.api.planning import cluster_from
+    from rankzero.cli.cluster_option import say
     from rankzero.launch.backends.kubernetes.backend import KubernetesBackend
     from rankzero.launch.render.tensorboard import PORT, tensorboard
 
@@ -84,7 +85,7 @@ def _forward(run: str, cluster: str | None, port: int, *, as_yaml: bool) -> None
     if kubectl is None:
         hint = "install it, or reach the Service of `--print` in your own way"
         raise ConfigError("kubectl is not installed, which forwards the port", hint=hint)
-    backend = open_backend(spec)
+    backend = open_backend(spec, say=say)
     if not isinstance(backend, KubernetesBackend):
         raise UsageError("runs in containers here are in a directory", where=run, hint="give that of the run")
     name = find_run(backend, run)
