@@ -33,7 +33,7 @@ from rankzero.machine import (
 from rankzero.model.context import require_rows_within, stored_context
 from rankzero.model.facts import ModelFacts
 from rankzero.model.files import read_config
-from rankzero.model.gguf import converted
+from rankzero.model.gguf_place import converted
 from rankzero.model.hub import cached_directory
 from rankzero.model.stored_facts import Held, stored_facts
 from rankzero.spec.run_spec import Dtype, ModelSpec, RunSpec
