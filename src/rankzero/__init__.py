@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rankzero.api.clusters import ClusterRun as ClusterRun
     from rankzero.api.clusters import status as status
     from rankzero.api.clusters import submit as submit
+    from rankzero.api.evaluation import evaluate as evaluate
     from rankzero.api.results import chat as chat
     from rankzero.api.results import generate as generate
     from rankzero.api.runs import Run as Run
@@ -45,6 +46,7 @@ _PUBLIC = {
     "RunSpec": "rankzero.spec.run_spec",
     "Sampling": "rankzero.spec.sampling",
     "chat": "rankzero.api.results",
+    "evaluate": "rankzero.api.evaluation",
     "generate": "rankzero.api.results",
     "load_spec": "rankzero.api.specs",
     "status": "rankzero.api.clusters",

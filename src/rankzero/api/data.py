@@ -78,7 +78,7 @@ class DataCheck:
         return "\n".join([*report_lines(self.report, self.serving, 100), *map(str, self.problems)])
 
     def _repr_html_(self) -> str:
-        from rankzero.api.runs import framed
+        from rankzero.html.frame import framed
 
         return framed(self.page())
 

@@ -18,7 +18,8 @@ Tell = Callable[[tuple[str, ...]], None]
 """Is told which files of a result are not as the run wrote them."""
 
 
-def _warn(names: tuple[str, ...]) -> None:
+def warn(names: tuple[str, ...]) -> None:
+    """As Python warnings."""
     for name in names:
         warnings.warn(f"{name} is not as the run wrote it", stacklevel=4)
 
@@ -30,7 +31,7 @@ def generate(
     images: Sequence[str] = (),
     max_new_tokens: int = 128,
     base: bool = False,
-    tell: Tell = _warn,
+    tell: Tell = warn,
 ) -> list[str]:
     """One greedy reply to each prompt. `target` is a run directory, an adapter's, or any model; `base`: the run's model
     as it was before training.
@@ -56,7 +57,7 @@ def chat(
     system: str | None = None,
     base: bool = False,
     compare: bool = False,
-    tell: Tell = _warn,
+    tell: Tell = warn,
 ) -> Chat:
     """A conversation with what `target` stands for, as for `generate`, loaded once: `ask`, `reset`.
 
@@ -79,7 +80,7 @@ def chat(
     return open_chat(result, sampling or Sampling(), base=before, system=system)
 
 
-def predict(target: str, texts: Sequence[str], *, tell: Tell = _warn) -> Iterator[Prediction]:
+def predict(target: str, texts: Sequence[str], *, tell: Tell = warn) -> Iterator[Prediction]:
     """The class of each text, with the probability of each. `target` is a run of task classify, or a classifier.
 
     Raises ConfigError, or StorageError where its weights are damaged.
@@ -101,7 +102,7 @@ def merge(
     *,
     base_weights: Literal["trained", "files"] = "trained",
     model: str | None = None,
-    tell: Tell = _warn,
+    tell: Tell = warn,
 ) -> Merged:
     """Write an adapter and its base as one plain model to `output`, which must not exist. `target` is a run directory,
     or one with an adapter; `model` is its base, where that is not where the adapter says.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from rankzero.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rankzero.api.data import DataSource
+    from rankzero.api.evaluation import Evaluation, TaskSpec
     from rankzero.engine.chat import Chat
     from rankzero.model.merge import Merged
     from rankzero.run_dir.view import RunView
@@ -38,12 +39,9 @@ class Page:
     path: Path
 
     def _repr_html_(self) -> str:
+        from rankzero.html.frame import framed
+
         return framed(self.path.read_text(encoding="utf-8"))
-
-
-def framed(page: str) -> str:
-    """A page inside another one, whose styles do not mix."""
-    return f'<iframe srcdoc="{html.escape(page)}" style="width: 100%; height: 40em; border: 0"></iframe>'
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +193,12 @@ class Run:
         from rankzero.api.results import merge
 
         return merge(str(self.path), output, base_weights=base_weights)
+
+    def evaluate(self, data: DataSource | Sequence[DataSource] = (), *, tasks: TaskSpec | None = None) -> Evaluation:
+        """The result beside its base, on rows or tasks; `rankzero.evaluate` has a judge and more."""
+        from rankzero.api.evaluation import evaluate
+
+        return evaluate(str(self.path), data, tasks=tasks)
 
     def report(self) -> Page:
         """Make the run's page, report.html: curves, time, data, samples, cost. A notebook shows it in place."""

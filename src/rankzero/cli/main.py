@@ -20,12 +20,14 @@ from rankzero.cli.chat import chat
 from rankzero.cli.data import show as data_command
 from rankzero.cli.data.datasets import fire, volcano
 from rankzero.cli.data.prepare import prepare
+from rankzero.cli.eval import evaluate
 from rankzero.cli.export import export
 from rankzero.cli.generate import generate
 from rankzero.cli.help import WIDTH, Flags, Sections
 from rankzero.cli.init import init
 from rankzero.cli.logs import logs
 from rankzero.cli.merge import merge
+from rankzero.cli.open import app as open_app
 from rankzero.cli.output import print_error, print_traceback
 from rankzero.cli.plan import plan
 from rankzero.cli.predict import predict
@@ -54,6 +56,7 @@ app.command(cls=Flags, rich_help_panel="Train")(train)
 app.command(rich_help_panel="Results")(generate)
 app.command(rich_help_panel="Results")(chat)
 app.command(rich_help_panel="Results")(serve)
+app.command("eval", rich_help_panel="Results")(evaluate)
 app.command(rich_help_panel="Results")(predict)
 app.command(rich_help_panel="Results")(merge)
 app.command(rich_help_panel="Results")(export)
@@ -61,6 +64,7 @@ app.command("list", rich_help_panel="Runs")(runs_command.list_runs)
 for look_at in (runs_command.status, watch, logs, runs_command.compare):
     app.command(rich_help_panel="Runs")(look_at)
 app.command(rich_help_panel="Runs")(report)
+app.add_typer(open_app, name="open", rich_help_panel="Runs")
 app.add_typer(track_command.app, name="track", rich_help_panel="Runs")
 for command in (plan, render, submit):
     app.command(rich_help_panel="Cluster")(command)

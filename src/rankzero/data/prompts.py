@@ -20,7 +20,7 @@ from rankzero.data.read.locate import LocatedSource, expand
 from rankzero.data.read.sources import numbering, read_chunks, require_readable
 from rankzero.data.rows.chunks import NumberedLine, rows_of
 from rankzero.data.rows.conversation import ANSWERING, Conversation, Message
-from rankzero.data.rows.formats import Noted, convert
+from rankzero.data.rows.formats import Noted, convert, rename
 from rankzero.data.rows.parse import read_json
 from rankzero.data.rows.problems import ProblemLog, RowProblem
 from rankzero.errors import DataError
@@ -98,6 +98,19 @@ def read_prompts(asked: str | Sequence[str], *, seed: int) -> tuple[Prompt, ...]
     return tuple(_named_apart(different.values()))
 
 
+def read_questions(source: SourceSpec, *, seed: int) -> list[Prompt]:
+    """All rows of a source as questions, with their answers as references where they have some.
+
+    Raises DataError with every row that is no question, or where there are none; and as `expand` does.
+    """
+    (located,) = expand([source])
+    require_readable(located.files)
+    prompts = _of_files(located, seed, most=None)
+    if not prompts:
+        raise DataError("there are no rows in it", where=source.path)
+    return prompts
+
+
 def _named_apart(prompts: Iterable[Prompt]) -> Iterator[Prompt]:
     """What is asked in another way under the same words, such as with and without a chat template, gets a number."""
     seen: Counter[str] = Counter()
@@ -107,17 +120,19 @@ def _named_apart(prompts: Iterable[Prompt]) -> Iterator[Prompt]:
         yield prompt if number == 1 else replace(prompt, label=f"({number})")
 
 
-def _of_files(located: LocatedSource, seed: int) -> list[Prompt]:
+def _of_files(located: LocatedSource, seed: int, most: int | None = MOST) -> list[Prompt]:
     """One after the other; of all rows, no more than show that there are too many."""
-    rows = ((file, row) for file in located.files for chunk in read_chunks(file) for row in rows_of(chunk))
-    found = list(islice(rows, MOST + 1)) if located.is_whole else list(rows)
+    source = located.source
+    chunks = ((file, chunk) for file in located.files for chunk in read_chunks(file, header=source.header))
+    rows = ((file, row) for file, chunk in chunks for row in rows_of(chunk))
+    found = list(islice(rows, most + 1)) if located.is_whole and most is not None else list(rows)
     try:
         taken = chosen(len(found), located.rows, located.sample, seed=seed, source=0)
     except ValueError as error:
         raise DataError(located.too_few(len(found))) from error
     log, prompts = ProblemLog(), []
     for file, row in (found[index] for index in taken):
-        prompt = _of_row(file, row)
+        prompt = _of_row(file, row, source)
         if isinstance(prompt, Prompt):
             prompts.append(prompt)
         else:
@@ -127,12 +142,14 @@ def _of_files(located: LocatedSource, seed: int) -> list[Prompt]:
     return prompts
 
 
-def _of_row(file: str, line: NumberedLine) -> Prompt | list[RowProblem]:
+def _of_row(file: str, line: NumberedLine, source: SourceSpec) -> Prompt | list[RowProblem]:
     number, content, problem = line
     row = problem or read_json(content, number)
     if isinstance(row, RowProblem):
         return [row]
-    _, result = convert(_completed(row), number, "auto")
+    if source.columns and isinstance(row, dict):
+        row = rename(row, source.columns)
+    _, result = convert(_completed(row), number, source.format)
     if isinstance(result, list):
         return result
     conversations = result.conversations if isinstance(result, Noted) else result
@@ -142,7 +159,8 @@ def _of_row(file: str, line: NumberedLine) -> Prompt | list[RowProblem]:
         what = f"the row is {len(conversations)} conversations, not one question"
         return [RowProblem(number, "not one question", what, "write one question a row")]
     try:
-        return _asked(conversations[0], file, f"{file}:{number}" if numbering(file) == "line" else file)
+        where = f"{file}:{number}" if numbering(file) == "line" else file
+        return _asked(conversations[0], file, where, source.image_root)
     except ImageError as error:
         return [RowProblem(number, error.reason, error.what, error.hint)]
 
@@ -179,7 +197,7 @@ _ASKS = (
 """What asks, and what answers it."""
 
 
-def _asked(row: Conversation, file: str, where: str) -> Prompt:
+def _asked(row: Conversation, file: str, where: str, image_root: str | None) -> Prompt:
     """Raises ImageError."""
     *before, last = row.messages
     alone = not before or last.role not in ANSWERING
@@ -187,7 +205,7 @@ def _asked(row: Conversation, file: str, where: str) -> Prompt:
         before = [message for message in row.messages if message.content != _NO_ANSWER]
         return question("".join(message.content for message in before), where)
     images = row.images[: len(row.images) - len(last.image_offsets)]
-    root = Path(file).parent
+    root = Path(file).parent if image_root is None else Path(image_root)
     files = [kept_images() / keep(image) if is_embedded(image) else locate(image, root) for image in images]
     return Prompt(
         messages=tuple(before),

@@ -83,11 +83,16 @@ def open_chat(result: Result, sampling: Sampling, *, base: Result | None = None,
 
     Raises ConfigError, AccessError, ServiceError.
     """
+    return Chat(open_voices(result, base), sampling, system)
+
+
+def open_voices(result: Result, base: Result | None = None) -> list[Voice]:
+    """The result alone, or `base` before it. Raises ConfigError, AccessError, ServiceError."""
     tuned = _speaker(result)
     if base is None:
-        return Chat([Voice("", tuned)], sampling, system)
+        return [Voice("", tuned)]
     before = Voice("base", tuned, tuned.model.disable_adapter) if result.adapter else Voice("base", _speaker(base))
-    return Chat([before, Voice("tuned", tuned)], sampling, system)
+    return [before, Voice("tuned", tuned)]
 
 
 def _speaker(result: Result) -> Speaker:

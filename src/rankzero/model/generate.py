@@ -89,15 +89,20 @@ def answer(
     if images:
         about = [prompt_of(speaker, [Turn("user", text, tuple(images))]) for text in questions]
         return [reply(speaker, prompt, stop_ids, max_new_tokens).text for prompt in about]
-    prompts = [prompt_ids(speaker, question(text)) for text in questions]
-    width = max(map(len, prompts))
-    ids_BT = torch.full((len(prompts), width), stop_ids[0])
-    mask_BT = torch.zeros((len(prompts), width), dtype=torch.long)
-    for i, prompt in enumerate(prompts):  # padding on the left: all replies start in the same column
-        ids_BT[i, width - len(prompt) :] = torch.tensor(prompt)
-        mask_BT[i, width - len(prompt) :] = 1
-    inputs = {"input_ids": ids_BT, "attention_mask": mask_BT}
-    return [found.text for found in _replies(speaker, inputs, stop_ids, max_new_tokens)]
+    prompts = [question(text) for text in questions]
+    return [found.text for found in replies_together(speaker, prompts, stop_ids, max_new_tokens)]
+
+
+def replies_together(speaker: Speaker, prompts: Sequence[Prompt], stop_ids: Sequence[int], longest: int) -> list[Reply]:
+    """The greedy replies to several prompts without images, computed in one batch."""
+    rows = [prompt_ids(speaker, prompt) for prompt in prompts]
+    width = max(map(len, rows))
+    ids_BT = torch.full((len(rows), width), stop_ids[0])
+    mask_BT = torch.zeros((len(rows), width), dtype=torch.long)
+    for i, ids in enumerate(rows):  # padding on the left: all replies start in the same column
+        ids_BT[i, width - len(ids) :] = torch.tensor(ids)
+        mask_BT[i, width - len(ids) :] = 1
+    return _replies(speaker, {"input_ids": ids_BT, "attention_mask": mask_BT}, stop_ids, longest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from rankzero.errors import ConfigError
-from rankzero.model.gguf_place import place_of
+from rankzero.model.files import gguf_place
 
 
 def gguf_as_safetensors(file: Path) -> Path:
@@ -22,7 +22,7 @@ def gguf_as_safetensors(file: Path) -> Path:
     """
     if not file.is_file():
         raise ConfigError(f"{file} does not exist", where="model.name", hint="give the path of a .gguf file")
-    target = place_of(file)
+    target = gguf_place(file)
     if (target / "config.json").is_file():
         return target
     try:

@@ -19,6 +19,7 @@ from rankzero.report import tables
 from rankzero.report.curves import HEIGHT, WIDTH, bars, charts
 from rankzero.report.run import RunPage, read_run
 from rankzero.run_dir.atomic import write_text
+from rankzero.run_dir.evaluation import measured
 from rankzero.run_dir.paths import RunDir
 
 _LONGEST_SHOWN = 20_000
@@ -62,6 +63,7 @@ def run_page(run: RunPage, live: Live | None = None) -> str:
         data_rows=rows,
         lengths=[(name, drawn) for name, part in run.data.items() if (drawn := bars(part)) is not None],
         saved=tables.saved(run),
+        measured=measured(run.evaluation),
         merged=tables.merged(run),
         environment=tables.table_of(run.environment),
         read_at=tables.when(run.read_at),

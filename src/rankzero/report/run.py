@@ -104,6 +104,8 @@ class RunPage:
     """merge.json; empty where nothing was merged."""
     samples: Sequence[Sample]
     notices: Sequence[Notice]
+    evaluation: Mapping[str, Any]
+    """eval.json."""
 
     @property
     def goes_on(self) -> bool:
@@ -134,6 +136,7 @@ def read_run(root: Path, now: float) -> RunPage:
     starts = _starts(run_dir, reader)
     metrics = read_series(reader.lines(run_dir.metrics))
     checkpoints = _checkpoints(run_dir)
+    evaluation = reader.object(run_dir.evaluation)
     samples = _samples(reader, run_dir)
     environment, data = reader.object(run_dir.environment), reader.object(run_dir.data)
     notices = [
@@ -162,6 +165,7 @@ def read_run(root: Path, now: float) -> RunPage:
         checkpoints=checkpoints,
         merge=reader.object(run_dir.merge),
         samples=samples,
+        evaluation=evaluation,
         notices=notices,
     )
 

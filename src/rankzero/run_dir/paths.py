@@ -80,6 +80,11 @@ class RunDir:
         return self.root / "samples.jsonl"
 
     @property
+    def evaluation(self) -> Path:
+        """What `rankzero eval` has measured of the result: by data set and task, before training and after."""
+        return self.root / "eval.json"
+
+    @property
     def page(self) -> Path:
         """All of the run to look at, in one file."""
         return self.root / "report.html"

@@ -58,7 +58,7 @@ def test_the_page_is_shown_in_a_frame(run: rankzero.Run) -> None:
 
 
 def test_files_that_were_changed_are_warned_of(run: rankzero.Run) -> None:
-    from rankzero.api.results import _warn
+    from rankzero.api.results import warn
 
     with pytest.warns(UserWarning, match="tokenizer.json is not as the run wrote it"):
-        _warn(("tokenizer.json",))
+        warn(("tokenizer.json",))

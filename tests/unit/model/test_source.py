@@ -14,7 +14,7 @@ import pytest
 from rankzero.data.read import hashing
 from rankzero.errors import ConfigError, ExitCode
 from rankzero.forecast.without_torch import model_directory
-from rankzero.model.gguf_place import place_of
+from rankzero.model.files import gguf_place
 from rankzero.model.load import check_vocabulary, load_config, load_model, load_tokenizer
 from rankzero.model.source import locate, weights_fingerprint
 from rankzero.run_dir.atomic import file_sha256
@@ -266,7 +266,7 @@ def test_a_gguf_file_that_was_converted_is_found_by_its_content(tmp_path: Path) 
     assert model_directory(ModelSpec(name=str(file))) is None
     file.write_bytes(b"GGUF")
     assert model_directory(ModelSpec(name=str(file))) is None
-    place = place_of(file)
+    place = gguf_place(file)
     place.mkdir(parents=True)
     (place / "config.json").write_text("{}", encoding="utf-8")
     assert model_directory(ModelSpec(name=str(file))) == place

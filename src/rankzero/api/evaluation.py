@@ -1,0 +1,201 @@
+"""Measure a result beside the model that it was made of: on own held-out rows, and on tasks of lm-eval. Knows no
+terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankzero.api.data import DataSource
+from rankzero.api.results import Tell, warn
+from rankzero.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from rankzero.engine.held_out import Row
+    from rankzero.run_dir.result import Result
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeSpec:
+    """A model that grades answers, behind OpenAI's routes. Its key is $RANKZERO_JUDGE_API_KEY, where it needs one."""
+
+    url: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSpec:
+    """Tasks of lm-eval."""
+
+    names: Sequence[str]
+    directory: str | None = None
+    """Has more of them, as YAML files."""
+    limit: int | None = None
+    """Rows of each; None: all."""
+    batch_size: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What was measured. A notebook shows it as a table."""
+
+    sets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By data set: what was asked, and the scores of `base` and `tuned`."""
+    tasks: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    """Metrics by task of lm-eval, and by `base` and `tuned`."""
+    rows: Mapping[str, Sequence[Row]] = field(default_factory=dict)
+    """Every question and answer, by data set."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Without the answers."""
+        return {"sets": dict(self.sets), "tasks": dict(self.tasks)}
+
+    @property
+    def table(self) -> list[tuple[str, str, str, str]]:
+        """(set or task, measure, base, tuned); empty where there is none."""
+        from rankzero.run_dir.evaluation import measured
+
+        return measured(self.to_json())
+
+    def __str__(self) -> str:
+        heads = ("", "", "base", "tuned")
+        lines = [heads, *self.table]
+        widths = [max(len(line[column]) for line in lines) for column in range(4)]
+        return "\n".join(
+            f"{a:{widths[0]}}  {b:{widths[1]}}  {c:>{widths[2]}}  {d:>{widths[3]}}".rstrip() for a, b, c, d in lines
+        )
+
+    def _repr_html_(self) -> str:
+        import html
+
+        cells = ["".join(f"<td>{html.escape(one)}</td>" for one in line) for line in self.table]
+        head = "<tr><th></th><th></th><th>base</th><th>tuned</th></tr>"
+        return f"<table>{head}{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
+
+
+def evaluate(
+    target: str,
+    data: DataSource | Sequence[DataSource] = (),
+    *,
+    tasks: TaskSpec | None = None,
+    judge: JudgeSpec | None = None,
+    max_new_tokens: int = 256,
+    base: bool = True,
+    tick: Callable[[int, int], None] = lambda _done, _all: None,
+    tell: Tell = warn,
+) -> Evaluation:
+    """Ask the result of a run, and with `base` its model before training, and compare with what was wanted.
+
+    `data` is rows of any format that training reads: their last answers are the references. A run keeps what was
+    measured in eval.json, for its page. `tick` hears how many answers there are of how many.
+
+    Raises DataError for rows that are no questions, or have nothing to compare with and no judge; ConfigError where
+    there is no result; AccessError or ServiceError where a judge does not answer.
+    """
+    from rankzero.api.installed import require_engine
+    from rankzero.run_dir.result import find_result
+
+    several = [data] if isinstance(data, str | os.PathLike | Mapping) else list(data)
+    if not several and tasks is None:
+        raise UsageError("there is nothing to measure with", where="eval", hint="--data FILE, or --task NAME")
+    result = find_result(target, "writes")
+    run = _run_of(target)
+    before = find_result(target, "writes", base=True) if base and run is not None else None
+    tell(result.changed)
+    require_engine()
+    if tasks is not None:
+        from rankzero.engine.harness import require_harness
+
+        require_harness()
+    found = _measured(result, before, several, tasks, judge, max_new_tokens, tick)
+    if run is not None:
+        _keep(run, found)
+    return found
+
+
+def _measured(
+    result: Result,
+    before: Result | None,
+    data: Sequence[DataSource],
+    tasks: TaskSpec | None,
+    judge: JudgeSpec | None,
+    max_new_tokens: int,
+    tick: Callable[[int, int], None],
+) -> Evaluation:
+    from contextlib import ExitStack
+
+    from rankzero.data.prompts import read_questions
+    from rankzero.engine.chat import open_voices
+    from rankzero.engine.harness import run_tasks
+    from rankzero.engine.held_out import about, ask_all, summed_up
+    from rankzero.engine.judge import Judge
+    from rankzero.spec.run_spec import SourceSpec
+
+    sources = [SourceSpec.model_validate(one if isinstance(one, Mapping) else {"path": os.fspath(one)}) for one in data]
+    questions = {source.path: read_questions(source, seed=0) for source in sources}
+    for path, prompts in questions.items():
+        if judge is None and all(prompt.reference is None for prompt in prompts):
+            hint = "rows end with the answer that is wanted; or name a judge"
+            raise DataError("no row has an answer to compare with", where=path, hint=hint)
+    voices = open_voices(result, before)
+    total = sum(map(len, questions.values())) * len(voices)
+    sets: dict[str, dict[str, Any]] = {}
+    rows: dict[str, Sequence[Row]] = {}
+    with ExitStack() as stack:
+        judging = None if judge is None else stack.enter_context(Judge(judge.url, judge.model, os.environ))
+        done = 0
+        for path, prompts in questions.items():
+            name = _unique(Path(path).name, sets)
+            asked = ask_all(
+                voices,
+                prompts,
+                max_new_tokens=max_new_tokens,
+                judge=judging,
+                tick=lambda count, before=done: tick(before + count, total),  # type: ignore[misc]
+            )
+            done += len(prompts) * len(voices)
+            rows[name] = asked
+            sets[name] = {**about(asked, max_new_tokens=max_new_tokens, judge=judging), **summed_up(asked)}
+    by_task: dict[str, dict[str, dict[str, float]]] = {}
+    if tasks is not None:
+        by_task = run_tasks(
+            voices, tasks.names, directory=tasks.directory, limit=tasks.limit, batch_size=tasks.batch_size
+        )
+    return Evaluation(sets, by_task, rows)
+
+
+def _unique(name: str, taken: Mapping[str, object]) -> str:
+    """Files of one name in several directories are told apart by a number."""
+    if name not in taken:
+        return name
+    return next(f"{name} ({n})" for n in range(2, len(taken) + 3) if f"{name} ({n})" not in taken)
+
+
+def _run_of(target: str) -> Path | None:
+    """The run directory that is meant; None where it is none."""
+    from rankzero.run_dir.result import FINAL
+
+    path = Path(target)
+    path = path.parent if path.name == FINAL and (path.parent / "run.yaml").is_file() else path
+    return path if (path / "run.yaml").is_file() else None
+
+
+def _keep(run: Path, found: Evaluation) -> None:
+    """In eval.json, beside what was measured on other sets and tasks before. Raises StorageError."""
+    from rankzero.run_dir.atomic import write_json
+    from rankzero.run_dir.paths import RunDir
+
+    path = RunDir(run).evaluation
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        kept = {}
+    merged = {
+        part: {**(kept.get(part) if isinstance(kept.get(part), dict) else {}), **new}
+        for part, new in found.to_json().items()
+    }
+    write_json(path, merged)

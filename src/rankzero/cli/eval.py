@@ -1,0 +1,101 @@
+"""`rankzero eval`: a result beside the model that it was made of, in a table."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankzero.cli.data.inputs import ColumnsOption, FormatOption, column_map
+from rankzero.errors import UsageError
+
+if TYPE_CHECKING:
+    from rankzero.api.evaluation import Evaluation
+
+
+def evaluate(
+    model: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="As for `rankzero generate`.")],
+    data: Annotated[
+        list[str] | None, typer.Option("--data", metavar="FILE", help="Rows as in data.eval; repeatable.")
+    ] = None,
+    row_format: FormatOption = "auto",
+    columns: ColumnsOption = None,
+    task: Annotated[
+        list[str] | None, typer.Option("--task", metavar="NAME", help="A task of lm-eval; repeatable.")
+    ] = None,
+    task_dir: Annotated[str | None, typer.Option(metavar="DIR", help="More tasks, as YAML files of lm-eval.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Rows of each task.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows of a task that are computed together.")] = 8,
+    judge: Annotated[
+        str | None, typer.Option(metavar="URL", help="Have a model there grade answers: https://host/v1.")
+    ] = None,
+    judge_model: Annotated[str | None, typer.Option(metavar="NAME", help="Which model there.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
+    base: Annotated[
+        bool, typer.Option("--base/--no-base", help="Also the run's model as it was before training.")
+    ] = True,
+    answers: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write every question and answer here, an object a line.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the scores as an object.")] = False,
+) -> None:
+    """Measure a run's result beside the model that it was made of.
+
+    On own rows by exact match and token F1, and by a judge behind any OpenAI-compatible URL, to which questions and
+    answers are then sent (its key: $RANKZERO_JUDGE_API_KEY); on tasks of lm-eval. Kept in eval.json of the run.
+    """
+    from rankzero.api.evaluation import JudgeSpec, TaskSpec
+    from rankzero.api.evaluation import evaluate as measure
+    from rankzero.cli.output import warn_of_changes
+
+    if (judge is None) != (judge_model is None):
+        raise UsageError("a judge is a URL and the name of a model there", where="--judge, --judge-model")
+    if task_dir is not None and not task:
+        raise UsageError("which of its tasks?", where="--task-dir", hint="--task NAME")
+    shape = {"format": row_format, "columns": column_map(columns)}
+    found = measure(
+        model,
+        [{"path": path, **shape} for path in data or ()],
+        tasks=TaskSpec(task, task_dir, limit, batch_size) if task else None,
+        judge=JudgeSpec(judge, judge_model) if judge and judge_model else None,
+        max_new_tokens=max_new_tokens,
+        base=base,
+        tick=_progress,
+        tell=warn_of_changes,
+    )
+    if answers is not None:
+        _write_answers(answers, found)
+    typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False) if as_json else str(found))
+    _tell_what_is_missing(found)
+
+
+def _progress(done: int, total: int) -> None:
+    """On a terminal alone, in one line."""
+    if sys.stderr.isatty():
+        typer.echo(f"\r{done} of {total} answers" + ("\n" if done == total else ""), nl=False, err=True)
+
+
+def _write_answers(path: Path, found: Evaluation) -> None:
+    from rankzero.run_dir.atomic import place_given_by, write_text
+
+    rows = [{"set": name, **row.to_json()} for name, rows in found.rows.items() for row in rows]
+    with place_given_by("--answers"):
+        write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def _tell_what_is_missing(found: Evaluation) -> None:
+    """What the scores do not say of themselves."""
+    for name, one in found.sets.items():
+        if one["with_reference"] < one["rows"]:
+            lacking = one["rows"] - one["with_reference"]
+            typer.echo(f"note: {name}: {lacking:,} rows have no answer to compare with", err=True)
+        for who in ("base", "tuned"):
+            scores = one.get(who, {})
+            if scores.get("without_grade"):
+                typer.echo(f"note: {name}: the judge gave no grade to {scores['without_grade']:,} of {who}", err=True)
+            if scores.get("cut_off"):
+                words = f"{scores['cut_off']:,} answers of {who} were cut off at {one['max_new_tokens']} tokens"
+                typer.echo(f"note: {name}: {words}; --max-new-tokens allows more", err=True)

@@ -1,0 +1,68 @@
+"""Tasks of EleutherAI's evaluation harness (lm-eval), those that it brings and those of a directory of YAML files."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+from rankzero.engine.chat import Voice
+from rankzero.engine.console import results_alone_on_stdout
+from rankzero.errors import ConfigError
+from rankzero.wording import first_line
+
+
+def require_harness() -> None:
+    """Raise ConfigError where it is not installed."""
+    if importlib.util.find_spec("lm_eval") is None:
+        raise ConfigError("lm-eval is not installed", where="--task", hint="pip install 'rankzero[train,eval]'")
+
+
+def run_tasks(
+    voices: Sequence[Voice], tasks: Sequence[str], *, directory: str | None, limit: int | None, batch_size: int
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Metrics as the harness names them, by task and by who answered. `directory` has more tasks, as YAML files.
+
+    A model with a chat template is asked through it. Raises ConfigError for a task that there is not.
+    """
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    with results_alone_on_stdout():
+        manager = TaskManager(include_path=directory)
+        unknown = [task for task in tasks if not manager.match_tasks([task])]
+        if unknown:
+            hint = "`lm-eval ls tasks` lists what the harness brings; --task-dir names a directory with more"
+            raise ConfigError(f"there is no task {', '.join(unknown)}", where="--task", hint=hint)
+        found: dict[str, dict[str, dict[str, float]]] = {}
+        for voice in voices:
+            speaker = voice.speaker
+            chat = speaker.tokenizer.chat_template is not None
+            with voice.muted():
+                model = HFLM(pretrained=speaker.model, tokenizer=speaker.tokenizer, batch_size=batch_size)
+                try:
+                    results = simple_evaluate(
+                        model=model,
+                        tasks=list(tasks),
+                        task_manager=manager,
+                        limit=limit,
+                        apply_chat_template=chat,
+                        bootstrap_iters=0,
+                        log_samples=False,
+                    )
+                except (FileNotFoundError, ValueError, KeyError) as error:
+                    what = f"the harness refuses: {first_line(error)}"
+                    raise ConfigError(what, where="--task", hint="see the task's own YAML file") from error
+            for task, metrics in results["results"].items():
+                found.setdefault(task, {})[voice.name or "tuned"] = _numbers(metrics)
+    return found
+
+
+def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    """`acc,none` and its like; their standard errors too, where the harness has some."""
+    return {
+        name: float(value)
+        for name, value in metrics.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }

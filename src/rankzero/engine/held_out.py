@@ -1,0 +1,130 @@
+"""A result, and the model before it, on questions that have answers: asked, scored, judged. Writes no file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rankzero.data.prompts import Prompt
+from rankzero.engine.chat import Voice
+from rankzero.engine.judge import BEST, Judge
+from rankzero.engine.text_scores import exact_match, mean, token_f1
+from rankzero.errors import ConfigError
+from rankzero.model.generate import Reply, Speaker, replies_together, reply, require_sight
+from rankzero.model.load import stop_token_ids
+
+BATCH = 16
+"""Answers that are computed together. Of questions of like length, so that little is padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One question and what was made of it, by the name of who answered."""
+
+    prompt: Prompt
+    replies: dict[str, Reply]
+    grades: dict[str, float | None]
+    """Of a judge, from 0 to 10; None where its answer had no grade."""
+
+    def to_json(self) -> dict[str, Any]:
+        """For a file of answers."""
+        reference = self.prompt.reference
+        found: dict[str, Any] = {"where": self.prompt.where, "prompt": self.prompt.text, "reference": reference}
+        for name, written in self.replies.items():
+            entry: dict[str, Any] = {"text": written.text, "ended": written.ended}
+            if reference is not None:
+                entry |= {
+                    "exact_match": exact_match(written.text, reference),
+                    "token_f1": token_f1(written.text, reference),
+                }
+            if name in self.grades:
+                entry["judge"] = self.grades[name]
+            found[name] = entry
+        return found
+
+
+def ask_all(
+    voices: Sequence[Voice],
+    prompts: Sequence[Prompt],
+    *,
+    max_new_tokens: int,
+    judge: Judge | None = None,
+    tick: Callable[[int], None] = lambda _done: None,
+) -> list[Row]:
+    """Every voice's greedy answers, in the order of the prompts. `tick` hears how many answers there are.
+
+    Raises ConfigError where a prompt has images and the model sees none, DataError where one cannot be read, and what
+    the judge raises.
+    """
+    said: dict[str, list[Reply]] = {}
+    done = 0
+
+    def more(count: int) -> None:
+        nonlocal done
+        done += count
+        tick(done)
+
+    for voice in voices:
+        with voice.muted():
+            said[voice.name or "tuned"] = _answers(voice.speaker, prompts, max_new_tokens, more)
+    rows = []
+    for index, prompt in enumerate(prompts):
+        replies = {name: answers[index] for name, answers in said.items()}
+        grades = {} if judge is None else {name: _grade(judge, prompt, found) for name, found in replies.items()}
+        rows.append(Row(prompt, replies, grades))
+    return rows
+
+
+def summed_up(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """Scores by the name of who answered: means over the rows that have what they are measured by."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in rows[0].replies:
+        pairs = [(row.replies[name].text, row.prompt.reference) for row in rows]
+        scored = [(text, wanted) for text, wanted in pairs if wanted is not None]
+        scores: dict[str, Any] = {
+            "exact_match": mean([float(exact_match(text, wanted)) for text, wanted in scored]),
+            "token_f1": mean([token_f1(text, wanted) for text, wanted in scored]),
+            "cut_off": sum(not row.replies[name].ended for row in rows),
+        }
+        if rows[0].grades:
+            grades = [row.grades[name] for row in rows]
+            given = [grade for grade in grades if grade is not None]
+            scores |= {"judge": mean(given), "judged": len(given), "without_grade": len(grades) - len(given)}
+        found[name] = scores
+    return found
+
+
+def about(rows: Sequence[Row], *, max_new_tokens: int, judge: Judge | None) -> dict[str, Any]:
+    """What the scores are of."""
+    facts: dict[str, Any] = {
+        "rows": len(rows),
+        "with_reference": sum(row.prompt.reference is not None for row in rows),
+        "max_new_tokens": max_new_tokens,
+        "time": time.time(),
+    }
+    return facts if judge is None else {**facts, "judge_model": judge.model, "judge_best": BEST}
+
+
+def _grade(judge: Judge, prompt: Prompt, found: Reply) -> float | None:
+    return judge.grade(prompt.text, found.text, prompt.reference).score
+
+
+def _answers(speaker: Speaker, prompts: Sequence[Prompt], longest: int, more: Callable[[int], None]) -> list[Reply]:
+    stop_ids = stop_token_ids(speaker.model, speaker.tokenizer)
+    if not stop_ids:
+        raise ConfigError("neither the model nor the tokenizer names an end token", where="generation_config.json")
+    found: dict[int, Reply] = {}
+    for index, prompt in enumerate(prompts):
+        require_sight(speaker, prompt, hint="take rows without images", where=prompt.where)
+        if prompt.images:
+            found[index] = reply(speaker, prompt, stop_ids, longest)
+            more(1)
+    rest = sorted((i for i in range(len(prompts)) if i not in found), key=lambda i: len(prompts[i].text))
+    for first in range(0, len(rest), BATCH):
+        batch = rest[first : first + BATCH]
+        answers = replies_together(speaker, [prompts[i] for i in batch], stop_ids, longest)
+        found |= dict(zip(batch, answers, strict=True))
+        more(len(batch))
+    return [found[index] for index in range(len(prompts))]

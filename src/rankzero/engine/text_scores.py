@@ -1,0 +1,38 @@
+"""How like an answer is to the one that was wanted. Pure.
+
+Both are compared without case, punctuation and runs of white space, in any script; words such as articles stay, since
+what may be left out is a matter of the language.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+
+
+def normalised(text: str) -> list[str]:
+    """The words that are compared. Compatible forms of a character are one (NFKC)."""
+    plain = unicodedata.normalize("NFKC", text).casefold()
+    spaced = "".join(" " if unicodedata.category(one)[0] in "PSZC" else one for one in plain)
+    return spaced.split()
+
+
+def exact_match(answer: str, wanted: str) -> bool:
+    """Whether both are the same words in the same order. Of answers without a word, such as `+`, the same text."""
+    words, others = normalised(answer), normalised(wanted)
+    return words == others if words or others else answer.strip() == wanted.strip()
+
+
+def token_f1(answer: str, wanted: str) -> float:
+    """Harmonic mean of precision and recall of words, counted as often as they stand (Rajpurkar et al. 2016)."""
+    words, others = normalised(answer), normalised(wanted)
+    if not words or not others:
+        return float(exact_match(answer, wanted))
+    same = sum((Counter(words) & Counter(others)).values())
+    return 2 * same / (len(words) + len(others))
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """None of nothing."""
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,53 @@
+"""eval.json as rows of a table. Pure; reads what may have been edited, so nothing is required of it.
+
+{"sets": {name: {"rows", "with_reference", "base": {"exact_match", "token_f1", "judge", …}, "tuned": {…}}},
+ "tasks": {name: {"base": {metric: value}, "tuned": {…}}}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+WHO = ("base", "tuned")
+MEASURES = {"exact_match": "exact match", "token_f1": "token F1", "judge": "judge, of 10"}
+"""Of an own set, in the order of the table."""
+
+
+def measured(found: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """(set or task, measure, base, tuned); empty where there is none."""
+    rows = []
+    for name, one in _maps(found, "sets"):
+        count = one.get("rows")
+        label = f"{name} ({count:,} rows)" if isinstance(count, int) else name
+        for key, words in MEASURES.items():
+            values = [_number(one, who, key) for who in WHO]
+            if any(value is not None for value in values):
+                base, tuned = (_shown(value, share=key != "judge") for value in values)
+                rows.append((label, words, base, tuned))
+    for name, one in _maps(found, "tasks"):
+        metrics = dict.fromkeys(metric for who in WHO for metric in _inner(one, who))
+        for metric in metrics:
+            base, tuned = (_shown(_number(one, who, metric), share=False) for who in WHO)
+            rows.append((name, metric, base, tuned))
+    return rows
+
+
+def _maps(found: Mapping[str, Any], part: str) -> list[tuple[str, Mapping[str, Any]]]:
+    return [(str(name), one) for name, one in _inner(found, part).items() if isinstance(one, Mapping)]
+
+
+def _inner(value: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    inner = value.get(key)
+    return inner if isinstance(inner, Mapping) else {}
+
+
+def _number(one: Mapping[str, Any], who: str, key: str) -> float | None:
+    value = _inner(one, who).get(key)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _shown(value: float | None, *, share: bool) -> str:
+    if value is None:
+        return ""
+    return f"{100 * value:.1f} %" if share else f"{value:.4g}"

@@ -1,0 +1,208 @@
+"""`rankzero eval`: scores, answers of base and tuned, a judge that is only a stand-in, and what is kept and shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rankzero
+from rankzero.api.evaluation import Evaluation, JudgeSpec
+from rankzero.engine.judge import KEY_VARIABLE, Judge, score_in
+from rankzero.engine.text_scores import exact_match, token_f1
+from rankzero.errors import AccessError, DataError, ServiceError, UsageError
+from tests.support.adapters import tiny_adapter
+from tests.support.cli import Cli
+from tests.support.servers import serving
+from tests.support.tiny import write_jsonl
+
+KEY = "sk-judge-0123456789abcdefghij"
+
+
+@pytest.mark.parametrize(
+    ("answer", "wanted", "exact", "f1"),
+    [
+        ("The capital is Lima.", "the capital is lima", True, 1.0),
+        ("Lima", "The capital is Lima.", False, 0.4),
+        ("a a b", "a b b", False, 2 / 3),
+        ("東京。", "東京", True, 1.0),
+        ("naïve", "nai\u0308ve", True, 1.0),
+        ("+", "+", True, 1.0),
+        ("+", "-", False, 0.0),
+        ("", "Lima", False, 0.0),
+        ("", "", True, 1.0),
+    ],
+)
+def test_scores(answer: str, wanted: str, exact: bool, f1: float) -> None:
+    assert exact_match(answer, wanted) is exact
+    assert token_f1(answer, wanted) == pytest.approx(f1) == token_f1(wanted, answer)
+
+
+@pytest.mark.parametrize(
+    ("words", "score"),
+    [
+        ('{"score": 7, "reason": "1 of 2 facts"}', 7.0),
+        ('```json\n{"score": "8.5"}\n```', 8.5),
+        ("8/10", 8.0),
+        ("I give it a 3.", 3.0),
+        ("between 3 and 5", None),
+        ('{"score": 11}', None),
+        ('{"score": -1}', None),
+        ("I cannot grade this", None),
+    ],
+)
+def test_grades_are_read_or_missing_and_never_guessed(words: str, score: float | None) -> None:
+    assert score_in(words) == score
+
+
+class StandIn(BaseHTTPRequestHandler):
+    """A judge that gives 10 where the answer is the reference, else 2; `statuses` come first."""
+
+    statuses: list[int] = []
+    asked: list[dict[str, Any]] = []
+    keys: list[str | None] = []
+    words: str | None = None
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        type(self).asked.append({"path": self.path, **body})
+        type(self).keys.append(self.headers.get("Authorization"))
+        status = self.statuses.pop(0) if self.statuses else 200
+        text = body["messages"][-1]["content"]
+        parts = {name: text.split(f"<{name}>\n")[-1].split(f"\n</{name}>")[0] for name in ("answer", "reference")}
+        words = self.words or json.dumps({"score": 10 if parts["answer"] == parts["reference"] else 2, "reason": "x"})
+        answer = json.dumps({"choices": [{"message": {"role": "assistant", "content": words}}]}).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_arguments: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def judge() -> Iterator[str]:
+    StandIn.statuses, StandIn.asked, StandIn.keys, StandIn.words = [], [], [], None
+    with serving(StandIn) as url:
+        yield f"{url}/v1"
+
+
+@pytest.fixture(scope="module")
+def run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory with an adapter that nobody has trained."""
+    root = tmp_path_factory.mktemp("runs") / "made"
+    tiny_adapter(tiny, root / "final")
+    spec = {"name": "made", "model": {"name": str(tiny), "dtype": "float32"}, "data": {"train": "t"}, "lora": {"r": 4}}
+    (root / "run.yaml").write_text(json.dumps(spec))
+    return root
+
+
+@pytest.fixture
+def rows(run: Path, tmp_path: Path) -> Path:
+    """Two rows that ask what the tuned model is known to answer, and one that has no answer."""
+    questions = ["Hello World", "Ping"]
+    known = rankzero.generate(str(run), questions, max_new_tokens=5)
+    assert known[0] != rankzero.generate(str(run), questions[:1], max_new_tokens=5, base=True)[0]
+    turns = [[{"role": "user", "content": question}] for question in questions]
+    wanted = [
+        {"messages": [*turn, {"role": "assistant", "content": text}]} for turn, text in zip(turns, known, strict=True)
+    ]
+    return write_jsonl(tmp_path / "held.jsonl", [*wanted, {"prompt": "Name a prime number"}])
+
+
+def test_base_and_tuned_on_own_rows(run: Path, rows: Path, judge: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    found = rankzero.evaluate(str(run), rows, judge=JudgeSpec(judge, "big"), max_new_tokens=5)
+    one = found.sets["held.jsonl"]
+    assert (one["rows"], one["with_reference"], one["judge_model"]) == (3, 2, "big")
+    assert one["tuned"]["exact_match"] == 1.0 and one["tuned"]["token_f1"] == 1.0
+    assert one["base"]["exact_match"] < 1.0
+    assert one["tuned"]["judge"] == pytest.approx((10 + 10 + 2) / 3)
+    assert one["base"]["judge"] < one["tuned"]["judge"]
+    assert one["tuned"]["judged"] == 3 and one["tuned"]["without_grade"] == 0
+    assert {asked["path"] for asked in StandIn.asked} == {"/v1/chat/completions"} and len(StandIn.asked) == 6
+    assert set(StandIn.keys) == {f"Bearer {KEY}"} and KEY not in (run / "eval.json").read_text()
+    assert json.loads((run / "eval.json").read_text()) == json.loads(json.dumps(found.to_json()))
+    assert found.table[0][:2] == ("held.jsonl (3 rows)", "exact match") and found.table[0][3] == "100.0 %"
+    assert "tuned" in str(found) and found._repr_html_().count("<tr>") == 4
+
+
+def test_the_command_and_the_page(run: Path, rows: Path, tmp_path: Path, cli: Cli) -> None:
+    other = write_jsonl(tmp_path / "other.jsonl", [{"q": "Ping", "a": "Pong"}])
+    done = cli(
+        f"eval {run} --data {other} --columns question=q,answer=a --max-new-tokens 5 --answers {tmp_path}/a.jsonl"
+    )
+    assert done.code == 0, done.err
+    assert "other.jsonl (1 rows)" in done.out and "exact match" in done.out and "cut off at 5 tokens" in done.err
+    [row] = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert row["reference"] == "Pong" and row["where"].endswith("other.jsonl:1") and set(row) >= {"base", "tuned"}
+    done = cli(f"eval {run} --data {rows} --no-base --max-new-tokens 5 --json")
+    assert (
+        set(json.loads(done.out)["sets"]["held.jsonl"]) >= {"tuned"}
+        and "base" not in json.loads(done.out)["sets"]["held.jsonl"]
+    )
+    assert "1 rows have no answer" in done.err
+    assert {"held.jsonl", "other.jsonl"} <= set(json.loads((run / "eval.json").read_text())["sets"]), "both are kept"
+    page = rankzero.Run(run).report().path.read_text()
+    assert "held.jsonl" in page and "exact match" in page
+
+
+def test_what_is_refused(run: Path, tmp_path: Path, cli: Cli) -> None:
+    asked = write_jsonl(tmp_path / "asked.jsonl", [{"prompt": "Ping"}])
+    with pytest.raises(DataError, match="no row has an answer"):
+        rankzero.evaluate(str(run), asked)
+    with pytest.raises(DataError, match=r"bad.jsonl:1"):
+        rankzero.evaluate(str(run), write_jsonl(tmp_path / "bad.jsonl", [{"nothing": 1}]))
+    with pytest.raises(UsageError, match="nothing to measure with"):
+        rankzero.evaluate(str(run))
+    assert cli(f"eval {run} --data {asked} --judge http://127.0.0.1:1").code == 2
+    assert cli(f"eval {run} --task-dir .").code == 2
+
+
+def test_a_judge_that_is_busy_is_asked_again_and_one_that_refuses_is_not(judge: str) -> None:
+    waited: list[float] = []
+    StandIn.statuses = [503, 429]
+    with Judge(judge, "big", {}, waited.append) as asked:
+        assert asked.grade("q", "a", "a").score == 10.0
+    assert waited == [2.0, 4.0] and StandIn.keys[0] is None
+    StandIn.statuses = [401]
+    with Judge(judge, "big", {KEY_VARIABLE: KEY}, waited.append) as asked, pytest.raises(AccessError) as refused:
+        asked.grade("q", "a", None)
+    assert KEY not in str(refused.value) and KEY_VARIABLE in str(refused.value)
+    StandIn.statuses = [500] * 4
+    with Judge(judge, "big", {}, waited.append) as asked, pytest.raises(ServiceError, match="answered 500, 4 times"):
+        asked.grade("q", "a", None)
+    StandIn.words = "between 3 and 5"
+    with Judge(judge, "big", {}, waited.append) as asked:
+        assert asked.grade("q", "a", None).score is None
+
+
+def test_tasks_of_a_directory(run: Path, tmp_path: Path, cli: Cli) -> None:
+    pytest.importorskip("lm_eval", reason="the extra `eval` is not installed")
+    write_jsonl(tmp_path / "rows.jsonl", [{"q": "Ping", "a": "Pong"}, {"q": "Hello", "a": "World"}])
+    task = {
+        "task": "own_rows",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "rows.jsonl")}},
+        "test_split": "test",
+        "output_type": "loglikelihood",
+        "doc_to_text": "{{q}}",
+        "doc_to_target": " {{a}}",
+        "metric_list": [{"metric": "perplexity", "aggregation": "perplexity", "higher_is_better": False}],
+    }
+    (tmp_path / "own_rows.yaml").write_text(json.dumps(task))
+    done = cli(f"eval {run} --task own_rows --task-dir {tmp_path} --json")
+    assert done.code == 0, done.err
+    scores = json.loads(done.out)["tasks"]["own_rows"]
+    assert scores["base"]["perplexity,none"] > 1 and scores["base"] != scores["tuned"]
+    assert cli(f"eval {run} --task no_such_task").code == 78
+
+
+def test_tables_of_tasks() -> None:
+    found = Evaluation(tasks={"own": {"base": {"acc,none": 0.25}, "tuned": {"acc,none": 0.5}}})
+    assert found.table == [("own", "acc,none", "0.25", "0.5")]
