@@ -32,8 +32,7 @@ from rankzero.machine import (
 )
 from rankzero.model.context import require_rows_within, stored_context
 from rankzero.model.facts import ModelFacts
-from rankzero.model.files import read_config
-from rankzero.model.gguf import converted
+from rankzero.model.files import converted_gguf, read_config
 from rankzero.model.hub import cached_directory
 from rankzero.model.stored_facts import Held, stored_facts
 from rankzero.spec.run_spec import Dtype, ModelSpec, RunSpec
@@ -101,7 +100,7 @@ def model_directory(model: ModelSpec) -> Path | None:
         return Path(name)
     if model.local_dir is not None:
         return None
-    return converted(Path(name)) if name.endswith(".gguf") else cached_directory(model)
+    return converted_gguf(Path(name)) if name.endswith(".gguf") else cached_directory(model)
 
 
 def held_in(spec: RunSpec, precision: str) -> Held:
