@@ -39,6 +39,8 @@ def run_directory(root: Path, *, steps: int = 60, name: str = "made", ended: End
     asked = [(0, "What is 2 + 2?", "Blue."), (30, "What is 2 + 2?", "Three."), (steps, "What is 2 + 2?", "Four.")]
     lines = [json.dumps({"step": step, "prompt": prompt, "text": text}) for step, prompt, text in asked]
     run_dir.samples.write_text("\n".join(lines) + "\n")
+    proof = {"logits_largest": 0.0123, "logits_tolerance": 0.25, "adapter_changes": 7.5, "prompts": 8, "tokens": 200}
+    run_dir.merge.write_text(json.dumps({**proof, "directory": "/models/merged", "base_weights": "trained"}))
     for step in (40, steps):
         _checkpoint(run_dir.checkpoint(step), step)
     run_dir.set_link("best", 40)

@@ -9,10 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from rankzero.model.merge import merge
+from rankzero.engine.setup import to_train
+from rankzero.errors import RankzeroError
+from rankzero.model.load import load_tokenizer
+from rankzero.model.merge import add_adapters, merge
+from rankzero.model.source import locate
+from rankzero.model.vision import load_vision
+from rankzero.model.weights import export_final
 from rankzero.run_dir.card import CARD, Card, Licence, card_of, card_text
 from rankzero.run_dir.load_snippets import Kind
-from tests.unit.model.support import CLASSES, logits
+from tests.support.vision_families import save
+from tests.unit.model.support import CLASSES, loaded, logits, shaken, spec_of
 from tests.unit.model.test_merge import distance, trained
 
 
@@ -66,3 +73,36 @@ def test_a_classifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert capsys.readouterr().out.strip() in CLASSES
     with torch.no_grad():
         assert distance(logits(merged["model"]), logits(adapted)) < 1e-5
+
+
+def test_a_model_that_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proof asks it about an image, and so sees what only the tower does; the script shows it one."""
+    directory = save("gemma3", tmp_path / "base")
+    spec = spec_of(
+        model__name=str(directory), lora={"dropout": 0}, train__parts=["language", "projector", "vision_tower"]
+    )
+    source = locate(spec.model)
+    tokenizer = load_tokenizer(source, spec.model, None)
+    vision = load_vision(source, spec.model, tokenizer, max_tokens=None, chat_template=None)
+    adapted = shaken(to_train(loaded(source, spec), spec, base_name=source.name))
+    final = tmp_path / "final"
+    final.mkdir()
+    export_final(adapted, tokenizer, final, dtype=torch.float32, stop_ids=[2])
+    vision.save(final)
+    made = card("vision", is_chat=True)
+    done = merge(spec.model, final, tmp_path / "merged", card=made)
+    assert done.images == 1 and done.difference.largest < done.difference.tolerance < done.adapter_changes
+    first = run_card(card_text(made), final, monkeypatch)
+    second = run_card((tmp_path / "merged" / CARD).read_text(), tmp_path / "merged", monkeypatch)
+    assert torch.equal(first["reply"], second["reply"]), "both say the same"
+
+    def other_tower(model: Any) -> int:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "lora_B" in name and "vision" in name:
+                    parameter *= 1.5
+        return add_adapters(model)
+
+    monkeypatch.setattr("rankzero.model.merge.add_adapters", other_tower)
+    with pytest.raises(RankzeroError, match="does not say what base and adapter say"):
+        merge(spec.model, final, tmp_path / "wrong")

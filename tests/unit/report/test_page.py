@@ -57,6 +57,7 @@ def evil_directory(root: Path, words: str) -> Path:
     run_dir.metrics.write_text(json.dumps(row) + "\n" + json.dumps({**row, "step": 2}) + "\n")
     run_dir.spec.write_text(json.dumps({"name": words, "model": {"name": words}, words: {words: words}}))
     run_dir.environment.write_text(json.dumps({"device": words, "world_size": 1, words: words}))
+    run_dir.merge.write_text(json.dumps({"directory": words, "base": words, words: words, "prompts": 10**400}))
     part = {"rows": 1, "dropped": {words: 1}, "notes": {words: 2}, "lengths": [[1, 5, 3]]}
     run_dir.data.write_text(json.dumps({words: part}))
     run_dir.samples.write_text(json.dumps({"step": 1, "prompt": words, "text": words}) + "\n")
@@ -100,7 +101,18 @@ def test_secrets_are_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_a_page_shows(tmp_path: Path) -> None:
     page = Page(run_page(read_run(run_directory(tmp_path / "made"), BEGUN)))
     headings = [attributes.get("id") for tag, attributes in page.tags if tag == "h2"]
-    assert headings == ["warnings", "curves", "samples", "time", "cost", "data", "checkpoints", "environment", "spec"]
+    assert headings == [
+        "warnings",
+        "curves",
+        "samples",
+        "time",
+        "cost",
+        "data",
+        "checkpoints",
+        "merged",
+        "environment",
+        "spec",
+    ]
     charts = [attributes["id"] for tag, attributes in page.tags if tag == "figure" and "id" in attributes]
     assert charts == ["chart-loss", "chart-learning_rate", "chart-grad_norm", "chart-tokens_per_second"]
     for words in ("Before training Blue.", "After step 60 Four.", "1 between", "[DATA] 3 rows are odd (2 times)"):
