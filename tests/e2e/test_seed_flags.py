@@ -32,7 +32,7 @@ ROWS = [
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The seed's paths and names, and what stands for them here."""
     root = tmp_path_factory.mktemp("seed")
-    qwen = str(tiny_model(root / "models/Qwen2.5-3B-Instruct"))
+    qwen = str(tiny_model(root / "models/Qwen2.5-3B-Instruct", context=32768))
     return {
         "/tmp/ds.jsonl": str(write_jsonl(root / "ds.jsonl", ROWS * 9)),
         "/data/ds.jsonl": str(write_jsonl(root / "twenty.jsonl", ROWS * 10)),

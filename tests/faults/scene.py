@@ -23,7 +23,10 @@ from tests.support.runs import metrics, run_root, small_spec
 from tests.unit.engine.test_resume import assert_same_state, final_state, without_clock
 
 STEPS, EVERY = 6, 2
-CHANGES: dict[str, Any] = {"rows": 16, "eval_rows": 5, "checkpoint__every": EVERY, "eval__every": 3}
+CHANGES: dict[str, Any] = {
+    **{"rows": 16, "eval_rows": 5, "checkpoint__every": EVERY},
+    "eval": {"every": 3, "prompts": ["Where does the harbour lie?", "Count."], "max_new_tokens": 4},
+}
 _IN_A_RUN = {
     *("run.yaml", "environment.json", "metrics.jsonl", "logs", "checkpoints", "final", "report.json", "goodput.json"),
     *("best", "last", "lease.json", ".lease.lock", "restarts.jsonl", "starts.jsonl", "saves.jsonl", "data.json"),
@@ -46,9 +49,9 @@ class Ended:
 class Scene:
     """A run in a folder of its own; `draw` decides by the seed alone."""
 
-    def __init__(self, folder: Path, tiny: Path, seed: int, nproc: int) -> None:
+    def __init__(self, folder: Path, tiny: Path, seed: int, nproc: int, **changes: Any) -> None:
         self.folder, self.nproc, self.draw = folder, nproc, random.Random(seed)
-        self.spec = small_spec(folder, tiny, **CHANGES)
+        self.spec = small_spec(folder, tiny, **CHANGES, **changes)
         self.run_dir = RunDir(run_root(self.spec))
         self._starts = 0
         self.faults: set[str] = set()
@@ -92,6 +95,7 @@ class Scene:
         assert [row["step"] for row in metrics(self.spec)] == list(range(1, STEPS + 1))
         assert without_clock(metrics(self.spec)) == without_clock(metrics(whole))
         assert_same_state(final_state(self.spec), final_state(whole))
+        assert answers(self.spec) == answers(whole)
         strays = [path.name for path in self.run_dir.root.iterdir() if path.name not in _IN_A_RUN]
         strays += [path.name for path in self.run_dir.checkpoints.iterdir() if path.name.startswith(".")]
         assert strays == [], strays
@@ -107,3 +111,10 @@ class Scene:
         assert (total["starts"], total["steps"]) == (len(starts), STEPS) and starts[-1].ended == "finished"
         again = sum(before.step - after.from_step for before, after in itertools.pairwise(starts))
         assert again >= 0 and (total["seconds"]["repeated"] > 0) == (again > 0)
+
+
+def answers(spec: RunSpec) -> list[dict[str, Any]]:
+    """What the run's prompts were answered, each once a step."""
+    path = run_root(spec) / "samples.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name not in ("seconds", "time")} for line in lines]

@@ -202,14 +202,15 @@ def test_killed_in_every_step(scene: MakeScene, undisturbed: Callable[[int], Run
 def test_killed_anywhere_between_here_and_the_end(
     scene: MakeScene, undisturbed: Callable[[int], RunSpec], tmp_path: Path, tiny: Path
 ) -> None:
-    """Ten kills of drawn ranks at drawn activities of one run of two ranks; only where many seeds are asked for."""
+    """Ten kills of drawn ranks at drawn activities of one run of two ranks, which answers prompts, saves beside its
+    steps and is tracked; only where many seeds are asked for."""
     if SEEDS == 1:
         pytest.skip("make faults draws these")
     draw = random.Random(SEEDS)
     for number in range(SEEDS):
         folder = tmp_path / f"run-{number}"
         folder.mkdir()
-        run = Scene(folder, tiny, number, 2)
+        run = Scene(folder, tiny, number, 2, tracking__tensorboard=True)
         for _ in range(10):
             done = run.saved()
             step = draw.randint(done + 1, min(done + EVERY, STEPS))

@@ -213,7 +213,7 @@ def _decoder(tokenizer: Any) -> dict[str, Any]:
         "num_hidden_layers": 2,
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
-        "max_position_embeddings": 4096,
+        "max_position_embeddings": 32768,
         "eos_token_id": tokenizer.eos_token_id,
         "initializer_range": 0.1,  # with less, logits of so few dimensions could not tell tokens apart
     }

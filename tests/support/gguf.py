@@ -29,7 +29,7 @@ def wide_config(name: str) -> Callable[[], Any]:
         import transformers
 
         kinds = {"llama": "LlamaConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config"}
-        own = {"head_dim": 32} if name == "qwen3" else {}
+        own = {"head_dim": 128} if name == "qwen3" else {}  # transformers reads no other from GGUF
         return getattr(transformers, kinds[name])(**_WIDE, **own, tie_word_embeddings=name == "qwen2")
 
     return make

@@ -59,7 +59,9 @@ def tiny_tokenizer(
     return tokenizer
 
 
-def tiny_model(directory: Path, *, tokenizer: Any = None, layers: int = 2, hidden: int = 32, seed: int = 0) -> Path:
+def tiny_model(
+    directory: Path, *, tokenizer: Any = None, layers: int = 2, hidden: int = 32, seed: int = 0, context: int = 512
+) -> Path:
     """A random 2-layer Llama with its tokenizer, saved to `directory` in Hugging Face format."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -73,7 +75,7 @@ def tiny_model(directory: Path, *, tokenizer: Any = None, layers: int = 2, hidde
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=512,
+        max_position_embeddings=context,
         tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=tokenizer.bos_token_id,

@@ -12,8 +12,8 @@ import rankzero
 from rankzero.errors import RankzeroError, StopNow
 
 SOURCE = Path(rankzero.__file__).parent
-OUTERMOST = {"cli/train.py", "engine/signals.py"}
-"""Where a stop becomes an error that a user reads."""
+OUTERMOST = {"cli/train.py", "cli/serve.py", "engine/signals.py"}
+"""Where a stop becomes what a user reads."""
 
 
 def names_in(node: ast.expr | None) -> set[str]:

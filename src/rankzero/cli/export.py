@@ -71,7 +71,7 @@ def export(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as an object.")] = False,
 ) -> None:
-    """Write a result in the form that something else takes, or push it to the Hub.
+    """Write a result in another program's form, or push it to the Hub.
 
     Adapters are merged for it, and the merged model is proved as by rankzero merge.
     """

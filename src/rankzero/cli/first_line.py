@@ -14,6 +14,9 @@ _BEGINS_WITH = {
     "generate": "look at the result, then load its model",
     "predict": "look at the result, then load its model",
     "merge": "look at the result, then load its model",
+    "export": "look at the result, then load its model",
+    "chat": "look at the result, then load its model",
+    "serve": "look at the result, and for what serves it",
     "plan": "look at the run and at the cluster",
 }
 """Commands that import a training stack, or ask a cluster, and what they do first."""

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 def dry_run(spec: RunSpec, nproc: int, *, as_json: bool) -> None:
     """Print what the run would take. Raises what training would raise before it loads weights: also that it does not
     fit into memory."""
+    from rankzero.api.forecasts import forecast_here
+    from rankzero.cli.first_line import say_step
     from rankzero.model.fitting import require_room
 
-    forecast = _forecast(spec, nproc)
+    forecast = forecast_here(spec, nproc, say_step)
     if as_json:
         typer.echo(json.dumps(forecast.to_json(), indent=2))
     else:
@@ -44,20 +46,3 @@ def print_table(title: str, named: list[tuple[str, str]]) -> None:
     terminal = sys.stdout.isatty()
     width = min(100, shutil.get_terminal_size().columns) if terminal else 80
     typer.echo("\n".join(boxed(named, title, width) if terminal else [title, *table(named, width)]))
-
-
-def _forecast(spec: RunSpec, nproc: int) -> Forecast:
-    from rankzero.api.installed import require_data, require_engine
-    from rankzero.cli.first_line import say_step
-
-    require_data()
-    from rankzero.forecast.without_torch import forecast_without_torch
-
-    found = forecast_without_torch(spec, nproc)
-    if found is not None:
-        return found
-    require_engine()
-    say_step("the rows or the model's shapes are not known yet; import torch and transformers")
-    from rankzero.engine.forecasting import dry_run as with_torch
-
-    return with_torch(spec, nproc)

@@ -74,7 +74,7 @@ for make in (prepare, fire, volcano):
 
 DEBUG_VARIABLE = "RANKZERO_DEBUG"
 _ASK_THE_HUB = frozenset(
-    {"quickstart", "train", "generate", "chat", "serve", "eval", "predict", "merge", "export", "data", "plan"}
+    {"chat", "data", "eval", "export", "generate", "merge", "plan", "predict", "quickstart", "serve", "train"}
 )
 
 

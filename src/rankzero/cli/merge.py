@@ -32,7 +32,7 @@ def merge(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as an object.")] = False,
 ) -> None:
-    """Write a run's adapter and its base model as one plain model, and prove that both say the same.
+    """Write a run's adapter and its base as one model, and prove it.
 
     What was written is loaded again and asked about the same texts: a model whose logits differ by more than rounding
     explains is refused.

@@ -224,7 +224,8 @@ def summary(report: dict[str, Any], run_dir: str) -> str:
     last = report["last_evaluation"]
     same = last is None or last["step"] == report["final_step"]
     if report["eval_loss"] is not None:
-        before = f"{report['eval_loss_first']:.4f} -> " if report["eval_loss_first"] is not None else ""
+        first = report["eval_loss_first"]
+        before = f"{first:.4f} -> " if first not in (None, report["eval_loss"]) else ""
         of = "" if same else f", of final/ (step {report['final_step']})"
         lines.append(f"eval loss      {before}{_scores(report)}{of}")
     if not same:

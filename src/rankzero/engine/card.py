@@ -123,5 +123,6 @@ def _listed(names: str | Sequence[str]) -> str:
 def _scores(position: Position, step: int) -> tuple[tuple[str, float | None, float | None], ...]:
     """Before: the first evaluation and step; after: the weights of `step`, and the last step's loss."""
     first, final = position.eval_first or {}, evaluation_of(position, step) or {}
+    first = {} if first == final else first  # the only evaluation that there was
     trained = ("train loss", position.train_loss_first, position.train_loss_last)
     return (trained, *((name, first.get(name), final.get(name)) for name in MEASURES if name in final))

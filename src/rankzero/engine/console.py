@@ -124,11 +124,11 @@ class RunConsole:
             yield advance
 
 
-def step_in_words(facts: Mapping[str, Any], tokens_per_second: float, memory: int) -> str:
-    """What is shown of a step, by its object in metrics.jsonl; `memory` is the most that was in use, in bytes."""
+def step_in_words(facts: Mapping[str, Any], tokens_per_second: float) -> str:
+    """What is shown of a step, by its object in metrics.jsonl."""
     rate = f"{facts['learning_rate']:.1e}".replace("e-0", "e-").replace("e+00", "")
     shown = f"loss {facts['loss']:.4f} {tokens_per_second:,.0f} tok/s ep {facts['epoch']:.2f} lr {rate}"
-    return f"{shown} |g| {facts['grad_norm']:.2g} {memory / 1e9:.1f}GB"
+    return f"{shown} |g| {facts['grad_norm']:.2g} {facts['peak_memory_bytes'] / 1e9:.1f}GB"
 
 
 def _bar_of_steps(width: int) -> tuple[Any, ...]:

@@ -97,7 +97,7 @@ def train(session: Session, run: RunContext, position: Position) -> Position:
                 position = under(spec, position, same_eval_data=True)
             log_metrics(run, position.step, facts)
             answered = ask_prompts(session, run, position, advance)
-            shown = step_in_words(facts, position.tokens / position.seconds, peak_memory(session.device))
+            shown = step_in_words(facts, position.tokens / position.seconds)
             advance(int(begun is None), shown)
 
             over = is_over(position, schedule)
@@ -187,7 +187,7 @@ def next_step(
         run.ledger.waited_for_input(result.input_seconds)
     seconds = time.monotonic() - before
     position = replace(position, seconds=position.seconds + seconds, wall_seconds=clock.wall())
-    facts = step_facts(position, work, result, rate, seconds)
+    facts = step_facts(position, work, result, rate, seconds) | {"peak_memory_bytes": peak_memory(session.device)}
     if work.ended is not None:
         logger.info("[EPOCH] %d done at step %d: loss %.4f", work.ended, position.step, result.loss)
     if result.routers is not None:

@@ -71,8 +71,11 @@ def _model(forecast: Forecast) -> str:
     facts = forecast.facts
     share = 100 * facts.trainable / max(1, facts.total)
     trained = "all of them" if facts.trainable == facts.total else f"{_count(facts.trainable)} ({share:.2g} %)"
+    name = forecast.model
+    if name.startswith("/"):  # a directory of this machine
+        name = name.rstrip("/").rpartition("/")[2]
     return (
-        f"{forecast.model}: {_count(facts.total)} parameters, {trained} trained "
+        f"{name}: {_count(facts.total)} parameters, {trained} trained "
         f"({forecast.method}, computed in {forecast.precision})"
     )
 
@@ -101,7 +104,8 @@ def _steps(forecast: Forecast) -> str:
     words.append(f"{counted(forecast.rows_a_step, 'row')} a step")
     tokens = forecast.memory.plan.micro_batch_tokens
     if forecast.passes is not None:
-        words.append(f"in {forecast.passes:.3g} passes of up to {tokens:,} tokens")
+        passes = "1 pass" if forecast.passes == 1 else f"{forecast.passes:.3g} passes"
+        words.append(f"in {passes} of up to {tokens:,} tokens")
     else:
         words.append(f"in passes of up to {tokens:,} tokens")
     count = forecast.place.world_size

@@ -32,7 +32,7 @@ from rankzero.machine import (
 )
 from rankzero.model.context import require_rows_within, stored_context
 from rankzero.model.facts import ModelFacts
-from rankzero.model.files import read_config
+from rankzero.model.files import converted_gguf, read_config
 from rankzero.model.hub import cached_directory
 from rankzero.model.stored_facts import Held, stored_facts
 from rankzero.spec.run_spec import Dtype, ModelSpec, RunSpec
@@ -94,13 +94,13 @@ def _data(spec: RunSpec, directory: Path) -> TrainingData | None:
 
 
 def model_directory(model: ModelSpec) -> Path | None:
-    """Where a model's files are on this machine; None for what is not here, and for a .gguf file."""
+    """Where a model's files are on this machine; None for what is not here, or not yet converted from a .gguf file."""
     name = model.local_dir or model.name
     if Path(name).is_dir():
         return Path(name)
-    if model.local_dir is not None or name.endswith(".gguf"):
+    if model.local_dir is not None:
         return None
-    return cached_directory(model)
+    return converted_gguf(Path(name)) if name.endswith(".gguf") else cached_directory(model)
 
 
 def held_in(spec: RunSpec, precision: str) -> Held:

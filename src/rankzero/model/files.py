@@ -5,12 +5,15 @@ Standard library only. Knows the format of safetensors headers; nothing of archi
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
 from typing import Any
 
 from rankzero.errors import ConfigError, Problem
+from rankzero.machine import cache_root
+from rankzero.run_dir.atomic import file_sha256
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 WEIGHTS = "model.safetensors"
@@ -185,3 +188,15 @@ def _header(file: Path) -> dict[str, Any] | None:
         except ValueError:
             return None
     return value if isinstance(value, dict) else None
+
+
+def gguf_place(file: Path) -> Path:
+    """Where in the cache a GGUF file lies as a plain directory, by its content."""
+    digest = hashlib.sha256(f"{file_sha256(file)}:1".encode()).hexdigest()[:16]
+    return cache_root() / "models" / f"{file.stem}-{digest}"
+
+
+def converted_gguf(file: Path) -> Path | None:
+    """The directory that a GGUF file became before; None where it has not been converted here."""
+    target = gguf_place(file) if file.is_file() else None
+    return target if target is not None and (target / "config.json").is_file() else None

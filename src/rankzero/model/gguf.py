@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import uuid
@@ -12,8 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from rankzero.errors import ConfigError
-from rankzero.machine import cache_root
-from rankzero.run_dir.atomic import file_sha256
+from rankzero.model.files import gguf_place
 
 
 def gguf_as_safetensors(file: Path) -> Path:
@@ -24,8 +22,7 @@ def gguf_as_safetensors(file: Path) -> Path:
     """
     if not file.is_file():
         raise ConfigError(f"{file} does not exist", where="model.name", hint="give the path of a .gguf file")
-    digest = hashlib.sha256(f"{file_sha256(file)}:1".encode()).hexdigest()[:16]
-    target = cache_root() / "models" / f"{file.stem}-{digest}"
+    target = gguf_place(file)
     if (target / "config.json").is_file():
         return target
     try:

@@ -153,7 +153,7 @@ class StartLine:
 
     def __init__(self, path: Path, start: Start) -> None:
         self.start = start
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         size = os.fstat(self._file).st_size
         self._at = -(-size // LINE_BYTES) * LINE_BYTES
         if self._at > size:  # of a copy that was cut off

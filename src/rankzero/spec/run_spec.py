@@ -297,6 +297,10 @@ class TrackingSpec(Section):
     """Send settings, metrics, files and the adapter to the MLflow of MLFLOW_TRACKING_URI: a server, or sqlite:///FILE."""
     langfuse: bool = False
     """Send a trace of the run to the Langfuse of LANGFUSE_HOST, with LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY."""
+    wandb: bool = False
+    """Send settings, metrics and answers to Weights & Biases, with WANDB_API_KEY; WANDB_MODE=offline: into files."""
+    trackio: bool = False
+    """Send the same to the Trackio of TRACKIO_SERVER_URL, or into Trackio's files on this machine."""
 
 
 class RunSpec(Section):

@@ -32,7 +32,7 @@ from rankzero.run_dir.goodput import read_starts
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.resolve import spec_hash
 from rankzero.spec.run_spec import RunSpec, TrackingSpec
-from rankzero.track.server import Row, RunFacts, Server
+from rankzero.track.server import Row, RunFacts, Server, shown
 from rankzero.track.spool import KINDS, Sent, Spool, path_of
 from rankzero.track.system import SYSTEM_SECONDS, Sampler
 from rankzero.wording import printable
@@ -134,7 +134,7 @@ class Delivery:
             sent.unsure[kind] = rows[-1]["step"]
             sent.write(self._path)
         if wanted:
-            server.send(kind, wanted if kind != "samples" else self._without_secrets(wanted))
+            server.send(kind, list(shown(wanted, self._redact)) if kind == "samples" else wanted)
         if kind == "metrics":
             before = sent.names if rows[-1]["step"] == last else []
             sent.names = sorted({*before, *rows[-1]})
@@ -143,14 +143,6 @@ class Delivery:
             del sent.unsure[kind]
         sent.write(self._path)
         return True
-
-    def _without_secrets(self, rows: list[Row]) -> list[Row]:
-        """Whatever a model was asked, and wrote."""
-
-        def clean(sample: dict[str, Any]) -> dict[str, Any]:
-            return {name: self._redact(value) if isinstance(value, str) else value for name, value in sample.items()}
-
-        return [row | {"samples": [clean(sample) for sample in row["samples"]]} for row in rows]
 
 
 def without(rows: list[Row], known: set[tuple[int, str]]) -> list[Row]:

@@ -6,7 +6,7 @@ whatever it likes: it is tried again later.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -67,3 +67,12 @@ def numbers(row: Row) -> dict[str, float]:
         for name, value in kept.items()
         if value is None or isinstance(value, (int, float))
     }
+
+
+def shown(rows: Iterable[Row], redact: Callable[[str], str]) -> Iterator[Row]:
+    """Answers without secrets: whatever a model was asked, and wrote."""
+
+    def clean(sample: Row) -> Row:
+        return {name: redact(value) if isinstance(value, str) else value for name, value in sample.items()}
+
+    return ({**row, "samples": [clean(sample) for sample in row["samples"]]} for row in rows)

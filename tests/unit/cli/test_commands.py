@@ -70,6 +70,7 @@ class Started:
 def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     started = Started()
     monkeypatch.setattr("rankzero.api.training.run_to_end", started)
+    monkeypatch.setattr("rankzero.cli.first_line.say_step", lambda _text: None)
     return started
 
 

@@ -151,7 +151,7 @@ def test_sigterm_while_the_command_line_is_imported(tmp_path: Path) -> None:
         time.sleep(0.01)
     process.terminate()
     _, err = process.communicate(timeout=60)
-    assert (process.returncode, err.splitlines()[0]) == (75, "stopped: stopped by SIGTERM")
+    assert (process.returncode, err.splitlines()[1]) == (75, "stopped: stopped by SIGTERM"), err
 
 
 def test_sigterm_while_the_interpreter_ends_changes_no_outcome(tmp_path: Path) -> None:

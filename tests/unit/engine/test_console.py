@@ -89,7 +89,7 @@ def test_progress_is_one_line_with_all_there_is_to_know(width: int) -> None:
     terminal = Console(file=stream, width=width, force_terminal=True, color_system=None)
     facts = {"loss": 1.2345, "epoch": 12.34, "learning_rate": 1.5e-4, "grad_norm": 0.523}
     with told(STEPS, "step", 3000, 1199, terminal=terminal, say=print) as advance:
-        advance(1, step_in_words(facts, 2043.4, 12_340_000_000))
+        advance(1, step_in_words({**facts, "peak_memory_bytes": 12_340_000_000}, 2043.4))
     shown = printable(stream.getvalue().replace("\r", "\n")).splitlines()
     last = next(line for line in reversed(shown) if "tok/s" in line)
     assert len(last.rstrip()) <= width

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import shutil
+import stat
 import time
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,10 @@ def plain_eval_loss(model: Any, tokenizer: Any, rows: list[dict[str, Any]]) -> f
     return total / count
 
 
-@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize(("method", "umask"), [("lora", 0o022), ("full", 0o077)])
 def test_the_result_loads_in_plain_transformers_and_scores_what_was_reported(
     method: str,
+    umask: int,
     tmp_path: Path,
     tiny: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -59,8 +61,12 @@ def test_the_result_loads_in_plain_transformers_and_scores_what_was_reported(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     changes: dict[str, Any] = {"lora": None} if method == "full" else {}
-    spec = small_spec(tmp_path, tiny, **changes)
-    report = run_here(spec)
+    spec = small_spec(tmp_path, tiny, tracking__tensorboard=True, **changes)
+    before = os.umask(umask)
+    try:
+        report = run_here(spec)
+    finally:
+        os.umask(before)
     final = run_root(spec) / "final"
     tokenizer = AutoTokenizer.from_pretrained(final)
     model = AutoModelForCausalLM.from_pretrained(tiny if method == "lora" else final, dtype=torch.float32)
@@ -69,9 +75,9 @@ def test_the_result_loads_in_plain_transformers_and_scores_what_was_reported(
         config = json.loads((final / "adapter_config.json").read_text())
         assert config["base_model_name_or_path"] == str(tiny) and config["peft_type"] == "LORA"
     assert tokenizer.chat_template
-    (tmp_path / "mine").touch()
-    modes = {path.stat().st_mode for path in run_root(spec).rglob("*") if path.is_file()}
-    assert modes == {(tmp_path / "mine").stat().st_mode}, "another user's server can read what the umask lets it"
+    for path in run_root(spec).rglob("*"):  # another user's server can read what the umask lets it, and no more
+        allowed = 0o777 if path.is_dir() else 0o666
+        assert path.is_symlink() or stat.S_IMODE(path.stat().st_mode) == allowed & ~umask, path
     assert json.loads((final / "generation_config.json").read_text())["eos_token_id"] == tokenizer.eos_token_id
     assert plain_eval_loss(model.eval(), tokenizer, chat_rows(7)) == pytest.approx(report["eval_loss"], rel=1e-5)
     the_card_holds(spec, report, monkeypatch, capsys)

@@ -49,7 +49,7 @@ def assert_same_state(a: dict[str, Any], b: dict[str, Any]) -> None:
         assert torch.equal(tensor, b["tensors"][name]), name
 
 
-CLOCKS = {"time", "tokens_per_second", "slowest_rank", "slowest_rank_slowdown", "straggler"}
+CLOCKS = {"time", "tokens_per_second", "peak_memory_bytes", "slowest_rank", "slowest_rank_slowdown", "straggler"}
 
 
 def without_clock(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from tests.support.runs import log, metrics, run_here, run_root, small_spec, sto
 from tests.support.tiny import chat_rows, write_jsonl
 
 CLOCK = ("seconds", "wall_seconds")
-CLOCKS = {"time", "tokens_per_second", "slowest_rank", "slowest_rank_slowdown", "straggler"}
+CLOCKS = {"time", "tokens_per_second", "peak_memory_bytes", "slowest_rank", "slowest_rank_slowdown", "straggler"}
 STEPS = 10
 
 

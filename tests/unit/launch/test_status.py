@@ -53,7 +53,7 @@ def test_progress_is_read_as_the_console_writes_it() -> None:
     try:
         with told(console.STEPS, "step", 2000, 119, terminal=None, say=console.logger.info) as advance:
             facts = {"loss": 1.25, "epoch": 0.12, "learning_rate": 1.5e-4, "grad_norm": 0.523}
-            advance(1, console.step_in_words(facts, 12345.4, 1_230_000_000))
+            advance(1, console.step_in_words({**facts, "peak_memory_bytes": 1_230_000_000}, 12345.4))
     finally:
         console.logger.removeHandler(handler)
         console.logger.setLevel(level)

@@ -1,0 +1,169 @@
+"""Weights & Biases: settings, numbers, answers as a table, how the run ended. Knows no engine.
+
+Keys and places are W&B's own variables (WANDB_API_KEY, WANDB_BASE_URL, WANDB_ENTITY, WANDB_PROJECT); WANDB_MODE=offline
+writes folders that `wandb sync` sends. W&B's library sends by itself and tells nobody when a row has arrived: what it
+was given it keeps in memory. So whoever begins asks the server for the last step that it has, and gives it the rows of
+metrics.jsonl after that one, also those that an earlier process had handed over and lost. Offline nobody can be asked,
+and each start writes all there is into a folder of its own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rankzero.errors import ConfigError, Problem
+from rankzero.redaction import Redactor, without_secrets
+from rankzero.run_dir.goodput import Ending
+from rankzero.run_dir.paths import RunDir
+from rankzero.spec.tasks import MEASURES
+from rankzero.track.server import Kind, Row, RunFacts, numbers, plotted_as, shown
+from rankzero.track.spool import Spool
+
+PROJECT = "rankzero"
+API_KEY, MODE, PROJECT_VARIABLE = "WANDB_API_KEY", "WANDB_MODE", "WANDB_PROJECT"
+CONNECT_SECONDS = 30
+_EXIT_CODES: dict[Ending, int] = {"finished": 0, "stopped": 75, "failed": 1}
+_SUMMARY = ("steps", "final_step", "train_loss_last", *MEASURES, "total_tokens", "elapsed_seconds")
+"""Of report.json."""
+
+
+def problems(env: Mapping[str, str]) -> list[Problem]:
+    """What is missing here before anything could be sent."""
+    found = []
+    if importlib.util.find_spec("wandb") is None:
+        found.append(Problem("wandb is not installed", hint="pip install 'rankzero[wandb]'"))
+    if env.get(MODE) == "disabled":
+        found.append(Problem(f"{MODE} is disabled, so that nothing would be kept", hint="set tracking.wandb: false"))
+    elif not (env.get(API_KEY) or env.get(MODE) == "offline" or _logged_in(env)):
+        hint = f"https://wandb.ai/authorize shows it; `wandb login` keeps it, and {MODE}=offline needs none"
+        found.append(Problem(f"{API_KEY} is not set", hint=hint))
+    return found
+
+
+def _logged_in(env: Mapping[str, str]) -> bool:
+    """Whether `wandb login` has left a key."""
+    file = Path(env.get("NETRC") or Path.home() / ".netrc")
+    try:
+        return "wandb" in file.read_text(encoding="utf-8", errors="replace") or bool(env.get("WANDB_BASE_URL"))
+    except OSError:
+        return False
+
+
+def connect(run_dir: RunDir) -> WandbRun:
+    """The server of the environment, or a folder. Raises ConfigError."""
+    if missing := problems(os.environ):
+        raise ConfigError(missing)
+    return WandbRun(run_dir)
+
+
+class WandbRun:
+    """One run, which this process has open from its beginning to the end of the start."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._directory = run_dir
+        self._facts: RunFacts | None = None
+        self._key, self.link = "", ""
+        self._run: Any = None
+        self._next = 0
+        """The first step that W&B lacks."""
+        self._last: int | None = None
+        """The last step that was logged here, which takes more values."""
+        self._has_table = False
+
+    def begin(self, run: RunFacts, key: str, there: str | None) -> str:
+        """As in `Server`; the key is the run's id there."""
+        self._facts, self._key = run, there or key
+        self._open()
+        return self._key
+
+    def _open(self) -> Any:
+        if self._run is None and self._facts is not None:
+            import wandb
+
+            own = wandb.Settings(
+                console="off",
+                disable_code=True,
+                disable_git=True,
+                init_timeout=CONNECT_SECONDS,
+                silent=True,
+                x_disable_meta=True,
+                x_disable_stats=True,
+            )
+            self._directory.tracking.mkdir(exist_ok=True)
+            self._run = wandb.init(
+                project=os.environ.get(PROJECT_VARIABLE) or PROJECT,
+                id=self._key,
+                name=self._facts.name,
+                config=dict(self._facts.settings),
+                dir=str(self._directory.tracking),
+                resume=None if os.environ.get(MODE) == "offline" else "allow",
+                settings=own,
+            )
+            self._next, self._last = 0 if self._run.offline else int(self._run.step), None
+            folder = Path(self._run.dir).parent
+            self.link = without_secrets(f"`wandb sync {folder}` sends it" if self._run.offline else str(self._run.url))
+        return self._run
+
+    def known(self, _kind: Kind, _rows: Sequence[Row]) -> set[tuple[int, str]]:
+        """As in `Server`: `send` goes by the step that W&B has."""
+        return set()
+
+    def send(self, kind: Kind, rows: Sequence[Row]) -> None:
+        """As in `Server`, but that W&B's library has accepted them, not its server."""
+        run = self._open()
+        if kind == "metrics":
+            self._steps(run, rows)
+        elif kind == "samples":
+            self._table(run, rows)
+        elif kind == "saves":
+            run.summary["saved_step"] = rows[-1]["step"]
+
+    def _steps(self, run: Any, rows: Sequence[Row]) -> None:
+        """Log the rows, and before them those that W&B should have and has not. A step is logged once there: what
+        comes later of one that it has goes into the summary."""
+        spool = Spool(self._directory.metrics)
+        while lost := [row for row in spool.after(self._next - 1) if row["step"] < rows[0]["step"]]:
+            self._log(run, lost)
+        self._log(run, rows)
+
+    def _log(self, run: Any, rows: Sequence[Row]) -> None:
+        for row in rows:
+            values = {plotted_as(name): value for name, value in numbers(row).items()}
+            if row["step"] < self._next and row["step"] != self._last:
+                run.summary.update(values)
+            else:
+                run.log(values | {"epoch": row.get("epoch")}, step=row["step"])
+                self._next, self._last = row["step"] + 1, row["step"]
+
+    def _table(self, run: Any, rows: Sequence[Row]) -> None:
+        """Answers as a table, with the last step that was logged here: an earlier one takes nothing more. The first
+        table of a process has all answers of the run so far."""
+        import wandb
+
+        if not self._has_table:
+            before = Spool(self._directory.samples, joined="samples").after(-1)
+            rows = [*shown((row for row in before if row["step"] < rows[0]["step"]), Redactor(os.environ)), *rows]
+        self._has_table = True
+        samples = [sample for row in rows for sample in row["samples"]]
+        columns = list(dict.fromkeys(column for sample in samples for column in sample))
+        data = [[sample.get(column) for column in columns] for sample in samples]
+        table = wandb.Table(columns=columns, data=data)
+        run.log({"samples": table}, step=self._next if self._last is None else self._last)
+
+    def end(self, ended: Ending | None) -> None:
+        """As in `Server`. Returns when W&B has everything; for a run that goes on later it is closed there too."""
+        if ended is None:
+            return
+        run = self._open()
+        if ended == "finished" and self._directory.report.is_file():
+            report = json.loads(self._directory.report.read_text(encoding="utf-8"))
+            run.summary.update({name: report[name] for name in _SUMMARY if report.get(name) is not None})
+        if ended == "stopped":
+            run.mark_preempting()
+        run.finish(exit_code=_EXIT_CODES[ended])
+        self._run = None
