@@ -27,6 +27,7 @@ from rankzero.cli.help import WIDTH, Flags, Sections
 from rankzero.cli.init import init
 from rankzero.cli.logs import logs
 from rankzero.cli.merge import merge
+from rankzero.cli.open import app as open_app
 from rankzero.cli.output import print_error, print_traceback
 from rankzero.cli.plan import plan
 from rankzero.cli.predict import predict
@@ -63,6 +64,7 @@ app.command("list", rich_help_panel="Runs")(runs_command.list_runs)
 for look_at in (runs_command.status, watch, logs, runs_command.compare):
     app.command(rich_help_panel="Runs")(look_at)
 app.command(rich_help_panel="Runs")(report)
+app.add_typer(open_app, name="open", rich_help_panel="Runs")
 app.add_typer(track_command.app, name="track", rich_help_panel="Runs")
 for command in (plan, render, submit):
     app.command(rich_help_panel="Cluster")(command)

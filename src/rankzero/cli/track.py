@@ -20,7 +20,7 @@ def root() -> None:
 def sync(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory.")],
 ) -> None:
-    """Send what MLflow or Langfuse have not got yet of a run: its server was away, or the run was killed."""
+    """Send what trackers have not got yet of a run: a server was away, or the run was killed."""
     from rankzero.errors import ConfigError, Problem, ServiceError, StorageError
     from rankzero.run_dir.paths import RunDir
     from rankzero.spec.load import load_run_spec

@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -23,6 +22,7 @@ from rankzero.errors import Problem, RankzeroError, StoppedError
 from rankzero.launch.hang import HangWatch
 from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, signals_to, started, stop_signals
 from rankzero.launch.restarts import Restarts, may_be_cured
+from rankzero.launch.start_directory import start_directory
 from rankzero.redaction import Redactor
 from rankzero.run_dir.handover import RENDEZVOUS_VARIABLE, write_payload
 from rankzero.run_dir.paths import RunDir
@@ -97,8 +97,7 @@ class _Local:
     def start(self) -> str:
         """One start of the workers, to its end."""
         at, self._begun = self._begun or time.monotonic(), None
-        with tempfile.TemporaryDirectory(prefix="rankzero-") as name:
-            directory = Path(name)
+        with start_directory() as directory:
             payload = write_payload(directory, self._spec, self._options)
             meeting = {RENDEZVOUS_VARIABLE: (directory / "rendezvous").as_uri()}
             if "GLOO_SOCKET_IFNAME" not in self._env and Path("/sys/class/net/lo").exists():

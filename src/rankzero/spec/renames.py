@@ -234,7 +234,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     (
         "tracking.wandb",
         "true or false; WANDB_PROJECT and WANDB_ENTITY say where",
-        "wandb use_wandb wandb_project wandb_entity wandb_mode",
+        "use_wandb wandb_project wandb_entity wandb_mode",
     ),
     ("tracking.trackio", "true or false; TRACKIO_SERVER_URL says where", "use_trackio trackio_space_id"),
     ("", "not available; metrics.jsonl is written, and the trackers under tracking", "swanlab use_swanlab"),

@@ -33,6 +33,7 @@ KINDS = {
     "storageclasses": ("storage.k8s.io/v1", "StorageClass"),
     "jobs": ("batch/v1", "Job"),
     "statefulsets": ("apps/v1", "StatefulSet"),
+    "deployments": ("apps/v1", "Deployment"),
     "jobsets": ("jobset.x-k8s.io/v1alpha2", "JobSet"),
     "trainjobs": ("trainer.kubeflow.org/v1alpha1", "TrainJob"),
     "trainingruntimes": ("trainer.kubeflow.org/v1alpha1", "TrainingRuntime"),

@@ -58,6 +58,8 @@ class World:
     """Instances of the container by the pod's uid."""
     cuts: int = 0
     """How often log streams were told to break off."""
+    deploys: bool = True
+    """Pods of Deployments get ready."""
     immortal: bool = False
     """Pods that are deleted stay: their node is lost."""
     _todo: dict[str, list[Act]] = field(default_factory=dict)
@@ -68,7 +70,7 @@ class World:
     def step(self) -> bool:
         """Let one thing happen; False where nothing is left to happen."""
         with self.store.news:
-            if self._delete_one() or self._reconcile():
+            if self._delete_one() or self._reconcile() or self._deploy():
                 return True
             for pod in self.store.of("pods"):
                 todo = self._todo.get(pod["metadata"]["uid"], [])
@@ -104,6 +106,16 @@ class World:
                     else:
                         continue
                     return True
+        return False
+
+    def _deploy(self) -> bool:
+        """A Deployment's pod is ready as soon as nobody hinders it."""
+        for obj in self.store.of("deployments"):
+            if self.deploys and "status" not in obj:
+                generation = obj["metadata"].get("generation", 0)
+                ready = {"updatedReplicas": 1, "availableReplicas": 1, "observedGeneration": generation}
+                self.store.put({**obj, "status": ready})
+                return True
         return False
 
     def _reconcile(self) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from rankzero.cli import watch
 from rankzero.cli.local_runs import sparkline
 from rankzero.cli.logs import log_lines
 from rankzero.run_dir.goodput import Start, StartLine
-from rankzero.run_dir.lease import Lease
 from tests.support.cli import Cli
 
 
@@ -99,12 +99,23 @@ def test_logs(cli: Cli, two: Path) -> None:
     assert cli("logs good --tail 0").out == ""
 
 
+HOLDS = """
+import sys
+from pathlib import Path
+from rankzero.run_dir.lease import Lease
+lease = Lease(Path(sys.argv[1]))
+lease.acquire()
+print("held", flush=True)
+sys.stdin.read()
+lease.release()
+"""
+
+
 def test_logs_are_followed_to_the_end_of_the_run(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also a line that is written in two parts, and one between the last look and the end."""
+    """Also a line that is written in two parts, and one between the last look and the end. Another process runs it."""
     monkeypatch.setattr("rankzero.cli.logs.FOLLOW_SECONDS", 0.0)
     root = two / "good"
-    lease = Lease(root)
-    lease.acquire()
+    words = [sys.executable, "-c", HOLDS, str(root)]
     heard: list[str] = []
     seen = threading.Event()
 
@@ -113,17 +124,19 @@ def test_logs_are_followed_to_the_end_of_the_run(two: Path, monkeypatch: pytest.
             heard.append(line)
             seen.set()
 
-    thread = threading.Thread(target=follow)
-    thread.start()
-    assert seen.wait(60)
-    seen.clear()
-    file = os.open(root / "logs/rank-0.log", os.O_WRONLY | os.O_APPEND)
-    for part in (b"fo", b"ur\n"):
-        os.write(file, part)
-    assert seen.wait(60)
-    os.write(file, b"five\n")
-    lease.release()
-    os.close(file)
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None and running.stdout.readline() == "held\n"
+        thread = threading.Thread(target=follow)
+        thread.start()
+        assert seen.wait(60)
+        seen.clear()
+        with (root / "logs/rank-0.log").open("ab", buffering=0) as file:
+            for part in (b"fo", b"ur\n"):
+                file.write(part)
+            assert seen.wait(60)
+            file.write(b"five\n")
+        assert thread.is_alive(), "until the run has ended"
+        running.communicate("")
     thread.join(60)
     assert heard[1:] == ["four", "five"]
 

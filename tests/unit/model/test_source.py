@@ -13,6 +13,8 @@ import pytest
 
 from rankzero.data.read import hashing
 from rankzero.errors import ConfigError, ExitCode
+from rankzero.forecast.without_torch import model_directory
+from rankzero.model.files import gguf_place
 from rankzero.model.load import check_vocabulary, load_config, load_model, load_tokenizer
 from rankzero.model.source import locate, weights_fingerprint
 from rankzero.run_dir.atomic import file_sha256
@@ -256,3 +258,17 @@ def test_weights_of_somebody_else(tiny: Path, tmp_path: Path) -> None:
     (model / "model.safetensors").chmod(0)
     with pytest.raises(ConfigError, match="may not be read"):
         locate(ModelSpec(name=str(model)))
+
+
+def test_a_gguf_file_that_was_converted_is_found_by_its_content(tmp_path: Path) -> None:
+    """Without converting anything, and without torch: `rankzero train --dry-run` asks."""
+    file = tmp_path / "m.gguf"
+    assert model_directory(ModelSpec(name=str(file))) is None
+    file.write_bytes(b"GGUF")
+    assert model_directory(ModelSpec(name=str(file))) is None
+    place = gguf_place(file)
+    place.mkdir(parents=True)
+    (place / "config.json").write_text("{}", encoding="utf-8")
+    assert model_directory(ModelSpec(name=str(file))) == place
+    file.write_bytes(b"GGUF, another")
+    assert model_directory(ModelSpec(name=str(file))) is None

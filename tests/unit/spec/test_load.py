@@ -259,7 +259,12 @@ eval: {every: 0}
             ("lora: {target_modules: []}", "lora.target_modules", "but is an empty list", ""),
             ("lora: {target_modules: [[a]]}", "lora.target_modules[0]", "must be text, but is a list", ""),
             ("lora: 8", "lora", "must be a section with keys such as r, but is 8", ""),
-            ("tracking: tensorboard", "tracking", "must be {tensorboard, mlflow, langfuse}, but is", ""),
+            (
+                "tracking: tensorboard",
+                "tracking",
+                "must be a section with keys such as tensorboard, but is",
+                "",
+            ),
             ("lora:", "lora", "this section is empty", "lora: {} takes its defaults"),
             ("name: a/b", "name", "must be a name of up to 100 letters, digits", ""),
             ("eval: {every: 0}", "eval.every", "must be `epoch` or a whole number of at least 1, but is 0", ""),

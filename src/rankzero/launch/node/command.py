@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +24,7 @@ from rankzero.launch.node.pid1 import StopWish, reap_orphans
 from rankzero.launch.node.platform import Place
 from rankzero.launch.node.settings import NodeSettings
 from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, started
+from rankzero.launch.start_directory import start_directory
 from rankzero.run_dir.handover import RENDEZVOUS_VARIABLE, write_payload
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.setting import is_finished
@@ -143,8 +143,7 @@ class Node:
                 f"start {generation}: node {self._place.node} of {len(nodes)}, "
                 f"ranks {ranks.first} to {ranks.first + ranks.count - 1} of {ranks.world_size}"
             )
-        with tempfile.TemporaryDirectory(prefix="rankzero-") as name:
-            directory = Path(name)
+        with start_directory() as directory:
             payload = write_payload(directory, self._spec, self._settings.options)
 
             def stderr(local: int) -> IO[bytes]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,6 +20,7 @@ from rankzero.launch.node.settings import CONFIG_DIR, NodeSettings
 from rankzero.launch.node.submission import Submission
 from rankzero.launch.node.termination import internal, message, write
 from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers
+from rankzero.launch.start_directory import start_directory
 from rankzero.redaction import Redactor
 from rankzero.run_dir.handover import write_payload
 from rankzero.run_dir.paths import RunDir
@@ -72,8 +72,7 @@ def marked(spec: RunSpec, settings: NodeSettings, output: Output, stop: StopWish
 
 def run(spec: RunSpec, settings: NodeSettings, output: Output, stop: StopWish) -> RankzeroError | None:
     """Prepare in a process of its own, which can be ended at any time. Returns what it failed with."""
-    with tempfile.TemporaryDirectory(prefix="rankzero-") as name:
-        directory = Path(name)
+    with start_directory() as directory:
         payload = write_payload(directory, spec, settings.options)
         workers = Workers(directory, Ranks(first=0, count=1, world_size=1), module=MODULE)
         try:

@@ -9,6 +9,7 @@ from rankzero.launch.plan import Plan
 from rankzero.launch.render.container import container
 from rankzero.launch.render.patch import merge
 from rankzero.launch.render.shared import IN_GROUP, pod_group, run_annotations, run_labels, volumes
+from rankzero.spec.cluster_spec import ClusterSpec
 
 NO_SIDECAR = {"sidecar.istio.io/inject": "false"}
 """A mesh proxy denies the ports that ranks talk over, and keeps a finished pod from ending."""
@@ -33,8 +34,18 @@ def pod_metadata(plan: Plan, role: str) -> dict[str, Any]:
 def pod_spec(plan: Plan, only: dict[str, Any], *, role: str = labels.NODE_ROLE) -> dict[str, Any]:
     """The pod around its only container."""
     cluster = plan.cluster
+    spec = {"terminationGracePeriodSeconds": cluster.grace_period_seconds, **whose(cluster)}
+    spec |= _placement(plan, role)
+    spec["containers"] = [only]
+    spec["volumes"] = volumes(plan)
+    trains = role == labels.NODE_ROLE
+    merge(spec, cluster.pod_patch if trains else _patch_of_preparation(cluster.pod_patch, only["name"]))
+    return spec
+
+
+def whose(cluster: ClusterSpec) -> dict[str, Any]:
+    """Who a pod's processes are, to the kernel, the API and the registry: what restricted Pod Security asks for."""
     spec: dict[str, Any] = {
-        "terminationGracePeriodSeconds": cluster.grace_period_seconds,
         "enableServiceLinks": False,
         "automountServiceAccountToken": cluster.service_account.token,
         "securityContext": {
@@ -50,11 +61,6 @@ def pod_spec(plan: Plan, only: dict[str, Any], *, role: str = labels.NODE_ROLE) 
         spec["serviceAccountName"] = cluster.service_account.name
     if cluster.image_pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in cluster.image_pull_secrets]
-    spec |= _placement(plan, role)
-    spec["containers"] = [only]
-    spec["volumes"] = volumes(plan)
-    trains = role == labels.NODE_ROLE
-    merge(spec, cluster.pod_patch if trains else _patch_of_preparation(cluster.pod_patch, only["name"]))
     return spec
 
 
@@ -83,19 +89,19 @@ def _placement(plan: Plan, role: str) -> dict[str, Any]:
         spec["schedulerName"] = cluster.scheduler
     if cluster.node_selector:
         spec["nodeSelector"] = dict(cluster.node_selector)
-    tolerations = _tolerations(plan)
-    if tolerations:
-        spec["tolerations"] = tolerations
+    if tolerated := tolerations(cluster):
+        spec["tolerations"] = tolerated
     if role == labels.NODE_ROLE and cluster.num_nodes > 1:
         spec |= _spread(plan)
     return spec
 
 
-def _tolerations(plan: Plan) -> list[dict[str, Any]]:
+def tolerations(cluster: ClusterSpec) -> list[dict[str, Any]]:
+    """Of the taint of hosts with GPUs, and the site's."""
     found: list[dict[str, Any]] = []
-    if plan.cluster.gpu:
-        found.append({"key": plan.cluster.gpu_resource, "operator": "Exists", "effect": "NoSchedule"})
-    for toleration in plan.cluster.tolerations:
+    if cluster.gpu:
+        found.append({"key": cluster.gpu_resource, "operator": "Exists", "effect": "NoSchedule"})
+    for toleration in cluster.tolerations:
         entry: dict[str, Any] = {} if toleration.key is None else {"key": toleration.key}
         entry["operator"] = "Exists" if toleration.value is None else "Equal"
         if toleration.value is not None:

@@ -178,7 +178,7 @@ def volumes(plan: Plan) -> list[dict[str, Any]]:
         TMP_VOLUME: {"emptyDir": {}},
     }
     for name, volume in plan.cluster.storage.items():
-        found.setdefault(volume_name(plan, name), _source(volume))
+        found.setdefault(volume_name(plan, name), volume_source(volume))
     return [{"name": name, **source} for name, source in found.items()]
 
 
@@ -190,7 +190,8 @@ def volume_name(plan: Plan, name: str) -> str:
     return next(other for other, volume in plan.cluster.storage.items() if volume.claim == claim)
 
 
-def _source(volume: VolumeSpec) -> dict[str, Any]:
+def volume_source(volume: VolumeSpec) -> dict[str, Any]:
+    """What a pod's volume is made of."""
     if volume.claim is not None:
         claim: dict[str, Any] = {"claimName": volume.claim}
         if volume.access == "ReadOnlyMany":

@@ -45,7 +45,7 @@ MANAGER = "rankzero"
 TRIES = 4
 """Of one object that something else changes at the same moment."""
 _STRICT = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
-_APPLY = {**_STRICT, "force": "true"}
+APPLY = {**_STRICT, "force": "true"}
 _DRY = {"dryRun": "All"}
 _SAY = {"create": "created", "update": "up to date"}
 
@@ -162,7 +162,7 @@ class Submission:
         resource, name = resource_of(step.manifest), str(step.manifest["metadata"]["name"])
         try:
             if step.do in ("create", "update"):
-                params = {**_APPLY, **_DRY}
+                params = {**APPLY, **_DRY}
                 self.api.write("PATCH", resource, name, step.manifest, params=params, content_type=APPLY_PATCH)
             elif step.do == "replace":  # judged as new; that one of this name exists is found last of all
                 self.api.write("POST", resource, name, step.manifest, params={**_STRICT, **_DRY})
@@ -290,7 +290,7 @@ class Submission:
         if there is not None and step.do in ("replace", "resume"):  # it came back in between, or is not ours to resume
             remove(self.api, there, run=None)
         resource, title = resource_of(step.manifest), str(step.manifest["metadata"]["name"])
-        self.api.write("PATCH", resource, title, step.manifest, params=_APPLY, content_type=APPLY_PATCH)
+        self.api.write("PATCH", resource, title, step.manifest, params=APPLY, content_type=APPLY_PATCH)
         self.say(f"{name} {_SAY.get(step.do, 'created again')}")
 
 

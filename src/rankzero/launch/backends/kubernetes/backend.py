@@ -16,6 +16,7 @@ from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.errors import ApiError, as_error
 from rankzero.launch.backends.kubernetes.logs import Following, past_lines
 from rankzero.launch.backends.kubernetes.secrets import put_secret
+from rankzero.launch.backends.kubernetes.serve import serve
 from rankzero.launch.backends.kubernetes.stop import cancel, delete
 from rankzero.launch.backends.kubernetes.survey import Surveyor
 from rankzero.launch.evidence import Evidence
@@ -78,6 +79,11 @@ class KubernetesBackend:
         """Remove the run's objects."""
         with self._spoken():
             return delete(self._api, self._discovery, run, claims=claims, say=say)
+
+    def serve(self, objects: Sequence[Manifest], say: Say) -> str:
+        """Apply a Deployment and what goes with it, and wait until it answers. Returns what kubectl calls it here."""
+        with self._spoken():
+            return serve(self._api, objects, say)
 
     def put_secret(self, manifest: Manifest) -> str:
         """Create a Secret, or add its keys to the one that is there. Returns `created` or `updated`."""

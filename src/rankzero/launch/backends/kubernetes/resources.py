@@ -13,6 +13,7 @@ CONFIG_MAP = Resource("", "v1", "configmaps", "ConfigMap")
 CLAIM = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 SERVICE = Resource("", "v1", "services", "Service")
 SECRET = Resource("", "v1", "secrets", "Secret")
+DEPLOYMENT = Resource("apps", "v1", "deployments", "Deployment")
 EVENT = Resource("", "v1", "events", "Event")
 NODE = Resource("", "v1", "nodes", "Node", namespaced=False)
 SERVICE_ACCOUNT = Resource("", "v1", "serviceaccounts", "ServiceAccount")
@@ -33,11 +34,11 @@ CORE = (CONFIG_MAP, SERVICE, SERVICE_ACCOUNT, ROLE, ROLE_BINDING, NETWORK_POLICY
 """What every cluster serves and a run may have besides."""
 ADDED = (POD_GROUP,)
 """What a run may have where somebody has installed it."""
-_BY_KIND = {one.kind: one for one in (*TRAINING.values(), *TEMPLATES, *CORE, *ADDED, POD, CLAIM, SECRET)}
+_BY_KIND = {one.kind: one for one in (*TRAINING.values(), *TEMPLATES, *CORE, *ADDED, POD, CLAIM, SECRET, DEPLOYMENT)}
 
 
 def resource_of(manifest: Mapping[str, Any]) -> Resource:
-    """Where an object belongs. Raises KeyError for a kind that no run has."""
+    """Where an object belongs. Raises KeyError for a kind that is made of nothing here."""
     return _BY_KIND[str(manifest["kind"])]
 
 

@@ -1,0 +1,56 @@
+"""The directory of a start is gone after it, and after a later one where its process was killed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from rankzero.launch.start_directory import PREFIX, start_directory
+
+HOLDS = """
+import sys
+from rankzero.launch.start_directory import start_directory
+with start_directory() as directory:
+    (directory / "run.json").write_text("{}")
+    print(directory, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return tmp_path
+
+
+def test_what_a_killed_process_left_goes_with_the_next_start_and_what_is_held_stays(temporary: Path) -> None:
+    (temporary / f"{PREFIX}being-made").mkdir()
+    (temporary / f"{PREFIX}elsewhere").symlink_to(temporary.parent)
+    (temporary.parent / ".held").touch()
+    words = [sys.executable, "-c", HOLDS]
+    first, second = (
+        subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)
+    )
+    try:
+        assert first.stdout is not None and second.stdout is not None
+        left, held = Path(first.stdout.readline().strip()), Path(second.stdout.readline().strip())
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        assert (left / "run.json").is_file()
+        with start_directory() as own:
+            assert not left.exists() and (held / "run.json").is_file()
+            assert own.is_dir() and own.stat().st_mode & 0o777 == 0o700
+        assert not own.exists()
+        second.communicate("")
+        assert not held.exists()
+    finally:
+        first.kill()
+        second.kill()
+    assert {path.name for path in temporary.iterdir()} == {f"{PREFIX}being-made", f"{PREFIX}elsewhere"}
+    assert (temporary.parent / ".held").exists()
