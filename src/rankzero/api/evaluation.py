@@ -33,7 +33,7 @@ class TaskSpec:
 
     names: Sequence[str]
     directory: str | None = None
-    """Has more of them, as YAML files."""
+    """Has them, as YAML files; None: those that lm-eval brings."""
     limit: int | None = None
     """Rows of each; None: all."""
     batch_size: int = 8

@@ -26,7 +26,9 @@ def evaluate(
     task: Annotated[
         list[str] | None, typer.Option("--task", metavar="NAME", help="A task of lm-eval; repeatable.")
     ] = None,
-    task_dir: Annotated[str | None, typer.Option(metavar="DIR", help="More tasks, as YAML files of lm-eval.")] = None,
+    task_dir: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Where the tasks are, as YAML files of lm-eval.")
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Rows of each task.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows of a task that are computed together.")] = 8,
     judge: Annotated[

@@ -21,7 +21,8 @@ def require_harness() -> None:
 def run_tasks(
     voices: Sequence[Voice], tasks: Sequence[str], *, directory: str | None, limit: int | None, batch_size: int
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Metrics as the harness names them, by task and by who answered. `directory` has more tasks, as YAML files.
+    """Metrics as the harness names them, by task and by who answered. `directory` has the tasks, as YAML files,
+    instead of those that the harness brings.
 
     A model with a chat template is asked through it. Raises ConfigError for a task that there is not.
     """
@@ -30,10 +31,11 @@ def run_tasks(
     from lm_eval.tasks import TaskManager
 
     with results_alone_on_stdout():
-        manager = TaskManager(include_path=directory)
+        # The harness reads thousands of files to know its own tasks; those of a directory are known at once.
+        manager = TaskManager(include_path=directory, include_defaults=directory is None)
         unknown = [task for task in tasks if not manager.match_tasks([task])]
         if unknown:
-            hint = "`lm-eval ls tasks` lists what the harness brings; --task-dir names a directory with more"
+            hint = "`lm-eval ls tasks` lists what the harness brings; --task-dir names a directory with others"
             raise ConfigError(f"there is no task {', '.join(unknown)}", where="--task", hint=hint)
         found: dict[str, dict[str, dict[str, float]]] = {}
         for voice in voices:

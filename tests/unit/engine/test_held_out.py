@@ -200,7 +200,7 @@ def test_tasks_of_a_directory(run: Path, tmp_path: Path, cli: Cli) -> None:
     assert done.code == 0, done.err
     scores = json.loads(done.out)["tasks"]["own_rows"]
     assert scores["base"]["perplexity,none"] > 1 and scores["base"] != scores["tuned"]
-    assert cli(f"eval {run} --task no_such_task").code == 78
+    assert cli(f"eval {run} --task no_such_task --task-dir {tmp_path}").code == 78
 
 
 def test_tables_of_tasks() -> None:
