@@ -28,7 +28,12 @@ from tests.unit.engine.test_resume import assert_same_state, final_state
 
 pytestmark = pytest.mark.distributed
 
-LAYOUTS = [("lora", "ddp"), ("full", "fsdp"), ("vision", "fsdp"), ("lora", "zero3")]
+LAYOUTS = [
+    ("lora", "ddp"),
+    ("full", "fsdp"),
+    ("vision", "fsdp"),
+    pytest.param("lora", "zero3", marks=pytest.mark.deepspeed),
+]
 TOKENS = 5
 TEXTS = ("What is the capital of Peru?", "Name a prime number.", "Hello")
 

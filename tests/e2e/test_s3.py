@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from rankzero.errors import ExitCode
-from tests.support.forked import Ordeal, run_forked
+from rankzero.errors import StoppedError
 from tests.support.runs import metrics, run_here, run_root, small_spec
 from tests.support.s3 import Store, s3_store
 from tests.support.tiny import chat_rows, write_jsonl
+from tests.unit.engine.test_task_resume import stop_in
 
 STREAM: dict[str, Any] = {"data__streaming": True, "data__shuffle_buffer_size": 20, "data__max_length": 256}
 SAME = ("step", "loss", "tokens", "supervised_tokens", "grad_norm", "epoch")
@@ -63,8 +63,8 @@ def test_a_stream_from_s3_is_that_of_the_same_files_through_outages_and_a_stop(
     there = small_spec(tmp_path, tiny, name="there", data__train=store.put_folder("shards", shards), **options)
     run_here(here)
     store.refuse, store.cut = 2, 1  # fewer than one file is asked for again
-    ended = run_forked(there, 1, Ordeal(stop_in_step=5))
-    assert ended.codes == [ExitCode.STOPPED], ended.said
+    with pytest.raises(StoppedError):
+        run_here(there, hooks=stop_in(5))
     assert store.failed == 3
     store.refuse = 2
     run_here(there)

@@ -108,7 +108,7 @@ def _disrupted(joined: JoinedEvidence, pod: Pod, condition: Condition, severity:
         return _evicted(pod, severity)
     if "shutdown" in condition.message:
         return _finding("node-shutdown", severity, pod, "was stopped because host {host} shuts down", line)
-    return _finding("disrupted", severity, pod, f"was taken off host {{host}} ({condition.reason})", line)
+    return _finding("disrupted", severity, pod, f"was taken off host {_HOST} ({condition.reason})", line)
 
 
 def _preempted(pod: Pod, severity: Severity, line: str) -> Finding:
@@ -122,11 +122,15 @@ def _preempted(pod: Pod, severity: Severity, line: str) -> Finding:
     )
 
 
+_HOST = "{host}"
+"""Stands for the pod's host in what is said of it. Replaced, not formatted: clusters' own words may hold braces."""
+
+
 def _finding(code: str, severity: Severity, pod: Pod, what: str, line: str) -> Finding:
     return Finding(
         code,
         severity,
-        f"{pod.title} (pod {pod.name}) {what.format(host=pod.host or '?')}",
+        f"{pod.title} (pod {pod.name}) {what.replace(_HOST, pod.host or '?')}",
         f"nothing: {_RESUMES}; keep away from such hosts with node_selector in cluster.yaml where it happens often",
         (line,),
         pod.node,
@@ -162,7 +166,7 @@ def _evicted(pod: Pod, severity: Severity) -> Finding | None:
         fix = "keep caches and results on claims: give storage.cache.claim and storage.outputs.claim in cluster.yaml"
         return Finding("scratch-full", severity, cause, fix, (pod.message,), pod.node)
     if low is None:
-        return _finding("evicted", severity, pod, f"was evicted from host {{host}}: {pod.message}", pod.message)
+        return _finding("evicted", severity, pod, f"was evicted from host {_HOST}: {pod.message}", pod.message)
     return Finding(
         "evicted-disk",
         severity,

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rankzero.launch.diagnose import diagnose, redact
@@ -63,6 +63,7 @@ def _damaged(evidence: Evidence, source: random.Random, share: float) -> Evidenc
 
 @settings(max_examples=150, deadline=None)
 @given(name=st.sampled_from(NAMES), seed=st.integers(0, 2**32), share=st.sampled_from([0.01, 0.05, 0.2]))
+@example(name="shm_evicted", seed=189, share=0.05)  # a brace in a cluster's own words
 def test_damaged_evidence_is_judged(name: str, seed: int, share: float) -> None:
     evidence = _damaged(named(name).evidence, random.Random(seed), share)
     assert _judge(evidence) == _judge(copy.deepcopy(evidence))
