@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from rankzero.errors import StoppedError
-from tests.support.runs import metrics, run_here, run_root, small_spec
+from tests.support.runs import metrics, run_here, run_root, small_spec, stop_in
 from tests.support.s3 import Store, s3_store
 from tests.support.tiny import chat_rows, write_jsonl
-from tests.unit.engine.test_task_resume import stop_in
 
 STREAM: dict[str, Any] = {"data__streaming": True, "data__shuffle_buffer_size": 20, "data__max_length": 256}
 SAME = ("step", "loss", "tokens", "supervised_tokens", "grad_norm", "epoch")
