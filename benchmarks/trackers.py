@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -54,10 +54,11 @@ def server(mood: str) -> Iterator[str]:
             if mood == "slow":
                 time.sleep(SLOW_SECONDS)
             answer = b"<html>welcome</html>" if mood == "garbage" else b"{}"
-            self.send_response(_STATUS.get(mood, 200))
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
+            with suppress(ConnectionError):  # who asks waits no longer
+                self.send_response(_STATUS.get(mood, 200))
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
 
         def log_message(self, *_arguments: object) -> None:
             """Quiet."""
