@@ -305,10 +305,13 @@ class Workers:
 
 
 def _innermost(stack: str) -> str:
-    """`file:line in function`, where the main thread of a worker is; empty where it has not said so (yet)."""
-    threads = re.findall(r"^(?:Current t|T)hread .*\n((?:  .*\n)+)", stack, flags=re.MULTILINE)
-    frame = re.match(r'  File "(.*)", line (\d+) in (.*)\n', threads[-1]) if threads else None
-    return f"{frame[1]}:{frame[2]} in {frame[3]}" if frame else ""
+    """`file:line in function`, where the main thread of a worker is; empty where it has not said so (yet).
+
+    The signal that asks is answered in the main thread, which faulthandler calls the current one and writes last,
+    behind threads that save or listen.
+    """
+    frames = re.findall(r'^Current thread .*\n  File "(.*)", line (\d+) in (.*)\n', stack, flags=re.MULTILINE)
+    return "{}:{} in {}".format(*frames[-1]) if frames else ""
 
 
 def _is_suspended(process: subprocess.Popen[bytes]) -> bool:

@@ -94,6 +94,20 @@ def test_the_one_that_was_waited_for_is_named_with_its_place(two: Two, monkeypat
     assert re.search(r"waited in vain for process 1 at .*stand_in.py:\d+ in main", str(failure)), failure
 
 
+def test_where_a_process_is_says_its_main_thread_not_one_that_is_written_before_it() -> None:
+    """A stack that is being written has the threads that save, and not yet the one that is asked for."""
+    saving = (
+        'Thread 0x1 (most recent call first):\n  File "d.py", line 9 in broadcast\n  File "s.py", line 2 in commit\n'
+    )
+    main = (
+        'Current thread 0x2 (most recent call first):\n  File "t.py", line 7 in step\n  File "t.py", line 1 in train\n'
+    )
+    whole = f"{saving}\n{main}"
+    named = [processes._innermost(whole[:length]) for length in range(len(whole) + 1)]
+    assert set(named) == {"", "t.py:7 in step"} and named[-1]
+    assert processes._innermost(whole + whole.replace("line 7", "line 8")) == "t.py:8 in step"
+
+
 def test_a_suspended_process_hears_that_it_is_to_stop(two: Two) -> None:
     """It saves with the others instead of keeping them until the grace period is over."""
     two.suspend(1)

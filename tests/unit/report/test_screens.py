@@ -102,7 +102,7 @@ def test_a_run_on_a_phone_and_on_a_desktop(dark: bool, tmp_path: Path) -> None:
     phone, desktop = measured(tmp_path, run_page(run), dark=dark)
     for width, page in ((390, phone), (1280, desktop)):
         assert page["width"] <= width, "nothing is wider than the screen"
-        assert len(page["headings"]) == 10 and all(w > 50 and h > 15 for _, _, w, h in page["headings"])
+        assert len(page["headings"]) == 11 and all(w > 50 and h > 15 for _, _, w, h in page["headings"])
         assert len(page["plots"]) == 6 and all(w > 200 and h > 100 for _, _, w, h in page["plots"])
         assert len(page["lines"]) == 5 and min(page["lines"]) > 300, "curves are drawn"
         assert len(page["marks"]) > 30 and all(x >= 0 and x + w <= width for x, _, w, _ in page["marks"])
