@@ -69,13 +69,19 @@ def start(
     """Run a resolved spec to its end. Returns the report. `begun` is when the start began, on the monotonic clock,
     where that was before this call. Raises UsageError for a change that cannot be allowed, or the run's error."""
     from rankzero.api.installed import require_engine
+
+    require_allowable(options)
+    require_engine()
+    return run_to_end(spec, options, nproc, max_restarts, in_process=in_process, begun=begun)
+
+
+def require_allowable(options: RunOptions) -> None:
+    """Raise UsageError for a change that no run may be allowed."""
     from rankzero.errors import UsageError
     from rankzero.spec.diff import not_allowable
 
     if problems := not_allowable(options.allow_changes):
         raise UsageError(problems)
-    require_engine()
-    return run_to_end(spec, options, nproc, max_restarts, in_process=in_process, begun=begun)
 
 
 def run_to_end(

@@ -107,8 +107,11 @@ class TestTrain:
         assert (spec.lora.r, spec.lora.target_modules) == (16, ("q_proj", "v_proj"))
         assert options == RunOptions("DEBUG", "all", "r.json", ("train.seed", "data"))
 
-    def test_a_change_that_cannot_be_is_refused_before_anything_starts(self, cli: Cli, started: Started) -> None:
-        done = cli("train run.yaml --allow-change learning_rate")
+    @pytest.mark.parametrize("more", ["", " --dry-run"])
+    def test_a_change_that_cannot_be_is_refused_before_anything_starts(
+        self, more: str, cli: Cli, started: Started
+    ) -> None:
+        done = cli(f"train run.yaml --allow-change learning_rate{more}")
         assert done.code == 2 and "did you mean train.learning_rate?" in done.err
         assert not started.calls
 
