@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rankzero.api.installed import require_data, require_engine
+from rankzero.api.installed import engine_is_there, require_data, require_engine
 from rankzero.api.specs import SpecSource
 from rankzero.errors import RankzeroError
 from rankzero.wording import first_line
@@ -133,20 +133,29 @@ def forecast_here(spec: RunSpec, nproc: int, say: Say) -> Forecast:
 
 def forecast_on(run: RunSpec, cluster: ClusterSpec, survey: Survey, say: Say) -> tuple[Forecast | None, str]:
     """The forecast of a run on a cluster, which a survey has looked at; or None, and why the model's shapes are not
-    known here. `run` has the paths of this machine. Raises ConfigError for what the run would be refused for."""
+    known here. `run` has the paths of this machine. Raises ConfigError for what the run would be refused for.
+
+    Its memory is of a simulated pass where torch is installed here, else of sums.
+    """
     try:
         require_data()
         from rankzero.forecast.elsewhere import facts_from_files, forecast_elsewhere, model_files, place_of
 
         place, precision = place_of(run, cluster, survey.gpu, survey.gpu_bytes)
         directory = model_files(run.model)
-        facts = facts_from_files(run, directory, precision)
-        if facts is None:
+        facts, simulates = facts_from_files(run, directory, precision), engine_is_there()
+        if facts is None or simulates:
             require_engine()
-            say("the model's files do not tell all its shapes; import torch and transformers")
+            say("import torch and transformers, and simulate a pass")
+        if facts is None:
             from rankzero.engine.forecasting import facts_from_config
 
             facts = facts_from_config(run, directory, precision)
     except RankzeroError as error:
         return None, f"its shapes are not known here, so neither is its memory: {first_line(error)}"
-    return forecast_elsewhere(run, directory, facts, place, precision), ""
+    found = forecast_elsewhere(run, directory, facts, place, precision)
+    if not simulates:
+        return found, ""
+    from rankzero.engine.forecasting import simulated
+
+    return simulated(run, directory, found), ""
