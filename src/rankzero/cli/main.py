@@ -21,6 +21,7 @@ from rankzero.cli.chat import chat
 from rankzero.cli.data import show as data_command
 from rankzero.cli.data.datasets import fire, volcano
 from rankzero.cli.data.prepare import prepare
+from rankzero.cli.doctor import doctor
 from rankzero.cli.eval import evaluate
 from rankzero.cli.export import export
 from rankzero.cli.generate import generate
@@ -53,6 +54,7 @@ app = typer.Typer(
 )
 app.command(rich_help_panel="Start")(quickstart)
 app.command(rich_help_panel="Start")(init)
+app.command(rich_help_panel="Start")(doctor)
 app.add_typer(data_command.app, name="data", rich_help_panel="Data")
 app.command(cls=Flags, rich_help_panel="Train")(train)
 app.command(rich_help_panel="Train")(smoke)
