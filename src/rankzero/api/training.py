@@ -93,9 +93,9 @@ def run_to_end(
 ) -> dict[str, Any]:
     """As `start`, with nothing left to check."""
     if in_process:
-        from rankzero.engine.worker import run
+        from rankzero.engine.worker import work
 
-        return run(spec, options, begun=begun)
+        return work(spec, options, begun=begun)
     from rankzero.launch.local import run_processes
 
     text = run_processes(spec, options, nproc, os.environ, max_restarts=max_restarts, begun=begun)

@@ -78,6 +78,15 @@ from rankzero.track.sender import sending
 from rankzero.wording import counted
 
 
+def work(spec: RunSpec, options: RunOptions, *, begun: float | None = None) -> dict[str, Any]:
+    """What a launcher starts its processes for: `run`, or a test of their place. Returns the report; raises as they."""
+    if options.smoke is None:
+        return run(spec, options, begun=begun)
+    from rankzero.engine.smoke.check import smoke
+
+    return smoke(spec, options, begun=begun)
+
+
 def run(
     spec: RunSpec, options: RunOptions, hooks: Hooks | None = None, *, begun: float | None = None
 ) -> dict[str, Any]:
@@ -379,7 +388,7 @@ def main() -> None:
     die_with_parent()
     tell_where_on_request()
     try:
-        report = run(*read_payload(Path(sys.argv[1]).read_text(encoding="utf-8")))
+        report = work(*read_payload(Path(sys.argv[1]).read_text(encoding="utf-8")))
     except Exception as error:
         sys.exit(hand_over(error))
     except KeyboardInterrupt:  # before the run listens itself
