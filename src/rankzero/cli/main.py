@@ -31,6 +31,7 @@ from rankzero.cli.open import app as open_app
 from rankzero.cli.output import print_error, print_traceback
 from rankzero.cli.plan import plan
 from rankzero.cli.predict import predict
+from rankzero.cli.pull import pull
 from rankzero.cli.quickstart import quickstart
 from rankzero.cli.render import render
 from rankzero.cli.report import report
@@ -64,6 +65,7 @@ app.command("list", rich_help_panel="Runs")(runs_command.list_runs)
 for look_at in (runs_command.status, watch, logs, runs_command.compare):
     app.command(rich_help_panel="Runs")(look_at)
 app.command(rich_help_panel="Runs")(report)
+app.command(rich_help_panel="Runs")(pull)
 app.add_typer(open_app, name="open", rich_help_panel="Runs")
 app.add_typer(track_command.app, name="track", rich_help_panel="Runs")
 for command in (plan, render, submit):
