@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from rankzero import __version__
+from rankzero.cli import cluster as cluster_command
 from rankzero.cli import runs as runs_command
 from rankzero.cli import secret as secret_command
 from rankzero.cli import track as track_command
@@ -72,6 +73,7 @@ for command in (plan, render, submit):
     app.command(rich_help_panel="Cluster")(command)
 for end in (runs_command.describe, runs_command.cancel, runs_command.delete):
     app.command(rich_help_panel="Cluster")(end)
+app.add_typer(cluster_command.app, name="cluster", rich_help_panel="Cluster")
 app.add_typer(secret_command.app, name="secret", rich_help_panel="Cluster")
 for make in (prepare, fire, volcano):
     data_command.app.command(rich_help_panel=data_command.MAKE)(make)
