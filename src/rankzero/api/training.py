@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +16,7 @@ from rankzero.spec.run_options import RunOptions
 
 if TYPE_CHECKING:
     from rankzero.api.runs import Run
+    from rankzero.errors import StorageError
     from rankzero.spec.run_spec import RunSpec
 
 
@@ -92,12 +96,48 @@ def run_to_end(
     spec: RunSpec, options: RunOptions, nproc: int, max_restarts: int, *, in_process: bool, begun: float | None
 ) -> dict[str, Any]:
     """As `start`, with nothing left to check."""
-    if in_process:
-        from rankzero.engine.worker import work
+    with kept_elsewhere(spec):
+        if in_process:
+            from rankzero.engine.worker import work
 
-        return work(spec, options, begun=begun)
-    from rankzero.launch.local import run_processes
+            return work(spec, options, begun=begun)
+        from rankzero.launch.local import run_processes
 
-    text = run_processes(spec, options, nproc, os.environ, max_restarts=max_restarts, begun=begun)
-    report: dict[str, Any] = json.loads(text)
-    return report
+        text = run_processes(spec, options, nproc, os.environ, max_restarts=max_restarts, begun=begun)
+        report: dict[str, Any] = json.loads(text)
+        return report
+
+
+@contextmanager
+def kept_elsewhere(spec: RunSpec) -> Iterator[None]:
+    """Where the spec names an object store: what it has of the run comes first, what is committed goes there.
+
+    A store that fails is spoken of and changes no run's end: all is here, and the same command copies what is missing.
+    Under torchrun rank 0 does it. Raises StorageError before the run where it may be in a store that does not answer.
+    """
+    if spec.output_url is None or os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    from rankzero.persist.copying import bring_back, copied
+    from rankzero.persist.run_store import RunStore, copy_url
+    from rankzero.redaction import Redactor
+    from rankzero.run_dir.paths import RunDir
+    from rankzero.wording import printable
+
+    redact = Redactor(os.environ)
+
+    def say(text: str) -> None:
+        sys.stderr.write(redact(printable(f"{datetime.now():%H:%M:%S} [COPY] {text}\n")))
+        sys.stderr.flush()
+
+    run_dir = RunDir(Path(spec.output_dir) / str(spec.name))
+    store = RunStore(run_dir, str(copy_url(spec)))
+    bring_back(run_dir, store, say)
+    failures: list[StorageError] = []
+    try:
+        with copied([store], say) as failures:
+            yield
+    finally:
+        for failure in failures:
+            say(f"not all of the run is in {store.url}: {failure}")
+            say(f"all of it is in {run_dir.root}; the same command copies what is missing")

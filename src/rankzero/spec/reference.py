@@ -1,4 +1,4 @@
-"""docs/reference.md and docs/cluster.md: every field of the two specs, from the models. `make schema` writes them."""
+"""docs/reference.md, cluster.md and infra.md: every field of the specs, from the models. `make schema` writes them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pydantic_core import PydanticUndefined
 
 from rankzero.spec.cluster_spec import ClusterSpec
 from rankzero.spec.fields import Option, field_options, in_words, keys_of, options_of
+from rankzero.spec.infra_spec import InfraSpec
 from rankzero.spec.run_spec import RunSpec
 
 _HEADS = {
@@ -31,8 +32,14 @@ Made from the models by `make schema`. Where a run goes, and nothing of what it 
 (`cluster.num_nodes=4`). `*` stands for a name that you choose. The JSON schema is `spec/cluster.schema.json` in the
 installed package; `rankzero init --recipe` writes the line by which editors find it.
 """,
+    "infra.md": """# Reference: the fields of infra.yaml
+
+Made from the models by `make schema`. The cluster that `rankzero cluster` makes ([provision.md](provision.md)). Values
+may come from the environment (`${NAME}`, `${NAME:-default}`). The JSON schema is `spec/infra.schema.json` in the
+installed package; `rankzero init --recipe` writes the line by which editors find it.
+""",
 }
-PAGES: dict[str, type[BaseModel]] = {"reference.md": RunSpec, "cluster.md": ClusterSpec}
+PAGES: dict[str, type[BaseModel]] = {"reference.md": RunSpec, "cluster.md": ClusterSpec, "infra.md": InfraSpec}
 
 
 def reference_text(page: str = "reference.md") -> str:
