@@ -36,6 +36,7 @@ from rankzero.cli.render import render
 from rankzero.cli.report import report
 from rankzero.cli.serve import serve
 from rankzero.cli.submit import submit
+from rankzero.cli.sweep import sweep
 from rankzero.cli.train import train
 from rankzero.cli.watch import watch
 from rankzero.errors import INTERRUPTED, ExitCode, RankzeroError
@@ -53,6 +54,7 @@ app.command(rich_help_panel="Start")(quickstart)
 app.command(rich_help_panel="Start")(init)
 app.add_typer(data_command.app, name="data", rich_help_panel="Data")
 app.command(cls=Flags, rich_help_panel="Train")(train)
+app.command(rich_help_panel="Train")(sweep)
 app.command(rich_help_panel="Results")(generate)
 app.command(rich_help_panel="Results")(chat)
 app.command(rich_help_panel="Results")(serve)
@@ -76,7 +78,7 @@ for make in (prepare, fire, volcano):
 
 DEBUG_VARIABLE = "RANKZERO_DEBUG"
 _ASK_THE_HUB = frozenset(
-    {"chat", "data", "eval", "export", "generate", "merge", "plan", "predict", "quickstart", "serve", "train"}
+    {"chat", "data", "eval", "export", "generate", "merge", "plan", "predict", "quickstart", "serve", "sweep", "train"}
 )
 
 

@@ -19,8 +19,9 @@ from rankzero.spec.fields import all_fields, field_at
 from rankzero.spec.reference import PAGES, reference_text
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.schema import FILES, schema_text
+from rankzero.spec.sweep_spec import SweepSpec
 
-MODELS = [RunSpec, ClusterSpec]
+MODELS = [RunSpec, ClusterSpec, SweepSpec]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
