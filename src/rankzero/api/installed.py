@@ -36,6 +36,11 @@ def engine_is_there() -> bool:
     return all(_is_there(name) for name in _ENGINE)
 
 
+def require_sweep() -> None:
+    """Raise ConfigError where nothing can be searched."""
+    _require("sweep", ("optuna", "cmaes"))
+
+
 def _require(extra: str, modules: tuple[str, ...]) -> None:
     missing = [name for name in modules if not _is_there(name)]
     if missing:

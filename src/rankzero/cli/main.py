@@ -41,6 +41,7 @@ from rankzero.cli.report import report
 from rankzero.cli.serve import serve
 from rankzero.cli.smoke import smoke
 from rankzero.cli.submit import submit
+from rankzero.cli.sweep import sweep
 from rankzero.cli.train import train
 from rankzero.cli.watch import watch
 from rankzero.errors import INTERRUPTED, ExitCode, RankzeroError
@@ -59,6 +60,7 @@ app.command(rich_help_panel="Start")(init)
 app.command(rich_help_panel="Start")(doctor)
 app.add_typer(data_command.app, name="data", rich_help_panel="Data")
 app.command(cls=Flags, rich_help_panel="Train")(train)
+app.command(rich_help_panel="Train")(sweep)
 app.command(rich_help_panel="Train")(smoke)
 app.command(rich_help_panel="Results")(generate)
 app.command(rich_help_panel="Results")(chat)
@@ -86,7 +88,7 @@ for make in (prepare, fire, volcano):
 
 DEBUG_VARIABLE = "RANKZERO_DEBUG"
 _ASK_THE_HUB = frozenset(
-    {"chat", "data", "eval", "export", "generate", "merge", "plan", "predict", "quickstart", "serve", "train"}
+    {"chat", "data", "eval", "export", "generate", "merge", "plan", "predict", "quickstart", "serve", "sweep", "train"}
 )
 
 
