@@ -40,7 +40,8 @@ def plan(
     survey = open_backend(made.cluster).survey(render(made))
     run = local_run(arguments or [])
     forecast, unknown = forecast_on(run, made.cluster, survey, say_step)
-    place = "this machine" if kind_section(made.cluster.kind).on_this_machine else f"namespace {made.cluster.namespace}"
+    section, names = kind_section(made.cluster.kind), {"docker": "this machine", "slurm": "Slurm"}
+    place = names.get(section.place, f"namespace {made.cluster.namespace}")
     if as_json:
         value = None if forecast is None else forecast.to_json()
         problems = [str(problem) for problem in survey.refused.problems] if survey.refused is not None else []

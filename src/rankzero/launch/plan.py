@@ -40,6 +40,8 @@ class Plan:
     name: str
     """Name of the run's objects."""
     settings: NodeSettings
+    config_dir: str = CONFIG_DIR
+    """Where run.yaml, node.json and files/ are for the processes."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Shipped files by their path below files/."""
     prepare: bool = False
@@ -67,7 +69,10 @@ def make_plan(
     `run` is resolved. `files` are the contents of what it names by relative paths, by their shortest names
     (`ship.local_files`); `where` turns a field of the run spec into its place in run.yaml.
     """
-    paths = _Paths(cluster, dict(files or {}), where)
+    name = object_name(str(run.name))
+    kind = kind_named(kind_meant(cluster.kind))
+    config_dir = kind.config_dir(cluster, name)
+    paths = _Paths(cluster, dict(files or {}), config_dir, where)
     seen = run.model_copy(
         update={
             "model": _model_in_pods(run.model, paths),
@@ -79,11 +84,10 @@ def make_plan(
     problems = [*paths.problems, *_access_problems(cluster), *_size_problems(paths.files, where)]
     if problems:
         raise ConfigError(problems)
-    name = object_name(str(run.name))
-    kind = kind_named(kind_meant(cluster.kind))
     cache = cluster.storage.get("cache")
-    prepare = cluster.prepare == "always" or (cluster.prepare == "auto" and cache is not None and _is_kept(cache))
-    if prepare and (cache is None or not _is_kept(cache)):
+    kept = cache is not None and _is_kept(cache)
+    prepare = not kind.whole and (cluster.prepare == "always" or (cluster.prepare == "auto" and kept))
+    if prepare and not kept:
         hint = "add storage.cache with a claim, or leave prepare: auto"
         raise ConfigError("there is no volume to prepare into", where="prepare", hint=hint)
     return Plan(
@@ -106,6 +110,7 @@ def make_plan(
             mirrors=_mirrors(cluster),
             options=options or RunOptions(),
         ),
+        config_dir=config_dir,
         files=paths.files,
         prepare=prepare,
         submitter=submitter,
@@ -115,8 +120,11 @@ def make_plan(
 class _Paths:
     """What each path of a run spec is in the pods. Collects problems and the files to ship."""
 
-    def __init__(self, cluster: ClusterSpec, files: dict[str, bytes], where: Callable[[str], str]) -> None:
+    def __init__(
+        self, cluster: ClusterSpec, files: dict[str, bytes], config_dir: str, where: Callable[[str], str]
+    ) -> None:
         self._volumes = cluster.storage
+        self._config_dir = config_dir
         self._available = files
         self._where = where
         self.files: dict[str, bytes] = {}
@@ -147,7 +155,7 @@ class _Paths:
             return path
         for name in found:
             self.files[inside_name(name)] = self._available[name]
-        return posixpath.join(CONFIG_DIR, "files", inside_name(path)) if found else None
+        return posixpath.join(self._config_dir, "files", inside_name(path)) if found else None
 
     def _matching(self, path: str) -> list[str]:
         """Local files that are this path, lie in it, or match it as a pattern."""
