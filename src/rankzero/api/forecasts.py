@@ -109,10 +109,9 @@ def forecast_of(made: Plan, run: RunSpec, say: Say) -> ClusterForecast:
 
     survey = open_backend(made.cluster).survey(render(made))
     found, unknown = forecast_on(run, made.cluster, survey, say)
-    here = kind_section(made.cluster.kind).on_this_machine
-    return ClusterForecast(
-        made.name, "this machine" if here else f"namespace {made.cluster.namespace}", found, unknown, survey
-    )
+    section, names = kind_section(made.cluster.kind), {"docker": "this machine", "slurm": "Slurm"}
+    where = names.get(section.place, f"namespace {made.cluster.namespace}")
+    return ClusterForecast(made.name, where, found, unknown, survey)
 
 
 def forecast_here(spec: RunSpec, nproc: int, say: Say) -> Forecast:

@@ -40,6 +40,8 @@ class Plan:
     name: str
     """Name of the run's objects."""
     settings: NodeSettings
+    config_dir: str = CONFIG_DIR
+    """Where run.yaml, node.json and files/ are for the processes."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Shipped files by their path below files/."""
     prepare: bool = False
@@ -68,17 +70,19 @@ def make_plan(
     (`ship.local_files`); `where` turns a field of the run spec into its place in run.yaml.
     """
     options = options or RunOptions()
-    paths = _Paths(cluster, dict(files or {}), where)
+    name = object_name(str(run.name))
+    kind = kind_named(kind_meant(cluster.kind))
+    config_dir = kind.config_dir(cluster, name)
+    paths = _Paths(cluster, dict(files or {}), config_dir, where)
     inputs = {} if options.smoke is not None else _inputs_in_pods(run, paths)
     seen = run.model_copy(update={**inputs, "output_dir": paths.output_dir(run.output_dir)})
     problems = [*paths.problems, *_access_problems(cluster), *_size_problems(paths.files, where)]
     if problems:
         raise ConfigError(problems)
-    name = object_name(str(run.name))
-    kind = kind_named(kind_meant(cluster.kind))
     cache = cluster.storage.get("cache")
-    prepare = cluster.prepare == "always" or (cluster.prepare == "auto" and cache is not None and _is_kept(cache))
-    if prepare and (cache is None or not _is_kept(cache)):
+    kept = cache is not None and _is_kept(cache)
+    prepare = not kind.whole and (cluster.prepare == "always" or (cluster.prepare == "auto" and kept))
+    if prepare and not kept:
         hint = "add storage.cache with a claim, or leave prepare: auto"
         raise ConfigError("there is no volume to prepare into", where="prepare", hint=hint)
     return Plan(
@@ -101,6 +105,7 @@ def make_plan(
             mirrors=_mirrors(cluster) if options.smoke is None else (),
             options=options,
         ),
+        config_dir=config_dir,
         files=paths.files,
         prepare=prepare,
         submitter=submitter,
@@ -110,8 +115,11 @@ def make_plan(
 class _Paths:
     """What each path of a run spec is in the pods. Collects problems and the files to ship."""
 
-    def __init__(self, cluster: ClusterSpec, files: dict[str, bytes], where: Callable[[str], str]) -> None:
+    def __init__(
+        self, cluster: ClusterSpec, files: dict[str, bytes], config_dir: str, where: Callable[[str], str]
+    ) -> None:
         self._volumes = cluster.storage
+        self._config_dir = config_dir
         self._available = files
         self._where = where
         self.files: dict[str, bytes] = {}
@@ -142,7 +150,7 @@ class _Paths:
             return path
         for name in found:
             self.files[inside_name(name)] = self._available[name]
-        return posixpath.join(CONFIG_DIR, "files", inside_name(path)) if found else None
+        return posixpath.join(self._config_dir, "files", inside_name(path)) if found else None
 
     def _matching(self, path: str) -> list[str]:
         """Local files that are this path, lie in it, or match it as a pattern."""
