@@ -89,7 +89,7 @@ def run_to_end(
 ) -> dict[str, Any]:
     """As `start`, with nothing left to check."""
     if in_process:
-        from rankzero.engine.worker import work
+        from rankzero.engine.work import work
 
         return work(spec, options, begun=begun)
     from rankzero.launch.local import run_processes

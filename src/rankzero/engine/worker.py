@@ -53,6 +53,7 @@ from rankzero.engine.saving import Saver
 from rankzero.engine.setup import Session, build_session, collect_environment
 from rankzero.engine.signals import Activity, Tell, stop_on_signals
 from rankzero.engine.train import RunContext, train
+from rankzero.engine.work import work
 from rankzero.errors import INTERRUPTED, ExitCode, PeerLostError, RankzeroError, StorageError
 from rankzero.model.load import quiet_libraries
 from rankzero.redaction import Redactor
@@ -77,15 +78,6 @@ from rankzero.spec.shardings import sharding_section
 from rankzero.track.protocol import TrackedRun, open_trackers
 from rankzero.track.sender import sending
 from rankzero.wording import counted
-
-
-def work(spec: RunSpec, options: RunOptions, *, begun: float | None = None) -> dict[str, Any]:
-    """What a launcher starts its processes for: `run`, or a test of their place. Returns the report; raises as they."""
-    if options.smoke is None:
-        return run(spec, options, begun=begun)
-    from rankzero.engine.smoke.check import smoke
-
-    return smoke(spec, options, begun=begun)
 
 
 def run(
