@@ -71,21 +71,25 @@ def start(
     begun: float | None = None,
 ) -> dict[str, Any]:
     """Run a resolved spec to its end. Returns the report. `begun` is when the start began, on the monotonic clock,
-    where that was before this call. Raises UsageError for a change that cannot be allowed, or the run's error."""
+    where that was before this call. Raises as `require_same_run`, or the run's error."""
     from rankzero.api.installed import require_engine
 
-    require_allowable(options)
+    require_same_run(spec, options)
     require_engine()
     return run_to_end(spec, options, nproc, max_restarts, in_process=in_process, begun=begun)
 
 
-def require_allowable(options: RunOptions) -> None:
-    """Raise UsageError for a change that no run may be allowed."""
+def require_same_run(spec: RunSpec, options: RunOptions) -> None:
+    """Raise UsageError for a change that no run may be allowed, ConfigError where the run directory has checkpoints of
+    another run. Data and weights are compared when they are read."""
     from rankzero.errors import UsageError
+    from rankzero.run_dir.paths import RunDir
+    from rankzero.run_dir.same_run import refuse_foreign_directory
     from rankzero.spec.diff import not_allowable
 
     if problems := not_allowable(options.allow_changes):
         raise UsageError(problems)
+    refuse_foreign_directory(RunDir(Path(spec.output_dir) / str(spec.name)), spec, options.allow_changes)
 
 
 def run_to_end(
@@ -94,9 +98,9 @@ def run_to_end(
     """As `start`, with nothing left to check."""
     with kept_elsewhere(spec):
         if in_process:
-            from rankzero.engine.worker import run
+            from rankzero.engine.worker import work
 
-            return run(spec, options, begun=begun)
+            return work(spec, options, begun=begun)
         from rankzero.launch.local import run_processes
 
         text = run_processes(spec, options, nproc, os.environ, max_restarts=max_restarts, begun=begun)

@@ -1,4 +1,4 @@
-"""Backend: what a place that runs pods can do for us. Implemented by Kubernetes and by the local docker daemon.
+"""Backend: what a place that runs pods can do for us. Kubernetes, the local docker daemon and Slurm are such.
 
 Backends move objects and bytes; they render nothing and judge nothing.
 """

@@ -1,4 +1,7 @@
-"""docs/reference.md, cluster.md and infra.md: every field of the specs, from the models. `make schema` writes them."""
+"""docs/reference.md, cluster.md, infra.md and sweep.md: every field of the specs, from the models.
+
+`make schema` writes them.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from rankzero.spec.cluster_spec import ClusterSpec
 from rankzero.spec.fields import Option, field_options, in_words, keys_of, options_of
 from rankzero.spec.infra_spec import InfraSpec
 from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.sweep_spec import SweepSpec
 
 _HEADS = {
     "reference.md": """# Reference: the fields of run.yaml
@@ -38,8 +42,20 @@ Made from the models by `make schema`. The cluster that `rankzero cluster` makes
 may come from the environment (`${NAME}`, `${NAME:-default}`). The JSON schema is `spec/infra.schema.json` in the
 installed package; `rankzero init --recipe` writes the line by which editors find it.
 """,
+    "sweep.md": """# Reference: the fields of sweep.yaml
+
+Made from the models by `make schema`. What `rankzero sweep` searches; [sweeps.md](sweeps.md) says how. Values may come
+from the environment (`${NAME}`, `${NAME:-default}`), and any field can be set on the command line
+(`rankzero sweep sweep.yaml trials=40`). `*` stands for a field of the run spec. The JSON schema is
+`spec/sweep.schema.json` in the installed package.
+""",
 }
-PAGES: dict[str, type[BaseModel]] = {"reference.md": RunSpec, "cluster.md": ClusterSpec, "infra.md": InfraSpec}
+PAGES: dict[str, type[BaseModel]] = {
+    "reference.md": RunSpec,
+    "cluster.md": ClusterSpec,
+    "infra.md": InfraSpec,
+    "sweep.md": SweepSpec,
+}
 
 
 def reference_text(page: str = "reference.md") -> str:

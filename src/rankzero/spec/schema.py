@@ -11,12 +11,14 @@ from pydantic import BaseModel
 from rankzero.spec.cluster_spec import ClusterSpec
 from rankzero.spec.infra_spec import InfraSpec
 from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.sweep_spec import SweepSpec
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 FILES: dict[Path, type[BaseModel]] = {
     Path(__file__).with_name("run.schema.json"): RunSpec,
     Path(__file__).with_name("cluster.schema.json"): ClusterSpec,
     Path(__file__).with_name("infra.schema.json"): InfraSpec,
+    Path(__file__).with_name("sweep.schema.json"): SweepSpec,
 }
 
 

@@ -126,6 +126,7 @@ class FakeCluster:
             listed.append({"name": group, "versions": shown, "preferredVersion": shown[0]})
             for version, plurals in versions.items():
                 self.documents[f"/apis/{group}/{version}"] = {"resources": [{"name": name} for name in plurals]}
+        self.documents["/version"] = {"major": "1", "minor": "36", "gitVersion": "v1.36.2"}
         self.documents["/apis"] = {"kind": "APIGroupList", "groups": listed}
 
     def fail(self, method: str, part: str, **what: Any) -> Fault:

@@ -20,8 +20,9 @@ from rankzero.spec.infra_spec import InfraSpec
 from rankzero.spec.reference import PAGES, reference_text
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.schema import FILES, schema_text
+from rankzero.spec.sweep_spec import SweepSpec
 
-MODELS = [RunSpec, ClusterSpec, InfraSpec]
+MODELS = [RunSpec, ClusterSpec, InfraSpec, SweepSpec]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
