@@ -8,35 +8,17 @@ from collections.abc import Mapping, Sequence
 from gpu_cells import Cell
 from gpu_run import Sample
 
-START, END = "<!-- gpu results: start -->", "<!-- gpu results: end -->"
+from rankzero.forecast.devices import find_device
 
-PEAK_FLOPS = (
-    ("GH200", 989e12),
-    ("H200 NVL", 835e12),
-    ("H200", 989e12),
-    ("H100 NVL", 835e12),
-    ("H100 PCIe", 756e12),
-    ("H100", 989e12),
-    ("H20", 148e12),
-    ("B200", 2250e12),
-    ("A100", 312e12),
-    ("A30", 165e12),
-    ("L40S", 362e12),
-    ("L40", 181e12),
-    ("L4", 121e12),
-    ("RTX 4090", 165e12),
-    ("RTX 3090", 71e12),
-    ("MI300X", 1307e12),
-)
-"""Dense bfloat16 with float32 sums, as the makers' data sheets have it, by a part of the device's name; the first that
-fits counts."""
+START, END = "<!-- gpu results: start -->", "<!-- gpu results: end -->"
 
 Results = Mapping[tuple[Cell, str], Sequence[Sample]]
 
 
 def peak_flops(device: str) -> float | None:
-    """Most that a device can do in a second; None where it is not known."""
-    return next((peak for name, peak in PEAK_FLOPS if name.lower() in device.lower()), None)
+    """Most that a device can do in a second, dense in bfloat16; None where it is not known."""
+    found = find_device(device)
+    return None if found is None else found.matrix
 
 
 def utilisation(cell: Cell, parameters: int, tokens_per_second: float, peak: float | None) -> float | None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from transformers import LlamaConfig, PretrainedConfig, Qwen3Config, Qwen3MoeConfig, Qwen3VLConfig
@@ -98,30 +99,30 @@ def table() -> str:
         "| model | parameters | method | trained | one H100 | each of eight |",
         "|---|--:|---|--:|--:|--:|",
     ]
-    for name, config in SHAPES.items():
-        shown = config()
-        weights = _shapes(shown) if shown.model_type in PLAIN_DECODERS else None
+    for name in SHAPES:
         for method, sections in METHODS.items():
-            spec = make_spec(**sections, train=_TRAIN)
-            facts = _facts(spec, shown, weights)
+            spec, facts = make_spec(**sections, train=_TRAIN), facts_of_shape(name, method)
             base = facts.total - (facts.trainable if facts.adapters else 0)
             cells = [name, f"{base / 1e9:.1f}B", method, _count(facts.trainable), *_both(spec, facts)]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
-    model = empty_model(make_spec().model, config, BF16)
-    return {name: tuple(weight.shape) for name, weight in model.named_parameters()}
-
-
-def _facts(spec: RunSpec, config: PretrainedConfig, shapes: dict[str, tuple[int, ...]] | None) -> ModelFacts:
+@cache
+def facts_of_shape(name: str, method: str) -> ModelFacts:
     """By the shapes of a plain decoder, which is quick; else of the model with its adapters."""
-    if shapes is None:
+    spec, config = make_spec(**METHODS[method], train=_TRAIN), SHAPES[name]()
+    if config.model_type not in PLAIN_DECODERS:
         return facts_of(spec, config)
-    found = decoder_facts(shapes, config.to_dict(), spec.model, spec.lora, Held(compute=2, trained=4))
+    found = decoder_facts(_shapes(name), config.to_dict(), spec.model, spec.lora, Held(compute=2, trained=4))
     assert found is not None
     return found
+
+
+@cache
+def _shapes(name: str) -> dict[str, tuple[int, ...]]:
+    model = empty_model(make_spec().model, SHAPES[name](), BF16)
+    return {weight: tuple(values.shape) for weight, values in model.named_parameters()}
 
 
 def _both(spec: RunSpec, facts: ModelFacts) -> list[str]:

@@ -22,6 +22,7 @@ from rankzero.engine.setup import Session, model_to_be, to_train, weights_dtype
 from rankzero.engine.simulation import bytes_of_a_pass
 from rankzero.engine.tasks.protocol import find_task
 from rankzero.forecast.conditions import conditions_here
+from rankzero.forecast.devices import Network
 from rankzero.forecast.forecast import Forecast, MemoryOutlook, Place, make_forecast, outlook
 from rankzero.forecast.rows import facts_of_rows
 from rankzero.forecast.text import lines
@@ -120,7 +121,9 @@ def device_name(device: Device) -> str:
 
 def _place(device: Device, world: World, free: int = 0) -> Place:
     limit = memory_limit(device, world.local_world_size)
-    return Place(device.kind, device_name(device), limit, free, world.world_size)
+    alone = world.local_world_size == world.world_size  # what lies between nodes is not known here
+    network = Network(world.local_world_size, 0.0) if alone and device.kind == "cuda" else None
+    return Place(device.kind, device_name(device), limit, free, world.world_size, network)
 
 
 def _forecast(

@@ -11,6 +11,7 @@ from rankzero.data.cache.known_tokenizers import known_tokenizer
 from rankzero.data.cache.training_data import TrainingData, cached_data
 from rankzero.errors import ConfigError, DataError
 from rankzero.forecast.conditions import Conditions
+from rankzero.forecast.devices import assumed_network
 from rankzero.forecast.forecast import Forecast, Place, make_forecast, outlook
 from rankzero.forecast.rows import facts_of_rows
 from rankzero.forecast.without_torch import held_in, model_directory
@@ -34,7 +35,8 @@ def place_of(run: RunSpec, cluster: ClusterSpec, gpu: str, gpu_bytes: int) -> tu
     wanted = run.model.dtype
     if cluster.gpu:
         assumed = "" if gpu_bytes else " (assumed: no node says what its GPUs have)"
-        place = Place("cuda", (gpu or "a GPU") + assumed, gpu_bytes or ASSUMED_GPU, 0, processes)
+        network = assumed_network(cluster.nproc_per_node, rdma=cluster.resources.rdma is not None)
+        place = Place("cuda", (gpu or "a GPU") + assumed, gpu_bytes or ASSUMED_GPU, 0, processes, network)
         return place, "bfloat16" if wanted == "auto" else wanted
     memory = cluster.resources.limits.memory or cluster.resources.memory
     limit = int(as_number(memory)) // cluster.nproc_per_node if memory else 0

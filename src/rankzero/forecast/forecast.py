@@ -8,6 +8,8 @@ from typing import Any
 from rankzero.data.cache.training_data import TrainingData
 from rankzero.errors import ConfigError
 from rankzero.forecast.conditions import Conditions
+from rankzero.forecast.cost import StepCost, Work, covers, step_cost
+from rankzero.forecast.devices import Network, find_device
 from rankzero.forecast.rows import RowFacts, facts_of_rows, passes_a_step
 from rankzero.model.facts import ModelFacts
 from rankzero.model.fitting import Need
@@ -29,6 +31,8 @@ class Place:
     free: int
     """Of that, what is free now."""
     world_size: int
+    network: Network | None = None
+    """None where nobody knows how many processes a node has, or what lies between nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +86,18 @@ class Forecast:
     """Tokens a second of the last run of this shape on this machine."""
     done: int = 0
     """Steps that a checkpoint has already."""
+    estimate: StepCost | None = None
+    """A step's time by shapes, of which nothing was measured; None where they do not say it."""
 
     @property
     def seconds(self) -> float | None:
-        """Of the steps that are left; evaluations and saving come on top. None where no run of this shape was timed."""
-        if self.rate is None or self.schedule is None or not self.rows.rows or self.rows.tokens is None:
+        """Of the steps that are left; evaluations and saving come on top. By the rate of the last run of this shape,
+        else by shapes; None where neither is known."""
+        rate = self.rate or (None if self.estimate is None else self.estimate.tokens_per_second)
+        if rate is None or self.schedule is None or not self.rows.rows or self.rows.tokens is None:
             return None
         share = (self.schedule.total_steps - self.done) / self.schedule.steps_per_epoch
-        return self.rows.tokens * max(0.0, share) / self.rate
+        return self.rows.tokens * max(0.0, share) / rate
 
     def to_json(self) -> dict[str, Any]:
         """For programs: all numbers, bytes and seconds."""
@@ -116,6 +124,7 @@ class Forecast:
             "disk": {**asdict(self.disk), "needed": self.disk.needed},
             "tokens_per_second": self.rate,
             "seconds": self.seconds,
+            "step_by_shapes": None if self.estimate is None else self.estimate.to_json(),
         }
 
 
@@ -205,7 +214,19 @@ def make_forecast(
         disk=_disk(spec, facts, schedule, conditions.free_disk),
         rate=conditions.rate,
         done=conditions.done,
+        estimate=_by_shapes(memory.need, place, rows, spec.train.global_batch_size, passes),
     )
+
+
+def _by_shapes(need: Need, place: Place, rows: RowFacts, rows_a_step: int, passes: float | None) -> StepCost | None:
+    """A step's time; None where device, network or rows are not known, or shapes do not say it."""
+    device = find_device(place.name)
+    network = Network(1, 0.0) if place.world_size == 1 else place.network
+    if device is None or network is None or passes is None or not rows.rows or not rows.tokens or not covers(need):
+        return None
+    row = rows.tokens / rows.rows
+    busiest = -(-rows_a_step // place.world_size)
+    return step_cost(need, device, network, Work(busiest * row, passes, row, useful=rows_a_step * row))
 
 
 def _disk(spec: RunSpec, facts: ModelFacts, schedule: Schedule | None, free: int) -> Disk:

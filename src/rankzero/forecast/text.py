@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from rankzero.forecast.cost import StepCost
 from rankzero.forecast.forecast import Forecast
 from rankzero.wording import counted, duration, printable
 
@@ -136,10 +137,21 @@ def _disk(forecast: Forecast) -> str:
 
 
 def _time(forecast: Forecast) -> str:
-    if forecast.seconds is None or forecast.rate is None:
-        return "known after the first steps: no run of this shape was timed here"
-    words = f"about {duration(forecast.seconds)} of steps, at the {forecast.rate:,.0f} tokens a second"
-    return f"{words} of the last run of this shape on this machine"
+    unknown = "known after the first steps: no run of this shape was timed here"
+    if forecast.seconds is None:
+        return unknown
+    words = f"about {duration(forecast.seconds)} of steps"
+    if forecast.rate is not None:
+        return f"{words}, at the {forecast.rate:,.0f} tokens a second of the last run of this shape on this machine"
+    return unknown if forecast.estimate is None else f"{words} by shapes, {_by_shapes(forecast.estimate)}"
+
+
+def _by_shapes(cost: StepCost) -> str:
+    """What an estimate takes for granted; that it is one has to be seen."""
+    share = f"{100 * cost.efficiency:.0f} %"
+    pace = f"{cost.tokens_per_second:,.0f} tokens a second"
+    waits = f", {100 * cost.waiting_share:.0f} % of it waiting for the network" if cost.waiting_share >= 0.05 else ""
+    return f"on {cost.device} at an assumed {share} of its dense rate ({pace}{waits}): nothing was timed"
 
 
 def printed(forecast: Forecast, *, terminal: bool, width: int, more: Sequence[tuple[str, str]] = ()) -> Iterator[str]:

@@ -19,6 +19,7 @@ from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.known_tokenizers import known_tokenizer
 from rankzero.data.cache.training_data import TrainingData, cached_data
 from rankzero.forecast.conditions import conditions_here
+from rankzero.forecast.devices import Network
 from rankzero.forecast.forecast import Forecast, Place, make_forecast, outlook
 from rankzero.forecast.rows import facts_of_rows
 from rankzero.machine import (
@@ -131,7 +132,11 @@ def _gpu(spec: RunSpec, nproc: int) -> tuple[Place, str] | None:
     scaling = sharding_section(spec.train.sharding).scales_losses
     precision = _precision(spec.model.dtype, native, "float16" if scaling else "float32")
     memory, free = min(gpu.memory for gpu in gpus), min(gpu.free for gpu in gpus)
-    return None if precision is None else (Place("cuda", gpus[0].name, memory, free, nproc), precision)
+    return (
+        None
+        if precision is None
+        else (Place("cuda", gpus[0].name, memory, free, nproc, Network(nproc, 0.0)), precision)
+    )
 
 
 def _precision(wanted: Dtype, native: dict[str, bool], otherwise: str) -> str | None:

@@ -66,6 +66,8 @@ class ModelFacts:
     """Values that are predicted for a trained token: the vocabulary. 0 for a classifier, which predicts once a row."""
     eager: bool
     """Whether attention keeps its weights, one for each pair of tokens."""
+    idle: int = 0
+    """Weights of experts that a token does not visit."""
 
     @property
     def float32_masters(self) -> bool:

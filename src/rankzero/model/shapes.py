@@ -19,6 +19,8 @@ _INTERMEDIATE = ("intermediate_size", "hidden_dim", "ffn_dim", "n_inner", "d_ff"
 """What configs call the width of a dense layer's inside, by architecture family."""
 _VISITED = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k_experts")
 """What configs call the number of experts that a token visits."""
+_ALL_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""What they call the number of those among which its router chooses."""
 
 
 def model_facts(
@@ -70,6 +72,7 @@ def model_facts(
         patches=_patches(config) if tower else 1,
         logits=0 if use == "classifies" else config.get_text_config().vocab_size,
         eager=getattr(base.config, "_attn_implementation", None) == "eager",
+        idle=_idle(config.get_text_config(), base),
     )
 
 
@@ -103,6 +106,20 @@ def _text_blocks(text: Any, base: Any, names: list[str], compute: int) -> Blocks
         adapted=_adapted(base, names),
         remade_bytes=_remade(base, names, compute),
     )
+
+
+def _idle(text: Any, base: Any) -> int:
+    """Weights of experts that a token does not visit; 0 where the config does not say how many it does."""
+    visited, every = (
+        next((getattr(text, name) for name in names if getattr(text, name, None)), 0)
+        for names in (_VISITED, _ALL_EXPERTS)
+    )
+    if not visited or not every:
+        return 0
+    part_of = part_finder(base)
+    own = ((name, weight) for name, weight in base.named_parameters() if "lora_" not in name)
+    experts: int = sum(weight.numel() for name, weight in own if part_of(name) == "experts")
+    return experts * max(0, every - visited) // every
 
 
 def _tower_blocks(tower: Any, base: Any, names: list[str], compute: int) -> Blocks:

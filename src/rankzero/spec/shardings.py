@@ -34,6 +34,10 @@ class ShardingSection:
     """Each block is placed, cut and let go before the next one, in the precision that it is trained in."""
     buckets: bool = False
     """It gathers gradients in buffers of its own."""
+    overlaps: bool = False
+    """It sends weights and gradients while it computes."""
+    gradients_in_float32: bool = False
+    """Gradients are summed over processes in float32, whatever trained weights are held in."""
     alone: str | None = None
     """What it is on one process, where that is something else."""
     refused_offload: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -55,6 +59,8 @@ SHARDINGS: dict[str, ShardingSection] = {
         divides=_ALL,
         divides_adapters_gradients=False,
         cut_by_block=True,
+        overlaps=True,
+        gradients_in_float32=True,
         alone="ddp",
         refused_offload={
             "optimizer": (
@@ -70,6 +76,7 @@ SHARDINGS: dict[str, ShardingSection] = {
         scales_losses=False,
         reads_deepspeed_file=True,
         buckets=True,
+        gradients_in_float32=True,
         refused_offload={"all": ("ZeRO-2 has whole weights on every GPU", "take offload: optimizer, or zero3")},
     ),
     "zero3": ShardingSection(
@@ -80,6 +87,8 @@ SHARDINGS: dict[str, ShardingSection] = {
         packed_weights=False,
         reads_deepspeed_file=True,
         buckets=True,
+        overlaps=True,
+        gradients_in_float32=True,
     ),
 }
 UNDECIDED = ShardingSection("", refused_offload=_UNSPREAD)

@@ -19,13 +19,15 @@ from rankzero.data.cache.known_tokenizers import known_tokenizer, remember_token
 from rankzero.engine.forecasting import dry_run
 from rankzero.engine.hooks import Hooks
 from rankzero.errors import ConfigError
+from rankzero.forecast.elsewhere import facts_from_files, forecast_elsewhere, place_of
 from rankzero.forecast.forecast import Forecast
-from rankzero.forecast.text import lines, printed
+from rankzero.forecast.text import lines, printed, rows
 from rankzero.forecast.without_torch import forecast_without_torch
 from rankzero.machine import cache_root
 from rankzero.model.attention import PROVEN
 from rankzero.model.stored_facts import PLAIN_DECODERS
 from rankzero.run_dir.paths import RunDir
+from rankzero.spec.cluster_spec import ClusterSpec
 from rankzero.spec.resolve import to_yaml
 from rankzero.spec.run_spec import RunSpec
 from tests.support.runs import log, run_here, run_root, small_spec
@@ -109,6 +111,46 @@ def test_the_timing_of_a_run_serves_the_next_of_its_shape(trained: tuple[RunSpec
     assert again.seconds == pytest.approx(again.rows.tokens / again.rate)
     other = spec.model_copy(update={"name": "other", "train": spec.train.model_copy(update={"global_batch_size": 4})})
     assert told(other).rate is None and told(other).seconds is None
+
+
+def on_an_h100(spec: RunSpec, tiny: Path, **cluster: Any) -> Forecast:
+    """The run's forecast on a cluster of H100, from files."""
+    wanted = ClusterSpec.model_validate({"image": "i", **cluster})
+    place, precision = place_of(spec, wanted, "NVIDIA-H100-80GB-HBM3", 80 * 10**9)
+    facts = facts_from_files(spec, tiny, precision)
+    assert facts is not None and precision == "bfloat16"
+    return forecast_elsewhere(spec, tiny, facts, place, precision)
+
+
+def test_what_was_not_timed_is_estimated_by_shapes(trained: tuple[RunSpec, int], tiny: Path) -> None:
+    """For a GPU whose figures are known; the words say that nothing was timed."""
+    auto = trained[0].model_copy(update={"model": trained[0].model.model_copy(update={"dtype": "auto"})})
+    found = on_an_h100(auto, tiny)
+    assert found.rate is None and found.estimate is not None and found.rows.tokens is not None and found.schedule
+    assert found.seconds == pytest.approx(found.rows.tokens / found.estimate.tokens_per_second)
+    assert found.estimate.useful == pytest.approx(8 * found.rows.tokens / 30), "a step's rows"
+    (said,) = [text for name, text in rows(found) if name == "time"]
+    assert "by shapes" in said and "H100 at an assumed 40 %" in said and "nothing was timed" in said
+    value = found.to_json()
+    assert value["tokens_per_second"] is None and value["step_by_shapes"]["seconds"] == found.estimate.seconds
+    timed = replace(found, rate=100.0)
+    assert timed.seconds == found.rows.tokens / 100, "what was measured counts more"
+    assert "last run of this shape" in dict(rows(timed))["time"] and "by shapes" not in dict(rows(timed))["time"]
+
+
+def test_a_cluster_of_many_nodes_waits_for_its_network(trained: tuple[RunSpec, int], tiny: Path) -> None:
+    auto = trained[0].model_copy(update={"model": trained[0].model.model_copy(update={"dtype": "auto"})})
+    slow = on_an_h100(auto, tiny, num_nodes=2, nproc_per_node=2)
+    fast = on_an_h100(auto, tiny, num_nodes=2, nproc_per_node=2, resources={"rdma": "rdma/ib"})
+    assert slow.estimate is not None and fast.estimate is not None
+    assert slow.estimate.waiting > fast.estimate.waiting > 0
+    assert "waiting for the network" in dict(rows(slow))["time"]
+
+
+def test_an_unknown_device_has_no_estimate(trained: tuple[RunSpec, int], tiny: Path) -> None:
+    found = told(trained[0].model_copy(update={"name": "nobody-timed-it", "output_dir": "/nowhere"}))
+    assert found.estimate is None, "of a CPU nobody says what it can do"
+    assert "known after the first steps" in dict(rows(replace(found, rate=None)))["time"]
 
 
 def test_it_fits_80_columns(trained: tuple[RunSpec, int]) -> None:

@@ -1,0 +1,220 @@
+"""The time of an optimizer step, from shapes, the device and its links: what nobody has timed yet.
+
+For each token, with P = weights of the blocks that it meets (of experts the visited ones), V h = the head, a = trained
+weights, L = blocks, A = width of attention, s = tokens of its row:
+
+forward      2P, 2Vh where it is trained on, and 2LAs of attention, which is causal        [Kaplan et al. 2020, 2.1]
+backward     of inputs as much again, of trained weights 2a; attention 2.5 times its forward  [Dao 2023, 3.1: 5 : 2]
+recomputing  the blocks' forward once more
+so adapters cost 4N and little more, full fine-tuning 6N, N all weights
+
+products     operations ÷ (dense rate x efficiency), or the weights that they read ÷ memory's bandwidth where that is
+             more: the roofline                                                               [Williams et al. 2009]
+unpacking    weights of 4 or 8 bits are read and written out in the precision of products, for each of these passes
+optimizer    weights and its state read and written, gradients read for the norm and for the step
+gathering    where weights are divided by Z: all of them for the forward and again for the backward pass
+reducing     gradients, once a step or a pass, as the sharding does it
+a ring       sends (Z-1)/Z of the bytes for a gather or a reduce-scatter, twice that for an all-reduce, and takes Z-1
+             hops for each of them                                         [Thakur, Rabenseifner, Gropp 2005, 3.1, 4.4]
+             over nodes as fast as the slower of a GPU's link and all network cards of a node together, since there are
+             as many rings as cards
+overlap      fsdp and zero3 send while they compute, so only what is longer than the computing is waited for (assumed to
+             be perfect); replicas and zero2 send once the backward pass is over
+
+Left out: loading data, evaluations, saving, uneven rows, launch of kernels, CPU offload, trained vision towers.
+Pure; knows no torch, and of devices what `devices.py` says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rankzero.forecast.devices import BANDWIDTH_SHARE, EFFICIENCY, EXPERTS_EFFICIENCY, HOP_SECONDS, Device, Network
+from rankzero.model.facts import ModelFacts
+from rankzero.model.fitting import Need
+from rankzero.model.memory import state_parts
+from rankzero.spec.shardings import ShardingSection, sharding_section
+
+ATTENTION_BACKWARD = 2.5
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Of a step, on the process that has the most."""
+
+    tokens: float
+    passes: float
+    row: float
+    """Tokens of a row, on average."""
+    useful: float
+    """Tokens of the whole step, on all processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Seconds of a step by what they are for, on the process that has the most."""
+
+    device: str
+    efficiency: float
+    """Share of the device's dense rate that was assumed."""
+    compute: float
+    """Forward and backward passes."""
+    recompute: float
+    unpack: float
+    optimizer: float
+    communication: float
+    """All of it."""
+    waiting: float
+    """What of it computing does not hide."""
+    useful: float
+    """Tokens of the step, on all processes."""
+
+    @property
+    def seconds(self) -> float:
+        return self.compute + self.recompute + self.unpack + self.optimizer + self.waiting
+
+    @property
+    def tokens_per_second(self) -> float:
+        """On all processes."""
+        return self.useful / self.seconds
+
+    @property
+    def waiting_share(self) -> float:
+        return self.waiting / self.seconds
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs: seconds by part, and what follows."""
+        more = {"seconds": self.seconds, "tokens_per_second": self.tokens_per_second}
+        return asdict(self) | more
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """Floating point operations of one token."""
+
+    blocks: float
+    """Forward, without attention's own products."""
+    attention: float
+    head: float
+    weights: float
+    """Gradients of trained weights."""
+
+    @property
+    def trained(self) -> float:
+        """Forward and backward."""
+        return 2 * (self.blocks + self.head) + (1 + ATTENTION_BACKWARD) * self.attention + self.weights
+
+    @property
+    def recomputed(self) -> float:
+        return self.blocks + self.attention
+
+
+def operations(facts: ModelFacts, row: float, trained_share: float) -> Operations:
+    """Of one token in a row of `row`, of which `trained_share` have logits."""
+    head = 2.0 * facts.logits * facts.text.hidden * trained_share
+    added = 2.0 * facts.trainable if facts.adapters else 0.0
+    trained = added if facts.adapters else (2.0 * _visited(facts) + head) * facts.trainable / facts.total
+    return Operations(
+        blocks=2.0 * _visited(facts) + added,
+        attention=2.0 * facts.text.count * facts.text.attention * row,
+        head=head,
+        weights=trained,
+    )
+
+
+def step_cost(need: Need, device: Device, network: Network, work: Work, *, efficiency: float | None = None) -> StepCost:
+    """The time of a step of a run that lies in memory as `need` says. `efficiency` is the share of the device's dense
+    rate that products reach, where it was measured; else an assumed one.
+
+    Raises ValueError where the model is of no use: see `covers`.
+    """
+    if not covers(need):
+        raise ValueError("the cost model does not cover this run")
+    facts, section = need.facts, sharding_section(need.sharding)
+    share = efficiency or (EXPERTS_EFFICIENCY if facts.text.experts else EFFICIENCY)
+    bandwidth = device.memory * BANDWIDTH_SHARE
+    one = operations(facts, work.row, need.trained_share)
+    read = work.passes * _block_weights(facts) * facts.compute_bytes / bandwidth
+    compute = max(work.tokens * one.trained / (device.matrix * share), 2 * read)
+    recompute = max(work.tokens * one.recomputed / (device.matrix * share), read) if need.recomputing else 0.0
+    unpack = 0.0
+    if facts.unpacked_bytes:
+        unpack = work.passes * (3 if need.recomputing else 2) * _unpacking_bytes(facts) / bandwidth
+    parts = state_parts(need.train, facts, need.sharding, need.world_size)
+    communication = _communication(need, section, device, network, work.passes)
+    hidden = compute + recompute + unpack if section.overlaps else 0.0
+    return StepCost(
+        device=device.name,
+        efficiency=share,
+        compute=compute,
+        recompute=recompute,
+        unpack=unpack,
+        # Weights as many as gradients; both once read and once written or read again.
+        optimizer=(2 * parts["optimizer"] + 4 * parts["gradients"]) / bandwidth,
+        communication=communication,
+        waiting=max(0.0, communication - hidden),
+        useful=work.useful,
+    )
+
+
+def covers(need: Need) -> bool:
+    """Whether shapes say how long a step of a run takes: on GPUs, in 16 bits, with nothing offloaded or looked at."""
+    plain = need.facts.tower is None and need.facts.compute_bytes == 2
+    return need.device_kind == "cuda" and plain and need.train.offload == "none" and not need.offloading
+
+
+def breaks(need: Need, cost: StepCost, rows_a_step: int, limit: float) -> list[str]:
+    """What keeps more processes from being of use, in words; nothing where all is well. `limit`: bytes of a device."""
+    found = []
+    if need.bytes > limit:
+        found.append("memory")
+    if need.world_size > rows_a_step:
+        found.append(f"{need.world_size - rows_a_step:,} GPUs without a row")
+    if cost.waiting_share > 0.5:
+        found.append("communication")
+    return found
+
+
+def _communication(need: Need, section: ShardingSection, device: Device, network: Network, passes: float) -> float:
+    """Seconds of a step that something is on its way. The model's sums travel in float32, as engine/parallel has it."""
+    ranks, facts = need.world_size, need.facts
+    if ranks == 1:
+        return 0.0
+    rate = device.link
+    if ranks > network.processes_a_node:
+        rate = min(rate, network.between)
+
+    def ring(size: float, collectives: float) -> float:
+        """A gather or a reduce-scatter of `size` bytes in all."""
+        return (ranks - 1) * (size / ranks / (rate * BANDWIDTH_SHARE) + collectives * HOP_SECONDS)
+
+    units = facts.text.count + 1
+    reduced = 4.0 * facts.trainable if section.gradients_in_float32 or facts.adapters else float(facts.trained_bytes)
+    if section.whole_weights:
+        if "gradients" not in section.divides:
+            return 2 * ring(reduced, 1)
+        again = float(facts.trainable * (4 if facts.adapters else facts.compute_bytes))
+        return passes * ring(reduced, 1) + ring(again, 1)
+    weights = float(facts.frozen_bytes + 4 * facts.trainable)
+    if not facts.adapters:
+        weights = float(facts.frozen_bytes + facts.trainable * facts.compute_bytes)
+    sums = 1.0 if facts.adapters and not section.divides_adapters_gradients else passes
+    return 2 * passes * ring(weights, units) + sums * ring(reduced, units)
+
+
+def _block_weights(facts: ModelFacts) -> float:
+    """How many there are, adapters aside."""
+    base = facts.total - (facts.trainable if facts.adapters else 0)
+    return max(0.0, base - facts.root_bytes / facts.compute_bytes)
+
+
+def _visited(facts: ModelFacts) -> float:
+    """Weights of the blocks that a token is multiplied with, adapters aside."""
+    return max(0.0, _block_weights(facts) - facts.idle)
+
+
+def _unpacking_bytes(facts: ModelFacts) -> float:
+    """Packed weights are read, and written in the precision of products."""
+    packed = max(0.0, facts.frozen_bytes - facts.root_bytes)
+    return packed + _block_weights(facts) * facts.compute_bytes

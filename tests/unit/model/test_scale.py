@@ -1,0 +1,45 @@
+"""docs/scale.md has the cost model's tables as they are today, and what it says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.memory_table import facts_of_shape
+from tests.support.scale import BATCH, COUNTS, METHODS, NAMES, SWIFT, scaled, swift, swift_table, table
+
+PAGE = (Path(__file__).parents[3] / "docs/scale.md").read_text(encoding="utf-8")
+
+
+def test_the_tables_in_the_docs_are_current() -> None:
+    """`python -m tests.support.scale` prints them."""
+    assert f"\n{table()}\n" in PAGE
+    assert f"\n{swift_table()}\n" in PAGE
+
+
+def test_a_token_meets_three_of_thirty_billion_weights() -> None:
+    """Qwen3-30B-A3B by its name: 3.3B with embeddings, by its maker's card."""
+    for method in METHODS:
+        facts = facts_of_shape("Qwen3 30B-A3B", method)
+        base = facts.total - (facts.trainable if facts.adapters else 0)
+        assert (base - facts.idle) / 1e9 == pytest.approx(3.3, abs=0.06), method
+
+
+def test_the_share_of_experts_gives_megatrons_step() -> None:
+    """It was taken from there: this is no check of it, but keeps both together."""
+    cost = swift("A800")
+    assert cost.compute + cost.recompute + cost.optimizer == pytest.approx(SWIFT["megatron"], rel=0.15)
+    assert swift("A800").seconds < SWIFT["zero3"] / 5, "which neither products nor links explain"
+
+
+def test_what_the_page_says_breaks() -> None:
+    for name in NAMES:
+        for method in METHODS:
+            costs = [scaled(name, method, ranks)[1] for ranks in COUNTS]
+            assert costs[0].seconds > 7 * costs[1].seconds, "eight times the GPUs, while there are rows"
+            assert costs[1].seconds < 2.2 * costs[2].seconds, "sixteen times the GPUs, and a row for 128 of them"
+            assert all(cost.waiting_share < 0.5 for cost in costs), "with RDMA"
+            waits = scaled(name, method, 64, rdma=False)[1].waiting_share
+            assert (waits > 0.5) == (method == "full" or (name, method) == ("Llama 3.1 70B", "LoRA")), (name, method)
+    assert COUNTS[-1] > BATCH
