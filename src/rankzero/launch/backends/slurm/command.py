@@ -19,9 +19,9 @@ _UTC = {"TZ": "UTC", "SLURM_TIME_FORMAT": "standard"}
 """Slurm writes times of the zone that its commands are in."""
 _COLUMNS = (
     *(("JobID", 20), ("State", 24), ("RestartCnt", 10), ("SubmitTime", 24), ("StartTime", 24), ("EndTime", 24)),
-    *(("Partition", 64), ("Reason", 400)),
+    *(("NodeList", 200), ("Reason", 400)),
 )
-_ACCOUNTED = "JobIDRaw,State,Submit,Start,End,Partition"
+_ACCOUNTED = "JobIDRaw,State,Submit,Start,End,NodeList"
 _ABSENT = re.compile(r"invalid job id", re.IGNORECASE)
 
 
@@ -50,7 +50,8 @@ class Job:
     submitted: datetime | None = None
     started: datetime | None = None
     ended: datetime | None = None
-    partition: str = ""
+    nodes: str = ""
+    """All of them in one word: gpu[03-06]."""
     reason: str = ""
     """Why it waits, or how it ended, in Slurm's own words."""
 
@@ -120,10 +121,10 @@ def read_queue(text: str) -> list[Job]:
             cells.append(line[at : at + width].strip())
             at += width
         if cells[0]:
-            number, state, restarts, submitted, started, ended, partition, reason = cells
+            number, state, restarts, submitted, started, ended, nodes, reason = cells
             count = int(restarts) if restarts.isdigit() else 0
             times = (_moment(submitted), _moment(started), _moment(ended))
-            found.append(Job(number, state, count, *times, partition, "" if reason == "None" else reason))
+            found.append(Job(number, state, count, *times, nodes, "" if reason == "None" else reason))
     return found
 
 
@@ -134,10 +135,10 @@ def read_accounting(text: str) -> list[Job]:
         cells = line.split("|")
         if len(cells) != len(_ACCOUNTED.split(",")):
             continue
-        number, state, submitted, started, ended, partition = cells
+        number, state, submitted, started, ended, nodes = cells
         word = state.partition(" ")[0]  # CANCELLED by 1000
         times = (_moment(submitted), _moment(started), _moment(ended))
-        found.append(Job(number, word.rstrip("+"), None, *times, partition, state if state != word else ""))
+        found.append(Job(number, word.rstrip("+"), None, *times, nodes, state if state != word else ""))
     return found
 
 

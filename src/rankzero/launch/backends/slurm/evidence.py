@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -59,8 +60,9 @@ def _pod(about: Mapping[str, Any], job: Job | None, number: str, index: int, see
     condition = {"type": CONDITION, "status": "True", "reason": state, "message": f"{number}: {reason}"}
     status["conditions"] = [condition]
     spec: Manifest = {"containers": [{"name": "node"}]}
-    if notes.host:
-        spec["nodeName"] = notes.host
+    host = notes.host or ("" if job is None or job.is_waiting else job.nodes)
+    if host:
+        spec["nodeName"] = host
     if job is not None and not job.is_waiting and not job.is_over and notes.endings and not notes.runs:
         metadata["deletionTimestamp"] = _text(notes.endings[-1].at)  # the job is about to end, or to be queued again
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
@@ -86,7 +88,7 @@ def _over(job: Job | None, notes: NodeNotes, seen: NodeSeen) -> Manifest:
     code = ended.code if ended is not None else _code_without_words(state, notes)
     at = ended.at if ended is not None else None if job is None else job.ended
     end = Ending(code, notes.began, at) if at is not None else None
-    message = seen.words or (seen.tail if code else "")
+    message = _in_the_end(seen.words, code) or (seen.tail if code else "")
     value = _terminated(end, message) if end is not None else {"terminated": {"exitCode": code, "message": message}}
     if state == "OUT_OF_MEMORY" and code not in (0, *ExitCode):
         value["terminated"]["reason"] = "OOMKilled"
@@ -94,6 +96,17 @@ def _over(job: Job | None, notes: NodeNotes, seen: NodeSeen) -> Manifest:
     if state not in ("COMPLETED", "FAILED", UNKNOWN):
         status["reason"] = state
     return status
+
+
+def _in_the_end(words: str, code: int) -> str:
+    """A node that lost its peers while all were asked to stop has stopped: its script notes that, whatever it said."""
+    if code != ExitCode.STOPPED or not words:
+        return words
+    try:
+        said = json.loads(words)
+    except ValueError:
+        return words
+    return json.dumps({**said, "exit_code": code, "outcome": "stopped"}) if isinstance(said, dict) else words
 
 
 def _code_without_words(state: str, notes: NodeNotes) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -97,17 +98,44 @@ class RunState:
         """The id of the job that was told to stop for good."""
         return self._text("cancelled").strip()
 
-    def begin(self, about: dict[str, Any], job: str) -> None:
-        """Make it anew for a job that has not started. Raises StorageError."""
+    @contextmanager
+    def anew(self, about: dict[str, Any]) -> Iterator[None]:
+        """Make it for another job, which is submitted inside; where that fails, all is as before. Raises StorageError.
+
+        A job may start before sbatch has said its number; the script writes that too.
+        """
+        aside = self.root.with_name(f".{self.root.name}.before")
         with storage_errors(self.root):
-            self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-            for name in ("nodes", "logs"):
-                shutil.rmtree(self.root / name, ignore_errors=True)
-                (self.root / name).mkdir(exist_ok=True)
-            (self.root / "cancelled").unlink(missing_ok=True)
-            self.batch_log.unlink(missing_ok=True)
-        write_json(self.root / "about.json", about)
+            self.root.parent.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir()
+            self._move(self.root, self.batch_log, aside)
+        try:
+            with storage_errors(self.root):
+                self.root.mkdir(mode=0o700)
+                for name in ("nodes", "logs"):
+                    (self.root / name).mkdir()
+            write_json(self.root / "about.json", about)
+            yield
+        except BaseException:
+            with storage_errors(self.root):
+                shutil.rmtree(self.root, ignore_errors=True)
+                self._move(aside / self.root.name, aside / self.batch_log.name, self.root.parent)
+                if (self.root.parent / self.batch_log.name).exists():
+                    (self.root.parent / self.batch_log.name).rename(self.batch_log)
+            raise
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def settle(self, job: str) -> None:
+        """Note which job it is. Raises StorageError."""
         write_text(self.root / "job", f"{job}\n")
+
+    @staticmethod
+    def _move(root: Path, log: Path, target: Path) -> None:
+        for one in (root, log):
+            if one.exists():
+                one.rename(target / one.name)
 
     def cancel(self, job: str) -> None:
         """Have the batch script let it end when it is saved. Raises StorageError."""
@@ -160,5 +188,5 @@ def states(directory: Path) -> Iterator[RunState]:
     """Of all runs there, by their names."""
     if directory.is_dir():
         for one in sorted(directory.iterdir()):
-            if (one / "about.json").is_file():
+            if not one.name.startswith(".") and (one / "about.json").is_file():
                 yield RunState(one)

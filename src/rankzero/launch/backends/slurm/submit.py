@@ -1,4 +1,4 @@
-"""Submitting to Slurm: checked, handed to sbatch held back, its directory made anew, then released. Renders nothing."""
+"""Submitting to Slurm: checked, its directory made anew, handed to sbatch. Renders nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from rankzero.errors import ConfigError, Problem, RankzeroError
+from rankzero.errors import ConfigError, Problem
 from rankzero.launch import labels
 from rankzero.launch.backend import AlreadyRunsError, Say
 from rankzero.launch.backends.slurm.command import Slurm
@@ -71,14 +71,10 @@ def submit(
         if not replaces and state.cancelled != number:
             raise _already(request, before, number)
         stop()
-    job = slurm.call("sbatch", "--parsable", "--hold", "--export=ALL", text=request.script, env=given).strip()
-    job = job.partition(";")[0]  # `17;cluster` where there are several
-    try:
-        state.begin({**request.about, "creationTimestamp": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"}, job)
-        slurm.call("scontrol", "release", job)
-    except RankzeroError:
-        slurm.call("scancel", job)
-        raise
+    with state.anew({**request.about, "creationTimestamp": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"}):
+        said = slurm.call("sbatch", "--parsable", "--export=ALL", text=request.script, env=given)
+    job = said.strip().partition(";")[0]  # `17;cluster` where there are several
+    state.settle(job)
     say(f"job {job} is in the queue")
 
 
