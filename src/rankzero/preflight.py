@@ -28,6 +28,7 @@ from rankzero.model.files import (
     weight_problems,
 )
 from rankzero.model.hub import cached, not_cached
+from rankzero.redaction import holds_secret
 from rankzero.run_dir.lease import holder
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.load import Loaded, Reading, in_reading_order
@@ -267,7 +268,29 @@ def run_directory_findings(found: Loaded[RunSpec]) -> list[Finding]:
         what = f"this run is in {shown(here)} already, and relative paths of a spec are relative to its file"
         hint = f"move it to {shown(root)}, or give output_dir={output_dir} on the command line to continue it there"
         return [Finding("output_dir", what, hint)]
-    return _not_writable(root) or _held(root)
+    return [*(_not_writable(root) or _held(root)), *copy_findings(found.spec.output_url)]
+
+
+def copy_findings(url: str | None) -> list[Finding]:
+    """Why results could not be copied to this object store. Nothing asks it whether it is there."""
+    if url is None:
+        return []
+    if holds_secret(url):
+        hint = "take it out, and let the environment have it: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, …"
+        return [Finding("output_url", "a secret stands in the URL, and run.yaml is kept with the results", hint)]
+    if importlib.util.find_spec("fsspec") is None:
+        return [Finding("output_url", "object stores need another package", "pip install 'rankzero[s3]'")]
+    from fsspec.registry import known_implementations, registry
+
+    protocol = url.partition("://")[0]
+    if protocol in registry:
+        return []
+    if protocol not in known_implementations:
+        return [Finding("output_url", f"{protocol}:// is no kind of object store", "s3://, gs:// or az://")]
+    module = known_implementations[protocol]["class"].partition(".")[0]
+    if importlib.util.find_spec(module) is None:
+        return [Finding("output_url", f"{protocol}:// needs another package", f"pip install {module}")]
+    return []
 
 
 def tracker_findings(spec: RunSpec) -> list[Finding]:

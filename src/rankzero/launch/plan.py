@@ -69,18 +69,13 @@ def make_plan(
     `run` is resolved. `files` are the contents of what it names by relative paths, by their shortest names
     (`ship.local_files`); `where` turns a field of the run spec into its place in run.yaml.
     """
+    options = options or RunOptions()
     name = object_name(str(run.name))
     kind = kind_named(kind_meant(cluster.kind))
     config_dir = kind.config_dir(cluster, name)
     paths = _Paths(cluster, dict(files or {}), config_dir, where)
-    seen = run.model_copy(
-        update={
-            "model": _model_in_pods(run.model, paths),
-            "data": _data_in_pods(run.data, paths),
-            "train": _train_in_pods(run.train, paths),
-            "output_dir": paths.output_dir(run.output_dir),
-        }
-    )
+    inputs = {} if options.smoke is not None else _inputs_in_pods(run, paths)
+    seen = run.model_copy(update={**inputs, "output_dir": paths.output_dir(run.output_dir)})
     problems = [*paths.problems, *_access_problems(cluster), *_size_problems(paths.files, where)]
     if problems:
         raise ConfigError(problems)
@@ -107,8 +102,8 @@ def make_plan(
             rdma=cluster.resources.rdma is not None,
             park=kind.parks,
             prepared_marker=f"{cache.mount}/rankzero/prepared/{name}.json" if prepare and cache is not None else None,
-            mirrors=_mirrors(cluster),
-            options=options or RunOptions(),
+            mirrors=_mirrors(cluster) if options.smoke is None else (),
+            options=options,
         ),
         config_dir=config_dir,
         files=paths.files,
@@ -204,6 +199,15 @@ def inside_name(path: str) -> str:
     """A local relative path as one below files/: it cannot climb out."""
     parts = [("up" if part == ".." else part) for part in posixpath.normpath(path).split("/")]
     return "/".join(part for part in parts if part not in ("", "."))
+
+
+def _inputs_in_pods(run: RunSpec, paths: _Paths) -> dict[str, object]:
+    """The sections that name files, as pods see them."""
+    return {
+        "model": _model_in_pods(run.model, paths),
+        "data": _data_in_pods(run.data, paths),
+        "train": _train_in_pods(run.train, paths),
+    }
 
 
 def _model_in_pods(model: ModelSpec, paths: _Paths) -> ModelSpec:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rankzero.errors import RankzeroError, ServiceError
 from rankzero.launch import labels
-from rankzero.launch.backend import LogLine, LogQuery, Say
+from rankzero.launch.backend import Execute, LogLine, LogQuery, Say
 from rankzero.launch.backends.slurm import submit as slurm_submit
 from rankzero.launch.backends.slurm.command import Job, Slurm, this_environment
 from rankzero.launch.backends.slurm.evidence import NodeSeen, config_map, num_nodes, pods_of
@@ -48,6 +50,11 @@ class SlurmBackend:
         slurm_submit.submit(
             self._slurm, request, say, env=self._env, replaces=replace, stop=lambda: self._end(request.state, say)
         )
+
+    @contextmanager
+    def reading(self, pod: Manifest, say: Say) -> Iterator[Execute]:
+        """Nothing is started: what nodes write to lies on a file system that this machine has too."""
+        yield _run_here
 
     def survey(self, objects: Sequence[Manifest]) -> Survey:
         """The partitions, and whether sbatch would take the script now."""
@@ -144,3 +151,10 @@ class SlurmBackend:
             objects=(config_map(metadata, job),),
             pods=tuple(pods_of(metadata, job, number, seen)),
         )
+
+
+def _run_here(command: Sequence[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ServiceError(f"{command[0]} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+    return done.stdout
