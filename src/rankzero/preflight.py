@@ -28,7 +28,6 @@ from rankzero.model.files import (
     weight_problems,
 )
 from rankzero.model.hub import cached, not_cached
-from rankzero.redaction import holds_secret
 from rankzero.run_dir.lease import holder
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.load import Loaded, Reading, in_reading_order
@@ -260,7 +259,7 @@ def run_directory_findings(found: Loaded[RunSpec]) -> list[Finding]:
     """Why no run can be written there, or should not be."""
     name, output_dir = str(resolve(found.spec).name), found.spec.output_dir
     if "://" in output_dir:
-        hint = "run directories are on a file system; a cluster.yaml can copy results to an object store"
+        hint = "run directories are on a file system; output_url copies them to an object store"
         return [Finding("output_dir", f"{output_dir} is no directory", hint)]
     root = Path(in_base(output_dir, found.base)) / name
     here = Path(in_base(output_dir, Path.cwd())) / name
@@ -275,9 +274,6 @@ def copy_findings(url: str | None) -> list[Finding]:
     """Why results could not be copied to this object store. Nothing asks it whether it is there."""
     if url is None:
         return []
-    if holds_secret(url):
-        hint = "take it out, and let the environment have it: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, …"
-        return [Finding("output_url", "a secret stands in the URL, and run.yaml is kept with the results", hint)]
     if importlib.util.find_spec("fsspec") is None:
         return [Finding("output_url", "object stores need another package", "pip install 'rankzero[s3]'")]
     from fsspec.registry import known_implementations, registry

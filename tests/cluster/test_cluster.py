@@ -58,6 +58,18 @@ def test_to_the_end(kind: str, cluster: Cluster, served_kinds: set[str], local_l
     assert_nothing_is_left(cluster, run)
 
 
+@pytest.mark.parametrize("kind", ["job", "statefulset"])
+def test_a_smoke_test_and_the_doctor(kind: str, cluster: Cluster, served_kinds: set[str]) -> None:
+    need(kind, served_kinds)
+    place = cluster.cluster_yaml(kind)
+    found = cluster.rankzero("doctor", "--cluster", place)
+    assert found.code == 0, found.out
+    done = cluster.rankzero("smoke", "--cluster", place, timeout=1200)
+    assert done.code == 0, f"{done.out[-3000:]}\n{done.err[-3000:]}"
+    assert "all-to-all of 16 MiB" in done.err and "weights are equal on all ranks" in done.err
+    assert_nothing_is_left(cluster, "rankzero-smoke")
+
+
 def test_a_result_is_pulled_from_the_claim(cluster: Cluster) -> None:
     place, run = cluster.cluster_yaml("job"), "pulled"
     done = cluster.rankzero("submit", cluster.run_yaml(run), "--cluster", place, timeout=1200)

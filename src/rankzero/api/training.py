@@ -97,10 +97,14 @@ def run_to_end(
 ) -> dict[str, Any]:
     """As `start`, with nothing left to check."""
     with kept_elsewhere(spec):
-        if in_process:
-            from rankzero.engine.worker import work
+        if in_process and options.smoke is not None:
+            from rankzero.engine.smoke.check import smoke  # of the training stack it imports torch alone
 
-            return work(spec, options, begun=begun)
+            return smoke(spec, options, begun=begun)
+        if in_process:
+            from rankzero.engine.worker import run
+
+            return run(spec, options, begun=begun)
         from rankzero.launch.local import run_processes
 
         text = run_processes(spec, options, nproc, os.environ, max_restarts=max_restarts, begun=begun)

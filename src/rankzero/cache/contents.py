@@ -84,7 +84,12 @@ def _user(kind: str, name: str, uses: dict[str, str]) -> str:
     """Who uses the entry, a part of it, or all of its kind."""
     own = f"{kind}/{name}" if name else kind
     return next(
-        (who for used, who in uses.items() if f"{used}/".startswith(f"{own}/") or f"{own}/".startswith(f"{used}/")), ""
+        (
+            who
+            for used, who in uses.items()
+            if not used or f"{used}/".startswith(f"{own}/") or f"{own}/".startswith(f"{used}/")
+        ),
+        "",
     )
 
 

@@ -40,15 +40,11 @@ DEPENDS_ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException, 
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of storages that are alive, of the tensors that operations give: `now`, and the `most` so far.
+    """Counts the bytes of storages that are alive, of tensors that operations give: `now`, and the `most` so far."""
 
-    `selected` is how many elements a mask selects, which no shape tells.
-    """
-
-    def __init__(self, selected: int = 0) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.most = 0
-        self._selected = selected
         self._alive: dict[int, int] = {}
 
     def count(self, value: object) -> None:
@@ -72,29 +68,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype is torch.bool:
             return True  # rows fill their pass: what masks ask is whether all of something is so
-        if func in _INDEXING:
-            args = (args[0], [index for mask in args[1] for index in self._places(mask)], *args[2:])
         result = func(*args, **(kwargs or {}))
         for value in tree_leaves(result):
             self.count(value)
         return result
-
-    def _places(self, mask: torch.Tensor | None) -> list[torch.Tensor | None]:
-        """What a kernel makes of a mask: as many numbers for each of its dimensions as it selects."""
-        if mask is None or mask.dtype is not torch.bool:
-            return [mask]
-        return [torch.empty(self._selected, dtype=torch.int64, device=mask.device) for _ in range(mask.ndim)]
-
-
-_INDEXING = frozenset(
-    {
-        torch.ops.aten.index.Tensor,
-        torch.ops.aten.index_put.default,
-        torch.ops.aten.index_put_.default,
-        torch.ops.aten._index_put_impl_.default,
-        torch.ops.aten._unsafe_index_put.default,
-    }
-)
 
 
 def bytes_of_a_pass(shape: Any, need: Need, task: Task, dtype: torch.dtype, *, seed: int) -> int | str:
@@ -108,7 +85,7 @@ def bytes_of_a_pass(shape: Any, need: Need, task: Task, dtype: torch.dtype, *, s
         return "images are trained on" if need.facts.tower is not None else "activations are offloaded"
     rows = need.tokens_at_once // need.longest
     targets = max(1, round(rows * need.longest * need.trained_share))
-    counter = LiveBytes(targets)
+    counter = LiveBytes()
     try:
         with FakeTensorMode(), _kept_generators(), _masks_as_they_are_made():
             _give_fake_weights(shape)
@@ -140,14 +117,14 @@ def _pass_of(
     if getattr(shape.config, "_attn_implementation", None) == dropout_attention.NAME:
         dropout_attention.place_attention(shape, places)
     shape.train()
-    alone = cast(Parallel, SimpleNamespace(model=shape, module=shape))
+    alone = cast(Parallel, SimpleNamespace(model=shape, module=shape, same_passes=False))
     head = task.head(alone, offload_activations=False)
     stepper = Stepper(
         head, alone, task.loss_sum, device=CPU, dtype=dtype, max_grad_norm=None, places=places, balance=None
     )
 
     def one_pass() -> None:
-        places.begin_pass(0, batch.row_of_BT, batch.position_BT, batch.predicts_BT)
+        places.begin_pass(0, batch.row_of_BT, batch.position_BT, batch.predicts_N)
         torch.autograd.backward(stepper.loss_sum(batch))
 
     return one_pass
@@ -167,6 +144,7 @@ def _batch(need: Need, rows: int, targets: int) -> MicroBatch:
         inputs=inputs,
         predicts_BT=None if classifies else torch.zeros((rows, need.longest), dtype=torch.bool),
         targets_N=torch.zeros(rows if classifies else targets, dtype=torch.int64),
+        predicts_N=None if classifies else torch.zeros(targets, dtype=torch.int64),
         computed=rows * need.longest,
         **places,
     )

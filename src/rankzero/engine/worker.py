@@ -78,13 +78,13 @@ from rankzero.track.sender import sending
 from rankzero.wording import counted
 
 
-def work(spec: RunSpec, options: RunOptions, *, begun: float | None = None) -> dict[str, Any]:
+def work(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
     """What a launcher starts its processes for: `run`, or a test of their place. Returns the report; raises as they."""
     if options.smoke is None:
-        return run(spec, options, begun=begun)
+        return run(spec, options)
     from rankzero.engine.smoke.check import smoke
 
-    return smoke(spec, options, begun=begun)
+    return smoke(spec, options)
 
 
 def run(

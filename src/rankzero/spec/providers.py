@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
-
-Provider = Literal["nebius", "kind"]
+from typing import TYPE_CHECKING, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +20,12 @@ class ProviderSection:
 
 
 _NO_CLOUD = ("subnet", "filesystem", "chart", *(f"nodes.{name}" for name in ("platform", "preset", "drivers")))
-PROVIDERS: Mapping[Provider, ProviderSection] = {
+PROVIDERS: Mapping[str, ProviderSection] = {
     "nebius": ProviderSection(needs=("nodes.platform", "nodes.preset")),
     "kind": ProviderSection(cannot=(*_NO_CLOUD, "nodes.service_account"), whole_version=True),
 }
+
+if TYPE_CHECKING:
+    Provider = str
+else:  # the names above, for the schema, suggestions and the command line
+    Provider = Literal[tuple(PROVIDERS)]

@@ -157,6 +157,50 @@ def test_a_use_of_all_of_a_kind_or_of_a_part(own_cache: Path) -> None:
     assert len(prune(own_cache, older_than=0.0).gone) == 2
 
 
+def test_who_may_write_the_cache_may_use_it(own_cache: Path) -> None:
+    """A cache that users share: none of them keeps the others from noting what they use."""
+    own_cache.mkdir()
+    own_cache.chmod(0o2775)
+    use(own_cache / "downloads/abc")
+    assert (own_cache / ".uses").stat().st_mode & 0o7777 == 0o2775
+    assert (own_cache / ".uses/lock").stat().st_mode & 0o777 == 0o664
+
+
+def test_who_only_looks_takes_nothing_from_those_who_begin(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that has its name is locked: nobody takes it for one of a process that is gone."""
+    from rankzero.cache import uses
+
+    seen = []
+    rename = Path.rename
+
+    def looked_at(path: Path, target: Path) -> Path:
+        seen.append(uses.used_in(own_cache))
+        done = rename(path, target)
+        seen.append(uses.used_in(own_cache))
+        return done
+
+    monkeypatch.setattr(Path, "rename", looked_at)
+    put(own_cache, "downloads/abc/data")
+    use(own_cache / "downloads/abc")
+    assert len(list(own_cache.glob(".uses/*.use"))) == 1 and seen == [{}, {}]
+    assert list(uses.used_in(own_cache)) == ["downloads/abc"]
+
+
+def test_on_a_full_volume_a_user_keeps_everything(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(own_cache, "downloads/abc/data")
+    put(own_cache, "downloads/other/data")
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    use(own_cache / "downloads/abc")
+    monkeypatch.undo()
+    assert prune(own_cache, older_than=0.0).gone == ()
+    release()
+    assert len(prune(own_cache, older_than=0.0).gone) == 2
+
+
 def test_without_locks_nothing_goes(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fcntl
 

@@ -55,7 +55,8 @@ def real_batch(spec: RunSpec) -> MicroBatch:
     predicts = torch.zeros((ROWS, LONGEST), dtype=torch.bool)
     predicts[:, -round(LONGEST * SHARE) :] = True
     targets = torch.randint(3, 60, (int(predicts.sum()),))
-    return MicroBatch(np.arange(ROWS), {"input_ids": ids}, predicts, targets, ids.numel(), **places)
+    chosen = torch.from_numpy(np.flatnonzero(predicts.numpy()))
+    return MicroBatch(np.arange(ROWS), {"input_ids": ids}, predicts, targets, ids.numel(), predicts_N=chosen, **places)
 
 
 def allocated(one_pass: Any, trace: Path) -> int:

@@ -296,6 +296,16 @@ def test_a_stop_ends_fetching_between_files(tmp_path: Path, url: str) -> None:
     assert [path.name for path in (tmp_path / "d").iterdir()] == ["a"]
 
 
+def test_pods_copy_to_the_url_of_the_run_spec_too(run: RunDir, url: str) -> None:
+    spec, _ = settings_for(run, url)
+    settings = NodeSettings(run="r")
+    with mirrored(spec.model_copy(update={"output_url": url}), settings, 0, lambda _text: None, never):
+        checkpoint(run, 5)
+    shutil.rmtree(run.root)
+    with mirrored(spec.model_copy(update={"output_url": url}), settings, 0, lambda _text: None, never):
+        assert run.committed_steps() == [5]
+
+
 def test_results_outside_of_what_is_copied_are_refused(run: RunDir, url: str, tmp_path: Path) -> None:
     spec, _ = settings_for(run, url)
     settings = NodeSettings(run="r", mirrors=(Mirror(url, str(tmp_path / "outputs"), "upload"),))
