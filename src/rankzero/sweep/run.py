@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rankzero.errors import ConfigError, ExitCode, NonFiniteError, RankzeroError, StoppedError, StorageError
@@ -203,7 +203,7 @@ class SweepRun:
         self._free.sort()
 
 
-def best_of(sweep: Sweep, trials: list[Trial]) -> Trial | None:
+def best_of(sweep: Sweep, trials: Sequence[Trial]) -> Trial | None:
     """The completed trial that scored best, of equals the first one; None where none is completed."""
     done = [trial for trial in trials if trial.state == "complete" and trial.value is not None]
     sign = -1.0 if sweep.higher_is_better else 1.0
