@@ -98,7 +98,12 @@ def without_targets(batch: MicroBatch) -> MicroBatch:
     """The pass without logits for each token: a head has nothing to do."""
     if batch.predicts_BT is None:
         return batch
-    return replace(batch, predicts_BT=torch.zeros_like(batch.predicts_BT), targets_N=batch.targets_N[:0])
+    return replace(
+        batch,
+        predicts_BT=torch.zeros_like(batch.predicts_BT),
+        predicts_N=None if batch.predicts_N is None else batch.predicts_N[:0],
+        targets_N=batch.targets_N[:0],
+    )
 
 
 @contextmanager

@@ -53,10 +53,8 @@ def evaluate(
                 batch = next(passes, None)
                 if batch is None:  # another rank has more of them
                     continue
-                logits_NV = stepper.predict(batch)
-                total[0] += stepper.loss_sum(batch, logits_NV)
+                total[0] += stepper.loss_sum(batch, meter.add)
                 total[1] += len(batch.targets_N) if batch.weights_N is None else batch.weights_N.sum()
-                meter.add(logits_NV, batch)
                 tick(len(batch.rows))
     finally:
         model.train()

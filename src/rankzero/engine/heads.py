@@ -1,51 +1,103 @@
-"""What a model predicts in a pass: logits of the trained tokens, or of each row's class."""
+"""What a model predicts in a pass, and the loss of it: of the trained tokens, or of each row's class."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, Protocol, cast
 
 import torch
 
 from rankzero.data.batches.loader import MicroBatch
+from rankzero.engine.console import logger
 from rankzero.model.activations import offloaded
+from rankzero.model.chunked_loss import Tail
+
+LossSum = Callable[[torch.Tensor, MicroBatch], torch.Tensor]
+"""From the logits of targets to the sum of their losses, each times its weight. The batch has these targets only."""
 
 
 class Head(Protocol):
-    """Logits for a pass's targets."""
+    """Logits for a pass's targets, and their loss."""
 
     def logits(self, batch: MicroBatch) -> torch.Tensor:
         """Shape (N, vocabulary) or (N, classes), one row for each of the batch's targets."""
         ...
 
+    def loss_sum(self, batch: MicroBatch, of_logits: LossSum) -> torch.Tensor:
+        """The sum of the losses of the batch's targets, by `of_logits` of all of them, or of some after the other."""
+        ...
+
 
 class SupervisedHead:
-    """Lets the output head see only the positions whose next token is trained.
+    """Lets the output head see only the positions whose next token is trained, and only some of them at a time.
 
     Logits are the largest tensor of a pass (T x vocabulary) and most of them are never used. A forward pre-hook on the
     head drops the others, so this works for any architecture, adapters included, without touching its code.
     """
 
-    def __init__(self, model: Any, module: Any, *, offload_activations: bool = False) -> None:
-        """`model` is called; `module` is the Hugging Face model inside it, whose output head is hooked."""
+    def __init__(self, model: Any, module: Any, *, offload_activations: bool = False, in_parts: bool = False) -> None:
+        """`model` is called; `module` is the Hugging Face model inside it, whose output head is hooked. `in_parts`:
+        whether the head's weights can be used outside of a call of `model`."""
         self._model = model
+        self._module = module
         self._offload = offload_activations
-        self._predicts_BT: torch.Tensor | None = None
+        self._in_parts = in_parts
+        self._places_N: torch.Tensor | None = None
+        self._tail: Tail | None = None
         module.get_output_embeddings().register_forward_pre_hook(self._select)
 
     def _select(self, _module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
-        if self._predicts_BT is None:
+        if self._places_N is None:
             return None
-        return (inputs[0][self._predicts_BT], *inputs[1:])
+        return (inputs[0].flatten(0, 1)[self._places_N], *inputs[1:])
 
     def logits(self, batch: MicroBatch) -> torch.Tensor:
-        self._predicts_BT = batch.predicts_BT
+        return self._logits_at(batch, batch.predicts_N)
+
+    def _logits_at(self, batch: MicroBatch, places_N: torch.Tensor | None) -> torch.Tensor:
+        self._places_N = places_N
         try:
             with offloaded(True) if self._offload else nullcontext():
                 logits_NV: torch.Tensor = self._model(**batch.inputs, use_cache=False).logits
         finally:
-            self._predicts_BT = None
+            self._places_N = None
         return logits_NV
+
+    def loss_sum(self, batch: MicroBatch, of_logits: LossSum) -> torch.Tensor:
+        places_N = batch.predicts_N
+        if not self._in_parts or places_N is None or not len(places_N):
+            return of_logits(self.logits(batch), batch)
+        if self._tail is None and not self._find_tail(batch, places_N):
+            return self.loss_sum(batch, of_logits)
+        tail = cast(Tail, self._tail)
+        hidden_NH, output = tail.decoded(places_N, lambda: self._logits_at(batch, places_N[:0]))
+
+        def part_loss(logits_nV: torch.Tensor, part: slice) -> torch.Tensor:
+            weights_N = None if batch.weights_N is None else batch.weights_N[part]
+            return of_logits(logits_nV, replace(batch, targets_N=batch.targets_N[part], weights_N=weights_N))
+
+        return tail.loss_sum(hidden_NH, output, part_loss)
+
+    def _find_tail(self, batch: MicroBatch, places_N: torch.Tensor) -> bool:
+        """Look in the first pass whether what the model does behind its decoder can be done by itself, and comes to
+        the same. Where it cannot, logits of all targets are there at once from now on."""
+        try:
+            tail = Tail(self._module)
+            with torch.no_grad():
+                usual: list[torch.Tensor] = []
+                decoded = tail.decoded(places_N[:1], lambda: usual.append(self._logits_at(batch, places_N[:1]).float()))
+                found = tail.logits(*decoded).float()
+            bound = 1e-2 * (usual[0].abs() + usual[0].abs().max())
+            if not ((found - usual[0]).abs() <= bound).all():
+                raise ValueError("logits of the same hidden states differ")
+        except (ValueError, TypeError, AttributeError) as error:
+            logger.debug("[TRAIN] logits of a pass are computed at once: %s", error)
+            self._in_parts = False
+            return False
+        self._tail = tail
+        return True
 
 
 class ClassHead:
@@ -59,3 +111,6 @@ class ClassHead:
         with offloaded(True) if self._offload else nullcontext():
             logits_BC: torch.Tensor = self._model(**batch.inputs).logits
         return logits_BC[: len(batch.targets_N)]  # an idle pass has a row, and no target
+
+    def loss_sum(self, batch: MicroBatch, of_logits: LossSum) -> torch.Tensor:
+        return of_logits(self.logits(batch), batch)

@@ -23,15 +23,15 @@ from rankzero.data.order import Indices
 from rankzero.engine.balance import Balance, RouterResult, asking
 from rankzero.engine.console import logger
 from rankzero.engine.distributed import gather_objects, in_own_slot, sum_over_ranks
-from rankzero.engine.heads import Head
+from rankzero.engine.heads import Head, LossSum
 from rankzero.engine.pace import PassClock, Passes
 from rankzero.engine.parallel.base import Parallel
 from rankzero.engine.passes import suppress_out_of_memory
 from rankzero.errors import NonFiniteError, Problem
 from rankzero.model.dropout import Places
 
-LossSum = Callable[[torch.Tensor, MicroBatch], torch.Tensor]
-"""From the logits of a pass's targets, in float32, to the sum of their losses, each times its weight."""
+LogitsSeen = Callable[[torch.Tensor, MicroBatch], None]
+"""Is given logits in float32, one row for each target of a pass or of a part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +95,17 @@ class Stepper:
         with torch.autocast(self._device.type, dtype=self._dtype, enabled=self._dtype is not torch.float32):
             yield
 
-    def predict(self, batch: MicroBatch) -> torch.Tensor:
-        """Logits in float32, one row for each target: (N, vocabulary) or (N, classes)."""
-        with self.autocast():
-            logits_NV = self._head.logits(batch)
-        return logits_NV.float()
+    def loss_sum(self, batch: MicroBatch, seen: LogitsSeen | None = None) -> torch.Tensor:
+        """Sum of the losses of a pass's targets, each times its weight, in float32. `seen` hears of all logits."""
 
-    def loss_sum(self, batch: MicroBatch, logits_NV: torch.Tensor | None = None) -> torch.Tensor:
-        """Sum of the losses of a pass's targets, each times its weight, in float32."""
-        return self._loss_sum(self.predict(batch) if logits_NV is None else logits_NV, batch)
+        def of_logits(logits_NV: torch.Tensor, part: MicroBatch) -> torch.Tensor:
+            logits_NV = logits_NV.float()
+            if seen is not None:
+                seen(logits_NV.detach(), part)
+            return self._loss_sum(logits_NV, part)
+
+        with self.autocast():
+            return self._head.loss_sum(batch, of_logits)
 
     def gradients(
         self,
@@ -149,10 +151,15 @@ class Stepper:
             step_loss, grad_norm, stop > 0, finite, int(computed_all), suspects, ranks, waited, routers, limit
         )
 
-    def _train_pass(self, step: int, batch: MicroBatch) -> torch.Tensor:
-        """Logits of a pass in the step after `step` finished ones, with its dropout."""
-        self._places.begin_pass(step, batch.row_of_BT, batch.position_BT, batch.predicts_BT)
-        return self.predict(batch)
+    def _begin_pass(self, step: int, batch: MicroBatch) -> None:
+        """Of the step after `step` finished ones: what it drops."""
+        self._places.begin_pass(step, batch.row_of_BT, batch.position_BT, batch.predicts_N)
+
+    def _look_ahead(self, step: int, batch: MicroBatch) -> None:
+        """The pass without its loss."""
+        self._begin_pass(step, batch)
+        with self.autocast():
+            self._head.logits(batch)
 
     def _run(
         self,
@@ -169,13 +176,13 @@ class Stepper:
         with suppress_out_of_memory(), self._watch_generators():
             if self._balance is not None:
                 with closing(batches.collated(work.passes, self._device)) as passes:
-                    self._balance.begin(step, passes, partial(self._train_pass, step))
+                    self._balance.begin(step, passes, partial(self._look_ahead, step))
             self._clock.start()
             with closing(batches.collated(work.passes, self._device)) as collated:
                 waited = Waited(collated)
                 for number, batch in enumerate(waited, 1):
-                    logits_NV = self._train_pass(step, batch if self._balance is None else asking(batch))
-                    loss = self.loss_sum(batch, logits_NV)
+                    self._begin_pass(step, batch)
+                    loss = self.loss_sum(batch if self._balance is None else asking(batch))
                     objective = loss / work.loss_weight
                     if self._balance is not None:
                         objective = objective + self._balance.loss(batch)

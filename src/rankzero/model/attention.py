@@ -19,7 +19,7 @@ from transformers import (
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from rankzero.errors import ConfigError, Problem
-from rankzero.model import dropout_attention, varlen
+from rankzero.model import block_attention, dropout_attention, varlen
 from rankzero.model.load import ModelKind
 
 _log = logging.getLogger("rankzero.model")
@@ -99,6 +99,7 @@ def choose_attention(
         raise ConfigError(problems)
     varlen.register()
     dropout_attention.register()
+    block_attention.register()
     if wanted == "auto" and free is not True and case.dropout and case.supports("_supports_sdpa"):
         _log.debug("rows are padded: attention has dropout, which fused kernels do not tie to places")
         return Attention(dropout_attention.NAME, False)
@@ -115,7 +116,15 @@ def choose_attention(
         _log.debug("rows are padded: %s", together)
     known = case.model is not None
     fastest = next((name for name in _PACKAGES if known and not list(_asked_for(case, name))), None)
+    if fastest is None and _blocks_are_faster(case):
+        fastest = block_attention.NAME
     return Attention(fastest, False)
+
+
+def _blocks_are_faster(case: _Case) -> bool:
+    """Whether rows are causal, and torch's kernel the slower one: on a CPU in bfloat16 (benchmarks/README.md)."""
+    here = case.device_kind == "cpu" and case.dtype is torch.bfloat16
+    return here and case.kind == "causal" and case.model is not None and case.supports("_supports_sdpa")
 
 
 def _candidates(case: _Case, free: str | bool) -> tuple[str, ...]:

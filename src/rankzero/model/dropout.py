@@ -39,7 +39,7 @@ class Places:
         self._seed = seed
         self._tokens_BT: torch.Tensor | None = None
         self._rows_B: torch.Tensor | None = None
-        self._predicts_BT: torch.Tensor | None = None
+        self._predicts_N: torch.Tensor | None = None
         self.unknown: set[str] = set()
         """Modules that were given values of which nobody knows where they stand: they drop as torch does."""
 
@@ -48,17 +48,18 @@ class Places:
         step: int,
         rows_BT: torch.Tensor,
         positions_BT: torch.Tensor,
-        predicts_BT: torch.Tensor | None,
+        predicts_N: torch.Tensor | None,
     ) -> None:
         """The next pass is of this step, 0 at first. `rows_BT` has each token's row in the data set, `positions_BT` its
-        place in the row, both int64 and of shapes that broadcast to (B, T). `predicts_BT`: the positions that reach the
-        output head; None where each row has one prediction, so that values of shape (B, C) stand for whole rows."""
+        place in the row, both int64 and of shapes that broadcast to (B, T). `predicts_N`: the places in the pass,
+        row after row, that reach the output head; None where each row has one prediction, so that values of shape
+        (B, C) stand for whole rows."""
         digest = hashlib.blake2b(f"{self._seed}/{step}".encode(), digest_size=4).digest()
         (start,) = struct.unpack("<i", digest)
         rows = _mix(_to_int32(rows_BT) * _G + start)
         self._tokens_BT = _mix(rows + _to_int32(positions_BT) * _G)
-        self._rows_B = _mix(rows[:, 0] + _WHOLE_ROW * _G) if predicts_BT is None else None
-        self._predicts_BT = predicts_BT
+        self._rows_B = _mix(rows[:, 0] + _WHOLE_ROW * _G) if predicts_N is None else None
+        self._predicts_N = predicts_N
 
     def keys(self, shape: torch.Size) -> torch.Tensor | None:
         """int32 keys of this shape, for values of this shape and channels; None where their places are not known.
@@ -80,7 +81,7 @@ class Places:
             return self._rows_B
         if shape[0] == tokens.numel():
             return tokens.reshape(-1)
-        chosen = None if self._predicts_BT is None else tokens[self._predicts_BT]
+        chosen = None if self._predicts_N is None else tokens.reshape(-1)[self._predicts_N]
         return chosen if chosen is not None and shape == chosen.shape else None
 
     def what_is_left(self) -> str:

@@ -32,7 +32,7 @@ OPT = {**SHAPE, "hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_a
 
 def aimed(batch: MicroBatch, *, seed: int = 1, step: int = 0) -> Places:
     places = Places(seed)
-    places.begin_pass(step, batch.row_of_BT, batch.position_BT, batch.predicts_BT)
+    places.begin_pass(step, batch.row_of_BT, batch.position_BT, batch.predicts_N)
     return places
 
 
@@ -215,7 +215,7 @@ def logits_by_row(
     model: Any, places: Places, collator: Any, rows: Rows, order: list[int], step: int = 0
 ) -> dict[int, torch.Tensor]:
     batch = collator(rows, np.array(order), torch.device("cpu"))
-    places.begin_pass(step, batch.row_of_BT, batch.position_BT, batch.predicts_BT)
+    places.begin_pass(step, batch.row_of_BT, batch.position_BT, batch.predicts_N)
     logits = model(**batch.inputs, use_cache=False).logits[batch.predicts_BT]
     counts = [int(rows.row(row)[1].sum()) for row in order]
     return dict(zip(order, logits.split(counts), strict=True))
@@ -242,7 +242,7 @@ def test_a_text_is_classified_as_if_it_were_alone(
     collator, state, found = LabelledText(("a", "b"), pad_id=0), torch.get_rng_state(), {}
     for order in ([0, 1, 2, 3], [2], [3, 0], [1]):
         batch = collator(rows, np.array(order), torch.device("cpu"))  # type: ignore[arg-type]
-        places.begin_pass(0, batch.row_of_BT, batch.position_BT, batch.predicts_BT)
+        places.begin_pass(0, batch.row_of_BT, batch.position_BT, batch.predicts_N)
         for row, logits in zip(order, model(**batch.inputs).logits, strict=True):
             torch.testing.assert_close(logits, found.setdefault(row, logits), atol=2e-5, rtol=1e-4)
     assert not places.unknown and torch.equal(torch.get_rng_state(), state)

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 class Meter(Protocol):
     """What an evaluation measures besides its loss, added up over the passes of one rank."""
 
-    def add(self, logits_NV: torch.Tensor, batch: MicroBatch) -> None: ...
+    def add(self, logits_NV: torch.Tensor, batch: MicroBatch) -> None:
+        """The logits of a pass's targets, or of a part of them, each once."""
+        ...
 
     def metrics(self, eval_loss: float) -> dict[str, float]:
         """Of all ranks; a collective. Names are those of the task's section in the spec."""
@@ -47,7 +49,10 @@ class Task(Protocol):
         ...
 
     def loss_sum(self, logits_NV: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
-        """Sum of the losses of a pass's targets, each times its weight. Logits are float32, a row for each target."""
+        """Sum of the losses of a pass's targets, each times its weight. Logits are float32, a row for each target.
+
+        May be called for some of a pass's targets at a time, with a batch that has no others.
+        """
         ...
 
     def meter(self, labels: tuple[str, ...] | None, device: torch.device) -> Meter:

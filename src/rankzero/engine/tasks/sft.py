@@ -42,7 +42,12 @@ class SupervisedFineTuning:
         return PackedText() if padding_free else PaddedText()
 
     def head(self, parallel: Parallel, *, offload_activations: bool) -> Head:
-        return SupervisedHead(parallel.model, parallel.module, offload_activations=offload_activations)
+        return SupervisedHead(
+            parallel.model,
+            parallel.module,
+            offload_activations=offload_activations,
+            in_parts=not parallel.same_passes,  # else the head's weights are whole inside the model's own pass only
+        )
 
     def loss_sum(self, logits_NV: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
         return weighted_cross_entropy(logits_NV, batch)

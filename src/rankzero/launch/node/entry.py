@@ -17,7 +17,7 @@ from rankzero.launch.node.command import Node
 from rankzero.launch.node.coordinator import Coordinator
 from rankzero.launch.node.inputs import read_inputs
 from rankzero.launch.node.mirror import mirrored
-from rankzero.launch.node.output import Output
+from rankzero.launch.node.output import STAMPS_VARIABLE, Output
 from rankzero.launch.node.ownership import must_be_writable
 from rankzero.launch.node.park import park
 from rankzero.launch.node.pid1 import StopWish, allow_locking
@@ -36,7 +36,7 @@ from rankzero.spec.run_spec import RunSpec
 def live(stop: StopWish) -> None:
     """Run a node and leave with the exit code that its end has. `stop` is called by the signal handlers."""
     redact = Redactor(os.environ)
-    output = Output(redact)
+    output = Output(redact, stamps=STAMPS_VARIABLE in os.environ)
     for line in adopt_hub_variables(os.environ):
         output.say(line)
     submission = Submission(os.environ)

@@ -78,7 +78,7 @@ def experiment_objects(plan: Plan, search: Search) -> list[Manifest]:
 def _problems(plan: Plan) -> list[Problem]:
     found = []
     if plan.kind not in _CONDITIONS:
-        hint = f"--kind {', '.join(_CONDITIONS)}; or without Katib: rankzero sweep … --submit"
+        hint = f"one of {', '.join(_CONDITIONS)}"
         found.append(Problem(f"a {plan.kind} is no trial of Katib's", "cluster.yaml kind", hint))
     elif plan.kind in ("job", "trainjob") and plan.cluster.num_nodes > 1:
         hint = "kind: jobset or pytorchjob, whose pods find each other by the trial's own name"

@@ -131,6 +131,7 @@ class PicturedText:
             inputs=inputs,
             predicts_BT=to_device(padded.predicts_BT, device),
             targets_N=to_device(padded.targets_N, device),
+            predicts_N=to_device(np.flatnonzero(padded.predicts_BT), device),
             computed=padded.input_ids_BT.size,
             **padded_places(rows, lengths, inputs["input_ids"]),
         )

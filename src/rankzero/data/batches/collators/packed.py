@@ -70,6 +70,7 @@ def _end_to_end(
         },
         predicts_BT=to_device(predicts[None], device),
         targets_N=to_device(targets.astype(np.int64), device),
+        predicts_N=to_device(np.flatnonzero(predicts), device),
         computed=input_ids.size if len(rows) else 0,
         row_of_BT=to_device(row_of[None], device),
         position_BT=position_ids,

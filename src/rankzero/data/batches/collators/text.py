@@ -40,6 +40,8 @@ class MicroBatch:
     """Which tokens are of the row, and neither padding nor what only keeps step with other ranks. Bool, (B, T)."""
     weights_N: torch.Tensor | None = None
     """What each target's loss is multiplied by; None where all count in full."""
+    predicts_N: torch.Tensor | None = None
+    """`predicts_BT` as places in the pass, row after row: a device that selects by these need not be waited for."""
 
 
 class Collator(Protocol):
@@ -123,6 +125,7 @@ class PaddedText:
             inputs={"input_ids": input_ids},
             predicts_BT=to_device(padded.predicts_BT, device),
             targets_N=to_device(padded.targets_N, device),
+            predicts_N=to_device(np.flatnonzero(padded.predicts_BT), device),
             computed=padded.input_ids_BT.size,
             weights_N=target_weights(dataset, rows, [mask for _, mask in tokens], device),
             **padded_places(rows, [len(ids) - 1 for ids, _ in tokens], input_ids),
@@ -188,6 +191,7 @@ def idle_text(device: torch.device) -> MicroBatch:
         inputs={"input_ids": input_ids},
         predicts_BT=to_device(np.zeros((1, 2), np.bool_), device),
         targets_N=to_device(nothing, device),
+        predicts_N=to_device(nothing, device),
         computed=0,
         **padded_places(nothing, (), input_ids),
     )

@@ -1,0 +1,131 @@
+"""Causal attention of short rows on a CPU in bfloat16, registered with transformers as "blocks".
+
+Torch's own kernel for CPUs takes twice as long in 16 bits, most of it in its backward pass. Here a block of queries at
+a time is computed by whole matrix products, forward and again backward, so that only the weights of a block exist at
+once, and keys behind a block's last query are left out. What it is not made for, evaluation and masks among it, is
+computed as transformers' "sdpa" computes it. Knows tensors; nothing of which models may use it (model/attention.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+NAME = "blocks"
+
+QUERIES = 128
+"""Queries of a block."""
+AT_ONCE = 2**19
+"""Weights of queries by keys that are computed at once, about: what a core's cache holds. One head at least."""
+_BEYOND = ("position_bias", "softcap", "s_aux", "cache")
+"""What some models hand over, and only sdpa's own code knows what to make of."""
+
+
+def register() -> None:
+    """Make "blocks" an attention implementation that transformers' models take by name."""
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **others: Any,  # what transformers hands to every attention function
+) -> tuple[torch.Tensor, None]:
+    """query (B, heads, T, head size), key and value with as many heads or a divisor of them, to (B, T, heads, head
+    size)."""
+    causal = is_causal if is_causal is not None else bool(getattr(module, "is_causal", True))
+    plain = causal and attention_mask is None and not dropout and all(others.get(name) is None for name in _BEYOND)
+    if torch.is_autocast_enabled("cpu") and query.device.type == "cpu":
+        query, key, value = (x.to(torch.get_autocast_dtype("cpu")) for x in (query, key, value))
+    if not plain or not _made_for(query, key, value):
+        attended, _ = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **others
+        )
+        return attended, None
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    return _attend(query, key, value, scale).transpose(1, 2).contiguous(), None
+
+
+def _made_for(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    trained = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    where = query.device.type == "cpu" and query.dtype is torch.bfloat16
+    return trained and where and query.shape[2] == key.shape[2] and query.shape[1] % key.shape[1] == 0
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+    """Not compiled: how many blocks there are depends on lengths."""
+    attended: torch.Tensor = _Attend.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
+    return attended
+
+
+class _Attend(torch.autograd.Function):
+    """O = P V with P = softmax(S) and S = scale Q Kᵀ, causal. Backward, where · is summed over keys: dV = Pᵀ dO,
+    dP = dO Vᵀ, dS = P ∘ (dP - dP · P), dQ = scale dS K, dK = scale dSᵀ Q. The queries of the heads that share keys
+    stand one after the other, (heads of keys, heads of each x queries, head size): one product for all of them."""
+
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+        ctx.save_for_backward(query, key, value)
+        ctx.scale = scale
+        q, (k, v) = _grouped(query, key), (x.flatten(0, 1) for x in (key, value))
+        attended = query.new_empty(*q.shape[:3], value.shape[-1])
+        for part, start, stop in _blocks(q):
+            weights = _weights(q, k, part, start, stop, scale)
+            of_block = torch.bmm(weights.to(v.dtype), v[part, :stop])
+            attended[part, :, start:stop] = of_block.unflatten(1, (q.shape[1], -1))
+        return attended.view(*query.shape[:3], -1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        query, key, value = ctx.saved_tensors
+        q, (k, v) = _grouped(query, key), (x.flatten(0, 1) for x in (key, value))
+        g = gradient.reshape(*q.shape[:3], -1)
+        of_q = torch.empty_like(q)
+        of_k, of_v = (torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32)) for x in (k, v))
+        for part, start, stop in _blocks(q):
+            weights = _weights(q, k, part, start, stop, ctx.scale)
+            of_output = g[part, :, start:stop].flatten(1, 2)
+            of_v[part, :stop] += torch.bmm(weights.to(v.dtype).transpose(1, 2), of_output)
+            of_weights = torch.bmm(of_output, v[part, :stop].transpose(1, 2)).to(weights.dtype)
+            of_scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype).to(q.dtype)
+            of_queries = torch.bmm(of_scores, k[part, :stop]).mul_(ctx.scale)
+            of_q[part, :, start:stop] = of_queries.unflatten(1, (q.shape[1], -1))
+            products = torch.bmm(of_scores.transpose(1, 2), q[part, :, start:stop].flatten(1, 2))
+            of_k[part, :stop].add_(products, alpha=ctx.scale)
+        of_k, of_v = of_k.to(k.dtype).view(key.shape), of_v.to(v.dtype).view(value.shape)
+        return of_q.view(query.shape), of_k, of_v, None
+
+
+def _grouped(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """(B, heads, T, size) as (B x heads of keys, heads that share them, T, size)."""
+    return query.reshape(-1, query.shape[1] // key.shape[1], *query.shape[2:])
+
+
+def _weights(q: torch.Tensor, k: torch.Tensor, part: slice, start: int, stop: int, scale: float) -> torch.Tensor:
+    """softmax(S) of a block's queries in float32, (heads of keys, heads of each x queries, keys)."""
+    scores = torch.bmm(q[part, :, start:stop].flatten(1, 2), k[part, :stop].transpose(1, 2))
+    beyond = torch.full((stop - start, stop), torch.finfo(torch.float32).min).triu_(start + 1)
+    return torch.add(beyond, scores.unflatten(1, (q.shape[1], -1)), alpha=scale).softmax(-1).flatten(1, 2)
+
+
+def _blocks(q: torch.Tensor) -> Iterator[tuple[slice, int, int]]:
+    """What is computed at once: heads of keys, and a block's first query and the one behind its last."""
+    count, groups, length = q.shape[:3]
+    for start in range(0, length, QUERIES):
+        stop = min(start + QUERIES, length)
+        heads = max(1, AT_ONCE // (groups * (stop - start) * stop))
+        for head in range(0, count, heads):
+            yield slice(head, head + heads), start, stop

@@ -1,0 +1,139 @@
+"""The loss of a pass from the decoder's last hidden states, some targets at a time.
+
+Logits of all targets are the largest tensor of a pass, and so is their gradient. Here both exist for some targets at
+once: their gradients with respect to hidden states and to what is trained behind the decoder are computed in the
+forward pass, and the backward pass multiplies them. What makes logits of hidden states is the model's own code, which
+is called with a decoder that returns the states it is given: whatever an architecture does there (a bias, a scale, a
+softcap, adapters on the head) is done. Knows models by what transformers gives all of them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers.utils import ModelOutput
+
+LOGITS_AT_ONCE = {"cpu": 2**22}
+"""Logits that exist at once, by kind of device; those of one target at least."""
+OTHER_LOGITS_AT_ONCE = 2**26
+
+PartLoss = Callable[[torch.Tensor, slice], torch.Tensor]
+"""From the logits of some targets, (n, V), and which they are, to the sum of their losses."""
+
+
+class Tail:
+    """What a model does behind its decoder, and what of it is trained."""
+
+    def __init__(self, model: Any) -> None:
+        """`model` is transformers' own, or one with adapters. Raises ValueError where this cannot be done apart."""
+        self._model = model.get_base_model() if isinstance(model, PeftModel) else model
+        self.decoder: torch.nn.Module = self._model.base_model
+        head = model.get_output_embeddings()
+        if self.decoder is self._model or head is None or any(part is head for part in self.decoder.modules()):
+            raise ValueError("there is no head behind a decoder")
+        if any("Dropout" in type(part).__name__ for part in head.modules()):
+            raise ValueError("what the head drops depends on where all targets stand")
+        inside = {id(parameter) for parameter in self.decoder.parameters()}
+        of_tail = [p for p in self._model.parameters() if id(p) not in inside]
+        self._parameters = list({id(p): p for p in [*head.parameters(), *of_tail]}.values())
+        self._vocabulary = int(self._model.config.get_text_config().vocab_size)
+        accepted = inspect.signature(self._model.forward).parameters
+        self._options = {"output_router_logits": False} if "output_router_logits" in accepted else {}
+
+    def decoded(self, places_N: torch.Tensor, call: Callable[[], object]) -> tuple[torch.Tensor, type[ModelOutput]]:
+        """Hidden states at these places of a `call` of the model, (N, H), and what they were returned in. Raises
+        ValueError where that is nothing known."""
+        outputs: list[Any] = []
+        hook = self.decoder.register_forward_hook(lambda _decoder, _inputs, output: outputs.append(output))
+        try:
+            call()
+        finally:
+            hook.remove()
+        output = outputs[-1] if outputs else None
+        if not isinstance(output, ModelOutput) or output.get("last_hidden_state") is None:
+            raise ValueError("the decoder returns no last_hidden_state")
+        hidden_BTH: torch.Tensor = output["last_hidden_state"]
+        return hidden_BTH.flatten(0, 1).index_select(0, places_N), type(output)
+
+    def logits(self, hidden_NH: torch.Tensor, output: type[ModelOutput]) -> torch.Tensor:
+        """Hidden states, (N, H), as the decoder returns them in an `output`, to logits, (N, V)."""
+        tokens_1N = torch.zeros(1, len(hidden_NH), dtype=torch.long, device=hidden_NH.device)
+        with self._returning(output(last_hidden_state=hidden_NH[None])):
+            logits_1NV: torch.Tensor = self._model(input_ids=tokens_1N, use_cache=False, **self._options).logits
+        return logits_1NV[0]
+
+    def loss_sum(self, hidden_NH: torch.Tensor, output: type[ModelOutput], part_loss: PartLoss) -> torch.Tensor:
+        """The sum of the losses of N targets, at least one."""
+        trained = [parameter for parameter in self._parameters if parameter.requires_grad]
+        parts = list(_parts(len(hidden_NH), self._targets_at_once(hidden_NH, trained)))
+
+        def loss_of(hidden_nH: torch.Tensor, part: slice) -> torch.Tensor:
+            return part_loss(self.logits(hidden_nH, output), part)
+
+        if not torch.is_grad_enabled():
+            return torch.stack([loss_of(hidden_NH[part], part) for part in parts]).sum()
+        loss: torch.Tensor = _LossSum.apply(hidden_NH, loss_of, parts, *trained)  # type: ignore[no-untyped-call]
+        return loss
+
+    def _targets_at_once(self, hidden_NH: torch.Tensor, trained: list[torch.nn.Parameter]) -> int:
+        """Where weights are trained, each part adds to a gradient of their size: that takes as many targets as a hidden
+        state has values to be worth it."""
+        logits = LOGITS_AT_ONCE.get(hidden_NH.device.type, OTHER_LOGITS_AT_ONCE)
+        return max(1, logits // self._vocabulary, hidden_NH.shape[1] if trained else 0)
+
+    @contextmanager
+    def _returning(self, output: ModelOutput) -> Iterator[None]:
+        """Within the block the decoder computes nothing and returns this. Hooks on it do not run."""
+        own, hooks, ahead = self.decoder.forward, self.decoder._forward_hooks, self.decoder._forward_pre_hooks
+        instance = "forward" in self.decoder.__dict__
+        self.decoder.forward = lambda *_args, **_kwargs: output  # type: ignore[method-assign]
+        self.decoder._forward_hooks, self.decoder._forward_pre_hooks = type(hooks)(), type(ahead)()
+        try:
+            yield
+        finally:
+            self.decoder._forward_hooks, self.decoder._forward_pre_hooks = hooks, ahead
+            if instance:
+                self.decoder.forward = own  # type: ignore[method-assign]
+            else:
+                del self.decoder.forward
+
+
+class _LossSum(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_NH: torch.Tensor,
+        loss_of: Callable[[torch.Tensor, slice], torch.Tensor],
+        parts: list[slice],
+        *trained: torch.nn.Parameter,
+    ) -> torch.Tensor:
+        of_hidden = torch.empty_like(hidden_NH)
+        of_trained: list[torch.Tensor | None] = [None] * len(trained)
+        losses = []
+        for part in parts:
+            with torch.enable_grad():
+                hidden_nH = hidden_NH[part].detach().requires_grad_()
+                loss = loss_of(hidden_nH, part)
+            losses.append(loss.detach())
+            of_hidden[part], *others = torch.autograd.grad(loss, (hidden_nH, *trained), allow_unused=True)
+            for number, gradient in enumerate(others):
+                before = of_trained[number]
+                of_trained[number] = gradient if before is None or gradient is None else before.add_(gradient)
+        ctx.save_for_backward(of_hidden, *of_trained)
+        return torch.stack(losses).sum()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        of_hidden, *of_trained = ctx.saved_tensors
+        return of_hidden * gradient, None, None, *(None if g is None else g * gradient for g in of_trained)
+
+
+def _parts(count: int, at_once: int) -> Iterator[slice]:
+    for first in range(0, count, at_once):
+        yield slice(first, first + at_once)

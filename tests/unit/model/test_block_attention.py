@@ -1,0 +1,78 @@
+"""Attention in blocks: what torch's own computes, forward and backward, and torch's own where it is not made for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AutoConfig
+
+from rankzero.model import block_attention
+from rankzero.model.attention import Attention, choose_attention
+
+
+class Layer(torch.nn.Module):
+    is_causal = True
+    num_key_value_groups = 2
+
+
+def tensors(dtype: torch.dtype, *, length: int = 11) -> list[torch.Tensor]:
+    """Query of 4 heads, key and value of 2, for 3 rows; as projections leave them, heads behind tokens."""
+    torch.manual_seed(0)
+    shapes = [(3, length, heads, 8) for heads in (4, 2, 2)]
+    return [torch.randn(shape, dtype=dtype).transpose(1, 2).requires_grad_() for shape in shapes]
+
+
+def torchs(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+    return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True)
+
+
+@pytest.mark.parametrize(("queries", "at_once"), [(128, 2**19), (4, 2**19), (4, 1), (3, 200)])
+def test_values_and_gradients_are_torchs(queries: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_attention, "QUERIES", queries)
+    monkeypatch.setattr(block_attention, "AT_ONCE", at_once)
+    given = tensors(torch.float64)
+    results = []
+    for attend in (torchs, block_attention._attend):
+        attended = attend(*given, 0.3)
+        results.append((attended, *torch.autograd.grad(attended.square().sum(), given)))
+    for theirs, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)  # weights are float32 at least
+
+
+def test_bfloat16_is_as_near_to_float32_as_its_digits_allow() -> None:
+    exact = tensors(torch.float32, length=150)
+    rounded = [x.detach().bfloat16().requires_grad_() for x in exact]
+    wanted = torchs(*exact, 8**-0.5)
+    found, _ = block_attention.attention(Layer(), *rounded, None)
+    assert found.dtype is torch.bfloat16 and "_Attend" in str(found.grad_fn.next_functions[0][0].next_functions[0][0])
+    wanted.square().sum().backward()
+    found.float().square().sum().backward()
+    pairs = [(found.transpose(1, 2), wanted), *((r.grad, e.grad) for r, e in zip(rounded, exact, strict=True))]
+    for ours, theirs in pairs:
+        assert (ours.float() - theirs).norm() < 0.01 * theirs.norm()
+
+
+@pytest.mark.parametrize("case", ["float32", "no gradients", "mask", "both sides"])
+def test_what_it_is_not_made_for_is_torchs_own(case: str) -> None:
+    query, key, value = tensors(torch.float32 if case == "float32" else torch.bfloat16)
+    options: dict[str, Any] = {"is_causal": False} if case == "both sides" else {}
+    mask = torch.ones(1, 1, 11, 11, dtype=torch.bool) if case == "mask" else None
+    with torch.set_grad_enabled(case != "no gradients"):
+        found, _ = block_attention.attention(Layer(), query, key, value, mask, **options)
+    key, value = (x.repeat_interleave(2, dim=1) for x in (key, value))
+    causal = case in ("float32", "no gradients")
+    wanted = scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal).transpose(1, 2)
+    assert torch.equal(found, wanted)
+
+
+def test_it_is_taken_for_causal_models_in_bfloat16_on_a_cpu() -> None:
+    def chosen(*, dtype: torch.dtype = torch.bfloat16, device: str = "cpu", wanted: str = "auto") -> Attention:
+        return choose_attention("causal", AutoConfig.for_model("llama"), device, dtype, wanted=wanted, free="auto")
+
+    assert chosen() == Attention("blocks", False)
+    assert chosen(dtype=torch.float32) == Attention(None, False)
+    assert chosen(device="mps") == Attention(None, False)
+    assert chosen(wanted="sdpa") == Attention("sdpa", False)

@@ -1,0 +1,135 @@
+"""The loss some targets at a time is the loss of all at once, with every gradient, whatever is behind the decoder."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from rankzero.data.batches.collators.text import MicroBatch, PaddedText
+from rankzero.engine.heads import SupervisedHead
+from rankzero.engine.tasks.protocol import weighted_cross_entropy
+from rankzero.model import chunked_loss
+from tests.unit.model.packed import Rows, collated, tiny
+
+AT_ONCE = 5
+"""Targets, where the head is not trained; where it is, as many as a hidden state has values, which is 32 here."""
+
+
+class Weighted(Rows):
+    """Rows whose targets count for more and less."""
+
+    def weights(self, i: int) -> Any:
+        return np.linspace(0.5, 2, len(self.ids[i]), dtype=np.float32)
+
+
+def batch_of(*, weighted: bool = False) -> MicroBatch:
+    return collated((Weighted if weighted else Rows)((60, 41, 3, 20)), PaddedText())
+
+
+def seen_by(module: torch.nn.Module) -> list[int]:
+    """How many hidden states the head is given, call by call from now on."""
+    counts: list[int] = []
+    module.register_forward_hook(lambda _module, inputs, _out: counts.append(inputs[0].numel() // inputs[0].shape[-1]))
+    return counts
+
+
+def loss_and_gradients(model: Any, batch: MicroBatch, *, in_parts: bool) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    head = SupervisedHead(model, model, in_parts=in_parts)
+    loss = head.loss_sum(batch, weighted_cross_entropy)
+    assert (head._tail is not None) is in_parts
+    (loss / 7).backward()
+    return {"loss": loss.detach()} | {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+TAILS = {
+    "llama": {},
+    "tied llama": {"tie_word_embeddings": True},
+    "phi": {},  # its head has a bias
+    "gpt_neox": {},
+    "cohere": {"logit_scale": 0.3},
+    "granite": {"logits_scaling": 3.0},
+    "gemma3_text": {"final_logit_softcapping": 2.0},
+    "mixtral": {"output_router_logits": True},
+    "gpt2": {},
+}
+
+
+ADAPTED = [
+    (name, kind) for name in ("llama", "tied llama", "cohere") for kind in ("adapters on all", "head saved whole")
+]
+
+
+@pytest.mark.parametrize(("name", "trained"), [(name, kind) for name in TAILS for kind in ("all", "decoder")] + ADAPTED)
+def test_loss_and_gradients_are_those_of_all_targets_at_once(
+    name: str, trained: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(chunked_loss.LOGITS_AT_ONCE, "cpu", AT_ONCE * 99)
+    model = tiny(name.split()[-1], "sdpa", vocab_size=99, **TAILS[name])
+    head_name = next(n for n, module in model.named_modules() if module is model.get_output_embeddings())
+    if trained == "decoder":
+        model.get_output_embeddings().requires_grad_(False)
+    elif trained != "all":
+        saved = [head_name] if trained == "head saved whole" else None
+        layers = ["q_proj", "v_proj", *([] if saved else [head_name])]
+        torch.manual_seed(1)
+        config = LoraConfig(r=4, target_modules=layers, modules_to_save=saved, init_lora_weights=False)
+        model = get_peft_model(model, config)
+    batch = batch_of(weighted=trained == "decoder")
+    whole = loss_and_gradients(model, batch, in_parts=False)
+    counts = seen_by(model.get_output_embeddings())
+    parts = loss_and_gradients(model, batch, in_parts=True)
+    assert (
+        max(counts) == (AT_ONCE if trained == "decoder" else 32) and sum(counts) == len(batch.targets_N) + 2
+    )  # the look ahead
+    assert parts.keys() == whole.keys() and len(whole) > 4
+    for key, value in whole.items():
+        torch.testing.assert_close(parts[key], value, rtol=1e-6, atol=1e-6 * max(1.0, float(value.abs().max())))
+
+
+def test_without_gradients_the_loss_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(chunked_loss.LOGITS_AT_ONCE, "cpu", AT_ONCE * 99)
+    model, batch = tiny("llama", "sdpa", vocab_size=99), batch_of(weighted=True)
+    with torch.no_grad():
+        parts = SupervisedHead(model, model, in_parts=True).loss_sum(batch, weighted_cross_entropy)
+        whole = SupervisedHead(model, model).loss_sum(batch, weighted_cross_entropy)
+    torch.testing.assert_close(parts, whole, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("why", ["dropout in the head", "another result than in a pass"])
+def test_a_head_that_cannot_be_computed_by_itself_is_computed_at_once(why: str) -> None:
+    model, batch = tiny("llama", "sdpa", vocab_size=99), batch_of()
+    called = model
+    if why == "dropout in the head":
+        config = LoraConfig(r=4, target_modules=["q_proj", "lm_head"], lora_dropout=0.1, init_lora_weights=False)
+        called = model = get_peft_model(model, config).eval()
+    else:
+
+        def called(**inputs: Any) -> Any:
+            return SimpleNamespace(logits=2 * model(**inputs).logits)
+
+    head = SupervisedHead(called, model, in_parts=True)
+    counts = seen_by(model.get_output_embeddings())
+    found = head.loss_sum(batch, weighted_cross_entropy)
+    assert head._tail is None and counts[-1] == len(batch.targets_N)
+    assert torch.equal(found, SupervisedHead(called, model).loss_sum(batch, weighted_cross_entropy))
+
+
+def test_gradients_are_right_by_finite_differences() -> None:
+    torch.manual_seed(0)
+    hidden_NH, weight_VH, target_N = torch.randn(7, 3).double(), torch.randn(5, 3).double(), torch.arange(7) % 5
+
+    def loss_sum(hidden_NH: torch.Tensor, weight_VH: torch.Tensor) -> torch.Tensor:
+        def loss_of(hidden_nH: torch.Tensor, part: slice) -> torch.Tensor:
+            return torch.nn.functional.cross_entropy(hidden_nH @ weight_VH.T, target_N[part], reduction="sum")
+
+        parts = list(chunked_loss._parts(7, 3))
+        loss: torch.Tensor = chunked_loss._LossSum.apply(hidden_NH, loss_of, parts, weight_VH)  # type: ignore[no-untyped-call]
+        return 3 * loss
+
+    assert torch.autograd.gradcheck(loss_sum, (hidden_NH.requires_grad_(), weight_VH.requires_grad_()))
