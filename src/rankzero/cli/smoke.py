@@ -49,9 +49,11 @@ def smoke(
             raise UsageError("this is for a cluster", where=_first_for_clusters(arguments, kind), hint="add --cluster")
         _here(settings, nproc_per_node, output, as_json=as_json)
     else:
+        from rankzero.api.clusters import submitter
         from rankzero.api.smoke import smoke_plan
 
-        plan = smoke_plan(settings, cluster, _cluster_settings(arguments or []), kind)
+        who = "" if dry_run else submitter()
+        plan = smoke_plan(settings, cluster, _cluster_settings(arguments or []), kind, submitter=who)
         _there(plan, cluster, dry_run=dry_run, as_json=as_json)
 
 
