@@ -6,10 +6,12 @@ import json
 import os
 import sys
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rankzero.cli.render import ClusterOption, KindOption
 from rankzero.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,6 +29,12 @@ def sweep(
         bool, typer.Option("--dry-run", help="Check everything, print the space, and train nothing.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The trials as JSON on stdout.")] = False,
+    render: Annotated[
+        bool, typer.Option("--render", help="Print the sweep as Katib's Experiment, for --cluster; applies nothing.")
+    ] = False,
+    cluster: ClusterOption = None,
+    kind: KindOption = None,
+    output: Annotated[str | None, typer.Option("-o", "--output", metavar="DIR", help="One file per object.")] = None,
 ) -> None:
     """Search fields of a run spec for the best run, or continue a search.
 
@@ -42,6 +50,12 @@ def sweep(
     if given.file is None:
         hint = "rankzero sweep SWEEP.yaml; docs/sweeps.md has one to start from"
         raise UsageError("a sweep file is needed", hint=hint)
+    if render:
+        _render(given.file, given.overrides, cluster, kind, output)
+        return
+    if cluster is not None or kind is not None or output is not None:
+        hint = "rankzero sweep SWEEP.yaml --cluster C --render | kubectl apply -f -"
+        raise UsageError("a cluster searches with Katib", where="--cluster", hint=hint)
     with stopped_by_sigterm():
         found = load_sweep(given.file, given.overrides, warn=print_warning)
         if dry_run:
@@ -52,6 +66,21 @@ def sweep(
         typer.echo(json.dumps(result.to_json(), indent=2))
     else:
         typer.echo(table_text(result), nl=False)
+
+
+def _render(file: Path, overrides: tuple[str, ...], cluster: str | None, kind: str | None, output: str | None) -> None:
+    """The objects as `rankzero render` prints those of a run."""
+    from rankzero.api.planning import CLUSTER_PREFIX
+    from rankzero.api.sweeps import katib_objects
+    from rankzero.cli.render import print_objects, write_files
+
+    for_cluster = [text.removeprefix(CLUSTER_PREFIX) for text in overrides if text.startswith(CLUSTER_PREFIX)]
+    for_sweep = [text for text in overrides if not text.startswith(CLUSTER_PREFIX)]
+    objects = katib_objects(file, for_sweep, cluster=cluster, cluster_overrides=for_cluster, kind=kind)
+    if output is None:
+        print_objects(objects)
+    else:
+        write_files(objects, Path(output))
 
 
 def _say(line: str) -> None:
