@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -154,7 +155,8 @@ class SlurmBackend:
 
 
 def _run_here(command: Sequence[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    python, *rest = command  # a host may have no program of that very name
+    done = subprocess.run([sys.executable, *rest], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ServiceError(f"{command[0]} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+        raise ServiceError(f"{python} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
     return done.stdout
