@@ -12,6 +12,8 @@ from typing import Any
 import hypothesis
 import pytest
 
+from rankzero.cache import uses
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before any import of huggingface_hub
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch is imported; see rankzero.engine
@@ -34,13 +36,14 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A cache of this test's own, also for the processes that it starts."""
     cache = tmp_path / "cache"
     monkeypatch.setenv("RANKZERO_CACHE", str(cache))
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
-    return cache
+    yield cache
+    uses.release()
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from rankzero.api.clusters import status as status
     from rankzero.api.clusters import submit as submit
     from rankzero.api.evaluation import evaluate as evaluate
+    from rankzero.api.exports import export as export
+    from rankzero.api.exports import export_gguf as export_gguf
+    from rankzero.api.exports import push as push
+    from rankzero.api.forecasts import dry_run as dry_run
+    from rankzero.api.forecasts import plan as plan
     from rankzero.api.results import chat as chat
     from rankzero.api.results import generate as generate
     from rankzero.api.runs import Run as Run
@@ -47,8 +52,13 @@ _PUBLIC = {
     "Sampling": "rankzero.spec.sampling",
     "chat": "rankzero.api.results",
     "evaluate": "rankzero.api.evaluation",
+    "dry_run": "rankzero.api.forecasts",
+    "export": "rankzero.api.exports",
+    "export_gguf": "rankzero.api.exports",
     "generate": "rankzero.api.results",
     "load_spec": "rankzero.api.specs",
+    "plan": "rankzero.api.forecasts",
+    "push": "rankzero.api.exports",
     "status": "rankzero.api.clusters",
     "submit": "rankzero.api.clusters",
     "train": "rankzero.api.training",

@@ -1,5 +1,5 @@
-"""The command `rankzero`, and `python -m rankzero`. Imports nothing before `rankzero train` minds SIGTERM, and next to
-nothing before a command that takes seconds has said its first line.
+"""The command `rankzero`, and `python -m rankzero`. Imports nothing before `rankzero train` (or `smoke`) minds SIGTERM,
+and next to nothing before a command that takes seconds has said its first line.
 
 Importing the command line takes a moment, and so does the interpreter's end: a preempted run must not leave as one that
 failed in either, since a cluster would count that.
@@ -19,7 +19,7 @@ from rankzero.errors import ExitCode
 def main() -> None:
     """Run the command line."""
     minded = []
-    if sys.argv[1:2] == ["train"]:  # a SIGHUP that is ignored, as under nohup, stays so
+    if sys.argv[1:2] in (["train"], ["smoke"]):  # a SIGHUP that is ignored, as under nohup, stays so
         minded = [signal.SIGTERM, *([signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else [])]
     for number in minded:
         signal.signal(number, _leave)

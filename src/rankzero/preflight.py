@@ -259,7 +259,7 @@ def run_directory_findings(found: Loaded[RunSpec]) -> list[Finding]:
     """Why no run can be written there, or should not be."""
     name, output_dir = str(resolve(found.spec).name), found.spec.output_dir
     if "://" in output_dir:
-        hint = "run directories are on a file system; a cluster.yaml can copy results to an object store"
+        hint = "run directories are on a file system; output_url copies them to an object store"
         return [Finding("output_dir", f"{output_dir} is no directory", hint)]
     root = Path(in_base(output_dir, found.base)) / name
     here = Path(in_base(output_dir, Path.cwd())) / name
@@ -267,7 +267,26 @@ def run_directory_findings(found: Loaded[RunSpec]) -> list[Finding]:
         what = f"this run is in {shown(here)} already, and relative paths of a spec are relative to its file"
         hint = f"move it to {shown(root)}, or give output_dir={output_dir} on the command line to continue it there"
         return [Finding("output_dir", what, hint)]
-    return _not_writable(root) or _held(root)
+    return [*(_not_writable(root) or _held(root)), *copy_findings(found.spec.output_url)]
+
+
+def copy_findings(url: str | None) -> list[Finding]:
+    """Why results could not be copied to this object store. Nothing asks it whether it is there."""
+    if url is None:
+        return []
+    if importlib.util.find_spec("fsspec") is None:
+        return [Finding("output_url", "object stores need another package", "pip install 'rankzero[s3]'")]
+    from fsspec.registry import known_implementations, registry
+
+    protocol = url.partition("://")[0]
+    if protocol in registry:
+        return []
+    if protocol not in known_implementations:
+        return [Finding("output_url", f"{protocol}:// is no kind of object store", "s3://, gs:// or az://")]
+    module = known_implementations[protocol]["class"].partition(".")[0]
+    if importlib.util.find_spec(module) is None:
+        return [Finding("output_url", f"{protocol}:// needs another package", f"pip install {module}")]
+    return []
 
 
 def tracker_findings(spec: RunSpec) -> list[Finding]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
 import pytest
 
 from rankzero.launch.status import RunStatus
+from rankzero.run_dir.atomic import verify_directory
 from tests.cluster.conftest import CLAIM, LONG, SHORT, Cluster
 from tests.support.in_container import SLOW_DOWN, SUSPEND
 
@@ -53,6 +55,37 @@ def test_to_the_end(kind: str, cluster: Cluster, served_kinds: set[str], local_l
 
     removed = cluster.rankzero("delete", run, "--cluster", place, "--yes")
     assert removed.code == 0, removed.err
+    assert_nothing_is_left(cluster, run)
+
+
+@pytest.mark.parametrize("kind", ["job", "statefulset"])
+def test_a_smoke_test_and_the_doctor(kind: str, cluster: Cluster, served_kinds: set[str]) -> None:
+    need(kind, served_kinds)
+    place = cluster.cluster_yaml(kind)
+    found = cluster.rankzero("doctor", "--cluster", place)
+    assert found.code == 0, found.out
+    done = cluster.rankzero("smoke", "--cluster", place, timeout=1200)
+    assert done.code == 0, f"{done.out[-3000:]}\n{done.err[-3000:]}"
+    assert "all-to-all of 16 MiB" in done.err and "weights are equal on all ranks" in done.err
+    assert_nothing_is_left(cluster, "rankzero-smoke")
+
+
+def test_a_result_is_pulled_from_the_claim(cluster: Cluster) -> None:
+    place, run = cluster.cluster_yaml("job"), "pulled"
+    done = cluster.rankzero("submit", cluster.run_yaml(run), "--cluster", place, timeout=1200)
+    assert done.code == 0, done.err
+    assert cluster.rankzero("delete", run, "--cluster", place, "--yes").code == 0
+    pulled = cluster.folder / "pulled"
+    words = ("pull", run, "--cluster", place, "--output", str(pulled), "--checkpoints", "last")
+    done = cluster.rankzero(*words, may_all=True)  # its rights go beyond those of submitting
+    assert done.code == 0, done.err
+    verify_directory(pulled / "final")
+    verify_directory(pulled / "checkpoints" / f"step-{SHORT}")
+    assert losses([json.loads(line) for line in (pulled / "metrics.jsonl").read_text().splitlines()])
+    again = json.loads(cluster.rankzero(*words, "--json", may_all=True).out)
+    assert again["fetched"] == 0 and again["kept"] > 5
+    left = cluster.rankzero("list", "--cluster", place, "--json")
+    assert run not in left.out
     assert_nothing_is_left(cluster, run)
 
 

@@ -17,7 +17,7 @@ DAMAGED, RESUME, LEASE = (
     "unit/engine/test_resume.py",
     "unit/run_dir/test_lease.py",
 )
-SAVES, RESTARTS, STORE = "faults/test_save_kills.py", "faults/test_restarts.py", "unit/launch/node/test_store.py"
+SAVES, RESTARTS, STORE = "faults/test_save_kills.py", "faults/test_restarts.py", "unit/persist/test_run_store.py"
 MEMORY, PASSES = "faults/test_out_of_memory.py", "unit/engine/test_passes.py"
 STREAM, FEEDER = "unit/engine/test_streaming.py", "unit/data/cache/stream/test_feeder.py"
 PAYLOADS, PROCESSES = "faults/test_payloads.py", "unit/launch/test_processes.py"
@@ -310,13 +310,15 @@ MATRIX: tuple[Row, ...] = (
     ),
     Row(
         "an object store fails, or is slow",
-        "74 at the end",
+        "on this machine that of the run, on a cluster 74 at the end",
         "the object store failed, with its words",
         "checkpoints are committed here first",
         "copies what the store lacks",
         (
             f"{STORE}::test_a_last_copy_that_fails_is_no_success",
             f"{STORE}::test_a_restore_that_was_cut_off_is_made_again",
+            f"{STORE}::test_a_store_that_fails_for_a_while_is_spoken_of_once_and_made_up_for",
+            "e2e/test_copied_results.py::test_through_an_outage_and_without_its_directory",
         ),
     ),
     Row(

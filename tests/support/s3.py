@@ -80,6 +80,8 @@ def _failing(application: Any, store: Store) -> Any:
         if is_object and store.refuse:
             store.refuse, store.failed = store.refuse - 1, store.failed + 1
             start("503 Slow Down", [("Content-Type", "application/xml")])
+            if method == "HEAD":
+                return []
             return [b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"]
         body = b"".join(application(environ, start))
         if is_object and method == "GET" and store.cut and len(body) > 1:

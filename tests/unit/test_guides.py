@@ -15,7 +15,16 @@ from rankzero.spec.fields import all_fields
 from rankzero.spec.run_spec import RunSpec
 
 DOCS = Path(__file__).parents[2] / "docs"
-GUIDES = ("troubleshooting.md", "using.md", "python.md")
+GUIDES = (
+    "troubleshooting.md",
+    "using.md",
+    "python.md",
+    "doctor.md",
+    "storage.md",
+    "provision.md",
+    "slurm.md",
+    "getting-started.md",
+)
 TROUBLE = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
 SEEDS_ENTRIES = (
     "401 Gated repo",

@@ -179,6 +179,9 @@ def test_a_single_row_to_evaluate_on_is_doubtful(rows: int, warns: bool) -> None
         ("lora.modules_to_save=[embed_token]", "lora.modules_to_save", "no module embed_token with", ConfigError),
         ("output_dir=train.jsonl", "output_dir", "train.jsonl is a file", StorageError),
         ("output_dir=s3://bucket/runs", "output_dir", "no directory", ConfigError),
+        ("output_url=s4://bucket/runs", "output_url", "no kind of object store", ConfigError),
+        ("output_url=s3://me:secret@bucket/runs", "output_url", "this holds a secret", ConfigError),
+        ("output_url=runs", "output_url", "a URL such as", ConfigError),
     ],
 )
 def test_each_kind_of_mistake(override: str, where: str, words: str, kind: type[RankzeroError], project: Path) -> None:
@@ -188,6 +191,14 @@ def test_each_kind_of_mistake(override: str, where: str, words: str, kind: type[
     assert error.problems[0].where == f"command line {where}"
     assert words in error.problems[0].what
     assert type(error) is kind
+
+
+def test_an_object_store_whose_package_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fsspec.registry import known_implementations
+
+    monkeypatch.setitem(known_implementations, "gs", {"class": "no_such_package.Store"})
+    error = found("output_url=gs://bucket/runs")
+    assert "needs another package" in error.problems[0].what and "no_such_package" in error.problems[0].hint
 
 
 def test_deepspeed_settings_are_json(project: Path) -> None:

@@ -131,6 +131,13 @@ def test_each_recipe_has_the_commands_from_nothing_to_a_result(recipe: str) -> N
     assert "## Other hardware" in TEXTS[f"{recipe}.md"]
 
 
+def test_the_flags_of_the_smoke_test_are_those_of_the_script_it_replaces() -> None:
+    flags = "--epochs 2 --batch 256 --samples 4096 --features 128 --classes 4 --lr 3e-3 --seed 42"
+    assert parse(["smoke", *flags.split()]) == parse(["smoke"])
+    text = TEXTS["lora-jsonl.md"].split("### train.py")[1]
+    assert all(flag in text for flag in flags.split()[::2]) and "not yet" not in text
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_parse(page: str) -> None:
     whole = typed(TEXTS[page])

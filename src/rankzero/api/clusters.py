@@ -145,10 +145,16 @@ def open_backend(cluster: ClusterSpec, *, say: Say = _silent, detach: bool = Fal
     """Where the runs of a cluster spec are. With `detach`, submit does not wait for the preparation."""
     from rankzero.spec.kinds import kind_section
 
-    if kind_section(cluster.kind).on_this_machine:
+    section = kind_section(cluster.kind)
+    if section.on_this_machine:
         from rankzero.launch.backends.docker.backend import DockerBackend
 
         return DockerBackend()
+    if section.on_hosts:
+        from rankzero.launch.backends.slurm.backend import SlurmBackend
+        from rankzero.launch.kinds.slurm import state_directory
+
+        return SlurmBackend(Path(state_directory(cluster)))
     from rankzero.launch.backends.kubernetes.backend import open_kubernetes
 
     return open_kubernetes(cluster.context, cluster.namespace, say=say, wait=not detach)

@@ -2,21 +2,116 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from rankzero.api.installed import require_data, require_engine
+from rankzero.api.installed import engine_is_there, require_data, require_engine
+from rankzero.api.specs import SpecSource
 from rankzero.errors import RankzeroError
 from rankzero.wording import first_line
 
 if TYPE_CHECKING:
     from rankzero.forecast.forecast import Forecast
+    from rankzero.launch.plan import Plan
     from rankzero.launch.survey import Survey
     from rankzero.spec.cluster_spec import ClusterSpec
     from rankzero.spec.run_spec import RunSpec
 
 Say = Callable[[str], None]
 """Told what takes seconds, before it does."""
+
+
+def _silent(_line: str) -> None:
+    """Says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterForecast:
+    """What a run would take on a cluster, beside what the cluster has. Nothing was applied."""
+
+    name: str
+    where: str
+    """The namespace, or this machine."""
+    run: Forecast | None
+    """None where the model's shapes are not known here."""
+    unknown: str
+    """Why not."""
+    survey: Survey
+
+    def require(self) -> None:
+        """Raise what stands in the way of a submit: every reason of the cluster, or the memory that is missing."""
+        from rankzero.model.fitting import require_room
+
+        if self.survey.refused is not None:
+            raise self.survey.refused
+        if self.run is not None and self.run.place.limit and self.survey.gpu_bytes:
+            require_room(self.run.memory.need, self.run.place.limit, 0, packed=None, where=self.run.place.name)
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs."""
+        problems = [] if self.survey.refused is None else [str(problem) for problem in self.survey.refused.problems]
+        run = None if self.run is None else self.run.to_json()
+        return {"run": run, "cluster": dict(self.survey.has), "refused": problems}
+
+
+def dry_run(
+    spec: RunSpec | SpecSource, overrides: Mapping[str, object] | None = None, *, nproc_per_node: int | None = None
+) -> Forecast:
+    """What a run would take on this machine: steps, passes, memory, disk and, where one of its shape was timed, time.
+
+    `spec` and `nproc_per_node` as for `train`. Rows that are not in the cache are tokenised; no weights are loaded.
+    Raises what `train` would raise before it loads them.
+    """
+    from rankzero.api.specs import checked, read
+    from rankzero.api.training import require_same_run
+    from rankzero.machine import local_gpu_count
+    from rankzero.preflight import EVERYTHING
+    from rankzero.spec.run_options import RunOptions
+    from rankzero.spec.run_spec import RunSpec
+
+    source = spec.model_dump(mode="json") if isinstance(spec, RunSpec) else spec
+    processes = max(1, local_gpu_count(os.environ)) if nproc_per_node is None else nproc_per_node
+    run = checked(read(source, overrides), EVERYTHING)
+    require_same_run(run, RunOptions())
+    return forecast_here(run, processes, _silent)
+
+
+def plan(
+    spec: SpecSource,
+    cluster: str | None = None,
+    overrides: Mapping[str, object] | None = None,
+    *,
+    cluster_overrides: Mapping[str, object] | None = None,
+) -> ClusterForecast:
+    """What a run would take on a cluster, beside what the cluster has. Applies nothing.
+
+    Arguments as for `submit`; `require` of what is returned raises what stands in its way. Raises ConfigError with all
+    problems of the specs, ServiceError where the cluster does not answer.
+    """
+    from rankzero.api.planning import plan_of
+    from rankzero.api.specs import read
+    from rankzero.preflight import look_for_files
+    from rankzero.spec.local_paths import absolute
+    from rankzero.spec.resolve import resolve
+
+    made = plan_of(spec, cluster, overrides, cluster_overrides=cluster_overrides)
+    loaded = look_for_files(read(spec, overrides, for_pods=True))
+    return forecast_of(made, absolute(resolve(loaded.spec), loaded.base), _silent)
+
+
+def forecast_of(made: Plan, run: RunSpec, say: Say) -> ClusterForecast:
+    """As `plan`, of a plan and the same run with the paths of this machine."""
+    from rankzero.api.clusters import open_backend
+    from rankzero.launch.render import render
+    from rankzero.spec.kinds import kind_section
+
+    survey = open_backend(made.cluster).survey(render(made))
+    found, unknown = forecast_on(run, made.cluster, survey, say)
+    section, names = kind_section(made.cluster.kind), {"docker": "this machine", "slurm": "Slurm"}
+    where = names.get(section.place, f"namespace {made.cluster.namespace}")
+    return ClusterForecast(made.name, where, found, unknown, survey)
 
 
 def forecast_here(spec: RunSpec, nproc: int, say: Say) -> Forecast:
@@ -37,20 +132,29 @@ def forecast_here(spec: RunSpec, nproc: int, say: Say) -> Forecast:
 
 def forecast_on(run: RunSpec, cluster: ClusterSpec, survey: Survey, say: Say) -> tuple[Forecast | None, str]:
     """The forecast of a run on a cluster, which a survey has looked at; or None, and why the model's shapes are not
-    known here. `run` has the paths of this machine. Raises ConfigError for what the run would be refused for."""
+    known here. `run` has the paths of this machine. Raises ConfigError for what the run would be refused for.
+
+    Its memory is of a simulated pass where torch is installed here, else of sums.
+    """
     try:
         require_data()
         from rankzero.forecast.elsewhere import facts_from_files, forecast_elsewhere, model_files, place_of
 
         place, precision = place_of(run, cluster, survey.gpu, survey.gpu_bytes)
         directory = model_files(run.model)
-        facts = facts_from_files(run, directory, precision)
-        if facts is None:
+        facts, simulates = facts_from_files(run, directory, precision), engine_is_there()
+        if facts is None or simulates:
             require_engine()
-            say("the model's files do not tell all its shapes; import torch and transformers")
+            say("import torch and transformers, and simulate a pass")
+        if facts is None:
             from rankzero.engine.forecasting import facts_from_config
 
             facts = facts_from_config(run, directory, precision)
     except RankzeroError as error:
         return None, f"its shapes are not known here, so neither is its memory: {first_line(error)}"
-    return forecast_elsewhere(run, directory, facts, place, precision), ""
+    found = forecast_elsewhere(run, directory, facts, place, precision)
+    if not simulates:
+        return found, ""
+    from rankzero.engine.forecasting import simulated
+
+    return simulated(run, directory, found), ""

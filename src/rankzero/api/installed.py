@@ -31,6 +31,16 @@ def require_engine() -> None:
     _require("train", _ENGINE)
 
 
+def engine_is_there() -> bool:
+    """Whether the training stack is installed."""
+    return all(_is_there(name) for name in _ENGINE)
+
+
+def require_sweep() -> None:
+    """Raise ConfigError where nothing can be searched."""
+    _require("sweep", ("optuna", "cmaes"))
+
+
 def _require(extra: str, modules: tuple[str, ...]) -> None:
     missing = [name for name in modules if not _is_there(name)]
     if missing:

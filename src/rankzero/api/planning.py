@@ -55,7 +55,7 @@ def _with_namespace(spec: ClusterSpec) -> ClusterSpec:
     """Where a spec names none, the one that kubectl would use."""
     from rankzero.spec.kinds import kind_section
 
-    if "namespace" in spec.model_fields_set or kind_section(spec.kind).on_this_machine:
+    if "namespace" in spec.model_fields_set or not kind_section(spec.kind).in_kubernetes:
         return spec
     from rankzero.launch.backends.kubernetes.auth import namespace_of
 
@@ -149,8 +149,9 @@ def serving_objects(
         raise UsageError("several GPUs are for vLLM", where="--gpus", hint="--engine vllm, in an image that has it")
     settings = ["num_nodes=1", "min_nodes=null", f"nproc_per_node={gpus}", "resources.rdma=null"]
     plan = planned(read(run, for_pods=True), cluster, settings)
-    if kind_section(plan.kind).on_this_machine:
-        raise UsageError("this is no cluster", where="--cluster", hint="rankzero serve RUN serves on this machine")
+    if not kind_section(plan.kind).in_kubernetes:
+        hint = "rankzero serve RUN serves on this machine"
+        raise UsageError("this is no cluster of Kubernetes", where="--cluster", hint=hint)
     if plan.run.task_section.uses != "writes":
         raise ConfigError(f"this run {plan.run.task_section.result}", where=run, hint="only what writes text is served")
     told = ["--tensor-parallel-size", str(gpus)] if gpus > 1 else []

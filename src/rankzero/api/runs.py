@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rankzero.api.data import DataSource
     from rankzero.api.evaluation import Evaluation, TaskSpec
     from rankzero.engine.chat import Chat
+    from rankzero.engine.exporting import Exported
     from rankzero.model.merge import Merged
     from rankzero.run_dir.view import RunView
     from rankzero.spec.run_spec import RunSpec
@@ -193,6 +194,12 @@ class Run:
         from rankzero.api.results import merge
 
         return merge(str(self.path), output, base_weights=base_weights)
+
+    def export(self, output: str | os.PathLike[str], *, shard_size: str = "5GB") -> Exported:
+        """Write the result as one plain model to `output`, which must not exist. Raises as `rankzero.export`."""
+        from rankzero.api.exports import export
+
+        return export(self.path, output, shard_size=shard_size)
 
     def evaluate(self, data: DataSource | Sequence[DataSource] = (), *, tasks: TaskSpec | None = None) -> Evaluation:
         """The result beside its base, on rows or tasks; `rankzero.evaluate` has a judge and more."""

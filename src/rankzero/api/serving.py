@@ -87,8 +87,10 @@ def prepare(serving: Serving) -> None:
     Raises as `merge`; StorageError where the cache cannot be written.
     """
     from rankzero.api.results import merge
+    from rankzero.cache.uses import use
     from rankzero.run_dir.atomic import storage_errors
 
+    use(serving.server.model.parent)
     if serving.is_prepared:
         return
     if serving.adapter is not None:

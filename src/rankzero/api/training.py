@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +16,7 @@ from rankzero.spec.run_options import RunOptions
 
 if TYPE_CHECKING:
     from rankzero.api.runs import Run
+    from rankzero.errors import StorageError
     from rankzero.spec.run_spec import RunSpec
 
 
@@ -67,33 +71,77 @@ def start(
     begun: float | None = None,
 ) -> dict[str, Any]:
     """Run a resolved spec to its end. Returns the report. `begun` is when the start began, on the monotonic clock,
-    where that was before this call. Raises UsageError for a change that cannot be allowed, or the run's error."""
+    where that was before this call. Raises as `require_same_run`, or the run's error."""
     from rankzero.api.installed import require_engine
 
-    require_allowable(options)
+    require_same_run(spec, options)
     require_engine()
     return run_to_end(spec, options, nproc, max_restarts, in_process=in_process, begun=begun)
 
 
-def require_allowable(options: RunOptions) -> None:
-    """Raise UsageError for a change that no run may be allowed."""
+def require_same_run(spec: RunSpec, options: RunOptions) -> None:
+    """Raise UsageError for a change that no run may be allowed, ConfigError where the run directory has checkpoints of
+    another run. Data and weights are compared when they are read."""
     from rankzero.errors import UsageError
+    from rankzero.run_dir.paths import RunDir
+    from rankzero.run_dir.same_run import refuse_foreign_directory
     from rankzero.spec.diff import not_allowable
 
     if problems := not_allowable(options.allow_changes):
         raise UsageError(problems)
+    refuse_foreign_directory(RunDir(Path(spec.output_dir) / str(spec.name)), spec, options.allow_changes)
 
 
 def run_to_end(
     spec: RunSpec, options: RunOptions, nproc: int, max_restarts: int, *, in_process: bool, begun: float | None
 ) -> dict[str, Any]:
     """As `start`, with nothing left to check."""
-    if in_process:
-        from rankzero.engine.worker import run
+    with kept_elsewhere(spec):
+        if in_process and options.smoke is not None:
+            from rankzero.engine.smoke.check import smoke  # of the training stack it imports torch alone
 
-        return run(spec, options, begun=begun)
-    from rankzero.launch.local import run_processes
+            return smoke(spec, options, begun=begun)
+        if in_process:
+            from rankzero.engine.worker import run
 
-    text = run_processes(spec, options, nproc, os.environ, max_restarts=max_restarts, begun=begun)
-    report: dict[str, Any] = json.loads(text)
-    return report
+            return run(spec, options, begun=begun)
+        from rankzero.launch.local import run_processes
+
+        text = run_processes(spec, options, nproc, os.environ, max_restarts=max_restarts, begun=begun)
+        report: dict[str, Any] = json.loads(text)
+        return report
+
+
+@contextmanager
+def kept_elsewhere(spec: RunSpec) -> Iterator[None]:
+    """Where the spec names an object store: what it has of the run comes first, what is committed goes there.
+
+    A store that fails is spoken of and changes no run's end: all is here, and the same command copies what is missing.
+    Under torchrun rank 0 does it. Raises StorageError before the run where it may be in a store that does not answer.
+    """
+    if spec.output_url is None or os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    from rankzero.persist.copying import bring_back, copied
+    from rankzero.persist.run_store import RunStore, copy_url
+    from rankzero.redaction import Redactor
+    from rankzero.run_dir.paths import RunDir
+    from rankzero.wording import printable
+
+    redact = Redactor(os.environ)
+
+    def say(text: str) -> None:
+        sys.stderr.write(redact(printable(f"{datetime.now():%H:%M:%S} [COPY] {text}\n")))
+        sys.stderr.flush()
+
+    run_dir = RunDir(Path(spec.output_dir) / str(spec.name))
+    store = RunStore(run_dir, str(copy_url(spec)))
+    bring_back(run_dir, store, say)
+    failures: list[StorageError] = []
+    try:
+        with copied([store], say) as failures:
+            yield
+    finally:
+        for failure in failures:
+            say(f"not all of the run is in {store.url}: {failure}")
+            say(f"all of it is in {run_dir.root}; the same command copies what is missing")

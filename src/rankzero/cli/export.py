@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rankzero.cli.merge import BaseChoice
-from rankzero.errors import ConfigError, Problem, UsageError
-
-_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
+from rankzero.errors import Problem, UsageError
 
 
 class Form(StrEnum):
@@ -75,62 +71,43 @@ def export(
 
     Adapters are merged for it, and the merged model is proved as by rankzero merge.
     """
-    shard_bytes = _bytes(shard_size)
-    _require_options(to, output, repo, shard_bytes, public=public, converter=converter)
-    from rankzero.api.installed import require_engine
-    from rankzero.cli.output import warn_of_changes
-    from rankzero.run_dir.result import find_weights, verify_result
+    from rankzero.api.exports import export as export_result
+    from rankzero.api.exports import export_gguf, push, size_in_bytes
 
-    place, adapter = find_weights(Path(target), model)
-    require_engine()
-    if to is Form.HUB:
-        _push(place, str(repo), private=not public, as_json=as_json)
-        return
-    from rankzero.model.gguf_export import find_converter
+    _require_options(to, output, repo, size_in_bytes(shard_size), public=public, converter=converter)
+    from rankzero.cli.output import warn_of_changes
     from rankzero.run_dir.atomic import place_given_by
 
-    out, problems = Path(str(output)), []
-    if out.exists():
-        problems.append(Problem("there is something already", str(out), "name another with -o"))
-    command = find_converter(converter) if to is Form.GGUF else []
-    if isinstance(command, Problem):
-        problems.append(command)
-    if problems or isinstance(command, Problem):
-        raise ConfigError(problems)
-    warn_of_changes(verify_result(place))
-    from rankzero.engine.exporting import export_gguf, export_safetensors
-    from rankzero.model.load import quiet_libraries
-
-    quiet_libraries()
+    if to is Form.HUB:
+        url = push(target, str(repo), public=public, model=model, tell=warn_of_changes)
+        seen = "public" if public else "private"
+        typer.echo(json.dumps({"url": url, "private": not public}) if as_json else f"{url} ({seen})")
+        return
     with place_given_by("-o"):
         if to is Form.GGUF:
-            done = export_gguf(place, adapter, out, outtype=gguf_type.value, converter=command, base_weights=base.value)
+            done = export_gguf(
+                target,
+                str(output),
+                gguf_type=gguf_type.value,
+                converter=converter,
+                base_weights=base.value,
+                model=model,
+                tell=warn_of_changes,
+            )
         else:
-            done = export_safetensors(place, adapter, out, shard_bytes=shard_bytes or 0, base_weights=base.value)
+            done = export_result(
+                target,
+                str(output),
+                shard_size=shard_size,
+                base_weights=base.value,
+                model=model,
+                tell=warn_of_changes,
+            )
     if as_json:
         typer.echo(json.dumps(done.to_json(), indent=2))
     else:
         files = "1 file" if done.files == 1 else f"{done.files} files"
         typer.echo("\n".join([f"{done.place}: {files} of weights, {done.bytes / 1e9:.3g} GB", *done.said]))
-
-
-def _push(place: Path, repo: str, *, private: bool, as_json: bool) -> None:
-    from rankzero.cli.output import warn_of_changes
-    from rankzero.model.push import push, push_problems
-    from rankzero.run_dir.result import verify_result
-
-    problems = push_problems(place, repo)
-    if problems:
-        raise ConfigError(problems)
-    warn_of_changes(verify_result(place))
-    url = push(place, repo, private=private)
-    seen = "private" if private else "public"
-    typer.echo(json.dumps({"url": url, "private": private}) if as_json else f"{url} ({seen})")
-
-
-def _bytes(text: str) -> int | None:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(KB|MB|GB)", text.strip().upper())
-    return int(float(match[1]) * _UNITS[match[2]]) if match else None
 
 
 def _require_options(

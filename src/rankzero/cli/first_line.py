@@ -18,6 +18,7 @@ _BEGINS_WITH = {
     "chat": "look at the result, then load its model",
     "serve": "look at the result, and for what serves it",
     "plan": "look at the run and at the cluster",
+    "smoke": "import torch",
 }
 """Commands that import a training stack, or ask a cluster, and what they do first."""
 _SILENT = frozenset({"--json", "--help", "-h"})

@@ -19,6 +19,7 @@ from rankzero.errors import UsageError
 
 RUN_FILE = "run.yaml"
 CLUSTER_FILE = "cluster.yaml"
+INFRA_FILE = "infra.yaml"
 
 RECIPES = {
     "quickstart": "docker",
@@ -132,7 +133,7 @@ def _of_recipe(name: str, directory: Path) -> dict[Path, str]:
 
 def with_schema(file: str, text: str) -> str:
     """A spec with the line by which editors find its schema, which is installed with this package."""
-    if file not in (RUN_FILE, CLUSTER_FILE):
+    if file not in (RUN_FILE, CLUSTER_FILE, INFRA_FILE):
         return text
     schema = files("rankzero") / "spec" / f"{file.removesuffix('.yaml')}.schema.json"
     head, body = _opening_comment(text)

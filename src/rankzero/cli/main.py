@@ -12,6 +12,8 @@ from typing import Annotated
 import typer
 
 from rankzero import __version__
+from rankzero.cli import cache as cache_command
+from rankzero.cli import cluster as cluster_command
 from rankzero.cli import runs as runs_command
 from rankzero.cli import secret as secret_command
 from rankzero.cli import track as track_command
@@ -20,6 +22,7 @@ from rankzero.cli.chat import chat
 from rankzero.cli.data import show as data_command
 from rankzero.cli.data.datasets import fire, volcano
 from rankzero.cli.data.prepare import prepare
+from rankzero.cli.doctor import doctor
 from rankzero.cli.eval import evaluate
 from rankzero.cli.export import export
 from rankzero.cli.generate import generate
@@ -31,11 +34,14 @@ from rankzero.cli.open import app as open_app
 from rankzero.cli.output import print_error, print_traceback
 from rankzero.cli.plan import plan
 from rankzero.cli.predict import predict
+from rankzero.cli.pull import pull
 from rankzero.cli.quickstart import quickstart
 from rankzero.cli.render import render
 from rankzero.cli.report import report
 from rankzero.cli.serve import serve
+from rankzero.cli.smoke import smoke
 from rankzero.cli.submit import submit
+from rankzero.cli.sweep import sweep
 from rankzero.cli.train import train
 from rankzero.cli.watch import watch
 from rankzero.errors import INTERRUPTED, ExitCode, RankzeroError
@@ -51,8 +57,11 @@ app = typer.Typer(
 )
 app.command(rich_help_panel="Start")(quickstart)
 app.command(rich_help_panel="Start")(init)
+app.command(rich_help_panel="Start")(doctor)
 app.add_typer(data_command.app, name="data", rich_help_panel="Data")
 app.command(cls=Flags, rich_help_panel="Train")(train)
+app.command(rich_help_panel="Train")(sweep)
+app.command(rich_help_panel="Train")(smoke)
 app.command(rich_help_panel="Results")(generate)
 app.command(rich_help_panel="Results")(chat)
 app.command(rich_help_panel="Results")(serve)
@@ -64,19 +73,22 @@ app.command("list", rich_help_panel="Runs")(runs_command.list_runs)
 for look_at in (runs_command.status, watch, logs, runs_command.compare):
     app.command(rich_help_panel="Runs")(look_at)
 app.command(rich_help_panel="Runs")(report)
+app.add_typer(cache_command.app, name="cache", rich_help_panel="Start")
+app.command(rich_help_panel="Runs")(pull)
 app.add_typer(open_app, name="open", rich_help_panel="Runs")
 app.add_typer(track_command.app, name="track", rich_help_panel="Runs")
 for command in (plan, render, submit):
     app.command(rich_help_panel="Cluster")(command)
 for end in (runs_command.describe, runs_command.cancel, runs_command.delete):
     app.command(rich_help_panel="Cluster")(end)
+app.add_typer(cluster_command.app, name="cluster", rich_help_panel="Cluster")
 app.add_typer(secret_command.app, name="secret", rich_help_panel="Cluster")
 for make in (prepare, fire, volcano):
     data_command.app.command(rich_help_panel=data_command.MAKE)(make)
 
 DEBUG_VARIABLE = "RANKZERO_DEBUG"
 _ASK_THE_HUB = frozenset(
-    {"chat", "data", "eval", "export", "generate", "merge", "plan", "predict", "quickstart", "serve", "train"}
+    {"chat", "data", "eval", "export", "generate", "merge", "plan", "predict", "quickstart", "serve", "sweep", "train"}
 )
 
 

@@ -10,8 +10,7 @@ import typer
 from rankzero.cli.render import ClusterOption, KindOption
 
 if TYPE_CHECKING:
-    from rankzero.forecast.forecast import Forecast
-    from rankzero.launch.survey import Survey
+    from rankzero.api.forecasts import ClusterForecast
 
 
 def plan(
@@ -29,41 +28,24 @@ def plan(
 
     Ends with 0 where a submit would be taken and the run fits, else with every reason why not.
     """
-    from rankzero.api.clusters import open_backend
-    from rankzero.api.forecasts import forecast_on
+    from rankzero.api.forecasts import forecast_of
     from rankzero.cli.first_line import say_step
     from rankzero.cli.planning import local_run, plan_from
-    from rankzero.launch.render import render
-    from rankzero.spec.kinds import kind_section
 
     made = plan_from(arguments or [], cluster, kind)
-    survey = open_backend(made.cluster).survey(render(made))
-    run = local_run(arguments or [])
-    forecast, unknown = forecast_on(run, made.cluster, survey, say_step)
-    place = "this machine" if kind_section(made.cluster.kind).on_this_machine else f"namespace {made.cluster.namespace}"
+    found = forecast_of(made, local_run(arguments or []), say_step)
     if as_json:
-        value = None if forecast is None else forecast.to_json()
-        problems = [str(problem) for problem in survey.refused.problems] if survey.refused is not None else []
-        typer.echo(json.dumps({"run": value, "cluster": dict(survey.has), "refused": problems}, indent=2))
+        typer.echo(json.dumps(found.to_json(), indent=2))
     else:
-        _show(made.name, forecast, [*([("model", unknown)] if unknown else []), ("place", place), *survey.has])
-    _require(forecast, survey)
+        unknown = [("model", found.unknown)] if found.unknown else []
+        _show(found, [*unknown, ("place", found.where), *found.survey.has])
+    found.require()
 
 
-def _show(name: str, forecast: Forecast | None, more: list[tuple[str, str]]) -> None:
+def _show(found: ClusterForecast, more: list[tuple[str, str]]) -> None:
     from rankzero.cli.forecasting import print_forecast, print_table
 
-    if forecast is None:
-        print_table(name, more)
+    if found.run is None:
+        print_table(found.name, more)
     else:
-        print_forecast(forecast, more)
-
-
-def _require(forecast: Forecast | None, survey: Survey) -> None:
-    """Raise what stands in the way."""
-    from rankzero.model.fitting import require_room
-
-    if survey.refused is not None:
-        raise survey.refused
-    if forecast is not None and forecast.place.limit and survey.gpu_bytes:
-        require_room(forecast.memory.need, forecast.place.limit, 0, packed=None, where=forecast.place.name)
+        print_forecast(found.run, more)

@@ -19,7 +19,9 @@ ClusterOption = Annotated[
 ]
 KindOption = Annotated[
     str | None,
-    typer.Option("--kind", help="job, jobset, trainjob, pytorchjob, statefulset or docker, whatever the cluster says."),
+    typer.Option(
+        "--kind", help="job, jobset, trainjob, pytorchjob, statefulset, docker or slurm, whatever the cluster says."
+    ),
 ]
 
 
@@ -37,7 +39,7 @@ def render(
         bool, typer.Option("--full", help="On a terminal too, print the contents of files that are shipped.")
     ] = False,
 ) -> None:
-    """Print the objects that a run becomes on a cluster, as YAML."""
+    """Print the objects that a run becomes on a cluster, as YAML; for Slurm the batch script."""
     from rankzero.launch.render import render as render_plan
 
     objects = render_plan(plan_from(arguments or [], cluster, kind))

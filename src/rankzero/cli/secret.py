@@ -59,9 +59,9 @@ def set_secrets(
     if (from_env_file is None) == (not from_env):
         raise UsageError("where are the values?", hint="either --from-env-file .env or --from-env")
     spec = cluster_from(cluster)
-    if kind_section(spec.kind).on_this_machine:
+    if not kind_section(spec.kind).in_kubernetes:
         hint = "export the variables before `rankzero submit`"
-        raise UsageError("docker runs take secrets from this environment", where="--cluster", hint=hint)
+        raise UsageError(f"{spec.kind} runs take secrets from this environment", where="--cluster", hint=hint)
     choice = chosen(spec, keys or [], from_env_file, name)
     done = write(spec, choice)
     if as_json:

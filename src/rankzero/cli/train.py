@@ -75,7 +75,7 @@ def train(
 
     Every local GPU is used, or else the CPU. What stands in RUN.yaml can be changed for once: train.max_steps=100.
     """
-    from rankzero.api.training import require_allowable, start
+    from rankzero.api.training import require_same_run, start
     from rankzero.cli.first_line import say_step
     from rankzero.cli.seed_flags import SeedFlags
     from rankzero.machine import process_started
@@ -107,7 +107,7 @@ def train(
         parts = EVERYTHING if os.environ.get("LOCAL_RANK", "0") == "0" else ()
         spec = read_spec(arguments or [], flags, parts, world_size=world_size(nproc))
         options = RunOptions(log_level, log_batches, report_json, tuple(allow_change or ()))
-        require_allowable(options)
+        require_same_run(spec, options)
         in_process = nproc == 1 and not restarts  # this one was started for the run
         if dry_run:
             from rankzero.cli import forecasting

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,14 +19,17 @@ from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.inputs import Inputs, read_inputs
 from rankzero.engine.setup import Session, model_to_be, to_train, weights_dtype
+from rankzero.engine.simulation import bytes_of_a_pass
+from rankzero.engine.tasks.protocol import find_task
 from rankzero.forecast.conditions import conditions_here
 from rankzero.forecast.forecast import Forecast, MemoryOutlook, Place, make_forecast, outlook
 from rankzero.forecast.rows import facts_of_rows
 from rankzero.forecast.text import lines
 from rankzero.forecast.timing import LEAST_STEPS, remember_rate, shape_of_work
 from rankzero.machine import cache_root, usable_cores
+from rankzero.model.attention import choose_attention
 from rankzero.model.facts import ModelFacts
-from rankzero.model.load import ClassHead, empty_model, load_config, quiet_libraries
+from rankzero.model.load import ClassHead, empty_model, kind_of, load_config, quiet_libraries
 from rankzero.model.shapes import model_facts
 from rankzero.model.source import ModelSource
 from rankzero.spec.run_spec import RunSpec
@@ -66,15 +71,44 @@ def dry_run(spec: RunSpec, nproc: int) -> Forecast:
 def facts_from_config(spec: RunSpec, directory: Path, precision: str) -> ModelFacts:
     """Facts of the model that a directory's config describes, as it is trained: read off tensors without memory. Needs
     no weights. Raises ConfigError."""
+    eager = "eager" if spec.model.attention == "eager" else None
+    shape, config = _from_config(spec, directory, precision, eager)
+    dtype: torch.dtype = getattr(torch, precision)
+    use = spec.task_section.uses
+    return model_facts(shape, config, dtype, quantization=spec.model.quantization, use=use)
+
+
+def simulated(spec: RunSpec, directory: Path, found: Forecast) -> Forecast:
+    """A forecast whose memory comes from a pass over tensors without memory, of the model that a directory's config
+    describes, instead of from sums. It is of a CPU's kernels, wherever the run will be."""
+    need, dtype = found.memory.need, getattr(torch, found.precision)
+    attention: str | None = "eager"
+    if not need.facts.eager:
+        source = ModelSource(directory, directory, spec.model.name)
+        config = load_config(source, spec.model)
+        kind = kind_of(config, spec.task_section.uses)
+        attention = choose_attention(kind, config, "cpu", dtype, wanted="auto", free=False).implementation
+    in_4_bits, packed = spec.model.quantization == "nf4", spec.model.quantization == "fp8"
+    shape, _ = _from_config(spec, directory, found.precision, attention, packed=packed)
+    size = bytes_of_a_pass(shape, need, find_task(spec.task), dtype, seed=spec.train.seed)
+    if isinstance(size, str):
+        return replace(found, memory=replace(found.memory, basis=f"sums, as a pass cannot be simulated: {size}"))
+    more = need.facts.unpacked_bytes if in_4_bits else 0
+    return replace(found, memory=replace(found.memory, need=need.with_pass(size + more), basis="a simulated pass"))
+
+
+def _from_config(
+    spec: RunSpec, directory: Path, precision: str, attention: str | None, *, packed: bool = False
+) -> tuple[Any, Any]:
+    """The model without memory, as it is trained, and its config."""
     quiet_libraries()
     dtype: torch.dtype = getattr(torch, precision)
     source, use = ModelSource(directory, directory, spec.model.name), spec.task_section.uses
     config = load_config(source, spec.model)
-    eager = "eager" if spec.model.attention == "eager" else None
     head = ClassHead(spec.data.labels) if use == "classifies" else None
-    empty = empty_model(spec.model, config, weights_dtype(spec, dtype), attention=eager, head=head)
-    shape = to_train(empty, spec, base_name=spec.model.name)
-    return model_facts(shape, config, dtype, quantization=spec.model.quantization, use=use)
+    weights = weights_dtype(spec, dtype)
+    empty = empty_model(spec.model, config, weights, attention=attention, head=head, packed=packed)
+    return to_train(empty, spec, base_name=spec.model.name), config
 
 
 def device_name(device: Device) -> str:

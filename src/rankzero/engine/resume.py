@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any
 
 from rankzero import __version__
@@ -14,20 +12,11 @@ from rankzero.engine.setup import Session
 from rankzero.errors import ConfigError, Problem
 from rankzero.model.source import weights_fingerprint
 from rankzero.run_dir.paths import RunDir
+from rankzero.run_dir.same_run import Differences, spec_changes, with_way_out
 from rankzero.run_dir.setting import newest_manifest
-from rankzero.spec.diff import IDENTITIES, LENGTH, compare, name_beside
+from rankzero.spec.diff import IDENTITIES
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
-
-
-@dataclass(frozen=True, slots=True)
-class Differences:
-    """How a run differs from what its checkpoint was made by, and may."""
-
-    notices: tuple[str, ...] = ()
-    """One for each difference, to be said."""
-    accepted: tuple[str, ...] = ()
-    """The fields and identities that change the steps to come, and were accepted by --allow-change."""
 
 
 def manifest_meta(spec: RunSpec, inputs: Inputs, environment: dict[str, Any]) -> dict[str, Any]:
@@ -63,14 +52,6 @@ def refuse_different_inputs(meta: dict[str, Any]) -> None:
         raise ConfigError("the processes have different data", where="data.train", hint=hint)
 
 
-def refuse_foreign_directory(run_dir: RunDir, spec: RunSpec, options: RunOptions) -> None:
-    """Raise ConfigError early where the directory holds another run's checkpoints. Reads, writes nothing."""
-    manifest = newest_manifest(run_dir)
-    problems = [] if manifest is None else _spec_changes(manifest, spec, options.allow_changes)[0]
-    if problems:
-        raise ConfigError(_with_way_out(problems, run_dir, spec))
-
-
 def refuse_before_gpus(run_dir: RunDir, spec: RunSpec, inputs: Inputs, options: RunOptions) -> None:
     """As check_same_run, as far as it can be known without the devices that will train. Reads, writes nothing."""
     manifest = newest_manifest(run_dir)
@@ -85,7 +66,7 @@ def check_same_run(
 
     Raises ConfigError with every harmful difference and the override that would accept it, where one can.
     """
-    problems, accepted = _spec_changes(manifest, spec, allowed)
+    problems, accepted = spec_changes(manifest, spec, allowed)
     notices, names = list(accepted.notices), list(accepted.accepted)
     tokenizer_changed = manifest.get("tokenizer") != now["tokenizer"]
     for name, words in IDENTITIES.items():
@@ -107,7 +88,7 @@ def check_same_run(
         words = f"the classes were {before}, and are {after} now"
         problems.append(Problem(words, "data.labels", "undo it: the head that is saved is for the classes that were"))
     if problems:
-        raise ConfigError(_with_way_out(problems, run_dir, spec))
+        raise ConfigError(with_way_out(problems, run_dir, spec))
     return Differences(tuple(notices), tuple(names))
 
 
@@ -156,33 +137,3 @@ def how_it_continues(step: int, accepted: Collection[str], differences: list[str
     if fixed_order:
         return f"{where} bit-exactly"
     return f"{where} from the same state to the last bit; this device may round the steps to come differently"
-
-
-def _spec_changes(
-    manifest: dict[str, Any], spec: RunSpec, allowed: Collection[str]
-) -> tuple[list[Problem], Differences]:
-    problems, notices, accepted = [], [], []
-    for change in compare(RunSpec.model_validate(manifest["spec"]), spec):
-        words = f"{json.dumps(change.old)} in the checkpoint, {json.dumps(change.new)} now"
-        if change.fixed:
-            problems.append(Problem(words, change.field, "set it back: what is saved would not fit"))
-        elif change.harmless or change.field in allowed or spec.resume == "continue":
-            notices.append(f"{change.field}: {words}")
-            accepted += [] if change.harmless else [change.field]
-        else:
-            hint = f"set it back, or pass --allow-change {change.field}"
-            problems.append(Problem(words, change.field, hint))
-    return problems, Differences(tuple(notices), tuple(accepted))
-
-
-def _with_way_out(problems: list[Problem], run_dir: RunDir, spec: RunSpec) -> list[Problem]:
-    if all(problem.where in LENGTH for problem in problems):
-        what = "this directory holds a run of another length"
-        hint = "to let it go on, with the learning rates of its new length, accept the changes below"
-    else:
-        what = "this directory holds checkpoints of another run"
-        hint = (
-            f"give this run another name, such as name={name_beside(spec)} (resume=new does that by itself); or undo "
-            "the changes below; or accept those that can be one by one, or all with resume=continue"
-        )
-    return [Problem(what, str(run_dir.root), hint), *problems]

@@ -40,14 +40,12 @@ from rankzero.engine.metrics import MetricsLog
 from rankzero.engine.pace import Pace
 from rankzero.engine.passes import PassMemory, is_out_of_memory
 from rankzero.engine.resume import (
-    Differences,
     check_same_run,
     how_it_continues,
     layout_of,
     manifest_meta,
     moved,
     refuse_different_inputs,
-    refuse_foreign_directory,
 )
 from rankzero.engine.saving import Saver
 from rankzero.engine.setup import Session, build_session, collect_environment
@@ -69,6 +67,7 @@ from rankzero.run_dir.handover import (
 )
 from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
+from rankzero.run_dir.same_run import Differences, refuse_foreign_directory
 from rankzero.spec.resolve import to_yaml
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
@@ -77,6 +76,15 @@ from rankzero.spec.shardings import sharding_section
 from rankzero.track.protocol import TrackedRun, open_trackers
 from rankzero.track.sender import sending
 from rankzero.wording import counted
+
+
+def work(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
+    """What a launcher starts its processes for: `run`, or a test of their place. Returns the report; raises as they."""
+    if options.smoke is None:
+        return run(spec, options)
+    from rankzero.engine.smoke.check import smoke
+
+    return smoke(spec, options)
 
 
 def run(
@@ -101,7 +109,7 @@ def run(
         deepspeed = deepspeed_file(spec, world, device, dtype)
         run_dir = RunDir(Path(spec.output_dir) / str(spec.name))
         logger.info("[STEP] run %s in %s", spec.name, run_dir.root)
-        refuse_foreign_directory(run_dir, spec, options)
+        refuse_foreign_directory(run_dir, spec, options.allow_changes)
         lease = Lease(run_dir.root) if world.is_main else None
         if lease is not None and run_dir.root.exists():
             hold(lease, stack)
@@ -380,7 +388,7 @@ def main() -> None:
     die_with_parent()
     tell_where_on_request()
     try:
-        report = run(*read_payload(Path(sys.argv[1]).read_text(encoding="utf-8")))
+        report = work(*read_payload(Path(sys.argv[1]).read_text(encoding="utf-8")))
     except Exception as error:
         sys.exit(hand_over(error))
     except KeyboardInterrupt:  # before the run listens itself

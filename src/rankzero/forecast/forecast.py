@@ -38,6 +38,8 @@ class MemoryOutlook:
     sharding: Sharding
     plan: MemoryPlan
     need: Need
+    basis: str = "sums"
+    """What the memory of a pass is known by: sums over shapes, or a simulated pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,7 @@ class Forecast:
             "place": asdict(self.place),
             "memory": {name: round(size) for name, size in memory.need.parts.items()},
             "memory_needed": round(memory.need.bytes),
+            "memory_basis": memory.basis,
             "disk": {**asdict(self.disk), "needed": self.disk.needed},
             "tokens_per_second": self.rate,
             "seconds": self.seconds,

@@ -122,7 +122,8 @@ def _memory(forecast: Forecast) -> str:
     on = f" on {place.name}{now}" if place.limit else f" on {place.name}"
     less = "; activations are recomputed" if need.recomputing else ""
     short = "; IT DOES NOT FIT" if place.limit and need.bytes > place.limit else ""
-    return f"{size(need.bytes)}{each}{of}{on}: {parts}{less}{short}"
+    basis = "" if forecast.memory.basis == "sums" else f" (by {forecast.memory.basis})"
+    return f"{size(need.bytes)}{each}{of}{on}: {parts}{less}{basis}{short}"
 
 
 def _disk(forecast: Forecast) -> str:

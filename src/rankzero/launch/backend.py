@@ -1,4 +1,4 @@
-"""Backend: what a place that runs pods can do for us. Implemented by Kubernetes and by the local docker daemon.
+"""Backend: what a place that runs pods can do for us. Kubernetes, the local docker daemon and Slurm are such.
 
 Backends move objects and bytes; they render nothing and judge nothing.
 """
@@ -6,6 +6,7 @@ Backends move objects and bytes; they render nothing and judge nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -17,6 +18,9 @@ from rankzero.launch.survey import Survey
 
 Say = Callable[[str], None]
 """One line for the person who waits."""
+
+Execute = Callable[[Sequence[str]], str]
+"""Runs a command in a pod and returns what it printed. Raises ServiceError where it failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +81,6 @@ class Backend(Protocol):
 
     def delete(self, run: str, *, claims: bool, say: Say) -> list[str]:
         """Remove what submit created, and claims only where asked. Returns what was removed."""
+
+    def reading(self, pod: Manifest, say: Say) -> AbstractContextManager[Execute]:
+        """A pod for as long as the context lasts, in which commands read what it mounts. Removed at the end."""

@@ -40,6 +40,8 @@ class Plan:
     name: str
     """Name of the run's objects."""
     settings: NodeSettings
+    config_dir: str = CONFIG_DIR
+    """Where run.yaml, node.json and files/ are for the processes."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Shipped files by their path below files/."""
     prepare: bool = False
@@ -67,23 +69,20 @@ def make_plan(
     `run` is resolved. `files` are the contents of what it names by relative paths, by their shortest names
     (`ship.local_files`); `where` turns a field of the run spec into its place in run.yaml.
     """
-    paths = _Paths(cluster, dict(files or {}), where)
-    seen = run.model_copy(
-        update={
-            "model": _model_in_pods(run.model, paths),
-            "data": _data_in_pods(run.data, paths),
-            "train": _train_in_pods(run.train, paths),
-            "output_dir": paths.output_dir(run.output_dir),
-        }
-    )
+    options = options or RunOptions()
+    name = object_name(str(run.name))
+    kind = kind_named(kind_meant(cluster.kind))
+    config_dir = kind.config_dir(cluster, name)
+    paths = _Paths(cluster, dict(files or {}), config_dir, where)
+    inputs = {} if options.smoke is not None else _inputs_in_pods(run, paths)
+    seen = run.model_copy(update={**inputs, "output_dir": paths.output_dir(run.output_dir)})
     problems = [*paths.problems, *_access_problems(cluster), *_size_problems(paths.files, where)]
     if problems:
         raise ConfigError(problems)
-    name = object_name(str(run.name))
-    kind = kind_named(kind_meant(cluster.kind))
     cache = cluster.storage.get("cache")
-    prepare = cluster.prepare == "always" or (cluster.prepare == "auto" and cache is not None and _is_kept(cache))
-    if prepare and (cache is None or not _is_kept(cache)):
+    kept = cache is not None and _is_kept(cache)
+    prepare = not kind.whole and (cluster.prepare == "always" or (cluster.prepare == "auto" and kept))
+    if prepare and not kept:
         hint = "add storage.cache with a claim, or leave prepare: auto"
         raise ConfigError("there is no volume to prepare into", where="prepare", hint=hint)
     return Plan(
@@ -103,9 +102,10 @@ def make_plan(
             rdma=cluster.resources.rdma is not None,
             park=kind.parks,
             prepared_marker=f"{cache.mount}/rankzero/prepared/{name}.json" if prepare and cache is not None else None,
-            mirrors=_mirrors(cluster),
-            options=options or RunOptions(),
+            mirrors=_mirrors(cluster) if options.smoke is None else (),
+            options=options,
         ),
+        config_dir=config_dir,
         files=paths.files,
         prepare=prepare,
         submitter=submitter,
@@ -115,8 +115,11 @@ def make_plan(
 class _Paths:
     """What each path of a run spec is in the pods. Collects problems and the files to ship."""
 
-    def __init__(self, cluster: ClusterSpec, files: dict[str, bytes], where: Callable[[str], str]) -> None:
+    def __init__(
+        self, cluster: ClusterSpec, files: dict[str, bytes], config_dir: str, where: Callable[[str], str]
+    ) -> None:
         self._volumes = cluster.storage
+        self._config_dir = config_dir
         self._available = files
         self._where = where
         self.files: dict[str, bytes] = {}
@@ -147,7 +150,7 @@ class _Paths:
             return path
         for name in found:
             self.files[inside_name(name)] = self._available[name]
-        return posixpath.join(CONFIG_DIR, "files", inside_name(path)) if found else None
+        return posixpath.join(self._config_dir, "files", inside_name(path)) if found else None
 
     def _matching(self, path: str) -> list[str]:
         """Local files that are this path, lie in it, or match it as a pattern."""
@@ -196,6 +199,15 @@ def inside_name(path: str) -> str:
     """A local relative path as one below files/: it cannot climb out."""
     parts = [("up" if part == ".." else part) for part in posixpath.normpath(path).split("/")]
     return "/".join(part for part in parts if part not in ("", "."))
+
+
+def _inputs_in_pods(run: RunSpec, paths: _Paths) -> dict[str, object]:
+    """The sections that name files, as pods see them."""
+    return {
+        "model": _model_in_pods(run.model, paths),
+        "data": _data_in_pods(run.data, paths),
+        "train": _train_in_pods(run.train, paths),
+    }
 
 
 def _model_in_pods(model: ModelSpec, paths: _Paths) -> ModelSpec:

@@ -8,14 +8,27 @@ from rankzero.errors import RankzeroError
 
 
 @dataclass(frozen=True, slots=True)
+class Doubt:
+    """Something that a submit would be taken with all the same."""
+
+    name: str
+    """Of what it is about, as in `Survey.has`."""
+    what: str
+    fix: str
+    waits: bool = False
+    """Whether pods would not start."""
+
+
+@dataclass(frozen=True, slots=True)
 class Survey:
     """Looked at, with nothing applied."""
 
     has: tuple[tuple[str, str], ...]
-    """What there is, by name: nodes, quota, storage, secrets, queue, image, rights."""
+    """What there is, by name: api, kinds, nodes, quota, storage, secrets, queue, image, rights."""
     gpu: str = ""
     """Name of the GPUs that the run would get; empty where nobody says."""
     gpu_bytes: int = 0
     """Memory of one of them, the smallest; 0 where nobody says."""
     refused: RankzeroError | None = None
     """Every reason why a submit would be refused."""
+    doubts: tuple[Doubt, ...] = ()

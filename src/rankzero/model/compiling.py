@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from rankzero.cache.uses import use
 from rankzero.errors import ConfigError, StorageError
 from rankzero.machine import cache_root, cpu_features
 from rankzero.model.parts import blocks
@@ -62,6 +63,7 @@ def load_artifacts(key: str) -> bool:
     nobody else may write: whoever can change files in your cache could as well change your programs.
     """
     path = _path(key)
+    use(path.parent)
     try:
         status = path.stat()
         if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

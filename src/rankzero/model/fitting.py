@@ -32,6 +32,13 @@ class Need:
     world_size: int
     device_kind: str
     trained_share: float
+    pass_scale: float = 1.0
+    """What a pass was found to take ÷ the sums of model/memory.py; 1 where none was simulated."""
+
+    @property
+    def tokens_at_once(self) -> int:
+        """Of the largest pass, which holds no more than a step does."""
+        return max(self.longest, min(self.tokens, self.longest * self.train.global_batch_size))
 
     @property
     def bytes(self) -> float:
@@ -40,16 +47,28 @@ class Need:
 
     @property
     def parts(self) -> dict[str, float]:
-        """The same by what it is for. A pass holds no more than a step does."""
-        tokens = max(self.longest, min(self.tokens, self.longest * self.train.global_batch_size))
+        """The same by what it is for."""
+        of_pass = {name: part * self.pass_scale for name, part in self._pass().items()}
+        return self._held() | of_pass
+
+    def with_pass(self, found: int) -> Need:
+        """Where a pass was found to take `found` bytes beside weights, gradients and optimizer: rounded copies of
+        weights and what is unpacked for the moment included, which stay parts of their own."""
+        held = self._held()
+        of_pass = max(0.0, found - held["copies"] - held["unpacked"])
+        return replace(self, pass_scale=of_pass / sum(self._pass().values()))
+
+    def _held(self) -> dict[str, float]:
         on_device = self.device_kind != "cpu"
-        held = state_parts(self.train, self.facts, self.sharding, self.world_size, offload=on_device)
-        return held | pass_parts(
+        return state_parts(self.train, self.facts, self.sharding, self.world_size, offload=on_device)
+
+    def _pass(self) -> dict[str, float]:
+        return pass_parts(
             self.longest,
             self.facts,
-            tokens,
+            self.tokens_at_once,
             recomputing=self.recomputing,
-            offloading=self.offloading and on_device,
+            offloading=self.offloading and self.device_kind != "cpu",
             trained_share=self.trained_share,
         )
 

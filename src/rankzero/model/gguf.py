@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from rankzero.cache.uses import use
 from rankzero.errors import ConfigError
 from rankzero.model.files import gguf_place
 
@@ -23,6 +24,7 @@ def gguf_as_safetensors(file: Path) -> Path:
     if not file.is_file():
         raise ConfigError(f"{file} does not exist", where="model.name", hint="give the path of a .gguf file")
     target = gguf_place(file)
+    use(target)
     if (target / "config.json").is_file():
         return target
     try:

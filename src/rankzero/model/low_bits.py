@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -105,7 +106,7 @@ def hold(module: torch.nn.Module, name: str, unpack: torch.nn.Module) -> None:
     """Let `module.<name>`, a packed parameter, be read as what `unpack` makes of it; once for each forward pass."""
     parametrize.register_parametrization(module, name, unpack, unsafe=True)
     if not isinstance(module, Float8Linear) and "forward" not in vars(module):
-        module.forward = _reading_once(module.forward)
+        module.forward = _reading_once(module, module.forward)
 
 
 def is_held(module: torch.nn.Module, name: str) -> bool:
@@ -156,11 +157,55 @@ def outlined(model: torch.nn.Module) -> Iterator[None]:
             hold(module, name, unpack)
 
 
-def _reading_once(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The forward pass of a module that reads its weights many times, such as experts one after the other."""
+def _reading_once(module: torch.nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The forward pass of a module that reads its weights many times, such as experts one after the other. The backward
+    pass unpacks them again: kept for it, those of all blocks would take what packing them has saved."""
 
     def cached(*args: Any, **kwargs: Any) -> Any:
-        with parametrize.cached():
+        hooks = _UnpackedAgain(module)
+        with parametrize.cached(), torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack):
             return forward(*args, **kwargs)
 
     return cached
+
+
+class _Kept(NamedTuple):
+    """What stands for a tensor that the backward pass wants."""
+
+    restore: Callable[[Any], torch.Tensor]
+    value: Any
+
+
+class _UnpackedAgain:
+    """Hooks for saved tensors: of views of a module's unpacked weights only the packed ones are kept.
+
+    Other tensors go to the hooks that were there before, such as those of recomputed or offloaded activations.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        outer: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)  # None where there are none
+        self._outer = outer or (_as_it_is, _as_it_is)
+
+    def pack(self, tensor: torch.Tensor) -> _Kept:
+        for name, held in self._module.parametrizations.items():  # type: ignore[union-attr, operator]
+            unpacked = parametrize._cache.get((id(self._module), name))
+            if unpacked is None or unpacked.requires_grad:
+                continue
+            if unpacked.untyped_storage()._cdata == tensor.untyped_storage()._cdata:
+                view = (tensor.shape, tensor.stride(), tensor.storage_offset())
+                return _Kept(partial(_unpacked_view, held[0], view), held.original)
+        return _Kept(self._outer[1], self._outer[0](tensor))
+
+    @staticmethod
+    def unpack(kept: _Kept) -> torch.Tensor:
+        return kept.restore(kept.value)
+
+
+def _unpacked_view(unpack: torch.nn.Module, view: tuple[Any, ...], packed: torch.Tensor) -> torch.Tensor:
+    weight: torch.Tensor = unpack(packed)
+    return weight.as_strided(*view)
+
+
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor

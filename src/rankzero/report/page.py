@@ -101,6 +101,11 @@ def _unique(names: Sequence[str]) -> list[str]:
     ]
 
 
+def render_page(template: str, **values: Any) -> str:
+    """A page that nothing refreshes, from its template."""
+    return _render(template, None, **values)
+
+
 def _render(template: str, live: Live | None, **values: Any) -> str:
     made = environment(__package__ or "", longest=_LONGEST_SHOWN, redact=Redactor(os.environ))
     made.globals |= {

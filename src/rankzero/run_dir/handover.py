@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from rankzero import errors
@@ -64,18 +64,14 @@ def read_beat(path: Path) -> Beat | None:
 def write_payload(directory: Path, spec: RunSpec, options: RunOptions) -> Path:
     """The file that workers are started with."""
     payload = directory / "run.json"
-    payload.write_text(json.dumps({"spec": spec.model_dump(mode="json"), "options": asdict(options)}))
+    payload.write_text(json.dumps({"spec": spec.model_dump(mode="json"), "options": options.to_json()}))
     return payload
 
 
 def read_payload(text: str) -> tuple[RunSpec, RunOptions]:
     """What `write_payload` wrote."""
     payload = json.loads(text)
-    options = payload["options"]
-    return (
-        RunSpec.model_validate(payload["spec"]),
-        RunOptions(**{**options, "allow_changes": tuple(options["allow_changes"])}),
-    )
+    return RunSpec.model_validate(payload["spec"]), RunOptions.from_json(payload["options"])
 
 
 def write_error(file: Path, error: RankzeroError, trace: str, redact: Callable[[str], str]) -> None:

@@ -10,6 +10,7 @@ from rankzero.redaction import holds_secret, looks_secret
 from rankzero.spec.cluster_spec import ClusterSpec, VolumeSpec
 from rankzero.spec.kinds import kind_section, kinds_that_honour
 from rankzero.spec.quantity import as_bytes
+from rankzero.spec.slurm_checks import check_slurm
 
 RESERVED_MOUNTS = ("/etc/rankzero", "/dev/shm", "/dev", "/tmp", "/proc", "/sys", "/")
 _RESERVED_TREES = ("/etc/rankzero/", "/dev/", "/proc/", "/sys/")
@@ -133,6 +134,13 @@ def _taints(spec: ClusterSpec) -> list[Problem]:
     ]
 
 
+def _image(spec: ClusterSpec) -> list[Problem]:
+    if spec.image is not None or kind_section(spec.kind).on_hosts:
+        return []
+    hint = "such as registry.example/team/rankzero:1.0, built from docker/Dockerfile"
+    return [Problem("required, but not set", "image", hint)]
+
+
 _RULES: tuple[tuple[tuple[str, ...], Callable[[ClusterSpec], list[Problem]]], ...] = (
     (("min_nodes", "num_nodes", "kind"), _elastic),
     (("storage", "num_nodes"), _volumes),
@@ -141,4 +149,6 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[ClusterSpec], list[Problem]]], ..
     (("ttl_seconds_after_finished", "kind"), _ttl),
     (("timeout_seconds", "kind"), _timeout),
     (("tolerations",), _taints),
+    (("image", "kind"), _image),
+    (("kind", "slurm", "storage", "env"), check_slurm),
 )

@@ -18,8 +18,11 @@ from rankzero.spec.names import (
     IMAGE_PATTERN,
     LABEL_KEY_PATTERN,
     LABEL_VALUE_PATTERN,
+    ONE_LINE_PATTERN,
     QUANTITY_PATTERN,
     RESOURCE_NAME_PATTERN,
+    SLURM_NAME_PATTERN,
+    SLURM_OPTION_PATTERN,
     URL_PATTERN,
 )
 from rankzero.spec.run_spec import PositiveInt, Section
@@ -32,6 +35,9 @@ EnvName = Annotated[str, StringConstraints(pattern=ENV_NAME_PATTERN)]
 Quantity = Annotated[str, StringConstraints(pattern=QUANTITY_PATTERN)]
 LabelKey = Annotated[str, StringConstraints(pattern=LABEL_KEY_PATTERN)]
 LabelValue = Annotated[str, StringConstraints(pattern=LABEL_VALUE_PATTERN)]
+SlurmName = Annotated[str, StringConstraints(pattern=SLURM_NAME_PATTERN)]
+SlurmOption = Annotated[str, StringConstraints(pattern=SLURM_OPTION_PATTERN)]
+SlurmText = Annotated[str, StringConstraints(pattern=ONE_LINE_PATTERN)]
 Cores = Annotated[float, Field(ge=0.001)]
 
 if TYPE_CHECKING:
@@ -142,6 +148,36 @@ class ServiceAccountSpec(Section):
     """Mount its token."""
 
 
+class SlurmSpec(Section):
+    """What only Slurm asks for (kind slurm)."""
+
+    partition: SlurmName | None = None
+    """Partition, or several by commas; absent: the cluster's default."""
+    account: SlurmName | None = None
+    """Account that the time is charged to."""
+    qos: SlurmName | None = None
+    """Quality of service."""
+    constraint: SlurmText | None = None
+    """Features that nodes must have, such as h100&ib."""
+    reservation: SlurmName | None = None
+    """Reservation to use."""
+    gpu_type: SlurmName | None = None
+    """Type of the GPUs where the site tells several apart, as `sinfo -o %G` has it: h100."""
+    time_limit_seconds: Annotated[int, Field(ge=60)] | None = None
+    """Time limit of one allocation. Before it is over the run saves, goes back into the queue and continues. Absent:
+    the partition's."""
+    runtime: Literal["none", "apptainer", "pyxis"] = "none"
+    """What runs the processes: nothing but the hosts' own software, Apptainer, or the Pyxis plugin of srun."""
+    image: SlurmText | None = None
+    """Image as that runtime names it: a .sif or .sqsh file, docker://…, registry#team/image:tag. Absent: `image`."""
+    python: SlurmText = "python3"
+    """Python that has rankzero[train]: a path that all nodes have, or a name in PATH (the submitter's PATH travels)."""
+    setup: tuple[SlurmText, ...] = ()
+    """Lines of shell that each node runs first, such as `module load cuda`."""
+    options: dict[SlurmOption, str] = {}
+    """More options of sbatch, by their long names: {exclude: node7, mail-type: FAIL}. An empty value is a flag."""
+
+
 class ClusterSpec(Section):
     """One place that runs are sent to."""
 
@@ -149,8 +185,8 @@ class ClusterSpec(Section):
     """Context of the kubeconfig; absent: its current one."""
     namespace: DnsLabel = "default"
     """Kubernetes namespace; absent: that of the kubeconfig's context, else `default`."""
-    image: Annotated[str, StringConstraints(pattern=IMAGE_PATTERN)]
-    """Image of the workers; it holds rankzero[train]."""
+    image: Annotated[str, StringConstraints(pattern=IMAGE_PATTERN)] | None = None
+    """Image of the workers; it holds rankzero[train]. Every kind needs one but slurm."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     """When hosts ask the registry for the image."""
     image_pull_secrets: tuple[DnsName, ...] = ()
@@ -207,5 +243,6 @@ class ClusterSpec(Section):
     """Labels of every object and pod."""
     annotations: dict[LabelKey, str] = {}
     """Annotations of every object and pod."""
+    slurm: SlurmSpec = SlurmSpec()
     pod_patch: dict[str, Any] = {}
     """Merged into the pods' spec: what has no field here. Maps merge, lists of named things by name, others replace."""

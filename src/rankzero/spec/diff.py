@@ -28,7 +28,7 @@ LENGTH = frozenset({"train.num_train_epochs", "train.max_steps"})
 
 _HARMLESS = (
     # sections and fields that do not change the maths of the steps to come
-    *("name", "output_dir", "resume", "tracking", "checkpoint"),
+    *("name", "output_dir", "output_url", "resume", "tracking", "checkpoint"),
     *("eval.every", "eval.on_start", "eval.early_stopping_patience", "eval.prompts", "eval.max_new_tokens"),
     *("train.micro_batch_tokens", "train.gradient_checkpointing", "train.max_nonfinite_steps"),
     "train.collective_timeout_seconds",

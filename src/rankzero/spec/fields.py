@@ -132,7 +132,7 @@ def _kind_in_words(option: Option) -> str:
     limits = _limits_in_words(option.limits)
     if option.kind is int or option.kind is float:
         return ("a whole number" if option.kind is int else "a number") + limits
-    return limits or {bool: "true or false", str: "text"}.get(option.kind, "another type")
+    return limits or {bool: "true or false", str: "text", Any: "any value"}.get(option.kind, "another type")
 
 
 def _limits_in_words(limits: tuple[Any, ...]) -> str:

@@ -11,6 +11,8 @@ from typing import Literal
 
 Wish = Literal["min_nodes", "timeout_seconds", "ttl_seconds_after_finished"]
 """Fields of cluster.yaml that not every kind can honour."""
+Place = Literal["kubernetes", "docker", "slurm"]
+"""What runs are handed to: the backend of that name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +21,24 @@ class KindSection:
 
     cannot: frozenset[Wish] = frozenset()
     """What it is refused with."""
-    on_this_machine: bool = False
-    """Its pods are containers of this machine's docker daemon: no cluster, and no other host, is asked for anything."""
+    place: Place = "kubernetes"
+
+    @property
+    def on_this_machine(self) -> bool:
+        """Its pods are containers of this machine's docker daemon: no cluster, and no other host, is asked for
+        anything."""
+        return self.place == "docker"
+
+    @property
+    def in_kubernetes(self) -> bool:
+        """Whether there are namespaces, Secrets, queues and all else that only Kubernetes has."""
+        return self.place == "kubernetes"
+
+    @property
+    def on_hosts(self) -> bool:
+        """Its processes are those of the hosts themselves: volumes are the hosts' directories, and an image is a choice
+        of the `slurm` section."""
+        return self.place == "slurm"
 
 
 KINDS: dict[str, KindSection] = {
@@ -30,7 +48,10 @@ KINDS: dict[str, KindSection] = {
     "pytorchjob": KindSection(),
     "statefulset": KindSection(cannot=frozenset(("min_nodes", "timeout_seconds", "ttl_seconds_after_finished"))),
     "docker": KindSection(
-        cannot=frozenset(("min_nodes", "timeout_seconds", "ttl_seconds_after_finished")), on_this_machine=True
+        cannot=frozenset(("min_nodes", "timeout_seconds", "ttl_seconds_after_finished")), place="docker"
+    ),
+    "slurm": KindSection(
+        cannot=frozenset(("min_nodes", "timeout_seconds", "ttl_seconds_after_finished")), place="slurm"
     ),
 }
 """A kind stands after those that its controller makes objects of."""

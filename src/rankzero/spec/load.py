@@ -56,7 +56,11 @@ class Loaded(Generic[M]):
 
     def where(self, name: str) -> str:
         """`run.yaml:14 data.max_length`; the section's line where the field itself was not written."""
-        return _where(self.origins, key_path(name))
+        return self.place(key_path(name))
+
+    def place(self, path: KeyPath) -> str:
+        """As `where`, of keys that may have dots in them."""
+        return _where(self.origins, path)
 
     def source(self, name: str) -> str | None:
         """The file or flag that wrote this very field or section; None where it is a default."""

@@ -25,6 +25,9 @@ IMAGE_PATTERN = (
 )
 QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|k|[MGTPE]|[KMGTPE]i)?$"
 RESOURCE_NAME_PATTERN = r"^([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
+SLURM_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.,:+-]*$"
+SLURM_OPTION_PATTERN = r"^[a-z][a-z0-9-]*$"
+ONE_LINE_PATTERN = r"^[^\r\n]+$"
 URL_PATTERN = r"^[a-z][a-z0-9+.-]*://\S+$"
 
 PATTERNS_IN_WORDS = {
@@ -38,6 +41,9 @@ PATTERNS_IN_WORDS = {
     IMAGE_PATTERN: "an image such as registry.example/team/rankzero:1.0 (small letters; tag or digest last)",
     QUANTITY_PATTERN: "a quantity such as 500m, 16 or 512Gi",
     RESOURCE_NAME_PATTERN: "the name of a device resource, such as nvidia.com/gpu",
+    SLURM_NAME_PATTERN: "a name of letters, digits, '_', '.', ',', ':', '+' and '-'",
+    SLURM_OPTION_PATTERN: "the long name of an option of sbatch without its dashes, such as mail-type",
+    ONE_LINE_PATTERN: "one line of text",
     URL_PATTERN: "a URL such as s3://bucket/prefix",
 }
 """What each pattern asks for, as an error says it."""

@@ -1,4 +1,7 @@
-"""docs/reference.md and docs/cluster.md: every field of the two specs, from the models. `make schema` writes them."""
+"""docs/reference.md, cluster.md, infra.md and sweep.md: every field of the specs, from the models.
+
+`make schema` writes them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ from pydantic_core import PydanticUndefined
 
 from rankzero.spec.cluster_spec import ClusterSpec
 from rankzero.spec.fields import Option, field_options, in_words, keys_of, options_of
+from rankzero.spec.infra_spec import InfraSpec
 from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.sweep_spec import SweepSpec
 
 _HEADS = {
     "reference.md": """# Reference: the fields of run.yaml
@@ -31,8 +36,26 @@ Made from the models by `make schema`. Where a run goes, and nothing of what it 
 (`cluster.num_nodes=4`). `*` stands for a name that you choose. The JSON schema is `spec/cluster.schema.json` in the
 installed package; `rankzero init --recipe` writes the line by which editors find it.
 """,
+    "infra.md": """# Reference: the fields of infra.yaml
+
+Made from the models by `make schema`. The cluster that `rankzero cluster` makes ([provision.md](provision.md)). Values
+may come from the environment (`${NAME}`, `${NAME:-default}`). The JSON schema is `spec/infra.schema.json` in the
+installed package; `rankzero init --recipe` writes the line by which editors find it.
+""",
+    "sweep.md": """# Reference: the fields of sweep.yaml
+
+Made from the models by `make schema`. What `rankzero sweep` searches; [sweeps.md](sweeps.md) says how. Values may come
+from the environment (`${NAME}`, `${NAME:-default}`), and any field can be set on the command line
+(`rankzero sweep sweep.yaml trials=40`). `*` stands for a field of the run spec. The JSON schema is
+`spec/sweep.schema.json` in the installed package.
+""",
 }
-PAGES: dict[str, type[BaseModel]] = {"reference.md": RunSpec, "cluster.md": ClusterSpec}
+PAGES: dict[str, type[BaseModel]] = {
+    "reference.md": RunSpec,
+    "cluster.md": ClusterSpec,
+    "infra.md": InfraSpec,
+    "sweep.md": SweepSpec,
+}
 
 
 def reference_text(page: str = "reference.md") -> str:

@@ -13,7 +13,7 @@ from rankzero.spec.run_spec import RunSpec
 ADAPTER_LEARNING_RATE = 2e-4
 FULL_LEARNING_RATE = 2e-5
 _LINE_ENDS = ("\x85", "\u2028", "\u2029")  # YAML folds these where they stand unescaped
-_NOT_THE_RUN = {"name", "output_dir", "resume", "tracking"}
+_NOT_THE_RUN = {"name", "output_dir", "output_url", "resume", "tracking"}
 
 
 def resolve(spec: RunSpec) -> RunSpec:

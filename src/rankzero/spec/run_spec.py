@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
-from rankzero.spec.names import RUN_NAME_PATTERN
+from rankzero.spec.names import RUN_NAME_PATTERN, URL_PATTERN
 from rankzero.spec.row_formats import Reasoning as Reasoning
 from rankzero.spec.row_formats import RowFormat as RowFormat
 from rankzero.spec.shardings import SHARDINGS
@@ -319,6 +319,9 @@ class RunSpec(Section):
     tracking: TrackingSpec = TrackingSpec()
     output_dir: Annotated[str, StringConstraints(min_length=1)] = "runs"
     """The run directory is <output_dir>/<name>."""
+    output_url: Annotated[str, StringConstraints(pattern=URL_PATTERN)] | None = None
+    """Object store that the run directory is copied to as checkpoints are committed, as <output_url>/<name>, and filled
+    from where it holds a newer checkpoint than this machine. Any fsspec URL: s3://bucket/prefix, gs://…"""
     resume: Literal["refuse", "new", "continue"] = "refuse"
     """Where the run directory holds checkpoints of another setting. refuse: an error that names every difference; new:
     train beside it, under a name made from the setting; continue: go on from them, with the differences. The same

@@ -1,4 +1,4 @@
-"""The JSON schemas of run.yaml and cluster.yaml, for editors. `python -m rankzero.spec.schema` rewrites the files."""
+"""The JSON schemas of the specs, for editors. `python -m rankzero.spec.schema` rewrites the files."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from typing import Any
 from pydantic import BaseModel
 
 from rankzero.spec.cluster_spec import ClusterSpec
+from rankzero.spec.infra_spec import InfraSpec
 from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.sweep_spec import SweepSpec
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 FILES: dict[Path, type[BaseModel]] = {
     Path(__file__).with_name("run.schema.json"): RunSpec,
     Path(__file__).with_name("cluster.schema.json"): ClusterSpec,
+    Path(__file__).with_name("infra.schema.json"): InfraSpec,
+    Path(__file__).with_name("sweep.schema.json"): SweepSpec,
 }
 
 

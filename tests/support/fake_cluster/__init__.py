@@ -57,6 +57,9 @@ class FakeCluster:
     ends_idle_watches: bool = False
     """A watch in a world where nothing happens any more ends, as it does on a server after its time."""
 
+    run: Callable[[list[str]], tuple[int, bytes, bytes]] = lambda _command: (0, b"", b"")
+    """What a command in a pod does: its exit code, standard output and standard error."""
+
     date: str = "Sat, 21 Nov 2026 08:00:00 GMT"
     """What answers have as their time."""
     dying: bool = False
@@ -123,6 +126,7 @@ class FakeCluster:
             listed.append({"name": group, "versions": shown, "preferredVersion": shown[0]})
             for version, plurals in versions.items():
                 self.documents[f"/apis/{group}/{version}"] = {"resources": [{"name": name} for name in plurals]}
+        self.documents["/version"] = {"major": "1", "minor": "36", "gitVersion": "v1.36.2"}
         self.documents["/apis"] = {"kind": "APIGroupList", "groups": listed}
 
     def fail(self, method: str, part: str, **what: Any) -> Fault:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import socket
 import threading
@@ -50,6 +51,13 @@ def cut(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError:
         return
+
+
+def _length(length: int) -> bytes:
+    """Of a frame that is not masked."""
+    if length < 126:
+        return bytes([length])
+    return b"\x7e" + length.to_bytes(2) if length < 1 << 16 else b"\x7f" + length.to_bytes(8)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -140,6 +148,8 @@ class Handler(BaseHTTPRequestHandler):
         plural, namespace, name, part = self._address()
         if part == "log":
             return self._log(namespace, name)
+        if part == "exec":
+            return self._exec(namespace, name)
         if name:
             obj = cluster.store.find(plural, name, namespace)
             if obj is None:
@@ -230,6 +240,39 @@ class Handler(BaseHTTPRequestHandler):
                     return
 
         self._stream(text(), "text/plain")
+
+    def _exec(self, namespace: str, name: str) -> None:
+        """A WebSocket with channels, its messages cut into frames as a server is free to do."""
+        cluster = self.server.cluster
+        pod = cluster.store.find("pods", name, namespace)
+        if pod is None:
+            raise not_found(Key("pods", namespace, name))
+        if pod.get("status", {}).get("phase") != "Running":
+            raise RefusedError(400, "BadRequest", f"pod {name} is not running")
+        if self.headers["Upgrade"] != "websocket" or self.headers["Sec-WebSocket-Protocol"] != "v4.channel.k8s.io":
+            raise RefusedError(400, "BadRequest", "unable to upgrade: unknown protocol")
+        code, out, err = cluster.run(parse_qs(urlsplit(self.path).query)["command"])
+        self.send_response(101)
+        key = self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+        self.send_header("Sec-WebSocket-Accept", base64.b64encode(hashlib.sha1(key.encode()).digest()).decode())
+        self.send_header("Sec-WebSocket-Protocol", "v4.channel.k8s.io")
+        self.send_header("Connection", "Upgrade")
+        self.send_header("Upgrade", "websocket")
+        self.end_headers()
+        self.close_connection = True
+        status = {"status": "Success"} if code == 0 else {"status": "Failure", "message": f"exit code {code}"}
+        half = len(out) // 2
+        frames = [(0x02, b"\x01" + out[:half]), (0x89, b"are you there"), (0x80, out[half:])]
+        frames += [(0x82, b"\x02" + err), (0x82, b"\x03" + json.dumps(status).encode()), (0x88, b"\x03\xe8")]
+        cut = self.fault is not None and self.fault.drop == "cut"
+        for head, data in frames[:1] if cut else frames:
+            self.wfile.write(bytes([head]) + _length(len(data)) + data)
+        self.wfile.flush()
+        if cut:
+            return self._break()
+        pong = self.rfile.read(2 + 4 + len("are you there"))
+        if pong[:2] != bytes([0x8A, 0x80 | 13]) or pong[6:] != b"are you there":
+            cluster.faults_of_its_own.append(f"a ping was answered by {pong!r}")
 
     # writing
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import json
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,13 @@ def test_importing_is_light_and_so_is_every_name() -> None:
     assert [name for name in first if name.startswith("rankzero")] == ["rankzero"]
     assert not {"torch", "transformers", "peft", "numpy", "pandas"} & set(later), "a name alone computes nothing"
     assert {"train", "submit", "status", "load_spec", "Run", "RunSpec", "data", "StoppedError"} <= set(names)
+
+
+def test_no_name_is_that_of_a_module() -> None:
+    """Which would take its place as soon as somebody imports it. `data` is meant to be one."""
+    modules = {module.name for module in pkgutil.iter_modules(rankzero.__path__)}
+    assert {"forecast", "engine"} <= modules
+    assert modules & set(rankzero.__all__) == {"data"}
 
 
 def test_every_error_is_public() -> None:

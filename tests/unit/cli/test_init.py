@@ -245,6 +245,7 @@ class TestWriting:
         assert {name: Path(found[0]).name for name, found in schemas.items()} == {
             "run.yaml": "run.schema.json",
             "cluster.yaml": "cluster.schema.json",
+            "infra.yaml": "infra.schema.json",
         }
         assert all(Path(found[0]).is_file() for found in schemas.values())
         assert {name: line.sub("", text) for name, text in written.items()} == recipe_files("distilbert-sst2")

@@ -74,18 +74,29 @@ def test_what_the_run_takes_beside_what_there_is(gpus: Place) -> None:
     assert "quota q: requests.nvidia.com/gpu 6 of 16 taken" in said
     assert "storage classes shared; claim outputs would be made" in said
     assert "secrets hf-token there" in said and "queue no Kueue" in said
+    assert "(by a simulated pass)" in said
     assert "image registry.example/rankzero:1, on 1 of 2 nodes already" in said
     assert "rights the server would take" in said and "Job/r" in said
     assert gpus.cluster.changes() == [] and "c2VjcmV0" not in done.out + done.err
 
 
-def test_it_takes_no_torch(gpus: Place) -> None:
+def test_without_the_training_stack_it_goes_by_sums(gpus: Place) -> None:
     code = (
-        "import sys; from rankzero.cli.main import main; sys.argv[1:] = ['plan', 'run.yaml']\n"
-        "main(); print('torch' in sys.modules)"
+        "import sys; sys.modules['torch'] = None\n"
+        "from rankzero.cli.main import main; sys.argv[1:] = ['plan', 'run.yaml']; main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout.endswith("\nFalse\n"), done.stderr
+    assert done.returncode == 0, done.stderr
+    assert f"each of 85.5 GB on {PRODUCT}: activations" in flat(done.stdout) and "simulated" not in done.stdout
+
+
+@pytest.mark.parametrize("quantization", ["none", "nf4", "fp8"])
+def test_the_memory_of_a_pass_is_simulated(gpus: Place, quantization: str) -> None:
+    done = gpus(f"plan run.yaml model.quantization={quantization} --json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)["run"]
+    assert found["memory_basis"] == "a simulated pass"
+    assert sum(found["memory"].values()) == pytest.approx(found["memory_needed"], rel=1e-3)
 
 
 def test_everything_that_stands_in_the_way(gpus: Place) -> None:

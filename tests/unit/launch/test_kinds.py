@@ -23,6 +23,7 @@ def pod(name: str, kind: str, role: str = labels.NODE_ROLE, **marks: Any) -> dic
         (pod("r-node-0-3-x", "trainjob", **{INDEX: "3"}), 3),
         (pod("r-3", "statefulset"), 3),
         (pod("r-3", "docker", **{"rankzero.dev/node": "3"}), 3),
+        (pod("r-3", "slurm", **{"rankzero.dev/node": "3"}), 3),
         (pod("r-24587", "job"), 0),
         (pod("r-prepare-24587", "statefulset", labels.PREPARE_ROLE), 0),
         (pod("r-3", "of another release", **{INDEX: "3"}), 3),

@@ -84,7 +84,7 @@ def test_gpus_and_image(tmp_path: Path) -> None:
 
 
 def test_what_no_cluster_serves(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="this is no cluster"):
+    with pytest.raises(UsageError, match="this is no Kubernetes"):
         objects(tmp_path, "docker")
     asked: dict[str, Any] = {"name": None, "image": None, "engine": "auto", "port": 8000, "gpus": 1, "more": ()}
     with pytest.raises(UsageError, match="run.yaml"):

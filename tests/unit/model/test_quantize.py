@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,32 @@ def test_training_through_a_packed_base_is_training_on_the_unpacked_one(
         assert gradient is not None, parameter
         assert torch.allclose(gradient, gradients[1][parameter], atol=1e-4, rtol=1e-4), parameter
     assert torch.allclose(logits(packed), logits(unpacked), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("quantization", FORMATS)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_no_block_keeps_its_unpacked_experts_for_the_backward_pass(
+    quantization: str, checkpointing: bool, tmp_path: Path
+) -> None:
+    """Else those of all blocks are there at once, as if nothing were packed."""
+    source, spec = saved("qwen3_moe", tmp_path), packed_spec("qwen3_moe", quantization)
+    spec = spec.model_copy(update={"train": spec.train.model_copy(update={"parts": ["language"]})})
+    model = shaken(to_train(loaded(source, spec), spec, base_name="base")).train()
+    if checkpointing:
+        model.enable_input_require_grads()
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    made: list[weakref.ref[torch.UntypedStorage]] = []
+    experts = [module for module in model.modules() if hasattr(module, "parametrizations") and "Experts" in str(module)]
+    assert experts
+    for module in experts:
+        for held in module.parametrizations.values():  # type: ignore[union-attr, operator]
+            held[0].register_forward_hook(lambda _m, _i, weight: made.append(weakref.ref(weight.untyped_storage())))
+    out = model(input_ids=torch.tensor([[5, 9, 17, 33]]), use_cache=False).logits.square().sum()
+    forward = len(made)
+    assert forward and not [one for one in made if one() is not None]
+    out.backward()
+    assert len(made) > forward, "they were unpacked again"
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
 
 @pytest.mark.parametrize("quantization", FORMATS)

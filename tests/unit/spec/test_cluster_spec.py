@@ -51,7 +51,7 @@ def test_the_smallest() -> None:
         ("storage.cache.mount=cache", "command line storage.cache.mount", "must be an absolute path"),
         ("nnodes=3", "command line nnodes", "this is num_nodes here"),
         ("terminationGracePeriodSeconds=3", "command line terminationGracePeriodSeconds", "grace_period_seconds"),
-        ("image=", "command line image", "must be an image"),
+        ("image=", "command line image", "required, but not set"),
         ("kind=jobs", "command line kind", "did you mean job?"),
         ("storage.outputs={mount: /o}", "command line storage.outputs", "checkpoints would end with the pod"),
     ],

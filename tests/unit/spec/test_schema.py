@@ -16,11 +16,13 @@ from pydantic import BaseModel
 from rankzero.cli.init import RECIPES, recipe_files
 from rankzero.spec.cluster_spec import ClusterSpec
 from rankzero.spec.fields import all_fields, field_at
+from rankzero.spec.infra_spec import InfraSpec
 from rankzero.spec.reference import PAGES, reference_text
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.schema import FILES, schema_text
+from rankzero.spec.sweep_spec import SweepSpec
 
-MODELS = [RunSpec, ClusterSpec]
+MODELS = [RunSpec, ClusterSpec, InfraSpec, SweepSpec]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
@@ -40,6 +42,8 @@ def written_specs() -> Iterator[tuple[str, type[BaseModel], Any]]:
     for name in RECIPES:
         for file, model in (("run.yaml", RunSpec), ("cluster.yaml", ClusterSpec)):
             yield f"{name}/{file}", model, as_editors_read(recipe_files(name)[file])
+        if "infra.yaml" in recipe_files(name):
+            yield f"{name}/infra.yaml", InfraSpec, as_editors_read(recipe_files(name)["infra.yaml"])
 
 
 def as_editors_read(text: str) -> Any:

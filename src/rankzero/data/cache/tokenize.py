@@ -17,6 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 from filelock import FileLock, Timeout
 
+from rankzero.cache.uses import use
 from rankzero.data.cache.dataset import DatasetStats, TokenizedDataset, verify_bytes
 from rankzero.data.cache.encode import Task, chunk_encoder
 from rankzero.data.cache.job import CODE_VERSION, Job
@@ -76,6 +77,7 @@ def prepare(
     """
     job = _job(sources, tokenizer, rules, seed)
     directory = cache_dir / "tokenized" / job.fingerprint(cache_dir)
+    use(directory)
     dataset = _existing(directory, job.paths, workers)
     if dataset is None:
         with _cache_errors(directory), _exclusive(directory.with_name(f"{directory.name}.lock")):
@@ -109,6 +111,7 @@ def prepare_shard(
     """
     job = _job(sources, tokenizer, rules, seed)
     directory = cache_dir / "tokenized" / job.fingerprint(cache_dir)
+    use(directory)
     dataset = _existing(directory, job.paths, workers)
     if dataset is None:
         with _cache_errors(directory):
@@ -126,6 +129,7 @@ def cached(
     bytes are not verified. Raises as `prepare` does where files cannot be read."""
     job = Job(sources, TokenizerParts("", None, {}, "", 0, ()), rules, seed)
     directory = cache_dir / "tokenized" / job.fingerprint(cache_dir, tokenizer)
+    use(directory)
     try:
         return TokenizedDataset.open(directory, job.paths) if directory.exists() else None
     except (StorageError, OSError, KeyError, TypeError, pa.ArrowInvalid):

@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
+from rankzero.cache.uses import use
 from rankzero.data.images.decode import ImageError
 from rankzero.machine import cache_root
 from rankzero.run_dir.atomic import place_given_by, storage_errors, whole_file
@@ -41,6 +42,7 @@ def keep(image: str) -> str:
     Raises ImageError where the URL is none, StorageError.
     """
     data = _bytes(image)
+    use(kept_images())
     digest = hashlib.sha256(data).hexdigest()
     name = f"{digest[:2]}/{digest}"
     target = kept_images() / name

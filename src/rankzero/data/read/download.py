@@ -16,6 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from rankzero.cache.uses import use
 from rankzero.data.progress import Progress, show_progress
 from rankzero.data.read.network import Network, RemoteFile
 from rankzero.errors import ServiceError, StorageError
@@ -56,6 +57,7 @@ def download(file: RemoteFile, network: Network) -> str:
         return network.from_hub(file.hub)
     with place_given_by("the variable RANKZERO_CACHE"), storage_errors(cache_root()):
         folder = _downloads() / hashlib.sha256(f"{file.url}\n{file.version}".encode()).hexdigest()[:32]
+        use(folder)
         folder.mkdir(parents=True, exist_ok=True)
         target = folder / (re.sub(r"[^\w.-]", "_", file.name.rpartition("/")[2]) or "data")
         with FileLock(folder / "lock"):
@@ -121,6 +123,8 @@ def remembered(text: str) -> tuple[str, ...] | None:
     with suppress(OSError, ValueError, TypeError, KeyError):
         saved = json.loads(_record(text).read_text(encoding="utf-8"))
         files = tuple(str(name) for name in saved["files"])
+        for name in files:
+            use(Path(name).parent)
         if saved["path"] == text and files and all(Path(name).is_file() for name in files):
             return files
     return None

@@ -22,6 +22,7 @@ from rankzero.launch.diagnose import (
     sandbox,
     scheduling,
     signs,
+    slurm,
     storage,
 )
 from rankzero.launch.diagnose.finding import Finding, clean, redact
@@ -34,6 +35,7 @@ Rule = Callable[[JoinedEvidence], Iterator[Finding]]
 
 RULES: tuple[Rule, ...] = (
     api.find,
+    slurm.find,
     queue.find,
     config.find,
     storage.find,

@@ -12,6 +12,7 @@ from rankzero.launch.diagnose.memory import explains as is_memory
 from rankzero.launch.diagnose.network import explains as is_network
 from rankzero.launch.diagnose.signs import START_ENDINGS, START_REASONS
 from rankzero.launch.diagnose.signs import explains as is_sign
+from rankzero.launch.diagnose.slurm import ENDED_BY_SLURM
 from rankzero.launch.joined import JoinedEvidence
 from rankzero.launch.log_lines import SaidError, last_error
 from rankzero.launch.pods import Ended, Pod
@@ -41,6 +42,7 @@ _CODES = {
     ExitCode.ACCESS: ("access-denied", "give the pods a token that may read it: secrets.HF_TOKEN in cluster.yaml"),
     ExitCode.CONFIG: ("bad-config", "correct run.yaml, then submit again"),
 }
+_TAKEN = ("Evicted", "NodeLost", "NodeShutdown")
 _SIGNALS = {139: "SIGSEGV", 134: "SIGABRT", 132: "SIGILL", 136: "SIGFPE"}
 
 
@@ -86,7 +88,7 @@ def _of_end(joined: JoinedEvidence, pod: Pod, end: Ended, severity: Severity) ->
         code, fix = _CODES[ExitCode(end.code)]
         cause = f"{pod.title} (pod {pod.name}) left with exit code {end.code} and said nothing more"
         return Finding(code, severity, cause, fix, (f"{pod.name}: exit code {end.code}",), pod.node)
-    if end.reason in START_ENDINGS or pod.reason in ("Evicted", "NodeLost", "NodeShutdown"):
+    if end.reason in START_ENDINGS or pod.reason in (*_TAKEN, *ENDED_BY_SLURM):
         return None
     disrupted = pod.conditions.get("DisruptionTarget")
     if (disrupted is not None and disrupted.status == "True") or is_config(end.message or joined.log_of(pod)):

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from rankzero.launch.labels import Manifest
+from rankzero.launch.node.settings import CONFIG_DIR
 from rankzero.launch.resource import Resource
 from rankzero.launch.untyped_json import at, maps, text
 
 if TYPE_CHECKING:
     from rankzero.launch.plan import Plan
+    from rankzero.spec.cluster_spec import ClusterSpec
 
 End = Literal["complete", "failed"]
 Path = tuple[str, ...]
@@ -104,6 +106,10 @@ class Kind:
     newer: Newer | None = None
     fewest_nodes: Path = ()
     """With how few pods it goes on; else it has all of them."""
+    whole: bool = False
+    """Its own objects are all that the run is: no ConfigMap, claims or preparation Job go with them."""
+    config_dir: Callable[[ClusterSpec, str], str] = lambda _cluster, _name: CONFIG_DIR
+    """Where the processes of a run, by its object name, find run.yaml, node.json and files/."""
 
 
 def value_at(manifest: Mapping[str, Any], path: Path) -> object:

@@ -17,7 +17,7 @@ from rankzero.launch.node.command import Node
 from rankzero.launch.node.coordinator import Coordinator
 from rankzero.launch.node.inputs import read_inputs
 from rankzero.launch.node.mirror import mirrored
-from rankzero.launch.node.output import Output
+from rankzero.launch.node.output import STAMPS_VARIABLE, Output
 from rankzero.launch.node.ownership import must_be_writable
 from rankzero.launch.node.park import park
 from rankzero.launch.node.pid1 import StopWish, allow_locking
@@ -36,7 +36,7 @@ from rankzero.spec.run_spec import RunSpec
 def live(stop: StopWish) -> None:
     """Run a node and leave with the exit code that its end has. `stop` is called by the signal handlers."""
     redact = Redactor(os.environ)
-    output = Output(redact)
+    output = Output(redact, stamps=STAMPS_VARIABLE in os.environ)
     for line in adopt_hub_variables(os.environ):
         output.say(line)
     submission = Submission(os.environ)
@@ -45,7 +45,8 @@ def live(stop: StopWish) -> None:
     attempts: Attempts | None = None
     error: RankzeroError | None = None
     try:
-        spec, settings = read_inputs(Path(sys.argv[1] if len(sys.argv) > 1 else CONFIG_DIR))
+        directory = Path(sys.argv[1] if len(sys.argv) > 1 else CONFIG_DIR)
+        spec, settings = read_inputs(directory, os.environ)
         root, offset, stays = Path(spec.output_dir) / str(spec.name), settings.retry_exit_offset, settings.park
         place = find_place(settings, os.environ, socket.gethostname())
         node = place.node

@@ -1,22 +1,20 @@
-"""Object stores around a run: directories filled before it, and its results copied while it trains."""
+"""Object stores around a run's nodes: directories filled before it, and its results copied while it trains."""
 
 from __future__ import annotations
 
 import posixpath
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rankzero.errors import ConfigError, StorageError
+from rankzero.errors import ConfigError
 from rankzero.launch.node.client import Say
 from rankzero.launch.node.settings import NodeSettings
-from rankzero.launch.node.store import RunStore, download_tree
+from rankzero.persist.copying import bring_back, copied
+from rankzero.persist.objects import download_tree
+from rankzero.persist.run_store import RunStore, copy_url
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
-
-INTERVAL_SECONDS = 15.0
-LAST_ATTEMPTS = 3
 
 
 def downloaded(settings: NodeSettings, say: Say, stopped: Callable[[], bool]) -> None:
@@ -36,51 +34,20 @@ def mirrored(spec: RunSpec, settings: NodeSettings, node: int, say: Say, stopped
     downloaded(settings, say, stopped)
     root = Path(spec.output_dir) / str(spec.name)
     uploads = [mirror for mirror in settings.mirrors if mirror.direction == "upload"] if node == 0 else []
-    if not uploads:
+    if node != 0 or not (uploads or spec.output_url):
         yield
         return
     for mirror in uploads:
         if not root.is_relative_to(mirror.path):
             hint = f"set output_dir to a directory below {mirror.path}"
             raise ConfigError(f"{root} is not in {mirror.path}, which is copied to {mirror.url}", hint=hint)
-    stores = [
-        RunStore(RunDir(root), posixpath.join(mirror.url, root.relative_to(mirror.path).as_posix()))
-        for mirror in uploads
-    ]
+    urls = [posixpath.join(mirror.url, root.relative_to(mirror.path).as_posix()) for mirror in uploads]
+    urls += [url for url in [copy_url(spec)] if url is not None and url not in urls]
+    run_dir = RunDir(root)
+    stores = [RunStore(run_dir, url) for url in urls]
     for store in stores:
-        if not RunDir(root).committed_steps():
-            step = store.restore(say)
-            if step is not None:
-                say(f"step {step} brought back from {store.url}")
-    ended = threading.Event()
-    thread = threading.Thread(target=_copy_until, args=(ended, stores, say), daemon=True)
-    thread.start()
-    try:
+        bring_back(run_dir, store, say)
+    with copied(stores, say) as failures:
         yield
-    finally:
-        ended.set()
-        thread.join()
-        for store in stores:
-            _last_copy(store, say)
-
-
-def _copy_until(ended: threading.Event, stores: list[RunStore], say: Say) -> None:
-    while not ended.wait(INTERVAL_SECONDS):
-        for store in stores:
-            try:
-                store.upload()
-            except StorageError as error:
-                say(f"{error}; tried again in {INTERVAL_SECONDS:.0f} s")
-
-
-def _last_copy(store: RunStore, say: Say) -> None:
-    for attempt in range(1, LAST_ATTEMPTS + 1):
-        try:
-            store.upload()
-        except StorageError as error:
-            say(f"{error} (attempt {attempt} of {LAST_ATTEMPTS})")
-            if attempt == LAST_ATTEMPTS:
-                raise
-        else:
-            say(f"results copied to {store.url}")
-            return
+    if failures:
+        raise failures[0]

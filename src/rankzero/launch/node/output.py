@@ -7,21 +7,24 @@ import sys
 import threading
 from collections import deque
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
 from rankzero.errors import RankzeroError
 from rankzero.redaction import Redactor
 
+STAMPS_VARIABLE = "RANKZERO_LOG_STAMPS"
+"""Is set where the platform keeps no times of lines (launch/render/sbatch.py)."""
 LAST_LINES = 300
 """Of a process, for the error that its death is told with."""
 
 
 class Output:
-    """Copies the lines of processes to this one's standard error, each whole."""
+    """Copies the lines of processes to this one's standard error, each whole, with its time where that is asked for."""
 
-    def __init__(self, redact: Redactor) -> None:
-        self.redact = redact
+    def __init__(self, redact: Redactor, *, stamps: bool = False) -> None:
+        self.redact, self._stamps = redact, stamps
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
 
@@ -62,6 +65,7 @@ class Output:
             last_words.write_text(self.redact("".join(last)), encoding="utf-8", errors="replace")
 
     def _write(self, text: str) -> None:
+        stamp = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ} " if self._stamps else ""
         with self._lock:
-            sys.stderr.write(self.redact(text))
+            sys.stderr.write(stamp + self.redact(text))
             sys.stderr.flush()

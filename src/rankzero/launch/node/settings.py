@@ -16,6 +16,8 @@ MASTER_PORT = 29500
 """Rank 0's process listens here for the other ranks, unless the platform says another."""
 TOKEN_VARIABLE = "RANKZERO_SUBMISSION_TOKEN"
 """Has the secret that submit makes for the pods of one submission."""
+SETTING_PREFIX = "RANKZERO_SET_"
+"""Variables with this prefix and a number set fields of run.yaml, `key=value`: trials share the file alone."""
 PREPARE_RESTARTS = 3
 """How often the preparation Job starts its pod again."""
 TERMINATION_LOG = "/dev/termination-log"
@@ -62,13 +64,12 @@ class NodeSettings:
 
     def to_json(self) -> str:
         """The text of node.json; keys in a fixed order."""
-        return json.dumps(asdict(self), indent=1)
+        return json.dumps({**asdict(self), "options": self.options.to_json()}, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> NodeSettings:
         """Read node.json. Raises KeyError, TypeError or ValueError where it is not one."""
         value: dict[str, Any] = json.loads(text)
-        options = value.pop("options")
-        options["allow_changes"] = tuple(options["allow_changes"])
+        options = RunOptions.from_json(value.pop("options"))
         mirrors = tuple(Mirror(**mirror) for mirror in value.pop("mirrors"))
-        return cls(**value, mirrors=mirrors, options=RunOptions(**options))
+        return cls(**value, mirrors=mirrors, options=options)

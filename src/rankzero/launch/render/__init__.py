@@ -16,8 +16,10 @@ def render(plan: Plan) -> list[Manifest]:
 
     That one carries a hash of all the others and itself, by which a later submit sees whether anything changed.
     """
-    own = kind_named(plan.kind).objects(plan)
-    first = [config_map(plan), *claims(plan), *network_policy(plan), *pod_group(plan)]
+    kind = kind_named(plan.kind)
+    own = kind.objects(plan)
+    beside = [config_map(plan), *claims(plan), *network_policy(plan), *pod_group(plan)]
+    first = [] if kind.whole else beside
     accounts = [manifest for manifest in own if manifest["kind"] in _ACCOUNTS]
     rest = [manifest for manifest in own if manifest["kind"] not in _ACCOUNTS]
     services = [manifest for manifest in rest if manifest["kind"] == "Service"]

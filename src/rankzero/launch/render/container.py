@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Mapping
 from typing import Any
 
 from rankzero.launch import labels
@@ -35,14 +36,25 @@ def container(plan: Plan, name: str, *, role: str = labels.NODE_ROLE, master: st
 
 
 def environment(plan: Plan, role: str, master: str | None) -> list[dict[str, Any]]:
-    """The variables; ours first, then the site's, which win, then secrets by reference.
+    """The variables; ours first, then the site's, which win, then secrets by reference."""
+    own = {"HOME": "/tmp", **({} if master is None else {"RANKZERO_MASTER": master})}
+    values = variables(plan, role, own)
+    fields = {"POD_NAME": "metadata.name", "NODE_NAME": "spec.nodeName"}
+    return [
+        *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
+        *({"name": name, "value": value} for name, value in values.items()),
+        _secret(TOKEN_VARIABLE, submission_name(plan.name), "token", True),
+        *(_secret(env_name_of(name), ref.name, ref.key, ref.optional) for name, ref in plan.cluster.secrets.items()),
+    ]
+
+
+def variables(plan: Plan, role: str, own: Mapping[str, str]) -> dict[str, str]:
+    """Those whose values are known, wherever the processes are: `own`, ours, then the site's, which win.
 
     What was prepared is read from the cache: the pods of a large run do not each ask the Hub, and all see one revision.
     """
     cluster = plan.cluster
-    values = {"PYTHONUNBUFFERED": "1", "HOME": "/tmp"}
-    if master is not None:
-        values["RANKZERO_MASTER"] = master
+    values = {"PYTHONUNBUFFERED": "1", **own}
     cache = cluster.storage.get("cache")
     if cache is not None:
         values["HF_HOME"] = posixpath.join(cache.mount, "hf")
@@ -51,14 +63,7 @@ def environment(plan: Plan, role: str, master: str | None) -> list[dict[str, Any
         values["HF_HUB_OFFLINE"] = "1"
     if cluster.gpu and cluster.nproc_per_node * cluster.num_nodes > 1:
         values["NCCL_DEBUG"] = "WARN"
-    values |= cluster.env
-    fields = {"POD_NAME": "metadata.name", "NODE_NAME": "spec.nodeName"}
-    return [
-        *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
-        *({"name": name, "value": value} for name, value in values.items()),
-        _secret(TOKEN_VARIABLE, submission_name(plan.name), "token", True),
-        *(_secret(env_name_of(name), ref.name, ref.key, ref.optional) for name, ref in cluster.secrets.items()),
-    ]
+    return values | cluster.env
 
 
 def _secret(variable: str, name: str, key: str, optional: bool) -> dict[str, Any]:

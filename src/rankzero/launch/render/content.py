@@ -10,7 +10,10 @@ from typing import Any
 import yaml
 
 from rankzero.launch.labels import Manifest
+from rankzero.launch.untyped_json import at
 
+SCRIPT = "script"
+"""Field of an object's spec that is all of it (launch/kinds/slurm.py)."""
 _LONGEST_LINE = 800
 _NOT_THE_RUN = ("PersistentVolumeClaim",)
 
@@ -36,7 +39,10 @@ def to_yaml(objects: Sequence[Manifest]) -> str:
 
 
 def to_document(manifest: Manifest) -> str:
-    """One object's text."""
+    """One object's text; of a script that is the script."""
+    script = at(manifest, "spec").get(SCRIPT)
+    if isinstance(script, str):
+        return script
     text: str = yaml.dump(manifest, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
     return text
 
@@ -60,4 +66,5 @@ def content_hash(objects: Sequence[Manifest]) -> str:
 
 def file_name(index: int, manifest: Manifest) -> str:
     """`03-service-my-run.yaml`: in the order of application."""
-    return f"{index:02}-{manifest['kind'].lower()}-{manifest['metadata']['name']}.yaml"
+    ending = "sbatch" if SCRIPT in at(manifest, "spec") else "yaml"
+    return f"{index:02}-{manifest['kind'].lower()}-{manifest['metadata']['name']}.{ending}"

@@ -116,7 +116,7 @@ def claims(plan: Plan) -> list[Manifest]:
 
 def network_policy(plan: Plan) -> list[Manifest]:
     """Where asked for: the pods of a run are reached by each other alone."""
-    if not plan.cluster.network_policy or kind_section(plan.kind).on_this_machine:
+    if not plan.cluster.network_policy or not kind_section(plan.kind).in_kubernetes:
         return []
     peers = {"podSelector": {"matchLabels": {labels.RUN: plan.name}}}
     spec = {**peers, "policyTypes": ["Ingress"], "ingress": [{"from": [peers]}]}
@@ -135,7 +135,7 @@ VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
 def pod_group(plan: Plan) -> list[Manifest]:
     """Where Volcano places the pods: as many as the run needs, or none of them."""
     cluster = plan.cluster
-    if cluster.scheduler != VOLCANO or kind_section(plan.kind).on_this_machine:
+    if cluster.scheduler != VOLCANO or not kind_section(plan.kind).in_kubernetes:
         return []
     spec: dict[str, Any] = {"minMember": cluster.min_nodes or cluster.num_nodes}
     if VOLCANO_QUEUE in cluster.annotations:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from rankzero.engine.console import RunConsole
 from rankzero.errors import DataError, Problem, RankzeroError, StoppedError
+from rankzero.launch.log_lines import read_stamp
 from rankzero.launch.node.output import Output
 from rankzero.launch.node.termination import MOST_BYTES, internal, message, write
 from rankzero.redaction import Redactor
@@ -95,3 +97,11 @@ class _Speaking:
 def test_more_than_one_problem_is_counted(tmp_path: Path) -> None:
     said = message(0, RunDir(tmp_path), DataError([Problem("a"), Problem("b"), Problem("c")]), str)
     assert said["what"] == "a (and 2 more in the log)"
+
+
+def test_lines_have_their_times_where_the_platform_keeps_none(capsys: pytest.CaptureFixture[str]) -> None:
+    output = Output(Redactor({"HF_TOKEN": "canary-1"}), stamps=True)
+    output.say("hello canary-1")
+    stamped = read_stamp(capsys.readouterr().err.rstrip("\n"))
+    assert stamped.text == "[NODE] hello [hidden]" and stamped.time is not None
+    assert abs((datetime.now(UTC) - stamped.time).total_seconds()) < 3600

@@ -21,6 +21,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from rankzero.cache.uses import use
 from rankzero.data.cache.dataset import Indices, TokenizedDataset, verify_bytes
 from rankzero.data.cache.joined import JoinedRows
 from rankzero.data.cache.stream.feeder import FAILED, window_name
@@ -212,6 +213,7 @@ class Feeder:
         with place_given_by("the variable RANKZERO_CACHE"), storage_errors(directory):
             directory.parent.mkdir(parents=True, exist_ok=True)
             remove_abandoned(directory.parent)
+            use(directory)
             self._lock = FileLock(f"{directory}{_LOCK}")
             self._lock.acquire()
             directory.mkdir()

@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from rankzero.errors import RankzeroError, ServiceError
 from rankzero.launch import kinds, labels
-from rankzero.launch.backend import LogLine, LogQuery, Say
+from rankzero.launch.backend import Execute, LogLine, LogQuery, Say
 from rankzero.launch.backends.docker import submit as docker_submit
 from rankzero.launch.backends.docker.command import Docker
 from rankzero.launch.backends.docker.evidence import (
@@ -30,6 +31,7 @@ from rankzero.launch.backends.docker.evidence import (
 from rankzero.launch.backends.docker.files import RunFiles, read_message, state_dir
 from rankzero.launch.backends.docker.logs import Source, followed, merged, recent
 from rankzero.launch.backends.docker.pod import network_name, volume_name
+from rankzero.launch.backends.docker.reader import reading
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.labels import Manifest
 from rankzero.launch.log_lines import Wanted
@@ -165,6 +167,10 @@ class DockerBackend:
         if self._files(run).remove():
             removed.append(f"files in {self._files(run).root}")
         return removed
+
+    def reading(self, pod: Manifest, say: Say) -> AbstractContextManager[Execute]:
+        """A container for as long as the context lasts."""
+        return reading(self._docker, pod)
 
     def _remove_volumes(self, names: Sequence[str]) -> list[str]:
         """Raises one error for all that could not be removed."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import builtins
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any, Literal
 
+import httpcore2
 import httpx2
 
 from rankzero.launch.backend import Say
@@ -29,6 +31,10 @@ CLOCK_SLACK = timedelta(seconds=2)
 """Dates have whole seconds, and answers take a while."""
 WATCH_SECONDS = 240
 """The server ends a watch after this; silence for longer means that the connection is dead."""
+UPGRADED_SILENCE = 120.0
+"""Seconds for which a command in a pod may print nothing."""
+_BROKEN = (httpcore2.NetworkError, httpcore2.TimeoutException, httpcore2.ProtocolError)
+"""What a connection raises that is no longer HTTP."""
 _WORTH_A_RETRY = {NO_ANSWER, 429, 500, 502, 503, 504}
 _VERBS = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
 MERGE_PATCH = "application/merge-patch+json"
@@ -225,6 +231,28 @@ class Api:
                     response.close()
         except httpx2.TransportError as error:
             raise ApiError(Refusal(verb, NO_ANSWER, type(error).__name__, _reason(error)), resource=resource) from error
+
+    @contextmanager
+    def upgraded(
+        self, verb: str, pod: str, part: str, command: Sequence[str], headers: Mapping[str, str]
+    ) -> Iterator[tuple[Callable[[int], bytes], Callable[[bytes], None]]]:
+        """A connection to a pod's part that speaks another protocol from its answer on: how to receive and send."""
+        asked = {"stdout": "true", "stderr": "true", "command": list(command)}
+        more = {**headers, "Connection": "Upgrade", "Upgrade": "websocket"}
+        path = POD.path(self.place.namespace, pod, part)
+        request = self._http.build_request("GET", path, params=asked, headers=more)
+        try:
+            response = self._http.send(request, stream=True)
+            try:
+                if response.status_code != 101:
+                    response.read()
+                    raise _failure(response, verb, POD, f"Pod/{pod}")
+                stream = response.extensions["network_stream"]
+                yield lambda most: stream.read(most, timeout=UPGRADED_SILENCE), stream.write
+            finally:
+                response.close()
+        except (httpx2.TransportError, *_BROKEN) as error:
+            raise ApiError(Refusal(verb, NO_ANSWER, type(error).__name__, str(error)), resource=POD) from error
 
     def _send(self, call: _Call) -> Manifest:
         """One call; again, a little later, where that may help: all of them may be given twice."""

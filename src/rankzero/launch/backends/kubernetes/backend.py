@@ -7,14 +7,16 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from rankzero.launch.backend import LogLine, LogQuery, Say
+from rankzero.launch.backend import Execute, LogLine, LogQuery, Say
 from rankzero.launch.backends.kubernetes.api import Api
 from rankzero.launch.backends.kubernetes.apply import Submission
 from rankzero.launch.backends.kubernetes.auth import connect
 from rankzero.launch.backends.kubernetes.collect import all_runs, collect
 from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.errors import ApiError, as_error
+from rankzero.launch.backends.kubernetes.execute import execute
 from rankzero.launch.backends.kubernetes.logs import Following, past_lines
+from rankzero.launch.backends.kubernetes.reader import there_meanwhile
 from rankzero.launch.backends.kubernetes.secrets import put_secret
 from rankzero.launch.backends.kubernetes.serve import serve
 from rankzero.launch.backends.kubernetes.stop import cancel, delete
@@ -89,6 +91,17 @@ class KubernetesBackend:
         """Create a Secret, or add its keys to the one that is there. Returns `created` or `updated`."""
         with self._spoken():
             return put_secret(self._api, manifest)
+
+    @contextmanager
+    def reading(self, pod: Manifest, say: Say) -> Iterator[Execute]:
+        """A pod for as long as the context lasts."""
+
+        def run(command: Sequence[str]) -> str:
+            with self._spoken():
+                return execute(self._api, str(pod["metadata"]["name"]), command)
+
+        with self._spoken(), there_meanwhile(self._api, pod, say):
+            yield run
 
     @contextmanager
     def _spoken(self) -> Iterator[None]:

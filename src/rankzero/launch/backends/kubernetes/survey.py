@@ -22,12 +22,13 @@ from rankzero.launch.backends.kubernetes.resources import (
     RESOURCE_QUOTA,
     SECRET,
     STORAGE_CLASS,
+    TRAINING,
     is_preparation,
     name_of,
 )
 from rankzero.launch.labels import Manifest
 from rankzero.launch.resource import Resource
-from rankzero.launch.survey import Survey
+from rankzero.launch.survey import Doubt, Survey
 from rankzero.launch.untyped_json import amount, at, maps, text, whole, words
 from rankzero.wording import counted, listed
 
@@ -45,6 +46,7 @@ class Surveyor:
     discovery: Discovery
     objects: Sequence[Manifest]
     _said: list[str] = field(default_factory=list)
+    _doubts: list[Doubt] = field(default_factory=list)
 
     def look(self) -> Survey:
         """All of it."""
@@ -54,6 +56,8 @@ class Surveyor:
         sizes = [size for node in fitting if (size := whole(node, "metadata", "labels", _MEMORY))]
         products = {text(node, "metadata", "labels", _PRODUCT) for node in fitting} - {""}
         has = [
+            ("api", self._server()),
+            ("kinds", self._kinds()),
             ("nodes", nodes),
             ("quota", self._quota()),
             ("storage", self._storage(needs)),
@@ -65,7 +69,23 @@ class Surveyor:
         if self._said:
             has.append(("besides", "; ".join(dict.fromkeys(self._said))))
         gpu_bytes = min(sizes) << 20 if sizes else 0
-        return Survey(tuple(has), listed(sorted(products)), gpu_bytes, refused)
+        return Survey(tuple(has), listed(sorted(products)), gpu_bytes, refused, tuple(self._doubts))
+
+    def _server(self) -> str:
+        """Which it is, and in which version where that may be read."""
+        try:
+            version = text(self.api.get("/version"), "gitVersion")
+        except ApiError as error:
+            if error.status not in (401, 403, 404):
+                raise
+            version = ""
+        return f"{self.api.place.server}{f', Kubernetes {version}' if version else ''}"
+
+    def _kinds(self) -> str:
+        """What a run can become here."""
+        served = self.discovery.training()
+        absent = sorted(TRAINING.keys() - served.keys())
+        return f"{listed(sorted(served))} served{f'; not {listed(absent)}' if absent else ''}"
 
     def _judged(self) -> RankzeroError | None:
         submission = Submission(self.api, self.discovery, self.objects, self._said.append, replaces=True)
@@ -101,6 +121,11 @@ class Surveyor:
         if not having:
             most = max((_allocatable(node, device) for node in fitting), default=0)
             short = f"; pods would wait: a node that may be used has {most} at most"
+        if len(having) < count:
+            alone = bool(at(pod, "affinity", "podAntiAffinity"))
+            what = f"{head}, and {counted(count, 'pod')} of a run would each be on one of its own"
+            fix = "ask for less (nproc_per_node, num_nodes); or wait: for nodes to come free, or an autoscaler"
+            self._doubts.append(Doubt("nodes", what, fix, waits=alone or not _share(having, device, each, count)))
         return having, f"{head}{': ' if known else ''}{known}{more}{short}"
 
     def _quota(self) -> str:
@@ -132,7 +157,13 @@ class Surveyor:
             size = text(there, "status", "capacity", "storage") or text(
                 there, "spec", "resources", "requests", "storage"
             )
-            yield f"claim {name} is {text(there, 'status', 'phase') or 'there'}{f', {size}' if size else ''}"
+            modes = [str(mode) for mode in at(there, "spec").get("accessModes") or ()]
+            facts = [text(there, "status", "phase") or "there", size, *modes]
+            yield f"claim {name} is {', '.join(fact for fact in facts if fact)}"
+            if needs.pods > 1 and modes and not {"ReadWriteMany", "ReadOnlyMany"} & set(modes):
+                what = f"claim {name} is {listed(modes)}: one host at a time mounts it, and there are {needs.pods} pods"
+                fix = "a claim that is ReadWriteMany, of a storage class of a shared file system"
+                self._doubts.append(Doubt("storage", what, fix))
 
     def _secrets(self, needs: Needs) -> str:
         wanted = sorted({*needs.secrets, *needs.pull_secrets})
@@ -193,6 +224,11 @@ def _gpus_of(pod: Mapping[str, Any]) -> tuple[str, int]:
             if any(part in name for part in _DEVICES):
                 return name, int(amount(asked) or 0)
     return "", 0
+
+
+def _share(nodes: Sequence[Manifest], device: str, each: int, count: int) -> bool:
+    """Whether all pods have room where several are on one node."""
+    return sum(_allocatable(node, device) // max(1, each) for node in nodes) >= count
 
 
 def _allocatable(node: Manifest, device: str) -> int:

@@ -1,4 +1,4 @@
-"""A run directory's copy in an object store: what is uploaded when, and what is brought back. One node does it.
+"""A run directory's copy in an object store: what is uploaded when, and what is brought back. One process does it.
 
 A checkpoint is whole when its manifest is there, which is written last here as it is on disk. Links are pointer files.
 """
@@ -7,78 +7,30 @@ from __future__ import annotations
 
 import posixpath
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from rankzero.errors import ConfigError, StoppedError, StorageError
+from rankzero.errors import StorageError
+from rankzero.persist.objects import fetch, inside, open_store, store_errors
 from rankzero.run_dir.atomic import MANIFEST, TEMPORARY_PREFIX, stage_name, verify_directory
 from rankzero.run_dir.paths import RunDir
+from rankzero.spec.run_spec import RunSpec
 
 LINKS = ("best", "last")
 _NOT_COPIED = ("lease.json", "stop")
 
 
-@contextmanager
-def store_errors(url: str) -> Iterator[None]:
-    """What a store raises, as StorageError that names it. Libraries of stores raise OSError and kinds of their own."""
-    try:
-        yield
-    except (StorageError, ConfigError, StoppedError):
-        raise
-    except Exception as error:
-        words = f"{type(error).__name__}: {error}"
-        raise StorageError(
-            f"the object store failed: {words}", where=url, hint="see its credentials and reach"
-        ) from error
+def copy_url(spec: RunSpec) -> str | None:
+    """Where the spec has its run directory copied to; None: nowhere."""
+    return None if spec.output_url is None else posixpath.join(spec.output_url, str(spec.name))
 
 
-def open_store(url: str) -> tuple[Any, str]:
-    """The file system of a URL and the path in it. Raises ConfigError where its library is not installed."""
-    import fsspec
-
-    try:
-        file_system, path = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        hint = "install the library of this kind of store in the image: s3fs, gcsfs, adlfs"
-        raise ConfigError(f"cannot open it: {error}", where=url, hint=hint) from error
-    return file_system, str(path)
-
-
-def download_tree(url: str, directory: Path, stopped: Callable[[], bool]) -> int:
-    """Bring everything below a URL into a directory; what is there in the same size stays. Returns files fetched.
-
-    Several nodes may do this to one volume at a time. Raises StoppedError between files where `stopped` became true.
-    """
-    with store_errors(url):
-        file_system, root = open_store(url)
-        fetched = 0
-        for remote, facts in file_system.find(root, detail=True).items():
-            if stopped():
-                hint = "what was fetched is kept; the same command goes on from there"
-                raise StoppedError("stopped while fetching files", where=url, hint=hint)
-            local = directory / _inside(posixpath.relpath(remote, root), url)
-            if not local.exists() or local.stat().st_size != facts["size"]:
-                _get(file_system, remote, local)
-                fetched += 1
-        return fetched
-
-
-def _inside(name: str, url: str) -> str:
-    if name.startswith(("..", "/")):
-        raise StorageError(f"{name} would be written outside of the directory", where=url)
-    return name
-
-
-def _get(file_system: Any, remote: str, local: Path) -> None:
-    local.parent.mkdir(parents=True, exist_ok=True)
-    staged = local.with_name(stage_name(local.name))
-    try:
-        file_system.get_file(remote, str(staged))
-        staged.replace(local)
-    finally:
-        staged.unlink(missing_ok=True)
+def is_plain(name: str) -> bool:
+    """Whether a file of a run directory is copied as it is: no part of a checkpoint, no link, and none for this machine
+    alone."""
+    parts = name.split("/")
+    hidden = any(part.startswith((TEMPORARY_PREFIX, ".lease")) for part in parts)
+    return not hidden and parts[0] not in ("checkpoints", *LINKS) and parts[-1] not in _NOT_COPIED
 
 
 class RunStore:
@@ -92,28 +44,38 @@ class RunStore:
         self._steps: set[int] | None = None
         self._damaged: set[int] = set()
 
+    def newest_step(self) -> int | None:
+        """Step of the newest whole checkpoint there; None: there is none. Raises StorageError."""
+        with store_errors(self.url):
+            return max(self._remote_steps(), default=None)
+
     def restore(self, say: Callable[[str], None]) -> int | None:
-        """Bring back the newest intact checkpoint, the best one, and the run's other files.
+        """Bring back the newest intact checkpoint, where it is newer than what is here, the best one, and the run's
+        other files.
 
         Returns the newest one's step; None: there is none. Checkpoints come last and whole, so that a restore that was
         cut off is made again.
         """
+        here = max(self._run_dir.committed_steps(), default=-1)
         with store_errors(self.url):
             if not self._store.exists(self._root):
                 return None
             names = [posixpath.relpath(path, self._root) for path in self._store.find(self._root)]
             for name in names:
-                if self._is_plain(name):
-                    _get(self._store, posixpath.join(self._root, name), self._run_dir.root / _inside(name, self.url))
+                if is_plain(name):
+                    fetch(self._store, posixpath.join(self._root, name), self._run_dir.root / inside(name, self.url))
             steps = sorted(self._remote_steps(), reverse=True)
             best = self._linked("best")
-            if best in steps and self._fetch_checkpoint(best, names, say):
+            if best in steps and self._is_here(best, names, say):
                 self._run_dir.set_link("best", best)
             for step in steps:
-                if self._run_dir.checkpoint(step).is_dir() or self._fetch_checkpoint(step, names, say):
+                if step > here and self._is_here(step, names, say):
                     self._run_dir.set_link("last", step)
                     return step
         return None
+
+    def _is_here(self, step: int, names: list[str], say: Callable[[str], None]) -> bool:
+        return self._run_dir.checkpoint(step).is_dir() or self._fetch_checkpoint(step, names, say)
 
     def _fetch_checkpoint(self, step: int, names: list[str], say: Callable[[str], None]) -> bool:
         """Bring one back. False where its bytes are not those that were saved, which is spoken of."""
@@ -122,7 +84,7 @@ class RunStore:
         try:
             for name in names:
                 if name.startswith(prefix):
-                    _get(self._store, posixpath.join(self._root, name), staged / _inside(name[len(prefix) :], self.url))
+                    fetch(self._store, posixpath.join(self._root, name), staged / inside(name[len(prefix) :], self.url))
             verify_directory(staged)
             staged.rename(self._run_dir.checkpoint(step))
         except StorageError as error:
@@ -149,9 +111,9 @@ class RunStore:
             for step in sorted(set(here) - self._steps):
                 if self._upload_checkpoint(step):
                     self._steps.add(step)
-            for path in sorted(self._run_dir.root.rglob("*")):
+            for path in sorted(self._run_dir.root.rglob("*"), key=lambda path: (path.name == MANIFEST, path)):
                 name = path.relative_to(self._run_dir.root).as_posix()
-                if path.is_file() and not path.is_symlink() and self._is_plain(name):
+                if path.is_file() and not path.is_symlink() and is_plain(name):
                     self._upload_file(path, name)
             for link in LINKS:
                 self._upload_link(link)
@@ -198,9 +160,3 @@ class RunStore:
     def _put(self, path: Path, remote: str) -> None:
         self._store.makedirs(posixpath.dirname(remote), exist_ok=True)
         self._store.put_file(str(path), remote)
-
-    @staticmethod
-    def _is_plain(name: str) -> bool:
-        parts = name.split("/")
-        hidden = any(part.startswith((TEMPORARY_PREFIX, ".lease")) for part in parts)
-        return not hidden and parts[0] not in ("checkpoints", *LINKS) and parts[-1] not in _NOT_COPIED

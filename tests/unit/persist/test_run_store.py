@@ -7,16 +7,19 @@ import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import fsspec
 import pytest
 
-import rankzero.launch.node.store
+import rankzero.persist.run_store
 from rankzero.errors import ConfigError, StoppedError, StorageError
 from rankzero.launch.node.mirror import downloaded, mirrored
 from rankzero.launch.node.settings import Mirror, NodeSettings
-from rankzero.launch.node.store import RunStore, download_tree
+from rankzero.persist import copying
+from rankzero.persist.objects import download_tree
+from rankzero.persist.run_store import RunStore
 from rankzero.run_dir.atomic import MANIFEST, commit_directory, verify_directory
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
@@ -28,6 +31,11 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"file://{tmp_path}/store"
     fsspec.filesystem("memory").store.clear()
     return "memory://bucket/prefix"
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "PAUSE_SECONDS", 0.0)
 
 
 def never() -> bool:
@@ -148,7 +156,7 @@ def test_a_last_copy_that_fails_is_no_success(run: RunDir, url: str, monkeypatch
     monkeypatch.setattr(RunStore, "upload", fail)
     with pytest.raises(StorageError, match="no room"), mirrored(spec, settings, 0, said.append, never):
         checkpoint(run, 5)
-    assert len([line for line in said if "attempt" in line]) == 3
+    assert len([line for line in said if "attempt" in line]) == 2
 
 
 def test_the_best_checkpoint_comes_back_too_and_stays_in_the_store(run: RunDir, url: str) -> None:
@@ -172,7 +180,7 @@ def test_a_restore_that_was_cut_off_is_made_again(run: RunDir, url: str, monkeyp
     with mirrored(spec, settings, 0, lambda _text: None, never):
         pass
     shutil.rmtree(run.root)
-    whole = rankzero.launch.node.store._get
+    whole = rankzero.persist.run_store.fetch
 
     def cut(file_system: Any, remote: str, local: Path) -> None:
         if remote.endswith("weights"):
@@ -180,12 +188,70 @@ def test_a_restore_that_was_cut_off_is_made_again(run: RunDir, url: str, monkeyp
         whole(file_system, remote, local)
 
     with monkeypatch.context() as patch:
-        patch.setattr(rankzero.launch.node.store, "_get", cut)
+        patch.setattr(rankzero.persist.run_store, "fetch", cut)
         with pytest.raises(StorageError, match="cut off"), mirrored(spec, settings, 0, lambda _text: None, never):
             pytest.fail("trained without its checkpoint")
     assert run.committed_steps() == []
     with mirrored(spec, settings, 0, lambda _text: None, never):
         assert verify_directory(run.checkpoint(5))["step"] == 5
+
+
+def test_what_is_newer_in_the_store_is_brought_back(run: RunDir, url: str, tmp_path: Path) -> None:
+    elsewhere = RunDir(tmp_path / "elsewhere")
+    for step in (5, 10):
+        checkpoint(run, step)
+    RunStore(run, url).upload()
+    checkpoint(elsewhere, 5)
+    said: list[str] = []
+    copying.bring_back(elsewhere, RunStore(elsewhere, url), said.append)
+    assert elsewhere.committed_steps() == [10, 5] and elsewhere.read_link("last") == 10
+    assert "step 10 brought back" in said[-1]
+    checkpoint(elsewhere, 15)
+    elsewhere.metrics.write_text("newer")
+    copying.bring_back(elsewhere, RunStore(elsewhere, url), said.append)
+    assert elsewhere.metrics.read_text() == "newer" and len(said) == 1
+
+
+def test_a_store_that_is_down_keeps_only_a_run_without_checkpoints_from_starting(
+    run: RunDir, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = RunStore(run, url)
+    monkeypatch.setattr(store, "_store", Broken())
+    said: list[str] = []
+    with pytest.raises(StorageError, match="nothing was started"):
+        copying.bring_back(run, store, said.append)
+    checkpoint(run, 5)
+    copying.bring_back(run, store, said.append)
+    assert "goes on from step 5, which is here" in said[-1]
+
+
+def test_a_store_that_fails_for_a_while_is_spoken_of_once_and_made_up_for(
+    run: RunDir, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copying, "INTERVAL_SECONDS", 0.01)
+    store, tries, said = RunStore(run, url), iter(range(100)), []
+    upload, recovered = store.upload, Event()
+
+    def failing_at_first() -> None:
+        if next(tries) < 3:
+            raise StorageError("no route to host", where=url)
+        upload()
+        recovered.set()
+
+    monkeypatch.setattr(store, "upload", failing_at_first)
+    with copying.copied([store], said.append) as failures:
+        checkpoint(run, 5)
+        assert recovered.wait(60)
+    assert not failures
+    assert [line for line in said if "no route" in line] == said[:1]
+    assert RunStore(run, url).newest_step() == 5
+
+
+def test_an_interrupt_does_not_wait_for_a_slow_store(run: RunDir, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = RunStore(run, url)
+    monkeypatch.setattr(store, "upload", lambda: pytest.fail("it waited for the store"))
+    with pytest.raises(KeyboardInterrupt), copying.copied([store], lambda _text: None):
+        raise KeyboardInterrupt
 
 
 def test_a_damaged_copy_is_spoken_of_and_made_again(run: RunDir, url: str, tmp_path: Path) -> None:
@@ -228,6 +294,16 @@ def test_a_stop_ends_fetching_between_files(tmp_path: Path, url: str) -> None:
     with pytest.raises(StoppedError):
         download_tree(tree, tmp_path / "d", lambda: next(asked))
     assert [path.name for path in (tmp_path / "d").iterdir()] == ["a"]
+
+
+def test_pods_copy_to_the_url_of_the_run_spec_too(run: RunDir, url: str) -> None:
+    spec, _ = settings_for(run, url)
+    settings = NodeSettings(run="r")
+    with mirrored(spec.model_copy(update={"output_url": url}), settings, 0, lambda _text: None, never):
+        checkpoint(run, 5)
+    shutil.rmtree(run.root)
+    with mirrored(spec.model_copy(update={"output_url": url}), settings, 0, lambda _text: None, never):
+        assert run.committed_steps() == [5]
 
 
 def test_results_outside_of_what_is_copied_are_refused(run: RunDir, url: str, tmp_path: Path) -> None:

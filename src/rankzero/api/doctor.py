@@ -1,0 +1,35 @@
+"""What the doctor finds on a cluster: a smoke test's objects are shown to it, and nothing is applied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rankzero.errors import AccessError, ConfigError, ServiceError
+
+if TYPE_CHECKING:
+    from rankzero.doctor.finding import Finding
+
+
+def cluster_findings(cluster: str) -> Iterator[Finding]:
+    """What there is for the pods of a cluster.yaml (or a profile's name). Raises ConfigError for what is wrong in it,
+    before anything is asked."""
+    from rankzero.api.clusters import open_backend
+    from rankzero.api.smoke import smoke_plan
+    from rankzero.doctor.cluster import of_error, of_survey
+    from rankzero.doctor.finding import ok
+    from rankzero.launch.render import render
+    from rankzero.spec.run_options import SmokeSettings
+    from rankzero.wording import counted
+
+    plan = smoke_plan(SmokeSettings(), cluster)
+    place = plan.cluster
+    each = counted(place.nproc_per_node, "GPU" if place.gpu else "process", None if place.gpu else "processes")
+    pods = f"{counted(place.num_nodes, 'pod')} with {each}"
+    yield ok("cluster.yaml", f"{pods}, as {plan.kind} in namespace {place.namespace}")
+    try:
+        survey = open_backend(place).survey(render(plan))
+    except (ServiceError, AccessError, ConfigError) as error:
+        yield from of_error("api", error)
+        return
+    yield from of_survey(survey)

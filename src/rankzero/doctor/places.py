@@ -1,0 +1,106 @@
+"""Where a run writes: shared memory, temporary files, results, caches. Writes nothing but an empty temporary file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rankzero.cache.contents import entries
+from rankzero.doctor.finding import Finding, look, ok, wrong
+from rankzero.errors import ExitCode
+from rankzero.machine import cache_root
+
+SHM = Path("/dev/shm")
+LEAST_SHM = 2**30
+"""NCCL's buffers between GPUs of a machine take some hundred MiB; docker's default is 64 MiB."""
+LEAST_FREE = 5 * 10**9
+"""A model of 0.5 billion weights with its optimizer is 5 GB."""
+_LONGEST_WALK = 2.0
+"""Seconds for the size of somebody else's cache."""
+
+
+def shared_memory(*, several_gpus: bool) -> Iterator[Finding]:
+    """Of /dev/shm, where there is one."""
+    if not SHM.is_dir():
+        return
+    size = os.statvfs(SHM).f_frsize * os.statvfs(SHM).f_blocks
+    free = os.statvfs(SHM).f_frsize * os.statvfs(SHM).f_bavail
+    words = f"{free / 1e9:.2g} of {size / 1e9:.2g} GB free"
+    if size >= LEAST_SHM or not several_gpus:
+        yield ok("/dev/shm", words)
+    else:
+        fix = "docker run --shm-size=8g; in pods resources.shm"
+        yield look("/dev/shm", f"{words}: little for several GPUs", fix)
+
+
+def disks(output: Path) -> Iterator[Finding]:
+    """Of results and of temporary files."""
+    yield _room("results", output, "--output DIR, or output_dir in run.yaml, on a volume that has room")
+    try:
+        with tempfile.TemporaryFile():
+            pass
+    except OSError as error:
+        what = f"{tempfile.gettempdir() if os.environ.get('TMPDIR') else '/tmp'}: {error.strerror or error}"
+        yield wrong("temporary files", what, "set TMPDIR to a directory that can be written", ExitCode.STORAGE)
+
+
+def _room(name: str, directory: Path, fix: str) -> Finding:
+    """Whether something can be written there, and how much."""
+    there = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir())
+    if not os.access(there, os.W_OK | os.X_OK):
+        return wrong(name, f"{there} cannot be written", fix, ExitCode.STORAGE)
+    free = shutil.disk_usage(there).free
+    words = f"{free / 1e9:.1f} GB free on the volume of {there}"
+    if free == 0:
+        return wrong(name, words, fix, ExitCode.STORAGE)
+    return ok(name, words) if free >= LEAST_FREE else look(name, words, fix)
+
+
+def caches(env: Mapping[str, str]) -> Iterator[Finding]:
+    """rankzero's own and the Hub's."""
+    root = cache_root()
+    found = _room("cache", root, "set RANKZERO_CACHE to a directory on a volume that has room")
+    if found.state == "ok" and root.is_dir():
+        kept = entries(root)
+        size = sum(entry.bytes for entry in kept) / 1e9
+        words = f"{root}, {size:.1f} GB; {found.what.partition(' on the volume')[0]}"
+        found = ok("cache", f"{words}; `rankzero cache list`" if kept else words)
+    yield found
+    hub = hub_cache(env)
+    if hub.is_dir():
+        size, whole = _size(hub)
+        yield ok("Hub's cache", f"{hub}, {'' if whole else 'more than '}{size / 1e9:.1f} GB; `hf cache` manages it")
+    else:
+        yield _room("Hub's cache", hub, "set HF_HOME to a directory on a volume that has room")
+
+
+def hub_home(env: Mapping[str, str]) -> Path:
+    """As the Hub's client finds it."""
+    if own := env.get("HF_HOME"):
+        return Path(own).expanduser()
+    shared = env.get("XDG_CACHE_HOME")
+    return (Path(shared).expanduser() if shared else Path.home() / ".cache") / "huggingface"
+
+
+def hub_cache(env: Mapping[str, str]) -> Path:
+    """Where the Hub's client keeps models and data sets."""
+    named = env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE")
+    return Path(named).expanduser() if named else hub_home(env) / "hub"
+
+
+def _size(directory: Path) -> tuple[int, bool]:
+    """Bytes below a directory, without following links, and whether there was time for all of it."""
+    until, total = time.monotonic() + _LONGEST_WALK, 0
+    for path, _, files in os.walk(directory):
+        for name in files:
+            try:
+                total += os.lstat(os.path.join(path, name)).st_size
+            except OSError:
+                continue
+        if time.monotonic() > until:
+            return total, False
+    return total, True

@@ -1,0 +1,47 @@
+"""A container that is there for a while, so that commands in it can read a run's volumes. Knows no run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rankzero.errors import ConfigError
+from rankzero.launch.backend import Execute
+from rankzero.launch.backends.docker.command import Docker
+from rankzero.launch.backends.docker.pod import container_name, mount_option, volume_name
+from rankzero.launch.labels import Manifest
+
+
+@contextmanager
+def reading(docker: Docker, pod: Manifest) -> Iterator[Execute]:
+    """Start what a pod says, yield what runs commands in it, and remove it. Raises ConfigError where a volume is not
+    there: docker would make an empty one."""
+    (only,) = pod["spec"]["containers"]
+    name, user = container_name(pod["metadata"]["name"]), pod["spec"]["securityContext"]["runAsUser"]
+    mounts = [_mount(docker, pod, mount) for mount in only["volumeMounts"]]
+    entry, *rest = only["command"]
+    docker.call(
+        *("run", "--detach", "--rm", "--name", name, "--network", "none", "--user", f"{user}:{user}"),
+        *(part for mount in mounts for part in ("--mount", mount)),
+        *("--entrypoint", entry, only["image"], *rest),
+    )
+
+    def run(command: Sequence[str]) -> str:
+        return docker.call("exec", name, *command)
+
+    try:
+        yield run
+    finally:
+        docker.try_call("rm", "--force", name)
+
+
+def _mount(docker: Docker, pod: Manifest, mount: Manifest) -> str:
+    volume = next(one for one in pod["spec"]["volumes"] if one["name"] == mount["name"])
+    if "hostPath" in volume:
+        return mount_option("bind", volume["hostPath"]["path"], mount["mountPath"], read_only=True)
+    claim = volume["persistentVolumeClaim"]["claimName"]
+    source = volume_name(claim)
+    if docker.try_call("volume", "inspect", source).code:
+        hint = "no run has used it on this machine, or `rankzero delete --claims` has removed it"
+        raise ConfigError(f"there is no docker volume {source} for the claim {claim}", where="storage", hint=hint)
+    return mount_option("volume", source, mount["mountPath"], read_only=True)

@@ -1,0 +1,65 @@
+"""A pod that is there for a while: created, waited for, removed. Knows nothing of what is done in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rankzero.errors import ServiceError
+from rankzero.launch.backend import Say
+from rankzero.launch.backends.kubernetes.api import Api
+from rankzero.launch.backends.kubernetes.errors import ApiError
+from rankzero.launch.labels import Manifest
+from rankzero.launch.pods import Pod, parse_pod
+from rankzero.launch.resource import POD
+
+READY_SECONDS, LOOK_SECONDS = 300.0, 1.0
+_NEVER = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError", "ErrImageNeverPull")
+
+
+@contextmanager
+def there_meanwhile(api: Api, pod: Manifest, say: Say) -> Iterator[None]:
+    """From when its container runs. Raises ApiError, or ServiceError where it does not get to run in READY_SECONDS."""
+    name = str(pod["metadata"]["name"])
+    try:
+        api.write("POST", POD, name, pod)
+    except ApiError as error:
+        if error.status != 409:  # its name is nobody else's: an answer was lost
+            raise
+    try:
+        _wait(api, name, say)
+        yield
+    finally:
+        try:
+            api.write("DELETE", POD, name, {"gracePeriodSeconds": 0})
+        except ApiError as error:
+            if error.status != 404:
+                say(f"the pod {name} could not be removed ({error.refusal.message}); it ends by itself")
+
+
+def _wait(api: Api, name: str, say: Say) -> None:
+    deadline = api.clock.monotonic() + READY_SECONDS
+    said = ""
+    while True:
+        item = api.read(POD, name)
+        seen = None if item is None else parse_pod(item)
+        if seen is not None and seen.is_running:
+            return
+        why = "" if seen is None else seen.waits_for
+        if seen is None or seen.is_over or seen.waiting in _NEVER or api.clock.monotonic() >= deadline:
+            hint = f"kubectl describe pod -n {api.place.namespace} shows such pods while they wait"
+            raise ServiceError(
+                f"the pod that was to read the volume {_end(seen)}", where=f"pod {name}", hint=why or hint
+            )
+        if why and why != said:
+            said = why
+            say(f"  {name} waits: {why}")
+        api.clock.sleep(LOOK_SECONDS)
+
+
+def _end(seen: Pod | None) -> str:
+    if seen is None:
+        return "was removed by somebody"
+    if seen.is_over:
+        return f"ended: {seen.reason or seen.phase} {seen.message}".strip()
+    return f"cannot start: {seen.waiting}" if seen.waiting in _NEVER else f"did not start in {READY_SECONDS:.0f} s"

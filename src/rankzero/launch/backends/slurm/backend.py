@@ -1,0 +1,162 @@
+"""SlurmBackend: runs as jobs of the Slurm cluster that this machine belongs to. Judges and renders nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rankzero.errors import RankzeroError, ServiceError
+from rankzero.launch import labels
+from rankzero.launch.backend import Execute, LogLine, LogQuery, Say
+from rankzero.launch.backends.slurm import submit as slurm_submit
+from rankzero.launch.backends.slurm.command import Job, Slurm, this_environment
+from rankzero.launch.backends.slurm.evidence import NodeSeen, config_map, num_nodes, pods_of
+from rankzero.launch.backends.slurm.logs import followed, recent
+from rankzero.launch.backends.slurm.state import RunState, states
+from rankzero.launch.backends.slurm.stop import MARGIN_SECONDS, end
+from rankzero.launch.evidence import Evidence
+from rankzero.launch.labels import Manifest
+from rankzero.launch.log_lines import Wanted
+from rankzero.launch.survey import Survey
+from rankzero.launch.untyped_json import whole
+
+POLL_SECONDS = 2.0
+"""How often squeue is asked by who waits: it is everybody's."""
+_MESSAGE_LINES = 40
+
+
+class SlurmBackend:
+    """Jobs whose directories lie in one place, which nodes and this machine share."""
+
+    def __init__(
+        self,
+        directory: Path,
+        slurm: Slurm | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._env = this_environment() if env is None else env
+        self._directory, self._slurm, self._sleep = directory, slurm or Slurm(self._env), sleep
+
+    def submit(self, objects: Sequence[Manifest], say: Say, *, replace: bool = False) -> None:
+        """Hand the script to sbatch. A job of this very script that waits or runs already is left alone."""
+        request = slurm_submit.read(objects)
+        slurm_submit.submit(
+            self._slurm, request, say, env=self._env, replaces=replace, stop=lambda: self._end(request.state, say)
+        )
+
+    @contextmanager
+    def reading(self, pod: Manifest, say: Say) -> Iterator[Execute]:
+        """Nothing is started: what nodes write to lies on a file system that this machine has too."""
+        yield _run_here
+
+    def survey(self, objects: Sequence[Manifest]) -> Survey:
+        """The partitions, and whether sbatch would take the script now."""
+        refused: RankzeroError | None = None
+        asked = ("sinfo", "--noheader", "--format=%P: %D nodes of %c CPUs, %m MiB, %G (%T)")
+        has = [("nodes", "; ".join(self._slurm.call(*asked).split("\n")).strip("; "))]
+        try:
+            request = slurm_submit.read(objects)
+            slurm_submit.environment(request, self._env)
+            self._slurm.call("sbatch", "--test-only", text=request.script)
+        except ServiceError:
+            raise
+        except RankzeroError as error:
+            refused = error
+        taken = "sbatch would take the job" if refused is None else "sbatch would not start the job, as said below"
+        return Survey((*has, ("rights", taken)), refused=refused)
+
+    def runs(self) -> list[Evidence]:
+        """All runs whose directories are here."""
+        found = list(states(self._directory))
+        jobs = self._slurm.jobs([state.job for state in found if state.job])
+        return [self._evidence(state, jobs.get(state.job)) for state in found]
+
+    def collect(self, run: str, *, log_lines: int = 50) -> Evidence:
+        """Everything about one run."""
+        state = self._state(run)
+        if not state.about:
+            return Evidence(run=run, now=datetime.now(UTC))
+        evidence = self._evidence(state, self._job(state))
+        names = [str(pod["metadata"]["name"]) for pod in evidence.pods]
+        logs = {name: "\n".join(state.last_lines(state.log(node), log_lines)) for node, name in enumerate(names)}
+        return replace(evidence, logs={name: text for name, text in logs.items() if text})
+
+    def logs(self, run: str, query: LogQuery) -> Iterator[LogLine]:
+        """Lines of all nodes by time; with `follow` as they come."""
+        state = self._state(run)
+        about = state.about
+        wanted = Wanted.of(query, whole(about, "annotations", labels.NPROC) or 1)
+        nodes = [node for node in range(num_nodes(about)) if wanted.pod(labels.NODE_ROLE, node)]
+        names = {node: f"{run}-{node}" for node in nodes}
+        now = datetime.now(UTC)
+        if not query.follow:
+            yield from recent(state, names, query, wanted, now)
+            return
+
+        def goes_on() -> bool:
+            job = self._job(state)
+            return job is not None and not job.is_over
+
+        yield from followed(state, names, query, wanted, now, goes_on, lambda: self._sleep(POLL_SECONDS))
+
+    def cancel(self, run: str, say: Say) -> None:
+        """SIGTERM to the nodes, which save and leave; the job ends where it does not in its grace period."""
+        if not self._end(self._state(run), say):
+            say(f"nothing of {run} runs or waits here")
+
+    def delete(self, run: str, *, claims: bool, say: Say) -> list[str]:
+        """The job and its directory. The run's own directory stays in any case."""
+        state = self._state(run)
+        about, number = state.about, state.job
+        ended = self._end(state, say)
+        if claims and about:
+            say(f"results stay where they are: {about.get('annotations', {}).get(labels.RUN_DIR, '')}")
+        return [*([f"job {number}"] if ended else []), *state.remove()]
+
+    def _end(self, state: RunState, say: Say) -> bool:
+        """Whether there was anything to end."""
+        job = self._job(state)
+        if job is None or job.is_over:
+            return False
+        grace = whole(state.about, "spec", "grace") or 180
+        end(self._slurm, state, job, grace + MARGIN_SECONDS, say, lambda: self._sleep(POLL_SECONDS))
+        return True
+
+    def _state(self, run: str) -> RunState:
+        return RunState(self._directory / run)
+
+    def _job(self, state: RunState) -> Job | None:
+        number = state.job
+        return self._slurm.jobs([number]).get(number) if number else None
+
+    def _evidence(self, state: RunState, job: Job | None) -> Evidence:
+        about, number = state.about, state.job
+        seen = []
+        for node in range(num_nodes(about)):
+            restart, notes = state.notes(node, number)
+            own = state.last_lines(state.log(node), _MESSAGE_LINES)
+            tail = "\n".join(own or state.last_lines(state.batch_log, _MESSAGE_LINES))
+            seen.append(NodeSeen(restart, notes, state.words(node), tail))
+        metadata = {name: value for name, value in about.items() if name != "spec"}
+        return Evidence(
+            run=state.root.name,
+            now=datetime.now(UTC),
+            objects=(config_map(metadata, job),),
+            pods=tuple(pods_of(metadata, job, number, seen)),
+        )
+
+
+def _run_here(command: Sequence[str]) -> str:
+    python, *rest = command  # a host may have no program of that very name
+    done = subprocess.run([sys.executable, *rest], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ServiceError(f"{python} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+    return done.stdout

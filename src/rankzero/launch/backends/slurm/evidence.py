@@ -1,0 +1,136 @@
+"""A job of Slurm in the shapes of the Kubernetes API: a pod for each of its nodes. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from rankzero.errors import ExitCode
+from rankzero.launch import labels
+from rankzero.launch.backends.slurm.command import Job
+from rankzero.launch.backends.slurm.state import Ending, NodeNotes
+from rankzero.launch.kinds.slurm import CONDITION, NODE_LABEL, UNKNOWN
+from rankzero.launch.labels import Manifest
+from rankzero.launch.untyped_json import whole
+
+SIGTERM_CODE, SIGKILL_CODE = 143, 137
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSeen:
+    """What is known of one node of a run."""
+
+    restart: int
+    """Which start of the job the notes are of."""
+    notes: NodeNotes
+    words: str = ""
+    tail: str = ""
+    """The last lines of its log, or of the batch script's."""
+
+
+def num_nodes(about: Mapping[str, Any]) -> int:
+    """Of the script's metadata."""
+    return whole(about, "annotations", labels.NODES) or 1
+
+
+def pods_of(about: Mapping[str, Any], job: Job | None, number: str, nodes: Sequence[NodeSeen]) -> list[Manifest]:
+    """A pod for each node. `job` is None where Slurm does not know the job of this number any more."""
+    return [_pod(about, job, number, index, seen) for index, seen in enumerate(nodes)]
+
+
+def config_map(about: Mapping[str, Any], job: Job | None) -> Manifest:
+    """What stands for the run beside its pods."""
+    metadata = {**_created(job), **about}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+
+
+def _pod(about: Mapping[str, Any], job: Job | None, number: str, index: int, seen: NodeSeen) -> Manifest:
+    restart = seen.restart if job is None or job.restarts is None else job.restarts
+    notes = seen.notes if seen.restart == restart else NodeNotes()  # of a start that is over
+    name = str(about.get("name", ""))
+    own = {**about.get("labels", {}), labels.ROLE: labels.NODE_ROLE, NODE_LABEL: str(index)}
+    metadata: Manifest = {**_created(job), **about, "name": f"{name}-{index}", "labels": own}
+    status = _status(job, notes, seen)
+    again = restart + max(0, len(notes.endings) - (not notes.runs))
+    status["containerStatuses"] = [{"name": "node", "restartCount": again, **status.pop("container")}]
+    state, reason = (UNKNOWN, "") if job is None else (job.state, job.reason)
+    condition = {"type": CONDITION, "status": "True", "reason": state, "message": f"{number}: {reason}"}
+    status["conditions"] = [condition]
+    spec: Manifest = {"containers": [{"name": "node"}]}
+    host = notes.host or ("" if job is None or job.is_waiting else job.nodes)
+    if host:
+        spec["nodeName"] = host
+    if job is not None and not job.is_waiting and not job.is_over and notes.endings and not notes.runs:
+        metadata["deletionTimestamp"] = _text(notes.endings[-1].at)  # the job is about to end, or to be queued again
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
+
+
+def _status(job: Job | None, notes: NodeNotes, seen: NodeSeen) -> Manifest:
+    """Phase, and under `container` the state of the container."""
+    before = {"lastState": _terminated(notes.endings[-1], "")} if notes.runs and notes.endings else {}
+    if job is None or job.is_over:
+        return _over(job, notes, seen)
+    if notes.runs and not job.is_waiting:
+        running = {"running": {"startedAt": _text(notes.began)}}
+        return {"phase": "Running", "container": {"state": running, **before}}
+    if notes.endings and not job.is_waiting:
+        return {"phase": "Running", "container": {"state": {"waiting": {"reason": "Completing"}}}}
+    waits = job.reason.partition(",")[0].partition(" ")[0] or job.state.capitalize()
+    return {"phase": "Pending", "container": {"state": {"waiting": {"reason": waits}}}}
+
+
+def _over(job: Job | None, notes: NodeNotes, seen: NodeSeen) -> Manifest:
+    state = UNKNOWN if job is None else job.state
+    ended = notes.endings[-1] if notes.endings and not notes.runs else None
+    code = ended.code if ended is not None else _code_without_words(state, notes)
+    at = ended.at if ended is not None else None if job is None else job.ended
+    end = Ending(code, notes.began, at) if at is not None else None
+    message = _in_the_end(seen.words, code) or (seen.tail if code else "")
+    value = _terminated(end, message) if end is not None else {"terminated": {"exitCode": code, "message": message}}
+    if state == "OUT_OF_MEMORY" and code not in (0, *ExitCode):
+        value["terminated"]["reason"] = "OOMKilled"
+    status: Manifest = {"phase": "Failed" if code else "Succeeded", "container": {"state": value}}
+    if state not in ("COMPLETED", "FAILED", UNKNOWN):
+        status["reason"] = state
+    return status
+
+
+def _in_the_end(words: str, code: int) -> str:
+    """A node that lost its peers while all were asked to stop has stopped: its script notes that, whatever it said."""
+    if code != ExitCode.STOPPED or not words:
+        return words
+    try:
+        said = json.loads(words)
+    except ValueError:
+        return words
+    return json.dumps({**said, "exit_code": code, "outcome": "stopped"}) if isinstance(said, dict) else words
+
+
+def _code_without_words(state: str, notes: NodeNotes) -> int:
+    """Of a node that has noted no end."""
+    if state == "COMPLETED":
+        return 0
+    if state == "CANCELLED" and not notes.runs:
+        return int(ExitCode.STOPPED)  # nothing had begun
+    return SIGKILL_CODE if state in ("OUT_OF_MEMORY", UNKNOWN) else SIGTERM_CODE
+
+
+def _terminated(ending: Ending, message: str) -> Manifest:
+    ended: Manifest = {"exitCode": ending.code, "reason": "Error" if ending.code else "Completed"}
+    ended["finishedAt"] = _text(ending.at)
+    if ending.began is not None:
+        ended["startedAt"] = _text(ending.began)
+    if message:
+        ended["message"] = message
+    return {"terminated": ended}
+
+
+def _created(job: Job | None) -> Manifest:
+    return {} if job is None or job.submitted is None else {"creationTimestamp": _text(job.submitted)}
+
+
+def _text(moment: datetime | None) -> str:
+    return "" if moment is None else f"{moment:%Y-%m-%dT%H:%M:%SZ}"

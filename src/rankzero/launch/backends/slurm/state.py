@@ -1,0 +1,192 @@
+"""What is on disk of a run that Slurm has: which job it is, what its nodes noted, their logs. Judges nothing.
+
+All of it lies on the file system that nodes share, in a directory that the batch script fills
+(launch/render/sbatch.py).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rankzero.run_dir.atomic import storage_errors, write_json, write_text
+
+MOST_MESSAGE_BYTES = 4096
+_TAIL_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """One end of a node command."""
+
+    code: int
+    began: datetime | None
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class NodeNotes:
+    """What a node noted in one start of the job."""
+
+    host: str = ""
+    began: datetime | None = None
+    """When the newest instance of its command did; None: it has not."""
+    endings: tuple[Ending, ...] = ()
+    """Oldest first."""
+    runs: bool = False
+    """Whether it has begun once more than it has ended."""
+
+
+@dataclass(slots=True)
+class _Notes:
+    host: str = ""
+    began: datetime | None = None
+    endings: list[Ending] = field(default_factory=list)
+    runs: bool = False
+
+
+def read_notes(text: str, job: str) -> tuple[int, NodeNotes]:
+    """Of the newest start of this job: its number, which is 0 for the first, and what was noted in it.
+
+    A line is `begin JOB RESTART SECONDS HOST` or `end JOB RESTART SECONDS CODE`; one that is cut counts for nothing.
+    """
+    newest, notes = 0, _Notes()
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) != 5 or words[1] != job or not words[2].isdigit() or not words[3].isdigit():
+            continue
+        word, restart, at, value = words[0], int(words[2]), datetime.fromtimestamp(int(words[3]), UTC), words[4]
+        if restart > newest:
+            newest, notes = restart, _Notes()
+        if word == "begin":
+            notes.host, notes.began, notes.runs = value, at, True
+        elif word == "end" and value.isdigit():
+            notes.endings.append(Ending(int(value), notes.began, at))
+            notes.runs = False
+    return newest, NodeNotes(notes.host, notes.began, tuple(notes.endings), notes.runs)
+
+
+class RunState:
+    """The directory of one run, and the log of its batch script beside it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.batch_log = root.parent.parent / f"slurm-{root.name}.log"
+
+    @property
+    def job(self) -> str:
+        """The id of the newest job; empty where there is none."""
+        return self._text("job").strip()
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The script's metadata; empty where there is none."""
+        try:
+            value = json.loads(self._text("about.json"))
+        except ValueError:
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    @property
+    def cancelled(self) -> str:
+        """The id of the job that was told to stop for good."""
+        return self._text("cancelled").strip()
+
+    @contextmanager
+    def anew(self, about: dict[str, Any]) -> Iterator[None]:
+        """Make it for another job, which is submitted inside; where that fails, all is as before. Raises StorageError.
+
+        A job may start before sbatch has said its number; the script writes that too.
+        """
+        aside = self.root.with_name(f".{self.root.name}.before")
+        with storage_errors(self.root):
+            self.root.parent.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir()
+            self._move(self.root, self.batch_log, aside)
+        try:
+            with storage_errors(self.root):
+                self.root.mkdir(mode=0o700)
+                for name in ("nodes", "logs"):
+                    (self.root / name).mkdir()
+            write_json(self.root / "about.json", about)
+            yield
+        except BaseException:
+            with storage_errors(self.root):
+                shutil.rmtree(self.root, ignore_errors=True)
+                self._move(aside / self.root.name, aside / self.batch_log.name, self.root.parent)
+                if (self.root.parent / self.batch_log.name).exists():
+                    (self.root.parent / self.batch_log.name).rename(self.batch_log)
+            raise
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def settle(self, job: str) -> None:
+        """Note which job it is. Raises StorageError."""
+        write_text(self.root / "job", f"{job}\n")
+
+    @staticmethod
+    def _move(root: Path, log: Path, target: Path) -> None:
+        for one in (root, log):
+            if one.exists():
+                one.rename(target / one.name)
+
+    def cancel(self, job: str) -> None:
+        """Have the batch script let it end when it is saved. Raises StorageError."""
+        write_text(self.root / "cancelled", f"{job}\n")
+
+    def notes(self, node: int, job: str) -> tuple[int, NodeNotes]:
+        """As `read_notes`, of a node."""
+        return read_notes(self._text(f"nodes/{node}"), job)
+
+    def words(self, node: int) -> str:
+        """What its command said at its last end."""
+        return self._text(f"nodes/{node}.words")[:MOST_MESSAGE_BYTES]
+
+    def log(self, node: int) -> Path:
+        """All that its commands have printed."""
+        return self.root / "logs" / f"node-{node}.log"
+
+    def last_lines(self, path: Path, count: int) -> list[str]:
+        """The end of a log."""
+        try:
+            with path.open("rb") as file:
+                size = file.seek(0, 2)
+                file.seek(max(0, size - _TAIL_BYTES))
+                lines = file.read().decode(errors="replace").split("\n")
+        except OSError:
+            return []
+        whole = lines[1:] if size > _TAIL_BYTES else lines
+        return [line for line in whole if line][-count:] if count else []
+
+    def remove(self) -> list[str]:
+        """All of it. Returns what was removed. Raises StorageError."""
+        removed = []
+        with storage_errors(self.root):
+            if self.root.exists():
+                shutil.rmtree(self.root)
+                removed.append(f"directory {self.root}")
+            if self.batch_log.exists():
+                self.batch_log.unlink()
+                removed.append(f"file {self.batch_log}")
+        return removed
+
+    def _text(self, name: str) -> str:
+        try:
+            return (self.root / name).read_text(encoding="utf-8", errors="replace")
+        except (FileNotFoundError, NotADirectoryError):
+            return ""
+
+
+def states(directory: Path) -> Iterator[RunState]:
+    """Of all runs there, by their names."""
+    if directory.is_dir():
+        for one in sorted(directory.iterdir()):
+            if not one.name.startswith(".") and (one / "about.json").is_file():
+                yield RunState(one)

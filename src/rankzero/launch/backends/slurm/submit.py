@@ -1,0 +1,109 @@
+"""Submitting to Slurm: checked, its directory made anew, handed to sbatch. Renders nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+from rankzero.errors import ConfigError, Problem
+from rankzero.launch import labels
+from rankzero.launch.backend import AlreadyRunsError, Say
+from rankzero.launch.backends.slurm.command import Slurm
+from rankzero.launch.backends.slurm.state import RunState
+from rankzero.launch.kinds.slurm import BATCH_SCRIPT
+from rankzero.launch.labels import Manifest
+from rankzero.launch.node.settings import TOKEN_VARIABLE
+from rankzero.redaction import looks_secret
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One script and what is to be known of it."""
+
+    run: str
+    script: str
+    state: RunState
+    about: dict[str, Any]
+    secrets: Mapping[str, bool]
+    """Variables that the run is given, and whether it can do without."""
+
+    @property
+    def digest(self) -> str:
+        """Tells one rendering of a run from another."""
+        return _digest(self.about)
+
+
+def read(objects: Sequence[Manifest]) -> Request:
+    """The script of a rendering. Raises ConfigError where there is none."""
+    scripts = [one for one in objects if one["kind"] == BATCH_SCRIPT.kind]
+    if len(scripts) != 1 or len(objects) != 1:
+        found = ", ".join(f"{one['kind']}/{one['metadata']['name']}" for one in objects) or "nothing"
+        hint = "render the run for Slurm: `--kind slurm`, or `kind: slurm` in cluster.yaml"
+        raise ConfigError(f"Slurm takes one batch script, and this is {found}", hint=hint)
+    metadata, spec = scripts[0]["metadata"], scripts[0]["spec"]
+    return Request(
+        run=str(metadata["name"]),
+        script=str(spec["script"]),
+        state=RunState(Path(spec["state"])),
+        about={**metadata, "spec": {"grace": spec["grace"]}},
+        secrets={str(one["name"]): bool(one["optional"]) for one in spec["secrets"]},
+    )
+
+
+def submit(
+    slurm: Slurm, request: Request, say: Say, *, env: Mapping[str, str], replaces: bool, stop: Callable[[], object]
+) -> None:
+    """Bring the job into the queue. Raises AlreadyRunsError where one of another rendering is in the way, unless it
+    `replaces`; then `stop` ends it."""
+    given = environment(request, env)
+    state = request.state
+    number = state.job
+    there = slurm.jobs([number]).get(number) if number else None
+    if there is not None and not there.is_over:
+        before = state.about
+        if _digest(before) == request.digest and state.cancelled != number:
+            say(f"{request.run} is job {number} already, with this very spec; left as it is")
+            return
+        if not replaces and state.cancelled != number:
+            raise _already(request, before, number)
+        stop()
+    with state.anew({**request.about, "creationTimestamp": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"}):
+        said = slurm.call("sbatch", "--parsable", "--export=ALL", text=request.script, env=given)
+    job = said.strip().partition(";")[0]  # `17;cluster` where there are several
+    state.settle(job)
+    say(f"job {job} is in the queue")
+
+
+def environment(request: Request, env: Mapping[str, str]) -> dict[str, str]:
+    """What travels with the job: this environment, and of what looks like a secret only what the run is given.
+
+    Raises ConfigError where one is not set.
+    """
+    missing = [name for name, optional in request.secrets.items() if not env.get(name) and not optional]
+    if missing:
+        raise ConfigError(
+            Problem(
+                f"{name} is not set in this environment",
+                "cluster.yaml secrets",
+                f"set it (it is passed on, and written into no script): `export {name}=…`, or make it `optional: true`",
+            )
+            for name in missing
+        )
+    kept = {name: value for name, value in env.items() if name in request.secrets or not looks_secret(name)}
+    return {**kept, TOKEN_VARIABLE: token_hex(32)}
+
+
+def _digest(about: Mapping[str, Any]) -> str:
+    annotations = about.get("annotations") or {}
+    return str(annotations.get(labels.SPEC_HASH, ""))
+
+
+def _already(request: Request, before: Mapping[str, Any], number: str) -> AlreadyRunsError:
+    by = (before.get("annotations") or {}).get(labels.SUBMITTED_BY)
+    what = f"is under way with another spec, as job {number}{f' (submitted by {by})' if by else ''}"
+    hint = "give this run another name; or end that one: `rankzero cancel`, or submit with --replace"
+    return AlreadyRunsError(what, where=f"run {request.run}", hint=hint)

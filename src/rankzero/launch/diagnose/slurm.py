@@ -1,0 +1,253 @@
+"""What Slurm says of a job: why it waits, and how it ended where it did not end by itself. Pure.
+
+A job is one thing, so its pods say the same and make one finding. The words are those of squeue(1), which has what each
+means; of limits there are hundreds, named by one scheme: whose, which way, of what, for whom.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rankzero.launch.diagnose.finding import Finding, Severity
+from rankzero.launch.joined import JoinedEvidence
+from rankzero.launch.kinds.slurm import CONDITION, UNKNOWN
+
+_RESUMES = "submit again to continue from the newest checkpoint"
+ENDED_BY_SLURM = ("TIMEOUT", "PREEMPTED", "NODE_FAIL", "CANCELLED", "BOOT_FAIL", "DEADLINE", "REVOKED")
+"""States of jobs whose nodes need not have said anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reason:
+    pattern: re.Pattern[str]
+    code: str
+    severity: Severity
+    cause: str
+    """May name {job} and {reason}."""
+    fix: str
+
+
+def _reason(pattern: str, code: str, severity: Severity, cause: str, fix: str) -> _Reason:
+    return _Reason(re.compile(pattern), code, severity, cause, fix)
+
+
+_SHOW_LIMITS = "`sacctmgr show qos format=name,maxtresperuser,maxtresperjob,maxwall` shows the limits"
+_WAITING = (
+    _reason(
+        r"^(Resources|Priority)\b",
+        "slurm-waiting",
+        "waiting",
+        "job {job} waits for free nodes ({reason})",
+        "wait: `squeue --start --jobs={job}` says from when on; a lower num_nodes or slurm.time_limit_seconds starts"
+        " sooner",
+    ),
+    _reason(
+        r"^(BeginTime|Cleaning|None)\b",
+        "slurm-requeued",
+        "waiting",
+        "job {job} is about to start (again): Slurm lets some minutes pass after a job was queued again ({reason})",
+        "wait: it continues from its newest checkpoint",
+    ),
+    _reason(
+        r"^Dependency\b",
+        "slurm-singleton",
+        "waiting",
+        "job {job} waits until the job before it of the same run has ended",
+        "wait, or `rankzero cancel` the run and submit it again",
+    ),
+    _reason(
+        r"^DependencyNeverSatisfied\b",
+        "slurm-dependency",
+        "broken",
+        "job {job} waits for a job that has failed",
+        "leave the dependency out of slurm.options, and submit again",
+    ),
+    _reason(
+        r"^(ReqNodeNotAvail|NodeDown|Nodes required for job are DOWN)",
+        "slurm-nodes-down",
+        "waiting",
+        "job {job} waits for nodes that are down, drained or reserved ({reason})",
+        "`sinfo --list-reasons` says why they are; wait for them, or choose others with slurm.partition,"
+        " slurm.constraint or num_nodes",
+    ),
+    _reason(
+        r"^(Reservation|ReservationDeleted)\b",
+        "slurm-reservation",
+        "waiting",
+        "job {job} waits for its reservation ({reason})",
+        "`scontrol show reservation` says when it begins, and whether there is one; else leave slurm.reservation out",
+    ),
+    _reason(
+        r"^(PartitionDown|PartitionInactive)\b",
+        "slurm-partition-down",
+        "waiting",
+        "job {job} waits because its partition takes no jobs now ({reason})",
+        "set slurm.partition to one that `sinfo --summarize` shows as up, or wait",
+    ),
+    _reason(
+        r"^PartitionTimeLimit\b",
+        "slurm-time-limit-too-long",
+        "broken",
+        "job {job} asks for more time than its partition ever gives",
+        "set slurm.time_limit_seconds to what `sinfo --format='%P %l'` shows, or less: the run goes on in the next"
+        " allocation",
+    ),
+    _reason(
+        r"^(PartitionNodeLimit|PartitionConfig|BadConstraints|NodeNotAvail)\b",
+        "slurm-impossible",
+        "broken",
+        "job {job} asks for what the nodes of its partition never have ({reason})",
+        "lower num_nodes, nproc_per_node or resources in cluster.yaml, or correct slurm.partition and slurm.constraint;"
+        " `sinfo --format='%P %D %c %m %G %f'` shows what there is",
+    ),
+    _reason(
+        r"^JobHeldUser\b",
+        "slurm-held",
+        "broken",
+        "job {job} is held back by its user",
+        "`scontrol release {job}`",
+    ),
+    _reason(
+        r"^JobHeldAdmin\b",
+        "slurm-held",
+        "broken",
+        "job {job} is held back by an administrator",
+        "ask the administrators why; `scontrol show job {job}` may have a comment",
+    ),
+    _reason(
+        r"^(JobHoldMaxRequeue|launch failed|JobLaunchFailure|BatchHold)",
+        "slurm-launch-failed",
+        "broken",
+        "Slurm could not start job {job} on its nodes and holds it back ({reason})",
+        "have the administrators look at the slurmd logs of its nodes (`scontrol show job {job}`), then"
+        " `scontrol release {job}`",
+    ),
+    _reason(
+        r"^(AccountNotAllowed|InvalidAccount|AssociationNotFound|InvalidAssociation)",
+        "slurm-account",
+        "broken",
+        "job {job} may not use the account that it names here ({reason})",
+        "set slurm.account to one of `sacctmgr show assoc user=$USER format=account,partition`",
+    ),
+    _reason(
+        r"^(QOSNotAllowed|InvalidQOS)",
+        "slurm-qos",
+        "broken",
+        "job {job} may not use its quality of service here ({reason})",
+        "set slurm.qos to one of `sacctmgr show assoc user=$USER format=qos`",
+    ),
+    _reason(
+        r"^Licenses\b",
+        "slurm-licenses",
+        "waiting",
+        "job {job} waits for licenses",
+        "wait, or leave licenses out of slurm.options; `scontrol show licenses` shows them",
+    ),
+    _reason(
+        r"^(Prolog|NodesNotReady|FrontEndDown|BootFail)",
+        "slurm-nodes-starting",
+        "waiting",
+        "the nodes of job {job} are made ready ({reason})",
+        "wait; `sinfo` shows their state",
+    ),
+)
+_LIMIT = re.compile(r"^(?P<whose>QOS|Assoc|Max)(?P<what>\w*)")
+_FOR_ONE_JOB = re.compile(r"PerJob|PerNode|^QOSMin|MaxWall|WallDuration")
+_FIELDS = (
+    (re.compile(r"GRES|Gres|GPU"), "num_nodes or nproc_per_node"),
+    (re.compile(r"Node"), "num_nodes"),
+    (re.compile(r"Cpu|CPU"), "resources.cpu"),
+    (re.compile(r"Mem"), "resources.memory"),
+    (re.compile(r"Wall|Time"), "slurm.time_limit_seconds"),
+)
+_ENDINGS: dict[str, tuple[str, str, str]] = {
+    "TIMEOUT": (
+        "slurm-timeout",
+        "the time limit of job {job} was over before the run had saved",
+        "set grace_period_seconds in cluster.yaml to what saving takes (Slurm asks the run to stop so long before), and"
+        f" {_RESUMES}",
+    ),
+    "PREEMPTED": (
+        "slurm-preempted",
+        "job {job} was ended for one of higher priority, and its partition does not queue it again",
+        f"{_RESUMES}; slurm.qos or slurm.partition decide who is preempted",
+    ),
+    "NODE_FAIL": (
+        "slurm-node-fail",
+        "a node of job {job} failed",
+        f"{_RESUMES}; `sinfo --list-reasons` shows the node, slurm.options: {{exclude: NODE}} leaves it out",
+    ),
+    "BOOT_FAIL": ("slurm-boot-fail", "the nodes of job {job} did not boot", "submit again; tell the administrators"),
+    "DEADLINE": ("slurm-deadline", "the deadline of job {job} has passed", "leave deadline out of slurm.options"),
+    "CANCELLED": (
+        "slurm-cancelled",
+        "job {job} was ended by scancel ({reason}) before the run had saved",
+        f"{_RESUMES}; `rankzero cancel` lets it save first",
+    ),
+    UNKNOWN: (
+        "slurm-forgotten",
+        "Slurm does not know job {job} any more, and not all of its nodes have noted how they ended",
+        f"{_RESUMES}; its logs are kept: `rankzero logs`",
+    ),
+}
+_HELD = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+
+
+def find(joined: JoinedEvidence) -> Iterator[Finding]:
+    """At most one finding: of the job as a whole."""
+    for pod in joined.current.values():
+        condition = pod.conditions.get(CONDITION)
+        if condition is None:
+            continue
+        job, _, reason = condition.message.partition(": ")
+        line = f"job {job}: {condition.reason}{f' ({reason})' if reason else ''}"
+        found = _of_job(joined, condition.reason, reason or "no reason given", job)
+        if found is not None:
+            code, severity, cause, fix = found
+            facts = {"{job}": job, "{reason}": reason or condition.reason}
+            yield Finding(code, severity, _filled(cause, facts), _filled(fix, facts), (line,))
+        return
+
+
+def _filled(words: str, facts: dict[str, str]) -> str:
+    """Replaced, not formatted: Slurm's own words may hold braces."""
+    for name, value in facts.items():
+        words = words.replace(name, value)
+    return words
+
+
+def _of_job(joined: JoinedEvidence, state: str, reason: str, job: str) -> tuple[str, Severity, str, str] | None:
+    if state in _HELD:
+        return ("slurm-held", "broken", "job {job} is held back ({reason})", "`scontrol release {job}`")
+    if state == "SUSPENDED":
+        cause = "job {job} is suspended: by an administrator, or because others have its nodes in turn"
+        return ("slurm-suspended", "waiting", cause, "wait; `scontrol resume {job}` where you may")
+    if state in ("PENDING", "REQUEUED", "REQUEUE_FED"):
+        return _of_waiting(reason)
+    if state == "FAILED" and reason.startswith("BadConstraints"):
+        return _of_waiting(reason)
+    noted = all(pod.ended is not None and pod.ended.words is not None for pod in joined.current.values())
+    if state in _ENDINGS and not noted and joined.finished != "stopped":
+        code, cause, fix = _ENDINGS[state]
+        return code, "failed", cause, fix
+    return None
+
+
+def _of_waiting(reason: str) -> tuple[str, Severity, str, str]:
+    for one in _WAITING:
+        if one.pattern.search(reason):
+            return one.code, one.severity, one.cause, one.fix
+    limit = _LIMIT.match(reason)
+    if limit is None:
+        fix = "`scontrol show job {job}` says more, squeue(1) what the reason means"
+        return "slurm-held-back", "waiting", "job {job} waits ({reason})", fix
+    field = next((field for pattern, field in _FIELDS if pattern.search(limit["what"])), "")
+    whose = "of its quality of service" if limit["whose"] == "QOS" else "of its account or user"
+    if _FOR_ONE_JOB.search(reason):
+        cause = f"job {{job}} asks for more than a limit {whose} allows any job ({{reason}})"
+        return "slurm-limit", "broken", cause, f"lower {field or 'num_nodes'} in cluster.yaml; {_SHOW_LIMITS}"
+    cause = f"job {{job}} waits at a limit {whose} ({{reason}}), which counts other jobs too"
+    lower = f", or lower {field} in cluster.yaml where the limit is below what it asks for" if field else ""
+    return "slurm-limit-shared", "waiting", cause, f"wait until others of them end{lower}; {_SHOW_LIMITS}"

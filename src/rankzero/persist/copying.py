@@ -1,0 +1,110 @@
+"""Results copied to object stores while a run trains, and brought back before it starts. Knows no training.
+
+What is committed here comes first: a store that is down or slow costs the run nothing, and gets later what it lacks.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+from rankzero.errors import Problem, StopNow, StorageError
+from rankzero.persist.run_store import RunStore
+from rankzero.run_dir.lease import Lease
+from rankzero.run_dir.paths import RunDir
+
+T = TypeVar("T")
+Say = Callable[[str], None]
+INTERVAL_SECONDS = 15.0
+ATTEMPTS = 3
+PAUSE_SECONDS = 2.0
+"""Between attempts, at the start and at the end of a run."""
+
+
+def bring_back(run_dir: RunDir, store: RunStore, say: Say) -> None:
+    """Before a start: fill the run directory from its store where that has a newer checkpoint, or alone has any.
+
+    Raises StorageError where the store does not answer and nothing is here: the run may be there, and a new one would
+    write over it. With a checkpoint here it is only said. Raises StorageError where another process trains here.
+    """
+    here = max(run_dir.committed_steps(), default=None)
+    try:
+        there = _tried(store.newest_step, say)
+        if there is None or (here is not None and there <= here):
+            return
+        lease = Lease(run_dir.root)
+        lease.acquire()  # nobody trains here meanwhile
+        try:
+            step = _tried(lambda: store.restore(say), say)
+        finally:
+            lease.release()
+    except StorageError as error:
+        if here is None:
+            hint = "a run may be there that this one would write over: try again, or leave the copy's URL out"
+            raise StorageError([*error.problems, Problem("so nothing was started", store.url, hint)]) from error
+        say(f"{error}; the run goes on from step {here}, which is here")
+        return
+    if step is not None:
+        say(f"step {step} brought back from {store.url}")
+
+
+@contextmanager
+def copied(stores: Sequence[RunStore], say: Say) -> Iterator[list[StorageError]]:
+    """For the duration, what is committed goes to the stores; at the end the rest does, also of a run that failed.
+
+    What is yielded holds, after the end, the errors of stores that lack something. A second Ctrl-C leaves at once.
+    """
+    failures: list[StorageError] = []
+    ended = threading.Event()
+    thread = threading.Thread(target=_copy_until, args=(ended, stores, say), daemon=True)
+    thread.start()
+    in_a_hurry = False
+    try:
+        yield failures
+    except (KeyboardInterrupt, StopNow):
+        in_a_hurry = True
+        raise
+    finally:
+        ended.set()
+        if not in_a_hurry:
+            thread.join()
+            failures += [error for store in stores if (error := _last_copy(store, say)) is not None]
+
+
+def _copy_until(ended: threading.Event, stores: Sequence[RunStore], say: Say) -> None:
+    failing: set[str] = set()
+    while not ended.wait(INTERVAL_SECONDS):
+        for store in stores:
+            try:
+                store.upload()
+            except StorageError as error:
+                if store.url not in failing:
+                    say(f"{error}; the run goes on, and this is tried again every {INTERVAL_SECONDS:.0f} s")
+                failing.add(store.url)
+            else:
+                if store.url in failing:
+                    say(f"{store.url} answers again and has all that was saved")
+                failing.discard(store.url)
+
+
+def _last_copy(store: RunStore, say: Say) -> StorageError | None:
+    try:
+        _tried(store.upload, say)
+    except StorageError as error:
+        return error
+    say(f"results copied to {store.url}")
+    return None
+
+
+def _tried(work: Callable[[], T], say: Say) -> T:
+    """More than once. Raises the last StorageError."""
+    for attempt in range(1, ATTEMPTS):
+        try:
+            return work()
+        except StorageError as error:
+            say(f"{error} (attempt {attempt} of {ATTEMPTS})")
+            time.sleep(PAUSE_SECONDS)
+    return work()

@@ -1,0 +1,247 @@
+"""A run directory brought here from elsewhere: whole and verified, or not there. Knows no store and no pod.
+
+What has a manifest (the result, each checkpoint) is gathered under a temporary name, where the next call finds what
+this one had, and gets its own name when every hash is right.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from rankzero.errors import ConfigError, ServiceError, StorageError
+from rankzero.persist.objects import inside
+from rankzero.persist.run_store import is_plain
+from rankzero.persist.sources import Source
+from rankzero.run_dir.atomic import (
+    MANIFEST,
+    TEMPORARY_PREFIX,
+    faults,
+    file_sha256,
+    fsync_path,
+    read_manifest,
+    stage_name,
+    storage_errors,
+)
+from rankzero.run_dir.lease import holder
+from rankzero.run_dir.paths import LINKS, RunDir
+from rankzero.run_dir.result import FINAL
+
+Say = Callable[[str], None]
+T = TypeVar("T")
+Checkpoints = Literal["none", "best", "last", "all"]
+Only = Literal["final", "report"]
+CHUNK = 16 << 20
+"""Bytes that are asked for at a time."""
+ATTEMPTS = 4
+PAUSE_SECONDS = 2.0
+_REPORT = ("run.yaml", "report.json", "report.html", "eval.json", "goodput.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What a pull did."""
+
+    root: Path
+    fetched: int
+    """Files that were not here."""
+    kept: int
+    """Files that were here already, with the bytes that they should have."""
+    fetched_bytes: int
+    result: bool
+    """Whether final/ is there."""
+    steps: tuple[int, ...]
+    """Checkpoints that were asked for and are here now."""
+
+
+def pull(
+    source: Source, root: Path, say: Say, *, checkpoints: Checkpoints = "none", only: Only | None = None
+) -> Pulled:
+    """Bring a run here: all but its checkpoints, the result verified by its manifest; `checkpoints` come besides.
+
+    `only` final: the result and run.yaml; report: the reports and run.yaml. Raises ConfigError where the directory is
+    another run's, or has no result that was asked for alone; StorageError where it is trained in, or bytes stay wrong;
+    ServiceError where the source does not answer. What was fetched till then is used by the next call.
+    """
+    return _Pull(source, root, say).run(checkpoints, only)
+
+
+class _Pull:
+    def __init__(self, source: Source, root: Path, say: Say) -> None:
+        self._source, self._run_dir, self._say = source, RunDir(root), say
+        self._fetched = self._kept = self._bytes = 0
+
+    def run(self, checkpoints: Checkpoints, only: Only | None) -> Pulled:
+        source, root = self._source, self._run_dir.root
+        names = {inside(name, source.where): size for name, size in tried(source.files, self._say).items()}
+        has_result = f"{FINAL}/{MANIFEST}" in names
+        if only == "final" and not has_result:
+            hint = "it has not ended; without --only all else comes, and --checkpoints last brings the newest weights"
+            raise ConfigError("this run has no result yet: final/ is missing", where=source.where, hint=hint)
+        self._require_ours(names)
+        with storage_errors(root):
+            root.mkdir(parents=True, exist_ok=True)
+        plain = [name for name in names if is_plain(name) and not name.startswith(f"{FINAL}/")]
+        if only is not None:
+            plain = [name for name in plain if name in (_REPORT if only == "report" else _REPORT[:1])]
+        for name in sorted(plain):
+            self._plain(name, names[name])
+        if has_result and only != "report":
+            self._directory(FINAL, names)
+        steps = self._checkpoints(checkpoints, names)
+        return Pulled(root, self._fetched, self._kept, self._bytes, (root / FINAL).is_dir(), steps)
+
+    def _require_ours(self, names: Mapping[str, int]) -> None:
+        """Nothing of another run is mixed with this one, and nobody trains here meanwhile."""
+        root = self._run_dir.root
+        if (held := holder(root)) is not None:
+            raise StorageError(f"{held} trains in this directory", where=str(root), hint="give another --output")
+        spec = self._run_dir.spec
+        if not spec.is_file():
+            return
+        theirs = self._read("run.yaml", names.get("run.yaml", 0))
+        if spec.read_bytes() != theirs and not _same_setting(spec.read_text(encoding="utf-8"), theirs.decode()):
+            hint = "give another --output, or move that run away"
+            raise ConfigError("this directory holds a run of another setting", where=str(root), hint=hint)
+
+    def _checkpoints(self, wanted: Checkpoints, names: Mapping[str, int]) -> tuple[int, ...]:
+        if wanted == "none":
+            return ()
+        there = [name.split("/")[1] for name in names if name.startswith("checkpoints/") and name.endswith(MANIFEST)]
+        steps = {int(name.removeprefix("step-")) for name in there if name.removeprefix("step-").isdigit()}
+        links = tried(self._source.links, self._say)
+        if wanted != "all":
+            chosen = links.get(wanted, max(steps, default=None) if wanted == "last" else None)
+            steps &= {chosen}
+        if not steps:
+            raise ConfigError(
+                f"there is no such checkpoint: {wanted}", where=self._source.where, hint="--checkpoints all"
+            )
+        for step in sorted(steps):
+            self._directory(f"checkpoints/step-{step}", names)
+        for link in LINKS:
+            if links.get(link) in steps:
+                self._run_dir.set_link(link, links[link])
+        return tuple(sorted(steps))
+
+    def _plain(self, name: str, size: int) -> None:
+        """A file without a hash: it is asked for anew, unless it says the same."""
+        path = self._run_dir.root / name
+        data = self._read(name, size)
+        with storage_errors(path):
+            if path.is_file() and path.read_bytes() == data:
+                self._kept += 1
+                return
+            path.parent.mkdir(parents=True, exist_ok=True)
+            staged = path.with_name(stage_name(path.name))
+            try:
+                staged.write_bytes(data)
+                staged.replace(path)
+            finally:
+                staged.unlink(missing_ok=True)
+        self._fetched, self._bytes = self._fetched + 1, self._bytes + len(data)
+
+    def _directory(self, name: str, names: Mapping[str, int]) -> None:
+        """The result or a checkpoint, by its manifest."""
+        place = self._run_dir.root / name
+        staged = place.with_name(f"{TEMPORARY_PREFIX}pull-{place.name}")
+        data = self._read(f"{name}/{MANIFEST}", names[f"{name}/{MANIFEST}"])
+        with storage_errors(place):
+            same = (place / MANIFEST).is_file() and (place / MANIFEST).read_bytes() == data
+            if same and not faults(place, read_manifest(place)):
+                self._kept += len(read_manifest(place)["files"])
+                return
+            staged.mkdir(parents=True, exist_ok=True)
+            (staged / MANIFEST).write_bytes(data)
+        entries = read_manifest(staged)["files"]
+        total = sum(entry["size"] for entry in entries.values())
+        self._say(f"{name}: {len(entries)} files, {total / 1e6:,.1f} MB")
+        for file, entry in entries.items():
+            self._verified(f"{name}/{file}", place / file, staged / file, entry)
+        with storage_errors(place):
+            for path in [*(path for path in staged.rglob("*")), staged]:
+                fsync_path(path)
+            old = place.with_name(stage_name(f"old-{place.name}"))
+            if place.exists():
+                os.rename(place, old)
+            os.rename(staged, place)
+            fsync_path(place.parent)
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _verified(self, name: str, here: Path, staged: Path, entry: Mapping[str, object]) -> None:
+        """One file with the hash that its manifest says: from here, from what an earlier call has of it, or anew."""
+        size, digest = int(str(entry["size"])), entry["sha256"]
+        with storage_errors(staged):
+            staged.parent.mkdir(parents=True, exist_ok=True)
+            if not staged.exists() and here.is_file() and here.stat().st_size == size:
+                shutil.copyfile(here, staged)
+            if staged.is_file() and staged.stat().st_size == size and file_sha256(staged) == digest:
+                self._kept += 1
+                return
+            if staged.is_file() and staged.stat().st_size >= size:
+                staged.unlink()
+        for again in (False, True):
+            self._continue(name, staged, size)
+            if file_sha256(staged) == digest:
+                self._fetched += 1
+                return
+            staged.unlink()
+            if not again:
+                self._say(f"{name} has not the bytes that its manifest says; it is fetched again")
+        hint = "the copy is damaged, or the run is writing it right now: give the command again, or take another source"
+        what = "its bytes are not those that were saved (sha256 differs)"
+        raise StorageError(what, where=f"{self._source.where}/{name}", hint=hint)
+
+    def _continue(self, name: str, path: Path, size: int) -> None:
+        with storage_errors(path), path.open("ab") as file:
+            while (offset := file.tell()) < size:
+                data = self._chunk(name, offset, min(CHUNK, size - offset))
+                if not data:
+                    return  # shorter than its manifest says: the hash tells
+                file.write(data)
+                self._bytes += len(data)
+                if size > 4 * CHUNK and offset // (size // 4) != (offset + len(data)) // (size // 4):
+                    self._say(f"  {name}: {100 * (offset + len(data)) // size} %")
+
+    def _read(self, name: str, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            more = self._chunk(name, len(data), min(CHUNK, size - len(data)))
+            if not more:
+                break
+            data += more
+        return data
+
+    def _chunk(self, name: str, offset: int, length: int) -> bytes:
+        return tried(lambda: self._source.read(name, offset, length), self._say)
+
+
+def tried(work: Callable[[], T], say: Say) -> T:
+    """More than once, where a source does not answer. Raises its last error."""
+    for attempt in range(1, ATTEMPTS):
+        try:
+            return work()
+        except (StorageError, ServiceError) as error:
+            say(f"{error} (attempt {attempt} of {ATTEMPTS})")
+            time.sleep(PAUSE_SECONDS * attempt)
+    return work()
+
+
+def _same_setting(ours: str, theirs: str) -> bool:
+    """Whether two run.yaml are of one run: it may have been continued for longer since."""
+    import yaml
+    from pydantic import ValidationError
+
+    from rankzero.spec.diff import LENGTH, compare
+    from rankzero.spec.run_spec import RunSpec
+
+    try:
+        specs = [RunSpec.model_validate(yaml.safe_load(text.replace("$${", "${"))) for text in (ours, theirs)]
+    except (ValidationError, yaml.YAMLError):
+        return False
+    return not [change for change in compare(*specs) if not change.harmless and change.field not in LENGTH]

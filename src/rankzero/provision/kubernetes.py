@@ -1,0 +1,60 @@
+"""What is the same at every provider once there is a control plane: access, releases of charts, ready hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rankzero.provision.programs import Command, Programs
+from rankzero.provision.steps import Facts, Found, Step
+from rankzero.spec.infra_spec import ChartSpec
+
+
+def context_of(programs: Programs, _facts: Facts) -> Found | None:
+    """The context that was made current by the command before."""
+    return Found(programs.ask("kubectl", "config", "current-context").strip())
+
+
+def contexts(programs: Programs) -> list[str]:
+    """All that the kubeconfig has."""
+    return programs.ask("kubectl", "config", "get-contexts", "--output", "name").split()
+
+
+def helm_release(chart: ChartSpec, values: Mapping[str, str]) -> Step:
+    """A chart's release: fetched, then installed from the file, so that what is installed is what was looked at."""
+
+    def find(programs: Programs, facts: Facts) -> Found | None:
+        words = ("helm", "list", "--kube-context", facts["kubeconfig"], "--filter", f"^{chart.name}$")
+        releases = programs.ask(*words, "--deployed", "--output", "json").strip()
+        return Found(chart.name) if releases not in ("", "[]", "null") else None
+
+    def make(facts: Facts) -> list[Command]:
+        file = f"./{chart.ref.rstrip('/').rpartition('/')[2]}-{chart.version}.tgz"
+        settings = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+        there = ("--kube-context", facts["kubeconfig"])
+        return [
+            Command(("helm", "pull", chart.ref, "--version", chart.version)),
+            Command(("helm", "upgrade", chart.name, file, "--install", *settings, *there)),
+        ]
+
+    def remove(facts: Facts) -> list[Command]:
+        return [Command(("helm", "uninstall", chart.name, "--kube-context", facts["kubeconfig"]))]
+
+    return Step("chart", chart.name, find, make, remove, needs=("kubeconfig",), inside="cluster")
+
+
+def nodes_ready(count: int) -> Step:
+    """Waits until so many hosts are."""
+
+    def find(programs: Programs, facts: Facts) -> Found | None:
+        words = ("kubectl", "get", "nodes", "--context", facts["kubeconfig"], "--output", "json")
+        answer = programs.ask_for_object(*words) or {}
+        ready = [node for node in answer.get("items") or () if _is_ready(node)]
+        return Found(str(len(ready)), ready=len(ready) >= count)
+
+    return Step("hosts", f"({count} of them)", find, needs=("kubeconfig",))
+
+
+def _is_ready(node: Mapping[str, object]) -> bool:
+    status = node.get("status")
+    conditions = status.get("conditions") or () if isinstance(status, dict) else ()
+    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)

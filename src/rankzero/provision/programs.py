@@ -1,0 +1,133 @@
+"""Programs of others, run by lists of arguments: shown before they run, their secrets in no output. No shell, ever."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rankzero.errors import AccessError, ConfigError, Problem, ServiceError
+from rankzero.redaction import Redactor
+from rankzero.wording import printable
+
+Say = Callable[[str], None]
+_HOW = {
+    "nebius": "https://docs.nebius.com/cli/install, then `nebius profile create`",
+    "helm": "https://helm.sh/docs/intro/install",
+    "kubectl": "https://kubernetes.io/docs/tasks/tools",
+    "kind": "https://kind.sigs.k8s.io/docs/user/quick-start/#installation",
+}
+_ABSENT = ("notfound", "not found", "not_found", "does not exist")
+_REFUSED = ("permissiondenied", "permission denied", "unauthenticated", "unauthorized", "forbidden")
+_LAST_LINES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A program and its arguments, and what it reads from standard input."""
+
+    words: tuple[str, ...]
+    stdin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a program left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def says_absent(self) -> bool:
+        """Whether it failed because there is no such thing, and for no other reason."""
+        return self.code != 0 and any(words in self.err.lower() for words in _ABSENT)
+
+    @property
+    def says_there(self) -> bool:
+        """Whether it failed because there is such a thing already."""
+        return self.code != 0 and "already exists" in self.err.lower()
+
+
+class Programs:
+    """Those of this machine."""
+
+    def __init__(self, env: Mapping[str, str], say: Say, directory: Path) -> None:
+        """`directory` is where they run."""
+        self._env, self._say, self._redact, self._directory = dict(env), say, Redactor(env), directory
+
+    def require(self, names: Iterable[str]) -> None:
+        """Raise ConfigError for every one that is not installed."""
+        missing = [name for name in names if shutil.which(name, path=self._env.get("PATH")) is None]
+        if missing:
+            raise ConfigError(Problem(f"the program {name} is not installed", name, _HOW[name]) for name in missing)
+
+    def ask(self, *words: str) -> str:
+        """What a program that only looks printed. Raises ServiceError, AccessError."""
+        answer = self.run(Command(words))
+        if answer.code != 0:
+            raise self.failure(words, answer)
+        return answer.out
+
+    def ask_for_object(self, *words: str) -> dict[str, Any] | None:
+        """The JSON that it printed; None: it says that there is no such thing. Raises ServiceError, AccessError."""
+        answer = self.run(Command(words))
+        if answer.says_absent:
+            return None
+        if answer.code != 0:
+            raise self.failure(words, answer)
+        try:
+            value = json.loads(answer.out)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise ServiceError("its answer is no JSON object", where=" ".join(words[:4]), hint="is it another program?")
+        return value
+
+    def do(self, command: Command) -> None:
+        """Run what changes something. Raises ServiceError, AccessError."""
+        answer = self.run(command)
+        if answer.code != 0:
+            raise self.failure(command.words, answer)
+
+    def failure(self, words: Sequence[str], answer: Answer) -> ServiceError | AccessError:
+        """The error for a command that failed."""
+        lines = [line for line in answer.err.strip().splitlines() if line.strip()] or [f"exit code {answer.code}"]
+        said = self._redact(printable(" / ".join(lines[-_LAST_LINES:])))
+        where = " ".join(words[:4])
+        if any(sign in answer.err.lower() for sign in _REFUSED):
+            return AccessError(
+                said, where=where, hint="log in there, or ask for the right; then the same command goes on"
+            )
+        return ServiceError(said, where=where, hint="what was made is known: the same command goes on from here")
+
+    def shown(self, command: Command) -> str:
+        """As it could be typed."""
+        typed = shlex.join(command.words)
+        if command.stdin:
+            typed += f" <<'END'\n{command.stdin.rstrip()}\nEND"
+        return self._redact(printable(typed))
+
+    def run(self, command: Command) -> Answer:
+        """Show it and run it, whatever comes of it. Raises ConfigError where it is no program."""
+        program, *_ = command.words
+        self._say(f"$ {self.shown(command)}")
+        try:
+            done = subprocess.run(
+                list(command.words),
+                input=command.stdin.encode(),
+                capture_output=True,
+                check=False,
+                cwd=self._directory,
+                env=self._env,
+                executable=shutil.which(program, path=self._env.get("PATH")),
+            )
+        except OSError as error:
+            what = f"{program} cannot be run: {error.strerror or error}"
+            raise ConfigError(what, where=program, hint=_HOW[program]) from error
+        return Answer(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))

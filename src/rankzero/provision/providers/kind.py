@@ -1,0 +1,47 @@
+"""kind: a cluster of containers on this machine, for trying out what a cluster does. Has no GPUs, adds no driver."""
+
+from __future__ import annotations
+
+from rankzero.provision.kubernetes import context_of, contexts, nodes_ready
+from rankzero.provision.programs import Command, Programs
+from rankzero.provision.steps import Facts, Found, Step
+from rankzero.spec.infra_spec import InfraSpec
+
+
+class Kind:
+    """The `kind` program, and a docker daemon behind it."""
+
+    programs = ("kind", "kubectl")
+
+    def steps(self, spec: InfraSpec) -> list[Step]:
+        """The cluster, access to it, and whether its hosts are ready."""
+        return [_cluster(spec), _kubeconfig(spec), nodes_ready(spec.nodes.count)]
+
+
+PROVIDER = Kind()
+
+
+def _cluster(spec: InfraSpec) -> Step:
+    def find(programs: Programs, _facts: Facts) -> Found | None:
+        return Found(spec.name) if spec.name in programs.ask("kind", "get", "clusters").split() else None
+
+    def make(_facts: Facts) -> list[Command]:
+        image = () if spec.kubernetes_version is None else ("--image", f"kindest/node:v{spec.kubernetes_version}")
+        words = ("kind", "create", "cluster", "--name", spec.name, *image)
+        if spec.nodes.count == 1:
+            return [Command(words)]
+        roles = "".join(f"  - role: {role}\n" for role in ("control-plane", *["worker"] * spec.nodes.count))
+        config = f"kind: Cluster\napiVersion: kind.x-k8s.io/v1alpha4\nnodes:\n{roles}"
+        return [Command((*words, "--config", "-"), config)]
+
+    def remove(_facts: Facts) -> list[Command]:
+        return [Command(("kind", "delete", "cluster", "--name", spec.name))]
+
+    return Step("cluster", spec.name, find, make, remove)
+
+
+def _kubeconfig(spec: InfraSpec) -> Step:
+    def make(_facts: Facts) -> list[Command]:
+        return [Command(("kind", "export", "kubeconfig", "--name", spec.name))]
+
+    return Step("kubeconfig", spec.name, context_of, make, needs=("cluster",), among=contexts)

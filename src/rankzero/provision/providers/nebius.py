@@ -1,0 +1,160 @@
+"""Nebius: a control plane, an account for hosts, a shared file system, a group of hosts, and the CSI driver."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rankzero.errors import ServiceError
+from rankzero.provision.kubernetes import context_of, contexts, helm_release, nodes_ready
+from rankzero.provision.programs import Command, Programs
+from rankzero.provision.steps import Facts, Find, Found, Step
+from rankzero.spec.infra_spec import FilesystemSpec, InfraSpec, NodesSpec
+
+JSON = ("--format", "json")
+_UNDER_WAY = ("PROVISIONING", "CREATING", "STARTING")
+_LOST = ("ERROR", "FAILED", "DELETING")
+
+
+class Nebius:
+    """The `nebius` program, logged in."""
+
+    programs = ("nebius", "helm", "kubectl")
+
+    def steps(self, spec: InfraSpec) -> list[Step]:
+        """Control plane, account, file system, hosts, access, driver, and then whether the hosts are ready."""
+        made = [_subnet(spec), _cluster(spec)]
+        if spec.nodes.service_account is not None:
+            made.append(_account(spec.nodes.service_account))
+        if spec.filesystem is not None:
+            made.append(_filesystem(spec.filesystem))
+        made += [_node_group(spec), _kubeconfig(spec)]
+        if spec.chart is not None and spec.filesystem is not None:
+            data_dir = f"{spec.filesystem.mount_point}/{spec.chart.name}-data/"
+            made.append(helm_release(spec.chart, {"dataDir": data_dir}))
+        return [*made, nodes_ready(spec.nodes.count)]
+
+
+PROVIDER = Nebius()
+
+
+def _subnet(spec: InfraSpec) -> Step:
+    def find(programs: Programs, _facts: Facts) -> Found | None:
+        if spec.subnet is not None:
+            return Found(spec.subnet)
+        answer = programs.ask_for_object("nebius", "vpc", "subnet", "list", *JSON) or {}
+        items = answer.get("items") or ()
+        return Found(str(items[0]["metadata"]["id"])) if items else None
+
+    return Step("subnet", spec.subnet or "of the project", find)
+
+
+def _cluster(spec: InfraSpec) -> Step:
+    def make(facts: Facts) -> list[Command]:
+        version = ("--control-plane-version", spec.kubernetes_version) if spec.kubernetes_version else ()
+        public = f"--control-plane-endpoints-public-endpoint={str(spec.public_endpoint).lower()}"
+        words = ("--name", spec.name, *version, "--control-plane-subnet-id", facts["subnet"], public)
+        return [_nebius("mk8s", "cluster", "create", *words, *JSON)]
+
+    def remove(facts: Facts) -> list[Command]:
+        return [_nebius("mk8s", "cluster", "delete", "--id", facts["cluster"])]
+
+    return Step("cluster", spec.name, _by_name("mk8s", "cluster", name=spec.name), make, remove, needs=("subnet",))
+
+
+def _account(name: str) -> Step:
+    def make(_facts: Facts) -> list[Command]:
+        return [_nebius("iam", "service-account", "create", "--name", name, *JSON)]
+
+    def remove(facts: Facts) -> list[Command]:
+        return [_nebius("iam", "service-account", "delete", "--id", facts["service-account"])]
+
+    return Step("service-account", name, _by_name("iam", "service-account", name=name), make, remove)
+
+
+def _filesystem(spec: FilesystemSpec) -> Step:
+    def make(_facts: Facts) -> list[Command]:
+        size = ("--size-gibibytes", str(spec.size_gib), "--type", spec.type)
+        block = ("--block-size-bytes", str(spec.block_size_bytes))
+        return [_nebius("compute", "filesystem", "create", "--name", spec.name, *size, *block, *JSON)]
+
+    def remove(facts: Facts) -> list[Command]:
+        return [_nebius("compute", "filesystem", "delete", "--id", facts["filesystem"])]
+
+    find = _by_name("compute", "filesystem", name=spec.name)
+    return Step("filesystem", spec.name, find, make, remove, data=True)
+
+
+def _node_group(spec: InfraSpec) -> Step:
+    nodes, shared = spec.nodes, spec.filesystem
+    needs = ["cluster"]
+    needs += ["service-account"] if nodes.service_account is not None else []
+    needs += ["filesystem"] if shared is not None else []
+
+    def make(facts: Facts) -> list[Command]:
+        words = ["--parent-id", facts["cluster"], "--name", nodes.name, "--fixed-node-count", str(nodes.count)]
+        if nodes.service_account is not None:
+            words += ["--template-service-account-id", facts["service-account"]]
+        words += [*_template(nodes), *JSON]
+        if shared is not None:
+            words += ["--", json.dumps(_mounting(shared, facts["filesystem"]))]
+        return [_nebius("mk8s", "node-group", "create", *words)]
+
+    def remove(facts: Facts) -> list[Command]:
+        return [_nebius("mk8s", "node-group", "delete", "--id", facts["node-group"])]
+
+    find = _by_name("mk8s", "node-group", name=nodes.name, parent="cluster")
+    return Step("node-group", nodes.name, find, make, remove, needs=tuple(needs))
+
+
+def _template(nodes: NodesSpec) -> list[str]:
+    words = ["--template-resources-platform", str(nodes.platform), "--template-resources-preset", str(nodes.preset)]
+    if nodes.drivers is not None:
+        words += ["--template-gpu-settings-drivers-preset", nodes.drivers]
+    disk = ["--template-boot-disk-type", nodes.boot_disk_type]
+    return [*words, *disk, "--template-boot-disk-size-gibibytes", str(nodes.boot_disk_gib)]
+
+
+def _mounting(spec: FilesystemSpec, id: str) -> dict[str, Any]:
+    """What hosts are told besides: to attach the file system, and to mount it when they start."""
+    tag, point = spec.mount_tag, spec.mount_point
+    lines = (
+        "runcmd:",
+        f"  - sudo mkdir -p {point}",
+        f"  - sudo mount -t virtiofs {tag} {point}",
+        f'  - echo {tag} {point} "virtiofs" "defaults,nofail" "0" "2" | sudo tee -a /etc/fstab',
+    )
+    attached = {"attach_mode": "READ_WRITE", "mount_tag": tag, "existing_filesystem": {"id": id}}
+    user_data = "\n".join(lines) + "\n"
+    return {"spec": {"template": {"filesystems": [attached], "cloud_init_user_data": user_data}}}
+
+
+def _kubeconfig(spec: InfraSpec) -> Step:
+    where = "--external" if spec.public_endpoint else "--internal"
+
+    def make(facts: Facts) -> list[Command]:
+        return [_nebius("mk8s", "cluster", "get-credentials", "--id", facts["cluster"], where)]
+
+    return Step("kubeconfig", spec.name, context_of, make, needs=("cluster",), among=contexts)
+
+
+def _nebius(*words: str) -> Command:
+    return Command(("nebius", *words))
+
+
+def _by_name(*service: str, name: str, parent: str | None = None) -> Find:
+    """Ask for what is called so, within what it belongs to."""
+
+    def find(programs: Programs, facts: Facts) -> Found | None:
+        within = () if parent is None else ("--parent-id", facts[parent])
+        words = ("nebius", *service, "get-by-name", *within, "--name", name, *JSON)
+        value = programs.ask_for_object(*words)
+        if value is None:
+            return None
+        state = str((value.get("status") or {}).get("state") or "")
+        if state in _LOST:
+            hint = "wait until it is gone, or remove it, and give the same command again"
+            raise ServiceError(f"{name} is there and cannot be used: {state}", where=" ".join(service), hint=hint)
+        return Found(str(value["metadata"]["id"]), ready=state not in _UNDER_WAY)
+
+    return find

@@ -1,0 +1,234 @@
+"""Step: one thing of a cluster, how it is found, made and taken down; and the walks over all of them. No provider."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rankzero.errors import ServiceError
+from rankzero.provision.programs import Command, Programs, Say
+from rankzero.provision.record import Record
+from rankzero.spec.infra_spec import InfraSpec
+
+LOOK_SECONDS = 15.0
+Facts = Mapping[str, str]
+"""Id of each thing by its kind, or whatever commands call it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Something that is there."""
+
+    id: str
+    ready: bool = True
+    """Whether what follows can use it."""
+
+
+Find = Callable[[Programs, Facts], Found | None]
+Commands = Callable[[Facts], list[Command]]
+
+
+def no_commands(_facts: Facts) -> list[Command]:
+    """Of what is only looked for."""
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing."""
+
+    kind: str
+    name: str
+    find: Find
+    """Looks for it by its name; None: there is none. Raises ServiceError where the answer is neither."""
+    make: Commands = no_commands
+    remove: Commands = no_commands
+    needs: tuple[str, ...] = ()
+    """Kinds of the steps before it whose ids its commands have."""
+    among: Callable[[Programs], list[str]] | None = None
+    """Of what is done each time, on this machine alone, twice being once: the ids that there are of its kind. `find`
+    tells the one that was made just now. Never deleted."""
+    inside: str | None = None
+    """Kind of the step that it is gone with."""
+    data: bool = False
+    """People's data are on it."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.kind} {self.name}"
+
+    @property
+    def is_made(self) -> bool:
+        """Whether it is made here, and not only looked for."""
+        return self.make is not no_commands
+
+
+class Provider(Protocol):
+    """One place that has clusters."""
+
+    @property
+    def programs(self) -> tuple[str, ...]:
+        """That have to be installed."""
+
+    def steps(self, spec: InfraSpec) -> list[Step]:
+        """In the order in which they are made. One of them is the kind `kubeconfig`, whose id is the context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """A spec's steps, with all that walking over them takes."""
+
+    steps: Sequence[Step]
+    programs: Programs
+    record: Record
+    say: Say
+    ready_seconds: float
+    sleep: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+
+    def plan(self, *, look: bool = True) -> list[tuple[Step, list[Command] | None]]:
+        """Each step with the commands that would make it; None where it is there. Changes nothing. Without `look`
+        nobody is asked what is there."""
+        facts: dict[str, str] = {}
+        unknown: dict[str, str] = {}
+        planned: list[tuple[Step, list[Command] | None]] = []
+        for step in self.steps:
+            askable = look and step.among is None and facts.keys() >= set(step.needs)
+            found = step.find(self.programs, facts) if askable else None
+            if found is not None:
+                facts[step.kind] = found.id
+            else:
+                unknown[step.kind] = f"<{step.kind}>"
+            planned.append((step, None if found is not None else step.make({**unknown, **facts})))
+        return planned
+
+    def create(self, kinds: Collection[str] | None = None) -> dict[str, str]:
+        """Make what is not there, in order, and wait for it; returns the ids. With `kinds` no more than these, from
+        what has to be there. Raises the first failure; the next call goes on from there."""
+        facts: dict[str, str] = {}
+        wanted = {step.kind for step in self.steps} if kinds is None else self._with_needs(kinds)
+        for step in self.steps:
+            if step.kind in wanted:
+                facts[step.kind] = self._there(step, facts, makes=kinds is None or step.kind in kinds)
+        return facts
+
+    def _with_needs(self, kinds: Collection[str]) -> set[str]:
+        wanted = set(kinds)
+        for step in reversed(self.steps):
+            if step.kind in wanted:
+                wanted |= set(step.needs)
+        return wanted
+
+    def _there(self, step: Step, facts: Facts, *, makes: bool) -> str:
+        """The id of what a step is about, which is there and ready afterwards."""
+        if step.among is not None:
+            return self._done_again(step, step.among, facts)
+        found = step.find(self.programs, facts)
+        if found is None:
+            if not (makes and step.is_made):
+                hint = "`rankzero cluster create` makes it" if step.is_made else "it has to be there before"
+                raise ServiceError(f"there is no {step.title}", where=step.kind, hint=hint)
+            self.record.put(step.kind, step.name)
+            for command in step.make(facts):
+                self.programs.do(command)
+            found = step.find(self.programs, facts)
+            if found is None:
+                raise ServiceError(f"{step.title} was made, and is not to be found", hint="give the same command again")
+        elif step.is_made and not self._is_ours(step, found):
+            self.say(f"{step.title} was there before: it is used, and will not be deleted")
+        found = self._ready(step, facts, found)
+        if self._is_ours(step, found):
+            self.record.put(step.kind, step.name, found.id)
+        return found.id
+
+    def _done_again(self, step: Step, among: Callable[[Programs], list[str]], facts: Facts) -> str:
+        """Its id. A program may refuse to do it twice: then it is the one of before, or the one that is new since then,
+        never just the one that is current."""
+        known = self.record.of(step.kind, step.name)
+        if known is None:
+            others = tuple(among(self.programs))
+            self.record.put(step.kind, step.name, others=others)
+        else:
+            others = known.others
+        for command in step.make(facts):
+            answer = self.programs.run(command)
+            if answer.says_there and known is not None:
+                return self._known(step, known.id, [one for one in among(self.programs) if one not in others])
+            if answer.code != 0:
+                raise self.programs.failure(command.words, answer)
+        found = step.find(self.programs, facts)
+        if found is None or not found.id:
+            raise ServiceError(f"{step.title} is not to be found", where=step.kind, hint="give the same command again")
+        self.record.put(step.kind, step.name, found.id, others)
+        return found.id
+
+    def _known(self, step: Step, known: str, new: Sequence[str]) -> str:
+        if not known and len(new) != 1:
+            what = f"which {step.kind} is that of {step.name} cannot be told"
+            raise ServiceError(what, where=step.kind, hint="remove the one of this cluster, and give the command again")
+        id = known or new[0]
+        made = self.record.of(step.kind, step.name)
+        self.record.put(step.kind, step.name, id, made.others if made is not None else ())
+        return id
+
+    def _ready(self, step: Step, facts: Facts, found: Found) -> Found:
+        until = self.clock() + self.ready_seconds
+        while not found.ready:
+            if self.clock() >= until:
+                what = f"{step.title} is not ready after {self.ready_seconds:.0f} s"
+                raise ServiceError(what, where=step.kind, hint="give the same command again: it goes on waiting")
+            self.say(f"waiting for {step.title}")
+            self.sleep(LOOK_SECONDS)
+            found = step.find(self.programs, facts) or found
+        return found
+
+    def _is_ours(self, step: Step, found: Found) -> bool:
+        """By what was written down; of the same name, but another id, it is somebody else's."""
+        made = self.record.of(step.kind, step.name)
+        return made is not None and made.id in ("", found.id)
+
+    def ours(self) -> list[Step]:
+        """What there is that was made here, the last one made first. What is gone with another is not among them."""
+        return list(reversed(self._ours()[0]))
+
+    def _ours(self) -> tuple[list[Step], dict[str, str]]:
+        facts: dict[str, str] = {}
+        mine: list[Step] = []
+        for step in self.steps:
+            goes_along = step.inside in [one.kind for one in mine]
+            if goes_along or not facts.keys() >= set(step.needs):
+                continue
+            if step.among is not None:
+                if self._is_needed_to_delete(step.kind, mine):
+                    facts[step.kind] = self._there(step, facts, makes=True)
+                continue
+            found = step.find(self.programs, facts)
+            if found is not None:
+                facts[step.kind] = found.id
+                if self._is_ours(step, found):
+                    mine.append(step)
+        return mine, facts
+
+    def _is_needed_to_delete(self, kind: str, mine: Sequence[Step]) -> bool:
+        kinds = [one.kind for one in mine]
+        later = (step for step in self.steps if kind in step.needs and step.inside not in kinds)
+        return any(self.record.of(step.kind, step.name) is not None for step in later)
+
+    def delete(self, steps: Sequence[Step]) -> None:
+        """Take these down, in their order. Raises the first failure; the next call goes on from there."""
+        facts = self._ours()[1]
+        for step in steps:
+            for command in step.remove(facts):
+                self.programs.do(command)
+            self.record.drop(step.kind)
+            for other in self.steps:
+                if other.inside == step.kind:
+                    self.record.drop(other.kind)
+
+    def forget(self, kept: Sequence[Step]) -> None:
+        """After a deletion: nothing is ours any more but what was kept."""
+        for step in self.steps:
+            if step not in kept:
+                self.record.drop(step.kind)

@@ -1,0 +1,148 @@
+"""Trials on this machine: a start is what `rankzero train` makes, its processes beside those of the other trials."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO
+
+from rankzero.errors import RankzeroError
+from rankzero.launch.hang import HangWatch
+from rankzero.launch.local import GRACE_SECONDS
+from rankzero.launch.processes import Ranks, started
+from rankzero.launch.start_directory import start_directory
+from rankzero.machine import usable_cores
+from rankzero.run_dir.goodput import read_starts
+from rankzero.run_dir.handover import RENDEZVOUS_VARIABLE, write_payload
+from rankzero.run_dir.lease import holder
+from rankzero.run_dir.paths import RunDir
+from rankzero.run_dir.setting import is_finished
+from rankzero.run_dir.view import curve
+from rankzero.spec.run_options import RunOptions
+from rankzero.spec.run_spec import RunSpec
+from rankzero.sweep.trainer import TrialStart
+
+Say = Callable[[str], None]
+
+
+class Here:
+    """This machine's GPUs, divided among the trials that run at the same time; without GPUs its cores."""
+
+    def __init__(self, processes: int, parallel: int, gpus: int, env: Mapping[str, str], say: Say) -> None:
+        self._processes, self._parallel, self._gpus = processes, parallel, gpus
+        self._env, self._say = env, say
+        self._waited: set[Path] = set()
+
+    def start(self, spec: RunSpec, slot: int) -> TrialStart | None:
+        root = Path(spec.output_dir) / str(spec.name)
+        if (other := holder(root)) is not None:
+            if root not in self._waited:
+                self._say(f"{spec.name}: {other} has its run directory; waiting for it")
+            self._waited.add(root)
+            return None
+        if is_finished(RunDir(root), spec):
+            return Finished(spec)
+        return _Start(spec, self._processes, self._environment(slot), self._say)
+
+    def saved(self, spec: RunSpec) -> int | None:
+        steps = RunDir(Path(spec.output_dir) / str(spec.name)).committed_steps()
+        return steps[0] if steps else None
+
+    def _environment(self, slot: int) -> dict[str, str]:
+        """What tells a trial its share."""
+        if self._gpus:
+            name = next((name for name in _VISIBLE if name in self._env), _VISIBLE[0])
+            shown = self._env.get(name, ",".join(str(index) for index in range(self._gpus))).split(",")
+            first = slot * self._processes
+            return {**self._env, name: ",".join(one.strip() for one in shown[first : first + self._processes])}
+        threads = max(1, usable_cores() // (self._parallel * self._processes))
+        return {"OMP_NUM_THREADS": str(threads), **self._env}
+
+
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
+class Finished:
+    """A run directory with a result, and nothing to start."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self._spec, self._run_dir = spec, RunDir(Path(spec.output_dir) / str(spec.name))
+
+    def running(self) -> bool:
+        return False
+
+    def evaluations(self) -> list[float]:
+        return evaluations(self._run_dir, self._spec.checkpoint.best_metric)
+
+    def stop(self) -> None: ...
+
+    def failure(self) -> RankzeroError | None:
+        return None
+
+    def result(self) -> float | None:
+        try:
+            value = json.loads(self._run_dir.report.read_text(encoding="utf-8")).get(self._spec.checkpoint.best_metric)
+        except (OSError, ValueError):
+            return None
+        return float(value) if isinstance(value, int | float) and value == value else None
+
+    def close(self) -> None: ...
+
+
+class _Start(Finished):
+    """Its processes. They die with this one, however that ends."""
+
+    def __init__(self, spec: RunSpec, processes: int, env: Mapping[str, str], say: Say) -> None:
+        super().__init__(spec)
+        self._stop_at: float | None = None
+        self._stack = ExitStack()
+        with ExitStack() as stack:
+            directory = stack.enter_context(start_directory())
+            payload = write_payload(directory, spec, RunOptions())
+            meeting = {RENDEZVOUS_VARIABLE: (directory / "rendezvous").as_uri()}
+            if "GLOO_SOCKET_IFNAME" not in env and Path("/sys/class/net/lo").exists():
+                meeting["GLOO_SOCKET_IFNAME"] = "lo"
+
+            def stderr(local: int) -> IO[bytes]:
+                return (directory / f"stderr-{local}").open("wb")
+
+            ranks = Ranks(first=0, count=processes, world_size=processes)
+            entered = started(directory, ranks, payload, {**env, **meeting}, time.monotonic(), stderr)
+            self._workers = stack.enter_context(entered)
+            compiled = spec.train.torch_compile
+            self._hang = HangWatch(self._workers, self._run_dir, say, compiled=compiled, alone=True, attended=False)
+            self._stack = stack.pop_all()
+
+    def running(self) -> bool:
+        if not self._workers.running():
+            return False
+        if self._stop_at is not None and time.monotonic() - self._stop_at > GRACE_SECONDS:
+            self._workers.kill()
+        elif self._workers.peers_are_late(GRACE_SECONDS):
+            self._workers.end_late_peers()
+        self._hang.look(end=self._stop_at is None)
+        return True
+
+    def stop(self) -> None:
+        self._stop_at = self._stop_at or time.monotonic()
+        self._workers.ask_to_stop(signal.SIGTERM)
+
+    def failure(self) -> RankzeroError | None:
+        return self._workers.failure()
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+def evaluations(run_dir: RunDir, metric: str) -> list[float]:
+    """As TrialStart.evaluations, from a run directory."""
+    try:
+        starts = read_starts(run_dir.starts)
+    except OSError:
+        starts = []
+    total = starts[-1].total_steps if starts else 0
+    return [value for step, value in curve(run_dir.metrics, metric) if step and total and step < total]

@@ -1,0 +1,210 @@
+"""The loop of a sweep: which trials run, what becomes of them, when it ends. Knows no place, no sampler and no page.
+
+Trials that were under way when the sweep stopped or was killed come first, with the values that they had. With one
+trial at a time the whole history follows from the sweep's spec; with several, they are chosen by what has ended before.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rankzero.errors import ConfigError, ExitCode, NonFiniteError, RankzeroError, StoppedError, StorageError
+from rankzero.launch.processes import signals_to, stop_signals
+from rankzero.launch.restarts import Restarts, may_be_cured
+from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.search_space import chosen_values, shown
+from rankzero.spec.sweep_load import Sweep, trial_spec
+from rankzero.sweep.place import SweepDir, trial_name
+from rankzero.sweep.record import Record, Trial
+from rankzero.sweep.trainer import Trainer, TrialStart
+
+POLL_SECONDS = 0.2
+RESTARTS = 3
+"""Of a trial, after failures that may pass."""
+PAUSE_SECONDS = (1.0, 10.0, 30.0)
+"""Before a restart."""
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class _Running:
+    """A trial that is trained at this moment, or is about to be."""
+
+    trial: Trial
+    spec: RunSpec
+    slot: int
+    start: TrialStart | None = None
+    """None: it is to be started at `not_before`, on the monotonic clock."""
+    not_before: float = 0.0
+    restarts: Restarts = field(default_factory=lambda: Restarts(RESTARTS))
+    reported: int = 0
+    """How many of its evaluations are recorded."""
+    pruned: bool = False
+
+
+class SweepRun:
+    """One start of a sweep."""
+
+    def __init__(self, sweep: Sweep, record: Record, trainer: Trainer, parallel: int, say: Say) -> None:
+        self._sweep, self._record, self._trainer, self._say = sweep, record, trainer, say
+        self._place = SweepDir(sweep.directory)
+        self._free = list(range(parallel))
+        self._running: list[_Running] = []
+        self._waiting = [trial for trial in record.trials if not trial.is_over]
+        self._made = len(record.trials)
+        self._exhausted = False
+        self._stopping = False
+        self._lost: RankzeroError | None = None
+        """What keeps every trial from going on."""
+
+    def to_its_end(self) -> None:
+        """Return when every trial is over. Raises StoppedError where a signal came before, with the trials saved, and
+        StorageError where their directories cannot be written."""
+        with signals_to(self._heard, stop_signals()):
+            try:
+                while self._go_on():
+                    time.sleep(POLL_SECONDS)
+            finally:
+                for one in self._running:
+                    if one.start is not None:
+                        one.start.close()
+        if self._lost is not None:
+            raise self._lost
+        if self._stopping and not self._is_over():
+            over = sum(trial.is_over for trial in self._record.trials)
+            what = f"stopped: {over} of {self._sweep.trials} trials are over, the others have saved what they had"
+            raise StoppedError(what, where=str(self._place.root), hint="give the same command again")
+
+    def _heard(self, number: int) -> None:
+        if self._stopping and number == signal.SIGINT:  # a second Ctrl-C does not wait for what is being saved
+            raise KeyboardInterrupt
+        self._stopping = True
+
+    def _go_on(self) -> bool:
+        """One look at everything. Returns whether there is anything left to wait for."""
+        while self._free and not self._is_ending() and (trial := self._next()) is not None:
+            self._begin(trial)
+        for one in list(self._running):
+            if one.start is None and self._is_ending():
+                self._leave(one)
+            elif one.start is None:
+                self._start(one)
+            else:
+                self._look(one, one.start)
+        return bool(self._running) or not (self._is_ending() or self._is_over())
+
+    def _is_ending(self) -> bool:
+        return self._stopping or self._lost is not None
+
+    def _is_over(self) -> bool:
+        return not self._waiting and not self._running and (self._exhausted or self._made >= self._sweep.trials)
+
+    def _next(self) -> Trial | None:
+        if self._waiting:
+            return self._waiting.pop(0)
+        if self._exhausted or self._made >= self._sweep.trials:
+            return None
+        trial = self._record.draw()
+        if trial is None:
+            self._exhausted = True
+        else:
+            self._made += 1
+        return trial
+
+    def _begin(self, trial: Trial) -> None:
+        values = chosen_values(self._sweep.space, trial.labels)
+        words = ", ".join(f"{name}={shown(value)}" for name, value in values.items())
+        self._say(f"[TRIAL {trial.number}] {trial.number + 1} of {self._sweep.trials}: {words}")
+        try:
+            spec = trial_spec(self._sweep, values, trial_name(trial.number), str(self._place.trials))
+        except ConfigError as error:
+            self._fail(trial.number, error)
+            return
+        one = _Running(trial, spec, self._free.pop(0), reported=len(trial.evaluations))
+        self._running.append(one)
+
+    def _start(self, one: _Running) -> None:
+        if time.monotonic() >= one.not_before:
+            one.start = self._trainer.start(one.spec, one.slot)
+
+    def _look(self, one: _Running, start: TrialStart) -> None:
+        """Record what is new of a trial that was started."""
+        running = start.running()  # first, so that what it wrote last is read after it has ended
+        if not one.pruned:
+            self._report(one, start)
+        if one.pruned or self._is_ending():
+            start.stop()
+        if running:
+            return
+        failure = start.failure()
+        start.close()
+        one.start = None
+        if one.pruned:
+            self._leave(one)
+        elif failure is None:
+            self._ended(one, start.result())
+        else:
+            self._failed(one, failure)
+
+    def _report(self, one: _Running, start: TrialStart) -> None:
+        number, metric = one.trial.number, self._sweep.metric
+        for value in start.evaluations()[one.reported :]:
+            one.reported += 1
+            one.pruned = self._record.report(number, value)
+            self._say(f"[TRIAL {number}] evaluation {one.reported}: {metric} {shown(value)}")
+            if one.pruned:
+                self._say(f"[TRIAL {number}] ends here: others were better by then")
+                return
+
+    def _ended(self, one: _Running, value: float | None) -> None:
+        number = one.trial.number
+        if value is None:
+            self._fail(number, NonFiniteError(f"{self._sweep.metric} of its result is not a finite number"))
+        else:
+            self._record.complete(number, value)
+            best = best_of(self._sweep, self._record.trials)
+            now = " (the best so far)" if best is not None and best.number == number else ""
+            self._say(f"[TRIAL {number}] done: {self._sweep.metric} {shown(value)}{now}")
+        self._leave(one)
+
+    def _failed(self, one: _Running, failure: RankzeroError) -> None:
+        number = one.trial.number
+        if failure.exit_code == ExitCode.STOPPED:
+            if not self._is_ending():
+                self._say(f"[TRIAL {number}] was stopped by somebody, and goes on")
+                return
+        elif may_be_cured(failure) and not isinstance(failure, NonFiniteError):  # the same numbers come again
+            saved = self._trainer.saved(one.spec)
+            if not one.restarts.refused(saved):
+                one.restarts.make(saved)
+                one.not_before = time.monotonic() + PAUSE_SECONDS[min(one.restarts.idle, len(PAUSE_SECONDS)) - 1]
+                self._say(f"[TRIAL {number}] {failure.problems[0]}")
+                self._say(f"[TRIAL {number}] is started again, {one.restarts.made} of {RESTARTS}")
+                return
+            if isinstance(failure, StorageError):  # no fault of its values: the next trial would meet the same
+                self._lost = self._lost or failure
+            else:
+                self._fail(number, failure)
+        else:
+            self._fail(number, failure)
+        self._leave(one)
+
+    def _fail(self, number: int, failure: RankzeroError) -> None:
+        cause = "; ".join(str(problem) for problem in failure.problems)
+        self._record.fail(number, cause, int(failure.exit_code))
+        self._say(f"[TRIAL {number}] failed ({int(failure.exit_code)}): {failure.problems[0]}")
+
+    def _leave(self, one: _Running) -> None:
+        self._running.remove(one)
+        self._free.append(one.slot)
+        self._free.sort()
+
+
+def best_of(sweep: Sweep, trials: Sequence[Trial]) -> Trial | None:
+    """The completed trial that scored best, of equals the first one; None where none is completed."""
+    done = [trial for trial in trials if trial.state == "complete" and trial.value is not None]
+    sign = -1.0 if sweep.higher_is_better else 1.0
+    return min(done, key=lambda trial: (sign * (trial.value or 0.0), trial.number), default=None)

@@ -1,0 +1,89 @@
+"""A run whose results go to an S3 server as they are saved: through outages, and on without its directory."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rankzero.api.pulling import pull
+from rankzero.api.training import kept_elsewhere
+from rankzero.engine.hooks import Hooks
+from rankzero.errors import StoppedError
+from rankzero.persist import copying, pulling
+from rankzero.run_dir.atomic import MANIFEST, read_manifest, verify_directory
+from rankzero.run_dir.paths import RunDir
+from rankzero.spec.run_spec import RunSpec
+from tests.support.runs import metrics, run_here, run_root, small_spec, stop_in
+from tests.support.s3 import BUCKET, Store, s3_store
+
+SAME = ("step", "loss", "grad_norm", "learning_rate")
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    import s3fs
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)  # its own pauses are in nobody's interest here
+    for module in (copying, pulling):
+        monkeypatch.setattr(module, "PAUSE_SECONDS", 0.0)
+    with s3_store(monkeypatch) as served:
+        yield served
+
+
+def start(spec: RunSpec, hooks: Hooks | None = None) -> None:
+    """As the command does it, in this process."""
+    with kept_elsewhere(spec):
+        run_here(spec, hooks=hooks)
+
+
+def outage_and_stop(store: Store, stop_after: int) -> Hooks:
+    """The store is down from the first step on."""
+    stop = stop_in(stop_after).step_begins
+
+    def begins(step: int) -> None:
+        store.refuse = 10**6
+        stop(step)
+
+    return Hooks(step_begins=begins)
+
+
+def curve(spec: RunSpec) -> list[tuple[object, ...]]:
+    return [tuple(step[name] for name in SAME) for step in metrics(spec)]
+
+
+def weights(run: Path) -> dict[str, str]:
+    return {name: entry["sha256"] for name, entry in read_manifest(run / "final")["files"].items() if "model" in name}
+
+
+def test_through_an_outage_and_without_its_directory(
+    store: Store, tmp_path: Path, tiny: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    here = small_spec(tmp_path, tiny, name="here")
+    there = small_spec(tmp_path, tiny, name="there", output_url=f"s3://{BUCKET}/results")
+    run_here(here)
+    with pytest.raises(StoppedError):
+        start(there, outage_and_stop(store, 6))
+    said = capfd.readouterr().err
+    assert "not all of the run is in s3://rows/results/there" in said and "the same command copies" in said
+    assert not store.objects() and RunDir(run_root(there)).committed_steps()
+    store.refuse = 0
+    with pytest.raises(StoppedError):
+        start(there, stop_in(8))
+    assert f"results/there/checkpoints/step-8/{MANIFEST}" in store.objects()
+    shutil.rmtree(run_root(there))
+    start(there)
+    assert "step 8 brought back from s3://rows/results/there" in capfd.readouterr().err
+    assert curve(there) == curve(here)
+    assert weights(run_root(there)) == weights(run_root(here))
+    assert "results/there/report.json" in store.objects()
+
+    pulled = RunDir(tmp_path / "pulled")
+    store.refuse, store.cut = 1, 1
+    done = pull("there", f"s3://{BUCKET}/results", output=pulled.root, checkpoints="last")
+    assert done.result and store.failed > 0 and (store.refuse, store.cut) == (0, 0)
+    assert weights(pulled.root) == weights(run_root(here))
+    verify_directory(pulled.final)
+    verify_directory(pulled.checkpoint(12))

@@ -1,0 +1,174 @@
+"""Stand-ins for `nebius`, `helm`, `kubectl` and `kind`: they keep what was made in a JSON file, and fail where told.
+
+A file of its own on PATH, as the real ones are, or within the test. Imports the standard library alone, to start fast.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "STAND_IN_STATE"
+OUTAGE = (1, "", "Error: rpc error: code = Unavailable desc = try again, token {token}")
+CHANGING = ("create", "delete", "get-credentials", "pull", "upgrade", "uninstall", "export")
+KINDS = {"cluster": "mk8s", "node-group": "mk8s", "service-account": "iam", "filesystem": "compute"}
+
+State = dict[str, Any]
+Answer = tuple[int, str, str]
+
+
+def fresh(**changes: Any) -> State:
+    """`fail_at`: which call fails, counted from 1; `after`: once it has done what it was to do. `slow`: how often
+    things are found unready."""
+    return {"things": {}, "calls": [], "fail_at": 0, "after": False, "slow": 0, "contexts": [], **changes}
+
+
+def called(state: State, words: Sequence[str], stdin: str = "", env: Mapping[str, str] | None = None) -> Answer:
+    """One call of one program."""
+    state["calls"].append([*words, *([stdin] if stdin else [])])
+    token = (env or {}).get("NEBIUS_IAM_TOKEN", "")
+    failed = (OUTAGE[0], OUTAGE[1], OUTAGE[2].format(token=token))
+    fails = len(state["calls"]) == state["fail_at"]
+    if fails and not state["after"]:
+        return failed
+    options, rest = parsed(words[1:])
+    answer = PROGRAMS[words[0]](state, options, rest)
+    return failed if fails else answer
+
+
+def parsed(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Options, and the rest; what follows `--` is one of the options."""
+    options: dict[str, str] = {}
+    rest: list[str] = []
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        if word == "--":
+            options["--"] = left.pop(0)
+        elif word.startswith("--"):
+            name, equals, value = word.partition("=")
+            flag = name in ("--external", "--install", "--deployed") or (not left or left[0].startswith("--"))
+            options[name] = value if equals else "" if flag else left.pop(0)
+        else:
+            rest.append(word)
+    return options, rest
+
+
+def nebius(state: State, options: dict[str, str], rest: list[str]) -> Answer:
+    service, kind, verb = rest
+    if (kind, verb) == ("subnet", "list"):
+        return 0, json.dumps({"items": [{"metadata": {"id": "subnet-1"}}]}), ""
+    assert KINDS[kind] == service, rest
+    things = state["things"].setdefault(kind, {})
+    if verb == "get-credentials":
+        assert any(one["id"] == options["--id"] for one in things.values()), "there is no such cluster"
+        if "nebius-mk8s" in state["contexts"]:
+            return 1, "", "context nebius-mk8s already exists in the kubeconfig"
+        state["contexts"].append("nebius-mk8s")
+        return 0, "", ""
+    if verb == "delete":
+        name = next((name for name, one in things.items() if one["id"] == options["--id"]), None)
+        if name is None:
+            return 1, "", "rpc error: code = NotFound desc = resource not found"
+        if kind == "cluster" and state["things"].get("node-group"):
+            return 1, "", "rpc error: code = FailedPrecondition desc = the cluster has node groups"
+        if kind == "cluster":
+            state["things"].pop("release", None)
+        if kind == "filesystem" and state["things"].get("node-group"):
+            return 1, "", "rpc error: code = FailedPrecondition desc = the file system is attached"
+        del things[name]
+        return 0, "{}", ""
+    name = options["--name"]
+    if verb == "create":
+        if name in things:
+            return 1, "", f"rpc error: code = AlreadyExists desc = {name} is there"
+        things[name] = {"id": f"{kind}-{name}", "options": options, "looks": state["slow"]}
+        return 0, json.dumps({"metadata": {"id": things[name]["id"]}}), ""
+    if name not in things:
+        return 1, "", f"Error: rpc error: code = NotFound desc = {kind} {name} not found"
+    thing = things[name]
+    thing["looks"] -= 1
+    status = {"state": "PROVISIONING" if thing["looks"] >= 0 else "RUNNING"}
+    thing["looks"] = max(0, thing["looks"])
+    return 0, json.dumps({"metadata": {"id": thing["id"], "name": name}, "status": status}), ""
+
+
+def helm(state: State, options: dict[str, str], rest: list[str]) -> Answer:
+    things = state["things"].setdefault("release", {})
+    if rest[0] == "pull":
+        state["things"].setdefault("file", {})[f"./{rest[1].rpartition('/')[2]}-{options['--version']}.tgz"] = {}
+        return 0, "Pulled: …", ""
+    if rest[0] == "list":
+        name = options["--filter"].strip("^$")
+        return 0, json.dumps([{"name": name}] if name in things else []), ""
+    if rest[0] == "uninstall":
+        del things[rest[1]]
+        return 0, "", ""
+    assert options["--kube-context"] in ("nebius-mk8s",) and rest[2] in state["things"]["file"], rest
+    things[rest[1]] = {"set": options["--set"]}
+    return 0, "", ""
+
+
+def kubectl(state: State, options: dict[str, str], rest: list[str]) -> Answer:
+    if rest[:2] == ["config", "current-context"]:
+        return 0, f"{state['contexts'][-1]}\n", ""
+    if rest[:2] == ["config", "get-contexts"]:
+        return 0, "\n".join(state["contexts"]), ""
+    assert rest == ["get", "nodes"] and options["--context"] in state["contexts"]
+    ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    groups = state["things"].get("node-group", {}).values()
+    count = sum(int(one["options"]["--fixed-node-count"]) for one in groups) + 3 * bool(state["things"].get("kind"))
+    return 0, json.dumps({"items": [ready] * count}), ""
+
+
+def kind(state: State, options: dict[str, str], rest: list[str]) -> Answer:
+    things = state["things"].setdefault("kind", {})
+    name = options.get("--name", "")
+    if rest == ["get", "clusters"]:
+        return 0, "\n".join(things), "" if things else "No kind clusters found."
+    if rest[0] == "create":
+        if name in things:
+            return 1, "", f"ERROR: failed to create cluster: node(s) already exist for {name}"
+        things[name] = {"options": options}
+    elif rest[0] == "delete":
+        things.pop(name, None)
+    else:
+        state["contexts"].append(f"kind-{name}")
+    return 0, "", ""
+
+
+PROGRAMS: dict[str, Callable[[State, dict[str, str], list[str]], Answer]] = {
+    "nebius": nebius,
+    "helm": helm,
+    "kubectl": kubectl,
+    "kind": kind,
+}
+
+
+def installed(directory: Path, *names: str) -> Path:
+    """A directory for PATH that has them."""
+    directory.mkdir(exist_ok=True)
+    for name in names:
+        program = directory / name
+        program.write_text(f"#!{sys.executable} -SE\n{Path(__file__).read_text(encoding='utf-8')}")
+        program.chmod(0o755)
+    return directory
+
+
+def main() -> None:
+    """One call, as a process."""
+    path = Path(os.environ[VARIABLE])
+    state = json.loads(path.read_text()) if path.exists() else fresh()
+    code, out, err = called(state, [Path(sys.argv[0]).name, *sys.argv[1:]], sys.stdin.read(), os.environ)
+    path.write_text(json.dumps(state))
+    sys.stdout.write(out)
+    sys.stderr.write(err)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,253 @@
+"""What is in the cache, who uses it, and what pruning leaves alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from rankzero.cache.contents import entries, unknown
+from rankzero.cache.kinds import KINDS
+from rankzero.cache.prune import prune
+from rankzero.cache.uses import release, use
+from rankzero.errors import StorageError
+from tests.support.cli import Cli
+from tests.support.tiny import chat_rows, write_jsonl
+
+SRC = Path(__file__).parents[3] / "src" / "rankzero"
+DAY = 86400.0
+
+
+def put(root: Path, name: str, size: int = 100, days: float = 0.0) -> Path:
+    """A file that was last touched so long ago, and so its directory."""
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(size))
+    age(root, days, path, *path.parents)
+    return path
+
+
+def age(root: Path, days: float, *paths: Path) -> None:
+    then = os.stat("/proc/self").st_mtime - days * DAY
+    for path in paths:
+        if root in path.parents:
+            os.utime(path, (then, then))
+
+
+def names(root: Path) -> set[str]:
+    return {f"{entry.kind}/{entry.name}" for entry in entries(root)}
+
+
+def test_every_place_that_is_written_to_is_a_kind() -> None:
+    """Else something would be kept that nobody lists and nothing removes."""
+    found = set()
+    for path in SRC.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        found |= set(re.findall(r'(?:cache_root\(\)|\bcache_dir|\bcache) / f?"([a-z_]+)', text))
+        found |= set(re.findall(r"cache\.mount\}/rankzero/([a-z_]+)", text))
+    assert found == set(KINDS)
+
+
+def test_an_entry_is_all_that_belongs_to_it(own_cache: Path) -> None:
+    put(own_cache, "tokenized/abc/rows.arrow", 1000)
+    put(own_cache, "tokenized/abc.partial/0.arrow", 10)
+    for name in ("abc.lock", "abc.commit.lock", f".tmp-abc-{'0' * 32}/rows.arrow"):
+        put(own_cache, f"tokenized/{name}", 1)
+    put(own_cache, "models/SmolLM2-1.7B-abc/model.safetensors", 7)
+    put(own_cache, "images/ab/abcd", 5)
+    put(own_cache, "images/cd/cdef", 5)
+    put(own_cache, "mine/notes.txt")
+    found = {f"{one.kind}/{one.name}": one.bytes for one in entries(own_cache)}
+    assert found == {"tokenized/abc": 1013, "images/": 10, "models/SmolLM2-1.7B-abc": 7}
+    assert unknown(own_cache) == ["mine"]
+
+
+def test_by_age_and_by_room(own_cache: Path) -> None:
+    for days in (1, 10, 40):
+        put(own_cache, f"downloads/d{days}/data", 100, days)
+    put(own_cache, "timings/t.json", 100, 5)
+    assert prune(own_cache, older_than=30 * DAY, dry_run=True).bytes == 100
+    assert len(names(own_cache)) == 4
+    assert [one.name for one in prune(own_cache, older_than=30 * DAY).gone] == ["d40"]
+    assert [one.name for one in prune(own_cache, keep=150, kinds=["downloads"]).gone] == ["d10"]
+    assert names(own_cache) == {"downloads/d1", "timings/t.json"}
+    assert prune(own_cache, keep=0).bytes == 200
+    assert not list(own_cache.glob(".trash/*"))
+
+
+def test_what_one_of_a_kind_needs_of_another_outlives_it(own_cache: Path) -> None:
+    put(own_cache, "images/ab/abcd", days=50)
+    put(own_cache, "tokenized/abc/rows.arrow", days=1)
+    put(own_cache, "prepared/r.json", days=50)
+    assert prune(own_cache, older_than=30 * DAY).gone == ()
+    assert len(prune(own_cache, older_than=0.0).gone) == 2
+    assert names(own_cache) == {"prepared/r.json"}
+
+
+def test_links_are_not_followed(own_cache: Path, tmp_path: Path) -> None:
+    elsewhere = put(tmp_path / "elsewhere", "weights.bin", 10**6)
+    own_cache.mkdir()
+    (own_cache / "downloads").symlink_to(elsewhere.parent)
+    (own_cache / "served/abc").mkdir(parents=True)
+    (own_cache / "served/abc/name").symlink_to(elsewhere.parent)
+    (own_cache / "models").mkdir()
+    (own_cache / "models/mine").symlink_to(elsewhere.parent)
+    assert sum(one.bytes for one in entries(own_cache)) < 10**4
+    assert {one.kind for one in prune(own_cache, older_than=0.0).gone} == {"served", "models"}
+    assert elsewhere.is_file() and (own_cache / "downloads").is_symlink()
+
+
+READER = """
+    import sys
+    from pathlib import Path
+    from rankzero.cache.uses import use
+
+    rows = Path(sys.argv[1])
+    use(rows.parent)
+    print("reading", flush=True)
+    while sys.stdin.readline():
+        print(len(rows.read_bytes()), flush=True)
+"""
+
+
+def test_beside_a_running_reader(own_cache: Path) -> None:
+    """Also one that began long ago, and opens its files anew each time."""
+    rows = put(own_cache, "tokenized/abc/rows.arrow", 1234)
+    put(own_cache, "tokenized/old/rows.arrow", 10)
+    command = [sys.executable, "-c", textwrap.dedent(READER), str(rows)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdin is not None and reader.stdout is not None
+        assert reader.stdout.readline() == "reading\n"
+        age(own_cache, 400, rows, rows.parent)
+        done = prune(own_cache, older_than=0.0)
+        assert [one.name for one in done.gone] == ["old"]
+        assert [(one.name, one.used_by.split()[:2]) for one in done.in_use] == [("abc", ["pid", str(reader.pid)])]
+        reader.stdin.write("\n")
+        reader.stdin.flush()
+        assert reader.stdout.readline() == "1234\n"
+        reader.kill()  # it could not say that it has ended
+        reader.wait()
+        assert [one.name for one in prune(own_cache, older_than=0.0).gone] == ["abc"]
+    assert list(own_cache.glob(".uses/*.use")) == []
+
+
+def test_who_makes_an_entry_keeps_it(own_cache: Path) -> None:
+    put(own_cache, "streams/abc/window-0/rows.arrow")
+    with FileLock(own_cache / "streams/abc.lock"):
+        assert prune(own_cache, older_than=0.0).gone == ()
+    assert len(prune(own_cache, older_than=0.0).gone) == 1
+
+
+def test_a_use_of_all_of_a_kind_or_of_a_part(own_cache: Path) -> None:
+    put(own_cache, "images/ab/abcd")
+    put(own_cache, "downloads/abc/data")
+    use(own_cache / "images")
+    use(own_cache / "downloads/abc/data")
+    use(own_cache.parent / "elsewhere")
+    assert prune(own_cache, older_than=0.0).gone == ()
+    release()
+    assert len(prune(own_cache, older_than=0.0).gone) == 2
+
+
+def test_who_may_write_the_cache_may_use_it(own_cache: Path) -> None:
+    """A cache that users share: none of them keeps the others from noting what they use."""
+    own_cache.mkdir()
+    own_cache.chmod(0o2775)
+    use(own_cache / "downloads/abc")
+    assert (own_cache / ".uses").stat().st_mode & 0o7777 == 0o2775
+    assert (own_cache / ".uses/lock").stat().st_mode & 0o777 == 0o664
+
+
+def test_who_only_looks_takes_nothing_from_those_who_begin(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that has its name is locked: nobody takes it for one of a process that is gone."""
+    from rankzero.cache import uses
+
+    seen = []
+    rename = Path.rename
+
+    def looked_at(path: Path, target: Path) -> Path:
+        seen.append(uses.used_in(own_cache))
+        done = rename(path, target)
+        seen.append(uses.used_in(own_cache))
+        return done
+
+    monkeypatch.setattr(Path, "rename", looked_at)
+    put(own_cache, "downloads/abc/data")
+    use(own_cache / "downloads/abc")
+    assert len(list(own_cache.glob(".uses/*.use"))) == 1 and seen == [{}, {}]
+    assert list(uses.used_in(own_cache)) == ["downloads/abc"]
+
+
+def test_on_a_full_volume_a_user_keeps_everything(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(own_cache, "downloads/abc/data")
+    put(own_cache, "downloads/other/data")
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    use(own_cache / "downloads/abc")
+    monkeypatch.undo()
+    assert prune(own_cache, older_than=0.0).gone == ()
+    release()
+    assert len(prune(own_cache, older_than=0.0).gone) == 2
+
+
+def test_without_locks_nothing_goes(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fcntl
+
+    put(own_cache, "downloads/abc/data")
+
+    def refuse(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(StorageError, match="No locks"):
+        prune(own_cache, older_than=0.0)
+    monkeypatch.undo()
+    assert (own_cache / "downloads/abc/data").is_file()
+
+
+def test_rows_that_are_open_stay_and_pruned_ones_are_made_again(own_cache: Path, tmp_path: Path) -> None:
+    from rankzero.data.cache.tokenize import prepare
+    from rankzero.data.tokens.token_rules import TokenRules
+    from rankzero.spec.run_spec import SourceSpec
+    from tests.support.tiny import tiny_tokenizer
+
+    sources = [SourceSpec(path=str(write_jsonl(tmp_path / "t.jsonl", chat_rows(20))))]
+    tokenizer = tiny_tokenizer()
+    rows = prepare(sources, tokenizer, TokenRules(max_length=64), own_cache)
+    assert prune(own_cache, older_than=0.0, kinds=["tokenized"]).gone == ()
+    release()
+    assert len(prune(own_cache, older_than=0.0, kinds=["tokenized"]).gone) == 1
+    again = prepare(sources, tokenizer, TokenRules(max_length=64), own_cache)
+    assert len(again) == len(rows) == 20
+
+
+def test_typed(cli: Cli, own_cache: Path) -> None:
+    assert cli("cache list").code == 0  # there is none yet
+    put(own_cache, "downloads/abc/data", 2_500_000, 40)
+    put(own_cache, "mine.txt")
+    listed = cli("cache list").out
+    assert "downloads     2.5 MB in 1: data files from URLs and stores, last used 40 days ago" in listed
+    assert "not ours, and never removed: mine.txt" in listed
+    facts: dict[str, Any] = json.loads(cli("cache list --json").out)
+    assert facts["kinds"]["downloads"]["bytes"] == 2_500_000
+    assert "2.5 MB would be free" in cli("cache prune --older-than 30d --dry-run").out
+    assert "0 B are free" in cli("cache prune --keep 3MB").out
+    done = cli("cache prune downloads --keep 1MiB --older-than 1w --json")
+    assert done.code == 0 and json.loads(done.out)["bytes"] == 2_500_000
+    assert (own_cache / "mine.txt").is_file()
+
+
+@pytest.mark.parametrize("words", ["", "--older-than 30", "--keep lots", "hub --keep 0B", "prepared --keep 0B"])
+def test_typed_wrongly(words: str, cli: Cli) -> None:
+    assert cli(f"cache prune {words}").code == 2

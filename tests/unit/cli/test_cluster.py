@@ -1,0 +1,64 @@
+"""`rankzero cluster` as it is typed, with the providers' programs as executables on PATH."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.cli import Cli
+from tests.support.provider_programs import VARIABLE, installed
+from tests.unit.provision.test_provision import KIND, NEBIUS
+
+
+@pytest.fixture
+def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "state.json"))
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}")
+    return Cli(capfd, monkeypatch)
+
+
+def test_from_nothing_to_a_cluster_and_back(cli: Cli, tmp_path: Path) -> None:
+    installed(tmp_path / "bin", "nebius", "helm", "kubectl")
+    Path("infra.yaml").write_text(NEBIUS)
+    done = cli("cluster create -f infra.yaml")
+    assert done.code == 0, done.err
+    plan, _, run = done.out.partition("this is all of it")
+    assert "nebius mk8s node-group create --parent-id '<cluster>'" in plan and "$" not in plan
+    assert "$ nebius mk8s node-group create --parent-id cluster-reza-k8s1" in run
+    assert "context: nebius-mk8s" in done.out and "class: csi-mounted-fs-path-sc" in done.out
+    assert cli("cluster credentials -f infra.yaml").out.endswith("context: nebius-mk8s\n")
+
+    refused = cli("cluster delete -f infra.yaml")
+    assert refused.code == 2 and "nobody to ask" in refused.err
+    assert "filesystem mk8s-csi-storage stays" in refused.out
+    assert cli("cluster delete -f infra.yaml --yes --with-data").code == 0
+    things = json.loads(Path("state.json").read_text())["things"]
+    assert not any(names for kind, names in things.items() if kind != "file")
+    again = cli("cluster delete -f infra.yaml --yes")
+    assert again.code == 0 and "nothing that was made is there" in again.out
+
+
+def test_another_provider_by_the_same_commands(cli: Cli, tmp_path: Path) -> None:
+    installed(tmp_path / "bin", "kind", "kubectl")
+    Path("infra.yaml").write_text(KIND.replace("provider: kind\n", ""))
+    assert cli("cluster create -f infra.yaml --provider kind").code == 0
+    planned = cli("cluster plan -f infra.yaml --provider kind")
+    assert "# cluster here is there" in planned.out
+    assert cli("cluster delete -f infra.yaml --provider kind --yes").code == 0
+    Path("infra.yaml").write_text(KIND)
+    wrong = cli("cluster plan -f infra.yaml --provider nebius")
+    assert wrong.code == 78 and "the file says kind" in wrong.err
+
+
+def test_programs_that_are_not_installed(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    Path("infra.yaml").write_text(NEBIUS)
+    refused = cli("cluster create -f infra.yaml")
+    assert refused.code == 78 and all(name in refused.err for name in ("nebius", "helm", "kubectl"))
+    plan = cli("cluster plan -f infra.yaml")
+    assert plan.code == 0 and "nobody is asked" in plan.err
+    assert "nebius compute filesystem create --name mk8s-csi-storage" in plan.out

@@ -1,0 +1,95 @@
+"""`rankzero doctor --cluster` as a user types it, against a cluster that is only a protocol."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.cli.conftest import Place
+from tests.unit.cli.test_plan import CLUSTER, node, put
+
+
+@pytest.fixture
+def gpus(place: Place) -> Place:
+    """A cluster with everything that the runs of its cluster.yaml need."""
+    Path("cluster.yaml").write_text(CLUSTER, encoding="utf-8")
+    node(place, "gpu-a", 8)
+    node(place, "gpu-b", 4)
+    put(place, "Secret", "hf-token", data={"token": "c2VjcmV0LXZhbHVl"})
+    put(place, "StorageClass", "shared", namespace="")
+    return place
+
+
+def checks(place: Place, code: int, more: str = "") -> dict[str, dict[str, Any]]:
+    """The last finding of each name."""
+    done = place(f"doctor --cluster cluster.yaml --json {more}")
+    value = json.loads(done.out)
+    assert done.code == value["exit_code"] == code, done.out + done.err
+    assert value["ok"] == (code == 0) and "c2VjcmV0" not in done.out
+    assert all(bool(one["fix"]) == (one["state"] != "ok") for one in value["checks"])
+    assert place.cluster.changes() == []
+    return {one["name"]: one for one in value["checks"]}
+
+
+def test_everything_is_there(gpus: Place) -> None:
+    found = checks(gpus, 0)
+    assert {one["state"] for one in found.values()} == {"ok"}
+    words = {name: one["what"] for name, one in found.items()}
+    assert words["cluster.yaml"] == "2 pods with 4 GPUs, as job in namespace train"
+    assert words["api"] == f"{gpus.cluster.url}, Kubernetes v1.36.2"
+    assert words["kinds"].startswith("job, jobset, pytorchjob, statefulset, trainjob served")
+    assert "gpu-a 8 ×" in words["nodes"] and "gpu-b 4 ×" in words["nodes"]
+    assert words["storage"] == "classes shared; claim outputs would be made"
+    assert words["secrets"] == "hf-token there" and words["queue"].startswith("no Kueue")
+    assert "the server would take" in words["rights"]
+    done = gpus("doctor --cluster cluster.yaml")
+    assert done.code == 0 and all(line.startswith("ok ") for line in done.out.splitlines())
+
+
+def test_what_is_missing_has_one_fix_each(gpus: Place) -> None:
+    gpus.cluster.plurals -= {"trainjobs"}
+    gpus.cluster.publish()
+    gpus.cluster.store.drop("secrets", "hf-token")
+    put(gpus, "Secret", "hf-token", data={"other": "eA=="})
+    done = gpus("doctor --cluster cluster.yaml")
+    assert done.code == 78, done.out
+    assert "not trainjob" in done.out
+    assert "Secret/hf-token: it has no key token" in done.out and "fix: HF_TOKEN comes from it" in done.out
+
+
+def test_pods_that_would_wait(gpus: Place) -> None:
+    gpus.cluster.store.drop("nodes", "gpu-b", "")
+    shared = checks(gpus, 0)["nodes"]  # both pods have room on gpu-a
+    assert shared["state"] == "look" and "1 of 1 node with 4 nvidia.com/gpu" in shared["what"]
+    gpus.cluster.store.drop("nodes", "gpu-a", "")
+    node(gpus, "small", 2)
+    assert checks(gpus, 69)["nodes"]["state"] == "wrong"
+
+
+def test_a_claim_that_one_host_at_a_time_mounts(gpus: Place) -> None:
+    claim = {"spec": {"accessModes": ["ReadWriteOnce"]}, "status": {"phase": "Bound", "capacity": {"storage": "1Gi"}}}
+    put(gpus, "PersistentVolumeClaim", "outputs", **claim)
+    found = checks(gpus, 0)["storage"]
+    assert found["state"] == "look" and "claim outputs is ReadWriteOnce: one host at a time" in found["what"]
+
+
+def test_without_rights(gpus: Place) -> None:
+    gpus.cluster.forbidden |= {("list", "nodes"), ("patch", "jobs")}
+    found = checks(gpus, 77)
+    assert found["nodes"]["what"] == "may not be read"
+    assert found["rights"]["state"] == "wrong" and "jobs" in found["rights"]["what"]
+
+
+def test_nobody_answers(gpus: Place) -> None:
+    gpus.cluster.die()
+    found = checks(gpus, 69)
+    assert found["api"]["state"] == "wrong" and list(found) == ["cluster.yaml", "api"]
+
+
+def test_a_cluster_file_that_is_wrong(place: Place) -> None:
+    Path("cluster.yaml").write_text("image: i\nnum_nods: 2\n", encoding="utf-8")
+    done = place("doctor --cluster cluster.yaml")
+    assert done.code == 78 and "num_nodes" in done.err

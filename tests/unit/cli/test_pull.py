@@ -1,0 +1,96 @@
+"""`rankzero pull` as it is typed: where a run is taken from, where it goes, what is said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rankzero.launch.backend import Say
+from rankzero.launch.labels import Manifest
+from rankzero.persist.sources import Execute
+from rankzero.run_dir.atomic import commit_directory
+from rankzero.run_dir.paths import RunDir
+from tests.support.cli import Cli
+from tests.support.volume import run_python
+
+RUN = "name: r\nmodel: {name: o/m}\ndata: {train: t.jsonl}\n"
+CLUSTER = "image: i\nstorage: {outputs: {mount: /outputs, claim: outputs}}\n"
+
+
+@pytest.fixture
+def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return Cli(capfd, monkeypatch)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    there = RunDir(tmp_path / "store" / "runs" / "r")
+    there.root.mkdir(parents=True)
+    there.spec.write_text(RUN)
+    (there.root / "staged").mkdir()
+    (there.root / "staged" / "weights").write_text("w")
+    commit_directory(there.root / "staged", there.final, {})
+    return f"file://{tmp_path}/store"
+
+
+@pytest.mark.parametrize("place", ["", "/runs", "/runs/r"])
+def test_from_a_url_of_the_run_or_of_what_it_is_in(cli: Cli, store: str, place: str) -> None:
+    done = cli(f"pull r {store}{place} --json")
+    assert done.code == 0, done.err
+    value = json.loads(done.out)
+    assert (value["run_dir"], value["fetched"], value["result"]) == ("runs/r", 2, True)
+    again = cli(f"pull r {store}{place}")
+    assert "0 files fetched (0.0 MB), 2 were here" in again.out and "rankzero generate runs/r" in again.out
+
+
+def test_from_where_its_spec_says(cli: Cli, store: str) -> None:
+    Path("run.yaml").write_text(f"{RUN}output_url: {store}/runs\n")
+    assert cli("pull run.yaml").code == 0
+    assert Path("runs/r/final/weights").read_text() == "w"
+
+
+def test_from_a_cluster_through_a_pod(cli: Cli, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    volume = store.removeprefix("file://")
+    pods: list[Manifest] = []
+
+    class Backend:
+        @contextmanager
+        def reading(self, pod: Manifest, _say: Say) -> Iterator[Execute]:
+            pods.append(pod)
+
+            def run(command: Sequence[str]) -> str:
+                return run_python([word.replace("/outputs", volume) for word in command])
+
+            yield run
+
+    monkeypatch.setattr("rankzero.api.clusters.open_backend", lambda *_arguments, **_more: Backend())
+    Path("c.yaml").write_text(CLUSTER)
+    done = cli("pull r --cluster c.yaml --output elsewhere --only final")
+    assert done.code == 0, done.err
+    assert "r is read from outputs by the pod rankzero-pull-" in done.err
+    assert Path("elsewhere/final/weights").read_text() == "w" and len(pods) == 1
+
+
+def test_from_hosts_whose_file_system_is_here(cli: Cli, store: str) -> None:
+    mount = store.removeprefix("file://")
+    Path("c.yaml").write_text(f"kind: slurm\nstorage: {{outputs: {{mount: {mount}, host_path: {mount}}}}}\n")
+    done = cli("pull r --cluster c.yaml --output elsewhere")
+    assert done.code == 0, done.err
+    assert Path("elsewhere/final/weights").read_text() == "w" and "pod" not in done.err
+
+
+def test_what_cannot_be_pulled(cli: Cli, store: str) -> None:
+    assert cli(f"pull other {store}").code == 78
+    refused = cli("pull r /mnt/somewhere")
+    assert refused.code == 2 and "is no URL" in refused.err
+    Path("c.yaml").write_text("image: i\n")
+    refused = cli("pull r --cluster c.yaml")
+    assert refused.code == 78 and "no volume of this cluster keeps results" in refused.err
+    assert cli("pull nope.yaml").code == 78
+    assert not Path("runs").exists()

@@ -1,0 +1,60 @@
+"""`rankzero smoke --cluster` as a user types it: the objects of a run, told to test their place instead."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import yaml
+
+from rankzero.launch.node.settings import NodeSettings
+from rankzero.spec.run_options import RunOptions, SmokeSettings
+from tests.support.fake_cluster import life
+from tests.unit.cli.conftest import Place
+
+CACHE = "storage.cache={mount: /cache, claim: cache, size: 1Gi, url: 's3://bucket/models'}"
+
+
+def test_the_same_objects_as_a_run(place: Place) -> None:
+    smoke = list(yaml.safe_load_all(place(f"smoke --cluster cluster.yaml --dry-run --seed 7 'cluster.{CACHE}'").out))
+    run = list(yaml.safe_load_all(place(f"render run.yaml --cluster cluster.yaml 'cluster.{CACHE}'").out))
+    assert [one["kind"] for one in smoke] == [one["kind"] for one in run]
+    pods = [one["spec"]["template"]["spec"] for found in (smoke, run) for one in found if one["kind"] == "Job"]
+    without_names = [json.dumps(pod).replace("rankzero-smoke", "r") for pod in pods]
+    assert without_names[0] == without_names[1]
+    (config,) = [one for one in smoke if one["kind"] == "ConfigMap"]
+    settings = NodeSettings.from_json(config["data"]["node.json"])
+    assert settings.options == RunOptions(smoke=SmokeSettings(seed=7))
+    assert (settings.mirrors, settings.max_restarts, settings.prepared_marker) == ((), 0, None)
+    assert yaml.safe_load(config["data"]["run.yaml"])["output_dir"] == "/outputs/runs"
+
+
+def test_nothing_is_prepared(place: Place) -> None:
+    text = Path("cluster.yaml").read_text().replace("prepare: never", "prepare: always")
+    Path("cluster.yaml").write_text(text)
+    printed = place("smoke --cluster cluster.yaml --dry-run").out
+    assert [one["kind"] for one in yaml.safe_load_all(printed)].count("Job") == 1
+
+
+def test_to_the_end_and_away(place: Place) -> None:
+    place.cluster.script("node", 0, life("12:00:00 [RESULT] all-reduce of 16 MiB: 1 ms, 2 GB/s"))
+    done = place("smoke --cluster cluster.yaml")
+    assert done.code == 0, done.err
+    assert "[RESULT] all-reduce of 16 MiB" in done.err and done.out.startswith("Succeeded")
+    assert place.cluster.names("jobs", "configmaps", "services") == []
+    assert place.cluster.names("persistentvolumeclaims") == ["persistentvolumeclaims/outputs"]
+
+
+def test_a_failure_stays_to_be_looked_at_and_has_its_code(place: Place) -> None:
+    words = {"what": "weights are not those of rank 0 after training", "where": "rank 1", "hint": "the link"}
+    place.cluster.script("node", 0, life("bad", code=69, words=words))
+    done = place("smoke --cluster cluster.yaml --json")
+    assert done.code == 69, done.err
+    assert "weights are not those of rank 0" in json.loads(done.out)["verdict"]
+    assert place.cluster.names("jobs") == ["jobs/rankzero-smoke"]
+    assert "rankzero delete rankzero-smoke --cluster cluster.yaml" in done.err
+
+
+def test_options_without_smoke_are_what_earlier_images_read() -> None:
+    assert "smoke" not in json.loads(NodeSettings(run="r").to_json())["options"]
+    assert RunOptions.from_json(RunOptions().to_json()) == RunOptions()

@@ -1,0 +1,217 @@
+"""`rankzero doctor` on this machine: what it says, one fix a line, and the exit code that training would end with."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+import threading
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankzero.doctor import devices, here, packages, places
+from rankzero.doctor.finding import Finding, exit_code, look, ok, to_json, wrong
+from rankzero.doctor.hub import reach_hub, tokens
+from rankzero.errors import ExitCode
+from rankzero.machine import Gpu
+from tests.support.cli import Cli
+
+CONSTRAINTS = (Path(__file__).parents[3] / "constraints.txt").read_text(encoding="utf-8")
+SECRET = "hf_itmaynotbeshown"
+
+
+def test_the_tested_versions_are_those_of_the_constraints() -> None:
+    pinned = dict(re.findall(r"^([\w.-]+)==([^\s;]+)", CONSTRAINTS, flags=re.MULTILINE))
+    for name, tested in {**packages.ENGINE, **packages.EXTRAS, **packages.LAUNCHER}.items():
+        assert pinned[name] == tested, name
+
+
+def test_here_and_now(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With torch itself asked; and nobody else."""
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: pytest.fail("nobody asked for the network"))
+    done = cli(f"doctor --output {tmp_path} --json")
+    value = json.loads(done.out)
+    found = {one["name"]: one for one in value["checks"]}
+    assert (done.code, value["ok"], value["exit_code"]) == (0, True, 0)
+    assert {"rankzero", "packages", "results", "cache", "Hub's token", "Hub", "machine", "GPUs", "torch"} <= set(found)
+    assert found["Hub's token"]["what"] == "there, from HF_TOKEN" and SECRET not in done.out + done.err
+    assert "not asked" in found["Hub"]["what"] and "built for" in found["torch"]["what"]
+    assert all(one["fix"] for one in value["checks"] if one["state"] != "ok")
+
+
+def test_in_words_with_the_code_of_the_first_that_is_wrong(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = [
+        ok("a", "fine"),
+        look("b", "doubtful", "do b"),
+        wrong("c", f"bad {SECRET}", "do c", ExitCode.STORAGE),
+        wrong("d", "worse", "do d", ExitCode.CONFIG),
+    ]
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    monkeypatch.setattr(here, "this_machine", lambda *_, **__: iter(said))
+    done = cli("doctor")
+    assert done.code == 74 == to_json(said)["exit_code"]
+    assert [line.split() for line in done.out.splitlines()][:2] == [["ok", "a", "fine"], ["look", "b", "doubtful"]]
+    assert done.out.count("fix: ") == 3 and SECRET not in done.out
+    assert exit_code(said[:2]) == 0
+
+
+def names(found: Iterator[Finding]) -> dict[str, Finding]:
+    return {one.name: one for one in found}
+
+
+def test_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions: dict[str, str | None] = {**packages.ENGINE, **packages.LAUNCHER, "torch": "2.13.0+cu130"}
+    monkeypatch.setattr(packages, "_installed", versions.get)
+    assert names(packages.packages())["packages"].state == "ok"
+    versions["transformers"] = "5.24.1"
+    found = names(packages.packages())["packages"]
+    assert found.state == "look" and "transformers 5.24.1 (tested: 5.23.0)" in found.what
+    versions["torch"] = None
+    found = names(packages.packages())["packages"]
+    assert (found.state, found.code) == ("wrong", 78) and "rankzero[train]" in found.fix
+
+
+H100 = Gpu("NVIDIA H100 80GB HBM3", 80 * 10**9, 79 * 10**9, (9, 0))
+ON_GPUS = {
+    "version": "2.13.0", "cuda": "13.0", "hip": None, "available": True, "count": 2, "nccl": "2.29.7", "bfloat16": True,
+    "sum": [1000.0, 1000.0], "distributed": True,
+}  # fmt: skip
+
+
+def with_gpus(monkeypatch: pytest.MonkeyPatch, *gpus: Gpu, said: str, code: int = 0, errors: str = "") -> None:
+    """A machine with GPUs, and what a process with torch says of it."""
+    monkeypatch.setattr(devices, "nvidia_gpus", lambda: gpus)
+    monkeypatch.setattr(devices, "local_gpu_count", lambda _: len(gpus))
+    monkeypatch.setattr(devices, "_driver", lambda: "580.95")
+    done = subprocess.CompletedProcess([], code, said, errors)
+    monkeypatch.setattr(devices.subprocess, "run", lambda *_, **__: done)
+
+
+def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, H100, H100, said=f"a word of a library\n{json.dumps(ON_GPUS)}\n")
+    found = names(devices.devices({}))
+    assert found["GPUs"].what == "2 × NVIDIA H100 80GB HBM3, 80 GB, driver 580.95"
+    assert "computes on 2 GPUs, bfloat16" in found["torch"].what and found["NCCL"].what == "2.29.7"
+    assert {one.state for one in found.values()} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("change", "what", "fix"),
+    [
+        ({"available": False, "cuda": None}, "this build of torch is for CPUs", "pip install torch"),
+        ({"available": False}, "built for CUDA 13.0, and cannot use the GPUs", "a driver that is new enough"),
+    ],
+)
+def test_gpus_that_torch_does_not_see(
+    change: dict[str, Any], what: str, fix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_gpus(monkeypatch, H100, said=json.dumps({**ON_GPUS, **change}))
+    found = names(devices.devices({}))["torch"]
+    assert (found.state, found.code) == ("wrong", 78) and what in found.what and fix in found.fix
+
+
+def test_a_torch_that_dies_and_a_gpu_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = Gpu("NVIDIA T4", 16 * 10**9, 10**9, (7, 5))
+    with_gpus(monkeypatch, H100, taken, said="", code=1, errors="Traceback\nCUDA error: device not ready\n")
+    found = names(devices.devices({}))
+    assert found["torch"].what == "ended with 1: CUDA error: device not ready" and found["torch"].state == "wrong"
+    assert found["GPU memory"].what == "less than half is free on GPU 1" and found["GPU memory"].state == "look"
+
+
+def test_little_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "SHM", tmp_path)
+    monkeypatch.setattr(places, "LEAST_SHM", 2**62)
+    (several,), (one,) = places.shared_memory(several_gpus=True), places.shared_memory(several_gpus=False)
+    assert (several.state, one.state) == ("look", "ok") and "shm" in several.fix
+    monkeypatch.setattr(places, "SHM", tmp_path / "none")
+    assert list(places.shared_memory(several_gpus=True)) == []
+
+
+def test_disks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert names(places.disks(tmp_path / "runs"))["results"].state == "ok"
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(places, "LEAST_FREE", 2**80)
+    assert names(places.disks(tmp_path))["results"].state == "look"
+    monkeypatch.setattr(places.os, "access", lambda *_: False)
+
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    found = names(places.disks(tmp_path))
+    assert {name: (one.state, one.code) for name, one in found.items()} == {
+        "results": ("wrong", 74),
+        "temporary files": ("wrong", 74),
+    }
+
+
+def test_caches(own_cache: Path, tmp_path: Path) -> None:
+    (own_cache / "downloads/abc").mkdir(parents=True)
+    (own_cache / "downloads/abc/data").write_bytes(bytes(200_000_000))
+    blobs = tmp_path / "hf/hub/models--o--m/blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "b").write_bytes(bytes(100_000_000))
+    found = names(places.caches({"HF_HOME": str(tmp_path / "hf")}))
+    assert f"{own_cache}, 0.2 GB" in found["cache"].what
+    assert found["Hub's cache"].what == f"{tmp_path}/hf/hub, 0.1 GB; `hf cache` manages it"
+
+
+def test_tokens(tmp_path: Path) -> None:
+    env = {"HF_HOME": str(tmp_path), "LANGFUSE_PUBLIC_KEY": SECRET, "WANDB_API_KEY": SECRET}
+    first, second, third = tokens(env)
+    assert first.what.startswith("none") and second.what == "Weights & Biases set up"
+    assert (third.state, third.fix) == ("look", "set LANGFUSE_SECRET_KEY")
+    (tmp_path / "token").write_text(SECRET)
+    first, *_ = found = list(tokens(env))
+    assert first.what == f"there, from {tmp_path}/token"
+    assert SECRET not in str(found)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HTTPServer]:
+    """The Hub, with one token that it accepts."""
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            given = self.headers.get("Authorization")
+            code = 200 if given in (None, f"Bearer {SECRET}") else 401
+            body = b'{"name": "somebody"}' if given else b"[]"
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    with HTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_the_hub_is_asked_where_somebody_wants_it(
+    hub: HTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HOME": str(tmp_path)}
+    assert reach_hub(env).what.endswith("answers")
+    assert reach_hub({**env, "HF_TOKEN": SECRET}).what.endswith("answers as somebody")
+    refused = reach_hub({**env, "HF_TOKEN": "hf_old"})
+    assert (refused.state, refused.code) == ("wrong", 77) and "hf_old" not in str(refused)
+    hub.server_close()
+    closed = reach_hub({**env, "HF_ENDPOINT": "http://127.0.0.1:9"})
+    assert (closed.state, closed.code) == ("wrong", 69) and "Connection refused" in closed.what
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert reach_hub(env).state == "look"

@@ -1,0 +1,66 @@
+"""A docker volume read through a container that is there meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from rankzero.errors import ConfigError, ServiceError
+from rankzero.launch.backends.docker.backend import DockerBackend
+from rankzero.launch.backends.docker.command import Answer, Docker
+from rankzero.launch.render.reader import reader_pod
+from rankzero.spec.cluster_spec import ClusterSpec
+from tests.support.volume import run_python
+
+
+class Daemon:
+    """Remembers what it is asked, and runs what is executed."""
+
+    def __init__(self, *volumes: str) -> None:
+        self.volumes, self.calls = volumes, []  # type: tuple[str, ...], list[list[str]]
+
+    def __call__(self, arguments: Sequence[str], _env: Mapping[str, str]) -> Answer:
+        _, verb, *rest = arguments
+        self.calls.append([verb, *rest])
+        if verb == "volume":
+            return Answer(0 if rest[-1] in self.volumes else 1, "", "no such volume")
+        if verb == "exec":
+            try:
+                return Answer(0, run_python(rest[1:]), "")
+            except ServiceError as error:
+                return Answer(1, "", str(error))
+        return Answer(0, "", "")
+
+
+def cluster(**storage: object) -> ClusterSpec:
+    place = {"image": "i", "kind": "docker", "storage": {"outputs": {"mount": "/outputs", **storage}}}
+    return ClusterSpec.model_validate(place)
+
+
+def test_a_container_reads_the_volume_and_is_removed() -> None:
+    daemon = Daemon("rankzero-outputs")
+    pod = reader_pod(cluster(claim="outputs"), "pull-1")
+    with DockerBackend(Docker(daemon)).reading(pod, print) as execute:
+        assert execute(["python", "-c", "print('héllo')"]) == "héllo\n"
+        with pytest.raises(ServiceError, match="ZeroDivisionError"):
+            execute(["python", "-c", "1 / 0"])
+    run = next(call for call in daemon.calls if call[0] == "run")
+    assert run[run.index("--mount") + 1] == "type=volume,source=rankzero-outputs,target=/outputs,readonly"
+    assert run[run.index("--user") + 1] == "1000:1000" and run[run.index("--network") + 1] == "none"
+    assert daemon.calls[-1] == ["rm", "--force", "rankzero-pull-1"]
+
+
+def test_a_directory_of_this_machine() -> None:
+    daemon = Daemon()
+    with DockerBackend(Docker(daemon)).reading(reader_pod(cluster(host_path="/srv/runs"), "pull-1"), print):
+        pass
+    assert "type=bind,source=/srv/runs,target=/outputs,readonly" in daemon.calls[0]
+
+
+def test_a_volume_that_is_not_there_is_not_made() -> None:
+    daemon = Daemon()
+    pod = reader_pod(cluster(claim="outputs"), "pull-1")
+    with pytest.raises(ConfigError, match="no docker volume"), DockerBackend(Docker(daemon)).reading(pod, print):
+        pytest.fail("it read an empty volume")
+    assert not [call for call in daemon.calls if call[0] == "run"]

@@ -1,0 +1,136 @@
+"""A volume read through a pod that is there meanwhile: its life, its commands, what goes wrong with them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rankzero.errors import AccessError, ServiceError
+from rankzero.launch.labels import Manifest
+from rankzero.launch.render.reader import reader_pod
+from rankzero.persist import pulling
+from rankzero.persist.pulling import pull
+from rankzero.persist.sources import CommandSource
+from rankzero.run_dir.atomic import commit_directory, verify_directory
+from rankzero.run_dir.paths import RunDir
+from rankzero.spec.cluster_spec import ClusterSpec
+from tests.support.volume import run_python
+from tests.unit.launch.backends.kubernetes.runs import STORAGE, Bench
+
+NAME = "rankzero-pull-1"
+RUNS = {"phase": "Running", "containerStatuses": [{"name": "read", "state": {"running": {}}, "restartCount": 0}]}
+RUNS["containerStatuses"][0]["state"]["running"]["startedAt"] = "2026-11-21T08:00:00Z"  # type: ignore[index]
+
+
+def pod(**changes: object) -> Manifest:
+    place = {"image": "i", "namespace": "train", "num_nodes": 2, "storage": STORAGE, **changes}
+    return reader_pod(ClusterSpec.model_validate(place), NAME)
+
+
+def starts(bench: Bench, *states: Manifest) -> None:
+    """The pod is in one state after the other, each time that somebody waits for it."""
+    left = list(states)
+    sleep = bench.ticks.sleep
+
+    def slept(seconds: float) -> None:
+        sleep(seconds)
+        if left and (there := bench.cluster.store.find("pods", NAME)) is not None:
+            bench.cluster.store.put({**there, "status": left.pop(0)}, "train")
+
+    bench.ticks.sleep = slept  # type: ignore[method-assign]
+
+
+def pending(reason: str, message: str) -> Manifest:
+    waiting = {"reason": reason, "message": message}
+    return {
+        "phase": "Pending",
+        "containerStatuses": [{"name": "read", "state": {"waiting": waiting}, "restartCount": 0}],
+    }
+
+
+def mounted(volume: Path, bench: Bench) -> None:
+    """Commands find the volume where the pod has it."""
+
+    def run(command: list[str]) -> tuple[int, bytes, bytes]:
+        try:
+            return 0, run_python([word.replace("/outputs", str(volume)) for word in command]).encode(), b""
+        except ServiceError as error:
+            return 1, b"", f"Traceback\n{error}".encode()
+
+    bench.cluster.run = run
+
+
+def test_a_run_is_pulled_and_the_pod_is_gone(bench: Bench, tmp_path: Path) -> None:
+    there = RunDir(tmp_path / "volume" / "runs" / "r")
+    there.checkpoints.mkdir(parents=True)
+    there.spec.write_text("name: r\n")
+    (there.root / "staged").mkdir()
+    (there.root / "staged" / "weights").write_bytes(bytes(range(256)) * 2000)
+    commit_directory(there.root / "staged", there.final, {})
+    mounted(tmp_path / "volume", bench)
+    starts(bench, pending("ContainerCreating", ""), RUNS)
+    with bench.backend().reading(pod(), print) as execute:
+        assert bench.cluster.names("pods") == [f"pods/{NAME}"]
+        source = CommandSource.find(execute, "/outputs", "r", "outputs:")
+        assert pull(source, tmp_path / "here", print).result
+    verify_directory(tmp_path / "here" / "final")
+    assert bench.cluster.names("pods") == []
+
+
+def test_a_connection_that_breaks_is_tried_again(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulling, "PAUSE_SECONDS", 0.0)
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "run.yaml").write_text("name: r\n")
+    mounted(tmp_path, bench)
+    starts(bench, RUNS)
+    with bench.backend().reading(pod(), print) as execute:
+        source = CommandSource.find(execute, "/outputs", "r", "outputs:")
+        fault = bench.cluster.fail("GET", "/exec", drop="cut", times=2)
+        pull(source, tmp_path / "here", print)
+    assert fault.times == 0 and (tmp_path / "here" / "run.yaml").is_file()
+
+
+def test_a_command_that_fails_is_told_with_its_last_line(bench: Bench, tmp_path: Path) -> None:
+    mounted(tmp_path, bench)
+    starts(bench, RUNS)
+    with bench.backend().reading(pod(), print) as execute, pytest.raises(ServiceError, match="FileNotFoundError"):
+        execute(["python", "-c", "open('/outputs/none')"])
+    assert bench.cluster.names("pods") == []
+
+
+def test_a_pod_that_cannot_start_is_removed_and_told_why(bench: Bench) -> None:
+    starts(bench, pending("ErrImagePull", "not found: i"))
+    with (
+        pytest.raises(ServiceError, match="cannot start: ErrImagePull") as raised,
+        bench.backend().reading(pod(), print),
+    ):
+        pytest.fail("it never ran")
+    assert "not found: i" in str(raised.value)
+    assert bench.cluster.names("pods") == []
+
+
+def test_a_pod_that_has_no_place_is_given_up(bench: Bench) -> None:
+    said: list[str] = []
+    full = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes available"}
+    starts(bench, {"phase": "Pending", "conditions": [full]})
+    with pytest.raises(ServiceError, match="did not start in 300 s"), bench.backend().reading(pod(), said.append):
+        pytest.fail("it never ran")
+    assert [line for line in said if "0/1 nodes available" in line] == said[1:2], "once"
+
+
+def test_rights_that_are_missing(bench: Bench) -> None:
+    bench.cluster.forbidden.add(("create", "pods"))
+    with pytest.raises(AccessError), bench.backend().reading(pod(), print):
+        pytest.fail("it never ran")
+
+
+def test_the_pod_reads_asks_for_no_gpu_and_ends_by_itself() -> None:
+    made = pod(gpu=True, node_selector={"disk": "fast"}, image_pull_secrets=["registry"])
+    (only,) = made["spec"]["containers"]
+    assert only["volumeMounts"] == [{"name": "outputs", "mountPath": "/outputs", "readOnly": True}]
+    assert "nvidia.com/gpu" not in json.dumps(only["resources"])
+    assert made["spec"]["activeDeadlineSeconds"] == 3600 and made["spec"]["nodeSelector"] == {"disk": "fast"}
+    assert made["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+    assert "rankzero.dev/run" not in made["metadata"]["labels"], "no run's: status and delete leave it alone"

@@ -1,0 +1,81 @@
+"""A Slurm that remembers what it was told: jobs in a queue, whose states tests set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rankzero.launch.backends.slurm.command import Answer
+
+WIDTHS = (20, 24, 10, 24, 24, 24, 200, 400)
+
+
+@dataclass
+class FakeJob:
+    state: str = "PENDING"
+    reason: str = "Priority"
+    restarts: int = 0
+
+
+def line(number: str, job: FakeJob) -> str:
+    """As squeue prints it with the columns that are asked for."""
+    times = ("2026-11-22T11:00:00", "N/A" if job.state == "PENDING" else "2026-11-22T11:01:00", "N/A")
+    cells = (
+        number,
+        job.state,
+        str(job.restarts),
+        *times,
+        "" if job.state == "PENDING" else "host[0-1]",
+        job.reason or "None",
+    )
+    return "".join(cell.ljust(width) for cell, width in zip(cells, WIDTHS, strict=True)) + "\n"
+
+
+@dataclass
+class FakeSlurm:
+    """Its `execute` stands for running a program."""
+
+    jobs: dict[str, FakeJob] = field(default_factory=dict)
+    scripts: dict[str, str] = field(default_factory=dict)
+    envs: list[Mapping[str, str]] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    refuses: str = ""
+    """What sbatch says instead of taking a job."""
+    on_scancel: Callable[[FakeJob, bool], None] | None = None
+
+    def execute(self, arguments: Sequence[str], text: str, env: Mapping[str, str]) -> Answer:
+        program, *rest = arguments
+        self.calls.append(" ".join(arguments))
+        return getattr(self, f"_{program}")(rest, text, env)
+
+    def _sbatch(self, _rest: Sequence[str], text: str, env: Mapping[str, str]) -> Answer:
+        self.envs.append(env)
+        if self.refuses:
+            return Answer(1, "", self.refuses)
+        number = str(17 + len(self.scripts))
+        self.scripts[number] = text
+        self.jobs[number] = FakeJob()
+        return Answer(0, f"{number}\n", "")
+
+    def _scancel(self, rest: Sequence[str], _text: str, _env: Mapping[str, str]) -> Answer:
+        job = self.jobs[rest[-1]]
+        gently = "--signal=TERM" in rest
+        if self.on_scancel is not None:
+            self.on_scancel(job, gently)
+        elif not gently or job.state != "PENDING":
+            job.state = "FAILED" if gently else "CANCELLED"
+        return Answer(0, "", "")
+
+    def _squeue(self, rest: Sequence[str], _text: str, env: Mapping[str, str]) -> Answer:
+        assert env["TZ"] == "UTC"
+        asked = next(one for one in rest if one.startswith("--jobs=")).removeprefix("--jobs=").split(",")
+        found = {number: self.jobs[number] for number in asked if number in self.jobs}
+        if not found and len(asked) == 1:
+            return Answer(1, "", "slurm_load_jobs error: Invalid job id specified\n")
+        return Answer(0, "".join(line(number, job) for number, job in found.items()), "")
+
+    def _sacct(self, _rest: Sequence[str], _text: str, _env: Mapping[str, str]) -> Answer:
+        return Answer(1, "", "Slurm accounting storage is disabled\n")
+
+    def _sinfo(self, _rest: Sequence[str], _text: str, _env: Mapping[str, str]) -> Answer:
+        return Answer(0, "gpu*: 4 nodes of 64 CPUs, 515000 MiB, gpu:h100:8 (idle)\n", "")

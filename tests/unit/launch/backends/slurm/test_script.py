@@ -1,0 +1,212 @@
+"""The batch script: as a text, and what its shell does with the exit codes of node commands. No Slurm is needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rankzero.launch.plan import make_plan
+from rankzero.launch.render import render
+from rankzero.launch.render.content import file_name, to_yaml
+from rankzero.spec.cluster_load import load_cluster_spec
+from rankzero.spec.load import load_run_spec
+from rankzero.spec.resolve import resolve
+
+GOLDEN = Path(__file__).parents[4] / "golden" / "slurm"
+FILES = {"data/train.jsonl": b'{"prompt": "2+2", "completion": "4"}\n'}
+RUN = ("name=alpaca-qwen3-8b", "model.name=Qwen/Qwen3-8B", "lora={}", "data.train=data/train.jsonl")
+OUTPUTS = "storage={outputs: {mount: /shared/me, host_path: /shared/me}}"
+CLUSTERS = {
+    "smallest": ["gpu=false", OUTPUTS],
+    "hosts": [
+        "num_nodes=2",
+        "nproc_per_node=8",
+        "resources={cpu: 64, memory: 512Gi}",
+        "grace_period_seconds=300",
+        OUTPUTS,
+        "storage.cache={mount: /scratch/c, host_path: /scratch/c}",
+        "secrets={hf_token: {name: hf}}",
+        "env={NCCL_SOCKET_IFNAME: ib0}",
+        "slurm={partition: gpu, account: lab, qos: normal, constraint: h100&ib, gpu_type: h100, "
+        "time_limit_seconds: 86400, python: /shared/venv/bin/python, setup: [module load cuda/12.8], "
+        "options: {exclude: node7, exclusive: ''}}",
+    ],
+    "apptainer": [
+        "num_nodes=2",
+        "image=ghcr.io/team/rankzero:1.0",
+        "storage={outputs: {mount: /outputs, host_path: /shared/me}}",
+        "slurm={runtime: apptainer}",
+    ],
+    "pyxis": [
+        "num_nodes=2",
+        "storage={outputs: {mount: /outputs, host_path: /shared/me}}",
+        "slurm={runtime: pyxis, image: 'ghcr.io#team/rankzero:1.0'}",
+    ],
+}
+
+
+def manifests(settings: list[str]) -> list[dict[str, Any]]:
+    run = resolve(load_run_spec(None, RUN, env={}).spec)
+    cluster = load_cluster_spec(None, ["kind=slurm", *settings], env={}).spec
+    return render(make_plan(run, cluster, files=FILES))
+
+
+def script(settings: list[str]) -> str:
+    (only,) = manifests(settings)
+    return str(only["spec"]["script"])
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_the_text_is_the_golden_one(name: str) -> None:
+    text = to_yaml(manifests(CLUSTERS[name]))
+    golden = GOLDEN / f"{name}.sbatch"
+    if os.environ.get("RANKZERO_UPDATE_GOLDEN") == "1":
+        golden.parent.mkdir(parents=True, exist_ok=True)
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8"), "make golden rewrites it"
+    assert file_name(1, manifests(CLUSTERS[name])[0]) == "01-batchscript-alpaca-qwen3-8b.sbatch"
+    done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_cluster_of_the_guide_is_one() -> None:
+    guide = (Path(__file__).parents[5] / "docs/slurm.md").read_text(encoding="utf-8")
+    (written,) = re.findall(r"```yaml\n(.*?)```", guide, flags=re.DOTALL)
+    text = script([f"{name}={json.dumps(value)}" for name, value in yaml.safe_load(written).items() if name != "kind"])
+    for option in ("--gres=gpu:h100:8", "--time=1-00:00:00", "--exclude=node7", "--signal=TERM@300", "--mem=921600M"):
+        assert f"#SBATCH {option}\n" in text
+
+
+def test_a_secret_is_named_nowhere_in_the_script() -> None:
+    (only,) = manifests(CLUSTERS["hosts"])
+    assert "HF_TOKEN" not in only["spec"]["script"]
+    assert only["spec"]["secrets"] == [{"name": "HF_TOKEN", "optional": False}]
+
+
+class Stage:
+    """The script on this machine, with stand-ins for Slurm's programs and for Python."""
+
+    def __init__(self, root: Path, *, nodes: int = 1, max_restarts: int = 3) -> None:
+        self.root, self.nodes = root, nodes
+        self.programs = root / "bin"
+        self.programs.mkdir()
+        self.outputs = root / "outputs"
+        self.outputs.mkdir()
+        self.state = self.outputs / "slurm" / "alpaca-qwen3-8b"
+        python = self.program(
+            "node-python", 'read -r code < "$CODES/$SLURM_NODEID"; sed -i 1d "$CODES/$SLURM_NODEID"\n'
+        )
+        python.write_text(python.read_text() + 'case $code in -*) kill "$code" $$ ;; esac\nexit "$code"\n')
+        self.program(
+            "srun",
+            "for last; do :; done\nfor i in $(seq 0 $((STAGE_NODES - 1))); do\n"
+            '  SLURM_NODEID=$i SLURMD_NODENAME=host$i SLURM_LAUNCH_NODE_IPADDR=127.0.0.1 sh "$last"\ndone\n',
+        )
+        self.program("squeue", 'echo "$JOB_STATE"\n')
+        self.program("scontrol", 'echo "$@" >> "$ASKED"\n')
+        directory = f"{{mount: {self.outputs}, host_path: {self.outputs}}}"
+        settings = [f"storage={{outputs: {directory}}}", f"slurm.python={python}", f"num_nodes={nodes}"]
+        self.text = script([*settings, "gpu=false", f"max_restarts={max_restarts}"])
+
+    def program(self, name: str, body: str) -> Path:
+        path = self.programs / name
+        path.write_text(f"#!/bin/bash\n{body}")
+        path.chmod(0o755)
+        return path
+
+    def run(self, *codes: list[int], job: str = "7", state: str = "RUNNING", restart: str = "") -> int:
+        """The batch script's exit code, where the commands of each node end with these codes one after the other; a
+        negative one is a signal."""
+        plans = self.root / "codes"
+        plans.mkdir(exist_ok=True)
+        for node, several in enumerate(codes):
+            (plans / str(node)).write_text("".join(f"{code}\n" for code in several))
+        env = {
+            "PATH": f"{self.programs}:{os.environ['PATH']}",
+            "SLURM_JOB_ID": job,
+            "CODES": str(plans),
+            "STAGE_NODES": str(self.nodes),
+            "JOB_STATE": state,
+            "ASKED": str(self.root / "asked"),
+            **({"SLURM_RESTART_COUNT": restart} if restart else {}),
+        }
+        done = subprocess.run(["bash"], input=self.text, text=True, capture_output=True, check=False, env=env)
+        assert "command not found" not in done.stderr, done.stderr
+        self.left = {node: (plans / str(node)).read_text().split() for node in range(len(codes))}
+        return done.returncode
+
+    @property
+    def asked(self) -> str:
+        path = self.root / "asked"
+        return path.read_text().strip() if path.exists() else ""
+
+
+@pytest.mark.parametrize(
+    ("codes", "exit_code", "left"),
+    [
+        ([0, 0], 0, ["0"]),
+        ([197, 0, 0], 0, ["0"]),  # a service failed it (69): the node command asks for another start
+        ([-9, 0, 0], 0, ["0"]),  # killed: it could not ask
+        ([-9, -9, -11, 0], 139, ["0"]),  # twice again, which max_restarts allows
+        ([69, 0], 69, ["0"]),  # the node command says that nothing is left of its restarts
+        ([78, 0], 78, ["0"]),
+        ([65, 0], 65, ["0"]),
+        ([127, 0], 127, ["0"]),  # there is no such Python
+    ],
+)
+def test_a_node_is_started_again_as_pods_are(tmp_path: Path, codes: list[int], exit_code: int, left: list[str]) -> None:
+    stage = Stage(tmp_path, max_restarts=2)
+    assert stage.run(codes) == exit_code
+    assert stage.left[0] == left and stage.asked == ""
+
+
+def test_a_run_that_has_saved_is_queued_again(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, nodes=2)
+    assert stage.run([203], [203]) == 75
+    assert stage.asked == "requeue 7"
+    notes = (stage.state / "nodes/1").read_text().split()
+    assert notes[:3] == ["begin", "7", "0"] and notes[4:8] == ["host1", "end", "7", "0"] and notes[9] == "75"
+    assert stage.run([0], [0], restart="1") == 0, "the notes of the start before do not count"
+
+
+def test_what_fails_for_good_is_not_queued_again_though_others_have_saved(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, nodes=2)
+    assert stage.run([203], [78]) == 78 and stage.asked == ""
+
+
+def test_a_cancelled_run_is_not_queued_again(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.state.mkdir(parents=True)
+    (stage.state / "cancelled").write_text("7\n")
+    assert stage.run([203]) == 75 and stage.asked == ""
+    assert stage.run([203], job="8") == 75 and stage.asked == "requeue 8", "the word was about another job"
+
+
+@pytest.mark.parametrize(("state", "asked"), [("COMPLETING", ""), ("", ""), ("RUNNING", "requeue 7")])
+def test_what_slurm_ends_itself_is_left_to_it(tmp_path: Path, state: str, asked: str) -> None:
+    stage = Stage(tmp_path)
+    stage.run([203], state=state)
+    assert stage.asked == asked
+
+
+def test_a_node_that_noted_nothing_has_failed(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, nodes=2)
+    stage.program("srun", "exit 1\n")
+    assert stage.run([0], [0]) == 1 and stage.asked == ""
+
+
+def test_the_files_are_where_the_node_command_looks(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.run([0])
+    config = stage.state / "config"
+    assert (config / "files/data/train.jsonl").read_bytes() == FILES["data/train.jsonl"]
+    assert f"train: {config}/files/data/train.jsonl" in (config / "run.yaml").read_text()
+    assert (stage.state / "job").read_text() == "7\n"
+    assert (stage.state.stat().st_mode & 0o777) == 0o700, "a run's spec is nobody else's business"

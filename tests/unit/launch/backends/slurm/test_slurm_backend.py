@@ -1,0 +1,410 @@
+"""Runs of a Slurm that only remembers: what is submitted, kept, shown, judged, stopped and removed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankzero.errors import ConfigError
+from rankzero.launch.backend import AlreadyRunsError, LogQuery
+from rankzero.launch.backends.slurm.backend import SlurmBackend
+from rankzero.launch.backends.slurm.command import Slurm
+from rankzero.launch.labels import Manifest
+from rankzero.launch.plan import make_plan
+from rankzero.launch.render import render
+from rankzero.launch.status import run_status
+from rankzero.launch.status.model import RunStatus
+from rankzero.spec.cluster_load import load_cluster_spec
+from rankzero.spec.load import load_run_spec
+from rankzero.spec.resolve import resolve
+from tests.unit.launch.backends.slurm.fake_slurm import FakeJob, FakeSlurm
+
+AT = 1_795_347_000
+
+
+class Site:
+    """A backend over a fake Slurm, and the file system that its nodes share."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.slurm = root, FakeSlurm()
+        self.env = {"PATH": "/bin", "HF_TOKEN": "hf_secret0000", "AWS_SECRET_ACCESS_KEY": "not asked for"}
+        self.pauses = 0
+        self.backend = SlurmBackend(root / "slurm", Slurm(self.env, self.slurm.execute), env=self.env, sleep=self.sleep)
+        self.said: list[str] = []
+
+    def sleep(self, _seconds: float) -> None:
+        self.pauses += 1
+        assert self.pauses < 100, "waits for ever"
+
+    def objects(self, *more: str, name: str = "r") -> list[Manifest]:
+        run = resolve(load_run_spec(None, [f"name={name}", "model.name=o/m", "data.train=o/d"], env={}).spec)
+        outputs = f"storage.outputs={{mount: {self.root}, host_path: {self.root}}}"
+        settings = ["kind=slurm", "num_nodes=2", "gpu=false", outputs, *more]
+        return render(make_plan(run, load_cluster_spec(None, settings, env={}).spec))
+
+    def submit(self, *more: str, **options: Any) -> None:
+        self.backend.submit(self.objects(*more), self.said.append, **options)
+
+    def becomes(self, state: str, reason: str = "", *, restarts: int = 0) -> None:
+        """The newest job does."""
+        self.slurm.jobs[max(self.slurm.jobs)] = FakeJob(state, reason, restarts)
+
+    def note(self, node: int, *lines: str, restart: int = 0, words: dict[str, Any] | None = None) -> None:
+        """`begin` or `end CODE`, as the node's script does."""
+        job = max(self.slurm.jobs)
+        with (self.root / f"slurm/r/nodes/{node}").open("a") as file:
+            for index, line in enumerate(lines):
+                word, _, code = line.partition(" ")
+                file.write(f"{word} {job} {restart} {AT + index} {code or f'host{node}'}\n")
+        if words is not None:
+            (self.root / f"slurm/r/nodes/{node}.words").write_text(json.dumps({"rankzero": 1, **words}))
+
+    def log(self, node: int, text: str) -> None:
+        with (self.root / f"slurm/r/logs/node-{node}.log").open("a") as file:
+            file.write(text)
+
+    def status(self) -> RunStatus:
+        return run_status(self.backend.collect("r"))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_a_job_gets_the_secrets_that_it_is_given_and_no_file_does(site: Site) -> None:
+    site.submit("secrets={HF_TOKEN: {name: hf}}")
+    assert site.slurm.calls == ["sbatch --parsable --export=ALL"] and site.said == ["job 17 is in the queue"]
+    (env,) = site.slurm.envs
+    assert env["HF_TOKEN"] == "hf_secret0000" and "AWS_SECRET_ACCESS_KEY" not in env
+    assert len(env["RANKZERO_SUBMISSION_TOKEN"]) == 64
+    written = "".join(path.read_text() for path in site.root.rglob("*") if path.is_file())
+    assert "hf_secret0000" not in written + site.slurm.scripts["17"]
+
+
+def test_a_secret_that_is_not_set_is_asked_for_before_anything_is_sent(site: Site) -> None:
+    with pytest.raises(ConfigError, match="WANDB_API_KEY is not set"):
+        site.submit("secrets={WANDB_API_KEY: {name: w}}")
+    assert site.slurm.scripts == {} and not (site.root / "slurm").exists()
+
+
+def test_a_refused_job_leaves_nothing(site: Site) -> None:
+    site.slurm.refuses = "sbatch: error: invalid partition specified: nope"
+    with pytest.raises(ConfigError, match="slurm.partition"):
+        site.submit()
+    assert site.backend.runs() == [] and list((site.root / "slurm").iterdir()) == []
+
+
+def test_a_refused_job_leaves_the_one_before_it_as_it_was(site: Site) -> None:
+    site.submit()
+    site.note(0, "begin", "end 75")
+    site.log(0, "before\n")
+    (site.root / "slurm-r.log").write_text("srun: something\n")
+    site.becomes("FAILED", "NonZeroExitCode")
+    there = {path: path.read_bytes() for path in site.root.rglob("*") if path.is_file()}
+    site.slurm.refuses = "sbatch: error: invalid partition specified: nope"
+    with pytest.raises(ConfigError, match="slurm.partition"):
+        site.submit()
+    assert {path: path.read_bytes() for path in site.root.rglob("*") if path.is_file()} == there
+
+
+def test_only_the_rendering_for_slurm_is_taken(site: Site) -> None:
+    with pytest.raises(ConfigError, match="one batch script, and this is Pod/x"):
+        site.backend.submit([{"kind": "Pod", "metadata": {"name": "x"}}], site.said.append)
+
+
+def test_the_same_run_is_left_alone_and_another_is_not_ended_unasked(site: Site) -> None:
+    site.submit()
+    site.submit()
+    assert len(site.slurm.scripts) == 1 and "already" in site.said[-1]
+    with pytest.raises(AlreadyRunsError, match="as job 17"):
+        site.submit("max_restarts=9")
+    site.submit("max_restarts=9", replace=True)
+    assert site.slurm.jobs["17"].state == "CANCELLED" and set(site.slurm.scripts) == {"17", "18"}
+
+
+def test_a_run_that_has_ended_is_submitted_again_with_logs_of_its_own(site: Site) -> None:
+    site.submit()
+    site.note(0, "begin", "end 75")
+    site.log(0, "before\n")
+    site.becomes("FAILED", "NonZeroExitCode")
+    site.submit()
+    assert set(site.slurm.scripts) == {"17", "18"}
+    assert list(site.backend.logs("r", LogQuery())) == []
+    assert site.status().phase == "Pending"
+
+
+def test_from_the_queue_to_the_end(site: Site) -> None:
+    site.submit()
+    site.becomes("PENDING", "Resources")
+    waits = site.status()
+    assert (waits.phase, waits.verdict) == ("Pending", "job 17 waits for free nodes (Resources)")
+    site.becomes("RUNNING")
+    site.note(0, "begin")
+    assert site.status().phase == "Starting", "the other node has not begun"
+    site.note(1, "begin")
+    line = "2026-11-22T11:31:00.000000Z 11:31:00 [TRAIN] step 3/10 loss 5.9514 2,175 tok/s ep 0.20 ETA 0:02\n"
+    site.log(0, line)
+    runs = site.status()
+    assert (runs.phase, runs.step, runs.total_steps) == ("Running", 3, 10)
+    assert [(node.state, node.host) for node in runs.nodes] == [("Running", "host0"), ("Running", "host1")]
+    for node in (0, 1):
+        site.note(node, "end 0", words={"outcome": "done", "exit_code": 0, "step": 10, "total_steps": 10})
+    assert site.status().phase == "Stopping", "its job has not ended"
+    site.becomes("COMPLETED")
+    done = site.status()
+    assert (done.phase, done.exit_code, done.step) == ("Succeeded", 0, 10)
+    assert [evidence.run for evidence in site.backend.runs()] == ["r"]
+    del site.slurm.jobs["17"]
+    assert site.status().phase == "Succeeded", "Slurm forgets a job after some minutes"
+
+
+def test_a_run_that_is_queued_again_is_not_over(site: Site) -> None:
+    site.submit()
+    for node in (0, 1):
+        site.note(node, "begin", "end 75", words={"outcome": "stopped", "exit_code": 75, "checkpoint": 4})
+    site.becomes("COMPLETING")
+    assert site.status().phase == "Stopping"
+    site.becomes("PENDING", "BeginTime", restarts=1)
+    again = site.status()
+    assert again.phase == "Pending" and again.exit_code is None and again.restarts == 2
+    assert [finding.code for finding in again.findings] == ["slurm-requeued"]
+    site.becomes("RUNNING", restarts=1)
+    assert site.status().phase == "Starting"
+    for node in (0, 1):
+        site.note(node, "begin", restart=1)
+    assert site.status().phase == "Running"
+
+
+def test_a_node_that_is_started_again_in_its_place(site: Site) -> None:
+    site.submit()
+    site.becomes("RUNNING")
+    site.note(0, "begin", "end 197", "begin")
+    site.note(1, "begin")
+    seen = site.status()
+    assert (seen.phase, seen.restarts) == ("Running", 1)
+    (pod,) = [one for one in site.backend.collect("r").pods if one["metadata"]["name"] == "r-0"]
+    (container,) = pod["status"]["containerStatuses"]
+    assert container["lastState"]["terminated"]["exitCode"] == 197
+
+
+def test_a_stopped_run(site: Site) -> None:
+    site.submit()
+    for node in (0, 1):
+        site.note(node, "begin", "end 75", words={"outcome": "stopped", "exit_code": 75, "checkpoint": 4})
+    site.becomes("FAILED", "NonZeroExitCode")
+    stopped = site.status()
+    assert (stopped.phase, stopped.exit_code) == ("Stopped", 75)
+    assert [finding.code for finding in stopped.findings] == ["stopped"]
+
+
+def test_a_node_that_lost_its_peers_while_all_were_stopping_has_stopped(site: Site) -> None:
+    site.submit()
+    lost = {"outcome": "peer_lost", "exit_code": 69, "what": "another process is gone", "checkpoint": 4}
+    site.note(0, "begin", "end 75", words=lost)
+    site.note(1, "begin", "end 75", words={"outcome": "stopped", "exit_code": 75, "checkpoint": 4})
+    site.becomes("FAILED", "NonZeroExitCode")
+    assert (site.status().phase, site.status().exit_code) == ("Stopped", 75)
+
+
+def test_what_the_run_itself_says_comes_first(site: Site) -> None:
+    site.submit()
+    said = {"outcome": "failed", "exit_code": 65, "what": "row 7 has no answer", "where": "train.jsonl:7"}
+    site.note(0, "begin", "end 65", words=said)
+    site.note(1, "begin", "end 65", words={**said, "what": "node 0 failed"})
+    site.becomes("FAILED", "NonZeroExitCode")
+    failed = site.status()
+    assert (failed.phase, failed.exit_code) == ("Failed", 65)
+    assert failed.verdict == "node 0 failed: train.jsonl:7: row 7 has no answer"
+
+
+def test_what_could_not_be_started_says_the_end_of_the_log(site: Site) -> None:
+    site.submit()
+    for node in (0, 1):
+        site.note(node, "begin", "end 1")
+        site.log(node, "/usr/bin/python3: No module named rankzero\n")
+    site.becomes("FAILED", "NonZeroExitCode")
+    assert "No module named rankzero" in " ".join((site.status().verdict, *site.status().findings[0].evidence))
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "severity", "says"),
+    [
+        ("Resources", "slurm-waiting", "waiting", "waits for free nodes"),
+        ("Priority", "slurm-waiting", "waiting", "squeue --start --jobs=17"),
+        ("BeginTime", "slurm-requeued", "waiting", "continues from its newest checkpoint"),
+        ("Dependency", "slurm-singleton", "waiting", "job before it"),
+        ("ReqNodeNotAvail, UnavailableNodes:n1", "slurm-nodes-down", "waiting", "UnavailableNodes:n1"),
+        (
+            "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
+            "slurm-nodes-down",
+            "waiting",
+            "sinfo --list-reasons",
+        ),
+        ("Reservation", "slurm-reservation", "waiting", "scontrol show reservation"),
+        ("PartitionDown", "slurm-partition-down", "waiting", "slurm.partition"),
+        ("PartitionTimeLimit", "slurm-time-limit-too-long", "broken", "slurm.time_limit_seconds"),
+        ("PartitionConfig", "slurm-impossible", "broken", "num_nodes"),
+        ("PartitionNodeLimit", "slurm-impossible", "broken", "num_nodes"),
+        ("BadConstraints", "slurm-impossible", "broken", "slurm.constraint"),
+        ("JobHeldUser", "slurm-held", "broken", "scontrol release 17"),
+        ("JobHeldAdmin", "slurm-held", "broken", "administrator"),
+        ("launch failed requeued held", "slurm-launch-failed", "broken", "scontrol release 17"),
+        ("JobHoldMaxRequeue", "slurm-launch-failed", "broken", "slurmd"),
+        ("AccountNotAllowed", "slurm-account", "broken", "slurm.account"),
+        ("InvalidQOS", "slurm-qos", "broken", "slurm.qos"),
+        ("Licenses", "slurm-licenses", "waiting", "licenses"),
+        ("QOSMaxGRESPerUser", "slurm-limit-shared", "waiting", "nproc_per_node"),
+        ("QOSMaxGRESPerJob", "slurm-limit", "broken", "lower num_nodes or nproc_per_node"),
+        ("QOSMaxNodePerUserLimit", "slurm-limit-shared", "waiting", "num_nodes"),
+        ("QOSMaxWallDurationPerJobLimit", "slurm-limit", "broken", "lower slurm.time_limit_seconds"),
+        ("QOSMaxMemoryPerJob", "slurm-limit", "broken", "lower resources.memory"),
+        ("QOSMaxJobsPerUserLimit", "slurm-limit-shared", "waiting", "until others of them end; "),
+        ("QOSGrpGRES", "slurm-limit-shared", "waiting", "of its quality of service"),
+        ("AssocGrpCPUMinutesLimit", "slurm-limit-shared", "waiting", "of its account or user"),
+        ("AssocMaxCpuPerJobLimit", "slurm-limit", "broken", "lower resources.cpu"),
+        ("MaxJobsPerAccount", "slurm-limit-shared", "waiting", "counts other jobs too"),
+        ("SomethingNew", "slurm-held-back", "waiting", "waits (SomethingNew)"),
+    ],
+)
+def test_each_reason_has_a_verdict_and_a_fix(site: Site, reason: str, code: str, severity: str, says: str) -> None:
+    site.submit()
+    site.becomes("PENDING", reason)
+    seen = site.status()
+    (finding,) = seen.findings
+    assert (finding.code, finding.severity) == (code, severity)
+    assert says in f"{finding.cause} {finding.fix}" and "17" in finding.cause
+    assert "{" not in finding.cause + finding.fix
+    assert seen.verdict == finding.cause
+
+
+@pytest.mark.parametrize(
+    ("state", "begun", "code", "phase"),
+    [
+        ("TIMEOUT", True, "slurm-timeout", "Failed"),
+        ("PREEMPTED", True, "slurm-preempted", "Failed"),
+        ("NODE_FAIL", True, "slurm-node-fail", "Failed"),
+        ("BOOT_FAIL", False, "slurm-boot-fail", "Failed"),
+        ("DEADLINE", False, "slurm-deadline", "Failed"),
+        ("OUT_OF_MEMORY", True, "oom-limit", "Failed"),
+        ("CANCELLED", True, "slurm-cancelled", "Failed"),
+        ("CANCELLED", False, "stopped", "Stopped"),
+        ("REQUEUE_HOLD", False, "slurm-held", "Pending"),
+        ("SUSPENDED", True, "slurm-suspended", "Running"),
+    ],
+)
+def test_each_end_that_slurm_makes_has_one_too(site: Site, state: str, begun: bool, code: str, phase: str) -> None:
+    site.submit()
+    for node in (0, 1) if begun else ():
+        site.note(node, "begin")
+    site.becomes(state)
+    seen = site.status()
+    assert (seen.phase, [finding.code for finding in seen.findings]) == (phase, [code])
+
+
+def test_a_job_that_cannot_be_placed_may_be_ended_at_once(site: Site) -> None:
+    site.submit()
+    site.becomes("FAILED", "BadConstraints")
+    assert [finding.code for finding in site.status().findings][0] == "slurm-impossible"
+
+
+def test_a_job_that_slurm_has_forgotten(site: Site) -> None:
+    site.submit()
+    site.note(0, "begin")
+    site.note(1, "begin")
+    site.slurm.jobs.clear()
+    seen = site.status()
+    assert seen.phase == "Failed" and seen.findings[0].code == "slurm-forgotten"
+
+
+def test_lines_of_all_nodes_by_time(site: Site) -> None:
+    site.submit()
+    stamp = "2026-11-22T11:00:0{}.000000Z {}\n"
+    site.log(0, stamp.format(1, "first") + "srun: no time of its own\n" + stamp.format(4, "[rank 1] fourth"))
+    site.log(1, stamp.format(2, "second") + stamp.format(3, "third"))
+    lines = list(site.backend.logs("r", LogQuery()))
+    assert [line.text for line in lines] == ["first", "srun: no time of its own", "second", "third", "[rank 1] fourth"]
+    assert [line.node for line in lines] == [0, 0, 1, 1, 0]
+    assert [line.text for line in site.backend.logs("r", LogQuery(node=1, tail=1))] == ["third"]
+    assert [line.text for line in site.backend.logs("r", LogQuery(since_seconds=60))] == []
+
+
+def test_lines_are_followed_until_the_job_has_ended(site: Site) -> None:
+    site.submit()
+    site.becomes("RUNNING")
+    site.log(0, "first\nhal")
+    lines = site.backend.logs("r", LogQuery(follow=True))
+    assert next(lines).text == "first"
+    site.log(0, "f of it\n")
+    assert next(lines).text == "half of it"
+    site.log(0, "the last has no end")
+    site.becomes("COMPLETED")
+    assert [line.text for line in lines] == ["the last has no end"]
+
+
+def test_a_job_that_waits_is_taken_out_of_the_queue(site: Site) -> None:
+    site.submit()
+    site.backend.cancel("r", site.said.append)
+    assert site.slurm.calls[-1] == "scancel 17" and site.status().phase == "Stopped"
+    site.backend.cancel("r", site.said.append)
+    assert "nothing of r" in site.said[-1]
+
+
+def test_a_job_that_runs_is_asked_to_save_and_not_to_come_back(site: Site) -> None:
+    site.submit()
+    site.becomes("RUNNING")
+    told: list[bool] = []
+
+    def hears(job: FakeJob, gently: bool) -> None:
+        told.append(gently)
+        assert (site.root / "slurm/r/cancelled").read_text() == "17\n", "before the signal"
+        job.state = "FAILED"
+
+    site.slurm.on_scancel = hears
+    site.backend.cancel("r", site.said.append)
+    assert told == [True]
+
+
+def test_a_job_that_was_about_to_be_queued_again_is_taken_out(site: Site) -> None:
+    site.submit()
+    site.becomes("RUNNING")
+
+    def hears(job: FakeJob, gently: bool) -> None:
+        job.state = "PENDING" if gently else "CANCELLED"
+
+    site.slurm.on_scancel = hears
+    site.backend.cancel("r", site.said.append)
+    assert site.slurm.jobs["17"].state == "CANCELLED"
+
+
+def test_what_does_not_save_in_its_time_is_ended(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.submit()
+    site.becomes("RUNNING")
+    clock = iter(range(0, 10_000, 50))
+    monkeypatch.setattr("rankzero.launch.backends.slurm.stop.time.monotonic", lambda: next(clock))
+    site.slurm.on_scancel = lambda job, gently: None if gently else setattr(job, "state", "CANCELLED")
+    site.backend.cancel("r", site.said.append)
+    assert site.slurm.jobs["17"].state == "CANCELLED" and "has not saved" in site.said[-1]
+
+
+def test_delete_removes_the_job_and_its_directory_and_no_result(site: Site) -> None:
+    site.submit()
+    (site.root / "runs/r").mkdir(parents=True)
+    (site.root / "slurm-r.log").write_text("srun: something\n")
+    removed = site.backend.delete("r", claims=True, say=site.said.append)
+    assert removed == ["job 17", f"directory {site.root}/slurm/r", f"file {site.root}/slurm-r.log"]
+    assert (site.root / "runs/r").is_dir() and "results stay" in site.said[-1]
+    assert site.backend.runs() == [] and site.backend.collect("r").objects == ()
+
+
+def test_a_survey_says_what_there_is_and_what_would_be_refused(site: Site) -> None:
+    assert ("nodes", "gpu*: 4 nodes of 64 CPUs, 515000 MiB, gpu:h100:8 (idle)") in site.backend.survey(
+        site.objects()
+    ).has
+    site.slurm.refuses = "allocation failure: Requested node configuration is not available"
+    survey = site.backend.survey(site.objects())
+    assert survey.refused is not None and "num_nodes" in str(survey.refused)
+    assert not (site.root / "slurm").exists()

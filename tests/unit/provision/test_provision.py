@@ -1,0 +1,313 @@
+"""Clusters made by stand-ins of the providers' programs: every command, every failure, and only what was made goes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankzero.cli.init import recipe_files
+from rankzero.errors import AccessError, ConfigError, RankzeroError, ServiceError, StorageError
+from rankzero.provision.programs import Answer, Command, Programs
+from rankzero.provision.providers import provider
+from rankzero.provision.record import Record
+from rankzero.provision.steps import Walk
+from rankzero.spec.infra_load import load_infra_spec
+from rankzero.spec.infra_spec import InfraSpec
+from tests.support.provider_programs import CHANGING, State, called, fresh
+
+ROOT = Path(__file__).parents[3]
+NEBIUS = recipe_files("distilbert-sst2")["infra.yaml"]
+"""What is shipped to start from."""
+KIND = "provider: kind\nname: here\nnodes: {name: all, count: 2}\n"
+TOKEN = "very-secret-token-of-nebius"
+
+
+class StandIns(Programs):
+    """The stand-ins, without a process for each."""
+
+    def __init__(self, state: State, directory: Path) -> None:
+        self.said: list[str] = []
+        super().__init__({"NEBIUS_IAM_TOKEN": TOKEN}, self.said.append, directory)
+        self.state = state
+
+    def run(self, command: Command) -> Answer:
+        self.said.append(f"$ {self.shown(command)}")
+        return Answer(*called(self.state, command.words, command.stdin, {"NEBIUS_IAM_TOKEN": TOKEN}))
+
+
+class Bench:
+    """One infra.yaml, and commands about it: each a new start, as a user gives them."""
+
+    def __init__(self, directory: Path, text: str, **state: Any) -> None:
+        directory.mkdir(exist_ok=True)
+        self.file = directory / "infra.yaml"
+        self.file.write_text(text)
+        self.state = fresh(**state)
+        self.said: list[str] = []
+        self.slept: list[float] = []
+
+    @property
+    def spec(self) -> InfraSpec:
+        return load_infra_spec(self.file, env={}).spec
+
+    def walk(self) -> Walk:
+        programs = StandIns(self.state, self.file.parent)
+        programs.said = self.said
+        programs._say = self.said.append
+        steps = provider(self.spec.provider).steps(self.spec)
+        clock = lambda: sum(self.slept)  # noqa: E731
+        return Walk(steps, programs, Record(self.file), self.said.append, 1800.0, self.slept.append, clock)
+
+    def create(self) -> dict[str, str]:
+        return self.walk().create()
+
+    def delete(self, *, with_data: bool = False) -> list[str]:
+        walk = self.walk()
+        ours = walk.ours()
+        doomed = [step for step in ours if with_data or not step.data]
+        walk.delete(doomed)
+        walk.forget([step for step in ours if step not in doomed])
+        return [step.kind for step in doomed]
+
+    @property
+    def things(self) -> dict[str, list[str]]:
+        return {kind: sorted(names) for kind, names in self.state["things"].items() if names and kind != "file"}
+
+    def changes(self) -> list[str]:
+        return [" ".join(call) for call in self.state["calls"] if set(call[1:5]) & set(CHANGING)]
+
+    def fail_at(self, call: int, *, after: bool = False) -> None:
+        """From now on, so many calls ahead."""
+        self.state.update(fail_at=len(self.state["calls"]) + call, after=after)
+
+
+WHOLE = {
+    "cluster": ["reza-k8s1"],
+    "service-account": ["k8s-node-group-sa"],
+    "filesystem": ["mk8s-csi-storage"],
+    "node-group": ["mk8s-node-group-reza"],
+    "release": ["csi-mounted-fs-path"],
+}
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path, NEBIUS)
+
+
+def test_every_command_of_before_is_run(bench: Bench) -> None:
+    """Names of the setup by hand that this replaces, and what is theirs alone."""
+    assert bench.create()["kubeconfig"] == "nebius-mk8s"
+    assert bench.delete(with_data=True) == ["node-group", "filesystem", "service-account", "cluster"]
+    names = (ROOT / "tests/fixtures/seed_names/4-distilbert.txt").read_text(encoding="utf-8").splitlines()
+    names = names[: names.index("32 vCPU")]
+    shell = {name for name in names if name.isupper() or name.startswith("NB_")} | {"clusterconfig.json"}
+    run = " ".join(" ".join(call) for call in bench.state["calls"])
+    data_dir = "dataDir=$MOUNT_POINT/csi-mounted-fs-path-data/"
+    wanted = [name.replace("$MOUNT_POINT", "/mnt/data") if name == data_dir else name for name in names]
+    assert [name for name in wanted if name not in run and name not in shell - {"READ_WRITE"}] == []
+    deletion = "nebius mk8s node-group delete --id node-group-mk8s-node-group-reza"
+    assert deletion in bench.changes()
+
+
+def test_what_hosts_are_told_mounts_the_file_system(bench: Bench) -> None:
+    bench.create()
+    template = json.loads(bench.state["things"]["node-group"]["mk8s-node-group-reza"]["options"]["--"])["spec"][
+        "template"
+    ]
+    assert template["filesystems"] == [
+        {
+            "attach_mode": "READ_WRITE",
+            "mount_tag": "csi-storage",
+            "existing_filesystem": {"id": "filesystem-mk8s-csi-storage"},
+        }
+    ]
+    assert template["cloud_init_user_data"].splitlines() == [
+        "runcmd:",
+        "  - sudo mkdir -p /mnt/data",
+        "  - sudo mount -t virtiofs csi-storage /mnt/data",
+        '  - echo csi-storage /mnt/data "virtiofs" "defaults,nofail" "0" "2" | sudo tee -a /etc/fstab',
+    ]
+
+
+def test_a_second_time_makes_nothing(bench: Bench) -> None:
+    bench.create()
+    before = len(bench.changes())
+    bench.create()
+    assert bench.changes()[before:] == ["nebius mk8s cluster get-credentials --id cluster-reza-k8s1 --external"]
+    assert bench.things == WHOLE
+
+
+def calls_of_a_creation(tmp_path: Path, text: str) -> int:
+    whole = Bench(tmp_path / "whole", text)
+    whole.create()
+    return len(whole.state["calls"])
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(("text", "things"), [(NEBIUS, WHOLE), (KIND, {"kind": ["here"]})], ids=["nebius", "kind"])
+def test_after_a_failure_at_any_call_the_same_command_goes_on(
+    tmp_path: Path, text: str, things: dict[str, list[str]], after: bool
+) -> None:
+    calls = calls_of_a_creation(tmp_path, text)
+    assert calls > 5
+    for call in range(1, calls + 1):
+        bench = Bench(tmp_path / f"{call}", text)
+        bench.fail_at(call, after=after)
+        with pytest.raises(ServiceError) as raised:
+            bench.create()
+        assert "the same command goes on from here" in str(raised.value) and TOKEN not in str(raised.value)
+        bench.create()
+        assert bench.things == things, bench.state["calls"]
+        assert not [one for one in bench.said if "was there before" in one], "what was half made is known to be ours"
+        bench.delete(with_data=True)
+        assert bench.things == {}, f"call {call}"
+        assert not Record(bench.file).path.exists()
+
+
+def test_after_a_failure_at_any_call_of_a_deletion_the_same_command_goes_on(tmp_path: Path) -> None:
+    whole = Bench(tmp_path / "whole", NEBIUS)
+    whole.create()
+    made = len(whole.state["calls"])
+    whole.delete(with_data=True)
+    for call in range(1, len(whole.state["calls"]) - made + 1):
+        for after in (False, True):
+            bench = Bench(tmp_path / f"{call}-{after}", NEBIUS)
+            bench.create()
+            bench.fail_at(call, after=after)
+            with pytest.raises(RankzeroError):
+                bench.delete(with_data=True)
+            bench.delete(with_data=True)
+            assert bench.things == {}, f"call {call}, after {after}"
+
+
+def test_what_was_there_before_is_used_and_never_deleted(bench: Bench) -> None:
+    accounts = {"k8s-node-group-sa": {"id": "theirs", "looks": 0}}
+    bench.state["things"]["service-account"] = accounts
+    bench.create()
+    assert "service-account k8s-node-group-sa was there before: it is used, and will not be deleted" in bench.said
+    group = bench.state["things"]["node-group"]["mk8s-node-group-reza"]["options"]
+    assert group["--template-service-account-id"] == "theirs"
+    bench.delete(with_data=True)
+    assert bench.things == {"service-account": ["k8s-node-group-sa"]}
+
+
+def test_a_cluster_that_was_there_loses_only_what_was_put_into_it(bench: Bench) -> None:
+    bench.state["things"]["cluster"] = {"reza-k8s1": {"id": "theirs", "looks": 0}}
+    bench.create()
+    assert bench.delete(with_data=True) == ["chart", "node-group", "filesystem", "service-account"]
+    assert bench.things == {"cluster": ["reza-k8s1"]}
+
+
+def test_something_of_the_same_name_and_another_id_is_somebody_elses(bench: Bench) -> None:
+    bench.create()
+    bench.state["things"]["filesystem"]["mk8s-csi-storage"]["id"] = "made-by-another"
+    assert "filesystem" not in bench.delete(with_data=True)
+    assert bench.things == {"filesystem": ["mk8s-csi-storage"]}
+
+
+def test_data_stay_unless_they_are_asked_for(bench: Bench) -> None:
+    bench.create()
+    assert bench.delete() == ["node-group", "service-account", "cluster"]
+    assert bench.things == {"filesystem": ["mk8s-csi-storage"]}
+    assert bench.delete(with_data=True) == ["filesystem"], "it is still known whose it is"
+
+
+def test_what_is_still_being_made_is_waited_for(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, NEBIUS, slow=3)
+    bench.create()
+    assert bench.slept and bench.things == WHOLE
+    never = Bench(tmp_path / "never", NEBIUS, slow=10**6)
+    with pytest.raises(ServiceError, match="is not ready after 1800 s"):
+        never.create()
+    assert sum(never.slept) >= 1800
+
+
+def test_an_outage_is_no_answer(bench: Bench) -> None:
+    """Whatever is not said to be missing is not made a second time."""
+    bench.create()
+    bench.fail_at(2)
+    with pytest.raises(ServiceError, match="Unavailable"):
+        bench.create()
+    assert len([one for one in bench.changes() if "cluster create" in one]) == 1
+
+
+def test_a_context_of_another_cluster_is_never_installed_into(bench: Bench) -> None:
+    bench.create()
+    bench.state["contexts"].append("production")
+    bench.state["things"]["release"].clear()
+    bench.create()
+    installs = [one for one in bench.changes() if one.startswith("helm upgrade")]
+    assert len(installs) == 2 and all(one.endswith("--kube-context nebius-mk8s") for one in installs)
+    Record(bench.file).path.unlink()
+    with pytest.raises(ServiceError, match="already exists"):
+        bench.create()
+    with pytest.raises(ServiceError, match="cannot be told"):
+        bench.create()
+
+
+def test_tokens_are_in_no_output(bench: Bench) -> None:
+    bench.fail_at(3)
+    with pytest.raises(ServiceError) as raised:
+        bench.create()
+    assert "token [hidden]" in str(raised.value)
+    bench.create()
+    text = "\n".join(bench.said) + Record(bench.file).path.read_text()
+    assert TOKEN not in text and "nebius mk8s cluster create --name reza-k8s1" in text
+
+
+def test_a_right_that_is_missing(bench: Bench) -> None:
+    programs = StandIns(bench.state, bench.file.parent)
+    refused = Answer(1, "", "rpc error: code = PermissionDenied desc = no")
+    assert isinstance(programs.failure(("nebius", "mk8s"), refused), AccessError)
+
+
+def test_a_plan_changes_nothing_and_says_what_is_there(bench: Bench) -> None:
+    planned = bench.walk().plan(look=False)
+    assert not bench.state["calls"]
+    assert [step.kind for step, commands in planned if commands] == [
+        *("cluster", "service-account", "filesystem", "node-group", "kubeconfig", "chart"),
+    ]
+    bench.state["things"]["filesystem"] = {"mk8s-csi-storage": {"id": "fs-1", "looks": 0}}
+    planned = bench.walk().plan()
+    assert not bench.changes()
+    assert [step.kind for step, commands in planned if commands is None] == ["subnet", "filesystem"]
+    assert '"id": "fs-1"' in str(planned[4][1])
+
+
+def test_a_record_that_cannot_be_read_is_no_empty_one(bench: Bench) -> None:
+    Record(bench.file).path.write_text("[")
+    with pytest.raises(StorageError, match="cannot be read"):
+        bench.create()
+
+
+def test_every_problem_of_a_file_at_its_line(tmp_path: Path) -> None:
+    (tmp_path / "infra.yaml").write_text(
+        'provider: kind\nname: here\nkubernetes_version: "1.30"\nnodes: {name: a, preset: p, cuont: 2}\n'
+        "filesystem: {name: f, size_gib: -1}\nchart: {name: c, ref: https://x, version: 1.0.0}\n"
+    )
+    with pytest.raises(ConfigError) as raised:
+        load_infra_spec(tmp_path / "infra.yaml", env={})
+    said = str(raised.value)
+    for words in ("infra.yaml:4 nodes.cuont", "infra.yaml:5 filesystem.size_gib", "infra.yaml:6 chart.ref"):
+        assert words in said, said
+    (tmp_path / "infra.yaml").write_text(KIND + 'subnet: s\nkubernetes_version: "1.30"\n')
+    with pytest.raises(ConfigError) as raised:
+        load_infra_spec(tmp_path / "infra.yaml", env={})
+    assert "infra.yaml:4 subnet: kind has no use for it" in str(raised.value)
+    assert "kind needs the whole version" in str(raised.value)
+    (tmp_path / "infra.yaml").write_text("provider: nebius\nname: n\nnodes: {name: a}\n")
+    with pytest.raises(ConfigError) as raised:
+        load_infra_spec(tmp_path / "infra.yaml", env={})
+    assert len(raised.value.problems) == 2, "platform and preset"
+
+
+def test_several_hosts_in_containers(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, KIND)
+    assert bench.create()["kubeconfig"] == "kind-here"
+    (config,) = [call[-1] for call in bench.state["calls"] if call[:2] == ["kind", "create"]]
+    assert config.count("role: worker") == 2
+    assert any("<<'END'" in line for line in bench.said), "what it reads is shown, too"

@@ -1,0 +1,149 @@
+"""The loop of a sweep over a place that trains nothing: failures, stops, restarts, and several at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from rankzero.errors import ConfigError, NonFiniteError, RankzeroError, StoppedError, StorageError
+from rankzero.spec.load import load_run_spec
+from rankzero.spec.sweep_load import Sweep
+from rankzero.sweep import run as loop
+from rankzero.sweep.outcome import keep_setting, require_a_result, write_best
+from rankzero.sweep.record import Record
+from rankzero.sweep.run import SweepRun
+from tests.support.sweeps import Formula, sweep_of
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "PAUSE_SECONDS", (0.0,))
+
+
+def run_it(sweep: Sweep, place: Formula, *, parallel: int = 1) -> tuple[Record, list[str]]:
+    """To its end. Returns the record, and what was said."""
+    said: list[str] = []
+    sweep.directory.mkdir(parents=True, exist_ok=True)
+    record = Record(sweep, sweep.directory / "study.db")
+    SweepRun(sweep, record, place, parallel, said.append).to_its_end()
+    return record, said
+
+
+def test_a_failed_trial_is_recorded_and_the_sweep_goes_on(tmp_path: Path) -> None:
+    broken = RankzeroError("no memory")
+    failures: dict[str, list[RankzeroError]] = {
+        "trial-000": [NonFiniteError("the loss of step 3 is NaN")],
+        "trial-001": [RankzeroError("process 0 was killed by SIGKILL")],
+        "trial-002": [broken] * 9,
+    }
+    place = Formula(failures=failures)
+    record, said = run_it(sweep_of(tmp_path, trials=4), place)
+    assert [trial.state for trial in record.trials] == ["failed", "complete", "failed", "complete"]
+    assert [place.started.count(f"trial-00{number}") for number in range(4)] == [1, 2, 4, 1]
+    assert "NaN" in record.trials[0].cause
+    assert any(line.startswith("[TRIAL 3] done: eval_loss") for line in said)
+
+
+def test_where_nothing_has_a_result_the_trials_error_is_the_sweeps(tmp_path: Path) -> None:
+    failures: dict[str, list[RankzeroError]] = {f"trial-00{n}": [ConfigError("no such module: q")] for n in range(2)}
+    sweep = sweep_of(tmp_path, trials=2)
+    record, _ = run_it(sweep, Formula(failures=failures))
+    with pytest.raises(RankzeroError, match="no trial has a result: no such module: q") as caught:
+        require_a_result(sweep, record.trials)
+    assert caught.value.exit_code == 78
+    assert write_best(sweep, record.trials) is None
+
+
+def test_a_combination_that_no_run_can_have_is_a_failed_trial(tmp_path: Path) -> None:
+    parameters = {"train.sharding": {"values": ["ddp", "zero3"]}, "train.offload": {"values": ["none", "optimizer"]}}
+    record, _ = run_it(sweep_of(tmp_path, sampler="grid", parameters=parameters), Formula())
+    states = {(trial.labels["train.sharding"], trial.labels["train.offload"]): trial.state for trial in record.trials}
+    assert states == {
+        ("ddp", "none"): "complete",
+        ("ddp", "optimizer"): "failed",
+        ("zero3", "none"): "complete",
+        ("zero3", "optimizer"): "complete",
+    }
+
+
+def test_a_full_volume_ends_the_sweep_and_no_trial_is_lost(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, trials=3)
+    full = StorageError("No space left on device", where="/trials")
+    with pytest.raises(StorageError, match="No space left"):
+        run_it(sweep, Formula(failures={"trial-001": [full] * 4}))
+    record, _ = run_it(sweep, Formula())
+    assert [trial.state for trial in record.trials] == ["complete"] * 3
+
+
+def test_a_stop_saves_the_trials_and_the_same_command_goes_on_with_their_values(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, trials=4)
+    place = Formula()
+    looks = 0
+
+    def stop_later() -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 7:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    place.looked = stop_later
+    with pytest.raises(StoppedError, match="1 of 4 trials are over"):
+        run_it(sweep, place)
+    before = Record(sweep, sweep.directory / "study.db").trials
+    assert [trial.state for trial in before] == ["complete", "running"]
+    record, _ = run_it(sweep, (again := Formula()))
+    assert again.started == ["trial-001", "trial-002", "trial-003"]
+    assert record.trials[1].labels == before[1].labels
+    undisturbed, _ = run_it(sweep_of(tmp_path / "other", trials=4), Formula())
+    assert record.trials == undisturbed.trials
+
+
+def test_a_trial_that_somebody_stopped_goes_on(tmp_path: Path) -> None:
+    place = Formula(failures={"trial-000": [StoppedError("stopped")]})
+    record, said = run_it(sweep_of(tmp_path, trials=1), place)
+    assert place.started == ["trial-000", "trial-000"]
+    assert record.trials[0].state == "complete"
+    assert any("was stopped by somebody" in line for line in said)
+
+
+def test_trials_run_side_by_side_and_never_more(tmp_path: Path) -> None:
+    place = Formula()
+    record, _ = run_it(sweep_of(tmp_path, trials=5), place, parallel=2)
+    assert place.most_at_once == 2 and place.at_once == 0
+    assert [trial.state for trial in record.trials] == ["complete"] * 5
+
+
+def test_a_trial_that_is_worse_than_others_ends_early(tmp_path: Path) -> None:
+    record, said = run_it(sweep_of(tmp_path, trials=8, sampler="random", pruner="median"), Formula(evaluations=2))
+    pruned = [trial for trial in record.trials if trial.state == "pruned"]
+    assert pruned and all(len(trial.evaluations) < 3 and trial.value is not None for trial in pruned)
+    assert any("ends here" in line for line in said)
+
+
+def test_the_best_spec_is_a_run_of_its_own(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, trials=3)
+    record, _ = run_it(sweep, Formula(evaluations=0))
+    best = write_best(sweep, record.trials)
+    assert best is not None and best.value == min(trial.value or 9 for trial in record.trials)
+    spec = load_run_spec(sweep.directory / "best.yaml", env={}).spec
+    assert (spec.name, spec.output_dir) == ("sweep-best", str(tmp_path / "runs"))
+    assert spec.lora is not None and spec.lora.r == best.labels["lora.r"]
+    assert spec.train.learning_rate == best.labels["train.learning_rate"]
+
+
+def test_a_directory_of_another_sweep_is_refused_with_every_difference(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path)
+    keep_setting(sweep)
+    keep_setting(sweep_of(tmp_path, trials=50, parallel=3))
+    run = json.loads(json.dumps({"model": {"name": "org/model"}, "data": {"train": "org/rows"}}))
+    run["data"]["eval"] = {"fraction": 0.2}
+    other = sweep_of(tmp_path, run, seed=7)
+    with pytest.raises(ConfigError) as caught:
+        keep_setting(other)
+    fields = {problem.where.partition(": ")[2] for problem in caught.value.problems}
+    assert {"sweep: seed", "run: data.eval.fraction"} <= fields

@@ -1,0 +1,128 @@
+"""The sweep file: what is wrong with it is said at once and in its place, before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankzero.spec.search_space import Choices, Numbers, chosen_values, grid
+from rankzero.spec.sweep_load import read_sweep, trial_spec
+from tests.support.sweeps import RUN, reading_of, sweep_of
+
+
+def test_whole_numbers_follow_from_the_field(tmp_path: Path) -> None:
+    parameters = {
+        "lora.r": {"min": 4, "max": 17, "step": 4},
+        "train.learning_rate": {"min": 1e-5, "max": 1e-3, "log": True},
+        "lora.target_modules": {"values": ["all-linear", ["q_proj", "v_proj"]]},
+    }
+    space = sweep_of(tmp_path, parameters=parameters).space
+    assert space["lora.r"] == Numbers(4, 16, whole=True, step=4)
+    assert space["lora.r"].points == (4, 8, 12, 16)
+    assert space["train.learning_rate"] == Numbers(1e-5, 1e-3, whole=False, log=True)
+    chosen = {"lora.r": 8, "train.learning_rate": 1e-4, "lora.target_modules": '["q_proj", "v_proj"]'}
+    assert chosen_values(space, chosen)["lora.target_modules"] == ["q_proj", "v_proj"]
+    assert isinstance(space["lora.target_modules"], Choices)
+
+
+def test_every_problem_of_both_files_is_told_with_its_line(tmp_path: Path) -> None:
+    run = {**RUN, "train": {"max_step": 3}}
+    reading = reading_of(
+        tmp_path,
+        run,
+        trials=0,
+        parameters={
+            "lora.r": {"values": [4, 0]},
+            "lora.rank": {"values": [1]},
+            "data.eval.fraction": {"min": 0.1, "max": 0.2},
+            "model.dtype": {"min": 1, "max": 2},
+            "train.global_batch_size": {"min": 4, "max": 2},
+            "lora.dropout": {"min": 0, "max": 1.5},
+            "train.warmup_steps": {"values": [0, 0.1], "log": True},
+            "train.weight_decay": {"min": 0, "max": 1, "log": True},
+            "train.max_steps": {"min": 1.5, "max": 3},
+            "train.seed": {"min": 1},
+        },
+    )
+    told = [(problem.where.removeprefix(f"{tmp_path}/"), problem.what) for problem in reading.problems]
+    lines = (tmp_path / "sweep.yaml").read_text().splitlines()
+
+    def line(key: str) -> str:
+        return f"sweep.yaml:{next(at for at, text in enumerate(lines, start=1) if text.strip().startswith(key))}"
+
+    expected: list[tuple[str, str]] = [
+        ("run.yaml:", "unknown key"),
+        (line("trials:"), "must be a whole number of at least 1"),
+        (line("lora.r:"), "must be a whole number of at least 1, but is 0"),
+        (line("lora.rank:"), "the run spec has no such field"),
+        (line("data.eval.fraction:"), "data.eval is the same for all trials"),
+        (line("model.dtype:"), "this field takes no numbers"),
+        (line("train.global_batch_size:"), "min (4) is not below max (2)"),
+        (line("lora.dropout:"), "must be a number of at least 0 and below 1, but is 1.5"),
+        (line("train.warmup_steps:"), "values and log do not go together"),
+        (line("train.weight_decay:"), "log needs a min above 0, not 0"),
+        (line("train.max_steps:"), "this field takes whole numbers, and min is none"),
+        (line("train.seed:"), "it needs values, or min and max"),
+    ]
+    for place, what in expected:
+        assert any(where.startswith(place) and words.startswith(what) for where, words in told), (place, what, told)
+    assert len(told) == len(expected), told
+    assert reading.sweep is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"sampler": "grid"}, "a grid needs fields with an end of values"),
+        ({"sampler": "cmaes", "parameters": {"lora.r": {"values": [1, 2]}}}, "cmaes searches numbers"),
+        ({"sampler": "cmaes", "parameters": {"lora.r": {"min": 1, "max": 2}}}, "cmaes needs two fields or more"),
+        (
+            {"parameters": {"lora": {"values": [None, {"r": 4}]}, "lora.r": {"values": [1]}}},
+            "lora.r is a field of lora, which is searched too",
+        ),
+        ({"parameters": {"data.train[0].weight": {"values": [1]}}}, "entries of lists are not searched"),
+        ({"n_trials": 3}, "unknown key"),
+        ({"parameters": {}}, "must be"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(tmp_path: Path, fields: dict[str, Any], what: str) -> None:
+    told = [problem.what for problem in reading_of(tmp_path, **fields).problems]
+    assert any(words.startswith(what) for words in told), told
+
+
+def test_a_run_without_evaluations_has_nothing_to_compare(tmp_path: Path) -> None:
+    reading = reading_of(tmp_path, {**RUN, "data": {"train": "org/rows"}})
+    assert [problem.what for problem in reading.problems] == [
+        "trials are compared by their evaluations, and the run has none"
+    ]
+
+
+def test_a_grid_is_every_combination_in_order(tmp_path: Path) -> None:
+    parameters = {"lora.r": {"values": [8, 4]}, "train.warmup_steps": {"min": 0, "max": 0.2, "step": 0.1}}
+    sweep = sweep_of(tmp_path, sampler="grid", parameters=parameters)
+    points = [(point["lora.r"], point["train.warmup_steps"]) for point in grid(sweep.space)]
+    assert points == [(8, 0.0), (8, 0.1), (8, 0.2), (4, 0.0), (4, 0.1), (4, 0.2)]
+    assert sweep.trials == 6
+
+
+def test_a_trials_spec_is_complete_and_its_paths_are_absolute(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
+    run = {**RUN, "model": {"name": "./model"}}
+    sweep = sweep_of(tmp_path, run, parameters={"data.train": {"values": ["./rows.jsonl"]}, "lora.r": {"values": [4]}})
+    spec = trial_spec(sweep, {"data.train": "./rows.jsonl", "lora.r": 4}, "trial-000", "/trials")
+    assert (spec.data.train, spec.model.name) == (str(tmp_path / "rows.jsonl"), str(tmp_path / "model"))
+    assert (spec.name, spec.output_dir, spec.train.learning_rate) == ("trial-000", "/trials", 2e-4)
+
+
+def test_what_other_tools_call_its_fields_is_understood(tmp_path: Path) -> None:
+    reading = reading_of(tmp_path, n_trials=3)
+    assert [problem.hint for problem in reading.problems] == ["this is trials here"]
+
+
+def test_fields_of_the_sweep_are_set_on_the_command_line(tmp_path: Path) -> None:
+    file = sweep_of(tmp_path).base / "sweep.yaml"
+    reading = read_sweep(file, ["trials=3", "sampler=random"], env={})
+    assert reading.sweep is not None
+    assert (reading.sweep.trials, reading.sweep.spec.sampler) == (3, "random")
