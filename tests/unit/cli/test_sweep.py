@@ -43,7 +43,7 @@ def test_everything_that_is_wrong_is_told_at_once_and_nothing_starts(tmp_path: P
     ("line", "code", "words"),
     [
         ("sweep", 2, "a sweep file is needed"),
-        ("sweep {file} --cluster rook-ceph-1x2", 2, "--render"),
+        ("sweep {file} -o DIR", 2, "only --render writes files"),
         ("sweep {file} trails=3", 78, "did you mean trials?"),
         ("sweep {file} run=nope.yaml", 78, "no such file"),
     ],
