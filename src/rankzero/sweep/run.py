@@ -73,8 +73,8 @@ class SweepRun:
                         one.start.close()
         if self._lost is not None:
             raise self._lost
-        if self._stopping and not self._is_over():
-            over = sum(trial.is_over for trial in self._record.trials)
+        over = sum(trial.is_over for trial in self._record.trials)
+        if self._stopping and not (self._is_over() and over == self._made):
             what = f"stopped: {over} of {self._sweep.trials} trials are over, the others have saved what they had"
             raise StoppedError(what, where=str(self._place.root), hint="give the same command again")
 
