@@ -35,14 +35,15 @@ class FusedAdapter(Linear):  # type: ignore[misc]
         name = self._only_adapter()
         dropout = None if name is None else self.lora_dropout[name]
         drops = dropout is not None and self.training and not isinstance(dropout, torch.nn.Identity)
-        keys = dropout.keys(x) if drops and isinstance(dropout, PlacedDropout) else None
+        keys, share = None, None
+        if drops and isinstance(dropout, PlacedDropout):
+            keys, share = dropout.keys(x), dropout.share
         if name is None or args or kwargs or (drops and keys is None):
             given: torch.Tensor = super().forward(x, *args, **kwargs)
             return given
         result: torch.Tensor = self.base_layer(x)
         kind = x.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.lora_A[name].weight.dtype
-        share = None if keys is None else dropout.share
         rule = _Rule(self.scaling[name], share, dtype)
         a, b = self.lora_A[name].weight, self.lora_B[name].weight
         adapted: torch.Tensor = _Adapt.apply(result, x, a, b, keys, rule)  # type: ignore[no-untyped-call]
