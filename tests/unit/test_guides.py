@@ -24,6 +24,7 @@ GUIDES = (
     "provision.md",
     "slurm.md",
     "scale.md",
+    "getting-started.md",
 )
 TROUBLE = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
 SEEDS_ENTRIES = (
