@@ -51,7 +51,7 @@ def smoke(
     else:
         from rankzero.api.smoke import smoke_plan
 
-        plan = smoke_plan(settings, cluster, _cluster_settings(arguments or []), kind)
+        plan = smoke_plan(settings, cluster, cluster_settings(arguments or []), kind)
         _there(plan, cluster, dry_run=dry_run, as_json=as_json)
 
 
@@ -59,7 +59,7 @@ def _first_for_clusters(arguments: list[str] | None, kind: str | None) -> str:
     return arguments[0] if arguments else "--kind" if kind else "--dry-run"
 
 
-def _cluster_settings(arguments: list[str]) -> list[str]:
+def cluster_settings(arguments: list[str]) -> list[str]:
     """`cluster.num_nodes=4` without its prefix. Raises UsageError for anything else."""
     from rankzero.api.planning import CLUSTER_PREFIX
 

@@ -19,6 +19,8 @@ TOKEN_VARIABLE = "RANKZERO_SUBMISSION_TOKEN"
 PREPARE_RESTARTS = 3
 """How often the preparation Job starts its pod again."""
 TERMINATION_LOG = "/dev/termination-log"
+WARM_DIR = "/tmp/rankzero-dev"
+"""Where a warm pod has the files that were sent to it, and notes which."""
 
 
 @dataclass(frozen=True, slots=True)
