@@ -114,8 +114,8 @@ def run_spec(
     cluster: ClusterSpec,
     line: Line,
 ) -> int:
-    """Train a run.yaml, read for pods, in the pods as its own pods would: small local files travel along, nothing is prepared. As
-    `run_command` otherwise. Raises ConfigError with all problems."""
+    """Train a run.yaml, read for pods, in the pods as its own pods would: small local files travel along, nothing is
+    prepared. As `run_command` otherwise. Raises ConfigError with all problems."""
     from rankzero.launch.warm.commands import run_together
     from rankzero.launch.warm.sync import RUN
 

@@ -40,8 +40,8 @@ def execute(api: Api, pod: str, command: Sequence[str]) -> str:
 
 
 def stream(api: Api, pod: str, command: Sequence[str], hear: Hear, stdin: IO[bytes] | None = None) -> Ended:
-    """Run a command to its end; `stdin` is sent whole before its output is heard. Raises ApiError, or ServiceError where
-    the connection breaks or the platform could not run it."""
+    """Run a command to its end; `stdin` is sent whole before its output is heard. Raises ApiError, or ServiceError
+    where the connection breaks or the platform could not run it."""
     key = base64.b64encode(os.urandom(16)).decode()
     headers = {"Sec-WebSocket-Key": key, "Sec-WebSocket-Version": "13", "Sec-WebSocket-Protocol": PROTOCOL}
     err = b""
