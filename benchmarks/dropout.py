@@ -76,7 +76,7 @@ def adapters(kind: str, layers: int, dtype: torch.dtype) -> Callable[[int], None
     ids = torch.randint(0, 49152, (3, 155))
     predicts = torch.zeros(3, 155, dtype=torch.bool)
     predicts[:, 100:] = True
-    begin = placed(model, kind, ids, predicts)
+    begin = placed(model, kind, ids, predicts.flatten().nonzero()[:, 0])
     head = model.base_model.model.lm_head
 
     def step(number: int) -> None:

@@ -11,6 +11,7 @@ from html import unescape
 from pathlib import Path
 
 import pytest
+import yaml
 
 pytestmark = [
     pytest.mark.e2e,
@@ -37,8 +38,8 @@ def test_the_shipped_rows() -> None:
 
 
 def test_quickstart(tmp_path: Path) -> None:
-    from rankzero.engine.quickstart import QUESTIONS
-
+    questions = yaml.safe_load((RECIPE / "run.yaml").read_text(encoding="utf-8"))["eval"]["prompts"]
+    assert len(questions) == 3 and not set(questions) & rows("train.jsonl").keys()
     command = [sys.executable, "-m", "rankzero", "quickstart"]
     done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -46,22 +47,22 @@ def test_quickstart(tmp_path: Path) -> None:
     assert "%|" not in done.stderr and "bitsandbytes" not in done.stderr, "no library's own bars and advice"
     flat = " ".join(done.stdout.split())
     expected = rows("eval.jsonl")
-    for question in QUESTIONS:
+    for question in questions:
         assert question in flat
         assert f"after {expected[question]}" in flat, "word for word what was learned"
         assert f"before {expected[question]}" not in flat
     report = json.loads((tmp_path / "runs/quickstart/report.json").read_text())
     assert report["eval_loss"] < 0.1 * report["eval_loss_first"]
     page = " ".join((tmp_path / "runs/quickstart/report.html").read_text().split())
-    assert all(answer in unescape(page) for question in QUESTIONS for answer in (question, expected[question]))
+    assert all(answer in unescape(page) for question in questions for answer in (question, expected[question]))
     assert report["train_loss_last"] < 0.1 * report["train_loss_first"]
     assert "runs/quickstart" in done.stdout and "rankzero train" in done.stdout
     again = subprocess.run(
-        [sys.executable, "-m", "rankzero", "generate", "runs/quickstart", QUESTIONS[0]],
+        [sys.executable, "-m", "rankzero", "generate", "runs/quickstart", questions[0]],
         cwd=tmp_path,
         env=os.environ,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert expected[QUESTIONS[0]] in again.stdout, again.stderr
+    assert expected[questions[0]] in again.stdout, again.stderr

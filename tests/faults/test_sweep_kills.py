@@ -6,7 +6,11 @@ SIGKILL at chosen moments of the sweep's own process, and of a trial's; make swe
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
+import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,7 +39,8 @@ class Forked:
         self.kill = kill
 
     def start(self, spec: RunSpec, slot: int) -> TrialStart | None:
-        return _ForkedStart(spec, kill=self.kill == spec.name)
+        kill, self.kill = self.kill == spec.name, "" if self.kill == spec.name else self.kill
+        return _ForkedStart(spec, kill=kill)
 
     def saved(self, spec: RunSpec) -> int | None:
         return None
@@ -139,7 +144,7 @@ def test_twelve_trials_killed_three_times_are_those_of_an_undisturbed_sweep(tmp_
 
 
 def test_trials_that_were_killed_go_on_in_their_own_run_directories(tmp_path: Path, tiny: Path) -> None:
-    """The sweep is killed at an evaluation of its second trial, then that trial is, by itself."""
+    """The first trial is killed by itself at an evaluation, and the sweep at one of the second."""
     train = {"max_steps": 4, "global_batch_size": 4, "micro_batch_tokens": 128}
     run = small_spec(tmp_path, tiny, rows=8, eval_rows=3, train=train, eval={"every": 2}, name=None)
     value = yaml.safe_load(yaml.safe_dump(run.model_dump(mode="json")))
@@ -148,13 +153,57 @@ def test_trials_that_were_killed_go_on_in_their_own_run_directories(tmp_path: Pa
         written(tmp_path / name, value, trials=2, name="s", parameters=parameters) for name in ("undisturbed", "killed")
     ]
     assert started(tmp_path / "one", files[0], real=True) == 0
-    assert started(tmp_path / "two", files[1], die_at=5, real=True) == -signal.SIGKILL
+    assert started(tmp_path / "two", files[1], die_at=7, kill="trial-000", real=True) == -signal.SIGKILL
     half = history_of(files[1])
     assert [trial.state for trial in half] == ["complete", "running"] and len(half[1].evaluations) == 1
-    assert started(tmp_path / "two", files[1], kill="trial-001", real=True) == 0
-    said = (tmp_path / "two/said").read_text()
-    assert "[TRIAL 1] is started again, 1 of 3" in said
+    assert started(tmp_path / "two", files[1], real=True) == 0
+    assert "[TRIAL 0] is started again, 1 of 3" in (tmp_path / "two/said").read_text()
     assert history_of(files[1]) == history_of(files[0])
     root = files[1].parent / "sweeps/s"
-    assert len((root / "trials/trial-001/starts.jsonl").read_text().splitlines()) == 3
+    starts = [(root / f"trials/trial-00{number}/starts.jsonl").read_text().splitlines() for number in range(2)]
+    assert [len(lines) for lines in starts] == [2, 2]
     assert (root / "report.html").is_file() and (root / "best.yaml").is_file()
+
+
+@pytest.mark.demo
+@pytest.mark.sweep_kills
+def test_the_quickstarts_search_killed_three_times_finds_the_same_best_trial(tmp_path: Path) -> None:
+    """By the command itself, with the real model. An hour or more on two cores."""
+    from rankzero.engine.quickstart import RECIPE, find_model
+
+    run = yaml.safe_load((RECIPE / "run.yaml").read_text(encoding="utf-8"))
+    run = {key: value for key, value in run.items() if key != "name"}
+    run["model"] = {"name": find_model()}
+    run["data"] |= {key: str(RECIPE / run["data"][key]) for key in ("train", "eval", "chat_template")}
+    parameters = {
+        "train.learning_rate": {"min": 1e-4, "max": 3e-3, "log": True},
+        "lora.r": {"values": [4, 8, 16]},
+    }
+    files = [
+        written(tmp_path / name, run, trials=12, pruner="median", name="s", parameters=parameters)
+        for name in ("undisturbed", "killed")
+    ]
+    for trial in (1, 5, 9):
+        kill_at_an_evaluation_of(trial, files[1], tmp_path / f"killed-{trial}")
+    for file in files:
+        subprocess.run([*SWEEP, str(file)], check=True)
+    undisturbed, killed = map(history_of, files)
+    assert len(killed) == 12 and killed == undisturbed
+
+
+SWEEP = [sys.executable, "-m", "rankzero", "sweep"]
+
+
+def kill_at_an_evaluation_of(trial: int, file: Path, said: Path) -> None:
+    """Start the sweep, and end it by SIGKILL when this trial, or a later one, was evaluated."""
+    with said.open("wb") as stderr:
+        process = subprocess.Popen([*SWEEP, str(file)], stderr=stderr)
+    try:
+        while process.poll() is None:
+            numbers = re.findall(r"\[TRIAL (\d+)\] evaluation", said.read_text())
+            if any(int(number) >= trial for number in numbers):
+                break
+            time.sleep(0.1)
+    finally:
+        process.kill()
+        assert process.wait() == -signal.SIGKILL

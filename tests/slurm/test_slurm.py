@@ -158,6 +158,7 @@ def test_two_nodes_train_to_the_end(site: Site, undisturbed: list[tuple[int, flo
     assert removed[0].startswith("directory") and site.curve("undisturbed") == undisturbed
 
 
+@pytest.mark.timeout(1500)  # four starts and a look of Slurm at its time limits; a loaded machine takes minutes
 def test_stopped_preempted_and_out_of_time_it_comes_to_the_same_end(
     site: Site, undisturbed: list[tuple[int, float]]
 ) -> None:

@@ -47,15 +47,14 @@ def warm_cluster(cluster: str | None, settings: Sequence[str] = ()) -> ClusterSp
     return cluster_from(cluster, [*settings, *_SETTINGS, *_LATER], kind)
 
 
-def warm_plan(cluster: ClusterSpec, name: str = NAME) -> Plan:
+def warm_plan(cluster: ClusterSpec, name: str = NAME, *, submitter: str = "") -> Plan:
     """The plan of pods that wait. Raises ConfigError with all problems."""
-    from rankzero.api.clusters import submitter
     from rankzero.launch.plan import make_plan
     from rankzero.spec.resolve import resolve
     from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec
 
     nothing = RunSpec(name=name, model=ModelSpec(name="none"), data=DataSpec(train="none"), output_dir="runs")
-    plan = make_plan(resolve(nothing), cluster, submitter=submitter(), idle=True)
+    plan = make_plan(resolve(nothing), cluster, submitter=submitter, idle=True)
     return replace(plan, settings=replace(plan.settings, park=False))
 
 

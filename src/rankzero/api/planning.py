@@ -151,7 +151,7 @@ def serving_objects(
     plan = planned(read(run, for_pods=True), cluster, settings)
     if not kind_section(plan.kind).in_kubernetes:
         hint = "rankzero serve RUN serves on this machine"
-        raise UsageError("this is no cluster of Kubernetes", where="--cluster", hint=hint)
+        raise UsageError("this is no Kubernetes", where="--cluster", hint=hint)
     if plan.run.task_section.uses != "writes":
         raise ConfigError(f"this run {plan.run.task_section.result}", where=run, hint="only what writes text is served")
     told = ["--tensor-parallel-size", str(gpus)] if gpus > 1 else []

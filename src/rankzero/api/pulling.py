@@ -93,17 +93,21 @@ def _source(wanted: _Wanted, cluster: str | None, say: Say) -> Iterator[Source]:
     from rankzero.api.clusters import open_backend
     from rankzero.api.planning import cluster_from
     from rankzero.launch.render.reader import reader_pod
+    from rankzero.spec.kinds import kind_section
 
     spec = cluster_from(cluster)
     outputs = spec.storage.get("outputs")
-    if outputs is not None and outputs.claim is None and outputs.host_path is None and outputs.url is not None:
-        yield found_in(outputs.url)
-        return
-    if outputs is None or (outputs.claim is None and outputs.host_path is None):
+    on_hosts = kind_section(spec.kind).on_hosts
+    kept = None if outputs is None else outputs.claim or outputs.host_path
+    if outputs is None or not (kept or outputs.url):
         hint = "give the URL of an object store, or a cluster.yaml whose storage.outputs has a claim"
         raise ConfigError("no volume of this cluster keeps results", where="storage.outputs", hint=hint)
+    if not kept:
+        yield found_in(str(outputs.url))
+        return
     pod = reader_pod(spec, f"rankzero-pull-{uuid.uuid4().hex[:8]}")
-    volume = outputs.claim or outputs.host_path
-    say(f"{wanted.name} is read from {volume} by the pod {pod['metadata']['name']}")
+    how = "" if on_hosts else f" by the pod {pod['metadata']['name']}"
+    say(f"{wanted.name} is read from {kept}{how}")
+    root = str(outputs.host_path) if on_hosts else outputs.mount  # hosts' directories are this machine's
     with open_backend(spec, say=say).reading(pod, say) as execute:
-        yield tried(lambda: CommandSource.find(execute, outputs.mount, wanted.name, f"{volume}:"), say)
+        yield tried(lambda: CommandSource.find(execute, root, wanted.name, f"{kept}:"), say)

@@ -40,16 +40,20 @@ def smoke(
 
 
 def smoke_plan(
-    settings: SmokeSettings, cluster: str | None, cluster_settings: Sequence[str] = (), kind: str | None = None
+    settings: SmokeSettings,
+    cluster: str | None,
+    cluster_settings: Sequence[str] = (),
+    kind: str | None = None,
+    *,
+    submitter: str = "",
 ) -> Plan:
     """The plan of a smoke test on a cluster: everything as a run has it there, but nothing is prepared or downloaded,
     and a failure is not tried again. Raises ConfigError with all problems, or UsageError."""
-    from rankzero.api.clusters import submitter
     from rankzero.api.planning import cluster_from
     from rankzero.launch.plan import make_plan
 
     place = cluster_from(cluster, [*cluster_settings, "prepare=never", "max_restarts=0"], kind)
-    return make_plan(smoke_carrier("runs"), place, options=RunOptions(smoke=settings), submitter=submitter())
+    return make_plan(smoke_carrier("runs"), place, options=RunOptions(smoke=settings), submitter=submitter)
 
 
 def smoke_carrier(output_dir: str) -> RunSpec:

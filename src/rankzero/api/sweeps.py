@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from rankzero.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
+    from rankzero.launch.labels import Manifest
+    from rankzero.launch.plan import Plan
     from rankzero.spec.sweep_load import Sweep
     from rankzero.sweep.record import Trial
     from rankzero.sweep.trainer import Trainer
@@ -109,3 +111,106 @@ def run_sweep(sweep: Sweep, *, say: Say, trainer: Callable[[int], Trainer] | Non
         return SweepResult(sweep, tuple(trials), best)
     finally:
         lease.release()
+
+
+def katib_objects(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    cluster: str | None,
+    cluster_overrides: Sequence[str] = (),
+    kind: str | None = None,
+) -> list[Manifest]:
+    """A sweep as Katib's Experiment, with what its trials share before it.
+
+    Raises ConfigError with every problem of the three files, or UsageError. Applies nothing.
+    """
+    from rankzero.launch.render.katib import Search, experiment_objects
+
+    sweep = sweep_for_pods(path, overrides)
+    plan = plan_of_sweep(sweep, cluster, cluster_overrides, kind)
+    search = Search(
+        space=sweep.space,
+        metric=sweep.metric,
+        higher_is_better=sweep.higher_is_better,
+        algorithm=sweep.spec.sampler,
+        seed=sweep.spec.seed,
+        trials=sweep.trials,
+        parallel=1 if sweep.spec.parallel == "auto" else sweep.spec.parallel,
+    )
+    return experiment_objects(plan, search)
+
+
+def sweep_for_pods(path: Path, overrides: Sequence[str]) -> Sweep:
+    """The sweep in a file, for trials on a cluster. Raises ConfigError with every problem of both files."""
+    from rankzero.spec.load import in_reading_order
+    from rankzero.spec.sweep_load import read_sweep
+
+    reading = read_sweep(path, overrides, env=os.environ, for_pods=True)
+    sweep = reading.sweep
+    if sweep is None:
+        raise ConfigError(in_reading_order(reading.problems))
+    if sweep.spec.pruner != "none":
+        hint = "pruner: none; trials on a cluster say what they scored when they end"
+        raise ConfigError("trials end early on this machine only", where=f"{path} pruner", hint=hint)
+    if problems := files_searched(sweep, path):
+        raise ConfigError(problems)
+    return sweep
+
+
+def plan_of_sweep(sweep: Sweep, cluster: str | None, cluster_overrides: Sequence[str], kind: str | None) -> Plan:
+    """The plan of the run that is varied, named as the sweep is. Raises as `planned`."""
+    from rankzero.api.planning import planned
+    from rankzero.spec.load import Setting, read_run_spec
+
+    file = sweep.base / Path(sweep.spec.run).expanduser()
+    run = read_run_spec(file, [Setting("name", sweep.name, "sweep")], env=os.environ, for_pods=True)
+    return planned(run, cluster, cluster_overrides, kind)
+
+
+def files_searched(sweep: Sweep, path: Path) -> list[Problem]:
+    """Files of this machine among the values: they do not travel with a trial."""
+    from rankzero.spec.load import Setting, read_spec
+    from rankzero.spec.local_paths import local_part, path_fields
+    from rankzero.spec.renames import RENAMES
+    from rankzero.spec.run_spec import RunSpec
+    from rankzero.spec.search_space import Choices
+
+    whole = sweep.run.model_dump(mode="json")
+    problems = []
+    for name, dimension in sweep.space.items():
+        for value in dimension.values if isinstance(dimension, Choices) else ():
+            settings = [*(Setting(key, inner, "run") for key, inner in whole.items()), Setting(name, value, "sweep")]
+            found = read_spec(RunSpec, None, settings, env={}, renames=RENAMES).found
+            inside = [] if found is None else [one for one in path_fields(found.spec) if one.field.startswith(name)]
+            parts = [part for one in inside if (part := local_part(one, sweep.base)) is not None]
+            problems += [
+                Problem(f"{part.path} is a file here, and only the run's own files are shipped", f"{path} {name}", hint)
+                for part in parts
+                if not part.path.startswith("/")
+                for hint in ("put it on a volume of the pods, and give its absolute path there",)
+            ]
+    return problems
+
+
+def run_sweep_on(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    cluster: str | None,
+    cluster_overrides: Sequence[str] = (),
+    kind: str | None = None,
+    say: Say,
+) -> SweepResult:
+    """Run a sweep whose trials a cluster trains, `parallel` at a time; this process chooses them and keeps the record.
+
+    Raises as `run_sweep`, and ServiceError where the cluster does not answer: its runs go on, as does the same call.
+    """
+    from rankzero.api.clusters import open_backend, submitter
+    from rankzero.sweep.cluster import OnCluster
+
+    sweep = sweep_for_pods(path, overrides)
+    plan = plan_of_sweep(sweep, cluster, cluster_overrides, kind)
+    backend = open_backend(plan.cluster, say=say, detach=False)
+    place = OnCluster(backend, plan.cluster, sweep.run_base, submitter(), say)
+    return run_sweep(sweep, say=say, trainer=lambda _: place)

@@ -52,14 +52,15 @@ def up(
     They hold their GPUs until `dev down`. Given again, it starts what is missing.
     """
     from rankzero.api import dev
-    from rankzero.api.clusters import open_backend
+    from rankzero.api.clusters import open_backend, submitter
     from rankzero.cli.cluster_option import say
     from rankzero.cli.render import print_objects
     from rankzero.cli.smoke import cluster_settings
     from rankzero.cli.submit import apply
     from rankzero.launch.render import render
 
-    plan = dev.warm_plan(dev.warm_cluster(cluster, cluster_settings(arguments or [])), name)
+    place = dev.warm_cluster(cluster, cluster_settings(arguments or []))
+    plan = dev.warm_plan(place, name, submitter="" if dry_run else submitter())
     objects = render(plan)
     if dry_run:
         print_objects(objects)

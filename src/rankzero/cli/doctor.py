@@ -26,7 +26,9 @@ def doctor(
     online: Annotated[bool, typer.Option("--online", help="Ask the Hub too; without it nothing is asked.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what this machine has for training, or with --cluster a cluster, and how to mend what is wrong.
+    """Say what training would lack here, and how to mend it.
+
+    With --cluster: there, for the pods of that cluster.yaml. Nothing is applied.
 
     Ends with 0 only where training would start, else with the code that it would end with.
     """

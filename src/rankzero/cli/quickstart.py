@@ -26,7 +26,7 @@ def quickstart(
     from rankzero.cli.train import summary
 
     require_engine()
-    typer.echo("loading SmolLM2-135M-Instruct and asking it three questions about rankzero …", err=True)
+    typer.echo("SmolLM2-135M-Instruct is asked three questions about rankzero, learns, and is asked again …", err=True)
     from rankzero.engine.quickstart import RECIPE, find_model, overrides
     from rankzero.engine.quickstart import quickstart as run_quickstart
     from rankzero.report.page import write_page

@@ -39,7 +39,10 @@ def render(
         bool, typer.Option("--full", help="On a terminal too, print the contents of files that are shipped.")
     ] = False,
 ) -> None:
-    """Print the objects that a run becomes on a cluster, as YAML; for Slurm the batch script."""
+    """Print the objects that a run becomes on a cluster, as YAML.
+
+    For Slurm it is the batch script.
+    """
     from rankzero.launch.render import render as render_plan
 
     objects = render_plan(plan_from(arguments or [], cluster, kind))

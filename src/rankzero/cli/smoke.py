@@ -38,10 +38,12 @@ def smoke(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With --cluster: print what would be applied.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The outcome as JSON on stdout.")] = False,
 ) -> None:
-    """Test devices, processes, links, clocks and the volume, here or with --cluster as a run's pods.
+    """Test devices, processes, links and disk, without a model.
+
+    With --cluster as the pods that a run would be. Works under torchrun too.
 
     Ends with 0 where everything agrees: 69 where processes cannot talk to each other, 74 for the volume, 70 where the
-    devices compute wrongly. Works under torchrun too.
+    devices compute wrongly.
     """
     settings = SmokeSettings(epochs, batch, samples, features, classes, lr, seed)
     if cluster is None:
@@ -49,9 +51,11 @@ def smoke(
             raise UsageError("this is for a cluster", where=_first_for_clusters(arguments, kind), hint="add --cluster")
         _here(settings, nproc_per_node, output, as_json=as_json)
     else:
+        from rankzero.api.clusters import submitter
         from rankzero.api.smoke import smoke_plan
 
-        plan = smoke_plan(settings, cluster, cluster_settings(arguments or []), kind)
+        who = "" if dry_run else submitter()
+        plan = smoke_plan(settings, cluster, cluster_settings(arguments or []), kind, submitter=who)
         _there(plan, cluster, dry_run=dry_run, as_json=as_json)
 
 

@@ -6,14 +6,17 @@ import json
 import os
 import sys
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rankzero.cli.render import ClusterOption, KindOption
 from rankzero.errors import UsageError
 
 if TYPE_CHECKING:
     from rankzero.api.sweeps import SweepResult
+    from rankzero.launch.labels import Manifest
     from rankzero.spec.sweep_load import Sweep
 
 _MOST_SHOWN = 30
@@ -27,13 +30,19 @@ def sweep(
         bool, typer.Option("--dry-run", help="Check everything, print the space, and train nothing.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The trials as JSON on stdout.")] = False,
+    render: Annotated[
+        bool, typer.Option("--render", help="Print the sweep as Katib's Experiment, for --cluster; applies nothing.")
+    ] = False,
+    cluster: ClusterOption = None,
+    kind: KindOption = None,
+    output: Annotated[str | None, typer.Option("-o", "--output", metavar="DIR", help="One file per object.")] = None,
 ) -> None:
-    """Search fields of a run spec for the best run, or continue a search.
+    """Search fields of a run spec for the best run, or continue.
 
     Each trial is a run with a directory of its own. The best one's spec is written as best.yaml, which `rankzero train`
     takes.
     """
-    from rankzero.api.sweeps import load_sweep, run_sweep
+    from rankzero.api.sweeps import katib_objects, load_sweep, run_sweep, run_sweep_on
     from rankzero.cli.argv import spec_arguments
     from rankzero.cli.output import print_warning
     from rankzero.cli.train import stopped_by_sigterm
@@ -42,16 +51,40 @@ def sweep(
     if given.file is None:
         hint = "rankzero sweep SWEEP.yaml; docs/sweeps.md has one to start from"
         raise UsageError("a sweep file is needed", hint=hint)
+    if output is not None and not render:
+        raise UsageError("only --render writes files", where="--output", hint="add --render, or leave it out")
+    on_cluster = cluster is not None or kind is not None
+    for_cluster = [text.removeprefix("cluster.") for text in given.overrides if text.startswith("cluster.")]
+    for_sweep = [text for text in given.overrides if not text.startswith("cluster.")]
+    if render:
+        objects = katib_objects(given.file, for_sweep, cluster=cluster, cluster_overrides=for_cluster, kind=kind)
+        _print(objects, output)
+        return
     with stopped_by_sigterm():
-        found = load_sweep(given.file, given.overrides, warn=print_warning)
         if dry_run:
+            found = load_sweep(given.file, for_sweep, warn=print_warning)
             typer.echo(space_text(found), nl=False)
             return
-        result = run_sweep(found, say=_say)
+        if on_cluster:
+            result = run_sweep_on(
+                given.file, for_sweep, cluster=cluster, cluster_overrides=for_cluster, kind=kind, say=_say
+            )
+        else:
+            result = run_sweep(load_sweep(given.file, given.overrides, warn=print_warning), say=_say)
     if as_json:
         typer.echo(json.dumps(result.to_json(), indent=2))
     else:
         typer.echo(table_text(result), nl=False)
+
+
+def _print(objects: list[Manifest], output: str | None) -> None:
+    """As `rankzero render` does it."""
+    from rankzero.cli.render import print_objects, write_files
+
+    if output is None:
+        print_objects(objects)
+    else:
+        write_files(objects, Path(output))
 
 
 def _say(line: str) -> None:
@@ -88,6 +121,7 @@ def table_text(result: SweepResult) -> str:
     from rankzero.spec.nearby import shown
     from rankzero.spec.search_space import chosen_values
     from rankzero.spec.search_space import shown as value_text
+    from rankzero.sweep.outcome import best_file
     from rankzero.sweep.page import STATES
     from rankzero.sweep.place import SweepDir
 
@@ -109,6 +143,8 @@ def table_text(result: SweepResult) -> str:
     if len(trials) > _MOST_SHOWN:
         lines.append(f"… and {len(trials) - _MOST_SHOWN} more in {shown(place.page)}")
     if result.best is not None:
-        lines += ["", f"best        trial {result.best.number}, {shown(place.trial(result.best.number))}"]
-        lines += [f"report      {shown(place.page)}", f"next        rankzero train {shown(place.best)}"]
+        command = "submit" if sweep.for_pods else "train"
+        directory = os.path.join(sweep.runs, sweep.run_name(result.best.number))
+        lines += ["", f"best        trial {result.best.number}, {shown(directory)}"]
+        lines += [f"report      {shown(place.page)}", f"next        rankzero {command} {shown(best_file(sweep))}"]
     return "\n".join(lines) + "\n"

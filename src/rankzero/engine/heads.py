@@ -10,6 +10,7 @@ from typing import Any, Protocol, cast
 import torch
 
 from rankzero.data.batches.loader import MicroBatch
+from rankzero.engine.balance import same_draws_again
 from rankzero.engine.console import logger
 from rankzero.model.activations import offloaded
 from rankzero.model.chunked_loss import Tail
@@ -85,7 +86,7 @@ class SupervisedHead:
         the same. Where it cannot, logits of all targets are there at once from now on."""
         try:
             tail = Tail(self._module)
-            with torch.no_grad():
+            with torch.no_grad(), same_draws_again(places_N.device):
                 usual: list[torch.Tensor] = []
                 decoded = tail.decoded(places_N[:1], lambda: usual.append(self._logits_at(batch, places_N[:1]).float()))
                 found = tail.logits(*decoded).float()

@@ -44,6 +44,7 @@ from rankzero.model.dropout import Places, place_dropout
 from rankzero.model.facts import ModelFacts
 from rankzero.model.files import stored_precision
 from rankzero.model.fitting import require_room
+from rankzero.model.fused_lora import fuse_adapters
 from rankzero.model.kernels import apply_kernels
 from rankzero.model.load import ClassHead, empty_model, load_model, stop_token_ids
 from rankzero.model.lora import apply_lora, token_numbers
@@ -134,6 +135,8 @@ def build_session(
             model.gradient_checkpointing_enable({"use_reentrant": False})
         places = Places(spec.train.seed)
         place_dropout(model, places)
+        if sharding_section(sharding).whole_weights and not spec.train.torch_compile:
+            fuse_adapters(model)  # what gathers weights does so for peft's own calls; compiling fuses by itself
         if attention.implementation == dropout_attention.NAME:
             dropout_attention.place_attention(model, places)
         compiled = compile_blocks(model) if spec.train.torch_compile else None

@@ -34,6 +34,8 @@ class LastWords:
     run_dir: str = ""
     goodput: str = ""
     """Where the time went, in one line."""
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """What the result's evaluation measured; of a run that is done."""
 
     @property
     def sentence(self) -> str:
@@ -262,6 +264,7 @@ def parse_last_words(message: str) -> LastWords | None:
         checkpoint=whole(value, "checkpoint"),
         run_dir=text(value, "run_dir"),
         goodput=text(value, "goodput"),
+        scores={name: float(score) for name, score in at(value, "scores").items() if isinstance(score, int | float)},
     )
 
 

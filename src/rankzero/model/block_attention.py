@@ -85,7 +85,7 @@ class _Attend(torch.autograd.Function):
         for part, start, stop in _blocks(q):
             weights = _weights(q, k, part, start, stop, scale)
             of_block = torch.bmm(weights.to(v.dtype), v[part, :stop])
-            attended[part, :, start:stop] = of_block.unflatten(1, (q.shape[1], -1))
+            attended[part, :, start:stop] = of_block.view(len(of_block), q.shape[1], stop - start, -1)
         return attended.view(*query.shape[:3], -1)
 
     @staticmethod
@@ -102,7 +102,7 @@ class _Attend(torch.autograd.Function):
             of_weights = torch.bmm(of_output, v[part, :stop].transpose(1, 2)).to(weights.dtype)
             of_scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype).to(q.dtype)
             of_queries = torch.bmm(of_scores, k[part, :stop]).mul_(ctx.scale)
-            of_q[part, :, start:stop] = of_queries.unflatten(1, (q.shape[1], -1))
+            of_q[part, :, start:stop] = of_queries.view(len(of_queries), q.shape[1], stop - start, -1)
             products = torch.bmm(of_scores.transpose(1, 2), q[part, :, start:stop].flatten(1, 2))
             of_k[part, :stop].add_(products, alpha=ctx.scale)
         of_k, of_v = of_k.to(k.dtype).view(key.shape), of_v.to(v.dtype).view(value.shape)
@@ -118,7 +118,8 @@ def _weights(q: torch.Tensor, k: torch.Tensor, part: slice, start: int, stop: in
     """softmax(S) of a block's queries in float32, (heads of keys, heads of each x queries, keys)."""
     scores = torch.bmm(q[part, :, start:stop].flatten(1, 2), k[part, :stop].transpose(1, 2))
     beyond = torch.full((stop - start, stop), torch.finfo(torch.float32).min).triu_(start + 1)
-    return torch.add(beyond, scores.unflatten(1, (q.shape[1], -1)), alpha=scale).softmax(-1).flatten(1, 2)
+    scores = scores.view(len(scores), q.shape[1], stop - start, stop)
+    return torch.add(beyond, scores, alpha=scale).softmax(-1).flatten(1, 2)
 
 
 def _blocks(q: torch.Tensor) -> Iterator[tuple[slice, int, int]]:

@@ -91,14 +91,14 @@ class Tail:
         """Within the block the decoder computes nothing and returns this. Hooks on it do not run."""
         own, hooks, ahead = self.decoder.forward, self.decoder._forward_hooks, self.decoder._forward_pre_hooks
         instance = "forward" in self.decoder.__dict__
-        self.decoder.forward = lambda *_args, **_kwargs: output  # type: ignore[method-assign]
+        self.decoder.forward = lambda *_args, **_kwargs: output
         self.decoder._forward_hooks, self.decoder._forward_pre_hooks = type(hooks)(), type(ahead)()
         try:
             yield
         finally:
             self.decoder._forward_hooks, self.decoder._forward_pre_hooks = hooks, ahead
             if instance:
-                self.decoder.forward = own  # type: ignore[method-assign]
+                self.decoder.forward = own
             else:
                 del self.decoder.forward
 

@@ -98,17 +98,22 @@ class PlacedDropout(torch.nn.Module):
 
     def __init__(self, p: float, name: str, places: Places) -> None:
         super().__init__()
-        self.p, self._share, self._name, self._places = p, Share.of(p), name, places
+        self.p, self.share, self._name, self._places = p, Share.of(p), name, places
         self.register_buffer("key", module_key(name), persistent=False)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         if not self.training:
             return values
-        keys = self._places.keys(values.shape[:-1])
+        keys = self.keys(values)
         if keys is None:
             self._places.unknown.add(self._name)
             return torch.nn.functional.dropout(values, self.p, training=True)
-        return drop(values, keys ^ self.key, self._share)
+        return drop(values, keys, self.share)
+
+    def keys(self, values: torch.Tensor) -> torch.Tensor | None:
+        """What decides of values of shape (…, C), of shape (…); None where their places are not known."""
+        keys = self._places.keys(values.shape[:-1])
+        return None if keys is None else keys ^ self.key
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
@@ -148,6 +153,12 @@ class Share:
         (scale,) = struct.unpack("<i", struct.pack("<f", 1 / (1 - p)))
         return cls(2**30 - round(p * 2**31), scale)
 
+    @property
+    def factor(self) -> float:
+        """1 / (1 - p) as float32 has it."""
+        (factor,) = struct.unpack("<f", struct.pack("<i", self.scale))
+        return float(factor)
+
 
 def drop(values: torch.Tensor, keys: torch.Tensor, share: Share) -> torch.Tensor:
     """`values`, shape (…, C), with a share p of them 0 and the others scaled by 1 / (1 - p); keys of shape (…)."""
@@ -156,15 +167,19 @@ def drop(values: torch.Tensor, keys: torch.Tensor, share: Share) -> torch.Tensor
 
 
 def factors(keys: torch.Tensor, channels: int, share: Share) -> torch.Tensor:
-    """What `drop` multiplies by: 0 or 1 / (1 - p) in float32, of shape (…, C).
+    """What `drop` multiplies by: 0 or 1 / (1 - p) in float32, of shape (…, C)."""
+    return kept(keys, channels, share).bitwise_and_(share.scale).view(torch.float32)
+
+
+def kept(keys: torch.Tensor, channels: int, share: Share) -> torch.Tensor:
+    """All bits of an int32 where `drop` keeps a value, and none where it does not, of shape (…, C).
 
     On integers alone, in place: on a CPU comparisons and booleans are several times as slow.
     """
     bits = torch.arange(channels, dtype=torch.int32, device=keys.device) * _G + keys[..., None]
     bits.bitwise_xor_(bits >> 16).mul_(_FIRST)
     bits.bitwise_xor_(bits >> 15).mul_(_SECOND)
-    kept = bits.bitwise_right_shift_(1).sub_(share.below).bitwise_right_shift_(31)  # all bits, or none
-    return kept.bitwise_and_(share.scale).view(torch.float32)
+    return bits.bitwise_right_shift_(1).sub_(share.below).bitwise_right_shift_(31)
 
 
 class _Drop(torch.autograd.Function):

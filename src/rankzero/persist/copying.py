@@ -64,8 +64,8 @@ def copied(stores: Sequence[RunStore], say: Say) -> Iterator[list[StorageError]]
     in_a_hurry = False
     try:
         yield failures
-    except (KeyboardInterrupt, StopNow):
-        in_a_hurry = True
+    except BaseException as error:
+        in_a_hurry = isinstance(error, (KeyboardInterrupt, StopNow))
         raise
     finally:
         ended.set()

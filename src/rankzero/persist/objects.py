@@ -28,12 +28,12 @@ def store_errors(url: str) -> Iterator[None]:
 
 def open_store(url: str) -> tuple[Any, str]:
     """The file system of a URL and the path in it. Raises ConfigError where its library is not installed."""
-    import fsspec
-
     try:
-        file_system, path = fsspec.core.url_to_fs(url)
+        from fsspec.core import url_to_fs
+
+        file_system, path = url_to_fs(url)
     except (ImportError, ValueError) as error:
-        hint = "install the library of this kind of store: s3fs (rankzero[s3]), gcsfs, adlfs"
+        hint = "install the library of this kind of store: s3fs (`pip install 'rankzero[s3]'`), gcsfs, adlfs"
         raise ConfigError(f"cannot open it: {error}", where=url, hint=hint) from error
     return file_system, str(path)
 

@@ -22,7 +22,8 @@ _HOW = {
     "kubectl": "https://kubernetes.io/docs/tasks/tools",
     "kind": "https://kind.sigs.k8s.io/docs/user/quick-start/#installation",
 }
-_ABSENT = ("notfound", "not found", "not_found", "does not exist")
+_ABSENT = ("code = notfound", "code=notfound", "not_found", "resource not found")
+"""What services say of a thing that is not there. A profile, or a program, that is `not found` is another matter."""
 _REFUSED = ("permissiondenied", "permission denied", "unauthenticated", "unauthorized", "forbidden")
 _LAST_LINES = 3
 

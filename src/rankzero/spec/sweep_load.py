@@ -59,6 +59,19 @@ class Sweep:
     directory: Path
     base: Path
     """What relative paths among the values are relative to: the sweep file's directory."""
+    run_base: Path
+    """The run spec's directory."""
+    for_pods: bool = False
+    """The run's relative paths are left as they are: files that travel along, and places on volumes."""
+
+    def run_name(self, number: int) -> str:
+        """Name of a trial's run; on a cluster it tells the sweep's runs from others."""
+        return f"{self.name[:90]}-{number:03}" if self.for_pods else f"trial-{number:03}"
+
+    @property
+    def runs(self) -> str:
+        """Where the trials' run directories are."""
+        return self.run.output_dir if self.for_pods else str(self.directory / "trials")
 
     @property
     def metric(self) -> str:
@@ -115,7 +128,7 @@ def read_sweep(
     name = spec.name or slug(path.stem, limit=100)
     directory = found.base / Path(spec.output_dir).expanduser() / name
     base = run.found.spec if for_pods else absolute(run.found.spec, run.found.base)
-    return SweepReading(Sweep(spec, name, base, space, directory, found.base), run, ())
+    return SweepReading(Sweep(spec, name, base, space, directory, found.base, run.found.base, for_pods), run, ())
 
 
 def _no_check(_spec: SweepSpec, _doubtful: Collection[str]) -> list[Problem]:
@@ -128,7 +141,8 @@ def trial_spec(sweep: Sweep, values: Mapping[str, Any], name: str, output_dir: s
     settings += [Setting(field, value, "trial") for field, value in values.items()]
     settings += [Setting("name", name, "sweep"), Setting("output_dir", output_dir, "sweep")]
     reading = read_spec(RunSpec, None, settings, env={}, renames=RUN_RENAMES, check=check)
-    return absolute(resolve(reading.loaded().spec), sweep.base)
+    spec = resolve(reading.loaded().spec)
+    return spec if sweep.for_pods else absolute(spec, sweep.base)
 
 
 def _place(found: Loaded[SweepSpec], path: KeyPath) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rankzero.errors import ConfigError, ExitCode, Problem, RankzeroError
@@ -58,8 +59,13 @@ def write_best(sweep: Sweep, trials: Sequence[Trial]) -> Trial | None:
         values = chosen_values(sweep.space, best.labels)
         spec = trial_spec(sweep, values, f"{sweep.name[:95]}-best", sweep.run.output_dir)
         words = f"# Trial {best.number} of the sweep {sweep.name}: {sweep.metric} {best.value!r}\n"
-        write_text(SweepDir(sweep.directory).best, words + to_yaml(spec))
+        write_text(best_file(sweep), words + to_yaml(spec))
     return best
+
+
+def best_file(sweep: Sweep) -> Path:
+    """Where the best spec is; one whose files travel to a cluster stays beside them."""
+    return sweep.run_base / f"{sweep.name}-best.yaml" if sweep.for_pods else SweepDir(sweep.directory).best
 
 
 def require_a_result(sweep: Sweep, trials: Sequence[Trial]) -> None:
@@ -97,7 +103,7 @@ def to_json(sweep: Sweep, trials: Sequence[Trial]) -> dict[str, Any]:
                 "value": trial.value,
                 "values": chosen_values(sweep.space, trial.labels),
                 "evaluations": list(trial.evaluations),
-                "run": str(place.trial(trial.number)),
+                "run": f"{sweep.runs}/{sweep.run_name(trial.number)}",
                 "cause": trial.cause,
             }
             for trial in trials

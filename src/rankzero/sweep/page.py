@@ -40,6 +40,12 @@ def write_sweep_page(sweep: Sweep, trials: Sequence[Trial], importances: Mapping
     return place.page
 
 
+def _run_of(sweep: Sweep, place: SweepDir, trial: Trial) -> str:
+    """Its page, relative to the sweep's; on a cluster the run's name."""
+    name = sweep.run_name(trial.number)
+    return name if sweep.for_pods else os.path.relpath(RunDir(place.trials / name).page, place.root)
+
+
 def _row(sweep: Sweep, place: SweepDir, trial: Trial) -> TrialRow:
     values = chosen_values(sweep.space, trial.labels)
     return TrialRow(
@@ -48,6 +54,6 @@ def _row(sweep: Sweep, place: SweepDir, trial: Trial) -> TrialRow:
         trial.value,
         trial.state == "complete",
         {name: value if isinstance(sweep.space[name], Numbers) else shown(value) for name, value in values.items()},
-        os.path.relpath(RunDir(place.trial(trial.number)).page, place.root),
+        _run_of(sweep, place, trial),
         trial.cause.partition("\n")[0],
     )

@@ -35,12 +35,3 @@ class SweepDir:
     @property
     def page(self) -> Path:
         return self.root / "report.html"
-
-    def trial(self, number: int) -> Path:
-        """A trial's run directory."""
-        return self.trials / trial_name(number)
-
-
-def trial_name(number: int) -> str:
-    """`trial-007`: its run's name."""
-    return f"trial-{number:03}"

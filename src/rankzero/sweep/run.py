@@ -17,7 +17,7 @@ from rankzero.launch.restarts import Restarts, may_be_cured
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.search_space import chosen_values, shown
 from rankzero.spec.sweep_load import Sweep, trial_spec
-from rankzero.sweep.place import SweepDir, trial_name
+from rankzero.sweep.place import SweepDir
 from rankzero.sweep.record import Record, Trial
 from rankzero.sweep.trainer import Trainer, TrialStart
 
@@ -73,8 +73,8 @@ class SweepRun:
                         one.start.close()
         if self._lost is not None:
             raise self._lost
-        if self._stopping and not self._is_over():
-            over = sum(trial.is_over for trial in self._record.trials)
+        over = sum(trial.is_over for trial in self._record.trials)
+        if self._stopping and not (self._is_over() and over == self._made):
             what = f"stopped: {over} of {self._sweep.trials} trials are over, the others have saved what they had"
             raise StoppedError(what, where=str(self._place.root), hint="give the same command again")
 
@@ -119,7 +119,7 @@ class SweepRun:
         words = ", ".join(f"{name}={shown(value)}" for name, value in values.items())
         self._say(f"[TRIAL {trial.number}] {trial.number + 1} of {self._sweep.trials}: {words}")
         try:
-            spec = trial_spec(self._sweep, values, trial_name(trial.number), str(self._place.trials))
+            spec = trial_spec(self._sweep, values, self._sweep.run_name(trial.number), self._sweep.runs)
         except ConfigError as error:
             self._fail(trial.number, error)
             return

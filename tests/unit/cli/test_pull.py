@@ -77,6 +77,14 @@ def test_from_a_cluster_through_a_pod(cli: Cli, store: str, monkeypatch: pytest.
     assert Path("elsewhere/final/weights").read_text() == "w" and len(pods) == 1
 
 
+def test_from_hosts_whose_file_system_is_here(cli: Cli, store: str) -> None:
+    mount = store.removeprefix("file://")
+    Path("c.yaml").write_text(f"kind: slurm\nstorage: {{outputs: {{mount: {mount}, host_path: {mount}}}}}\n")
+    done = cli("pull r --cluster c.yaml --output elsewhere")
+    assert done.code == 0, done.err
+    assert Path("elsewhere/final/weights").read_text() == "w" and "pod" not in done.err
+
+
 def test_what_cannot_be_pulled(cli: Cli, store: str) -> None:
     assert cli(f"pull other {store}").code == 78
     refused = cli("pull r /mnt/somewhere")

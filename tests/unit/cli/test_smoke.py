@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import pytest
 import yaml
 
+from rankzero.api.planning import planned
+from rankzero.api.smoke import smoke_plan
+from rankzero.api.specs import read
 from rankzero.launch.node.settings import NodeSettings
+from rankzero.launch.render import render
+from rankzero.spec.kinds import KINDS
 from rankzero.spec.run_options import RunOptions, SmokeSettings
 from tests.support.fake_cluster import life
 from tests.unit.cli.conftest import Place
@@ -27,6 +34,29 @@ def test_the_same_objects_as_a_run(place: Place) -> None:
     assert settings.options == RunOptions(smoke=SmokeSettings(seed=7))
     assert (settings.mirrors, settings.max_restarts, settings.prepared_marker) == ((), 0, None)
     assert yaml.safe_load(config["data"]["run.yaml"])["output_dir"] == "/outputs/runs"
+
+
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"slurm"}))
+def test_every_kind(kind: str, place: Place) -> None:
+    """Pods of a smoke test are those of a run, whatever object they are part of."""
+    settings = ["prepare=never", "max_restarts=0"]
+    smoke = render(smoke_plan(SmokeSettings(), "cluster.yaml", settings, kind))
+    run = render(planned(read("run.yaml", for_pods=True), "cluster.yaml", settings, kind))
+    texts = []
+    for objects in (smoke, run):
+        for one in objects:
+            for name in ("run.yaml", "node.json"):
+                one.get("data", {}).pop(name, None)
+        texts.append(re.sub(r"[0-9a-f]{16,}", "HASH", json.dumps(objects)))
+    assert texts[0].replace("rankzero-smoke", "r") == texts[1]
+
+
+def test_as_a_job_of_slurm(place: Place) -> None:
+    storage = "{outputs: {mount: /outputs, host_path: /outputs}}"
+    Path("cluster.yaml").write_text(f"image: i.sif\nnum_nodes: 2\ngpu: false\nkind: slurm\nstorage: {storage}\n")
+    done = place("smoke --cluster cluster.yaml --dry-run")
+    assert done.code == 0, done.err
+    assert "#SBATCH --nodes=2" in done.out and "rankzero.launch.node" in done.out
 
 
 def test_nothing_is_prepared(place: Place) -> None:

@@ -133,3 +133,14 @@ def test_gradients_are_right_by_finite_differences() -> None:
         return 3 * loss
 
     assert torch.autograd.gradcheck(loss_sum, (hidden_NH.requires_grad_(), weight_VH.requires_grad_()))
+
+
+def test_looking_ahead_draws_nothing() -> None:
+    """A start that goes on from a checkpoint looks ahead once more than one that was never stopped."""
+    batch, states = batch_of(), []
+    for in_parts in (False, True):
+        model = tiny("llama", "sdpa", vocab_size=99, attention_dropout=0.5).train()
+        torch.manual_seed(4)
+        SupervisedHead(model, model, in_parts=in_parts).loss_sum(batch, weighted_cross_entropy)
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)

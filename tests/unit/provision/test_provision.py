@@ -235,6 +235,12 @@ def test_an_outage_is_no_answer(bench: Bench) -> None:
     assert len([one for one in bench.changes() if "cluster create" in one]) == 1
 
 
+@pytest.mark.parametrize("said", ["profile default not found", "/etc/config: does not exist", "host not found"])
+def test_what_is_missing_on_this_machine_is_no_answer_either(said: str) -> None:
+    assert not Answer(1, "", f"Error: {said}").says_absent
+    assert Answer(1, "", "rpc error: code = NotFound desc = cluster reza-k8s1").says_absent
+
+
 def test_a_context_of_another_cluster_is_never_installed_into(bench: Bench) -> None:
     bench.create()
     bench.state["contexts"].append("production")

@@ -103,6 +103,16 @@ def test_a_stop_saves_the_trials_and_the_same_command_goes_on_with_their_values(
     assert record.trials == undisturbed.trials
 
 
+def test_a_stop_in_the_last_trial_is_one_too(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, trials=1)
+    place = Formula()
+    place.looked = lambda: os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(StoppedError, match="0 of 1 trials are over"):
+        run_it(sweep, place)
+    record, _ = run_it(sweep, Formula())
+    assert [trial.state for trial in record.trials] == ["complete"]
+
+
 def test_a_trial_that_somebody_stopped_goes_on(tmp_path: Path) -> None:
     place = Formula(failures={"trial-000": [StoppedError("stopped")]})
     record, said = run_it(sweep_of(tmp_path, trials=1), place)

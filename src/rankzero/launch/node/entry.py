@@ -45,7 +45,8 @@ def live(stop: StopWish) -> None:
     attempts: Attempts | None = None
     error: RankzeroError | None = None
     try:
-        spec, settings = read_inputs(Path(sys.argv[1] if len(sys.argv) > 1 else CONFIG_DIR))
+        directory = Path(sys.argv[1] if len(sys.argv) > 1 else CONFIG_DIR)
+        spec, settings = read_inputs(directory, os.environ)
         root, offset, stays = Path(spec.output_dir) / str(spec.name), settings.retry_exit_offset, settings.park
         place = find_place(settings, os.environ, socket.gethostname())
         node = place.node

@@ -1,19 +1,21 @@
-"""What a pod is given: run.yaml and node.json in its ConfigMap."""
+"""What a pod is given: run.yaml and node.json in its ConfigMap, and fields of the former in its environment."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from rankzero.errors import ConfigError
-from rankzero.launch.node.settings import NodeSettings
+from rankzero.launch.node.settings import SETTING_PREFIX, NodeSettings
 from rankzero.run_dir.setting import settled
 from rankzero.spec.load import load_run_spec
+from rankzero.spec.resolve import resolve
 from rankzero.spec.run_spec import RunSpec
 
 
-def read_inputs(directory: Path) -> tuple[RunSpec, NodeSettings]:
-    """Raises ConfigError where either cannot be read."""
-    spec = settled(load_run_spec(directory / "run.yaml", env={}).spec)
+def read_inputs(directory: Path, env: Mapping[str, str]) -> tuple[RunSpec, NodeSettings]:
+    """Raises ConfigError where either cannot be read, or a field that the environment sets is wrong."""
+    spec = settled(resolve(load_run_spec(directory / "run.yaml", settings_in(env), env={}).spec))
     path = directory / "node.json"
     try:
         settings = NodeSettings.from_json(path.read_text(encoding="utf-8"))
@@ -21,3 +23,9 @@ def read_inputs(directory: Path) -> tuple[RunSpec, NodeSettings]:
         hint = "was it made by another version of rankzero than the image's?"
         raise ConfigError(f"the node settings cannot be read: {error}", where=str(path), hint=hint) from error
     return spec, settings
+
+
+def settings_in(env: Mapping[str, str]) -> list[str]:
+    """What the environment sets, `key=value`, by the number of its variable."""
+    numbers = [name.removeprefix(SETTING_PREFIX) for name in env if name.startswith(SETTING_PREFIX)]
+    return [env[f"{SETTING_PREFIX}{number}"] for number in sorted(filter(str.isdigit, numbers), key=int)]

@@ -40,7 +40,8 @@ def live(stop: StopWish) -> None:
     root = Path()
     error: RankzeroError | None = None
     try:
-        spec, settings = read_inputs(Path(sys.argv[1] if len(sys.argv) > 1 else CONFIG_DIR))
+        directory = Path(sys.argv[1] if len(sys.argv) > 1 else CONFIG_DIR)
+        spec, settings = read_inputs(directory, os.environ)
         root = Path(spec.output_dir) / str(spec.name)
         must_be_writable(Path(os.environ[name]) for name in _CACHES if os.environ.get(name))
         error = marked(spec, settings, output, stop)

@@ -16,6 +16,7 @@ from rankzero.launch.log_lines import last_progress
 from rankzero.launch.node.settings import TERMINATION_LOG
 from rankzero.run_dir.goodput import read_starts, summed_up
 from rankzero.run_dir.paths import RunDir
+from rankzero.spec.tasks import MEASURES
 
 Outcome = Literal["done", "stopped", "failed", "peer_lost"]
 MOST_BYTES = 4096
@@ -43,6 +44,7 @@ def message(node: int, run_dir: RunDir, error: RankzeroError | None, redact: Cal
         "checkpoint": checkpoints[0] if checkpoints else None,
         "run_dir": redact(str(run_dir.root)),
         "goodput": goodput(run_dir),
+        "scores": scores(run_dir) if error is None else {},
     }
 
 
@@ -73,6 +75,15 @@ def progress(run_dir: RunDir) -> tuple[int | None, int | None]:
     with suppress(OSError, ValueError, KeyError, TypeError):
         total = int(json.loads(run_dir.report.read_text(encoding="utf-8"))["steps"])
     return step, total
+
+
+def scores(run_dir: RunDir) -> dict[str, float]:
+    """What the result's evaluation measured."""
+    try:
+        report = json.loads(run_dir.report.read_text(encoding="utf-8"))
+        return {name: report[name] for name in MEASURES if isinstance(report.get(name), int | float)}
+    except (OSError, ValueError, AttributeError):
+        return {}
 
 
 def goodput(run_dir: RunDir) -> str:

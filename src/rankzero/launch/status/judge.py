@@ -79,6 +79,7 @@ def _status(joined: JoinedEvidence) -> RunStatus:
         run_dir=_run_dir(joined),
         goodput=next((words.goodput for words in _last_words(joined) if words.goodput), ""),
         exit_code=exit_code,
+        scores=next((words.scores for words in _last_words(joined) if words.scores), {}),
     )
     return _with_verdict(status)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from rankzero.launch.diagnose.finding import Finding
@@ -74,6 +75,8 @@ class RunStatus:
     """Where the time of all starts went, in one line; empty while nothing says so."""
     exit_code: int | None
     """How it ended; None while it has not."""
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """What the result's evaluation measured."""
 
     @property
     def is_over(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from rankzero.launch.evidence import Evidence
 from rankzero.launch.labels import Manifest
 from rankzero.launch.log_lines import Wanted
 from rankzero.launch.survey import Survey
-from rankzero.launch.untyped_json import whole
+from rankzero.launch.untyped_json import maps, text, whole
 
 POLL_SECONDS = 2.0
 """How often squeue is asked by who waits: it is everybody's."""
@@ -55,7 +56,13 @@ class SlurmBackend:
     @contextmanager
     def reading(self, pod: Manifest, say: Say) -> Iterator[Execute]:
         """Nothing is started: what nodes write to lies on a file system that this machine has too."""
-        yield _run_here
+        volumes = {text(one, "name"): text(one, "hostPath", "path") for one in maps(pod, "spec", "volumes")}
+        mounts = {  # a container sees a directory elsewhere than this machine does
+            text(mount, "mountPath"): volumes.get(text(mount, "name"), "")
+            for container in maps(pod, "spec", "containers")
+            for mount in maps(container, "volumeMounts")
+        }
+        yield lambda command: _run_here([mounts.get(word) or word for word in command])
 
     def execute(self, pod: str, command: Sequence[str], hear: Hear, stdin: IO[bytes] | None = None) -> Ended:
         """Refused: hosts are no pods, and whoever has a job there has `srun` for it."""
@@ -159,7 +166,8 @@ class SlurmBackend:
 
 
 def _run_here(command: Sequence[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    python, *rest = command  # a host may have no program of that very name
+    done = subprocess.run([sys.executable, *rest], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ServiceError(f"{command[0]} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+        raise ServiceError(f"{python} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
     return done.stdout

@@ -15,8 +15,10 @@ from rankzero.launch.backends.slurm.command import Slurm
 from rankzero.launch.labels import Manifest
 from rankzero.launch.plan import make_plan
 from rankzero.launch.render import render
+from rankzero.launch.render.reader import reader_pod
 from rankzero.launch.status import run_status
 from rankzero.launch.status.model import RunStatus
+from rankzero.persist.sources import CommandSource
 from rankzero.spec.cluster_load import load_cluster_spec
 from rankzero.spec.load import load_run_spec
 from rankzero.spec.resolve import resolve
@@ -408,3 +410,14 @@ def test_a_survey_says_what_there_is_and_what_would_be_refused(site: Site) -> No
     survey = site.backend.survey(site.objects())
     assert survey.refused is not None and "num_nodes" in str(survey.refused)
     assert not (site.root / "slurm").exists()
+
+
+def test_results_are_read_where_they_lie_also_where_containers_see_them_elsewhere(site: Site) -> None:
+    (site.root / "runs/r").mkdir(parents=True)
+    (site.root / "runs/r/run.yaml").write_text("name: r\n")
+    outputs = f"storage.outputs={{mount: /outputs, host_path: {site.root}}}"
+    settings = ["kind=slurm", outputs, "slurm={runtime: apptainer, image: x.sif}"]
+    pod = reader_pod(load_cluster_spec(None, settings, env={}).spec, "pull")
+    with site.backend.reading(pod, site.said.append) as execute:
+        source = CommandSource.find(execute, "/outputs", "r", "outputs")
+        assert source.read("run.yaml", 0, 100) == b"name: r\n"

@@ -1,0 +1,220 @@
+"""A sweep as a Katib Experiment: our own object is its trial template, and metrics.jsonl is what Katib reads. Pure.
+
+Katib starts a trial's command through a shell, so that it can mark the end in a file beside the metrics, and mounts an
+empty volume over the directory of the metrics file. So that file is not in the run directory: it is copied from there
+when the run has ended, and the shell passes SIGTERM on, so that a trial which is evicted saves, as any run does. A line
+without a time is for Katib one of the year 1, hence the strategies: the best evaluation, not the latest.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import posixpath
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rankzero.errors import ConfigError, Problem
+from rankzero.launch.kinds import kind_named
+from rankzero.launch.labels import Manifest
+from rankzero.launch.node.settings import SETTING_PREFIX
+from rankzero.launch.plan import Plan
+from rankzero.launch.render.container import NODE_COMMAND
+from rankzero.launch.render.shared import claims, config_map, metadata, network_policy
+from rankzero.launch.resource import Resource
+from rankzero.spec.search_space import Choices, Numbers, Space
+from rankzero.spec.yaml_tree import plain_value
+
+EXPERIMENT = Resource("kubeflow.org", "v1beta1", "experiments", "Experiment")
+COLLECTION_LABEL = "katib.kubeflow.org/metrics-collector-injection"
+"""Label of the namespace, `enabled`: without it Katib puts no collector into the pods."""
+METRICS = "/var/log/katib/metrics.jsonl"
+_TRIAL = "trial"
+_NAME = "${trialParameters.trial}"
+_TRIAL_VARIABLE = "RANKZERO_TRIAL"
+_NUMBER = r"([+-]?\d*(\.\d+)?([Ee][+-]?\d+)?)"
+_PLAIN = re.compile(r"[A-Za-z][\w./-]*")
+"""Text that needs no quotes in YAML."""
+_CONDITIONS = {"job": "Complete", "jobset": "Completed", "trainjob": "Complete", "pytorchjob": "Succeeded"}
+_FIRST_POD = {
+    "job": {"batch.kubernetes.io/job-completion-index": "0"},
+    "jobset": {"batch.kubernetes.io/job-completion-index": "0"},
+    "trainjob": {"batch.kubernetes.io/job-completion-index": "0"},
+    "pytorchjob": {"training.kubeflow.org/replica-type": "master"},
+}
+"""Labels of the pod that writes metrics.jsonl."""
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What Katib is to search, without its trials."""
+
+    space: Space
+    metric: str
+    higher_is_better: bool
+    algorithm: str
+    seed: int
+    trials: int
+    parallel: int
+
+
+def experiment_objects(plan: Plan, search: Search) -> list[Manifest]:
+    """What the trials share, and the Experiment. `plan` is of the run that is varied, named as the sweep is.
+
+    Raises ConfigError where this kind of object cannot be a trial.
+    """
+    problems = _problems(plan)
+    if problems:
+        raise ConfigError(problems)
+    *others, training = kind_named(plan.kind).objects(plan)
+    shared = [manifest for manifest in others if manifest["kind"] != "Service"]
+    first = [config_map(plan), *claims(plan), *network_policy(plan)]
+    return [*first, *(_as_template(one, plan, search) for one in shared), _experiment(plan, search, training)]
+
+
+def _problems(plan: Plan) -> list[Problem]:
+    found = []
+    if plan.kind not in _CONDITIONS:
+        hint = f"one of {', '.join(_CONDITIONS)}"
+        found.append(Problem(f"a {plan.kind} is no trial of Katib's", "cluster.yaml kind", hint))
+    elif plan.kind in ("job", "trainjob") and plan.cluster.num_nodes > 1:
+        hint = "kind: jobset or pytorchjob, whose pods find each other by the trial's own name"
+        found.append(Problem(f"a {plan.kind} of several nodes is no trial of Katib's", "cluster.yaml kind", hint))
+    if plan.cluster.min_nodes is not None:
+        hint = "leave min_nodes out: Katib reads one pod's metrics, and it must be always the same"
+        found.append(Problem("an elastic run is no trial of Katib's", "cluster.yaml min_nodes", hint))
+    if plan.prepare:
+        hint = "set prepare: never; or prepare the cache first by submitting the run itself once"
+        found.append(Problem("Katib starts trials without a preparation", "cluster.yaml prepare", hint))
+    return found
+
+
+def _experiment(plan: Plan, search: Search, training: Manifest) -> Manifest:
+    template = _as_template(training, plan, search)
+    if plan.kind == "trainjob":  # its pods are described by the runtime, which is no part of the template
+        template["spec"].setdefault("trainer", {})["env"] = _settings(search)
+    template["metadata"] = {key: template["metadata"][key] for key in ("labels", "annotations")}
+    complete = _CONDITIONS[plan.kind]
+    condition = 'status.conditions.#(type=="{}")#|#(status=="True")#'
+    spec: dict[str, Any] = {
+        "objective": {
+            "type": "maximize" if search.higher_is_better else "minimize",
+            "objectiveMetricName": search.metric,
+            "metricStrategies": [{"name": search.metric, "value": "max" if search.higher_is_better else "min"}],
+        },
+        "algorithm": _algorithm(search),
+        "maxTrialCount": search.trials,
+        "parallelTrialCount": min(search.parallel, search.trials),
+        "maxFailedTrialCount": search.trials,
+        "resumePolicy": "LongRunning",
+        "parameters": [_parameter(name, dimension) for name, dimension in search.space.items()],
+        "metricsCollectorSpec": {
+            "collector": {"kind": "File"},
+            "source": {
+                "fileSystemPath": {"path": METRICS, "kind": "File", "format": "TEXT"},
+                "filter": {"metricsFormat": [f'"({search.metric})": {_NUMBER}']},
+            },
+        },
+        "trialTemplate": {
+            "retain": True,
+            "primaryContainerName": kind_named(plan.kind).container,
+            "primaryPodLabels": _FIRST_POD[plan.kind],
+            "successCondition": condition.format(complete),
+            "failureCondition": condition.format("Failed"),
+            "trialParameters": [
+                {"name": _TRIAL, "description": "The trial's name", "reference": "${trialSpec.Name}"},
+                *({"name": _key(name), "description": name, "reference": name} for name in search.space),
+            ],
+            "trialSpec": template,
+        },
+    }
+    return {
+        "apiVersion": EXPERIMENT.api_version,
+        "kind": EXPERIMENT.kind,
+        "metadata": metadata(plan),
+        "spec": spec,
+    }
+
+
+def _algorithm(search: Search) -> dict[str, Any]:
+    if search.algorithm == "grid":
+        return {"algorithmName": "grid"}
+    settings = [{"name": "random_state", "value": str(search.seed)}]
+    return {"algorithmName": search.algorithm, "algorithmSettings": settings}
+
+
+def _parameter(name: str, dimension: Choices | Numbers) -> dict[str, Any]:
+    """All values are text, and stand in run.yaml as they are."""
+    if isinstance(dimension, Choices):
+        space: dict[str, Any] = {"list": [as_yaml(value) for value in dimension.values]}
+        return {"name": name, "parameterType": "categorical", "feasibleSpace": space}
+    space = {"min": as_yaml(dimension.low), "max": as_yaml(dimension.high)}
+    if dimension.step is not None:
+        space["step"] = as_yaml(dimension.step)
+    if dimension.log:
+        space["distribution"] = "logUniform"
+    return {"name": name, "parameterType": "int" if dimension.whole else "double", "feasibleSpace": space}
+
+
+def as_yaml(value: object) -> str:
+    """A value on one line of YAML."""
+    if isinstance(value, str) and plain_value(value) == value and _PLAIN.fullmatch(value):
+        return value
+    return json.dumps(value)
+
+
+def _key(name: str) -> str:
+    """Of a trial parameter: what stands in the template."""
+    return name.replace(".", "_")
+
+
+def _settings(search: Search) -> list[dict[str, str]]:
+    """The trial's name, and what the node command sets in run.yaml (launch/node/inputs.py)."""
+    pairs = [("name", _NAME), *((name, f"${{trialParameters.{_key(name)}}}") for name in search.space)]
+    set_there = [
+        {"name": f"{SETTING_PREFIX}{at}", "value": f"{name}={value}"} for at, (name, value) in enumerate(pairs)
+    ]
+    return [{"name": _TRIAL_VARIABLE, "value": _NAME}, *set_there]
+
+
+def _as_template(manifest: Manifest, plan: Plan, search: Search) -> Manifest:
+    """The object as any trial has it: its containers take the trial's values, and hand over its metrics."""
+    found = copy.deepcopy(manifest)
+    own = kind_named(plan.kind)
+    runs = posixpath.join(shlex.quote(plan.run.output_dir), f"${_TRIAL_VARIABLE}")
+    for container in _containers(found, own.container):
+        if plan.kind != "trainjob":
+            container["env"] = [*(_of_trial(one, plan) for one in container["env"]), *_settings(search)]
+        container["command"] = ["sh", "-c", script(posixpath.join(runs, "metrics.jsonl"))]
+    return found
+
+
+def _of_trial(variable: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    """Where node 0 is: the pods of a trial are called as the trial is."""
+    if variable["name"] != "RANKZERO_MASTER":
+        return variable
+    return {**variable, "value": variable["value"].replace(plan.name, _NAME)}
+
+
+def script(metrics: str) -> str:
+    """The node command with its exit code and its signals, then its metrics where Katib looks. Katib adds
+    ` && echo completed > …` to it, and that must depend on all of it."""
+    command, target = shlex.join(NODE_COMMAND), METRICS
+    return (
+        f"{command} & node=$!; trap 'kill -TERM $node' TERM INT; "
+        "while wait $node; code=$?; kill -0 $node 2>/dev/null; do :; done; "
+        f"(exit $code) && cp {metrics} {target}"
+    )
+
+
+def _containers(value: Any, name: str) -> Sequence[dict[str, Any]]:
+    """Every container of this name, however deep."""
+    if isinstance(value, list):
+        return [one for item in value for one in _containers(item, name)]
+    if not isinstance(value, Mapping):
+        return []
+    found = [one for key, inner in value.items() if key != "containers" for one in _containers(inner, name)]
+    return found + [one for one in value.get("containers", ()) if one.get("name") == name]

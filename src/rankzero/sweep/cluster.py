@@ -1,0 +1,87 @@
+"""Trials on a cluster, or in containers: each is submitted as a run, and its pods say at their end what it scored.
+
+The runs belong to the cluster: they go on where the sweep's process ends without having asked them to stop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rankzero import errors
+from rankzero.errors import ExitCode, Problem, RankzeroError, StoppedError
+from rankzero.launch.backend import Backend
+from rankzero.launch.plan import Plan, make_plan
+from rankzero.launch.render import render
+from rankzero.launch.ship import local_files
+from rankzero.launch.status import run_status
+from rankzero.launch.status.model import RunStatus
+from rankzero.spec.cluster_spec import ClusterSpec
+from rankzero.spec.run_spec import RunSpec
+from rankzero.sweep.trainer import TrialStart
+
+LOOK_SECONDS = 5.0
+"""Between two looks at a trial."""
+Say = Callable[[str], None]
+_ERRORS: dict[int, type[RankzeroError]] = {
+    int(one.exit_code): one
+    for one in (errors.UsageError, errors.DataError, errors.ServiceError, errors.AccessError, errors.ConfigError)
+}
+"""By exit code. A pod's full volume (74) fails its trial alone: whether others share it is not known from here."""
+
+
+class OnCluster:
+    """One place that runs pods."""
+
+    def __init__(self, backend: Backend, cluster: ClusterSpec, base: Path, submitter: str, say: Say) -> None:
+        self._backend, self._cluster, self._base = backend, cluster, base
+        self._submitter, self._say = submitter, say
+
+    def start(self, spec: RunSpec, slot: int) -> TrialStart | None:
+        plan = make_plan(spec, self._cluster, files=local_files(spec, self._base), submitter=self._submitter)
+        if run_status(self._backend.collect(plan.name, log_lines=0)).phase != "Succeeded":
+            self._backend.submit(render(plan), self._say)
+        return _Submitted(self._backend, plan, self._say)
+
+    def saved(self, spec: RunSpec) -> int | None:
+        return None
+
+
+class _Submitted:
+    """A run there."""
+
+    def __init__(self, backend: Backend, plan: Plan, say: Say) -> None:
+        self._backend, self._plan, self._say = backend, plan, say
+        self._metric = plan.run.checkpoint.best_metric
+        self._next = 0.0
+        self._stopped = False
+        self._status: RunStatus | None = None
+
+    def running(self) -> bool:
+        if time.monotonic() >= self._next:
+            self._status = run_status(self._backend.collect(self._plan.name))
+            self._next = time.monotonic() + LOOK_SECONDS
+        return self._status is None or not self._status.is_over
+
+    def evaluations(self) -> list[float]:
+        return []
+
+    def stop(self) -> None:
+        if not self._stopped:
+            self._stopped = True
+            self._backend.cancel(self._plan.name, self._say)
+
+    def failure(self) -> RankzeroError | None:
+        status = self._status
+        if status is None or status.phase == "Succeeded":
+            return None
+        if status.exit_code == ExitCode.STOPPED or status.phase == "Stopped":
+            return StoppedError(status.verdict, where=status.run)
+        causes = [Problem(one.cause, status.run, one.fix) for one in status.findings if one.severity != "info"][:2]
+        return _ERRORS.get(status.exit_code or 0, RankzeroError)(causes or Problem(status.verdict, status.run))
+
+    def result(self) -> float | None:
+        return None if self._status is None else self._status.scores.get(self._metric)
+
+    def close(self) -> None: ...

@@ -1,0 +1,98 @@
+"""`rankzero sweep`: what is said before anything starts, and how a sweep's end is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankzero.api.sweeps import load_sweep, parallel_of, run_sweep
+from rankzero.cli.sweep import table_text
+from rankzero.errors import ConfigError
+from rankzero.sweep import run as loop
+from tests.support.sweeps import Formula, sweep_of, written
+from tests.support.tiny import chat_rows, write_jsonl
+
+RUN = {"model": {"name": "org/model"}, "data": {"train": "train.jsonl", "eval": {"fraction": 0.2}}, "lora": {"r": 8}}
+
+
+def test_a_dry_run_shows_the_space(tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)  # where the model would come from the Hub, nothing is wrong with it
+    write_jsonl(tmp_path / "train.jsonl", chat_rows(10))
+    done = cli(f"sweep {written(tmp_path, RUN, pruner='median')} --dry-run trials=7")
+    assert done.code == 0, done.err
+    assert "looks for   the lowest eval_loss" in done.out
+    assert "trials      7, by tpe, ended early by median" in done.out
+    assert "train.learning_rate  numbers from 1e-05 to 0.01, logarithmic" in done.out
+    assert "lora.r               whole numbers from 2 to 64" in done.out
+    assert not (tmp_path / "sweeps").exists()
+
+
+def test_everything_that_is_wrong_is_told_at_once_and_nothing_starts(tmp_path: Path, cli: Any) -> None:
+    file = written(tmp_path, RUN, parameters={"lora.r": {"values": [0]}, "lora.rr": {"values": [1]}})
+    done = cli(f"sweep {file}")
+    assert done.code == 78
+    for words in ("lora.r: must be a whole number", "no such field", "train.jsonl"):
+        assert words in done.err, done.err
+    assert not (tmp_path / "sweeps").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ("sweep", 2, "a sweep file is needed"),
+        ("sweep {file} -o DIR", 2, "only --render writes files"),
+        ("sweep {file} trails=3", 78, "did you mean trials?"),
+        ("sweep {file} run=nope.yaml", 78, "no such file"),
+    ],
+)
+def test_slips_are_answered(tmp_path: Path, cli: Any, line: str, code: int, words: str) -> None:
+    done = cli(line.format(file=written(tmp_path, RUN)))
+    assert (done.code, words in done.err) == (code, True), done.err
+
+
+def test_it_renders_an_experiment_with_overrides_of_all_three_files(tmp_path: Path, cli: Any) -> None:
+    write_jsonl(tmp_path / "train.jsonl", chat_rows(10))
+    file = written(tmp_path, RUN)
+    done = cli(f"sweep {file} --cluster rook-ceph-1x2 --render trials=3 cluster.prepare=never cluster.namespace=ns")
+    assert done.code == 0, done.err
+    assert "kind: Experiment" in done.out and "maxTrialCount: 3" in done.out and "namespace: ns" in done.out
+
+
+def test_a_sweep_ends_with_a_table_a_page_and_the_next_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "POLL_SECONDS", 0.0)
+    sweep = sweep_of(tmp_path, trials=3)
+    result = run_sweep(sweep, say=lambda _: None, trainer=lambda _: Formula(evaluations=0))
+    text = table_text(result)
+    first = text.splitlines()[1].split()
+    assert result.best is not None and first[0] == str(result.best.number) and first[-1] == "done"
+    assert "next        rankzero train" in text and (sweep.directory / "report.html").is_file()
+    assert [one["state"] for one in result.to_json()["trials"]] == ["complete"] * 3
+    again = run_sweep(sweep, say=lambda _: None, trainer=lambda _: Formula())
+    assert again.trials == result.trials
+
+
+def test_gpus_are_room_for_trials(tmp_path: Path) -> None:
+    def room(gpus: int, **fields: Any) -> int:
+        return parallel_of(sweep_of(tmp_path, **fields), gpus)
+
+    assert [room(0), room(8), room(8, nproc_per_node=3), room(4, parallel=2, nproc_per_node=2)] == [1, 8, 2, 2]
+    with pytest.raises(ConfigError, match="3 trials of 2 GPUs at a time need 6 GPUs, and there are 4"):
+        room(4, parallel=3, nproc_per_node=2)
+
+
+def test_without_its_extra_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rankzero.api import installed
+
+    monkeypatch.setattr(installed, "_is_there", lambda name: name != "optuna")
+    with pytest.raises(ConfigError) as caught:
+        run_sweep(sweep_of(tmp_path), say=lambda _: None)
+    assert caught.value.problems[0].hint == "pip install 'rankzero[sweep]'"
+    assert not (tmp_path / "sweeps").exists()
+
+
+def test_what_the_run_names_is_looked_at_too(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"train\.jsonl"):
+        load_sweep(written(tmp_path, RUN))

@@ -1,0 +1,210 @@
+"""A sweep as Katib's Experiment: what its webhooks check, what a trial is told, what is read of its metrics."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rankzero.api.sweeps import katib_objects
+from rankzero.errors import ConfigError
+from rankzero.launch.node.inputs import read_inputs
+from rankzero.launch.render.katib import METRICS, as_yaml, script
+from tests.support.sweeps import RUN, written
+
+CLUSTER: dict[str, Any] = {
+    "namespace": "train",
+    "image": "registry.example/rankzero:1",
+    "num_nodes": 1,
+    "nproc_per_node": 2,
+    "storage": {"outputs": {"mount": "/outputs", "claim": "outputs", "access": "ReadWriteMany"}},
+}
+PARAMETERS: dict[str, Any] = {
+    "train.learning_rate": {"min": 1e-5, "max": 1e-3, "log": True},
+    "lora.r": {"min": 4, "max": 16, "step": 4},
+    "lora.target_modules": {"values": ["all-linear", ["q_proj", "v_proj"]]},
+}
+
+
+def rendered(directory: Path, kind: str = "job", cluster: dict[str, Any] | None = None, **fields: Any) -> list[Any]:
+    """The objects of a sweep over PARAMETERS."""
+    file = written(directory, RUN, **{"parameters": PARAMETERS, "trials": 12, "parallel": 3, **fields})
+    place = directory / "cluster.yaml"
+    place.write_text(yaml.safe_dump({**CLUSTER, **(cluster or {})}))
+    return katib_objects(file, cluster=str(place), kind=kind)
+
+
+def substituted(experiment: dict[str, Any], values: dict[str, str], trial: str) -> dict[str, Any]:
+    """A trial's object, as Katib makes it. Fails on what its webhook refuses."""
+    template = experiment["spec"]["trialTemplate"]
+    text = json.dumps(template["trialSpec"])
+    names = [one["name"] for one in template["trialParameters"]]
+    references = [one["reference"] for one in template["trialParameters"]]
+    assert len(set(names)) == len(names) and len(set(references)) == len(references)
+    assert set(references) == {"${trialSpec.Name}", *(one["name"] for one in experiment["spec"]["parameters"])}
+    for one in template["trialParameters"]:
+        place = f"${{trialParameters.{one['name']}}}"
+        assert place in text
+        value = trial if one["reference"] == "${trialSpec.Name}" else values[one["reference"]]
+        text = text.replace(place, json.dumps(value)[1:-1])
+    assert "${trialParameters." not in text
+    found: dict[str, Any] = json.loads(text)
+    assert not {"name", "namespace"} & set(found["metadata"])
+    return found
+
+
+def containers(value: Any) -> list[dict[str, Any]]:
+    """Every container below."""
+    if isinstance(value, list):
+        return [one for item in value for one in containers(item)]
+    if not isinstance(value, dict):
+        return []
+    return [*value.get("containers", []), *(one for inner in value.values() for one in containers(inner))]
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset", "pytorchjob", "trainjob"])
+def test_a_trial_of_any_kind_has_its_own_values_and_directory(tmp_path: Path, kind: str) -> None:
+    *shared, experiment = rendered(tmp_path, kind)
+    assert (experiment["apiVersion"], experiment["kind"]) == ("kubeflow.org/v1beta1", "Experiment")
+    values = {"train.learning_rate": "0.0002", "lora.r": "8", "lora.target_modules": '["q_proj", "v_proj"]'}
+    trial = substituted(experiment, values, "sweep-abc")
+    assert trial["kind"].lower() == kind
+    env = trial["spec"]["trainer"]["env"] if kind == "trainjob" else containers(trial)[0]["env"]
+    told = {one["name"]: one["value"] for one in env if "value" in one}
+    config = next(one for one in shared if one["kind"] == "ConfigMap")
+    for name in ("run.yaml", "node.json"):
+        (tmp_path / name).write_text(config["data"][name])
+    spec, _ = read_inputs(tmp_path, told)
+    assert spec.lora is not None
+    assert (spec.name, spec.output_dir) == ("sweep-abc", "/outputs/runs")
+    assert (spec.train.learning_rate, spec.lora.r, spec.lora.target_modules) == (2e-4, 8, ("q_proj", "v_proj"))
+    described = trial if kind != "trainjob" else next(one for one in shared if one["kind"] == "TrainingRuntime")
+    commands = [one["command"] for one in containers(described)]
+    assert commands == [["sh", "-c", script("/outputs/runs/$RANKZERO_TRIAL/metrics.jsonl")]]
+    primary = experiment["spec"]["trialTemplate"]["primaryContainerName"]
+    assert [one["name"] for one in containers(described)] == [primary]
+    assert told["RANKZERO_TRIAL"] == "sweep-abc"
+
+
+def test_several_nodes_of_a_jobset_find_each_other_by_the_trials_name(tmp_path: Path) -> None:
+    cluster = {"num_nodes": 2}
+    experiment = rendered(tmp_path, "jobset", cluster)[-1]
+    values = {"train.learning_rate": "0.0002", "lora.r": "8", "lora.target_modules": "all-linear"}
+    env = containers(substituted(experiment, values, "sweep-abc"))[0]["env"]
+    assert {"name": "RANKZERO_MASTER", "value": "sweep-abc-node-0-0.sweep-abc"} in env
+
+
+def test_the_space_is_the_same_as_here(tmp_path: Path) -> None:
+    spec = rendered(tmp_path)[-1]["spec"]
+    assert spec["parameters"] == [
+        {
+            "name": "train.learning_rate",
+            "parameterType": "double",
+            "feasibleSpace": {"min": "1e-05", "max": "0.001", "distribution": "logUniform"},
+        },
+        {"name": "lora.r", "parameterType": "int", "feasibleSpace": {"min": "4", "max": "16", "step": "4"}},
+        {
+            "name": "lora.target_modules",
+            "parameterType": "categorical",
+            "feasibleSpace": {"list": ["all-linear", '["q_proj", "v_proj"]']},
+        },
+    ]
+    assert (spec["maxTrialCount"], spec["parallelTrialCount"], spec["objective"]["type"]) == (12, 3, "minimize")
+    assert spec["algorithm"] == {
+        "algorithmName": "tpe",
+        "algorithmSettings": [{"name": "random_state", "value": "42"}],
+    }
+
+
+@pytest.mark.parametrize(
+    "value", ["auto", "2024", "true", "null", " x", "a: b", "#", "", None, True, 3, 1e-05, ["a"], {"r": 4}]
+)
+def test_a_value_arrives_as_it_was_written(value: object, tmp_path: Path) -> None:
+    from rankzero.spec.yaml_tree import as_tree, parse
+
+    document = parse(as_yaml(value), source="x", env={})
+
+    def plain(tree: Any) -> Any:
+        if isinstance(tree, dict):
+            return {key: plain(inner) for key, inner in tree.items()}
+        return [plain(inner) for inner in tree] if isinstance(tree, list) else tree.value
+
+    assert document is not None and plain(document.tree) == plain(as_tree(value))
+
+
+def test_what_katib_reads_are_the_evaluations(tmp_path: Path) -> None:
+    """By its rules for text: of every line each match of the pattern, whose groups are name and value."""
+    source = rendered(tmp_path)[-1]["spec"]["metricsCollectorSpec"]["source"]
+    assert source["fileSystemPath"] == {"path": METRICS, "kind": "File", "format": "TEXT"}
+    (pattern,) = source["filter"]["metricsFormat"]
+    lines = [
+        {"step": 0, "epoch": 0.0, "eval_loss": 5.25, "time": 1.0},
+        {"step": 1, "loss": 4.0, "learning_rate": 1e-05},
+        {"step": 2, "loss": 3.0, "eval_loss": 1.5e-07, "perplexity": 20.1},
+    ]
+    text = "\n".join(map(json.dumps, lines))
+    assert [match[:2] for match in re.findall(pattern, text)] == [("eval_loss", "5.25"), ("eval_loss", "1.5e-07")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "cluster", "fields", "what"),
+    [
+        ("statefulset", {}, {}, "a statefulset is no trial"),
+        ("job", {"num_nodes": 2}, {}, "a job of several nodes is no trial"),
+        ("pytorchjob", {"num_nodes": 2, "min_nodes": 1}, {}, "an elastic run is no trial"),
+        ("job", {"prepare": "always"}, {}, "there is no volume to prepare into"),
+        ("job", {}, {"pruner": "median"}, "trials end early on this machine only"),
+        ("job", {}, {"trials": 0}, "must be a whole number of at least 1"),
+        ("job", {}, {"parameters": {"data.train": {"values": ["./a.jsonl"]}}}, "./a.jsonl is a file here"),
+    ],
+)
+def test_what_katib_cannot_do_is_said(
+    tmp_path: Path, kind: str, cluster: dict[str, Any], fields: dict[str, Any], what: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        rendered(tmp_path, kind, cluster, **fields)
+    assert any(problem.what.startswith(what) for problem in caught.value.problems), caught.value.problems
+
+
+@pytest.mark.parametrize("code", [0, 65])
+def test_the_shell_keeps_the_exit_code_and_marks_a_good_end_alone(tmp_path: Path, code: int) -> None:
+    (tmp_path / "metrics").write_text("{}\n")
+    whole = of_katib(tmp_path, f"exit {code}")
+    done = subprocess.run(["sh", "-c", whole], check=False)
+    assert done.returncode == code
+    assert (tmp_path / "copied").exists() == (tmp_path / "completed").exists() == (code == 0)
+
+
+def test_a_stop_reaches_the_node_command_through_the_shell(tmp_path: Path) -> None:
+    node = f"trap 'echo stopped > {tmp_path}/heard; exit 75' TERM; echo > {tmp_path}/ready; while :; do sleep 0.1; done"
+    process = subprocess.Popen(["sh", "-c", of_katib(tmp_path, node)])
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "ready").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(60) == 75
+    finally:
+        process.kill()
+    assert (tmp_path / "heard").exists() and not (tmp_path / "completed").exists()
+
+
+def of_katib(directory: Path, node: str) -> str:
+    """The script around another command, at other places, with what Katib adds."""
+    from rankzero.launch.render.container import NODE_COMMAND
+
+    text = script(str(directory / "metrics")).replace(METRICS, str(directory / "copied"))
+    assert " ".join(NODE_COMMAND) in text
+    return (
+        text.replace(" ".join(NODE_COMMAND), f"sh -c {json.dumps(node)}")
+        + f" && echo completed > {directory}/completed"
+    )

@@ -1,0 +1,82 @@
+"""Trials that a cluster trains, against one that is only a protocol."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from rankzero.api.sweeps import SweepResult, run_sweep_on
+from rankzero.errors import RankzeroError
+from rankzero.launch.backends.kubernetes.streams import Clock
+from rankzero.launch.evidence import Evidence
+from rankzero.launch.status import RunStatus, run_status
+from rankzero.spec.load import load_run_spec
+from rankzero.sweep import cluster as there
+from rankzero.sweep import run as loop
+from tests.support.fake_cluster import FakeCluster, life
+from tests.support.sweeps import written
+from tests.unit.cli.conftest import CLUSTER
+
+RUN = {"model": {"name": "o/m"}, "data": {"train": "rows.jsonl", "eval": {"fraction": 0.5}}, "lora": {"r": 8}}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
+    cluster = FakeCluster().start()
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig(tmp_path)))
+    monkeypatch.setattr("rankzero.launch.backends.kubernetes.api.Clock", partial(Clock, sleep=lambda seconds: None))
+    monkeypatch.setattr(there, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(there, "run_status", later(cluster))
+    monkeypatch.setattr(loop, "POLL_SECONDS", 0.0)
+    (tmp_path / "cluster.yaml").write_text(CLUSTER.replace("num_nodes: 2", "num_nodes: 1"), encoding="utf-8")
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
+    yield cluster
+    cluster.stop()
+
+
+def later(cluster: FakeCluster) -> Callable[[Evidence], RunStatus]:
+    """A look at a run, before which time has passed there."""
+
+    def look(evidence: Evidence) -> RunStatus:
+        with cluster.store.news:
+            cluster.world.run_down()
+        return run_status(evidence)
+
+    return look
+
+
+def searched(directory: Path) -> SweepResult:
+    """Two trials, one after the other."""
+    parameters = {"lora.r": {"values": [4, 16]}}
+    file = written(directory, RUN, name="search", sampler="grid", parameters=parameters)
+    return run_sweep_on(file, cluster=str(directory / "cluster.yaml"), kind="job", say=lambda _: None)
+
+
+def changes(cluster: FakeCluster) -> str:
+    return "".join(request.body.decode() for request in cluster.requests if request.changes)
+
+
+def test_each_trial_is_a_run_there_and_says_what_it_scored(tmp_path: Path, cluster: FakeCluster) -> None:
+    cluster.script("node", 0, life(words={"step": 4, "scores": {"eval_loss": 0.5, "perplexity": 1.6}}))
+    result = searched(tmp_path)
+    assert [(trial.state, trial.value) for trial in result.trials] == [("complete", 0.5)] * 2
+    sent = changes(cluster)
+    assert sent.index("search-000") < sent.index("search-001")
+    best = load_run_spec(tmp_path / "search-best.yaml", env={}).spec
+    assert best.lora is not None and (best.lora.r, best.name, best.data.train) == (4, "search-best", "rows.jsonl")
+    cluster.requests.clear()
+    assert searched(tmp_path).trials == result.trials
+    assert changes(cluster) == ""
+
+
+def test_a_trial_that_fails_there_is_recorded_with_its_cause(tmp_path: Path, cluster: FakeCluster) -> None:
+    words = {"what": "row 3 has no messages", "where": "rows.jsonl:3", "hint": "see the format"}
+    cluster.script("node", 0, life("bad", code=65, words=words))
+    with pytest.raises(RankzeroError, match="no trial has a result") as caught:
+        searched(tmp_path)
+    assert caught.value.exit_code == 65
+    assert "row 3 has no messages" in json.dumps([problem.what for problem in caught.value.problems])
