@@ -57,8 +57,9 @@ def run(root: Path, command: Sequence[str], env: Mapping[str, str], work: Path, 
 
 
 def end_group(root: Path, *, meanwhile: Callable[[], object] = lambda: None, only: str | None = None) -> bool:
-    """SIGTERM to the group, then, after its grace period, SIGKILL to it and to all that it has started. Returns whether
-    there was anything. With `only`, nothing is done unless the group is still the one of this mark."""
+    """SIGTERM to the group, when its leader is gone to what else it has started, and SIGKILL to all that is left after
+    the grace period. Returns whether there was anything. With `only`, nothing is done unless the group is still the one
+    of this mark."""
     try:
         note = json.loads((root / "group.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -70,13 +71,15 @@ def end_group(root: Path, *, meanwhile: Callable[[], object] = lambda: None, onl
         return False
     _signal(leader, note["started"], signal.SIGTERM)
     deadline = time.monotonic() + float(note["grace"])
+    orphans_told = False
     while _alive(leader, note["started"], mark) and time.monotonic() < deadline:
+        if not orphans_told and _started(leader) != note["started"]:  # nobody else would tell them
+            orphans_told = True
+            _signal_marked(mark, signal.SIGTERM)
         meanwhile()
         time.sleep(_POLL_SECONDS)
     _signal(leader, note["started"], signal.SIGKILL)
-    for pid in _marked(mark):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    _signal_marked(mark, signal.SIGKILL)
     return True
 
 
@@ -93,6 +96,12 @@ def _signal(leader: int, started: str, number: int) -> None:
     if _started(leader) in ("", started):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(leader, number)
+
+
+def _signal_marked(mark: str, number: int) -> None:
+    for pid in _marked(mark):
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _alive(leader: int, started: str, mark: str) -> bool:
