@@ -10,7 +10,7 @@ import pytest
 
 from rankzero.launch.status import RunStatus
 from rankzero.run_dir.atomic import verify_directory
-from tests.cluster.conftest import CLAIM, LONG, SHORT, Cluster
+from tests.cluster.conftest import CLAIM, LONG, SHORT, Cluster, Done
 from tests.support.in_container import SLOW_DOWN, SUSPEND
 
 KINDS = ["job", "jobset", "statefulset", "trainjob", "pytorchjob"]
@@ -87,6 +87,28 @@ def test_a_result_is_pulled_from_the_claim(cluster: Cluster) -> None:
     left = cluster.rankzero("list", "--cluster", place, "--json")
     assert run not in left.out
     assert_nothing_is_left(cluster, run)
+
+
+def test_warm_pods(cluster: Cluster) -> None:
+    place, project = cluster.cluster_yaml("job"), cluster.folder / "project"
+    project.mkdir()
+    script = "import os, sys\nprint('rank', os.environ['NODE_RANK'])\nsys.exit(3 * int(os.environ['NODE_RANK']))\n"
+    (project / "train.py").write_text(script, encoding="utf-8")
+
+    def dev(*words: str) -> Done:  # its rights go beyond those of submitting
+        verb, *more = words
+        return cluster.rankzero("dev", verb, "--cluster", place, *more, may_all=True)
+
+    assert dev("up").out.split() == ["dev-0", "dev-1"]
+    try:
+        done = dev("run", "--from", str(project), "--", "python", "train.py")
+        assert done.code == 3, done.err
+        assert {"[dev-0] rank 0", "[dev-1] rank 1"} <= set(done.out.splitlines())
+        assert dev("sync", "--from", str(project)).out.count("up to date") == 2
+    finally:
+        removed = dev("down")
+    assert removed.code == 0, removed.err
+    assert_nothing_is_left(cluster, "dev")
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset", "statefulset"])

@@ -24,6 +24,7 @@ GUIDES = (
     "provision.md",
     "slurm.md",
     "scale.md",
+    "dev.md",
     "getting-started.md",
 )
 TROUBLE = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
@@ -89,6 +90,26 @@ def test_commands_and_flags_exist(page: str) -> None:
             assert flag in {*flags, "--help"}, f"{page}: rankzero {name} {flag}"
     if page == "using.md":
         assert {"chat", "serve", "eval"} <= {name for [(name, _), *_] in typed}
+
+
+@pytest.mark.parametrize(
+    ("page", "typed", "ours"),
+    [
+        ("llama-pytorchjob.md", "kubectl cp trainer/model_train_lora.py ftjb-master-0", "rankzero dev sync"),
+        ("llama-pytorchjob.md", "pkill -f torchrun", "rankzero dev run"),
+        ("llama-pytorchjob.md", "nohup torchrun --nnodes=2 --node_rank=0", "rankzero dev run -- torchrun"),
+        ("from-ms-swift.md", "kubectl apply -f k8s/jupyter-2gpu-test.yaml", "rankzero dev up"),
+        ("from-ms-swift.md", "kubectl exec -it vlm-jupyter -- bash", "rankzero dev shell"),
+        ("from-ms-swift.md", "nvidia-smi dmon -s u", "rankzero dev gpu --name"),
+        ("distilbert-sst2.md", "kubectl exec -n finetune POD -- nvidia-smi", "rankzero dev gpu --name"),
+    ],
+)
+def test_what_was_done_by_hand_in_pods_names_its_command(page: str, typed: str, ours: str) -> None:
+    lines = (DOCS / "recipes" / page).read_text(encoding="utf-8").splitlines()
+    rows = [line.split(" | ", 1) for line in lines if line.startswith("| ") and " | " in line]
+    assert [ours in right for left, right in rows if typed in left] == [True]
+    group = typer.main.get_command(app).commands["dev"]  # type: ignore[attr-defined]
+    assert ours.split()[2] in group.commands
 
 
 @pytest.mark.parametrize("page", GUIDES)

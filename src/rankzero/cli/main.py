@@ -14,6 +14,7 @@ import typer
 from rankzero import __version__
 from rankzero.cli import cache as cache_command
 from rankzero.cli import cluster as cluster_command
+from rankzero.cli import dev as dev_command
 from rankzero.cli import runs as runs_command
 from rankzero.cli import secret as secret_command
 from rankzero.cli import track as track_command
@@ -82,6 +83,7 @@ for command in (plan, render, submit):
 for end in (runs_command.describe, runs_command.cancel, runs_command.delete):
     app.command(rich_help_panel="Cluster")(end)
 app.add_typer(cluster_command.app, name="cluster", rich_help_panel="Cluster")
+app.add_typer(dev_command.app, name="dev", rich_help_panel="Cluster")
 app.add_typer(secret_command.app, name="secret", rich_help_panel="Cluster")
 for make in (prepare, fire, volcano):
     data_command.app.command(rich_help_panel=data_command.MAKE)(make)

@@ -25,7 +25,7 @@ def plan_from(
     """The plan of `RUN.yaml key=value … cluster.key=value`. Raises ConfigError with all problems, or UsageError."""
     from rankzero.api.planning import planned
 
-    reading, for_cluster = _read(arguments)
+    reading, for_cluster = read_arguments(arguments)
     return planned(reading, cluster, for_cluster, kind, allow_changes=allow_changes, submitter=submitter)
 
 
@@ -35,11 +35,11 @@ def local_run(arguments: Sequence[str]) -> RunSpec:
     from rankzero.spec.local_paths import absolute
     from rankzero.spec.resolve import resolve
 
-    loaded = look_for_files(_read(arguments)[0])
+    loaded = look_for_files(read_arguments(arguments)[0])
     return absolute(resolve(loaded.spec), loaded.base)
 
 
-def _read(arguments: Sequence[str]) -> tuple[Reading[RunSpec], list[str]]:
+def read_arguments(arguments: Sequence[str]) -> tuple[Reading[RunSpec], list[str]]:
     """The run spec as it was read, and the overrides of the cluster spec. Raises UsageError."""
     from rankzero.api.planning import CLUSTER_PREFIX
     from rankzero.cli.argv import spec_arguments

@@ -55,7 +55,7 @@ def smoke(
         from rankzero.api.smoke import smoke_plan
 
         who = "" if dry_run else submitter()
-        plan = smoke_plan(settings, cluster, _cluster_settings(arguments or []), kind, submitter=who)
+        plan = smoke_plan(settings, cluster, cluster_settings(arguments or []), kind, submitter=who)
         _there(plan, cluster, dry_run=dry_run, as_json=as_json)
 
 
@@ -63,7 +63,7 @@ def _first_for_clusters(arguments: list[str] | None, kind: str | None) -> str:
     return arguments[0] if arguments else "--kind" if kind else "--dry-run"
 
 
-def _cluster_settings(arguments: list[str]) -> list[str]:
+def cluster_settings(arguments: list[str]) -> list[str]:
     """`cluster.num_nodes=4` without its prefix. Raises UsageError for anything else."""
     from rankzero.api.planning import CLUSTER_PREFIX
 

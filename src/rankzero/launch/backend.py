@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import IO, Protocol
 
 from rankzero.errors import ConfigError
 from rankzero.launch.evidence import Evidence
@@ -21,6 +21,19 @@ Say = Callable[[str], None]
 
 Execute = Callable[[Sequence[str]], str]
 """Runs a command in a pod and returns what it printed. Raises ServiceError where it failed."""
+
+
+Hear = Callable[[bytes], None]
+"""Is given what a command prints, as it comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command in a pod ended."""
+
+    code: int
+    words: str = ""
+    """The end of its standard error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +97,7 @@ class Backend(Protocol):
 
     def reading(self, pod: Manifest, say: Say) -> AbstractContextManager[Execute]:
         """A pod for as long as the context lasts, in which commands read what it mounts. Removed at the end."""
+
+    def execute(self, pod: str, command: Sequence[str], hear: Hear, stdin: IO[bytes] | None = None) -> Ended:
+        """Run a command in a pod that runs, to its end. `stdin` is sent to it whole; the command has to know where it
+        ends. Raises ConfigError where the place cannot do that, ServiceError where the connection breaks."""

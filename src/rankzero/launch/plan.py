@@ -48,6 +48,8 @@ class Plan:
     """Whether a preparation Job goes first."""
     submitter: str = ""
     """Who submits it, as user@machine; empty where it is only rendered."""
+    idle: bool = False
+    """Its pods train nothing, and wait for commands."""
 
     @property
     def run_dir(self) -> str:
@@ -63,18 +65,21 @@ def make_plan(
     options: RunOptions | None = None,
     submitter: str = "",
     where: Callable[[str], str] = str,
+    idle: bool = False,
+    config_dir: str | None = None,
 ) -> Plan:
     """Decide everything, or raise ConfigError with every problem.
 
-    `run` is resolved. `files` are the contents of what it names by relative paths, by their shortest names
-    (`ship.local_files`); `where` turns a field of the run spec into its place in run.yaml.
+    With `idle` the pods wait for commands, and what `run` trains is not looked at; `config_dir` is where a pod that is
+    there already gets the run's files. `run` is resolved. `files` are the contents of what it names by relative paths,
+    by their shortest names (`ship.local_files`); `where` turns a field of the run spec into its place in run.yaml.
     """
     options = options or RunOptions()
     name = object_name(str(run.name))
     kind = kind_named(kind_meant(cluster.kind))
-    config_dir = kind.config_dir(cluster, name)
-    paths = _Paths(cluster, dict(files or {}), config_dir, where)
-    inputs = {} if options.smoke is not None else _inputs_in_pods(run, paths)
+    trains = options.smoke is None and not idle
+    paths = _Paths(cluster, dict(files or {}), config_dir or kind.config_dir(cluster, name), where)
+    inputs = _inputs_in_pods(run, paths) if trains else {}
     seen = run.model_copy(update={**inputs, "output_dir": paths.output_dir(run.output_dir)})
     problems = [*paths.problems, *_access_problems(cluster), *_size_problems(paths.files, where)]
     if problems:
@@ -102,13 +107,14 @@ def make_plan(
             rdma=cluster.resources.rdma is not None,
             park=kind.parks,
             prepared_marker=f"{cache.mount}/rankzero/prepared/{name}.json" if prepare and cache is not None else None,
-            mirrors=_mirrors(cluster) if options.smoke is None else (),
+            mirrors=_mirrors(cluster) if trains else (),
             options=options,
         ),
-        config_dir=config_dir,
+        config_dir=config_dir or kind.config_dir(cluster, name),
         files=paths.files,
         prepare=prepare,
         submitter=submitter,
+        idle=idle,
     )
 
 

@@ -58,6 +58,8 @@ class FakeCluster:
     """A watch in a world where nothing happens any more ends, as it does on a server after its time."""
 
     run: Callable[[list[str]], tuple[int, bytes, bytes]] = lambda _command: (0, b"", b"")
+    feed: Callable[[str, list[str], bytes], tuple[int, bytes, bytes]] | None = None
+    """As `run`, for who has to know the pod, and what the command was sent."""
     """What a command in a pod does: its exit code, standard output and standard error."""
 
     date: str = "Sat, 21 Nov 2026 08:00:00 GMT"

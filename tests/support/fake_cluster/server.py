@@ -251,7 +251,7 @@ class Handler(BaseHTTPRequestHandler):
             raise RefusedError(400, "BadRequest", f"pod {name} is not running")
         if self.headers["Upgrade"] != "websocket" or self.headers["Sec-WebSocket-Protocol"] != "v4.channel.k8s.io":
             raise RefusedError(400, "BadRequest", "unable to upgrade: unknown protocol")
-        code, out, err = cluster.run(parse_qs(urlsplit(self.path).query)["command"])
+        asked = parse_qs(urlsplit(self.path).query)
         self.send_response(101)
         key = self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
         self.send_header("Sec-WebSocket-Accept", base64.b64encode(hashlib.sha1(key.encode()).digest()).decode())
@@ -260,7 +260,12 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Upgrade", "websocket")
         self.end_headers()
         self.close_connection = True
-        status = {"status": "Success"} if code == 0 else {"status": "Failure", "message": f"exit code {code}"}
+        command = asked["command"]
+        sent = self._sent(int(command[-1])) if "stdin" in asked else b""
+        code, out, err = cluster.run(command) if cluster.feed is None else cluster.feed(name, command, sent)
+        causes = {"causes": [{"reason": "ExitCode", "message": str(code)}]}
+        failure = {"status": "Failure", "reason": "NonZeroExitCode", "message": f"exit code {code}", "details": causes}
+        status = {"status": "Success"} if code == 0 else failure
         half = len(out) // 2
         frames = [(0x02, b"\x01" + out[:half]), (0x89, b"are you there"), (0x80, out[half:])]
         frames += [(0x82, b"\x02" + err), (0x82, b"\x03" + json.dumps(status).encode()), (0x88, b"\x03\xe8")]
@@ -273,6 +278,24 @@ class Handler(BaseHTTPRequestHandler):
         pong = self.rfile.read(2 + 4 + len("are you there"))
         if pong[:2] != bytes([0x8A, 0x80 | 13]) or pong[6:] != b"are you there":
             cluster.faults_of_its_own.append(f"a ping was answered by {pong!r}")
+
+    def _sent(self, length: int) -> bytes:
+        """So many bytes for the command's standard input, which end when whoever sends them says."""
+        self.wfile.flush()
+        own = self.server.cluster.faults_of_its_own
+        found = b""
+        while len(found) < length:
+            head, size = self.rfile.read(2)
+            if head != 0x82 or not size & 0x80:
+                own.append(f"a frame began with {head:x} {size:x}")
+            more = {126: 2, 127: 8}.get(size & 0x7F)
+            count = int.from_bytes(self.rfile.read(more)) if more else size & 0x7F
+            mask = self.rfile.read(4)
+            data = bytes(byte ^ mask[at % 4] for at, byte in enumerate(self.rfile.read(count)))
+            if data[:1] != b"\0":
+                own.append(f"channel {data[:1]!r} is not standard input")
+            found += data[1:]
+        return found
 
     # writing
 

@@ -21,6 +21,8 @@ SETTING_PREFIX = "RANKZERO_SET_"
 PREPARE_RESTARTS = 3
 """How often the preparation Job starts its pod again."""
 TERMINATION_LOG = "/dev/termination-log"
+WARM_DIR = "/tmp/rankzero-dev"
+"""Where a warm pod has the files that were sent to it, and notes which."""
 
 
 @dataclass(frozen=True, slots=True)

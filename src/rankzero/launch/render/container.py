@@ -16,6 +16,7 @@ from rankzero.spec.quantity import as_number, cores
 
 NODE_COMMAND = ["python", "-m", "rankzero.launch.node", CONFIG_DIR]
 PREPARE_COMMAND = ["python", "-m", "rankzero.launch.node.prepare", CONFIG_DIR]
+IDLE_COMMAND = ["python", "-m", "rankzero.launch.node.idle"]
 PREPARE_CPU, PREPARE_MEMORY = 2.0, "8Gi"
 """Enough to download weights and to tokenise; a preparation Job never asks for more than the training pods."""
 
@@ -26,7 +27,7 @@ def container(plan: Plan, name: str, *, role: str = labels.NODE_ROLE, master: st
         "name": name,
         "image": plan.cluster.image,
         "imagePullPolicy": plan.cluster.image_pull_policy,
-        "command": NODE_COMMAND if role == labels.NODE_ROLE else PREPARE_COMMAND,
+        "command": PREPARE_COMMAND if role != labels.NODE_ROLE else IDLE_COMMAND if plan.idle else NODE_COMMAND,
         "env": environment(plan, role, master),
         "resources": resources(plan, role),
         "securityContext": security(plan, role),

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import IO, Any
 
 from rankzero.errors import RankzeroError, ServiceError
 from rankzero.launch import kinds, labels
-from rankzero.launch.backend import Execute, LogLine, LogQuery, Say
+from rankzero.launch.backend import Ended, Execute, Hear, LogLine, LogQuery, Say
 from rankzero.launch.backends.docker import submit as docker_submit
-from rankzero.launch.backends.docker.command import Docker
+from rankzero.launch.backends.docker.command import Docker, refusal, stream
 from rankzero.launch.backends.docker.evidence import (
     TERMINATION,
     asked_for,
@@ -30,7 +30,7 @@ from rankzero.launch.backends.docker.evidence import (
 )
 from rankzero.launch.backends.docker.files import RunFiles, read_message, state_dir
 from rankzero.launch.backends.docker.logs import Source, followed, merged, recent
-from rankzero.launch.backends.docker.pod import network_name, volume_name
+from rankzero.launch.backends.docker.pod import container_name, network_name, volume_name
 from rankzero.launch.backends.docker.reader import reading
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.labels import Manifest
@@ -42,6 +42,8 @@ from rankzero.wording import counted
 Inspected = dict[str, Any]
 POLL_SECONDS = 1.0
 """How often those who follow logs look for containers that came later."""
+_DAEMON_FAILED = 125
+"""What docker itself leaves with where it could not run a command."""
 _LOG_MESSAGE_LINES, _LOG_MESSAGE_CHARACTERS = 80, 2048
 """What a kubelet takes from the end of a log where a container left no message."""
 
@@ -171,6 +173,18 @@ class DockerBackend:
     def reading(self, pod: Manifest, say: Say) -> AbstractContextManager[Execute]:
         """A container for as long as the context lasts."""
         return reading(self._docker, pod)
+
+    def execute(self, pod: str, command: Sequence[str], hear: Hear, stdin: IO[bytes] | None = None) -> Ended:
+        """`docker exec`."""
+        name = container_name(pod)
+        inspected = self._docker.inspect(name)
+        if not inspected or not is_active(inspected[0]):
+            raise ServiceError("its container does not run", where=f"pod {pod}", hint="`rankzero dev up` starts it")
+        takes = ["--interactive"] if stdin is not None else []
+        answer = stream(["exec", *takes, name, *command], hear, stdin)
+        if answer.code == _DAEMON_FAILED:
+            raise refusal(("exec",), answer.err)
+        return Ended(answer.code, answer.err)
 
     def _remove_volumes(self, names: Sequence[str]) -> list[str]:
         """Raises one error for all that could not be removed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
@@ -12,6 +13,7 @@ from typing import IO, Any
 from rankzero.errors import AccessError, ConfigError, RankzeroError, ServiceError
 
 PROGRAM = "docker"
+_MOST_STDERR = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,40 @@ def follow(arguments: Sequence[str]) -> tuple[subprocess.Popen[bytes], IO[bytes]
         raise _absent() from error
     assert process.stdout is not None  # asked for above
     return process, process.stdout
+
+
+def stream(arguments: Sequence[str], hear: Callable[[bytes], None], stdin: IO[bytes] | None) -> Answer:
+    """Run a command to its end; its output is heard as it comes. It does not hear Ctrl-C: the caller ends it."""
+    try:
+        process = subprocess.Popen(
+            [PROGRAM, *arguments],
+            stdin=subprocess.DEVNULL if stdin is None else stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            process_group=0,
+        )
+    except FileNotFoundError as error:
+        raise _absent() from error
+    assert process.stdout is not None and process.stderr is not None  # asked for above
+    err = bytearray()
+    errors = threading.Thread(target=_keep_end, args=(process.stderr, err), daemon=True)
+    errors.start()
+    with process:  # waits for it, and closes both
+        try:
+            while data := process.stdout.read(1 << 16):
+                hear(data)
+            errors.join()
+            code = process.wait()
+        finally:
+            process.kill()
+    return Answer(code, "", err.replace(b"\0", b"").decode(errors="replace"))
+
+
+def _keep_end(pipe: IO[bytes], kept: bytearray) -> None:
+    while data := pipe.read(1 << 16):
+        kept += data
+        del kept[:-_MOST_STDERR]
 
 
 def refusal(arguments: Sequence[str], err: str) -> RankzeroError:

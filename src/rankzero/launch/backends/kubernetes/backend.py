@@ -6,15 +6,16 @@ import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import IO
 
-from rankzero.launch.backend import Execute, LogLine, LogQuery, Say
+from rankzero.launch.backend import Ended, Execute, Hear, LogLine, LogQuery, Say
 from rankzero.launch.backends.kubernetes.api import Api
 from rankzero.launch.backends.kubernetes.apply import Submission
 from rankzero.launch.backends.kubernetes.auth import connect
 from rankzero.launch.backends.kubernetes.collect import all_runs, collect
 from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.errors import ApiError, as_error
-from rankzero.launch.backends.kubernetes.execute import execute
+from rankzero.launch.backends.kubernetes.execute import execute, stream
 from rankzero.launch.backends.kubernetes.logs import Following, past_lines
 from rankzero.launch.backends.kubernetes.reader import there_meanwhile
 from rankzero.launch.backends.kubernetes.secrets import put_secret
@@ -102,6 +103,11 @@ class KubernetesBackend:
 
         with self._spoken(), there_meanwhile(self._api, pod, say):
             yield run
+
+    def execute(self, pod: str, command: Sequence[str], hear: Hear, stdin: IO[bytes] | None = None) -> Ended:
+        """An exec of the API."""
+        with self._spoken():
+            return stream(self._api, pod, command, hear, stdin)
 
     @contextmanager
     def _spoken(self) -> Iterator[None]:

@@ -1,7 +1,7 @@
 """A command run in a pod through the API: its output, and whether it succeeded. Knows no run.
 
 The API answers an exec with a WebSocket (RFC 6455) whose messages begin with the number of a channel; Kubernetes calls
-that v4.channel.k8s.io. Nothing is sent to the command, so of the WebSocket no more than reading is here.
+that v4.channel.k8s.io. It cannot say that standard input ends, so a command has to know how much it is sent.
 """
 
 from __future__ import annotations
@@ -9,15 +9,20 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, Any
 
 from rankzero.errors import ServiceError
+from rankzero.launch.backend import Ended, Hear
 from rankzero.launch.backends.kubernetes.api import Api
+from rankzero.launch.untyped_json import maps, text
 
 PROTOCOL = "v4.channel.k8s.io"
-_OUT, _ERR, _STATUS = 1, 2, 3
-_CONTINUED, _CLOSE, _PING, _PONG = 0, 8, 9, 10
+_IN, _OUT, _ERR, _STATUS = 0, 1, 2, 3
+_CONTINUED, _BINARY, _CLOSE, _PING, _PONG = 0, 2, 8, 9, 10
 _MOST_STDERR = 2000
+_CHUNK = 1 << 15
+_NOT_FOUND = 127
 
 Receive = Callable[[int], bytes]
 """At most so many bytes, as they come; none at the end."""
@@ -26,27 +31,46 @@ Receive = Callable[[int], bytes]
 def execute(api: Api, pod: str, command: Sequence[str]) -> str:
     """What a command has printed. Raises ApiError where the API refuses it or the connection breaks, ServiceError where
     the command fails."""
+    out: list[bytes] = []
+    ended = stream(api, pod, command, out.append)
+    if ended.code:
+        said = ended.words.strip().splitlines()[-1:] or [f"exit code {ended.code}"]
+        raise ServiceError(f"{command[0]} in the pod failed: {said[0]}", where=f"pod {pod}")
+    return b"".join(out).decode(errors="replace")
+
+
+def stream(api: Api, pod: str, command: Sequence[str], hear: Hear, stdin: IO[bytes] | None = None) -> Ended:
+    """Run a command to its end; `stdin` is sent whole before its output is heard. Raises ApiError, or ServiceError
+    where the connection breaks or the platform could not run it."""
     key = base64.b64encode(os.urandom(16)).decode()
     headers = {"Sec-WebSocket-Key": key, "Sec-WebSocket-Version": "13", "Sec-WebSocket-Protocol": PROTOCOL}
-    out: list[bytes] = []
     err = b""
-    status = None
-    with api.upgraded(f"exec {pod}", pod, "exec", command, headers) as (receive, send):
+    with api.upgraded(f"exec {pod}", pod, "exec", command, headers, stdin=stdin is not None) as (receive, send):
+        while stdin is not None and (data := stdin.read(_CHUNK)):
+            send(_frame(_BINARY, bytes([_IN]) + data))
         for message in messages(receive, send):
             channel, data = message[:1], message[1:]
             if channel == bytes([_OUT]):
-                out.append(data)
+                hear(data)
             elif channel == bytes([_ERR]):
-                err = (err + data)[-_MOST_STDERR:]
+                err = (err + data.replace(b"\0", b""))[-_MOST_STDERR:]
             elif channel == bytes([_STATUS]):
-                status = json.loads(data)
-                break
-    if status is None:
-        raise ServiceError("the connection broke before the command ended", where=f"pod {pod}", hint="try again")
-    if status.get("status") != "Success":
-        said = err.decode(errors="replace").strip().splitlines()[-1:] or [str(status.get("message", ""))]
-        raise ServiceError(f"{command[0]} in the pod failed: {said[0]}", where=f"pod {pod}")
-    return b"".join(out).decode(errors="replace")
+                return _ended(json.loads(data), err.decode(errors="replace"), pod)
+    raise ServiceError("the connection broke before the command ended", where=f"pod {pod}", hint="try again")
+
+
+def _ended(status: Mapping[str, Any], words: str, pod: str) -> Ended:
+    """What the last channel says: Success, or the exit code among the causes of a Failure."""
+    if status.get("status") == "Success":
+        return Ended(0, words)
+    causes = {text(cause, "reason"): text(cause, "message") for cause in maps(status, "details", "causes")}
+    code = causes.get("ExitCode", "")
+    if code.isdecimal():
+        return Ended(int(code), words)
+    said = text(status, "message")
+    if "executable file not found" in said or "no such file or directory" in said:
+        return Ended(_NOT_FOUND, said)
+    raise ServiceError(f"the command could not be run: {said}", where=f"pod {pod}")
 
 
 def messages(receive: Receive, send: Callable[[bytes], None]) -> Iterator[bytes]:
@@ -79,7 +103,14 @@ def messages(receive: Receive, send: Callable[[bytes], None]) -> Iterator[bytes]
 
 def _frame(code: int, data: bytes) -> bytes:
     """What a client sends is masked; a mask of zeros is one."""
-    return bytes([0x80 | code, 0x80 | len(data)]) + bytes(4) + data
+    size = len(data)
+    if size <= 125:
+        length = bytes([0x80 | size])
+    elif size < 1 << 16:
+        length = bytes([0x80 | 126]) + size.to_bytes(2)
+    else:
+        length = bytes([0x80 | 127]) + size.to_bytes(8)
+    return bytes([0x80 | code]) + length + bytes(4) + data
 
 
 class _Reader:

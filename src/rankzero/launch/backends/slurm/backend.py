@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import IO
 
-from rankzero.errors import RankzeroError, ServiceError
+from rankzero.errors import ConfigError, RankzeroError, ServiceError
 from rankzero.launch import labels
-from rankzero.launch.backend import Execute, LogLine, LogQuery, Say
+from rankzero.launch.backend import Ended, Execute, Hear, LogLine, LogQuery, Say
 from rankzero.launch.backends.slurm import submit as slurm_submit
 from rankzero.launch.backends.slurm.command import Job, Slurm, this_environment
 from rankzero.launch.backends.slurm.evidence import NodeSeen, config_map, num_nodes, pods_of
@@ -62,6 +63,10 @@ class SlurmBackend:
             for mount in maps(container, "volumeMounts")
         }
         yield lambda command: _run_here([mounts.get(word) or word for word in command])
+
+    def execute(self, pod: str, command: Sequence[str], hear: Hear, stdin: IO[bytes] | None = None) -> Ended:
+        """Refused: hosts are no pods, and whoever has a job there has `srun` for it."""
+        raise ConfigError("a Slurm job has no pods", where=f"pod {pod}", hint="srun --jobid=JOB --overlap COMMAND")
 
     def survey(self, objects: Sequence[Manifest]) -> Survey:
         """The partitions, and whether sbatch would take the script now."""

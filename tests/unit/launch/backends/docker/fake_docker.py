@@ -188,6 +188,25 @@ COMMANDS: dict[str, Callable[[dict[str, Any], list[str]], None]] = {
 }
 
 
+WARM_DIR = "/tmp/rankzero-dev"
+"""Of a container; here each has a directory beside the state."""
+
+
+def execute(path: Path, arguments: list[str], env: Mapping[str, str]) -> None:
+    """Become the command, in the place of the container's."""
+    name, *command = [word for word in arguments if word != "--interactive"]
+    with opened(path) as state:
+        state["calls"].append(["exec", *arguments])
+        if not find(state, name)["State"]["Running"]:
+            refuse(f"container {name} is not running")
+        says = state["behaviour"].get("nvidia-smi", {}).get(name)
+    if command[0] == "nvidia-smi":
+        print(says or 'OCI runtime exec failed: exec: "nvidia-smi": executable file not found in $PATH')
+        raise SystemExit(127 if says is None else 0)
+    words = [word.replace(WARM_DIR, str(path.parent / "pods" / name)) for word in command[1:]]
+    os.execve(sys.executable, [sys.executable, *words], dict(env))
+
+
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[dict[str, Any]]:
     """The daemon's state, for one at a time: logs are read while other commands run."""
@@ -257,4 +276,6 @@ class Daemon:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "exec":
+        execute(Path(os.environ[VARIABLE]), sys.argv[2:], os.environ)
     run(Path(os.environ[VARIABLE]), sys.argv[1:], os.environ)

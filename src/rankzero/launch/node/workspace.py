@@ -1,0 +1,153 @@
+"""The files of a warm pod that are copies of files elsewhere: which there are, and how they become others.
+
+`python -m rankzero.launch.node.workspace ROOT PLACE list` prints what was copied to ROOT/PLACE and is there;
+`… ROOT PLACE apply LENGTH` reads so many bytes of a tar stream: an order, then the files that changed. ROOT/PLACE.json
+remembers what was copied: nothing else is ever removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import sys
+import tarfile
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import IO, cast
+
+ORDER = "order.json"
+"""First member of the stream: the marks of all files, by name."""
+FILES = "files/"
+"""What the names of the other members begin with."""
+
+
+class BrokenCopyError(Exception):
+    """What came is not what was sent."""
+
+
+def mark(path: Path) -> str:
+    """What tells a file from another of its name: what is in it, and whether it can be executed."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+        executable = os.fstat(file.fileno()).st_mode & 0o100
+    return f"{digest.hexdigest()}{'x' if executable else ''}"
+
+
+def present(root: Path, place: str) -> dict[str, str]:
+    """Marks of the files that were copied and are there, as they are now."""
+    work = root / place
+    return {name: mark(work / name) for name in _copied(root, place) if (work / name).is_file()}
+
+
+def apply(root: Path, place: str, stream: IO[bytes]) -> dict[str, int]:
+    """Take a tar stream. Everything is checked before the first file changes. Returns how many were put and removed.
+
+    Raises BrokenCopyError, OSError or tarfile.TarError; then nothing has changed, unless the disk itself failed.
+    """
+    work, staged = root / place, root / f"{place}.new"
+    shutil.rmtree(staged, ignore_errors=True)
+    work.mkdir(parents=True, exist_ok=True)
+    try:
+        with tarfile.open(fileobj=stream, mode="r|") as tar:
+            tar.extractall(staged, filter="data")
+        wanted: dict[str, str] = json.loads((staged / ORDER).read_text(encoding="utf-8"))
+        came = [name for name in wanted if (staged / FILES / name).is_file()]
+        wrong = [name for name in came if mark(staged / FILES / name) != wanted[name]]
+        wrong += [name for name in wanted if name not in came and not (work / name).is_file()]
+        if wrong:
+            raise BrokenCopyError(f"{wrong[0]} changed while it was sent")
+        gone = [name for name in _copied(root, place) if name not in wanted]
+        # Before anything changes: a file that is put is remembered, whatever happens to the rest.
+        _remember(root, place, {*gone, *wanted})
+        removed = sum(_remove(work, name) for name in gone)
+        for name in came:
+            (work / name).parent.mkdir(parents=True, exist_ok=True)
+            (staged / FILES / name).replace(work / name)
+        _remember(root, place, wanted)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+    return {"put": len(came), "removed": removed}
+
+
+def pack(files: Mapping[str, Path | bytes], wanted: Mapping[str, str], out: IO[bytes]) -> None:
+    """Write the stream that `apply` takes: the marks of all files, and those files that the pod lacks."""
+    with tarfile.open(fileobj=out, mode="w|") as tar:
+        order = json.dumps(dict(wanted)).encode()
+        _add(tar, ORDER, io.BytesIO(order), len(order), 0o644)
+        for name, content in files.items():
+            if isinstance(content, bytes):
+                _add(tar, FILES + name, io.BytesIO(content), len(content), 0o644)
+                continue
+            with content.open("rb") as file:
+                seen = os.fstat(file.fileno())
+                _add(tar, FILES + name, file, seen.st_size, 0o755 if seen.st_mode & 0o100 else 0o644)
+
+
+def _add(tar: tarfile.TarFile, name: str, content: IO[bytes], size: int, mode: int) -> None:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = size, mode
+    tar.addfile(member, content)
+
+
+def _copied(root: Path, place: str) -> list[str]:
+    try:
+        names = json.loads((root / f"{place}.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    return [name for name in names if not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts]
+
+
+def _remember(root: Path, place: str, names: Iterable[str]) -> None:
+    staged = root / f"{place}.json.new"
+    staged.write_text(json.dumps(sorted(names)), encoding="utf-8")
+    staged.replace(root / f"{place}.json")
+
+
+def _remove(work: Path, name: str) -> bool:
+    """Delete a file, and its directories that are empty then. Returns whether there was one."""
+    path = work / name
+    try:
+        path.unlink()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return False
+    with suppress(OSError):  # not empty
+        for parent in path.parents:
+            if parent == work:
+                break
+            parent.rmdir()
+    return True
+
+
+class _Limited(io.RawIOBase):
+    """So many bytes of a stream, which itself may never end."""
+
+    def __init__(self, stream: IO[bytes], length: int) -> None:
+        self._stream, self._left = stream, length
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._stream.read(self._left if size < 0 else min(size, self._left))
+        self._left -= len(data)
+        return data
+
+
+def main() -> None:
+    """Do as the arguments say; one line of JSON, or of what is wrong."""
+    root, place, verb = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    root.mkdir(parents=True, exist_ok=True)
+    if verb == "list":
+        print(json.dumps(present(root, place)))
+        return
+    try:
+        print(json.dumps(apply(root, place, cast("IO[bytes]", _Limited(sys.stdin.buffer, int(sys.argv[4]))))))
+    except (BrokenCopyError, OSError, tarfile.TarError) as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Files of this machine made the same in a pod, by what is in them: only what changed is sent. Chooses no files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from rankzero.errors import RankzeroError, ServiceError
+from rankzero.launch.backend import Backend, Ended
+from rankzero.launch.node.settings import WARM_DIR
+from rankzero.launch.node.workspace import mark, pack
+
+WORK = "work"
+"""Place of the user's files, where commands run."""
+RUN = "run"
+"""Place of run.yaml, node.json and files/ of a run that is tried."""
+_PROGRAM = ["python", "-m", "rankzero.launch.node.workspace", WARM_DIR]
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """What changed in a pod."""
+
+    put: int = 0
+    removed: int = 0
+    sent: int = 0
+    """Bytes."""
+
+
+def marks(files: Mapping[str, Path | bytes]) -> dict[str, str]:
+    """What tells each file from another of its name."""
+    return {
+        name: hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else mark(content)
+        for name, content in files.items()
+    }
+
+
+def sync(
+    backend: Backend, pod: str, place: str, files: Mapping[str, Path | bytes], wanted: Mapping[str, str]
+) -> Synced:
+    """Make a place of a pod hold these files; `wanted` are their marks. What was sent before and is not among them is
+    removed; nothing else is. Raises ServiceError where the pod cannot, or a file changed meanwhile."""
+    there: dict[str, str] = json.loads(asked(backend, pod, [*_PROGRAM, place, "list"]))
+    changed = {name: files[name] for name, known in wanted.items() if there.get(name) != known}
+    if not changed and set(there) == set(wanted):
+        return Synced()
+    with tempfile.TemporaryFile() as stream:
+        pack(changed, wanted, stream)
+        length = stream.seek(0, os.SEEK_END)
+        stream.seek(0)
+        done = json.loads(asked(backend, pod, [*_PROGRAM, place, "apply", str(length)], stream))
+    return Synced(done["put"], done["removed"], length)
+
+
+def asked(backend: Backend, pod: str, command: Sequence[str], stdin: IO[bytes] | None = None) -> str:
+    """What a command in a pod printed. Raises ServiceError where it failed."""
+    out: list[bytes] = []
+    ended = backend.execute(pod, command, out.append, stdin)
+    if ended.code:
+        raise failed(pod, command, ended)
+    return b"".join(out).decode(errors="replace")
+
+
+def failed(pod: str, command: Sequence[str], ended: Ended) -> RankzeroError:
+    """The error for a command that a pod could not do."""
+    said = (ended.words.strip().splitlines() or [f"it ended with {ended.code}"])[-1]
+    if "No module named 'rankzero" in ended.words or "No module named rankzero" in ended.words:
+        hint = "its image has no rankzero, or an older one: build it from this version (docker/README.md)"
+    else:
+        hint = "give the same command again"
+    return ServiceError(f"{' '.join(command[:3])}: {said}", where=f"pod {pod}", hint=hint)

@@ -1,0 +1,82 @@
+"""`rankzero dev` on Kubernetes: a StatefulSet whose pods idle; files and commands through the API's exec."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rankzero.api.dev import sync, wait_until_warm, warm_plan
+from rankzero.errors import ServiceError, UsageError
+from rankzero.launch.render import render
+from rankzero.launch.render.container import IDLE_COMMAND
+from rankzero.launch.warm.commands import ranks, run_together
+from rankzero.launch.warm.gpus import look
+from rankzero.launch.warm.pods import WarmPod, must_be_warm
+from rankzero.spec.cluster_spec import ClusterSpec
+from tests.unit.launch.backends.kubernetes.runs import STORAGE, Bench
+
+WARM = "/tmp/rankzero-dev"
+
+
+@pytest.fixture
+def pods(bench: Bench, tmp_path: Path) -> list[WarmPod]:
+    """Two of them; what is executed there runs here, in a directory for each."""
+    place = {"image": "i", "namespace": "train", "num_nodes": 2, "prepare": "never", "kind": "statefulset"}
+    plan = warm_plan(ClusterSpec.model_validate({**place, "storage": STORAGE, "gpu": False}))
+    for node in (0, 1):
+        bench.cluster.script("node", node, [("run",)])
+    bench.submit(render(plan))
+    bench.cluster.world.run_down()
+
+    def feed(pod: str, command: list[str], sent: bytes) -> tuple[int, bytes, bytes]:
+        words = [word.replace(WARM, str(tmp_path / pod)) for word in command[1:]]
+        done = subprocess.run([sys.executable, *words], input=sent, capture_output=True, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    bench.cluster.feed = feed
+    return wait_until_warm(bench.backend(), plan.name, print)
+
+
+def test_pods_of_a_stateful_set_idle_and_find_node_zero(bench: Bench, pods: list[WarmPod]) -> None:
+    (stateful,) = bench.cluster.store.of("statefulsets")
+    (container,) = stateful["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == IDLE_COMMAND
+    assert [(pod.name, pod.master) for pod in pods] == [("dev-0", "dev-0.dev"), ("dev-1", "dev-0.dev")]
+    assert ranks(pods[1], pods)["PET_NODE_RANK"] == "1" and ranks(pods[1], pods)["MASTER_ADDR"] == "dev-0.dev"
+    several = [replace(pod, nproc=8) for pod in pods]
+    assert "RANK" not in ranks(several[0], several), "the launcher says it to its processes"
+
+
+def test_files_and_commands_go_through_the_api(bench: Bench, pods: list[WarmPod], tmp_path: Path) -> None:
+    backend, project = bench.backend(), tmp_path / "project"
+    project.mkdir()
+    (project / "small.py").write_text("import os, sys; print('ran', flush=True); sys.exit(4)\n", encoding="utf-8")
+    (project / "large.bin").write_bytes(bytes(range(256)) * 1000)
+    done = sync(backend, pods, project)
+    assert [one.put for one in done.values()] == [2, 2]
+    assert (tmp_path / "dev-1/work/large.bin").read_bytes() == bytes(range(256)) * 1000
+    assert sync(backend, pods, project)["dev-0"].put == 0
+    heard: list[tuple[str, str]] = []
+    env = {pod.name: ranks(pod, pods) for pod in pods}
+    command = [sys.executable, "small.py"]
+    code = run_together(backend, pods, command, env, 5.0, lambda pod, text: heard.append((pod.name, text)))
+    assert code == 4 and sorted(heard) == [("dev-0", "ran"), ("dev-1", "ran")]
+    assert bench.cluster.faults_of_its_own == []
+
+
+def test_what_a_pod_cannot_do_is_said(bench: Bench, pods: list[WarmPod]) -> None:
+    backend = bench.backend()
+    bench.cluster.feed = lambda _pod, _command, _sent: (1, b"", b"No module named 'rankzero'")
+    with pytest.raises(ServiceError, match="No module named") as caught:
+        sync(backend, pods, Path(__file__).parent)
+    assert "its image has no rankzero" in caught.value.problems[0].hint
+    assert look(backend, "dev-0").trouble.startswith("nvidia-smi: No module")
+
+
+def test_another_run_is_no_warm_pods(bench: Bench) -> None:
+    with pytest.raises(UsageError, match="there are no warm pods"):
+        must_be_warm(bench.backend().collect("dev"))

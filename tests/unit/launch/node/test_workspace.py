@@ -1,0 +1,54 @@
+"""Files of a warm pod: a copy that is cut off or is not what was announced changes nothing."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from rankzero.launch.node.workspace import BrokenCopyError, apply, mark, pack, present
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Path:
+    """With one file that was sent, and one that was made there."""
+    source = tmp_path / "a.py"
+    source.write_text("a", encoding="utf-8")
+    out = io.BytesIO()
+    pack({"lib/a.py": source}, {"lib/a.py": mark(source)}, out)
+    assert apply(tmp_path / "pod", "work", io.BytesIO(out.getvalue())) == {"put": 1, "removed": 0}
+    (tmp_path / "pod/work/own").write_text("made there", encoding="utf-8")
+    return tmp_path / "pod"
+
+
+def sent(tmp_path: Path, *, told: str | None = None) -> bytes:
+    """`b.py` in the place of `lib/a.py`."""
+    source = tmp_path / "b.py"
+    source.write_bytes(b"b" * 50_000)
+    out = io.BytesIO()
+    pack({"b.py": source}, {"b.py": told or mark(source)}, out)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("broken", ["cut", "other"])
+def test_a_broken_copy_changes_nothing(pod: Path, tmp_path: Path, broken: str) -> None:
+    stream = sent(tmp_path)[:20_000] if broken == "cut" else sent(tmp_path, told="0" * 64)
+    with pytest.raises((BrokenCopyError, OSError, tarfile.TarError)):
+        apply(pod, "work", io.BytesIO(stream))
+    assert {path.name for path in (pod / "work").rglob("*")} == {"lib", "a.py", "own"}
+    assert list(present(pod, "work")) == ["lib/a.py"] and not (pod / "work.new").exists()
+
+
+def test_a_whole_one_puts_and_removes_what_was_sent_before(pod: Path, tmp_path: Path) -> None:
+    assert apply(pod, "work", io.BytesIO(sent(tmp_path))) == {"put": 1, "removed": 1}
+    assert {path.name for path in (pod / "work").rglob("*")} == {"b.py", "own"}
+
+
+def test_names_that_lead_out_are_not_taken(pod: Path, tmp_path: Path) -> None:
+    out = io.BytesIO()
+    pack({"../../evil": b"x"}, {"../../evil": "0"}, out)
+    with pytest.raises((BrokenCopyError, tarfile.TarError)):
+        apply(pod, "work", io.BytesIO(out.getvalue()))
+    assert not (tmp_path / "evil").exists() and not (pod / "evil").exists()
