@@ -18,9 +18,7 @@ import torch
 from peft import PeftModel
 from transformers.utils import ModelOutput
 
-LOGITS_AT_ONCE = {"cpu": 2**22}
-"""Logits that exist at once, by kind of device; those of one target at least."""
-OTHER_LOGITS_AT_ONCE = 2**26
+from rankzero.model.memory import targets_at_once
 
 PartLoss = Callable[[torch.Tensor, slice], torch.Tensor]
 """From the logits of some targets, (n, V), and which they are, to the sum of their losses."""
@@ -70,7 +68,8 @@ class Tail:
     def loss_sum(self, hidden_NH: torch.Tensor, output: type[ModelOutput], part_loss: PartLoss) -> torch.Tensor:
         """The sum of the losses of N targets, at least one."""
         trained = [parameter for parameter in self._parameters if parameter.requires_grad]
-        parts = list(_parts(len(hidden_NH), self._targets_at_once(hidden_NH, trained)))
+        width = hidden_NH.shape[1] if trained else 0
+        parts = list(_parts(len(hidden_NH), targets_at_once(hidden_NH.device.type, self._vocabulary, width)))
 
         def loss_of(hidden_nH: torch.Tensor, part: slice) -> torch.Tensor:
             return part_loss(self.logits(hidden_nH, output), part)
@@ -79,12 +78,6 @@ class Tail:
             return torch.stack([loss_of(hidden_NH[part], part) for part in parts]).sum()
         loss: torch.Tensor = _LossSum.apply(hidden_NH, loss_of, parts, *trained)  # type: ignore[no-untyped-call]
         return loss
-
-    def _targets_at_once(self, hidden_NH: torch.Tensor, trained: list[torch.nn.Parameter]) -> int:
-        """Where weights are trained, each part adds to a gradient of their size: that takes as many targets as a hidden
-        state has values to be worth it."""
-        logits = LOGITS_AT_ONCE.get(hidden_NH.device.type, OTHER_LOGITS_AT_ONCE)
-        return max(1, logits // self._vocabulary, hidden_NH.shape[1] if trained else 0)
 
     @contextmanager
     def _returning(self, output: ModelOutput) -> Iterator[None]:
@@ -101,6 +94,15 @@ class Tail:
                 self.decoder.forward = own
             else:
                 del self.decoder.forward
+
+
+def has_tail(model: Any) -> bool:
+    """Whether what a model does behind its decoder can be done by itself, as far as its modules tell."""
+    try:
+        Tail(model)
+    except (ValueError, AttributeError):
+        return False
+    return True
 
 
 class _LossSum(torch.autograd.Function):

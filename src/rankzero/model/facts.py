@@ -68,6 +68,8 @@ class ModelFacts:
     """Whether attention keeps its weights, one for each pair of tokens."""
     idle: int = 0
     """Weights of experts that a token does not visit."""
+    logits_in_parts: bool = False
+    """Whether logits of some targets at a time are enough (model/chunked_loss.py), where a replica computes them."""
 
     @property
     def float32_masters(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rankzero.errors import ConfigError, RankzeroError
 from rankzero.model.facts import ModelFacts
-from rankzero.model.memory import CPU_TOKENS, GPU_TOKENS, pass_parts, state_parts
+from rankzero.model.memory import CPU_TOKENS, GPU_TOKENS, computes_in_parts, pass_parts, state_parts
 from rankzero.spec.run_spec import Sharding, TrainSpec
 
 MOST_WAYS = 3
@@ -70,6 +70,7 @@ class Need:
             recomputing=self.recomputing,
             offloading=self.offloading and self.device_kind != "cpu",
             trained_share=self.trained_share,
+            in_parts_on=self.device_kind if computes_in_parts(self.facts, self.sharding) else None,
         )
 
 

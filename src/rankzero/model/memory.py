@@ -13,7 +13,9 @@ sharding     divides weights (fsdp, zero3), gradients and optimizer (zero2 too) 
 activations  for each token and block, frozen under adapters: 8h + c(4A + 3I), and c + 1 for each input of a layer with
              adapters; trained: 16h + c(2h + 4A + 4I), and 3ch more under float32 weights that are rounded for products;
              2I less where nothing is gated. Recomputed: each block's input, and one block's activations
-logits       12 V for each trained token: as computed, in float32, their softmax, and its gradient
+logits       12 V for each trained token: as computed, in float32, their softmax, and its gradient. Where a replica
+             computes them for some tokens at a time, those of these alone; where the head is trained, then 4 V for
+             each and two gradients of the head, 8 V h, if that is more
 
 Where the numbers come from: adding up what the backward pass is given by each operation of transformers' blocks; a test
 compares them with what torch says it keeps. Pure: knows nothing of devices but how much memory they have.
@@ -35,6 +37,9 @@ CPU_PASS_COST, GPU_PASS_COST = 32, 512
 USABLE = 0.85
 """Share of the memory that is planned with; the rest is for the context, fragmentation and what this leaves out."""
 LOGIT_BYTES = 12
+LOGITS_AT_ONCE = {"cpu": 2**22}
+"""Logits that exist at once, by kind of device, where a loss is computed in parts; those of one target at least."""
+OTHER_LOGITS_AT_ONCE = 2**26
 DEEPSPEED_BUCKETS = 2 * 4 * 50_000_000
 """Two float32 buffers that gradients are reduced in, of the size that engine/parallel/zero/config.py sets."""
 
@@ -48,6 +53,15 @@ class MemoryPlan:
     gradient_checkpointing: bool
     expected_bytes: int
     """What is expected to be in use at the highest point of a step."""
+
+
+def targets_at_once(device_kind: str, vocabulary: int, trained_width: int) -> int:
+    """Of how many targets there are logits at once, where a loss is computed in parts.
+
+    Where weights behind the decoder are trained, each part adds to a gradient of their size: that takes as many targets
+    as a hidden state has values (`trained_width`, else 0) to be worth it.
+    """
+    return max(1, LOGITS_AT_ONCE.get(device_kind, OTHER_LOGITS_AT_ONCE) // vocabulary, trained_width)
 
 
 def choose_sharding(train: TrainSpec, max_length: int, facts: ModelFacts, limit: int, world_size: int) -> Sharding:
@@ -94,6 +108,7 @@ def plan_memory(
             recomputing=recomputing,
             offloading=offloading and device_kind != "cpu",
             trained_share=trained_share,
+            in_parts_on=device_kind if computes_in_parts(facts, sharding) else None,
         )
 
     least = candidates[-1] if wanted == "auto" else wanted
@@ -108,6 +123,12 @@ def plan_memory(
         gradient_checkpointing=recomputing,
         expected_bytes=round(needed(tokens, recomputing=recomputing, offloading=offloading)),
     )
+
+
+def computes_in_parts(facts: ModelFacts, sharding: Sharding) -> bool:
+    """Whether the loss of a pass is computed some targets at a time: not where weights are whole for the moment only,
+    or a pass of one process waits for those of others."""
+    return facts.logits_in_parts and sharding == "ddp"
 
 
 def state_bytes(
@@ -171,11 +192,18 @@ def pass_bytes(
     recomputing: bool,
     offloading: bool = False,
     trained_share: float = 1.0,
+    in_parts_on: str | None = None,
 ) -> float:
     """What a forward and backward pass over `tokens` adds, all of them in rows of `max_length` at most: the sum of
     `pass_parts`."""
     parts = pass_parts(
-        max_length, facts, tokens, recomputing=recomputing, offloading=offloading, trained_share=trained_share
+        max_length,
+        facts,
+        tokens,
+        recomputing=recomputing,
+        offloading=offloading,
+        trained_share=trained_share,
+        in_parts_on=in_parts_on,
     )
     return sum(parts.values())
 
@@ -188,10 +216,12 @@ def pass_parts(
     recomputing: bool,
     offloading: bool = False,
     trained_share: float = 1.0,
+    in_parts_on: str | None = None,
 ) -> dict[str, float]:
     """Bytes of activations and logits, by these names.
 
-    `offloading` leaves the activations of two blocks on the device, or the inputs of two.
+    `offloading` leaves the activations of two blocks on the device, or the inputs of two. `in_parts_on` is the kind of
+    device, where the loss is computed some targets at a time; None: all at once.
     """
     row, total = min(tokens, max_length), 0.0
     for blocks, share in ((facts.text, 1), (facts.tower, facts.patches)):
@@ -202,7 +232,13 @@ def pass_parts(
         stay = min(2, blocks.count) if offloading else blocks.count
         total += given * stay + one if recomputing else one * stay
         total += blocks.remade_bytes * (1 + (1 if recomputing else blocks.count)) if blocks.remade_bytes else 0
-    return {"activations": total, "logits": LOGIT_BYTES * facts.logits * tokens * trained_share}
+    targets = tokens * trained_share
+    logits = LOGIT_BYTES * facts.logits * targets
+    if in_parts_on is not None and facts.logits:
+        width = 0 if facts.adapters else facts.text.hidden
+        at_once = min(targets, targets_at_once(in_parts_on, facts.logits, width))
+        logits = facts.logits * max(LOGIT_BYTES * at_once, 4 * at_once + 8 * width)
+    return {"activations": total, "logits": logits}
 
 
 def block_bytes(blocks: Blocks, facts: ModelFacts, row: int) -> float:

@@ -9,6 +9,7 @@ import torch
 from peft import PeftModel
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 
+from rankzero.model.chunked_loss import has_tail
 from rankzero.model.facts import IN_SEVERAL_STEPS, PACKED_BYTES, Blocks, ModelFacts
 from rankzero.model.lora import parameter_counts
 from rankzero.model.parts import blocks, inside, part_finder
@@ -71,6 +72,7 @@ def model_facts(
         tower=_tower_blocks(tower, base, tower_names, compute) if tower and _is_trained(base, tower_names) else None,
         patches=_patches(config) if tower else 1,
         logits=0 if use == "classifies" else config.get_text_config().vocab_size,
+        logits_in_parts=use != "classifies" and has_tail(shape),
         eager=getattr(base.config, "_attn_implementation", None) == "eager",
         idle=_idle(config.get_text_config(), base),
     )

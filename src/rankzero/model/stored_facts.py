@@ -100,6 +100,7 @@ def decoder_facts(
         patches=1,
         logits=int(config["vocab_size"]),
         eager=model.attention == "eager",
+        logits_in_parts=True,
     )
 
 

@@ -13,7 +13,7 @@ from peft import LoraConfig, get_peft_model
 from rankzero.data.batches.collators.text import MicroBatch, PaddedText
 from rankzero.engine.heads import SupervisedHead
 from rankzero.engine.tasks.protocol import weighted_cross_entropy
-from rankzero.model import chunked_loss
+from rankzero.model import chunked_loss, memory
 from tests.unit.model.packed import Rows, collated, tiny
 
 AT_ONCE = 5
@@ -69,7 +69,7 @@ ADAPTED = [
 def test_loss_and_gradients_are_those_of_all_targets_at_once(
     name: str, trained: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(chunked_loss.LOGITS_AT_ONCE, "cpu", AT_ONCE * 99)
+    monkeypatch.setitem(memory.LOGITS_AT_ONCE, "cpu", AT_ONCE * 99)
     model = tiny(name.split()[-1], "sdpa", vocab_size=99, **TAILS[name])
     head_name = next(n for n, module in model.named_modules() if module is model.get_output_embeddings())
     if trained == "decoder":
@@ -93,7 +93,7 @@ def test_loss_and_gradients_are_those_of_all_targets_at_once(
 
 
 def test_without_gradients_the_loss_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(chunked_loss.LOGITS_AT_ONCE, "cpu", AT_ONCE * 99)
+    monkeypatch.setitem(memory.LOGITS_AT_ONCE, "cpu", AT_ONCE * 99)
     model, batch = tiny("llama", "sdpa", vocab_size=99), batch_of(weighted=True)
     with torch.no_grad():
         parts = SupervisedHead(model, model, in_parts=True).loss_sum(batch, weighted_cross_entropy)

@@ -58,6 +58,7 @@ def test_facts_of_llama_8b_are_those_by_hand() -> None:
         patches=1,
         logits=V,
         eager=False,
+        logits_in_parts=True,
     )
     trained = llama_8b(full())
     assert (trained.total, trained.trainable, trained.frozen_bytes, trained.trained_bytes) == (N, N, 0, 4 * N)

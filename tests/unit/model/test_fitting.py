@@ -11,11 +11,18 @@ import pytest
 
 from rankzero.engine import setup
 from rankzero.errors import ConfigError, ExitCode, RankzeroError
+from rankzero.model.facts import ModelFacts
 from rankzero.model.fitting import GB, Need, require_room, ways_out
 from rankzero.model.memory import plan_memory
 from rankzero.spec.run_spec import RunSpec
-from tests.support.memory import LONGEST, N, full, llama_8b, lora
+from tests.support.memory import LONGEST, N, full, lora
+from tests.support.memory import llama_8b as in_parts
 from tests.support.runs import run_here, run_root, small_spec
+
+
+def llama_8b(spec: RunSpec) -> ModelFacts:
+    """As a model of which all logits are there at once: larger passes cost more then."""
+    return replace(in_parts(spec), logits_in_parts=False)
 
 
 def need(spec: RunSpec, limit: float, *, world_size: int = 1, **changes: Any) -> Need:

@@ -11,9 +11,12 @@ from rankzero.model.memory import (
     CPU_TOKENS,
     GPU_TOKENS,
     USABLE,
+    MemoryPlan,
     block_bytes,
     choose_sharding,
+    computes_in_parts,
     pass_bytes,
+    pass_parts,
     plan_memory,
     state_bytes,
 )
@@ -217,8 +220,33 @@ def test_a_row_may_be_longer_than_a_pass() -> None:
 
 
 def test_less_is_trained_so_more_fits() -> None:
-    longer, shorter = (plan(lora(gradient_checkpointing=True), 80 * GB, share=share) for share in (0.1, 1.0))
-    assert longer.micro_batch_tokens > shorter.micro_batch_tokens
+    """Where all logits of a pass are there at once: not where a replica computes its loss in parts."""
+    spec = lora(gradient_checkpointing=True)
+    shares = (0.1, 1.0)
+    longer, shorter = (spread_plan(spec, 80 * GB, share).micro_batch_tokens for share in shares)
+    assert longer > shorter
+    assert len({plan(spec, 80 * GB, share=share).micro_batch_tokens for share in shares}) == 1
+
+
+def spread_plan(spec: RunSpec, limit: int, share: float) -> MemoryPlan:
+    facts = llama_8b(spec)
+    return plan_memory(spec.train, LONGEST, facts, limit, "cuda", sharding="fsdp", world_size=8, trained_share=share)
+
+
+def test_logits_of_some_targets_at_a_time() -> None:
+    """Of 2^26 values on a GPU and 2^22 on a CPU; of as many targets as a hidden state has values where the head is
+    trained, for which there are two gradients of it."""
+    frozen, trained = llama_8b(lora()), llama_8b(full())
+    for kind, values in (("cuda", 2**26), ("cpu", 2**22)):
+        whole, part = (
+            pass_parts(LONGEST, frozen, 65536, recomputing=True, in_parts_on=on)["logits"] for on in (None, kind)
+        )
+        assert (whole, part) == (12 * V * 65536, 12 * V * (values // V))
+    found = pass_parts(LONGEST, trained, 65536, recomputing=True, in_parts_on="cpu")["logits"]
+    assert found == V * max(12 * H, 4 * H + 8 * H)
+    few = pass_parts(LONGEST, trained, 100, recomputing=True, in_parts_on="cpu")["logits"]
+    assert few == V * (4 * 100 + 8 * H)
+    assert not computes_in_parts(frozen, "fsdp") and computes_in_parts(frozen, "ddp")
 
 
 def test_a_cpu_has_passes_of_its_own() -> None:
