@@ -32,16 +32,16 @@ class Passes:
         self.count = 0
         """Of the evaluation that was stopped."""
         self._step = 0
-        predict = step.Stepper.predict
+        loss_sum = step.Stepper.loss_sum
 
-        def counted(stepper: Any, batch: Any) -> Any:
+        def counted(stepper: Any, batch: Any, seen: Any = None) -> Any:
             if not torch.is_grad_enabled() and self._step == in_step:
                 self.count += 1
                 if self.count == in_pass:
                     os.kill(os.getpid(), signal.SIGTERM)
-            return predict(stepper, batch)
+            return loss_sum(stepper, batch, seen)
 
-        patch.setattr(step.Stepper, "predict", counted)
+        patch.setattr(step.Stepper, "loss_sum", counted)
 
     def hooks(self) -> Hooks:
         """Those of the run that is counted."""

@@ -151,16 +151,16 @@ def fail_above(tokens: int, patch: pytest.MonkeyPatch) -> None:
     from rankzero.engine.parallel.replicas import Replicated
     from rankzero.engine.step import Stepper
 
-    gradients, predict = Stepper.gradients, Stepper.predict
+    gradients, loss_sum = Stepper.gradients, Stepper.loss_sum
     at = {"step": 0, "tokens": 0}
 
     def begin(stepper: Any, batches: Any, work: Any, step: int, **rest: Any) -> Any:
         at["step"] = step + 1
         return gradients(stepper, batches, work, step, **rest)
 
-    def note(stepper: Any, batch: Any) -> Any:
+    def note(stepper: Any, batch: Any, seen: Any = None) -> Any:
         at["tokens"] = batch.computed
-        return predict(stepper, batch)
+        return loss_sum(stepper, batch, seen)
 
     def failing(backward: Callable[..., None]) -> Callable[..., None]:
         def fail(parallel: Any, loss: Any, *, last: bool) -> None:
@@ -172,7 +172,7 @@ def fail_above(tokens: int, patch: pytest.MonkeyPatch) -> None:
         return fail
 
     patch.setattr(Stepper, "gradients", begin)
-    patch.setattr(Stepper, "predict", note)
+    patch.setattr(Stepper, "loss_sum", note)
     for kind in (Replicated, Fsdp):
         patch.setattr(kind, "backward", failing(kind.backward))
 
