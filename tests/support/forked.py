@@ -110,6 +110,8 @@ def suffer(ordeal: Ordeal, patch: pytest.MonkeyPatch) -> Hooks:
     from rankzero.engine.hooks import Hooks
     from rankzero.run_dir import atomic
 
+    if ordeal.out_of_memory_above is not None:
+        fail_above(ordeal.out_of_memory_above, patch)
     loss_sum, hashed = step.Stepper.loss_sum, atomic.file_sha256
     at = {"step": 0}
     whole_machine = resource.getrlimit(resource.RLIMIT_AS)
@@ -136,8 +138,6 @@ def suffer(ordeal: Ordeal, patch: pytest.MonkeyPatch) -> Hooks:
             os.kill(os.getpid(), signal.SIGKILL)
         return hashed(path)
 
-    if ordeal.out_of_memory_above is not None:
-        fail_above(ordeal.out_of_memory_above, patch)
     patch.setattr(step.Stepper, "loss_sum", poisoned)
     patch.setattr(atomic, "file_sha256", kill)
     return Hooks(step_begins=begin, step_ends=end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -57,6 +58,7 @@ def s3_store(patch: pytest.MonkeyPatch) -> Iterator[Store]:
     patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     patch.setenv("AWS_MAX_ATTEMPTS", "1")  # a client that waits between tries makes a test wait
     try:
+        _empty(server.server_port)
         _client().create_bucket(Bucket=BUCKET)
         yield store
     finally:
@@ -98,10 +100,15 @@ def _client() -> Any:
     return boto3.client("s3")
 
 
+def _empty(port: int) -> None:
+    """What an earlier server of this process has kept is gone: moto has one memory for all of them."""
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/moto-api/reset", method="POST")
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert answer.status == 200
+
+
 def _forget() -> None:
-    """Let no later test meet this server's objects or clients."""
+    """Let no later test meet this server's clients."""
     import s3fs
-    from moto.core.model_instances import reset_model_data
 
     s3fs.S3FileSystem.clear_instance_cache()
-    reset_model_data()

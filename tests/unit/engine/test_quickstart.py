@@ -1,33 +1,30 @@
-"""The quickstart's answers, without its model: what was asked is kept beside the run, and is on its page."""
+"""The quickstart's answers, without its model: those that its run has kept, before the first step and of its result."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from rankzero.engine import quickstart
-from rankzero.report.run import Sample, read_run
+from rankzero.engine.quickstart import quickstart
+from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
-from tests.support.run_directory import BEGUN, run_directory
 
 
-def test_what_it_answers_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = run_directory(tmp_path / "runs/quickstart")
+def test_answers_are_those_of_the_first_step_and_of_the_result(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "runs/quickstart")
     value = {"name": "quickstart", "model": {"name": "m"}, "data": {"train": "rows.jsonl"}, "lora": {}}
     spec = RunSpec.model_validate({**value, "output_dir": str(tmp_path / "runs")})
-    replies = iter(["old", "new"])
 
-    def answers(_model: object, questions: tuple[str, ...], **_settings: Any) -> list[str]:
-        reply = next(replies)
-        return [f"{reply} {number}" for number, _ in enumerate(questions)]
+    def train(_spec: RunSpec) -> dict[str, int]:
+        run_dir.root.mkdir(parents=True)
+        rows = [
+            {"step": step, "prompt": prompt, "text": f"{prompt} at {step}"}
+            for step in (0, 20, 40, 60)
+            for prompt in "ab"
+        ]
+        run_dir.samples.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        return {"final_step": 40}  # the best, not the last
 
-    monkeypatch.setattr(quickstart, "ask", answers)
-    monkeypatch.setattr(quickstart, "find_result", lambda *_target: None)
-    result = quickstart.quickstart(spec, lambda _spec: {"final_step": 60})
-    asked = list(enumerate(quickstart.QUESTIONS))
-    assert result.answers == [(question, f"old {number}", f"new {number}") for number, question in asked]
-    kept = [Sample(0, question, f"old {number}") for number, question in asked]
-    kept += [Sample(60, question, f"new {number}") for number, question in asked]
-    assert list(read_run(root, BEGUN).samples) == kept
+    found = quickstart(spec, train)
+    assert found.answers == [("a", "a at 0", "a at 40"), ("b", "b at 0", "b at 40")]
+    assert found.run_dir == run_dir.root
