@@ -183,15 +183,22 @@ def test_the_shell_keeps_the_exit_code_and_marks_a_good_end_alone(tmp_path: Path
     assert (tmp_path / "copied").exists() == (tmp_path / "completed").exists() == (code == 0)
 
 
-def test_a_stop_reaches_the_node_command_through_the_shell(tmp_path: Path) -> None:
+@pytest.mark.parametrize("when", ["before the shell knows its number", "later"])
+def test_a_stop_reaches_the_node_command_through_the_shell(tmp_path: Path, when: str) -> None:
     node = f"trap 'echo stopped > {tmp_path}/heard; exit 75' TERM; echo > {tmp_path}/ready; while :; do sleep 0.1; done"
-    process = subprocess.Popen(["sh", "-c", of_katib(tmp_path, node)])
+    whole = of_katib(tmp_path, node)
+    if when != "later":
+        started = f"until test -e {tmp_path}/ready; do sleep 0.01; done"
+        assert whole.count("& node=$!; ") == 1
+        whole = whole.replace("& node=$!; ", f"& {started}; kill -TERM $$; node=$!; ")
+    process = subprocess.Popen(["sh", "-c", whole])
     try:
         deadline = time.monotonic() + 60
         while not (tmp_path / "ready").exists():
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        os.kill(process.pid, signal.SIGTERM)
+        if when == "later":
+            os.kill(process.pid, signal.SIGTERM)
         assert process.wait(60) == 75
     finally:
         process.kill()

@@ -204,7 +204,8 @@ def script(metrics: str) -> str:
     ` && echo completed > …` to it, and that must depend on all of it."""
     command, target = shlex.join(NODE_COMMAND), METRICS
     return (
-        f"{command} & node=$!; trap 'kill -TERM $node' TERM INT; "
+        "trap 'asked=1; kill -TERM $node' TERM INT; "  # before the node command: its first instants count too
+        f"{command} & node=$!; test -z $asked || kill -TERM $node; "
         "while wait $node; code=$?; kill -0 $node 2>/dev/null; do :; done; "
         f"(exit $code) && cp {metrics} {target}"
     )
