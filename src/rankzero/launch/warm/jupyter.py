@@ -7,6 +7,7 @@ import os
 import secrets
 from dataclasses import dataclass, field
 from typing import IO, Any, Protocol
+from urllib.parse import urlencode
 
 from rankzero.errors import ConfigError
 from rankzero.launch.backend import Backend
@@ -43,7 +44,7 @@ class Jupyter:
 
     def url(self, port: int) -> str:
         """Of the port of this machine that leads there, with the token."""
-        return f"http://127.0.0.1:{port}/{self.page}?token={self.token}"
+        return f"http://127.0.0.1:{port}/{self.page}?{urlencode({'token': self.token})}"
 
 
 def start(backend: Backend, pod: WarmPod, keeper: Keeper | None = None) -> Jupyter:
