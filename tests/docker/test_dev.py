@@ -108,10 +108,14 @@ def test_jupyter_is_reached_through_exec_alone(project: Path, cli: Any) -> None:
         code = "import mine, os; print(mine.ANSWER, sorted(os.listdir('/outputs')) is not None, os.uname().nodename)"
         assert said_by_kernel(url, "/tmp/rankzero-dev/work", code).split() == ["42", "True", "dev-0"]
     token = token_of(url)
-    for words in (("inspect", "rankzero-dev-0"), ("top", "rankzero-dev-0", "-eo", "args"), ("logs", "rankzero-dev-0")):
+    for words in (
+        ("inspect", "rankzero-dev-0"),
+        ("top", "rankzero-dev-0", "-eo", "pid,args"),
+        ("logs", "rankzero-dev-0"),
+    ):
         shown = docker(*words)
         assert token not in shown.stdout + shown.stderr
-    assert "jupyterlab" in docker("top", "rankzero-dev-0", "-eo", "args").stdout
+    assert "jupyterlab" in docker("top", "rankzero-dev-0", "-eo", "pid,args").stdout
     assert cli("dev run -- true").code == 0
     with forwarding() as again:
         assert token_of(again) == token

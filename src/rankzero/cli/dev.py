@@ -189,8 +189,8 @@ def jupyter(
             with suppress(KeyboardInterrupt):
                 relay(listening, pod.name, found.port)
             return
-    _say_where(found, chosen)
-    forwarding.forward(program, f"pod/{pod.name}", f"{chosen}:{found.port}")
+    ports = f"{chosen}:{found.port}"
+    forwarding.forward(program, f"pod/{pod.name}", ports, lambda: _say_where(found, chosen))
 
 
 @app.command("gpu")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rankzero.errors import ConfigError, ServiceError, UsageError
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from rankzero.spec.cluster_spec import ClusterSpec
 
 LOOPBACK = "127.0.0.1"
+_LOOK_SECONDS = 0.1
 
 
 def kubectl(spec: ClusterSpec, what: str, hint: str = "install it") -> list[str]:
@@ -25,11 +27,31 @@ def kubectl(spec: ClusterSpec, what: str, hint: str = "install it") -> list[str]
     return [program, *context, "-n", spec.namespace]
 
 
-def forward(program: Sequence[str], target: str, ports: str) -> None:
-    """Have kubectl forward a port until Ctrl-C. Raises ServiceError where it ends by itself."""
-    code = until_interrupted([*program, "port-forward", target, ports, "--address", LOOPBACK])
+def forward(program: Sequence[str], target: str, ports: str, ready: Callable[[], None] = lambda: None) -> None:
+    """Have kubectl forward a port until Ctrl-C; `ready` is called when it listens. Raises ServiceError where it ends by
+    itself."""
+    process = subprocess.Popen([*program, "port-forward", target, ports, "--address", LOOPBACK])
+    try:
+        if _listens(process, int(ports.partition(":")[0])):
+            ready()
+        code = process.wait()
+    except KeyboardInterrupt:
+        process.wait()
+        code = 0
+    finally:
+        process.kill()
     if code:
         raise ServiceError(f"kubectl port-forward ended with {code}", where=target, hint="its own words are above")
+
+
+def _listens(process: subprocess.Popen[bytes], port: int) -> bool:
+    """Wait until a program listens, or has ended. Returns whether it listens."""
+    while process.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex((LOOPBACK, port)) == 0:
+                return True
+        time.sleep(_LOOK_SECONDS)
+    return False
 
 
 def until_interrupted(command: Sequence[str]) -> int:
