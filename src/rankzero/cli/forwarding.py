@@ -30,7 +30,8 @@ def kubectl(spec: ClusterSpec, what: str, hint: str = "install it") -> list[str]
 def forward(program: Sequence[str], target: str, ports: str, ready: Callable[[], None] = lambda: None) -> None:
     """Have kubectl forward a port until Ctrl-C; `ready` is called when it listens. Raises ServiceError where it ends by
     itself."""
-    process = subprocess.Popen([*program, "port-forward", target, ports, "--address", LOOPBACK])
+    words = [*program, "port-forward", target, ports, "--address", LOOPBACK]
+    process = subprocess.Popen(words, stdout=2)  # it speaks of each connection; standard output is for the URL
     try:
         if _listens(process, int(ports.partition(":")[0])):
             ready()

@@ -42,6 +42,7 @@ LISTENS = """#!{python}
 import socket, sys, time
 open({told!r}, "w").write(chr(10).join(sys.argv[1:]))
 time.sleep(0.3)
+print("Forwarding from 127.0.0.1", flush=True)
 with socket.create_server(("127.0.0.1", int(sys.argv[5].partition(":")[0]))) as listening:
     listening.accept()
 """
@@ -58,6 +59,7 @@ def test_jupyter_s_port_is_forwarded(warm: Place, kubectl: Path, monkeypatch: py
     port = told[4].partition(":")[0]
     assert told == ["-n", "train", "port-forward", "pod/dev-0", f"{port}:41234", "--address", "127.0.0.1"]
     assert done.out == f"http://127.0.0.1:{port}/lab?token={token}\n" and token not in done.err
+    assert "Forwarding from" in done.err
     program.write_text(ends)
     monkeypatch.setenv("FAILS", "1")
     failed = warm("dev jupyter")
