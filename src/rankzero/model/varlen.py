@@ -9,7 +9,9 @@ to end are computed as transformers' "sdpa" computes them.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,8 +118,23 @@ def varlen_mask(  # noqa: PLR0913  transformers' signature
     return mask
 
 
+_ROWS: ContextVar[int | None] = ContextVar("rows", default=None)
+
+
+@contextmanager
+def rows_of_pass(count: int) -> Iterator[None]:
+    """Say how many rows a pass has whose masks are made within: else each mask asks the device, and waits for it."""
+    token = _ROWS.set(count)
+    try:
+        yield
+    finally:
+        _ROWS.reset(token)
+
+
 def _has_borders(mask_function: Callable[..., torch.Tensor], length: int, device: torch.device | str) -> bool:
     """Whether some token may not attend to the one before it."""
+    if (rows := _ROWS.get()) is not None:
+        return rows > 1
     at = torch.arange(length, device=device)
     zero = at.new_zeros(())
     return not bool(mask_function(zero, zero, at[1:], at[:-1]).all())
