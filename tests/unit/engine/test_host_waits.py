@@ -58,7 +58,8 @@ def test_a_boolean_index_is_found() -> None:
 def test_a_packed_pass_waits_where_transformers_asks_for_borders_and_nowhere_else(
     model_type: str, masks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once for each kind of mask (of all before, of a window), at the beginning. The kernel of a GPU is told borders where they are."""
+    """Once for each kind of mask (of all before, of a window), at the beginning. A GPU's kernel is told borders where
+    they are."""
 
     def kernel(query: torch.Tensor, *_others: Any, **_options: Any) -> torch.Tensor:
         return query
