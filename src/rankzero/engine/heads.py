@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 
@@ -68,11 +68,11 @@ class SupervisedHead:
 
     def loss_sum(self, batch: MicroBatch, of_logits: LossSum) -> torch.Tensor:
         places_N = batch.predicts_N
-        if not self._in_parts or places_N is None or not len(places_N):
+        if self._in_parts and self._tail is None and places_N is not None:
+            self._tail = self._find_tail(batch)
+        tail = self._tail
+        if tail is None or places_N is None or not len(places_N):
             return of_logits(self.logits(batch), batch)
-        if self._tail is None and not self._find_tail(batch, places_N):
-            return self.loss_sum(batch, of_logits)
-        tail = cast(Tail, self._tail)
         hidden_NH, output = tail.decoded(places_N, lambda: self._logits_at(batch, places_N[:0]))
 
         def part_loss(logits_nV: torch.Tensor, part: slice) -> torch.Tensor:
@@ -81,14 +81,19 @@ class SupervisedHead:
 
         return tail.loss_sum(hidden_NH, output, part_loss)
 
-    def _find_tail(self, batch: MicroBatch, places_N: torch.Tensor) -> bool:
+    def _find_tail(self, batch: MicroBatch) -> Tail | None:
         """Look in the first pass whether what the model does behind its decoder can be done by itself, and comes to
-        the same. Where it cannot, logits of all targets are there at once from now on."""
+        the same. Where it cannot, logits of all targets are there at once from now on.
+
+        At the pass's first token, whether or not it has a target: this is a pass of the model more, which ranks that
+        have slices of the same rows make together.
+        """
         try:
             tail = Tail(self._module)
-            with torch.no_grad(), same_draws_again(places_N.device):
+            place_1 = torch.zeros(1, dtype=torch.int64, device=batch.targets_N.device)
+            with torch.no_grad(), same_draws_again(place_1.device):
                 usual: list[torch.Tensor] = []
-                decoded = tail.decoded(places_N[:1], lambda: usual.append(self._logits_at(batch, places_N[:1]).float()))
+                decoded = tail.decoded(place_1, lambda: usual.append(self._logits_at(batch, place_1).float()))
                 found = tail.logits(*decoded).float()
             bound = 1e-2 * (usual[0].abs() + usual[0].abs().max())
             if not ((found - usual[0]).abs() <= bound).all():
@@ -96,9 +101,8 @@ class SupervisedHead:
         except (ValueError, TypeError, AttributeError) as error:
             logger.debug("[TRAIN] logits of a pass are computed at once: %s", error)
             self._in_parts = False
-            return False
-        self._tail = tail
-        return True
+            return None
+        return tail
 
 
 class ClassHead:

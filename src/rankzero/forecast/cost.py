@@ -159,8 +159,9 @@ def step_cost(need: Need, device: Device, network: Network, work: Work, *, effic
 
 
 def covers(need: Need) -> bool:
-    """Whether shapes say how long a step of a run takes: on GPUs, in 16 bits, with nothing offloaded or looked at."""
-    plain = need.facts.tower is None and need.facts.compute_bytes == 2
+    """Whether shapes say how long a step of a run takes: on GPUs, in 16 bits, with nothing offloaded or looked at, and
+    each row on one of them."""
+    plain = need.facts.tower is None and need.facts.compute_bytes == 2 and need.train.context_parallel == 1
     return need.device_kind == "cuda" and plain and need.train.offload == "none" and not need.offloading
 
 

@@ -140,12 +140,14 @@ def method_of(spec: RunSpec) -> str:
 def outlook(spec: RunSpec, facts: ModelFacts, rows: RowFacts, limit: int, kind: str, world_size: int) -> MemoryOutlook:
     """Sharding, passes and what they need of `limit` bytes, as a run decides them. Raises ConfigError where a single
     process is to offload and cannot."""
-    sharding = choose_sharding(spec.train, spec.data.max_length, facts, limit, world_size)
+    slices = spec.train.context_parallel
+    max_length = -(-spec.data.max_length // slices)
+    sharding = choose_sharding(spec.train, max_length, facts, limit, world_size)
     if world_size == 1:
         sharding = alone(sharding, spec)
     plan = plan_memory(
         spec.train,
-        spec.data.max_length,
+        max_length,
         facts,
         limit,
         kind,
@@ -156,7 +158,7 @@ def outlook(spec: RunSpec, facts: ModelFacts, rows: RowFacts, limit: int, kind: 
     need = Need(
         spec.train,
         facts,
-        longest=rows.longest,
+        longest=-(-rows.longest // slices),
         tokens=plan.micro_batch_tokens,
         recomputing=plan.gradient_checkpointing,
         offloading=spec.train.activation_offloading,
@@ -191,11 +193,12 @@ def make_forecast(
     schedule = None
     if rows.rows is not None or spec.train.max_steps is not None:
         schedule = make_schedule(rows.rows, spec.train)
+    slices = spec.train.context_parallel
     passes = passes_a_step(
         train,
         spec,
-        world_size=place.world_size,
-        max_tokens=memory.plan.micro_batch_tokens,
+        groups=max(1, place.world_size // slices),
+        max_tokens=memory.plan.micro_batch_tokens * slices,
         pass_cost=memory.plan.pass_cost_tokens,
         packed=conditions.packed,
     )

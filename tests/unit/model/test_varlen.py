@@ -250,7 +250,7 @@ def test_the_kernel_of_torch_agrees_with_rows_one_by_one(window: int | None) -> 
     borders = torch.tensor([0, 100, 101, 357, 512], dtype=torch.int32, device="cuda")
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, heads, 512, 64, device="cuda") for heads in (8, 2, 2))
-    mask = varlen._Pattern(True, window).as_mask("cuda")
+    mask = varlen.Pattern(True, window).as_mask("cuda")
     results = []
     for dtype in (torch.float32, torch.bfloat16):
         q, k, v = (x.to(dtype).requires_grad_() for x in (query, key, value))
