@@ -49,13 +49,13 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, own: torch.Tensor, group: dist.ProcessGroup, size: int) -> torch.Tensor:
         ctx.group = group
         gathered = own.new_empty(size, *own.shape)
-        dist.all_gather_into_tensor(gathered, own.contiguous(), group=group)
+        dist.all_gather_single(gathered.view(-1), own.reshape(-1), group=group)
         return gathered
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        of_all = gradient.float().contiguous()
+        of_all = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
         own = of_all.new_empty(of_all.shape[1:])
-        dist.reduce_scatter_tensor(own, of_all, group=ctx.group)
+        dist.reduce_scatter_single(own.view(-1), of_all.reshape(-1), group=ctx.group)
         return own.to(gradient.dtype), None, None
