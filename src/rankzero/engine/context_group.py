@@ -30,11 +30,13 @@ def context_group(world: World, size: int) -> ContextGroup | None:
     whose number `size` divides."""
     if size == 1:
         return None
-    own = None
-    for first in range(0, world.world_size, size):  # every rank has to make every group
-        group = dist.new_group(list(range(first, first + size)), timeout=LONGEST_WAIT)
-        own = group if first <= world.rank < first + size else own
-    return ContextGroup(world.rank % size, size, partial(_gather, group=own, size=size))
+    # Every rank has to make every group.
+    groups = [
+        dist.new_group(list(range(first, first + size)), timeout=LONGEST_WAIT)
+        for first in range(0, world.world_size, size)
+    ]
+    gather = partial(_gather, group=groups[world.rank // size], size=size)
+    return ContextGroup(world.rank % size, size, gather)
 
 
 def _gather(own: torch.Tensor, *, group: dist.ProcessGroup, size: int) -> torch.Tensor:

@@ -48,11 +48,10 @@ def attention(  # noqa: PLR0913  transformers' signature
     field = "train.context_parallel"
     rule = varlen.rule_of(module, query, attention_mask, dropout, scaling, is_causal, others, field=field)
     query, key, value = varlen.in_precision_of_products(query, key, value)
-    widths = (key.shape[-1], value.shape[-1])
-    whole_key, whole_value = context_slice.whole(torch.cat([key, value], dim=-1)).split(widths, dim=-1)
+    whole, width = context_slice.whole(torch.cat([key, value], dim=-1)), key.shape[-1]
     attended = []
     for chunk in context_slice.chunks:
         rows = varlen.Borders(chunk.query_borders, chunk.key_borders, chunk.longest_queries, chunk.longest_keys)
-        k, v = whole_key[:, :, chunk.keys], whole_value[:, :, chunk.keys]
+        k, v = whole[:, :, chunk.keys, :width], whole[:, :, chunk.keys, width:]
         attended.append(varlen.attend(query[:, :, chunk.queries], k, v, rows, rule))
     return torch.cat(attended, dim=1), None

@@ -236,9 +236,9 @@ def refusal(module: torch.nn.Module, reason: str, field: str = "train.padding_fr
 def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: Borders, rule: Rule) -> torch.Tensor:
     """Attention of each row to itself: query (1, heads, Tq, head size), keys and values (1, heads of keys, Tk, …), to
     (1, Tq, heads, head size)."""
-    if _kernel_takes(query, value):
-        return _in_one_kernel(query, key, value, rows, rule)
-    return _one_by_one(query, key, value, rows, rule)
+    way = _in_one_kernel if _kernel_takes(query, value) else _one_by_one
+    attended: torch.Tensor = way(query, key, value, rows, rule)
+    return attended
 
 
 def _kernel_takes(query: torch.Tensor, value: torch.Tensor) -> bool:

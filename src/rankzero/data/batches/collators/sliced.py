@@ -80,7 +80,8 @@ class SlicedText:
         own = np.concatenate([np.arange(start, start + length) for start in starts])
 
         def mine(values_1T: torch.Tensor, pad: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-            return np.concatenate([values_1T.numpy()[0], pad])[own]
+            found: npt.NDArray[np.generic] = np.concatenate([values_1T.numpy()[0], pad])[own]
+            return found
 
         nothing = np.zeros(padding, np.int64)
         if whole.predicts_BT is None:
