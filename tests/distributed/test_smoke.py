@@ -31,7 +31,7 @@ def one_rank(directory: Path, output: str, ordeal: str, wait: int = 120) -> None
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(collectives.SIZES, "cpu", (2**10, 2**12))
         if ordeal == "other weights" and rank == 1:
-            patch.setattr(learning, "sum_gradients", _skewed(learning.sum_gradients))
+            patch.setattr(learning.GradientSum, "finish", _skewed(learning.GradientSum.finish))
         if ordeal == "wrong values" and rank == 1:
             patch.setattr(collectives, "_all_gather_into", _lossy(collectives._all_gather_into))
         if ordeal == "dies" and rank == 1:
@@ -57,11 +57,10 @@ def one_rank(directory: Path, output: str, ordeal: str, wait: int = 120) -> None
 _SEEN: list[Any] = []
 
 
-def _skewed(sums: Any) -> Any:
-    def skewed(parameters: Any) -> None:
-        kept = list(parameters)
-        sums(kept)
-        kept[0].grad += 1.0
+def _skewed(finish: Any) -> Any:
+    def skewed(gradients: Any) -> None:
+        finish(gradients)
+        gradients.parameters[0].grad += 1.0
 
     return skewed
 

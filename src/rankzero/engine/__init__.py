@@ -9,3 +9,13 @@ import rankzero.model  # noqa: F401  before peft: it quiets what peft imports
 # costs an idle one two per cent. A user's own setting wins.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+# How many kernels for products of one shape each are kept, by torch and by oneDNN within it: a quarter of a megabyte
+# apiece, by default a thousand. Passes differ in length, so most are never asked for again; a pass has some thirty.
+for _capacity in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+    os.environ.setdefault(_capacity, "64")
+
+# Before torch takes memory of a GPU. Passes differ in length, so blocks of fixed sizes leave holes behind that nothing
+# fits into; segments that grow do not. Not measured on a GPU. A user's own setting, under either name, wins.
+if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"} & os.environ.keys():
+    os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"

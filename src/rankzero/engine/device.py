@@ -13,6 +13,9 @@ from rankzero.errors import ConfigError
 from rankzero.machine import available_memory, cpu_computes, usable_cores, usable_memory
 from rankzero.spec.run_spec import Dtype
 
+TAKEN_BY_NOBODY = 0.05
+"""Share of a GPU's memory that may be taken without another plan: plans of the same run should be the same."""
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -105,9 +108,12 @@ def set_threads(local_world_size: int) -> None:
 
 
 def memory_limit(device: Device, local_world_size: int) -> int:
-    """Bytes of memory that one process may plan with: its GPU's, or its share of the machine's."""
+    """Bytes of memory that one process may plan with: its share of the machine's, or its GPU's; without what others
+    have taken of it, where that is more than the driver and a context take."""
     if device.kind == "cuda":
-        return int(torch.cuda.get_device_properties(device.index).total_memory)
+        free, total = torch.cuda.mem_get_info(device.index)
+        available = free + torch.cuda.memory_reserved(device.index)
+        return int(total if total - available <= TAKEN_BY_NOBODY * total else available)
     return usable_memory() // local_world_size
 
 

@@ -21,8 +21,6 @@ LONGEST_WAIT = timedelta(minutes=30)
 """For a collective outside of `time_limit`: the main rank may be loading, hashing or writing by itself meanwhile."""
 LONGEST_BACKGROUND_WAIT = timedelta(hours=24)
 """For work beside the steps, such as writing to a slow volume. That a peer is gone is noticed at once all the same."""
-BUCKET_ELEMENTS = 16 * 2**20
-"""Gradients are reduced in flat buckets of at most this many elements (64 MiB of float32)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,40 +145,6 @@ def any_rank(wish: bool, device: torch.device) -> bool:
     if not dist.is_initialized():
         return wish
     return bool(sum_over_ranks(torch.tensor(float(wish), device=device)).item() > 0)
-
-
-def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Add up the gradients of all ranks, once a step, in flat buckets.
-
-    A weight that no row of this step has used gets zeros, on one process as on many: AdamW would leave out a weight
-    without a gradient, and not decay it.
-    """
-    parameters = list(parameters)
-    for parameter in parameters:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-    if not dist.is_initialized():
-        return
-    bucket: list[torch.nn.Parameter] = []
-    elements = 0
-    for parameter in parameters:
-        if bucket and (elements + parameter.numel() > BUCKET_ELEMENTS or parameter.dtype != bucket[0].dtype):
-            _reduce_bucket(bucket)
-            bucket, elements = [], 0
-        bucket.append(parameter)
-        elements += parameter.numel()
-    if bucket:
-        _reduce_bucket(bucket)
-
-
-def _reduce_bucket(bucket: list[torch.nn.Parameter]) -> None:
-    gradients = [p.grad for p in bucket if p.grad is not None]
-    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-    dist.all_reduce(flat)
-    offset = 0
-    for gradient in gradients:
-        gradient.copy_(flat[offset : offset + gradient.numel()].view_as(gradient))
-        offset += gradient.numel()
 
 
 def broadcast_parameters(parameters: Iterable[torch.nn.Parameter]) -> None:

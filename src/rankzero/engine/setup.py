@@ -323,7 +323,8 @@ def steps_of(
     size = spec.train.global_batch_size
     if isinstance(train, Stream):
         return Streamed(partial(open_stream, train, world), batches, size=size)
-    return Epochs(batches(train), seed=spec.train.seed, size=size, steps_per_epoch=schedule.steps_per_epoch)
+    seed, steps, in_epoch = spec.train.seed, schedule.total_steps, schedule.steps_per_epoch
+    return Epochs(batches(train), seed=seed, size=size, steps_per_epoch=in_epoch, total_steps=steps)
 
 
 def weights_dtype(spec: RunSpec, dtype: torch.dtype) -> torch.dtype:

@@ -136,8 +136,8 @@ class Stepper:
         if self._balance is not None:
             sums[3] = self._balance.loss_so_far
         slots = in_own_slot([self._before.seconds, self._before.tokens, pass_limit], self._device)
-        sums = sum_over_ranks(torch.cat([sums, slots.flatten()]))
         norm = self._parallel.reduce_gradients(self._max_grad_norm, loss_scale=loss_scale)
+        sums = sum_over_ranks(torch.cat([sums, slots.flatten()]))
         grad_norm, loss_sum, stop, computed_all, router_loss, *slots_all = sums_of_step(norm, sums)
         self._clock.read()
         self._before = Passes(self._clock.seconds, float(computed))

@@ -167,7 +167,7 @@ class HangWatch:
 
 def _waits(place: str) -> bool:
     """Whether a process is in a collective, or in reading what one has brought."""
-    return "distributed_c10d" in place or place.endswith((" in sums_of_step", " in sum_over_ranks"))
+    return "distributed_c10d" in place or place.endswith((" in sums_of_step", " in sum_over_ranks", " in wait_for_sum"))
 
 
 def _write(workers: Workers, directory: Path, why: str) -> None:

@@ -240,7 +240,6 @@ def main(root: str) -> None:
     from rankzero.spec.load import load_run_spec
 
     parent = os.getppid()
-    os.nice(19)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the run saves for a while after those, and this process ends with it
     run_dir, over = RunDir(Path(root)), threading.Event()

@@ -7,7 +7,7 @@ import platform
 import pytest
 import torch
 
-from rankzero.engine.device import Device, computes_bfloat16, computes_float16, pick_dtype
+from rankzero.engine.device import Device, computes_bfloat16, computes_float16, memory_limit, pick_dtype
 from rankzero.errors import ConfigError
 from rankzero.machine import CPU_FEATURES_VARIABLE
 
@@ -62,3 +62,16 @@ def test_what_is_only_emulated_is_refused(wanted: str, monkeypatch: pytest.Monke
     with pytest.raises(ConfigError, match=f"{wanted} was asked for") as refused:
         pick_dtype(wanted, CPU)  # type: ignore[arg-type]
     assert refused.value.problems[0].hint.endswith("which takes float32 here")
+
+
+@pytest.mark.parametrize(
+    ("free", "own", "planned"),
+    [(78, 0, 80), (76, 0, 80), (30, 46, 80), (60, 0, 60), (20, 30, 50)],
+    ids=["the driver's", "the most that is nobody's", "own", "another process", "both"],
+)
+def test_a_gpu_that_others_use_is_planned_with_less(
+    monkeypatch: pytest.MonkeyPatch, free: int, own: int, planned: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _index: (free * 10**9, 80 * 10**9))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _index: own * 10**9)
+    assert memory_limit(Device("cuda"), 1) == planned * 10**9

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from rankzero.data.batches.ahead import Ahead
 from rankzero.data.batches.collators.text import Collator, MicroBatch
 from rankzero.data.batches.plan import divide_among_ranks, micro_batches, packed_batches
 from rankzero.data.cache.joined import Rows
 from rankzero.data.cache.stream.rows import RowStream
 from rankzero.data.order import Indices, permutation
 
-__all__ = ["Batches", "Collated", "Epochs", "MicroBatch", "Steps", "Streamed", "Work", "ahead"]
-
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
+__all__ = ["Batches", "Collated", "Epochs", "MicroBatch", "Steps", "Streamed", "Work"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +112,7 @@ class Batches:
         self._same_passes = same_passes
         self._epoch = -1
         self._order: Indices = np.empty(0, dtype=np.int64)
+        self._ahead: Ahead[_Pass, MicroBatch] = Ahead(lambda asked: self.collate(*asked), same=_same_pass)
 
     def step(self, *, seed: int, epoch: int, step_in_epoch: int, size: int) -> Work:
         """The global batch of a step, a function of (seed, epoch, step) alone, and this rank's passes through it."""
@@ -165,9 +162,17 @@ class Batches:
             return packed_batches(share, self.dataset.lengths, max_tokens=self._max_tokens)
         return micro_batches(share, self.dataset.lengths, max_tokens=self._max_tokens, pass_cost=self._pass_cost)
 
-    def collated(self, passes: list[Indices], device: torch.device) -> Generator[MicroBatch]:
-        """The tensors of these passes, each made while the one before it is computed."""
-        return ahead(partial(self.collate, device=device), passes)
+    def collated(
+        self, passes: list[Indices], device: torch.device, then: Callable[[], list[Indices]] = list
+    ) -> Generator[MicroBatch]:
+        """The tensors of these passes, each made while the one before it is computed. `then`: the passes that are asked
+        for next; the first of them is made while the last of these is computed."""
+
+        def first_of_the_next() -> _Pass | None:
+            following = then()
+            return (following[0], device) if following else None
+
+        return self._ahead.each([(rows, device) for rows in passes], first_of_the_next)
 
     def collate(self, rows: Indices, device: torch.device) -> MicroBatch:
         """The tensors of one pass."""
@@ -176,13 +181,25 @@ class Batches:
         return self._collator(self.dataset, rows, device) if len(rows) else self._collator.idle(device)
 
 
+_Pass = tuple[Indices, torch.device]
+"""Rows of a pass, and where its tensors are to be."""
+
+
+def _same_pass(one: _Pass, other: _Pass) -> bool:
+    return one[1] == other[1] and np.array_equal(one[0], other[0])
+
+
 class Epochs:
     """Steps over rows that are all here, epoch after epoch: the last step of one may hold fewer rows."""
 
     waits = False
 
-    def __init__(self, batches: Batches, *, seed: int, size: int, steps_per_epoch: int) -> None:
+    def __init__(self, batches: Batches, *, seed: int, size: int, steps_per_epoch: int, total_steps: int) -> None:
         self._batches, self._seed, self._size, self._steps_per_epoch = batches, seed, size, steps_per_epoch
+        self._total_steps = total_steps
+        self._next: tuple[int, Work] | None = None
+        """The step that is asked for next, if all goes as usual."""
+        self._done = 0
 
     @property
     def dataset(self) -> Rows:
@@ -198,18 +215,34 @@ class Epochs:
         return True
 
     def step(self, done: int) -> Work:
+        self._done = done
+        if self._next is not None and self._next[0] == done:
+            return self._next[1]
+        return self._planned(done)
+
+    def _planned(self, done: int) -> Work:
         epoch, step_in_epoch = divmod(done, self._steps_per_epoch)
         work = self._batches.step(seed=self._seed, epoch=epoch, step_in_epoch=step_in_epoch, size=self._size)
         ended, left = divmod(done + 1, self._steps_per_epoch)
         return replace(work, epoch=(done + 1) / self._steps_per_epoch, ended=None if left else ended)
 
     def collated(self, passes: list[Indices], device: torch.device) -> Generator[MicroBatch]:
-        return self._batches.collated(passes, device)
+        return self._batches.collated(passes, device, self._next_passes)
+
+    def _next_passes(self) -> list[Indices]:
+        """Those of the step behind the one under way."""
+        following = self._done + 1
+        if following >= self._total_steps:
+            return []
+        if self._next is None or self._next[0] != following:
+            self._next = following, self._planned(following)
+        return self._next[1].passes
 
     def half_of_the_largest(self, work: Work) -> int | None:
         return self._batches.half_of_the_largest(work)
 
     def limit_passes(self, max_tokens: int) -> None:
+        self._next = None  # it may be cut larger
         self._batches.limit_passes(max_tokens)
 
     def cut_again(self, work: Work) -> Work:
@@ -276,27 +309,3 @@ class Streamed:
         if self._batches is None:
             raise ValueError("no step was taken yet")
         return self._batches
-
-
-def ahead(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> Generator[_Result]:
-    """`function` of each item in order, the next one under way in a thread while the caller works with the last.
-
-    While the device computes a pass, the next one is read, decoded and sent. Both spend their time outside the
-    interpreter's lock, so a thread is enough.
-
-    What `function` raises is raised when its result is due, not before, and nothing is begun behind it. Whoever stops
-    early closes the iterator, which waits for the one that is under way.
-    """
-    left = iter(items)
-    with ThreadPoolExecutor(1, thread_name_prefix="ahead") as thread:
-
-        def begin() -> Future[_Result] | None:
-            for item in left:
-                return thread.submit(function, item)
-            return None
-
-        under_way = begin()
-        while under_way is not None:
-            result = under_way.result()
-            under_way = begin()
-            yield result

@@ -1,4 +1,4 @@
-"""A replica on every process: gradients are summed in flat buckets once a step, and rank 0 saves."""
+"""A replica on every process: gradients are summed once a step, beside its last pass, and rank 0 saves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from peft import PeftModel
 
 from rankzero.engine.device import Device
-from rankzero.engine.distributed import World, broadcast_parameters, sum_gradients
+from rankzero.engine.distributed import World, broadcast_parameters
+from rankzero.engine.gradient_sum import GradientSum
 from rankzero.engine.parallel.base import WEIGHTS_DIRECTORY, Snapshot, optimizer_tensors, restore_optimizer
 from rankzero.engine.parallel.formats import (
     NothingToWrite,
@@ -25,7 +26,7 @@ from rankzero.spec.run_spec import RunSpec, Sharding
 
 
 class Replicated:
-    """Data parallelism without a wrapper: with adapters there is little to reduce, so nothing needs to overlap."""
+    """Data parallelism without a wrapper."""
 
     name: Sharding = "ddp"
     same_passes = False
@@ -42,15 +43,16 @@ class Replicated:
         self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._world = world
         broadcast_parameters(self._parameters.values())
+        self._sum = GradientSum(self._parameters.values())
         self.optimizer = make_optimizer(self._parameters)
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        del last  # gradients are reduced once a step, in reduce_gradients
+        self._sum.begin_pass(last=last)
         torch.autograd.backward(loss)
 
     def reduce_gradients(self, max_grad_norm: float | None, *, loss_scale: float = 1.0) -> torch.Tensor:
+        self._sum.finish()
         parameters = list(self._parameters.values())
-        sum_gradients(parameters)
         gradients = [p.grad for p in parameters if p.grad is not None]
         if loss_scale != 1:
             torch._foreach_mul_(gradients, 1 / loss_scale)

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from rankzero.engine.console import logger
-from rankzero.engine.distributed import World, broadcast_parameters, gather_objects, sum_gradients, sum_over_ranks
+from rankzero.engine.distributed import World, broadcast_parameters, gather_objects, sum_over_ranks
+from rankzero.engine.gradient_sum import GradientSum
 from rankzero.spec.run_options import SmokeSettings
 
 HIDDEN = 256
@@ -37,6 +38,7 @@ def learn(settings: SmokeSettings, world: World, device: torch.device) -> Learne
         torch.nn.Linear(settings.features, HIDDEN), torch.nn.ReLU(), torch.nn.Linear(HIDDEN, settings.classes)
     ).to(device)
     broadcast_parameters(model.parameters())
+    gradients = GradientSum(model.parameters())
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=0.0)
 
     def loss_of_all() -> float:
@@ -51,8 +53,9 @@ def learn(settings: SmokeSettings, world: World, device: torch.device) -> Learne
         for rows, count in _own_rows(settings, world, epoch):
             loss = _loss_sum(model, x_NF[rows.to(device)], y_N[rows.to(device)])
             optimizer.zero_grad(set_to_none=True)
+            gradients.begin_pass(last=True)
             torch.autograd.backward(loss / count)
-            sum_gradients(model.parameters())
+            gradients.finish()
             optimizer.step()
             total += loss.detach()
         epochs.append(float(sum_over_ranks(total)) / settings.samples)

@@ -38,7 +38,8 @@ class SupervisedFineTuning:
 
     def collator(self, inputs: Inputs, *, padding_free: bool, always_image: bool) -> Collator:
         if inputs.vision is not None:
-            return PicturedText(inputs.vision, always_image=always_image)
+            threads = torch.get_num_threads()  # this process's share of the cores
+            return PicturedText(inputs.vision, always_image=always_image, workers=threads)
         return PackedText() if padding_free else PaddedText()
 
     def head(self, parallel: Parallel, *, offload_activations: bool) -> Head:

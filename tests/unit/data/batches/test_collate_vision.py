@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
+from rankzero.data.batches.ahead import Ahead
 from rankzero.data.batches.collators.images import PicturedText
 from rankzero.data.batches.collators.text import MicroBatch, PaddedText
-from rankzero.data.batches.loader import ahead
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.tokenize import TokenRules, prepare
 from rankzero.errors import DataError
@@ -151,7 +151,8 @@ def test_an_image_that_is_gone_or_cut_off_is_named(vision: Vision, dataset: Toke
     else:
         path.write_bytes(path.read_bytes()[:90])
     collator = PicturedText(vision, always_image=False)
-    passes = ahead(lambda rows: collator(dataset, rows, CPU), [np.array([1]), np.array([0]), np.array([3])])
+    made = Ahead(lambda rows: collator(dataset, rows, CPU), same=np.array_equal)
+    passes = made.each([np.array([1]), np.array([0]), np.array([3])])
     assert next(passes).rows.tolist() == [1]
     with pytest.raises(DataError) as caught:
         next(passes)

@@ -5,8 +5,10 @@ Knows rows, image files and torch; what pixels become, it asks the model's side,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -63,8 +65,10 @@ class PicturedText:
 
     packed = False
 
-    def __init__(self, vision: ImageInputs, *, always_image: bool) -> None:
+    def __init__(self, vision: ImageInputs, *, always_image: bool, workers: int = 1) -> None:
+        """`workers`: how many images are decoded at a time."""
         self._vision = vision
+        self._decoding = ThreadPoolExecutor(workers, thread_name_prefix="decode")
         self._blank: Image | None = None
         if always_image:
             from PIL import Image
@@ -73,9 +77,10 @@ class PicturedText:
 
     def __call__(self, dataset: Rows, rows: Indices, device: torch.device) -> MicroBatch:
         tokens = [dataset.row(int(row)) for row in rows]
+        under_way = [self._decoded(dataset, int(row)) for row in rows]
         images: list[Image] = []
-        for row, (ids, _) in zip(rows, tokens, strict=True):
-            images += self._images(dataset, int(row), ids)
+        for row, (ids, _), of_row in zip(rows, tokens, under_way, strict=True):
+            images += self._images(dataset, int(row), ids, of_row)
         batch = self._batch(rows, tokens, images, device)
         return replace(batch, weights_N=target_weights(dataset, rows, [mask for _, mask in tokens], device))
 
@@ -84,15 +89,13 @@ class PicturedText:
         nothing = np.zeros(3, np.int32), np.zeros(3, np.bool_)
         return replace(self._batch(np.empty(0, np.int64), [nothing], [], device), computed=0)
 
-    def _images(self, dataset: Rows, row: int, ids: npt.NDArray[np.int32]) -> list[Image]:
+    def _decoded(self, dataset: Rows, row: int) -> Iterator[Image]:
+        """The row's images, which are being decoded."""
+        return self._decoding.map(partial(_load, where=partial(dataset.where, row)), dataset.images(row))
+
+    def _images(self, dataset: Rows, row: int, ids: npt.NDArray[np.int32], decoded: Iterator[Image]) -> list[Image]:
         """The row's images. Raises DataError where one is gone, or no longer what was tokenised."""
-        images: list[Image] = []
-        for path in dataset.images(row):
-            try:
-                images.append(load_rgb(Path(path).name, Path(path).parent))
-            except DataError as error:
-                problems = [Problem(f"image {path}: {p.what}", dataset.where(row), p.hint) for p in error.problems]
-                raise DataError(problems) from error
+        images = list(decoded)
         expected = int((ids == self._vision.image_token_id).sum())
         found = sum(self._vision.image_tokens(image) for image in images)
         if found != expected:
@@ -135,3 +138,11 @@ class PicturedText:
             computed=padded.input_ids_BT.size,
             **padded_places(rows, lengths, inputs["input_ids"]),
         )
+
+
+def _load(path: str, *, where: Callable[[], str]) -> Image:
+    """An image's pixels. Raises DataError, which says `where` it is named."""
+    try:
+        return load_rgb(Path(path).name, Path(path).parent)
+    except DataError as error:
+        raise DataError([Problem(f"image {path}: {p.what}", where(), p.hint) for p in error.problems]) from error
