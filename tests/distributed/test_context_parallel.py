@@ -68,7 +68,13 @@ def assert_same_run(found: RunSpec, wanted: RunSpec, names: tuple[str, ...] = NA
 
 @pytest.mark.parametrize(
     ("method", "nproc", "processes", "sharding"),
-    [("full", 3, 3, "ddp"), ("full", 2, 2, "fsdp"), ("lora", 4, 2, "fsdp")],
+    [
+        ("full", 3, 3, "ddp"),
+        ("full", 2, 2, "fsdp"),
+        ("lora", 4, 2, "fsdp"),
+        ("lora", 2, 2, "zero2"),
+        ("full", 2, 2, "zero3"),
+    ],
 )
 def test_the_run_is_that_of_one_process(
     method: str, nproc: int, processes: int, sharding: str, tmp_path: Path, tiny: Path, one: dict[str, RunSpec]

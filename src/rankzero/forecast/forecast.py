@@ -228,7 +228,8 @@ def _by_shapes(need: Need, place: Place, rows: RowFacts, rows_a_step: int, passe
     if device is None or network is None or passes is None or not rows.rows or not rows.tokens or not covers(need):
         return None
     row = rows.tokens / rows.rows
-    busiest = -(-rows_a_step // place.world_size)
+    slices = need.train.context_parallel
+    busiest = -(-rows_a_step // (place.world_size // slices)) / slices
     return step_cost(need, device, network, Work(busiest * row, passes, row, useful=rows_a_step * row))
 
 

@@ -191,7 +191,7 @@ def _float16_is_scaled(spec: RunSpec) -> list[Problem]:
 
 
 def _rows_over_processes(spec: RunSpec) -> list[Problem]:
-    """What has not been shown to work where the tokens of a pass lie on several processes."""
+    """What does not work, or was not shown to, where the tokens of a pass lie on several processes."""
     train, problems = spec.train, []
     if train.context_parallel == 1:
         return []
@@ -208,10 +208,6 @@ def _rows_over_processes(spec: RunSpec) -> list[Problem]:
     if train.torch_compile:
         hint = "leave it out, or train.context_parallel"
         problems.append(Problem("blocks that wait for other processes are not compiled", "train.torch_compile", hint))
-    if not sharding_section(train.sharding).splits_rows:
-        able = " or ".join(name for name, section in SHARDINGS.items() if section.splits_rows)
-        what = f"{train.sharding} has not been shown to work with rows over several processes"
-        problems.append(Problem(what, "train.sharding", f"take {able}"))
     return problems
 
 
@@ -283,10 +279,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[RunSpec], list[Problem]]], ...] =
     (("train.sharding", "train.offload", "train.deepspeed"), _sharding_options),
     (("train.master_weights", "train.optimizer", "train.sharding", "lora"), _low_precision_training),
     (
-        (
-            *("train.context_parallel", "task", "train.padding_free", "model.attention"),
-            *("train.torch_compile", "train.sharding"),
-        ),
+        ("train.context_parallel", "task", "train.padding_free", "model.attention", "train.torch_compile"),
         _rows_over_processes,
     ),
     (("model.dtype", "train.sharding", "train.master_weights"), _float16_is_scaled),

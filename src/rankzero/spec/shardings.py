@@ -29,8 +29,6 @@ class ShardingSection:
     """float16 can be trained in."""
     packed_weights: bool = True
     """Weights in 4 or 8 bits may be spread."""
-    splits_rows: bool = True
-    """The tokens of a row may lie over several processes."""
     reads_deepspeed_file: bool = False
     cut_by_block: bool = False
     """Each block is placed, cut and let go before the next one, in the precision that it is trained in."""
@@ -76,7 +74,6 @@ SHARDINGS: dict[str, ShardingSection] = {
         divides=frozenset(("gradients", "optimizer")),
         own_masters=True,
         scales_losses=False,
-        splits_rows=False,
         reads_deepspeed_file=True,
         buckets=True,
         gradients_in_float32=True,
@@ -87,7 +84,6 @@ SHARDINGS: dict[str, ShardingSection] = {
         divides=_ALL,
         own_masters=True,
         scales_losses=False,
-        splits_rows=False,
         packed_weights=False,
         reads_deepspeed_file=True,
         buckets=True,

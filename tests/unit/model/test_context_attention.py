@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,10 +14,11 @@ from transformers import AutoConfig
 from rankzero.data.batches.collators.packed import PackedText
 from rankzero.data.batches.collators.sliced import SlicedText
 from rankzero.errors import ConfigError
-from rankzero.model import context_attention
+from rankzero.model import context_attention, varlen
 from rankzero.model.attention import PROVEN, Attention, choose_attention
 from tests.support.slices import in_slices
 from tests.unit.model.packed import CPU, LENGTHS, Rows, collated, losses, tiny
+from tests.unit.model.test_varlen import reference_kernel
 
 BORDERS_INSIDE, ONE_ROW = LENGTHS, (29,)
 
@@ -89,6 +91,18 @@ def test_a_window_that_is_wider_than_a_slice_is_kept(window: int) -> None:
         _, without = whole("mistral", rows, sliding_window=64)
     assert abs(without.item() - expected.item()) > 1e-3
     assert sum(loss for loss, _ in of_slices(model, rows, 4)) == pytest.approx(expected.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "gemma3_text", "mistral", "deepseek_v3"])
+def test_the_kernel_is_given_what_it_asks_for(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each layer two chunks, of fewer queries than keys, against a kernel written from its definition."""
+    rows, kernel = Rows(BORDERS_INSIDE), Mock(side_effect=reference_kernel)
+    with torch.no_grad():
+        model, expected = whole(model_type, rows)
+    monkeypatch.setattr(varlen, "_KERNEL", kernel)
+    monkeypatch.setattr(varlen, "_kernel_takes", lambda query, value: True)
+    assert sum(loss for loss, _ in of_slices(model, rows, 2)) == pytest.approx(expected.item(), rel=1e-5)
+    assert kernel.call_count == 2 * 2 * model.config.num_hidden_layers
 
 
 def test_half_precision_under_autocast_agrees() -> None:
