@@ -46,7 +46,7 @@ def one_rank(directory: Path, fails: bool) -> None:
     world = world_from_env(dict(os.environ))
     begun: list[int] = []
     with process_group(world, Device("cpu"), dict(os.environ)), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gradient_sum, "BUCKET_BYTES", 2 * WIDTH * WIDTH * 4)
+        patch.setattr(gradient_sum, "GRADIENT_BUCKET_BYTES", 2 * WIDTH * WIDTH * 4)
         all_reduce = dist.all_reduce
         patch.setattr(
             dist, "all_reduce", lambda flat, **options: begun.append(flat.numel()) or all_reduce(flat, **options)

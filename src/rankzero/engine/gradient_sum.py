@@ -14,7 +14,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-BUCKET_BYTES = 32 * 2**20
+from rankzero.model.memory import GRADIENT_BUCKET_BYTES
 
 
 class GradientSum:
@@ -96,7 +96,7 @@ def _in_buckets(parameters: Sequence[torch.nn.Parameter]) -> Iterator[list[torch
     bucket: list[torch.nn.Parameter] = []
     size = 0
     for parameter in parameters:
-        if bucket and (size + parameter.nbytes > BUCKET_BYTES or parameter.dtype != bucket[0].dtype):
+        if bucket and (size + parameter.nbytes > GRADIENT_BUCKET_BYTES or parameter.dtype != bucket[0].dtype):
             yield bucket
             bucket, size = [], 0
         bucket.append(parameter)

@@ -21,7 +21,7 @@ a ring       sends (Z-1)/Z of the bytes for a gather or a reduce-scatter, twice 
              over nodes as fast as the slower of a GPU's link and all network cards of a node together, since there are
              as many rings as cards
 overlap      fsdp and zero3 send while they compute, so only what is longer than the computing is waited for (assumed to
-             be perfect); replicas and zero2 send once the backward pass is over
+             be perfect); replicas send beside the last backward pass, all but the last bucket; zero2 when it is over
 
 Left out: loading data, evaluations, saving, uneven rows, launch of kernels, CPU offload, trained vision towers.
 Pure; knows no torch, and of devices what `devices.py` says.
@@ -36,7 +36,7 @@ from typing import Any
 from rankzero.forecast.devices import BANDWIDTH_SHARE, EFFICIENCY, EXPERTS_EFFICIENCY, HOP_SECONDS, Device, Network
 from rankzero.model.facts import ModelFacts
 from rankzero.model.fitting import Need
-from rankzero.model.memory import state_parts
+from rankzero.model.memory import GRADIENT_BUCKET_BYTES, state_parts
 from rankzero.spec.shardings import ShardingSection, sharding_section
 
 ATTENTION_BACKWARD = 2.5
@@ -112,6 +112,10 @@ class Operations:
     def recomputed(self) -> float:
         return self.blocks + self.attention
 
+    @property
+    def backward_share(self) -> float:
+        return 1 - (self.blocks + self.attention + self.head) / self.trained
+
 
 def operations(facts: ModelFacts, row: float, trained_share: float) -> Operations:
     """Of one token in a row of `row`, of which `trained_share` have logits."""
@@ -147,7 +151,12 @@ def step_cost(need: Need, device: Device, network: Network, work: Work, *, effic
     parts = state_parts(need.train, facts, need.sharding, need.world_size)
     communication = _communication(need, section, device, network, work.passes)
     collecting = _collecting(need, device, network, work)
-    hidden = compute + recompute + unpack if section.overlaps else 0.0
+    hidden = 0.0
+    if section.overlaps == "every pass":
+        hidden = compute + recompute + unpack
+    elif section.overlaps == "the last backward pass":
+        buckets = max(1.0, 4.0 * facts.trainable // GRADIENT_BUCKET_BYTES)
+        hidden = min(communication * (1 - 1 / buckets), compute * one.backward_share / work.passes)
     return StepCost(
         device=device.name,
         efficiency=share,

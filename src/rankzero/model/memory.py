@@ -41,6 +41,8 @@ LOGIT_BYTES = 12
 LOGITS_AT_ONCE = {"cpu": 2**22}
 """Logits that exist at once, by kind of device, where a loss is computed in parts; those of one target at least."""
 OTHER_LOGITS_AT_ONCE = 2**26
+GRADIENT_BUCKET_BYTES = 32 * 2**20
+"""Gradients of replicas are added up in flat buckets of at most this size."""
 DEEPSPEED_BUCKETS = 2 * 4 * 50_000_000
 """Two float32 buffers that gradients are reduced in, of the size that engine/parallel/zero/config.py sets."""
 

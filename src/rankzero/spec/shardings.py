@@ -34,8 +34,8 @@ class ShardingSection:
     """Each block is placed, cut and let go before the next one, in the precision that it is trained in."""
     buckets: bool = False
     """It gathers gradients in buffers of its own."""
-    overlaps: bool = False
-    """It sends weights and gradients while it computes."""
+    overlaps: Literal["nothing", "the last backward pass", "every pass"] = "nothing"
+    """Beside what it sends weights and gradients."""
     gradients_in_float32: bool = False
     """Gradients are summed over processes in float32, whatever trained weights are held in."""
     alone: str | None = None
@@ -53,13 +53,13 @@ _UNSPREAD = {offload: ("offload needs sharding, which is {sharding}", _NEEDS) fo
 _ALL = frozenset[Divided](("weights", "gradients", "optimizer"))
 
 SHARDINGS: dict[str, ShardingSection] = {
-    "ddp": ShardingSection("replicas", refused_offload=_UNSPREAD),
+    "ddp": ShardingSection("replicas", overlaps="the last backward pass", refused_offload=_UNSPREAD),
     "fsdp": ShardingSection(
         "fsdp",
         divides=_ALL,
         divides_adapters_gradients=False,
         cut_by_block=True,
-        overlaps=True,
+        overlaps="every pass",
         gradients_in_float32=True,
         alone="ddp",
         refused_offload={
@@ -87,7 +87,7 @@ SHARDINGS: dict[str, ShardingSection] = {
         packed_weights=False,
         reads_deepspeed_file=True,
         buckets=True,
-        overlaps=True,
+        overlaps="every pass",
         gradients_in_float32=True,
     ),
 }

@@ -145,6 +145,18 @@ def test_replicas_wait_for_a_ring_that_sums_their_gradients() -> None:
     assert cost.communication == pytest.approx(by_hand) and cost.waiting == cost.communication
 
 
+def test_replicas_send_whole_gradients_beside_the_last_backward_pass() -> None:
+    """All but the last of 32 GB in buckets of 32 MiB, and no longer than that pass takes."""
+    facts = llama(adapters=False)
+    one, four = (step_cost(need(facts, "ddp", 8), SLOW, Network(8, 0.0), one_row(passes=passes)) for passes in (1, 4))
+    assert one.waiting == pytest.approx(one.communication / (4 * facts.trainable // 2**25))
+    fast = step_cost(need(facts, "ddp", 8), replace(SLOW, matrix=1e14), Network(8, 0.0), one_row())
+    assert fast.communication - fast.waiting == pytest.approx(0.68 * fast.compute, rel=0.03), (
+        "two thirds, and attention"
+    )
+    assert four.waiting >= one.waiting
+
+
 def test_over_nodes_the_network_cards_count() -> None:
     inside, between = (
         step_cost(need(llama(adapters=True), "ddp", 16), SLOW, Network(8, rate), one_row()) for rate in (9e9, 1e8)
