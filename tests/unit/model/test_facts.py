@@ -187,7 +187,9 @@ def test_every_architecture_has_facts(name: str) -> None:
     assert facts.logits == (0 if task == "classify" else 64)
     assert facts.tower is None and 0 < facts.block_bytes < facts.frozen_bytes
     if name == "distilbert":
-        assert facts.text == Blocks(2, 16, attention=16, intermediate=32, inside_kept=1, heads=2, keys=16, adapted=4 * 16)
+        assert facts.text == Blocks(
+            2, 16, attention=16, intermediate=32, inside_kept=1, heads=2, keys=16, adapted=4 * 16
+        )
 
 
 def test_a_vision_tower_counts_where_it_is_trained() -> None:
