@@ -12,6 +12,7 @@ import torch
 from rankzero.data.batches.loader import MicroBatch
 from rankzero.engine.balance import same_draws_again
 from rankzero.engine.console import logger
+from rankzero.engine.distributed import any_rank
 from rankzero.model.activations import offloaded
 from rankzero.model.chunked_loss import Tail
 
@@ -38,13 +39,22 @@ class SupervisedHead:
     head drops the others, so this works for any architecture, adapters included, without touching its code.
     """
 
-    def __init__(self, model: Any, module: Any, *, offload_activations: bool = False, in_parts: bool = False) -> None:
+    def __init__(
+        self,
+        model: Any,
+        module: Any,
+        *,
+        offload_activations: bool = False,
+        in_parts: bool = False,
+        together: bool = False,
+    ) -> None:
         """`model` is called; `module` is the Hugging Face model inside it, whose output head is hooked. `in_parts`:
-        whether the head's weights can be used outside of a call of `model`."""
+        whether the head's weights can be used behind a call of `model`. `together`: all ranks run the same passes."""
         self._model = model
         self._module = module
         self._offload = offload_activations
         self._in_parts = in_parts
+        self._together = together
         self._places_N: torch.Tensor | None = None
         self._tail: Tail | None = None
         module.get_output_embeddings().register_forward_pre_hook(self._select)
@@ -98,8 +108,12 @@ class SupervisedHead:
             bound = 1e-2 * (usual[0].abs() + usual[0].abs().max())
             if not ((found - usual[0]).abs() <= bound).all():
                 raise ValueError("logits of the same hidden states differ")
+            why = None
         except (ValueError, TypeError, AttributeError) as error:
-            logger.debug("[TRAIN] logits of a pass are computed at once: %s", error)
+            why = error
+        others = self._together and any_rank(why is not None, batch.targets_N.device)
+        if why is not None or others:
+            logger.debug("[TRAIN] logits of a pass are computed at once: %s", why or "on another rank they must be")
             self._in_parts = False
             return None
         return tail

@@ -14,9 +14,9 @@ activations  for each token and block, frozen under adapters: 8h + c(4A + 3I), a
              adapters; trained: 16h + c(2h + 4A + 4I), and 3ch more under float32 weights that are rounded for products;
              2I less where nothing is gated. Recomputed: each block's input, and one block's activations
              Where S processes share a pass: 2ck(S - 1) more, keys and values of the others' tokens, k their width
-logits       12 V for each trained token: as computed, in float32, their softmax, and its gradient. Where a replica
-             computes them for some tokens at a time, those of these alone; where the head is trained, then 4 V for
-             each and two gradients of the head, 8 V h, if that is more
+logits       12 V for each trained token: as computed, in float32, their softmax, and its gradient. Where they are
+             computed for some tokens at a time, those of these alone; where the head is trained, then 4 V for each and
+             two gradients of the head, 8 V h, if that is more
 
 Where the numbers come from: adding up what the backward pass is given by each operation of transformers' blocks; a test
 compares them with what torch says it keeps. Pure: knows nothing of devices but how much memory they have.
@@ -132,9 +132,8 @@ def plan_memory(
 
 
 def computes_in_parts(facts: ModelFacts, sharding: Sharding) -> bool:
-    """Whether the loss of a pass is computed some targets at a time: not where weights are whole for the moment only,
-    or a pass of one process waits for those of others."""
-    return facts.logits_in_parts and sharding == "ddp"
+    """Whether the loss of a pass is computed some targets at a time: not where a head is whole for the moment only."""
+    return facts.logits_in_parts and sharding_section(sharding).head_stays
 
 
 def state_bytes(
@@ -246,8 +245,9 @@ def pass_parts(
     logits = LOGIT_BYTES * facts.logits * targets
     if in_parts_on is not None and facts.logits:
         width = 0 if facts.adapters else facts.text.hidden
-        at_once = min(targets, targets_at_once(in_parts_on, facts.logits, width))
-        logits = facts.logits * max(LOGIT_BYTES * at_once, 4 * at_once + 8 * width)
+        at_once = targets_at_once(in_parts_on, facts.logits, width)
+        if targets > at_once:
+            logits = facts.logits * max(LOGIT_BYTES * at_once, 4 * at_once + 8 * width)
     return {"activations": total, "logits": logits}
 
 
