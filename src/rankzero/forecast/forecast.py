@@ -142,6 +142,7 @@ def outlook(spec: RunSpec, facts: ModelFacts, rows: RowFacts, limit: int, kind: 
     process is to offload and cannot."""
     slices = spec.train.context_parallel
     max_length = -(-spec.data.max_length // slices)
+    trained_share = min(1.0, rows.trained_share * slices)  # all that is trained of a row may lie on one process
     sharding = choose_sharding(spec.train, max_length, facts, limit, world_size)
     if world_size == 1:
         sharding = alone(sharding, spec)
@@ -153,7 +154,7 @@ def outlook(spec: RunSpec, facts: ModelFacts, rows: RowFacts, limit: int, kind: 
         kind,
         sharding=sharding,
         world_size=world_size,
-        trained_share=rows.trained_share,
+        trained_share=trained_share,
     )
     need = Need(
         spec.train,
@@ -165,7 +166,7 @@ def outlook(spec: RunSpec, facts: ModelFacts, rows: RowFacts, limit: int, kind: 
         sharding=sharding,
         world_size=world_size,
         device_kind=kind,
-        trained_share=rows.trained_share,
+        trained_share=trained_share,
     )
     return MemoryOutlook(sharding, plan, need)
 
