@@ -15,6 +15,7 @@ from rankzero.engine.console import logger
 from rankzero.engine.distributed import any_rank
 from rankzero.model.activations import offloaded
 from rankzero.model.chunked_loss import Tail
+from rankzero.model.varlen import rows_of_pass
 
 LossSum = Callable[[torch.Tensor, MicroBatch], torch.Tensor]
 """From the logits of targets to the sum of their losses, each times its weight. The batch has these targets only."""
@@ -70,7 +71,7 @@ class SupervisedHead:
     def _logits_at(self, batch: MicroBatch, places_N: torch.Tensor | None) -> torch.Tensor:
         self._places_N = places_N
         try:
-            with offloaded(True) if self._offload else nullcontext():
+            with offloaded(True) if self._offload else nullcontext(), rows_of_pass(len(batch.rows)):
                 logits_NV: torch.Tensor = self._model(**batch.inputs, use_cache=False).logits
         finally:
             self._places_N = None

@@ -9,7 +9,9 @@ to end are computed as transformers' "sdpa" computes them.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -101,7 +103,9 @@ def varlen_mask(  # noqa: PLR0913  transformers' signature
     narrow = local_size is not None and (local_size < q_length or not rows_are_whole)
     window = local_size if narrow else None
     if plain and (window is None or local_size == getattr(config, "sliding_window", None)):
-        borders = not allow_is_causal_skip and _has_borders(mask_function, q_length, device)
+        borders = not allow_is_causal_skip and (
+            not rows_are_whole or _has_borders(mask_function, q_length, device)  # a slice of one row has a gap in it
+        )
         if borders or (window is not None and allow_is_causal_skip):
             return Pattern(borders, window).as_mask(device)
     mask: torch.Tensor | None = sdpa_mask(
@@ -120,8 +124,23 @@ def varlen_mask(  # noqa: PLR0913  transformers' signature
     return mask
 
 
+_ROWS: ContextVar[int | None] = ContextVar("rows", default=None)
+
+
+@contextmanager
+def rows_of_pass(count: int) -> Iterator[None]:
+    """Say how many rows a pass has whose masks are made within: else each mask asks the device, and waits for it."""
+    token = _ROWS.set(count)
+    try:
+        yield
+    finally:
+        _ROWS.reset(token)
+
+
 def _has_borders(mask_function: Callable[..., torch.Tensor], length: int, device: torch.device | str) -> bool:
     """Whether some token may not attend to the one before it."""
+    if (rows := _ROWS.get()) is not None:
+        return rows > 1
     at = torch.arange(length, device=device)
     zero = at.new_zeros(())
     return not bool(mask_function(zero, zero, at[1:], at[:-1]).all())

@@ -30,7 +30,7 @@ def of_slices(model: Any, rows: Rows, slices: int, *, gradients: bool = False) -
 
     def one(number: int, gather: Any) -> tuple[float, dict[str, Any]]:
         batch = SlicedText(number=number, slices=slices, gather=gather)(rows, numbers, CPU)  # type: ignore[arg-type]
-        with torch.set_grad_enabled(gradients):
+        with torch.set_grad_enabled(gradients), varlen.rows_of_pass(len(batch.rows)):
             loss = losses(copies[number], batch).sum()
         if gradients:
             loss.backward()
