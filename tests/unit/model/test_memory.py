@@ -252,3 +252,12 @@ def test_logits_of_some_targets_at_a_time() -> None:
 def test_a_cpu_has_passes_of_its_own() -> None:
     made = plan(lora(), 32 * GB, "cpu")
     assert (made.micro_batch_tokens, made.pass_cost_tokens) == (CPU_TOKENS[0], 32)
+
+
+def test_a_pass_of_several_processes_keeps_keys_and_values_of_all_of_it() -> None:
+    """Each layer those of the tokens that lie elsewhere: 8 heads of keys of 128 values in bfloat16."""
+    facts = llama_8b(lora())
+    alone, shared = (pass_parts(LONGEST, facts, 4096, recomputing=False, slices=n)["activations"] for n in (1, 4))
+    assert shared - alone == LAYERS * 4096 * 3 * 2 * 1024 * 2
+    again, at_once = (pass_parts(LONGEST, facts, 4096, recomputing=True, slices=n)["activations"] for n in (1, 4))
+    assert at_once - again == 4096 * 3 * 2 * 1024 * 2
