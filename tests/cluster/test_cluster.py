@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from rankzero.launch.node.settings import WARM_DIR
 from rankzero.launch.status import RunStatus
 from rankzero.run_dir.atomic import verify_directory
-from tests.cluster.conftest import CLAIM, LONG, SHORT, Cluster, Done
+from tests.cluster.conftest import CLAIM, LONG, PATIENCE_SECONDS, SHORT, Cluster, Done
 from tests.support.in_container import SLOW_DOWN, SUSPEND
+from tests.support.jupyter import forwarding, said_by_kernel, token_of
 
 KINDS = ["job", "jobset", "statefulset", "trainjob", "pytorchjob"]
 
@@ -89,15 +91,15 @@ def test_a_result_is_pulled_from_the_claim(cluster: Cluster) -> None:
     assert_nothing_is_left(cluster, run)
 
 
-def test_warm_pods(cluster: Cluster) -> None:
+def test_warm_pods(cluster: Cluster, local_losses: dict[int, list[float]]) -> None:
     place, project = cluster.cluster_yaml("job"), cluster.folder / "project"
     project.mkdir()
     script = "import os, sys\nprint('rank', os.environ['NODE_RANK'])\nsys.exit(3 * int(os.environ['NODE_RANK']))\n"
     (project / "train.py").write_text(script, encoding="utf-8")
+    (project / "train_like.py").write_text("ANSWER = 42\n", encoding="utf-8")
 
-    def dev(*words: str) -> Done:  # its rights go beyond those of submitting
-        verb, *more = words
-        return cluster.rankzero("dev", verb, "--cluster", place, *more, may_all=True)
+    def dev(verb: str, *more: str, timeout: float = PATIENCE_SECONDS) -> Done:  # rights beyond those of submitting
+        return cluster.rankzero("dev", verb, "--cluster", place, *more, timeout=timeout, may_all=True)
 
     assert dev("up").out.split() == ["dev-0", "dev-1"]
     try:
@@ -105,6 +107,15 @@ def test_warm_pods(cluster: Cluster) -> None:
         assert done.code == 3, done.err
         assert {"[dev-0] rank 0", "[dev-1] rank 1"} <= set(done.out.splitlines())
         assert dev("sync", "--from", str(project)).out.count("up to date") == 2
+        trained = dev("run", "--no-sync", cluster.run_yaml("warm"), timeout=1200)
+        assert trained.code == 0, trained.out + trained.err
+        assert losses(cluster.metrics("warm")) == pytest.approx(local_losses[SHORT], abs=1e-4)
+        with forwarding("--cluster", place, cwd=cluster.folder) as url:
+            code = "import os, train_like; print(train_like.ANSWER, os.path.isdir('/outputs/runs/warm'), os.getcwd())"
+            assert said_by_kernel(url, f"{WARM_DIR}/work", code).split() == ["42", "True", f"{WARM_DIR}/work"]
+        assert dev("run", "--no-sync", "--", "true").code == 0
+        with forwarding("--cluster", place, cwd=cluster.folder) as again:
+            assert token_of(again) == token_of(url)
     finally:
         removed = dev("down")
     assert removed.code == 0, removed.err

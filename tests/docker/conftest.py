@@ -69,7 +69,7 @@ def image() -> str:
         return given
     base = os.environ.get("RANKZERO_TEST_BASE_IMAGE") or base_image()
     settings = [part for name in PIP_SETTINGS if name in os.environ for part in ("--build-arg", name)]
-    extras = "EXTRAS=train,quantization,vision,deepspeed"
+    extras = "EXTRAS=train,quantization,vision,deepspeed,jupyter"
     chosen = ["--build-arg", f"BASE_IMAGE={base}", "--build-arg", extras]
     arguments = ["-f", "docker/Dockerfile", *chosen, *settings, "-t", "rankzero:test"]
     docker("build", "--quiet", "--network", "host", *arguments, ".")

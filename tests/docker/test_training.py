@@ -183,4 +183,8 @@ def test_the_image_is_what_pods_expect(image: str) -> None:
     for user in ("1000:1000", "12345:0"):  # some clusters choose the user
         done = docker("run", "--rm", "--network", "none", "--user", user, image, "python", "-c", script)
         assert done.stdout.strip()
+    shown = docker(
+        "run", "--rm", "--network", "none", image, "sh", "-c", "head -1 $(command -v torchrun); torchrun --help"
+    )
+    assert shown.stdout.startswith("#!/opt/rankzero/bin/python") and "usage: torchrun" in shown.stdout
     assert "Usage" in docker("run", "--rm", "--network", "none", image).stdout

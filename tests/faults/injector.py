@@ -12,7 +12,6 @@ import json
 import os
 import resource
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -157,6 +156,7 @@ def from_environment() -> None:
 
 if __name__ == "__main__":
     from rankzero.engine import worker
+    from rankzero.engine.process import process
 
     from_environment()
-    sys.exit(worker.main())
+    process(worker.run)

@@ -25,7 +25,7 @@ def test_a_run_that_dies_is_suspended_and_hangs_ends_as_if_undisturbed(
     monkeypatch.setattr(processes, "SUSPENDED_SECONDS", 1.0)
     monkeypatch.setattr(hang, "FLOOR_SECONDS", 6.0)
     monkeypatch.setattr(local, "PAUSE_SECONDS", (0.0,))
-    monkeypatch.setitem(processes.Workers.__init__.__kwdefaults__, "module", "tests.faults.injector")
+    monkeypatch.setattr(processes, "TRAINS", "tests.faults.injector")
     changes = {"eval_rows": 0, "checkpoint__every": 2}
     whole, spec = (small_spec(tmp_path / name, tiny, **changes) for name in ("whole", "cut"))
     env = write_faults(

@@ -55,14 +55,14 @@ class _ForkedStart(Finished):
             self._train(parent)
 
     def _train(self, parent: int) -> None:
-        from rankzero.engine import worker
+        from rankzero.engine import process, worker
 
         code = 70
         try:
             for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
                 os.environ.pop(name, None)
             os.environ["RANKZERO_PARENT"] = str(parent)
-            worker.die_with_parent()
+            process.die_with_parent()
             worker.run(self._spec, RunOptions(log_level="WARNING"))
             code = 0
         except RankzeroError as error:

@@ -181,7 +181,7 @@ def _enter(
     function: Callable[..., None], rank: int, nproc: int, directory: Path, arguments: tuple[object, ...]
 ) -> None:
     """Become a rank, as the launcher would make one."""
-    from rankzero.engine import worker
+    from rankzero.engine.process import hand_over
 
     said = (directory / f"said-{rank}").open("w", buffering=1)
     os.dup2(said.fileno(), 1)
@@ -196,6 +196,6 @@ def _enter(
     try:
         function(directory, *arguments)
     except Exception as error:
-        code = worker.hand_over(error)
+        code = hand_over(error)
         said.write((directory / f"error-{rank}.json").read_text())
         sys.exit(code)

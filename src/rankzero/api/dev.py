@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,9 +14,11 @@ from rankzero.errors import ConfigError, ServiceError
 
 if TYPE_CHECKING:
     from rankzero.launch.backend import Backend
+    from rankzero.launch.backends.kubernetes.backend import KubernetesBackend
     from rankzero.launch.plan import Plan
     from rankzero.launch.warm.commands import Line
     from rankzero.launch.warm.gpus import PodGpus
+    from rankzero.launch.warm.jupyter import Jupyter
     from rankzero.launch.warm.pods import WarmPod
     from rankzero.launch.warm.sync import Synced
     from rankzero.spec.cluster_spec import ClusterSpec
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 NAME = "dev"
 """Of the pods' objects, unless another is given."""
+JUPYTER_KEY = "jupyter"
+"""Of its token, in the Secret of a submission."""
 LOOK_SECONDS = 2.0
 _SETTINGS = ("prepare=never", "max_restarts=0", "min_nodes=null", "timeout_seconds=null")
 _LATER = ("ttl_seconds_after_finished=null",)
@@ -140,12 +144,49 @@ def gpus(backend: Backend, name: str) -> list[PodGpus]:
         return list(pool.map(lambda pod: look(backend, pod), names))
 
 
+def jupyter(backend: Backend, pod: WarmPod, cluster: ClusterSpec, name: str) -> Jupyter:
+    """Jupyter in a warm pod, started where it does not run. Its token is made here, and stays the same until `down`: in
+    the Secret of what `up` has submitted, or, where there are no Secrets, in the container. Raises as
+    `warm.jupyter.start`, and AccessError."""
+    from rankzero.launch.backends.kubernetes.backend import KubernetesBackend
+    from rankzero.launch.warm.jupyter import start
+
+    keeper = _TokenInSecret(backend, cluster.namespace, name) if isinstance(backend, KubernetesBackend) else None
+    return start(backend, pod, keeper)
+
+
 def down(backend: Backend, name: str, say: Say) -> list[str]:
     """Remove what `up` made; claims stay. Returns what was removed. Raises UsageError where it is a run that trains."""
     from rankzero.launch.warm.pods import must_be_warm
 
     must_be_warm(backend.collect(name, log_lines=0))
     return backend.delete(name, claims=False, say=say)
+
+
+@dataclass(frozen=True, slots=True)
+class _TokenInSecret:
+    """Beside the pods' own token, so that both go with the pods."""
+
+    backend: KubernetesBackend
+    namespace: str
+    run: str
+
+    def read(self) -> str:
+        """The token; nothing where there is none."""
+        from rankzero.launch.labels import submission_name
+
+        return self.backend.secret_value(submission_name(self.run), JUPYTER_KEY)
+
+    def write(self, token: str) -> None:
+        """Keep it instead of any other."""
+        from pydantic import SecretStr
+
+        from rankzero.launch import labels
+        from rankzero.launch.secrets import secret_manifest
+
+        manifest = secret_manifest(labels.submission_name(self.run), self.namespace, {JUPYTER_KEY: SecretStr(token)})
+        manifest["metadata"]["labels"] |= {labels.RUN: self.run}
+        self.backend.put_secret(manifest)
 
 
 def _send(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,13 +15,14 @@ import typer
 from rankzero.cli.help import Sections
 from rankzero.cli.logs import JsonOption
 from rankzero.cli.render import ClusterOption
-from rankzero.errors import INTERRUPTED, ConfigError, UsageError
+from rankzero.errors import INTERRUPTED, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankzero.launch.backend import Backend
     from rankzero.launch.warm.gpus import PodGpus
+    from rankzero.launch.warm.jupyter import Jupyter
     from rankzero.launch.warm.pods import WarmPod
     from rankzero.launch.warm.sync import Synced
     from rankzero.spec.cluster_spec import ClusterSpec
@@ -31,6 +33,7 @@ app = typer.Typer(cls=Sections, help="Try code in pods that stay.", no_args_is_h
 NameOption = Annotated[str, typer.Option("--name", metavar="NAME", help="Of the pods: everybody has their own.")]
 FromOption = Annotated[str, typer.Option("--from", metavar="DIR", help="Whose files are sent.")]
 NAME = "dev"
+JUPYTER_PORT = 8888
 
 
 @app.callback()
@@ -157,6 +160,39 @@ def shell(
     sys.exit(subprocess.run([*_terminal(spec, chosen.name), "sh", "-c", script], check=False).returncode)
 
 
+@app.command("jupyter")
+def jupyter(
+    cluster: ClusterOption = None,
+    name: NameOption = NAME,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of this machine, on loopback; 8888 or a free one.")
+    ] = None,
+) -> None:
+    """Start Jupyter in the first pod, or find it there, and forward a port to it until Ctrl-C.
+
+    It stays for the next time, whatever `dev run` runs, until `dev down`.
+    """
+    from rankzero.api import dev
+    from rankzero.cli import forwarding
+    from rankzero.launch.backends.docker.relay import relay
+    from rankzero.spec.kinds import kind_section
+
+    spec, backend = _place(cluster)
+    here = kind_section(spec.kind).on_this_machine
+    program = [] if here else forwarding.kubectl(spec, "forwards the port")
+    pod = dev.warm_pods(backend, _object_name(name))[0]
+    with forwarding.listen(port, JUPYTER_PORT) as listening:
+        found = dev.jupyter(backend, pod, spec, _object_name(name))
+        chosen = listening.getsockname()[1]
+        if here:
+            _say_where(found, chosen)
+            with suppress(KeyboardInterrupt):
+                relay(listening, pod.name, found.port)
+            return
+    ports = f"{chosen}:{found.port}"
+    forwarding.forward(program, f"pod/{pod.name}", ports, lambda: _say_where(found, chosen))
+
+
 @app.command("gpu")
 def gpu(cluster: ClusterOption = None, name: NameOption = NAME, as_json: JsonOption = False) -> None:
     """Show what every pod's GPUs do, of warm pods or of a run (--name RUN)."""
@@ -193,6 +229,15 @@ def table(found: Sequence[PodGpus]) -> str:
     )
 
 
+def _say_where(found: Jupyter, port: int) -> None:
+    from rankzero.cli.cluster_option import say
+
+    what = "started" if found.started else "runs already"
+    say(f"Jupyter {what} in {found.pod}; Ctrl-C ends the forwarding, `rankzero dev down` ends Jupyter")
+    typer.echo(found.url(port))
+    sys.stdout.flush()
+
+
 def _said(number: int | None, unit: str) -> str:
     return "?" if number is None else f"{number}{unit}"
 
@@ -216,7 +261,8 @@ def _changes(done: Synced) -> str:
     if not done.put and not done.removed:
         return "up to date"
     removed = f", {done.removed} removed" if done.removed else ""
-    return f"{done.put} files put ({done.sent / 1e6:,.2f} MB){removed}"
+    kept = "".join(f"\n  changed there; what it was is kept as {path}" for path in done.replaced)
+    return f"{done.put} files put ({done.sent / 1e6:,.2f} MB){removed}{kept}"
 
 
 def _chosen(pods: Sequence[WarmPod], wanted: str | None) -> WarmPod:
@@ -230,17 +276,12 @@ def _chosen(pods: Sequence[WarmPod], wanted: str | None) -> WarmPod:
 def _terminal(spec: ClusterSpec, pod: str) -> list[str]:
     """What opens a terminal in a pod; without one here, its standard input. Raises ConfigError where there is no such
     program."""
-    import shutil
-
+    from rankzero.cli.forwarding import kubectl
+    from rankzero.launch.backends.docker.command import PROGRAM
     from rankzero.launch.backends.docker.pod import container_name
     from rankzero.spec.kinds import kind_section
 
-    here = kind_section(spec.kind).on_this_machine
-    program = shutil.which("docker" if here else "kubectl")
-    if program is None:
-        raise ConfigError("kubectl is not installed, which opens a terminal in a pod", hint="install it")
     wants = "-it" if sys.stdin.isatty() else "-i"
-    if here:
-        return [program, "exec", wants, container_name(pod)]
-    context = [] if spec.context is None else ["--context", spec.context]
-    return [program, *context, "-n", spec.namespace, "exec", wants, pod, "--"]
+    if kind_section(spec.kind).on_this_machine:
+        return [PROGRAM, "exec", wants, container_name(pod)]
+    return [*kubectl(spec, "opens a terminal in a pod"), "exec", wants, pod, "--"]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -12,16 +10,16 @@ from urllib.parse import quote
 
 import typer
 
+from rankzero.cli.forwarding import forward, kubectl, until_interrupted
 from rankzero.cli.help import Sections
 from rankzero.cli.logs import RunArgument
 from rankzero.cli.render import ClusterOption
-from rankzero.errors import ConfigError, ServiceError, UsageError
+from rankzero.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rankzero.launch.labels import Manifest
-    from rankzero.spec.cluster_spec import ClusterSpec
 
 app = typer.Typer(cls=Sections, help="Look at runs in a browser.", no_args_is_help=True, rich_markup_mode=None)
 DEFAULT_PORT = 6006
@@ -63,7 +61,7 @@ def _serve(run: Path, port: int) -> int:
     if importlib.util.find_spec("tensorboard") is None:
         raise ConfigError("TensorBoard is not installed", hint="pip install 'rankzero[train]'")
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(events)]
-    return _until_interrupted([*command, "--host", "127.0.0.1", "--port", str(port)])
+    return until_interrupted([*command, "--host", "127.0.0.1", "--port", str(port)])
 
 
 def _forward(run: str, cluster: str | None, port: int, *, as_yaml: bool) -> None:
@@ -81,10 +79,8 @@ def _forward(run: str, cluster: str | None, port: int, *, as_yaml: bool) -> None
 
         typer.echo(to_yaml(objects), nl=False)
         return
-    kubectl = shutil.which("kubectl")
-    if kubectl is None:
-        hint = "install it, or reach the Service of `--print` in your own way"
-        raise ConfigError("kubectl is not installed, which forwards the port", hint=hint)
+    hint = "install it, or reach the Service of `--print` in your own way"
+    program = kubectl(spec, "forwards the port", hint)
     backend = open_backend(spec, say=say)
     if not isinstance(backend, KubernetesBackend):
         raise UsageError("runs in containers here are in a directory", where=run, hint="give that of the run")
@@ -93,17 +89,10 @@ def _forward(run: str, cluster: str | None, port: int, *, as_yaml: bool) -> None
     shown = re.escape(_run_name(backend.collect(name, log_lines=0).objects) or run)
     say(f"http://127.0.0.1:{port}/?runFilter={quote(shown)}#timeseries  (Ctrl-C ends it here)")
     try:
-        code = _until_interrupted(_port_forward(kubectl, spec, target, f"{port}:{PORT}"))
+        forward(program, target, f"{port}:{PORT}")
     finally:
         names = f"deployment,service {objects[-1]['metadata']['name']} -n {spec.namespace}"
         say(f"TensorBoard stays on the cluster for the next time; `kubectl delete {names}` removes it")
-    if code:
-        raise ServiceError(f"kubectl port-forward ended with {code}", where=target, hint="its own words are above")
-
-
-def _port_forward(kubectl: str, spec: ClusterSpec, target: str, ports: str) -> list[str]:
-    context = [] if spec.context is None else ["--context", spec.context]
-    return [kubectl, *context, "-n", spec.namespace, "port-forward", target, ports, "--address", "127.0.0.1"]
 
 
 def _run_name(objects: Sequence[Manifest]) -> str | None:
@@ -111,15 +100,3 @@ def _run_name(objects: Sequence[Manifest]) -> str | None:
 
     names = ((one["metadata"].get("annotations") or {}).get(RUN_NAME) for one in objects)
     return next((str(name) for name in names if name), None)
-
-
-def _until_interrupted(command: Sequence[str]) -> int:
-    """Run a program until it ends by itself or by Ctrl-C, which it hears too. Returns its exit code; 0 after Ctrl-C."""
-    process = subprocess.Popen(command)
-    try:
-        return process.wait()
-    except KeyboardInterrupt:
-        process.wait()
-        return 0
-    finally:
-        process.kill()

@@ -13,8 +13,8 @@ from rankzero.engine.console import RunConsole, logger
 from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.inputs import read_inputs
+from rankzero.engine.process import die_with_parent, hand_over
 from rankzero.engine.resume import refuse_before_gpus
-from rankzero.engine.worker import die_with_parent, hand_over
 from rankzero.model.load import quiet_libraries
 from rankzero.model.source import weights_fingerprint
 from rankzero.run_dir.handover import read_payload

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
-import faulthandler
-import json
 import os
-import signal
 import socket
-import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -21,13 +15,12 @@ import torch
 
 from rankzero.data.cache.dataset import TokenizedDataset, summary
 from rankzero.engine.checkpoint import Found, Position, find_checkpoints, load_checkpoint, under
-from rankzero.engine.console import RunConsole, logger, print_result, results_alone_on_stdout
+from rankzero.engine.console import RunConsole, logger, results_alone_on_stdout
 from rankzero.engine.device import Device, peak_memory, pick_device, pick_dtype, set_threads
 from rankzero.engine.distributed import (
     World,
     broadcast_object,
     gather_objects,
-    lost_a_peer,
     process_group,
     world_from_env,
 )
@@ -39,6 +32,7 @@ from rankzero.engine.inputs import Inputs, read_inputs
 from rankzero.engine.metrics import MetricsLog
 from rankzero.engine.pace import Pace
 from rankzero.engine.passes import PassMemory, is_out_of_memory
+from rankzero.engine.process import process
 from rankzero.engine.resume import (
     check_same_run,
     how_it_continues,
@@ -51,19 +45,13 @@ from rankzero.engine.saving import Saver
 from rankzero.engine.setup import Session, build_session, collect_environment
 from rankzero.engine.signals import Activity, Tell, stop_on_signals
 from rankzero.engine.train import RunContext, train
-from rankzero.errors import INTERRUPTED, ExitCode, PeerLostError, RankzeroError, StorageError
+from rankzero.errors import StorageError
 from rankzero.model.load import quiet_libraries
-from rankzero.redaction import Redactor
 from rankzero.run_dir.atomic import put_back_displaced, remove_stale, write_json, write_text
 from rankzero.run_dir.handover import (
     BEAT_FILE_VARIABLE,
-    ERROR_FILE_VARIABLE,
-    PARENT_VARIABLE,
-    STACK_FILE_VARIABLE,
     Beat,
-    read_payload,
     write_beat,
-    write_error,
 )
 from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
@@ -77,15 +65,6 @@ from rankzero.spec.shardings import sharding_section
 from rankzero.track.protocol import TrackedRun, open_trackers
 from rankzero.track.sender import sending
 from rankzero.wording import counted
-
-
-def work(spec: RunSpec, options: RunOptions) -> dict[str, Any]:
-    """What a launcher starts its processes for: `run`, or a test of their place. Returns the report; raises as they."""
-    if options.smoke is None:
-        return run(spec, options)
-    from rankzero.engine.smoke.check import smoke
-
-    return smoke(spec, options)
 
 
 def run(
@@ -382,57 +361,5 @@ def log_plan(spec: RunSpec, session: Session, inputs: Inputs, world: World) -> N
     logger.info("[STEP] train")
 
 
-def main() -> None:
-    """`python -m rankzero.engine.worker RUN.json`: what rankzero's own launcher starts, one for each process.
-
-    Errors go to a file and are printed by the launcher, once and for the process that failed first: peers of a dead
-    process fail too, and theirs would only bury the cause.
-    """
-    die_with_parent()
-    tell_where_on_request()
-    try:
-        report = work(*read_payload(Path(sys.argv[1]).read_text(encoding="utf-8")))
-    except Exception as error:
-        sys.exit(hand_over(error))
-    except KeyboardInterrupt:  # before the run listens itself
-        sys.exit(INTERRUPTED)
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # the outcome is decided; the interpreter takes a moment to end
-    if os.environ.get("RANK", "0") == "0":
-        print_result(json.dumps(report))
-
-
-def hand_over(error: Exception) -> int:
-    """Write the error where the launcher reads it. Returns the exit code."""
-    if isinstance(error, RankzeroError):
-        known, trace = error, ""
-    elif lost_a_peer(error):
-        known, trace = PeerLostError(f"another process is gone, or does not answer: {error}"), ""
-    else:
-        known = RankzeroError(f"internal error: {type(error).__name__}: {error}")
-        trace = traceback.format_exc()
-    write_error(Path(os.environ[ERROR_FILE_VARIABLE]), known, trace, Redactor(os.environ))
-    return known.exit_code
-
-
-def tell_where_on_request() -> None:
-    """On SIGUSR1 write the stacks of all threads, also from within a call that never returns."""
-    faulthandler.enable()  # of a crash in C, the place on standard error
-    path = os.environ.get(STACK_FILE_VARIABLE)
-    if path is not None:
-        faulthandler.register(signal.SIGUSR1, file=open(path, "w"), all_threads=True)  # noqa: SIM115 - open till the end
-
-
-def die_with_parent() -> None:
-    """No orphans: ask Linux to kill this process when its launcher dies, however it dies."""
-    parent = os.environ.get(PARENT_VARIABLE)
-    if parent is None or sys.platform != "linux":
-        return
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != int(parent):
-        sys.exit(ExitCode.STOPPED)
-
-
 if __name__ == "__main__":
-    main()
+    process(run)

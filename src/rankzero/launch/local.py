@@ -20,7 +20,7 @@ from typing import IO
 
 from rankzero.errors import Problem, RankzeroError, StoppedError
 from rankzero.launch.hang import HangWatch
-from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, signals_to, started, stop_signals
+from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, module_for, signals_to, started, stop_signals
 from rankzero.launch.restarts import Restarts, may_be_cured
 from rankzero.launch.start_directory import start_directory
 from rankzero.redaction import Redactor
@@ -106,7 +106,8 @@ class _Local:
             def stderr(local: int) -> IO[bytes] | None:
                 return None if local == 0 else (directory / f"stderr-{local}").open("wb")
 
-            with started(directory, self._ranks, payload, {**self._env, **meeting}, at, stderr) as workers:
+            env, module = {**self._env, **meeting}, module_for(self._options)
+            with started(directory, self._ranks, payload, env, at, stderr, module) as workers:
                 try:
                     self._watch(workers)
                 finally:

@@ -1,6 +1,6 @@
 """The processes of a run on one machine: started, watched, signalled, and none left behind. Knows nothing of nodes.
 
-A worker is `python -m rankzero.engine.worker RUN.json`. Rank 0's standard output is its report; errors come as files.
+A worker is `python -m MODULE RUN.json`. Rank 0's standard output is its report; errors come as files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ from rankzero.run_dir.handover import (
     STARTED_VARIABLE,
     read_error,
 )
+from rankzero.spec.run_options import RunOptions
 
+TRAINS, TESTS = "rankzero.engine.worker", "rankzero.engine.smoke"
+"""Modules of workers: those of a run, and those that test its place."""
 PEER_SECONDS = 10.0
 """How long peers of a dead worker may take to notice and leave by themselves."""
 SUSPENDED_SECONDS = 30.0
@@ -63,7 +66,7 @@ class Ranks:
 class Workers:
     """The workers of one start, in the order of their local ranks."""
 
-    def __init__(self, directory: Path, ranks: Ranks, *, module: str = "rankzero.engine.worker") -> None:
+    def __init__(self, directory: Path, ranks: Ranks, *, module: str = TRAINS) -> None:
         self._directory, self._ranks, self._module = directory, ranks, module
         self.processes: list[subprocess.Popen[bytes]] = []
         self._first_failed: int | None = None
@@ -325,12 +328,23 @@ def _is_suspended(process: subprocess.Popen[bytes]) -> bool:
     return stat.rpartition(")")[2].split()[0] == "T"
 
 
+def module_for(options: RunOptions) -> str:
+    """What workers with these options are."""
+    return TRAINS if options.smoke is None else TESTS
+
+
 @contextmanager
 def started(
-    directory: Path, ranks: Ranks, payload: Path, env: Mapping[str, str], at: float, open_stderr: OpenStderr
+    directory: Path,
+    ranks: Ranks,
+    payload: Path,
+    env: Mapping[str, str],
+    at: float,
+    open_stderr: OpenStderr,
+    module: str = TRAINS,
 ) -> Iterator[Workers]:
     """Workers for the duration; whatever happens, none is left behind."""
-    workers = Workers(directory, ranks)
+    workers = Workers(directory, ranks, module=module)
     try:
         workers.start(payload, env, at, open_stderr)
         yield workers

@@ -38,6 +38,8 @@ _FIELDS = {
 }
 SIGNAL_SECONDS = 60
 """By so much Slurm may be early or late with a signal before the time limit, which it looks at once a minute."""
+START_SECONDS = 60
+"""The least from an allocation's beginning to the first step: software from a shared directory, nodes that meet."""
 
 
 def check_slurm(spec: ClusterSpec) -> list[Problem]:
@@ -97,9 +99,11 @@ def _own_fields(spec: ClusterSpec) -> list[Problem]:
             problems.append(Problem("there is a field for it", where, f"set {_FIELDS[name]}"))
         elif any(sign in value for sign in "\r\n"):
             problems.append(Problem("a value is one line", where, "leave the line break out"))
-    least = spec.grace_period_seconds + 2 * SIGNAL_SECONDS
-    if slurm.time_limit_seconds is not None and slurm.time_limit_seconds < least:
-        what = f"the run is asked to save {spec.grace_period_seconds} s before {slurm.time_limit_seconds} s are over"
-        hint = f"at least {least}, or a shorter grace_period_seconds: else nothing is left to train in"
+    grace, limit = spec.grace_period_seconds, slurm.time_limit_seconds
+    least = grace + SIGNAL_SECONDS + START_SECONDS
+    if limit is not None and limit < least:
+        what = f"in {limit} s the run can start and save, and train nothing: it would be queued again for ever"
+        parts = f"{grace} to save (grace_period_seconds), {SIGNAL_SECONDS} that the signal may be early"
+        hint = f"at least {least}: {parts}, {START_SECONDS} to start, and more where much is fetched"
         problems.append(Problem(what, "slurm.time_limit_seconds", hint))
     return problems

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from rankzero.data.progress import told
-from rankzero.engine import worker
 from rankzero.engine.console import (
     STEPS,
     RunConsole,
@@ -23,6 +22,7 @@ from rankzero.engine.console import (
     results_alone_on_stdout,
     step_in_words,
 )
+from rankzero.engine.process import hand_over
 from rankzero.errors import ServiceError
 from rankzero.wording import printable
 
@@ -107,7 +107,7 @@ def test_an_error_is_handed_over_without_secrets(tmp_path: Path, monkeypatch: py
         try:
             raise error
         except Exception as raised:
-            worker.hand_over(raised)
+            hand_over(raised)
         assert "canary-4711" not in (tmp_path / "error.json").read_text()
     assert "Traceback" in json.loads((tmp_path / "error.json").read_text())["traceback"]
 

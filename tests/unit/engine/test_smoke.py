@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from rankzero.engine.smoke import links, volume
 from rankzero.engine.smoke.check import smoke
 from rankzero.engine.smoke.collectives import Measured
 from rankzero.engine.smoke.learning import made_up_rows
+from rankzero.launch.processes import module_for
 from rankzero.spec.run_options import RunOptions, SmokeSettings
 from tests.support.cli import Cli
 
@@ -35,6 +38,16 @@ def test_in_words(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     done = cli(f"smoke {FEW} --nproc 1")
     assert done.code == 0
     assert [line.split()[0] for line in done.out.splitlines()] == ["devices", "processes", "loss", "volume", "ok"]
+
+
+def test_its_processes_import_torch_and_little_else() -> None:
+    """Minutes before a run, on many nodes, from slow disks: what trains is not read."""
+    script = "import sys, rankzero.engine.smoke.__main__; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert "torch" in found and "rankzero.engine.smoke.check" in found
+    heavy = {"transformers", "peft", "datasets", "safetensors", "tokenizers", "pyarrow", "rankzero.engine.worker"}
+    assert heavy.isdisjoint(found), heavy & set(found)
+    assert module_for(RunOptions(smoke=SmokeSettings())) == "rankzero.engine.smoke"
 
 
 @pytest.mark.parametrize(

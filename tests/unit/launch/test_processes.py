@@ -226,7 +226,7 @@ def test_nccls_own_end_of_a_process_is_a_lost_peer(words: str, kind: type | None
 
 def test_an_interrupted_run_ends_as_an_interrupted_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second Ctrl-C: the processes have said what is lost, and left with 130."""
-    monkeypatch.setattr(Workers.__init__, "__kwdefaults__", {"module": "tests.support.stand_in"})
+    monkeypatch.setattr("rankzero.launch.processes.TRAINS", "tests.support.stand_in")
     monkeypatch.setenv("STAND_IN", str(tmp_path))
     (tmp_path / "go-0").write_text("130")
     with pytest.raises(KeyboardInterrupt):

@@ -155,7 +155,7 @@ def test_a_start_that_fails_while_it_is_asked_to_stop_is_the_last(
 ) -> None:
     spec = small_spec(tmp_path, tmp_path)
     monkeypatch.setenv("STAND_IN", str(tmp_path))
-    monkeypatch.setitem(local.Workers.__init__.__kwdefaults__, "module", "tests.support.stand_in")
+    monkeypatch.setattr("rankzero.launch.processes.TRAINS", "tests.support.stand_in")
     looked = local.HangWatch.look
 
     def look(watch: local.HangWatch, *, end: bool) -> None:

@@ -22,6 +22,8 @@ def problems(*settings: str) -> dict[str, str]:
 
 def test_the_smallest() -> None:
     assert problems("kind=slurm", OUTPUTS) == {}
+    assert problems("kind=slurm", OUTPUTS, "slurm.time_limit_seconds=300") == {}
+    assert problems("kind=slurm", OUTPUTS, "slurm.time_limit_seconds=150", "grace_period_seconds=30") == {}
 
 
 @pytest.mark.parametrize(
@@ -43,7 +45,10 @@ def test_the_smallest() -> None:
         ("slurm.image=x.sif", "slurm.image", "slurm.runtime"),
         ("slurm.options={nodes: '3'}", "slurm.options.nodes", "rankzero sets it"),
         ("slurm.options={mem: 3G}", "slurm.options.mem", "resources.memory"),
-        ("slurm.time_limit_seconds=240", "slurm.time_limit_seconds", "at least 300"),
+        (
+            *("slurm.time_limit_seconds=299", "slurm.time_limit_seconds"),
+            "at least 300: 180 to save (grace_period_seconds), 60 that the signal may be early, 60 to start",
+        ),
         ("slurm.partition=a b", "slurm.partition", "a name of letters"),
     ],
 )

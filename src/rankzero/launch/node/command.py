@@ -23,7 +23,7 @@ from rankzero.launch.node.output import Output
 from rankzero.launch.node.pid1 import StopWish, reap_orphans
 from rankzero.launch.node.platform import Place
 from rankzero.launch.node.settings import NodeSettings
-from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, started
+from rankzero.launch.processes import POLL_SECONDS, Ranks, Workers, module_for, started
 from rankzero.launch.start_directory import start_directory
 from rankzero.run_dir.handover import RENDEZVOUS_VARIABLE, write_payload
 from rankzero.run_dir.paths import RunDir
@@ -151,7 +151,8 @@ class Node:
                 return self._output.pipe("" if rank == 0 else f"[rank {rank}] ", directory / f"stderr-{local}")
 
             env = {**self._env, **self._meeting(directory, ranks)}
-            with started(directory, ranks, payload, env, self._at, stderr) as workers:
+            module = module_for(self._settings.options)
+            with started(directory, ranks, payload, env, self._at, stderr, module) as workers:
                 self._ours = {process.pid for process in workers.processes}
                 self._stop.on_first = workers.ask_to_stop
                 if self._stop.wanted:

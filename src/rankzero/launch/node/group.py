@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 from uuid import uuid4
 
 GRACE_SECONDS = 10.0
@@ -33,27 +34,52 @@ def run(root: Path, command: Sequence[str], env: Mapping[str, str], work: Path, 
     What the command leaves running ends with it. Raises BrokenPipeError where nobody listens any more, after ending it.
     """
     end_group(root)
-    mark = uuid4().hex
-    work.mkdir(parents=True, exist_ok=True)
     try:
-        process = subprocess.Popen(
-            command,
-            cwd=work,
-            env={**os.environ, **env, MARK_VARIABLE: mark},
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.STDOUT,
-            process_group=0,
-        )
+        process, mark = begin(root, command, env, work, grace)
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", flush=True)
         return _NOT_STARTED
-    note = {"leader": process.pid, "started": _started(process.pid), "mark": mark, "grace": grace}
-    _write(root / "group.json", json.dumps(note))
     try:
         code = _wait(process)
     finally:
         end_group(root, meanwhile=process.poll, only=mark)
     return code if code >= 0 else 128 - code
+
+
+def begin(
+    root: Path,
+    command: Sequence[str],
+    env: Mapping[str, str],
+    work: Path,
+    grace: float = GRACE_SECONDS,
+    output: IO[bytes] | None = None,
+) -> tuple[subprocess.Popen[bytes], str]:
+    """Start a command as ROOT's group, its two outputs as one. Returns it and the mark of all that comes of it. Raises
+    OSError."""
+    mark = uuid4().hex
+    work.mkdir(parents=True, exist_ok=True)
+    process = subprocess.Popen(
+        command,
+        cwd=work,
+        env={**os.environ, **env, MARK_VARIABLE: mark},
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        process_group=0,
+    )
+    note = {"leader": process.pid, "started": _started(process.pid), "mark": mark, "grace": grace}
+    _write(root / "group.json", json.dumps(note))
+    return process, mark
+
+
+def leads(root: Path) -> int | None:
+    """The process that leads ROOT's group, while it runs."""
+    try:
+        note = json.loads((root / "group.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    leader = int(note["leader"])
+    return leader if _started(leader) == note["started"] else None
 
 
 def end_group(root: Path, *, meanwhile: Callable[[], object] = lambda: None, only: str | None = None) -> bool:

@@ -15,12 +15,14 @@ def main() -> None:
     from pathlib import Path
 
     from rankzero.launch.node.group import end_group
+    from rankzero.launch.node.jupyter import PLACE
     from rankzero.launch.node.settings import WARM_DIR
 
     while not stop.wanted:
         reap_orphans(())
         time.sleep(POLL_SECONDS)
-    end_group(Path(WARM_DIR), meanwhile=lambda: reap_orphans(()))
+    for place in (Path(WARM_DIR), Path(WARM_DIR, PLACE)):
+        end_group(place, meanwhile=lambda: reap_orphans(()))
 
 
 if __name__ == "__main__":

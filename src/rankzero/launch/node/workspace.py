@@ -2,7 +2,7 @@
 
 `python -m rankzero.launch.node.workspace ROOT PLACE list` prints what was copied to ROOT/PLACE and is there;
 `… ROOT PLACE apply LENGTH` reads so many bytes of a tar stream: an order, then the files that changed. ROOT/PLACE.json
-remembers what was copied: nothing else is ever removed.
+remembers what was copied: nothing else is ever removed, and what was changed here is kept in ROOT/PLACE.replaced.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import os
 import shutil
 import sys
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import IO, cast
+from typing import IO, Any, cast
 
 ORDER = "order.json"
 """First member of the stream: the marks of all files, by name."""
@@ -45,8 +45,9 @@ def present(root: Path, place: str) -> dict[str, str]:
     return {name: mark(work / name) for name in _copied(root, place) if (work / name).is_file()}
 
 
-def apply(root: Path, place: str, stream: IO[bytes]) -> dict[str, int]:
-    """Take a tar stream. Everything is checked before the first file changes. Returns how many were put and removed.
+def apply(root: Path, place: str, stream: IO[bytes]) -> dict[str, Any]:
+    """Take a tar stream. Everything is checked before the first file changes. Returns how many were put and removed,
+    and where below the root those are now that had been changed here.
 
     Raises BrokenCopyError, OSError or tarfile.TarError; then nothing has changed, unless the disk itself failed.
     """
@@ -54,17 +55,19 @@ def apply(root: Path, place: str, stream: IO[bytes]) -> dict[str, int]:
     shutil.rmtree(staged, ignore_errors=True)
     work.mkdir(parents=True, exist_ok=True)
     try:
-        with tarfile.open(fileobj=stream, mode="r|") as tar:
-            tar.extractall(staged, filter="data")
+        _unpack(stream, staged)
         wanted: dict[str, str] = json.loads((staged / ORDER).read_text(encoding="utf-8"))
         came = [name for name in wanted if (staged / FILES / name).is_file()]
         wrong = [name for name in came if mark(staged / FILES / name) != wanted[name]]
         wrong += [name for name in wanted if name not in came and not (work / name).is_file()]
         if wrong:
             raise BrokenCopyError(f"{wrong[0]} changed while it was sent")
-        gone = [name for name in _copied(root, place) if name not in wanted]
+        copied = _copied(root, place)
+        gone = [name for name in copied if name not in wanted]
+        own = [name for name in (*gone, *came) if _is_own(work / name, (copied.get(name), wanted.get(name)))]
+        kept = _keep(root, place, own)
         # Before anything changes: a file that is put is remembered, whatever happens to the rest.
-        _remember(root, place, {*gone, *wanted})
+        _remember(root, place, {**copied, **wanted})
         removed = sum(_remove(work, name) for name in gone)
         for name in came:
             (work / name).parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +75,21 @@ def apply(root: Path, place: str, stream: IO[bytes]) -> dict[str, int]:
         _remember(root, place, wanted)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
-    return {"put": len(came), "removed": removed}
+    return {"put": len(came), "removed": removed, "replaced": kept}
+
+
+def _unpack(stream: IO[bytes], target: Path) -> None:
+    """Plain files below the target, and nothing else. (tarfile's own filters came with Python 3.11.4.)"""
+    with tarfile.open(fileobj=stream, mode="r|") as tar:
+        for member in tar:
+            content = tar.extractfile(member) if member.isreg() else None
+            if content is None or not _is_inside(PurePosixPath(member.name)):
+                raise BrokenCopyError(f"{member.name} is no file that may be put")
+            path = target / member.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as file:
+                shutil.copyfileobj(content, file)
+            path.chmod(0o755 if member.mode & 0o100 else 0o644)
 
 
 def pack(files: Mapping[str, Path | bytes], wanted: Mapping[str, str], out: IO[bytes]) -> None:
@@ -95,18 +112,39 @@ def _add(tar: tarfile.TarFile, name: str, content: IO[bytes], size: int, mode: i
     tar.addfile(member, content)
 
 
-def _copied(root: Path, place: str) -> list[str]:
+def _copied(root: Path, place: str) -> dict[str, str]:
+    """Marks of what was copied, as it was then."""
     try:
-        names = json.loads((root / f"{place}.json").read_text(encoding="utf-8"))
+        marks: dict[str, str] = json.loads((root / f"{place}.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return []
-    return [name for name in names if not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts]
+        return {}
+    return {name: known for name, known in marks.items() if _is_inside(PurePosixPath(name))}
 
 
-def _remember(root: Path, place: str, names: Iterable[str]) -> None:
+def _is_inside(name: PurePosixPath) -> bool:
+    return not name.is_absolute() and ".." not in name.parts
+
+
+def _remember(root: Path, place: str, marks: Mapping[str, str]) -> None:
     staged = root / f"{place}.json.new"
-    staged.write_text(json.dumps(sorted(names)), encoding="utf-8")
+    staged.write_text(json.dumps(dict(sorted(marks.items()))), encoding="utf-8")
     staged.replace(root / f"{place}.json")
+
+
+def _is_own(path: Path, sent: Collection[str | None]) -> bool:
+    """Whether somebody here made the file what it is."""
+    return path.is_file() and mark(path) not in sent
+
+
+def _keep(root: Path, place: str, names: Sequence[str]) -> list[str]:
+    """Copy files of a place to a new directory. Returns where they are, below the root."""
+    aside = root / f"{place}.replaced"
+    number = sum(1 for _ in aside.iterdir()) + 1 if aside.is_dir() else 1
+    kept = [aside / str(number) / name for name in names]
+    for name, path in zip(names, kept, strict=True):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(root / place / name, path)
+    return [str(path.relative_to(root)) for path in kept]
 
 
 def _remove(work: Path, name: str) -> bool:

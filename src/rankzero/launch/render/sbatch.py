@@ -22,11 +22,13 @@ from rankzero.launch.plan import Plan
 from rankzero.launch.render.container import variables
 from rankzero.spec.quantity import as_bytes
 from rankzero.spec.resolve import to_yaml as spec_to_yaml
+from rankzero.spec.slurm_checks import SIGNAL_SECONDS
 
 RETRY_EXIT_OFFSET = 128
 """What the node command adds to codes that may be tried again, as it counts its restarts itself (launch/kinds)."""
 FIRST_PORT, MOST_JOBS = 15000, 5000
 """Jobs that share a host talk over ports of their own, below those that outgoing connections are given."""
+IDLE_ALLOCATIONS = 3
 _RETRIED = sorted(set(ExitCode) - NEVER_RETRIED - {ExitCode.DONE, ExitCode.STOPPED})
 
 
@@ -46,6 +48,7 @@ def batch_script(plan: Plan, metadata: dict[str, Any], state: str) -> str:
         "",
         "# Made by rankzero. `rankzero submit` hands it to sbatch; whoever does so by hand gets the same run.",
         "set -u",
+        "begun=$(date +%s)",
         f"state={_quoted(state)}",
         f"nodes={plan.cluster.num_nodes}",
         'mkdir -p -m 700 "$state"',
@@ -57,7 +60,7 @@ def batch_script(plan: Plan, metadata: dict[str, Any], state: str) -> str:
     ]
     for name, content in files.items():
         lines += _here(name, content, digest)
-    lines += ["", *_environment(plan), "", *_launch(plan, state), *_verdict()]
+    lines += ["", *_environment(plan), "", *_launch(plan, state), *_verdict(plan)]
     return "\n".join(lines) + "\n"
 
 
@@ -154,7 +157,7 @@ def _launch(plan: Plan, state: str) -> Iterator[str]:
     yield "done"
 
 
-def _verdict() -> Iterator[str]:
+def _verdict(plan: Plan) -> Iterator[str]:
     """What becomes of the job, by the codes of its nodes."""
     yield "failed= stopped="
     yield "for ((node = 0; node < nodes; node++)); do"
@@ -172,9 +175,34 @@ def _verdict() -> Iterator[str]:
     yield '[ -n "$stopped" ] || exit 0'
     yield 'if [ "$(cat "$state/cancelled" 2> /dev/null)" != "$SLURM_JOB_ID" ] &&'
     yield '   [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T || echo RUNNING)" = RUNNING ]; then'
+    yield from (f"  {line}" for line in _gets_on(plan))
     yield '  scontrol requeue "$SLURM_JOB_ID"  # saved: it continues where it stopped'
     yield "fi"
     yield f"exit {int(ExitCode.STOPPED)}"
+
+
+def _gets_on(plan: Plan) -> Iterator[str]:
+    """A run whose allocations are over before it has saved anything new would take turns in the queue for ever."""
+    limit, margin = plan.cluster.slurm.time_limit_seconds, plan.cluster.grace_period_seconds + SIGNAL_SECONDS
+    end = f"$((begun + {limit}))" if limit is not None else ""  # Slurm says it itself from 23.02 on
+    code = int(ExitCode.INTERNAL)
+    words = {
+        **{"rankzero": 1, "outcome": "failed", "exit_code": code, "where": "slurm.time_limit_seconds"},
+        "what": f"{IDLE_ALLOCATIONS} allocations in a row were over before the run had saved anything new",
+        "hint": "a longer slurm.time_limit_seconds: the log says what a start takes; then submit again",
+    }
+    yield f'over="${{SLURM_JOB_END_TIME:-{end}}}"'
+    yield f'if [ -n "$over" ] && [ "$(date +%s)" -ge $((over - {margin})) ]; then'
+    yield r"""  step=$(sed -n 's/.*"checkpoint": *\([0-9][0-9]*\).*/\1/p' "$state/nodes/0.words" 2> /dev/null)"""
+    yield '  read -r before idle < <(cat "$state/progress" 2> /dev/null) || { before=none; idle=0; }'
+    yield '  if [ "${step:-none}" = "$before" ]; then idle=$((idle + 1)); else idle=0; fi'
+    yield '  echo "${step:-none} $idle" > "$state/progress"'
+    yield f'  if [ "$idle" -ge {IDLE_ALLOCATIONS} ]; then'
+    yield f'    echo {_quoted(json.dumps(words))} > "$state/nodes/0.words"'
+    yield f'    echo "end $SLURM_JOB_ID ${{SLURM_RESTART_COUNT:-0}} $(date +%s) {code}" >> "$state/nodes/0"'
+    yield f"    exit {code}"
+    yield "  fi"
+    yield "fi"
 
 
 def _node_script(plan: Plan, state: str) -> str:

@@ -31,6 +31,8 @@ class Synced:
     removed: int = 0
     sent: int = 0
     """Bytes."""
+    replaced: tuple[str, ...] = ()
+    """Where those are kept that had been changed in the pod."""
 
 
 def marks(files: Mapping[str, Path | bytes]) -> dict[str, str]:
@@ -55,7 +57,8 @@ def sync(
         length = stream.seek(0, os.SEEK_END)
         stream.seek(0)
         done = json.loads(asked(backend, pod, [*_PROGRAM, place, "apply", str(length)], stream))
-    return Synced(done["put"], done["removed"], length)
+    kept = tuple(f"{WARM_DIR}/{name}" for name in done["replaced"])
+    return Synced(done["put"], done["removed"], length, kept)
 
 
 def asked(backend: Backend, pod: str, command: Sequence[str], stdin: IO[bytes] | None = None) -> str:

@@ -18,7 +18,7 @@ def pod(tmp_path: Path) -> Path:
     source.write_text("a", encoding="utf-8")
     out = io.BytesIO()
     pack({"lib/a.py": source}, {"lib/a.py": mark(source)}, out)
-    assert apply(tmp_path / "pod", "work", io.BytesIO(out.getvalue())) == {"put": 1, "removed": 0}
+    assert apply(tmp_path / "pod", "work", io.BytesIO(out.getvalue())) == {"put": 1, "removed": 0, "replaced": []}
     (tmp_path / "pod/work/own").write_text("made there", encoding="utf-8")
     return tmp_path / "pod"
 
@@ -42,8 +42,45 @@ def test_a_broken_copy_changes_nothing(pod: Path, tmp_path: Path, broken: str) -
 
 
 def test_a_whole_one_puts_and_removes_what_was_sent_before(pod: Path, tmp_path: Path) -> None:
-    assert apply(pod, "work", io.BytesIO(sent(tmp_path))) == {"put": 1, "removed": 1}
+    assert apply(pod, "work", io.BytesIO(sent(tmp_path))) == {"put": 1, "removed": 1, "replaced": []}
     assert {path.name for path in (pod / "work").rglob("*")} == {"b.py", "own"}
+
+
+def test_it_needs_no_more_than_the_first_python_that_rankzero_takes(
+    pod: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tarfile's filters came with Python 3.11.4; Debian's is 3.11.2."""
+
+    def as_before(
+        _tar: tarfile.TarFile, path: str = ".", members: object = None, *, numeric_owner: bool = False
+    ) -> None:
+        raise AssertionError("without filters it takes whatever it is given")
+
+    monkeypatch.setattr(tarfile.TarFile, "extractall", as_before)
+    assert apply(pod, "work", io.BytesIO(sent(tmp_path)))["put"] == 1
+
+
+def test_links_are_not_taken(pod: Path, tmp_path: Path) -> None:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w|") as tar:
+        link = tarfile.TarInfo("files/link")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+    with pytest.raises(BrokenCopyError, match="files/link"):
+        apply(pod, "work", io.BytesIO(out.getvalue()))
+    assert not (pod / "work/link").exists()
+
+
+def test_what_was_changed_there_is_kept_when_it_is_replaced_or_removed(pod: Path, tmp_path: Path) -> None:
+    (pod / "work/lib/a.py").write_text("changed there", encoding="utf-8")
+    (pod / "work/b.py").write_text("made there", encoding="utf-8")
+    done = apply(pod, "work", io.BytesIO(sent(tmp_path)))
+    assert done == {"put": 1, "removed": 1, "replaced": ["work.replaced/1/lib/a.py", "work.replaced/1/b.py"]}
+    assert (pod / "work/b.py").read_bytes() == b"b" * 50_000 and not (pod / "work/lib").exists()
+    assert [(pod / name).read_text() for name in done["replaced"]] == ["changed there", "made there"]
+    assert apply(pod, "work", io.BytesIO(sent(tmp_path)))["replaced"] == [], "what was sent is there"
+    (pod / "work/b.py").write_text("again", encoding="utf-8")
+    assert apply(pod, "work", io.BytesIO(sent(tmp_path)))["replaced"] == ["work.replaced/2/b.py"]
 
 
 def test_names_that_lead_out_are_not_taken(pod: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from rankzero.launch.backends.kubernetes.errors import ApiError, as_error
 from rankzero.launch.backends.kubernetes.execute import execute, stream
 from rankzero.launch.backends.kubernetes.logs import Following, past_lines
 from rankzero.launch.backends.kubernetes.reader import there_meanwhile
-from rankzero.launch.backends.kubernetes.secrets import put_secret
+from rankzero.launch.backends.kubernetes.secrets import put_secret, secret_value
 from rankzero.launch.backends.kubernetes.serve import serve
 from rankzero.launch.backends.kubernetes.stop import cancel, delete
 from rankzero.launch.backends.kubernetes.survey import Surveyor
@@ -92,6 +92,11 @@ class KubernetesBackend:
         """Create a Secret, or add its keys to the one that is there. Returns `created` or `updated`."""
         with self._spoken():
             return put_secret(self._api, manifest)
+
+    def secret_value(self, name: str, key: str) -> str:
+        """A Secret's value; nothing where there is none."""
+        with self._spoken():
+            return secret_value(self._api, name, key)
 
     @contextmanager
     def reading(self, pod: Manifest, say: Say) -> Iterator[Execute]:

@@ -1,4 +1,4 @@
-"""Writing Secrets. Values go to the server and nowhere else: none is read, kept, said or part of an error."""
+"""Secrets, written and read. Values go to the server, and from it to who asks: none is kept, said or in an error."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from rankzero.launch.backends.kubernetes.api import MERGE_PATCH, Api
 from rankzero.launch.backends.kubernetes.errors import ApiError
 from rankzero.launch.backends.kubernetes.resources import SECRET
 from rankzero.launch.labels import Manifest
+from rankzero.launch.untyped_json import text
 
 _PARAMS = {"fieldManager": "rankzero", "fieldValidation": "Strict"}
 TRIES = 3
@@ -40,6 +41,13 @@ def put_secret(api: Api, manifest: Manifest) -> str:
             if error.status != 409:
                 raise
     raise AssertionError("the last attempt returns or raises")
+
+
+def secret_value(api: Api, name: str, key: str) -> str:
+    """What a Secret has under a key; nothing where either is not there. Raises ApiError."""
+    there = api.read(SECRET, name)
+    encoded = text(there or {}, "data", key)
+    return base64.b64decode(encoded).decode()
 
 
 def _values(manifest: Manifest) -> list[str]:

@@ -103,6 +103,9 @@ def test_only_what_changed_is_sent(cli: Cli, project: Path, tmp_path: Path) -> N
     (project / "run.sh").chmod(0o755)
     out = cli("dev sync").out
     assert out.startswith("dev-0: 1 files put") and "dev-1: 2 files put" in out and out.count("1 removed") == 2
+    kept = "changed there; what it was is kept as /tmp/rankzero-dev/work.replaced/1/train.py"
+    assert out.count(kept) == 1
+    assert (there.parent / "work.replaced/1/train.py").read_text() == "changed there"
     assert files(there) == {"train.py", "run.sh", "notes.txt", "cluster.yaml", ".gitignore"}
     assert not (there / "lib").exists() and os.access(there / "run.sh", os.X_OK)
     assert (there / "train.py").read_text() == "print(1)\n"

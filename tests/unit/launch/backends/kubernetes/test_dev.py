@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import httpx2
 import pytest
 
-from rankzero.api.dev import sync, wait_until_warm, warm_plan
-from rankzero.errors import ServiceError, UsageError
+from rankzero.api.dev import down, jupyter, sync, wait_until_warm, warm_plan
+from rankzero.errors import ConfigError, ServiceError, UsageError
+from rankzero.launch.node.group import end_group
 from rankzero.launch.render import render
 from rankzero.launch.render.container import IDLE_COMMAND
 from rankzero.launch.warm.commands import ranks, run_together
 from rankzero.launch.warm.gpus import look
 from rankzero.launch.warm.pods import WarmPod, must_be_warm
 from rankzero.spec.cluster_spec import ClusterSpec
+from tests.support.fake_cluster import plain
+from tests.support.jupyter import stand_in
 from tests.unit.launch.backends.kubernetes.runs import STORAGE, Bench
 
 WARM = "/tmp/rankzero-dev"
+PLACE = ClusterSpec.model_validate(
+    {
+        **{"image": "i", "namespace": "train", "num_nodes": 2, "prepare": "never", "kind": "statefulset"},
+        **{"storage": STORAGE, "gpu": False},
+    }
+)
 
 
 @pytest.fixture
 def pods(bench: Bench, tmp_path: Path) -> list[WarmPod]:
     """Two of them; what is executed there runs here, in a directory for each."""
-    place = {"image": "i", "namespace": "train", "num_nodes": 2, "prepare": "never", "kind": "statefulset"}
-    plan = warm_plan(ClusterSpec.model_validate({**place, "storage": STORAGE, "gpu": False}))
+    plan = warm_plan(PLACE)
     for node in (0, 1):
         bench.cluster.script("node", node, [("run",)])
     bench.submit(render(plan))
@@ -66,6 +77,42 @@ def test_files_and_commands_go_through_the_api(bench: Bench, pods: list[WarmPod]
     code = run_together(backend, pods, command, env, 5.0, lambda pod, text: heard.append((pod.name, text)))
     assert code == 4 and sorted(heard) == [("dev-0", "ran"), ("dev-1", "ran")]
     assert bench.cluster.faults_of_its_own == []
+
+
+@pytest.fixture
+def pod_with_jupyter(tmp_path: Path, pods: list[WarmPod], monkeypatch: pytest.MonkeyPatch) -> Iterator[WarmPod]:
+    """The first; its server is ended."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(stand_in(tmp_path / "site")), *filter(None, sys.path)]))
+    yield pods[0]
+    end_group(tmp_path / pods[0].name / "jupyter")
+
+
+def test_jupyter_s_token_is_in_a_secret_that_goes_with_the_pods(bench: Bench, pod_with_jupyter: WarmPod) -> None:
+    backend = bench.backend()
+
+    def kept() -> str:
+        return plain(bench.cluster.get("secrets", "dev-submission"))["jupyter"]
+
+    first = jupyter(backend, pod_with_jupyter, PLACE, "dev")
+    assert first.started and kept() == first.token
+    assert httpx2.get(first.url(first.port)).status_code == 200
+    again = jupyter(backend, pod_with_jupyter, PLACE, "dev")
+    assert not again.started and (again.token, again.port) == (first.token, first.port)
+
+    bench.cluster.store.drop("secrets", "dev-submission")
+    assert jupyter(backend, pod_with_jupyter, PLACE, "dev").token == kept() == first.token
+    assert set(plain(bench.cluster.get("secrets", "dev-submission"))) == {"jupyter"}
+    assert first.token not in f"{first}{bench.said}"
+    assert not [one for one in bench.cluster.requests if first.token in one.path]
+    down(backend, "dev", bench.said.append)
+    assert bench.cluster.names("secrets") == []
+
+
+def test_an_image_without_jupyter_is_told_with_the_fix(bench: Bench, pods: list[WarmPod]) -> None:
+    bench.cluster.feed = lambda _pod, _command, _sent: (0, b'{"absent": true}', b"")
+    with pytest.raises(ConfigError, match="the image has no Jupyter") as caught:
+        jupyter(bench.backend(), pods[0], PLACE, "dev")
+    assert "make image EXTRAS=train,quantization,vision,serve,jupyter" in caught.value.problems[0].hint
 
 
 def test_what_a_pod_cannot_do_is_said(bench: Bench, pods: list[WarmPod]) -> None:

@@ -6,13 +6,17 @@ import json
 import os
 import re
 import subprocess
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from rankzero.launch.backends.slurm.state import read_notes
 from rankzero.launch.plan import make_plan
+from rankzero.launch.pods import parse_last_words
 from rankzero.launch.render import render
 from rankzero.launch.render.content import file_name, to_yaml
 from rankzero.spec.cluster_load import load_cluster_spec
@@ -93,17 +97,19 @@ def test_a_secret_is_named_nowhere_in_the_script() -> None:
 class Stage:
     """The script on this machine, with stand-ins for Slurm's programs and for Python."""
 
-    def __init__(self, root: Path, *, nodes: int = 1, max_restarts: int = 3) -> None:
-        self.root, self.nodes = root, nodes
+    def __init__(self, root: Path, *, nodes: int = 1, max_restarts: int = 3, settings: Sequence[str] = ()) -> None:
+        self.root, self.nodes, self.says = root, nodes, ""
         self.programs = root / "bin"
-        self.programs.mkdir()
+        self.programs.mkdir(parents=True)
         self.outputs = root / "outputs"
         self.outputs.mkdir()
         self.state = self.outputs / "slurm" / "alpaca-qwen3-8b"
         python = self.program(
-            "node-python", 'read -r code < "$CODES/$SLURM_NODEID"; sed -i 1d "$CODES/$SLURM_NODEID"\n'
+            "node-python",
+            '[ -z "$SAYS" ] || echo "$SAYS" > "$RANKZERO_TERMINATION_LOG"\n'
+            'read -r code < "$CODES/$SLURM_NODEID"; sed -i 1d "$CODES/$SLURM_NODEID"\n'
+            'case $code in -*) kill "$code" $$ ;; esac\nexit "$code"\n',
         )
-        python.write_text(python.read_text() + 'case $code in -*) kill "$code" $$ ;; esac\nexit "$code"\n')
         self.program(
             "srun",
             "for last; do :; done\nfor i in $(seq 0 $((STAGE_NODES - 1))); do\n"
@@ -112,8 +118,8 @@ class Stage:
         self.program("squeue", 'echo "$JOB_STATE"\n')
         self.program("scontrol", 'echo "$@" >> "$ASKED"\n')
         directory = f"{{mount: {self.outputs}, host_path: {self.outputs}}}"
-        settings = [f"storage={{outputs: {directory}}}", f"slurm.python={python}", f"num_nodes={nodes}"]
-        self.text = script([*settings, "gpu=false", f"max_restarts={max_restarts}"])
+        place = [f"storage={{outputs: {directory}}}", f"slurm.python={python}", f"num_nodes={nodes}"]
+        self.text = script([*place, *settings, "gpu=false", f"max_restarts={max_restarts}"])
 
     def program(self, name: str, body: str) -> Path:
         path = self.programs / name
@@ -121,9 +127,16 @@ class Stage:
         path.chmod(0o755)
         return path
 
-    def run(self, *codes: list[int], job: str = "7", state: str = "RUNNING", restart: str = "") -> int:
+    def run(
+        self,
+        *codes: list[int],
+        job: str = "7",
+        state: str = "RUNNING",
+        restart: str = "",
+        seconds_left: int | None = None,
+    ) -> int:
         """The batch script's exit code, where the commands of each node end with these codes one after the other; a
-        negative one is a signal."""
+        negative one is a signal. Slurm says how many seconds are left of the allocation, or nothing."""
         plans = self.root / "codes"
         plans.mkdir(exist_ok=True)
         for node, several in enumerate(codes):
@@ -135,7 +148,9 @@ class Stage:
             "STAGE_NODES": str(self.nodes),
             "JOB_STATE": state,
             "ASKED": str(self.root / "asked"),
+            "SAYS": self.says,
             **({"SLURM_RESTART_COUNT": restart} if restart else {}),
+            **({"SLURM_JOB_END_TIME": str(int(time.time()) + seconds_left)} if seconds_left is not None else {}),
         }
         done = subprocess.run(["bash"], input=self.text, text=True, capture_output=True, check=False, env=env)
         assert "command not found" not in done.stderr, done.stderr
@@ -174,6 +189,51 @@ def test_a_run_that_has_saved_is_queued_again(tmp_path: Path) -> None:
     notes = (stage.state / "nodes/1").read_text().split()
     assert notes[:3] == ["begin", "7", "0"] and notes[4:8] == ["host1", "end", "7", "0"] and notes[9] == "75"
     assert stage.run([0], [0], restart="1") == 0, "the notes of the start before do not count"
+
+
+def words(step: int | None) -> str:
+    return f"""{{"rankzero": 1, "outcome": "stopped", "checkpoint": {json.dumps(step)}, "step": 9}}"""
+
+
+@pytest.mark.parametrize(
+    ("seconds_left", "steps", "queued"),
+    [
+        (100, [None, None, None, None], [True, True, False]),
+        (100, [5, 5, 5, 5], [True, True, True, False]),  # what an earlier job had saved is not known to be old
+        (100, [None, None, 3, 3, 3, 6, 6], [True] * 7),
+        (5000, [None] * 5, [True] * 5),  # preempted: its time was not over
+        (None, [None] * 5, [True] * 5),  # neither Slurm nor cluster.yaml says how long an allocation is
+    ],
+)
+def test_a_run_that_its_allocations_are_too_short_for_is_not_queued_for_ever(
+    seconds_left: int | None, steps: list[int | None], queued: list[bool], tmp_path: Path
+) -> None:
+    stage, found = Stage(tmp_path), []
+    for step in steps:
+        stage.says = words(step)
+        before = stage.asked
+        code = stage.run([203], seconds_left=seconds_left)
+        found.append(stage.asked != before)
+        assert code == (75 if found[-1] else 70)
+        if not found[-1]:
+            break
+    assert found == queued
+    if not queued[-1]:
+        told = parse_last_words((stage.state / "nodes/0.words").read_text())
+        assert told is not None and told.exit_code == 70 and "3 allocations in a row" in told.what
+        assert told.where == "slurm.time_limit_seconds"
+        assert read_notes((stage.state / "nodes/0").read_text(), "7")[1].endings[-1].code == 70
+
+
+def test_the_time_limit_of_cluster_yaml_serves_where_slurm_says_none(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, settings=("grace_period_seconds=200", "slurm.time_limit_seconds=320"))
+    assert "begun + 320" in stage.text and "over - 260" in stage.text
+    stage.says = words(None)
+    assert [stage.run([203]) for _ in range(4)] == [75] * 4, "it was stopped early"
+    late = Stage(tmp_path / "late", settings=("grace_period_seconds=15", "slurm.time_limit_seconds=135"))
+    late.text = late.text.replace("begun=$(date +%s)", "begun=$(($(date +%s) - 100))")
+    late.says = words(None)
+    assert [late.run([203]) for _ in range(3)] == [75, 75, 70]
 
 
 def test_what_fails_for_good_is_not_queued_again_though_others_have_saved(tmp_path: Path) -> None:
