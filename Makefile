@@ -26,7 +26,7 @@ test: $(VENV)/.dev lint
 test-deepspeed: $(VENV)/.deepspeed
 	$(PYTESTS) -m deepspeed
 
-# MLflow's server brings an older pyarrow, so it has an environment of its own.
+# MLflow's server and Trackio bring an older pyarrow and pillow, so they have an environment of their own.
 test-trackers: $(VENV)-trackers/.installed
 	OMP_NUM_THREADS=1 $(VENV)-trackers/bin/python -m pytest -m trackers tests/e2e
 
@@ -125,7 +125,7 @@ $(VENV)/.deepspeed: $(VENV)/.dev
 
 $(VENV)-trackers/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)-trackers
-	grep -v '^pyarrow' constraints.txt > $(VENV)-trackers/constraints.txt
+	grep -v -e '^pyarrow' -e '^pillow' constraints.txt > $(VENV)-trackers/constraints.txt
 	$(if $(TORCH_INDEX),$(VENV)-trackers/bin/python -m pip install --quiet torch --index-url $(TORCH_INDEX))
 	$(VENV)-trackers/bin/python -m pip install --quiet -c $(VENV)-trackers/constraints.txt -e '.[train,mlflow,wandb,trackio]' \
 		mlflow pytest pytest-timeout hypothesis pillow psutil

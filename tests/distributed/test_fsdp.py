@@ -209,3 +209,45 @@ def test_through_the_launcher(tiny: Path, tmp_path: Path) -> None:
     spec = spec_in(tmp_path, tiny, "full", "fsdp", train__gradient_checkpointing=True, train__offload="all")
     report = run_processes_here(spec, 2)
     assert report["world_size"] == 2 and report["steps"] == 4
+
+
+def some_targets_at_a_time(directory: Path, cache: str, spec: str) -> None:
+    """One rank of a run that computes logits of three targets at once; notes of how many at most."""
+    from rankzero.engine import worker
+    from rankzero.model import chunked_loss
+
+    os.environ["RANKZERO_CACHE"] = cache
+    logits, counts = chunked_loss.Tail.logits, []
+
+    def noted(tail: Any, hidden_NH: torch.Tensor, output: Any) -> torch.Tensor:
+        counts.append(len(hidden_NH))
+        return logits(tail, hidden_NH, output)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunked_loss, "targets_at_once", lambda *_: 3)
+        patch.setattr(chunked_loss.Tail, "logits", noted)
+        worker.run(RunSpec.model_validate_json(spec), RunOptions(log_level="WARNING"))
+    (directory / f"{os.environ['RANK']}.json").write_text(json.dumps(counts))
+
+
+@pytest.mark.parametrize("method", ["full", "head saved whole"])
+@pytest.mark.parametrize("sharding", ["fsdp", pytest.param("zero2", marks=pytest.mark.deepspeed)])
+def test_the_loss_of_some_targets_at_a_time_is_that_of_all(
+    method: str, sharding: str, runs: dict[tuple[str, str], RunSpec], tiny: Path, tmp_path: Path
+) -> None:
+    """With the head trained; evaluations and passes without a row included."""
+    changes = {} if method == "full" else {"lora__modules_to_save": ["lm_head"]}
+    spec = spec_in(tmp_path / "parts", tiny, "full" if method == "full" else "lora", sharding, **changes)
+    cache = str(tmp_path / "cache")
+    codes = in_ranks(some_targets_at_a_time, 2, tmp_path, cache, spec.model_dump_json())
+    assert codes == [0, 0], (tmp_path / "said-0").read_text()
+    for rank in range(2):
+        counts = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert max(counts) == 3 and len(counts) > 20
+    whole = runs["full", "one"]
+    if method != "full":
+        whole = spec_in(tmp_path / "whole", tiny, "lora", **changes)
+        run_here(whole)
+    for found, wanted in zip(metrics(spec), metrics(whole), strict=True):
+        for name in found.keys() & {"loss", "grad_norm", "eval_loss"}:
+            assert found[name] == pytest.approx(wanted[name], rel=LOSS_TOLERANCE), f"{name}, step {found['step']}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,10 +58,11 @@ def test_routers_losses_are_of_the_whole_batch_all_the_same(tmp_path: Path) -> N
         assert [row[name] for row in found] == pytest.approx([row[name] for row in wanted], rel=1e-4), name
 
 
+@pytest.mark.parametrize("together", [{"train__sharding": "fsdp"}, {"train__context_parallel": 2}])
 def test_where_passes_are_collectives_the_next_start_has_smaller_ones(
-    tmp_path: Path, tiny: Path, losses: list[float]
+    together: dict[str, Any], tmp_path: Path, tiny: Path, losses: list[float]
 ) -> None:
-    spec = small_spec(tmp_path, tiny, **CHANGES, train__sharding="fsdp", checkpoint__every=2)
+    spec = small_spec(tmp_path, tiny, **CHANGES, **together, checkpoint__every=2)
     trouble = Ordeal(out_of_memory_above=100)
     ended = run_forked(spec, 2, trouble)
     assert ended.codes == [ExitCode.SERVICE, ExitCode.INTERNAL], ended.said  # both may be tried again

@@ -47,7 +47,7 @@ def test_a_run_that_dies_is_suspended_and_hangs_ends_as_if_undisturbed(
     assert "the others wait for rank 1 on" in lines[2]["what"] and "holds_the_interpreter" in lines[2]["what"]
     assert [line["exit_code"] for line in lines] == [70, 69, 69]
     stacks = {rank: (root / f"logs/hang-step-11/rank-{rank}.txt").read_text() for rank in (0, 1)}
-    assert "all_reduce" in stacks[0] and "holds_the_interpreter" in stacks[1]
+    assert "wait_for_sum" in stacks[0] and "holds_the_interpreter" in stacks[1]
     assert run_forked(whole).codes == [0, 0]
     assert without_clock(metrics(spec)) == without_clock(metrics(whole))
     assert_same_state(final_state(spec), final_state(whole))

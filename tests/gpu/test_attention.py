@@ -83,6 +83,31 @@ def test_the_kernel_attends_to_each_row_alone(size: int) -> None:
 
 
 @needs_capability(8, 0)
+@pytest.mark.parametrize("window", [None, 9])
+def test_the_kernel_puts_the_last_query_at_the_last_key(window: int | None) -> None:
+    """Chunks of a pass that several processes share have fewer queries than keys: forward and backward."""
+    if not varlen.has_kernel():
+        pytest.skip("this torch has no variable-length attention")
+    q, k, v = (tensor.requires_grad_() for tensor in heads(64))
+    here = [(0, 20, 37), (37, 38, 38), (38, 70, 102)]  # first token, first query, end
+    borders = [
+        torch.tensor([0, *sizes], device="cuda").cumsum(0).to(torch.int32)
+        for sizes in zip(*((end - query, end - first) for first, query, end in here), strict=True)
+    ]
+    rows = varlen.Borders(borders[0], borders[1], 32, 64)
+    queries = torch.cat([q[:, :, query:end] for _, query, end in here], dim=2)
+    rule = varlen.Rule(64**-0.5, True, window)
+    found = varlen.attend(queries, k[:, :, :102], v[:, :, :102], rows, rule)
+    exact = varlen._one_by_one(queries.float(), k[:, :, :102].float(), v[:, :, :102].float(), rows, rule)
+    assert torch.allclose(found.float(), exact, atol=2e-2)
+    one, other = (
+        torch.autograd.grad(out.float().square().sum(), (q, k, v), retain_graph=True) for out in (found, exact)
+    )
+    for a, b in zip(one, other, strict=True):
+        assert (a.float() - b.float()).norm() < 0.05 * b.float().norm()
+
+
+@needs_capability(8, 0)
 def test_changing_one_row_changes_no_other() -> None:
     q, k, v = heads(64)
     before = attend(q, k, v)

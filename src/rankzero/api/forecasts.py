@@ -117,6 +117,9 @@ def forecast_of(made: Plan, run: RunSpec, say: Say) -> ClusterForecast:
 def forecast_here(spec: RunSpec, nproc: int, say: Say) -> Forecast:
     """The forecast of a run of `nproc` processes on this machine. `spec` is resolved, its paths absolute. Rows that are
     not in the cache are tokenised; no weights are loaded. Raises what training would raise before it loads them."""
+    from rankzero.spec.process_groups import require_whole_groups
+
+    require_whole_groups(spec, nproc)
     require_data()
     from rankzero.forecast.without_torch import forecast_without_torch
 

@@ -71,10 +71,14 @@ def start(
     begun: float | None = None,
 ) -> dict[str, Any]:
     """Run a resolved spec to its end. Returns the report. `begun` is when the start began, on the monotonic clock,
-    where that was before this call. Raises as `require_same_run`, or the run's error."""
+    where that was before this call. Raises as `require_same_run`, ConfigError where processes cannot be grouped as the
+    spec asks for, or the run's error."""
     from rankzero.api.installed import require_engine
+    from rankzero.spec.process_groups import require_whole_groups
 
     require_same_run(spec, options)
+    if options.smoke is None and "RANK" not in os.environ:  # else whoever set it knows how many there are
+        require_whole_groups(spec, nproc)
     require_engine()
     return run_to_end(spec, options, nproc, max_restarts, in_process=in_process, begun=begun)
 

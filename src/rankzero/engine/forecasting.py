@@ -83,6 +83,9 @@ def simulated(spec: RunSpec, directory: Path, found: Forecast) -> Forecast:
     """A forecast whose memory comes from a pass over tensors without memory, of the model that a directory's config
     describes, instead of from sums. It is of a CPU's kernels, wherever the run will be."""
     need, dtype = found.memory.need, getattr(torch, found.precision)
+    if need.train.context_parallel > 1:
+        basis = "sums, as a pass that several processes share is not simulated"
+        return replace(found, memory=replace(found.memory, basis=basis))
     attention: str | None = "eager"
     if not need.facts.eager:
         source = ModelSource(directory, directory, spec.model.name)

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 
 from rankzero.data.batches.loader import MicroBatch
 from rankzero.engine.balance import same_draws_again
 from rankzero.engine.console import logger
+from rankzero.engine.distributed import any_rank
 from rankzero.model.activations import offloaded
 from rankzero.model.chunked_loss import Tail
+from rankzero.model.varlen import rows_of_pass
 
 LossSum = Callable[[torch.Tensor, MicroBatch], torch.Tensor]
 """From the logits of targets to the sum of their losses, each times its weight. The batch has these targets only."""
@@ -38,13 +40,22 @@ class SupervisedHead:
     head drops the others, so this works for any architecture, adapters included, without touching its code.
     """
 
-    def __init__(self, model: Any, module: Any, *, offload_activations: bool = False, in_parts: bool = False) -> None:
+    def __init__(
+        self,
+        model: Any,
+        module: Any,
+        *,
+        offload_activations: bool = False,
+        in_parts: bool = False,
+        together: bool = False,
+    ) -> None:
         """`model` is called; `module` is the Hugging Face model inside it, whose output head is hooked. `in_parts`:
-        whether the head's weights can be used outside of a call of `model`."""
+        whether the head's weights can be used behind a call of `model`. `together`: all ranks run the same passes."""
         self._model = model
         self._module = module
         self._offload = offload_activations
         self._in_parts = in_parts
+        self._together = together
         self._places_N: torch.Tensor | None = None
         self._tail: Tail | None = None
         module.get_output_embeddings().register_forward_pre_hook(self._select)
@@ -60,7 +71,7 @@ class SupervisedHead:
     def _logits_at(self, batch: MicroBatch, places_N: torch.Tensor | None) -> torch.Tensor:
         self._places_N = places_N
         try:
-            with offloaded(True) if self._offload else nullcontext():
+            with offloaded(True) if self._offload else nullcontext(), rows_of_pass(len(batch.rows)):
                 logits_NV: torch.Tensor = self._model(**batch.inputs, use_cache=False).logits
         finally:
             self._places_N = None
@@ -68,11 +79,11 @@ class SupervisedHead:
 
     def loss_sum(self, batch: MicroBatch, of_logits: LossSum) -> torch.Tensor:
         places_N = batch.predicts_N
-        if not self._in_parts or places_N is None or not len(places_N):
+        if self._in_parts and self._tail is None and places_N is not None:
+            self._tail = self._find_tail(batch)
+        tail = self._tail
+        if tail is None or places_N is None or not len(places_N):
             return of_logits(self.logits(batch), batch)
-        if self._tail is None and not self._find_tail(batch, places_N):
-            return self.loss_sum(batch, of_logits)
-        tail = cast(Tail, self._tail)
         hidden_NH, output = tail.decoded(places_N, lambda: self._logits_at(batch, places_N[:0]))
 
         def part_loss(logits_nV: torch.Tensor, part: slice) -> torch.Tensor:
@@ -81,24 +92,32 @@ class SupervisedHead:
 
         return tail.loss_sum(hidden_NH, output, part_loss)
 
-    def _find_tail(self, batch: MicroBatch, places_N: torch.Tensor) -> bool:
+    def _find_tail(self, batch: MicroBatch) -> Tail | None:
         """Look in the first pass whether what the model does behind its decoder can be done by itself, and comes to
-        the same. Where it cannot, logits of all targets are there at once from now on."""
+        the same. Where it cannot, logits of all targets are there at once from now on.
+
+        At the pass's first token, whether or not it has a target: this is a pass of the model more, which ranks that
+        have slices of the same rows make together.
+        """
         try:
             tail = Tail(self._module)
-            with torch.no_grad(), same_draws_again(places_N.device):
+            place_1 = torch.zeros(1, dtype=torch.int64, device=batch.targets_N.device)
+            with torch.no_grad(), same_draws_again(place_1.device):
                 usual: list[torch.Tensor] = []
-                decoded = tail.decoded(places_N[:1], lambda: usual.append(self._logits_at(batch, places_N[:1]).float()))
+                decoded = tail.decoded(place_1, lambda: usual.append(self._logits_at(batch, place_1).float()))
                 found = tail.logits(*decoded).float()
             bound = 1e-2 * (usual[0].abs() + usual[0].abs().max())
             if not ((found - usual[0]).abs() <= bound).all():
                 raise ValueError("logits of the same hidden states differ")
+            why = None
         except (ValueError, TypeError, AttributeError) as error:
-            logger.debug("[TRAIN] logits of a pass are computed at once: %s", error)
+            why = error
+        others = self._together and any_rank(why is not None, batch.targets_N.device)
+        if why is not None or others:
+            logger.debug("[TRAIN] logits of a pass are computed at once: %s", why or "on another rank they must be")
             self._in_parts = False
-            return False
-        self._tail = tail
-        return True
+            return None
+        return tail
 
 
 class ClassHead:

@@ -17,12 +17,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from rankzero.data.batches.collators.sliced import SlicedText
+from rankzero.data.batches.collators.text import Collator
 from rankzero.data.batches.loader import Batches, Epochs, Steps, Streamed
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.joined import Rows
 from rankzero.data.cache.stream.plan import Stream
 from rankzero.engine.balance import Balance
 from rankzero.engine.console import logger
+from rankzero.engine.context_group import ContextGroup, context_group
 from rankzero.engine.device import Device, free_memory, memory_limit
 from rankzero.engine.distributed import World, gather_objects
 from rankzero.engine.goodput import Ledger
@@ -72,7 +75,10 @@ class ModelToBe:
 def model_to_be(spec: RunSpec, inputs: Inputs, device: Device, dtype: torch.dtype) -> ModelToBe:
     """What will be loaded. Raises ConfigError with what cannot be had."""
     wanted, free = spec.model.attention, spec.train.padding_free
-    attention = choose_attention(inputs.kind, inputs.config, device.kind, dtype, wanted=wanted, free=free)
+    sliced = spec.train.context_parallel > 1
+    attention = choose_attention(
+        inputs.kind, inputs.config, device.kind, dtype, wanted=wanted, free=free, sliced=sliced
+    )
     shape = make_model(spec, inputs, device, dtype, attention, empty=True)
     quantization, use = spec.model.quantization, spec.task_section.uses
     return ModelToBe(attention, shape, model_facts(shape, inputs.config, dtype, quantization=quantization, use=use))
@@ -168,7 +174,7 @@ def build_session(
         schedule.warmup_steps,
     )
     task = inputs.task
-    collator = task.collator(inputs, padding_free=attention.padding_free, always_image=parallel.same_passes)
+    collator = _collator(inputs, attention, parallel, context_group(world, spec.train.context_parallel))
 
     def batches(dataset: Rows) -> Batches:
         return Batches(
@@ -179,6 +185,7 @@ def build_session(
             max_tokens=memory.micro_batch_tokens,
             pass_cost=memory.pass_cost_tokens,
             same_passes=parallel.same_passes,
+            slices=spec.train.context_parallel,
         )
 
     balance = None
@@ -231,6 +238,13 @@ def build_session(
     )
 
 
+def _collator(inputs: Inputs, attention: Attention, parallel: Parallel, group: ContextGroup | None) -> Collator:
+    """What makes this rank's tensors of the rows of a pass, or of its slice of them."""
+    if group is not None:
+        return SlicedText(number=group.number, slices=group.size, gather=group.gather)
+    return inputs.task.collator(inputs, padding_free=attention.padding_free, always_image=parallel.same_passes)
+
+
 def pass_memory(
     spec: RunSpec, run_dir: RunDir, world: World, device: Device, sharding: Sharding, plan: MemoryPlan
 ) -> PassMemory:
@@ -244,13 +258,15 @@ def pass_memory(
     )
     setting = {"device": device.name, "sharding": sharding, "processes": world.world_size}
     setting |= {"gradient_checkpointing": plan.gradient_checkpointing, "quantization": spec.model.quantization}
+    slices = spec.train.context_parallel
+    setting |= {"context_parallel": slices} if slices > 1 else {}
     return PassMemory(
         run_dir,
         world,
         device,
         planned=plan.micro_batch_tokens,
         setting=setting,
-        alone=not section.divides,
+        alone=not section.divides and slices == 1,
         ways=tuple(ways),
     )
 

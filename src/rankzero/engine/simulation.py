@@ -117,7 +117,7 @@ def _pass_of(
     if getattr(shape.config, "_attn_implementation", None) == dropout_attention.NAME:
         dropout_attention.place_attention(shape, places)
     shape.train()
-    alone = cast(Parallel, SimpleNamespace(model=shape, module=shape, same_passes=False))
+    alone = cast(Parallel, SimpleNamespace(model=shape, module=shape, name="ddp", same_passes=False))
     head = task.head(alone, offload_activations=False)
     stepper = Stepper(
         head, alone, task.loss_sum, device=CPU, dtype=dtype, max_grad_norm=None, places=places, balance=None

@@ -56,6 +56,7 @@ from rankzero.run_dir.handover import (
 from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.same_run import Differences, refuse_foreign_directory
+from rankzero.spec.process_groups import require_whole_groups
 from rankzero.spec.resolve import to_yaml
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
@@ -76,6 +77,7 @@ def run(
     """
     ledger = Ledger(begun)
     world = world_from_env(dict(os.environ))
+    require_whole_groups(spec, world.world_size)
     quiet_libraries()
     with beats() as tell, stop_on_signals(logger.warning, tell) as stop, ExitStack() as stack:
         console = RunConsole(speaks=world.is_main, level=options.log_level)
@@ -135,7 +137,7 @@ def run(
             metrics=metrics,
             stop=stop,
             ledger=ledger,
-            pace=open_pace(session, world),
+            pace=open_pace(spec, session, world),
             manifest_meta=meta,
             hooks=hooks or Hooks(),
         )
@@ -329,11 +331,12 @@ def open_metrics(run_dir: RunDir, spec: RunSpec, position: Position, stack: Exit
     return metrics
 
 
-def open_pace(session: Session, world: World) -> Pace | None:
-    """What compares the ranks, on the main one; None where there is nothing to compare. A collective."""
+def open_pace(spec: RunSpec, session: Session, world: World) -> Pace | None:
+    """What compares the ranks, on the main one; None where there is nothing to compare, since passes
+    wait for each other. A collective."""
     hosts = gather_objects(socket.gethostname())
-    alone = world.world_size == 1 or sharding_section(session.parallel.name).divides
-    return Pace(hosts) if world.is_main and not alone else None
+    together = sharding_section(session.parallel.name).divides or spec.train.context_parallel > 1
+    return Pace(hosts) if world.is_main and world.world_size > 1 and not together else None
 
 
 def total_steps(inputs: Inputs, spec: RunSpec) -> int:

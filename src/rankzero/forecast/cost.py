@@ -14,6 +14,8 @@ unpacking    weights of 4 or 8 bits are read and written out in the precision of
 optimizer    weights and its state read and written, gradients read for the norm and for the step
 gathering    where weights are divided by Z: all of them for the forward and again for the backward pass
 reducing     gradients, once a step or a pass, as the sharding does it
+collecting   where S processes share a pass, keys and values of all its tokens in each layer: for the forward, again for
+             recomputing, and their gradients in float32; they wait for it
 a ring       sends (Z-1)/Z of the bytes for a gather or a reduce-scatter, twice that for an all-reduce, and takes Z-1
              hops for each of them                                         [Thakur, Rabenseifner, Gropp 2005, 3.1, 4.4]
              over nodes as fast as the slower of a GPU's link and all network cards of a node together, since there are
@@ -28,6 +30,7 @@ Pure; knows no torch, and of devices what `devices.py` says.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from rankzero.forecast.devices import BANDWIDTH_SHARE, EFFICIENCY, EXPERTS_EFFICIENCY, HOP_SECONDS, Device, Network
@@ -147,6 +150,7 @@ def step_cost(need: Need, device: Device, network: Network, work: Work, *, effic
         unpack = work.passes * (3 if need.recomputing else 2) * _unpacking_bytes(facts) / bandwidth
     parts = state_parts(need.train, facts, need.sharding, need.world_size)
     communication = _communication(need, section, device, network, work.passes)
+    collecting = _collecting(need, device, network, work)
     hidden = 0.0
     if section.overlaps == "every pass":
         hidden = compute + recompute + unpack
@@ -161,8 +165,8 @@ def step_cost(need: Need, device: Device, network: Network, work: Work, *, effic
         unpack=unpack,
         # Weights as many as gradients; both once read and once written or read again.
         optimizer=(2 * parts["optimizer"] + 4 * parts["gradients"]) / bandwidth,
-        communication=communication,
-        waiting=max(0.0, communication - hidden),
+        communication=communication + collecting,
+        waiting=max(0.0, communication - hidden) + collecting,
         useful=work.useful,
     )
 
@@ -178,8 +182,9 @@ def breaks(need: Need, cost: StepCost, rows_a_step: int, limit: float) -> list[s
     found = []
     if need.bytes > limit:
         found.append("memory")
-    if need.world_size > rows_a_step:
-        found.append(f"{need.world_size - rows_a_step:,} GPUs without a row")
+    busy = rows_a_step * need.train.context_parallel
+    if need.world_size > busy:
+        found.append(f"{need.world_size - busy:,} GPUs without a row")
     if cost.waiting_share > 0.5:
         found.append("communication")
     return found
@@ -190,14 +195,7 @@ def _communication(need: Need, section: ShardingSection, device: Device, network
     ranks, facts = need.world_size, need.facts
     if ranks == 1:
         return 0.0
-    rate = device.link
-    if ranks > network.processes_a_node:
-        rate = min(rate, network.between)
-
-    def ring(size: float, collectives: float) -> float:
-        """A gather or a reduce-scatter of `size` bytes in all."""
-        return (ranks - 1) * (size / ranks / (rate * BANDWIDTH_SHARE) + collectives * HOP_SECONDS)
-
+    ring = partial(_ring, ranks, device, network)
     units = facts.text.count + 1
     reduced = 4.0 * facts.trainable if section.gradients_in_float32 or facts.adapters else float(facts.trained_bytes)
     if section.whole_weights:
@@ -210,6 +208,25 @@ def _communication(need: Need, section: ShardingSection, device: Device, network
         weights = float(facts.frozen_bytes + facts.trainable * facts.compute_bytes)
     sums = 1.0 if facts.adapters and not section.divides_adapters_gradients else passes
     return 2 * passes * ring(weights, units) + sums * ring(reduced, units)
+
+
+def _collecting(need: Need, device: Device, network: Network, work: Work) -> float:
+    """Seconds of a step in which processes that share passes wait for keys and values, or for gradients of these."""
+    slices, facts = need.train.context_parallel, need.facts
+    if slices == 1:
+        return 0.0
+    values = 2.0 * facts.text.count * facts.text.keys * work.tokens * slices
+    forward = _ring(slices, device, network, values * facts.compute_bytes, work.passes * facts.text.count)
+    backward = _ring(slices, device, network, 4 * values, work.passes * facts.text.count)
+    return forward * (2 if need.recomputing else 1) + backward
+
+
+def _ring(ranks: int, device: Device, network: Network, size: float, collectives: float) -> float:
+    """Seconds of gathers or reduce-scatters of `size` bytes in all among neighbouring ranks."""
+    rate = device.link
+    if ranks > network.processes_a_node:
+        rate = min(rate, network.between)
+    return (ranks - 1) * (size / ranks / (rate * BANDWIDTH_SHARE) + collectives * HOP_SECONDS)
 
 
 def _block_weights(facts: ModelFacts) -> float:

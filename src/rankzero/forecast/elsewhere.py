@@ -70,6 +70,7 @@ def forecast_elsewhere(run: RunSpec, directory: Path, facts: ModelFacts, place: 
     limit = place.limit or _NO_LIMIT
     planned = outlook(run, facts, rows, limit, place.kind, place.world_size)
     packed = place.kind == "cuda" and run.train.padding_free is not False and facts.compute_bytes == 2
+    packed = packed or run.train.context_parallel > 1
     return make_forecast(run, data, planned, place, Conditions(precision, packed))
 
 

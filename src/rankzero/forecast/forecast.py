@@ -140,30 +140,33 @@ def method_of(spec: RunSpec) -> str:
 def outlook(spec: RunSpec, facts: ModelFacts, rows: RowFacts, limit: int, kind: str, world_size: int) -> MemoryOutlook:
     """Sharding, passes and what they need of `limit` bytes, as a run decides them. Raises ConfigError where a single
     process is to offload and cannot."""
-    sharding = choose_sharding(spec.train, spec.data.max_length, facts, limit, world_size)
+    slices = spec.train.context_parallel
+    max_length = -(-spec.data.max_length // slices)
+    trained_share = min(1.0, rows.trained_share * slices)  # all that is trained of a row may lie on one process
+    sharding = choose_sharding(spec.train, max_length, facts, limit, world_size)
     if world_size == 1:
         sharding = alone(sharding, spec)
     plan = plan_memory(
         spec.train,
-        spec.data.max_length,
+        max_length,
         facts,
         limit,
         kind,
         sharding=sharding,
         world_size=world_size,
-        trained_share=rows.trained_share,
+        trained_share=trained_share,
     )
     need = Need(
         spec.train,
         facts,
-        longest=rows.longest,
+        longest=-(-rows.longest // slices),
         tokens=plan.micro_batch_tokens,
         recomputing=plan.gradient_checkpointing,
         offloading=spec.train.activation_offloading,
         sharding=sharding,
         world_size=world_size,
         device_kind=kind,
-        trained_share=rows.trained_share,
+        trained_share=trained_share,
     )
     return MemoryOutlook(sharding, plan, need)
 
@@ -191,11 +194,12 @@ def make_forecast(
     schedule = None
     if rows.rows is not None or spec.train.max_steps is not None:
         schedule = make_schedule(rows.rows, spec.train)
+    slices = spec.train.context_parallel
     passes = passes_a_step(
         train,
         spec,
-        world_size=place.world_size,
-        max_tokens=memory.plan.micro_batch_tokens,
+        groups=max(1, place.world_size // slices),
+        max_tokens=memory.plan.micro_batch_tokens * slices,
         pass_cost=memory.plan.pass_cost_tokens,
         packed=conditions.packed,
     )
@@ -225,7 +229,8 @@ def _by_shapes(need: Need, place: Place, rows: RowFacts, rows_a_step: int, passe
     if device is None or network is None or passes is None or not rows.rows or not rows.tokens or not covers(need):
         return None
     row = rows.tokens / rows.rows
-    busiest = -(-rows_a_step // place.world_size)
+    slices = need.train.context_parallel
+    busiest = -(-rows_a_step // (place.world_size // slices)) / slices
     return step_cost(need, device, network, Work(busiest * row, passes, row, useful=rows_a_step * row))
 
 

@@ -51,19 +51,20 @@ def passes_a_step(
     train: TokenizedDataset | Stream | None,
     spec: RunSpec,
     *,
-    world_size: int,
+    groups: int,
     max_tokens: int,
     pass_cost: int,
     packed: bool,
 ) -> float | None:
-    """Of the process that has the most, on average over the first steps; None where rows are not known yet."""
+    """Of the process that has the most, on average over the first steps; None where rows are not known yet. Rows are
+    divided among this many processes, or groups of processes that share their passes."""
     if not isinstance(train, TokenizedDataset):
         return None
     lengths, size = train.lengths, spec.train.global_batch_size
     order = permutation(len(train), seed=spec.train.seed, stream=0)
     counts = []
     for first in range(0, len(order), size)[:_STEPS_LOOKED_AT]:
-        shares = divide_among_ranks(order[first : first + size], lengths, world_size)
+        shares = divide_among_ranks(order[first : first + size], lengths, groups)
         cut = [
             packed_batches(share, lengths, max_tokens=max_tokens)
             if packed

@@ -103,14 +103,16 @@ def _steps(forecast: Forecast) -> str:
     if forecast.done:
         words.append(f"{forecast.done:,} of them done")
     words.append(f"{counted(forecast.rows_a_step, 'row')} a step")
-    tokens = forecast.memory.plan.micro_batch_tokens
+    slices = forecast.memory.need.train.context_parallel
+    tokens = forecast.memory.plan.micro_batch_tokens * slices
     if forecast.passes is not None:
         passes = "1 pass" if forecast.passes == 1 else f"{forecast.passes:.3g} passes"
         words.append(f"in {passes} of up to {tokens:,} tokens")
     else:
         words.append(f"in passes of up to {tokens:,} tokens")
     count = forecast.place.world_size
-    words.append("on one process" if count == 1 else f"on {count} processes ({forecast.memory.sharding})")
+    each = f", each pass on {slices} of them" if slices > 1 else ""
+    words.append("on one process" if count == 1 else f"on {count} processes ({forecast.memory.sharding}{each})")
     return ", ".join(words)
 
 

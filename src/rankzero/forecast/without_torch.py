@@ -156,6 +156,8 @@ def _torch_has_gpus() -> bool:
 def _lie_end_to_end(spec: RunSpec, config: Mapping[str, Any], kind: str, precision: str) -> bool | None:
     """As model/attention.py chooses for these decoders; None where it decides by packages, or may refuse."""
     free, wanted = spec.train.padding_free, spec.model.attention
+    if spec.train.context_parallel > 1:
+        return None
     if wanted not in ("auto", "sdpa", "eager") or (free is True and (kind == "cpu" or wanted != "auto")):
         return None
     if config.get("attention_dropout"):

@@ -19,6 +19,7 @@ from rankzero.spec.cluster_spec import ClusterSpec, VolumeSpec
 from rankzero.spec.data_paths import parse_data_path
 from rankzero.spec.kinds import kind_meant, kind_section
 from rankzero.spec.names import PLAIN_TEMPLATE
+from rankzero.spec.process_groups import process_problems
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec, SourceSpec, TrainSpec
 
@@ -82,6 +83,7 @@ def make_plan(
     inputs = _inputs_in_pods(run, paths) if trains else {}
     seen = run.model_copy(update={**inputs, "output_dir": paths.output_dir(run.output_dir)})
     problems = [*paths.problems, *_access_problems(cluster), *_size_problems(paths.files, where)]
+    problems += _group_problems(run, cluster, where) if trains else []
     if problems:
         raise ConfigError(problems)
     cache = cluster.storage.get("cache")
@@ -291,6 +293,14 @@ def _access_problems(cluster: ClusterSpec) -> list[Problem]:
         for name, volume in cluster.storage.items()
         if volume.claim is not None and volume.access == "ReadWriteOnce"
     ]
+
+
+def _group_problems(run: RunSpec, cluster: ClusterSpec, where: Callable[[str], str]) -> list[Problem]:
+    """Of the first number of nodes, from the least that may train, whose processes cannot be grouped."""
+    for nodes in range(cluster.min_nodes or cluster.num_nodes, cluster.num_nodes + 1):
+        if problems := process_problems(run, nodes * cluster.nproc_per_node):
+            return [Problem(problem.what, where(problem.where), problem.hint) for problem in problems]
+    return []
 
 
 def _size_problems(files: Mapping[str, bytes], where: Callable[[str], str]) -> list[Problem]:

@@ -19,7 +19,7 @@ from transformers import (
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from rankzero.errors import ConfigError, Problem
-from rankzero.model import block_attention, dropout_attention, varlen
+from rankzero.model import block_attention, context_attention, dropout_attention, varlen
 from rankzero.model.load import ModelKind
 
 _log = logging.getLogger("rankzero.model")
@@ -39,6 +39,8 @@ of themselves is not enough: some do not hand on where rows begin."""
 _KEEP_ROWS_APART = ("flash_attention_3", "flash_attention_2", varlen.NAME, "flex_attention")
 """Without a mask of the size of all tokens squared; the fastest first."""
 _ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
+_ROPES_BY_LENGTH = ("dynamic", "longrope")
+"""Rotary embeddings that follow from the longest row of a pass, of which a slice knows nothing."""
 _DROPOUTS = ("attention_dropout", "attn_pdrop", "attn_dropout", "attention_probs_dropout_prob")
 _PACKAGES = {"flash_attention_3": "flash-attn-3", "flash_attention_2": "flash-attn"}
 _CLASSES = {
@@ -78,21 +80,37 @@ class _Case:
         text = self.config.get_text_config()
         return any((getattr(text, name, None) or 0) > 0 for name in _DROPOUTS)
 
+    @property
+    def ropes(self) -> set[str]:
+        """Kinds of rotary embeddings, of all its layers."""
+        found = getattr(self.config.get_text_config(), "rope_parameters", None) or {}
+        each = [found, *(inner for inner in found.values() if isinstance(inner, dict))]
+        return {str(one["rope_type"]) for one in each if "rope_type" in one}
+
     def supports(self, flag: str) -> bool:
         """Whether the class says so of itself. One that is not known yet says it when it is loaded."""
         return self.model is None or bool(getattr(self.model, flag, False))
 
 
 def choose_attention(
-    kind: ModelKind, config: Any, device_kind: str, dtype: torch.dtype, *, wanted: str, free: Literal["auto"] | bool
+    kind: ModelKind,
+    config: Any,
+    device_kind: str,
+    dtype: torch.dtype,
+    *,
+    wanted: str,
+    free: Literal["auto"] | bool,
+    sliced: bool = False,
 ) -> Attention:
     """Resolve model.attention (`wanted`) and train.padding_free (`free`) for a model that computes in `dtype` on
-    `device_kind`.
+    `device_kind`. `sliced`: the tokens of a pass lie on several ranks (train.context_parallel).
 
     Raises ConfigError with everything that was asked for and cannot be had.
     """
     found = _CLASSES[kind].get(type(config), None)
     case = _Case(kind, config, found[0] if isinstance(found, tuple) else found, device_kind, dtype)
+    if sliced:
+        return _over_slices(case)
     together = _cannot_lie_end_to_end(case)
     problems = [*_asked_for(case, wanted), *_padding_free_asked_for(together, wanted, free)]
     if problems:
@@ -119,6 +137,27 @@ def choose_attention(
     if fastest is None and _blocks_are_faster(case):
         fastest = block_attention.NAME
     return Attention(fastest, False)
+
+
+def _over_slices(case: _Case) -> Attention:
+    """Rows end to end whose keys and values come from other ranks too."""
+    reasons = []
+    together = _cannot_lie_end_to_end(case)
+    if together is not None:
+        reasons.append(together)
+    if not case.supports("_supports_sdpa"):
+        reasons.append(f"{case.config.model_type} cannot be computed with sdpa")
+    if case.dropout:
+        reasons.append("the model has attention dropout, which slices cannot drop alike")
+    by_length = sorted(case.ropes.intersection(_ROPES_BY_LENGTH))
+    if by_length:
+        reasons.append(f"rotary embeddings of kind {by_length[0]} depend on the longest row of a pass")
+    if reasons:
+        hint = "leave it out, and data.max_length at what one device takes"
+        what = "rows of this model cannot lie over several processes"
+        raise ConfigError([Problem(f"{what}: {reason}", "train.context_parallel", hint) for reason in reasons])
+    context_attention.register()
+    return Attention(context_attention.NAME, True)
 
 
 def _blocks_are_faster(case: _Case) -> bool:

@@ -36,9 +36,9 @@ class Tail:
             raise ValueError("there is no head behind a decoder")
         if any("Dropout" in type(part).__name__ for part in head.modules()):
             raise ValueError("what the head drops depends on where all targets stand")
-        inside = {id(parameter) for parameter in self.decoder.parameters()}
-        of_tail = [p for p in self._model.parameters() if id(p) not in inside]
-        self._parameters = list({id(p): p for p in [*head.parameters(), *of_tail]}.values())
+        inside = set(self.decoder.modules())
+        owners = [*head.modules(), *(module for module in self._model.modules() if module not in inside)]
+        self._places = [(owner, name) for owner in dict.fromkeys(owners) for name in owner._parameters]
         self._vocabulary = int(self._model.config.get_text_config().vocab_size)
         accepted = inspect.signature(self._model.forward).parameters
         self._options = {"output_router_logits": False} if "output_router_logits" in accepted else {}
@@ -62,22 +62,28 @@ class Tail:
         """Hidden states, (N, H), as the decoder returns them in an `output`, to logits, (N, V)."""
         tokens_1N = torch.zeros(1, len(hidden_NH), dtype=torch.long, device=hidden_NH.device)
         with self._returning(output(last_hidden_state=hidden_NH[None])):
-            logits_1NV: torch.Tensor = self._model(input_ids=tokens_1N, use_cache=False, **self._options).logits
+            # Past the hooks of the whole model, which are for passes of all of it.
+            logits_1NV: torch.Tensor = self._model.forward(input_ids=tokens_1N, use_cache=False, **self._options).logits
         return logits_1NV[0]
 
     def loss_sum(self, hidden_NH: torch.Tensor, output: type[ModelOutput], part_loss: PartLoss) -> torch.Tensor:
         """The sum of the losses of N targets, at least one."""
-        trained = [parameter for parameter in self._parameters if parameter.requires_grad]
+        trained = self._trained()
         width = hidden_NH.shape[1] if trained else 0
         parts = list(_parts(len(hidden_NH), targets_at_once(hidden_NH.device.type, self._vocabulary, width)))
 
         def loss_of(hidden_nH: torch.Tensor, part: slice) -> torch.Tensor:
             return part_loss(self.logits(hidden_nH, output), part)
 
-        if not torch.is_grad_enabled():
+        if len(parts) == 1 or not torch.is_grad_enabled():  # one part needs no gradients of its own
             return torch.stack([loss_of(hidden_NH[part], part) for part in parts]).sum()
         loss: torch.Tensor = _LossSum.apply(hidden_NH, loss_of, parts, *trained)  # type: ignore[no-untyped-call]
         return loss
+
+    def _trained(self) -> list[torch.nn.Parameter]:
+        """What is trained behind the decoder. Looked up each time: FSDP2 puts whole weights in the place of parts."""
+        found = (owner._parameters[name] for owner, name in self._places)
+        return list({id(p): p for p in found if p is not None and p.requires_grad}.values())
 
     @contextmanager
     def _returning(self, output: ModelOutput) -> Iterator[None]:

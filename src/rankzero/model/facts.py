@@ -32,6 +32,8 @@ class Blocks:
     experts: int = 0
     """How many experts a token visits; 0 in dense blocks."""
     heads: int = 1
+    keys: int = 0
+    """Heads of keys x size of a head."""
     adapted: int = 0
     """Inputs of all layers of a block that have adapters, together."""
     remade_bytes: int = 0

@@ -23,7 +23,7 @@ class Need:
     train: TrainSpec
     facts: ModelFacts
     longest: int
-    """Tokens of the longest row."""
+    """Tokens of the longest row, as many of them as a process has."""
     tokens: int
     """Of a pass, as planned."""
     recomputing: bool
@@ -71,6 +71,7 @@ class Need:
             offloading=self.offloading and self.device_kind != "cpu",
             trained_share=self.trained_share,
             in_parts_on=self.device_kind if computes_in_parts(self.facts, self.sharding) else None,
+            slices=self.train.context_parallel,
         )
 
 
@@ -137,7 +138,7 @@ def _ways(need: Need, limit: int, packed: Callable[[], ModelFacts] | None) -> It
     if not need.facts.adapters:
         yield Way("lora: {r: 16}", lambda now: replace(now, facts=_with_adapters(now.facts)))
     if need.longest > 1:
-        yield Way(f"data.max_length: {need.longest // 2}", _halved)
+        yield Way(f"data.max_length: {need.longest * need.train.context_parallel // 2}", _halved)
 
 
 def _halved(need: Need) -> Need:

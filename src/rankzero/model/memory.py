@@ -13,9 +13,10 @@ sharding     divides weights (fsdp, zero3), gradients and optimizer (zero2 too) 
 activations  for each token and block, frozen under adapters: 8h + c(4A + 3I), and c + 1 for each input of a layer with
              adapters; trained: 16h + c(2h + 4A + 4I), and 3ch more under float32 weights that are rounded for products;
              2I less where nothing is gated. Recomputed: each block's input, and one block's activations
-logits       12 V for each trained token: as computed, in float32, their softmax, and its gradient. Where a replica
-             computes them for some tokens at a time, those of these alone; where the head is trained, then 4 V for
-             each and two gradients of the head, 8 V h, if that is more
+             Where S processes share a pass: 2ck(S - 1) more, keys and values of the others' tokens, k their width
+logits       12 V for each trained token: as computed, in float32, their softmax, and its gradient. Where they are
+             computed for some tokens at a time, those of these alone; where the head is trained, then 4 V for each and
+             two gradients of the head, 8 V h, if that is more
 
 Where the numbers come from: adding up what the backward pass is given by each operation of transformers' blocks; a test
 compares them with what torch says it keeps. Pure: knows nothing of devices but how much memory they have.
@@ -70,12 +71,14 @@ def choose_sharding(train: TrainSpec, max_length: int, facts: ModelFacts, limit:
     """`train.sharding`, and for auto ddp where a replica and a row of `max_length` fit in `limit` bytes, else fsdp.
 
     A replica has to fit by recomputing activations at most; adamw_8bit works on whole weights, so it stays with ddp.
+    `max_length` is what a process has of the longest row.
     """
     if train.sharding != "auto":
         return train.sharding
     recomputing = train.gradient_checkpointing is not False
     tokens = max(CPU_TOKENS[0] if train.micro_batch_tokens == "auto" else train.micro_batch_tokens, max_length)
-    needed = state_bytes(train, facts, "ddp", 1) + pass_bytes(max_length, facts, tokens, recomputing=recomputing)
+    of_pass = pass_bytes(max_length, facts, tokens, recomputing=recomputing, slices=train.context_parallel)
+    needed = state_bytes(train, facts, "ddp", 1) + of_pass
     fits = needed <= limit * USABLE
     return "ddp" if fits or world_size == 1 or train.optimizer == "adamw_8bit" else "fsdp"
 
@@ -91,8 +94,8 @@ def plan_memory(
     world_size: int,
     trained_share: float = 1.0,
 ) -> MemoryPlan:
-    """Fill in what `train` leaves to `auto`, for rows of up to `max_length` tokens and `limit` bytes of memory on the
-    device of each process.
+    """Fill in what `train` leaves to `auto`, for rows of which a process has up to `max_length` tokens, and `limit`
+    bytes of memory on the device of each process.
 
     `sharding` is a decided one. `trained_share`: the largest share of a row's tokens that are trained, since only those
     have logits. Activations are recomputed where they would not fit on the device, whether or not they are offloaded:
@@ -111,6 +114,7 @@ def plan_memory(
             offloading=offloading and device_kind != "cpu",
             trained_share=trained_share,
             in_parts_on=device_kind if computes_in_parts(facts, sharding) else None,
+            slices=train.context_parallel,
         )
 
     least = candidates[-1] if wanted == "auto" else wanted
@@ -128,9 +132,8 @@ def plan_memory(
 
 
 def computes_in_parts(facts: ModelFacts, sharding: Sharding) -> bool:
-    """Whether the loss of a pass is computed some targets at a time: not where weights are whole for the moment only,
-    or a pass of one process waits for those of others."""
-    return facts.logits_in_parts and sharding == "ddp"
+    """Whether the loss of a pass is computed some targets at a time: not where a head is whole for the moment only."""
+    return facts.logits_in_parts and sharding_section(sharding).head_stays
 
 
 def state_bytes(
@@ -195,6 +198,7 @@ def pass_bytes(
     offloading: bool = False,
     trained_share: float = 1.0,
     in_parts_on: str | None = None,
+    slices: int = 1,
 ) -> float:
     """What a forward and backward pass over `tokens` adds, all of them in rows of `max_length` at most: the sum of
     `pass_parts`."""
@@ -206,6 +210,7 @@ def pass_bytes(
         offloading=offloading,
         trained_share=trained_share,
         in_parts_on=in_parts_on,
+        slices=slices,
     )
     return sum(parts.values())
 
@@ -219,17 +224,19 @@ def pass_parts(
     offloading: bool = False,
     trained_share: float = 1.0,
     in_parts_on: str | None = None,
+    slices: int = 1,
 ) -> dict[str, float]:
     """Bytes of activations and logits, by these names.
 
     `offloading` leaves the activations of two blocks on the device, or the inputs of two. `in_parts_on` is the kind of
-    device, where the loss is computed some targets at a time; None: all at once.
+    device, where the loss is computed some targets at a time; None: all at once. `slices`: so many processes have as
+    many tokens of the same pass each.
     """
     row, total = min(tokens, max_length), 0.0
     for blocks, share in ((facts.text, 1), (facts.tower, facts.patches)):
         if blocks is None:
             continue
-        one = tokens * share * block_bytes(blocks, facts, row)
+        one = tokens * share * (block_bytes(blocks, facts, row) + 2 * facts.compute_bytes * blocks.keys * (slices - 1))
         given = tokens * share * blocks.hidden * _stream_bytes(facts)
         stay = min(2, blocks.count) if offloading else blocks.count
         total += given * stay + one if recomputing else one * stay
@@ -238,8 +245,9 @@ def pass_parts(
     logits = LOGIT_BYTES * facts.logits * targets
     if in_parts_on is not None and facts.logits:
         width = 0 if facts.adapters else facts.text.hidden
-        at_once = min(targets, targets_at_once(in_parts_on, facts.logits, width))
-        logits = facts.logits * max(LOGIT_BYTES * at_once, 4 * at_once + 8 * width)
+        at_once = targets_at_once(in_parts_on, facts.logits, width)
+        if targets > at_once:
+            logits = facts.logits * max(LOGIT_BYTES * at_once, 4 * at_once + 8 * width)
     return {"activations": total, "logits": logits}
 
 

@@ -105,6 +105,7 @@ def _text_blocks(text: Any, base: Any, names: list[str], compute: int) -> Blocks
         normed=heads * head + keys if has_norms else 0,
         experts=visited,
         heads=heads,
+        keys=keys,
         adapted=_adapted(base, names),
         remade_bytes=_remade(base, names, compute),
     )

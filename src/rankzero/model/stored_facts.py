@@ -149,5 +149,6 @@ def _blocks(shapes: Shapes, config: Mapping[str, Any], count: int, adapted: int)
         inside_kept=3 if inside > 2.5 * inner * hidden else plain_kept,
         normed=heads * head + keys if has_norms else 0,
         heads=heads,
+        keys=keys,
         adapted=-(-adapted // max(count, 1)),
     )

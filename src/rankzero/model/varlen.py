@@ -9,8 +9,11 @@ to end are computed as transformers' "sdpa" computes them.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -57,7 +60,7 @@ def _gpu_runs_it() -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pattern:
+class Pattern:
     """What a mask says, without the mask. It travels through the model as the shape of a tensor without values."""
 
     borders: bool
@@ -69,7 +72,7 @@ class _Pattern:
         return torch.empty((1, 2 if self.borders else 1, 0, self.window or 0), dtype=torch.bool, device=device)
 
     @classmethod
-    def of(cls, mask: torch.Tensor | None) -> _Pattern | None:
+    def of(cls, mask: torch.Tensor | None) -> Pattern | None:
         """None: this is a real mask."""
         if mask is None:
             return cls(borders=False, window=None)
@@ -88,18 +91,23 @@ def varlen_mask(  # noqa: PLR0913  transformers' signature
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
     config: Any = None,
+    rows_are_whole: bool = True,
     **for_sdpa: Any,  # what transformers hands to every mask function
 ) -> torch.Tensor | None:
     """A stand-in without values where causality, rows end to end and a sliding window are all there is to the mask.
 
-    Otherwise sdpa's: a batch of several sequences, padding, a cache, or a model with a pattern of its own.
+    Otherwise sdpa's: a batch of several sequences, padding, a cache, or a model with a pattern of its own. Where rows
+    are not whole, a window matters that is wider than what is here of them.
     """
     plain = attention_mask is None and not use_vmap and batch_size == 1 and q_length == kv_length
-    window = local_size if local_size is not None and local_size < q_length else None
+    narrow = local_size is not None and (local_size < q_length or not rows_are_whole)
+    window = local_size if narrow else None
     if plain and (window is None or local_size == getattr(config, "sliding_window", None)):
-        borders = not allow_is_causal_skip and _has_borders(mask_function, q_length, device)
+        borders = not allow_is_causal_skip and (
+            not rows_are_whole or _has_borders(mask_function, q_length, device)  # a slice of one row has a gap in it
+        )
         if borders or (window is not None and allow_is_causal_skip):
-            return _Pattern(borders, window).as_mask(device)
+            return Pattern(borders, window).as_mask(device)
     mask: torch.Tensor | None = sdpa_mask(
         batch_size=batch_size,
         q_length=q_length,
@@ -107,7 +115,7 @@ def varlen_mask(  # noqa: PLR0913  transformers' signature
         mask_function=mask_function,
         attention_mask=attention_mask,
         local_size=local_size,
-        allow_is_causal_skip=allow_is_causal_skip,
+        allow_is_causal_skip=allow_is_causal_skip and (rows_are_whole or not narrow),
         use_vmap=use_vmap,
         device=device,
         config=config,
@@ -116,8 +124,23 @@ def varlen_mask(  # noqa: PLR0913  transformers' signature
     return mask
 
 
+_ROWS: ContextVar[int | None] = ContextVar("rows", default=None)
+
+
+@contextmanager
+def rows_of_pass(count: int) -> Iterator[None]:
+    """Say how many rows a pass has whose masks are made within: else each mask asks the device, and waits for it."""
+    token = _ROWS.set(count)
+    try:
+        yield
+    finally:
+        _ROWS.reset(token)
+
+
 def _has_borders(mask_function: Callable[..., torch.Tensor], length: int, device: torch.device | str) -> bool:
     """Whether some token may not attend to the one before it."""
+    if (rows := _ROWS.get()) is not None:
+        return rows > 1
     at = torch.arange(length, device=device)
     zero = at.new_zeros(())
     return not bool(mask_function(zero, zero, at[1:], at[:-1]).all())
@@ -141,39 +164,100 @@ def varlen_attention(  # noqa: PLR0913  transformers' signature
     `cu_seq_lens_q`, (rows + 1), holds where rows begin, and T; absent: there is one row. Raises ConfigError where rows
     lie end to end but the layer was not told where they begin, or needs what the kernel does not have.
     """
-    pattern = _Pattern.of(attention_mask)
+    pattern = Pattern.of(attention_mask)
     if cu_seq_lens_q is None and (attention_mask is None or pattern is None):
         attended, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **others
         )
         return attended, None
-    if pattern is None:
-        raise _refusal(module, "makes a mask of its own")
-    if cu_seq_lens_q is None and pattern.borders:
-        raise _refusal(module, "is not told where rows begin")
-    needs = [name for name in ("softcap", "s_aux", "position_bias") if others.get(name) is not None]
-    if dropout or needs:
-        raise _refusal(module, f"needs {needs[0] if needs else 'attention dropout'}, which varlen does not have")
-    causal = is_causal if is_causal is not None else bool(getattr(module, "is_causal", True))
-    if pattern.window is not None and not causal:
-        raise _refusal(module, "has a sliding window to both sides")
-    if torch.is_autocast_enabled(query.device.type):
-        query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
-    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    if cu_seq_lens_q is None and pattern is not None and pattern.borders:
+        raise refusal(module, "is not told where rows begin")
+    rule = rule_of(module, query, attention_mask, dropout, scaling, is_causal, others)
+    query, key, value = in_precision_of_products(query, key, value)
     if cu_seq_lens_q is None or max_length_q is None:
         max_length_q = query.shape[2]
         cu_seq_lens_q = torch.tensor([0, max_length_q], dtype=torch.int32, device=query.device)
-    if _kernel_takes(query, value):
-        return _in_one_kernel(query, key, value, cu_seq_lens_q, max_length_q, (scale, causal, pattern.window)), None
-    return _one_by_one(query, key, value, cu_seq_lens_q, (scale, causal, pattern.window)), None
+    return attend(query, key, value, Borders.of(cu_seq_lens_q, max_length_q), rule), None
 
 
-def _refusal(module: torch.nn.Module, reason: str) -> ConfigError:
-    return ConfigError(
-        f"rows cannot lie end to end here: {type(module).__name__} {reason}",
-        where="train.padding_free",
-        hint="set train.padding_free: false and leave model.attention out",
-    )
+@dataclass(frozen=True, slots=True)
+class Borders:
+    """Where rows begin among the queries and among the keys of a call, and where the last one ends: int32, (rows + 1).
+
+    A row's last query stands at its last key, so that it may have more keys than queries.
+    """
+
+    queries: torch.Tensor
+    keys: torch.Tensor
+    longest_queries: int
+    longest_keys: int
+
+    @classmethod
+    def of(cls, cu_seq_lens: torch.Tensor, longest: int) -> Borders:
+        """Of rows whose queries and keys are all here."""
+        return cls(cu_seq_lens, cu_seq_lens, longest, longest)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How a layer attends within each row."""
+
+    scale: float
+    causal: bool
+    window: int | None
+    """How many tokens one attends to, itself included; None: all before it."""
+
+
+def rule_of(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout: float,
+    scaling: float | None,
+    is_causal: bool | None,
+    others: Mapping[str, Any],
+    *,
+    field: str = "train.padding_free",
+) -> Rule:
+    """Raises ConfigError, at the `field` that asks for rows end to end, where the layer needs what this has not."""
+    pattern = Pattern.of(mask)
+    if pattern is None:
+        raise refusal(module, "makes a mask of its own", field)
+    needs = [name for name in ("softcap", "s_aux", "position_bias") if others.get(name) is not None]
+    if dropout or needs:
+        raise refusal(module, f"needs {needs[0] if needs else 'attention dropout'}, which varlen does not have", field)
+    causal = is_causal if is_causal is not None else bool(getattr(module, "is_causal", True))
+    if pattern.window is not None and not causal:
+        raise refusal(module, "has a sliding window to both sides", field)
+    return Rule(scaling if scaling is not None else query.shape[-1] ** -0.5, causal, pattern.window)
+
+
+def in_precision_of_products(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """As autocast would have them."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    return tuple(x.to(torch.get_autocast_dtype(kind)) for x in tensors)
+
+
+_WAYS_OUT = {
+    "train.padding_free": "set train.padding_free: false and leave model.attention out",
+    "train.context_parallel": "leave it out",
+}
+
+
+def refusal(module: torch.nn.Module, reason: str, field: str = "train.padding_free") -> ConfigError:
+    """Of rows end to end, at the field that asks for them."""
+    what = f"rows cannot lie end to end here: {type(module).__name__} {reason}"
+    return ConfigError(what, where=field, hint=_WAYS_OUT[field])
+
+
+def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: Borders, rule: Rule) -> torch.Tensor:
+    """Attention of each row to itself: query (1, heads, Tq, head size), keys and values (1, heads of keys, Tk, …), to
+    (1, Tq, heads, head size)."""
+    way = _in_one_kernel if _kernel_takes(query, value) else _one_by_one
+    attended: torch.Tensor = way(query, key, value, rows, rule)
+    return attended
 
 
 def _kernel_takes(query: torch.Tensor, value: torch.Tensor) -> bool:
@@ -181,16 +265,11 @@ def _kernel_takes(query: torch.Tensor, value: torch.Tensor) -> bool:
     return query.is_cuda and half and max(query.shape[-1], value.shape[-1]) <= _LARGEST_HEAD and has_kernel()
 
 
-_Rule = tuple[float, bool, int | None]
-"""Scale, causality, window."""
-
-
 def _in_one_kernel(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seq_lens: torch.Tensor, longest: int, rule: _Rule
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: Borders, rule: Rule
 ) -> torch.Tensor:
     if _KERNEL is None:
         raise RuntimeError("this torch has no variable-length attention")
-    scale, causal, window = rule
     size = value.shape[-1]
     width = -(-max(query.shape[-1], size) // _HEAD_MULTIPLE) * _HEAD_MULTIPLE
     q, k, v = (_tokens_first(x, width) for x in (query, key, value))
@@ -198,12 +277,12 @@ def _in_one_kernel(
         q,
         k,
         v,
-        cu_seq_lens,
-        cu_seq_lens,
-        longest,
-        longest,
-        scale=scale,
-        window_size=(-1 if window is None else window - 1, 0 if causal else -1),
+        rows.queries,
+        rows.keys,
+        rows.longest_queries,
+        rows.longest_keys,
+        scale=rule.scale,
+        window_size=(-1 if rule.window is None else rule.window - 1, 0 if rule.causal else -1),
         enable_gqa=q.shape[1] != k.shape[1],
     )
     return attended[..., :size].unsqueeze(0)
@@ -215,34 +294,34 @@ def _tokens_first(x: torch.Tensor, width: int) -> torch.Tensor:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _one_by_one(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seq_lens: torch.Tensor, rule: _Rule
-) -> torch.Tensor:
+def _one_by_one(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: Borders, rule: Rule) -> torch.Tensor:
     """Not compiled: how many rows there are, and how long, is in a tensor."""
-    scale, causal, window = rule
-    borders: list[int] = cu_seq_lens.tolist()
+    of_queries, of_keys = (pairwise(borders.tolist()) for borders in (rows.queries, rows.keys))
     attended = []
-    for start, end in zip(borders[:-1], borders[1:], strict=True):
-        q, k, v = (x[:, :, start:end] for x in (query, key, value))
-        mask = _window_mask(end - start, window, query.device)
+    for (first, end), (first_key, end_key) in zip(of_queries, of_keys, strict=True):
+        q, k, v = query[:, :, first:end], key[:, :, first_key:end_key], value[:, :, first_key:end_key]
+        mask = _mask(end - first, end_key - first_key, rule, query.device)
         attended.append(
             scaled_dot_product_attention(
                 q,
                 k,
                 v,
                 attn_mask=mask,
-                is_causal=causal and mask is None,
-                scale=scale,
+                is_causal=rule.causal and mask is None,
+                scale=rule.scale,
                 enable_gqa=q.shape[1] != k.shape[1],
             )
         )
     return torch.cat(attended, dim=2).transpose(1, 2).contiguous()
 
 
-def _window_mask(length: int, window: int | None, device: torch.device) -> torch.Tensor | None:
-    """Which tokens of one row a token attends to: (length, length); None: all before it."""
-    if window is None or length <= window:
+def _mask(queries: int, keys: int, rule: Rule, device: torch.device) -> torch.Tensor | None:
+    """Which keys of one row its last `queries` tokens attend to: (queries, keys). None: what causality says where there
+    are as many of both, else all."""
+    within = rule.window is None or keys <= rule.window
+    if within and (queries == keys or not rule.causal):
         return None
-    at = torch.arange(length, device=device)
-    distance = at[:, None] - at[None, :]
-    return (distance >= 0) & (distance < window)
+    at = torch.arange(keys, device=device)
+    distance = at[keys - queries :, None] - at[None, :]
+    seen = distance >= 0
+    return seen if rule.window is None else seen & (distance < rule.window)

@@ -190,6 +190,27 @@ def _float16_is_scaled(spec: RunSpec) -> list[Problem]:
     return problems
 
 
+def _rows_over_processes(spec: RunSpec) -> list[Problem]:
+    """What does not work, or was not shown to, where the tokens of a pass lie on several processes."""
+    train, problems = spec.train, []
+    if train.context_parallel == 1:
+        return []
+    if spec.task_section.trains != "answers":
+        what = f"context_parallel is for task {task_that(trains='answers')}"
+        problems.append(Problem(what, "train.context_parallel", "leave it out"))
+    if train.padding_free is False:
+        hint = "leave it out, or train.context_parallel"
+        problems.append(Problem("rows over several processes lie end to end", "train.padding_free", hint))
+    if spec.model.attention not in ("auto", "varlen"):
+        hint = "leave it out: rows over several processes have an attention of their own"
+        what = f"{spec.model.attention} does not attend to what lies on other processes"
+        problems.append(Problem(what, "model.attention", hint))
+    if train.torch_compile:
+        hint = "leave it out, or train.context_parallel"
+        problems.append(Problem("blocks that wait for other processes are not compiled", "train.torch_compile", hint))
+    return problems
+
+
 _COUNT = "give a number of steps: how long an epoch of a stream is, nobody knows"
 
 
@@ -257,5 +278,9 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[RunSpec], list[Problem]]], ...] =
     (("model.quantization", "lora", "train.sharding"), _quantized_base_has_adapters),
     (("train.sharding", "train.offload", "train.deepspeed"), _sharding_options),
     (("train.master_weights", "train.optimizer", "train.sharding", "lora"), _low_precision_training),
+    (
+        ("train.context_parallel", "task", "train.padding_free", "model.attention", "train.torch_compile"),
+        _rows_over_processes,
+    ),
     (("model.dtype", "train.sharding", "train.master_weights"), _float16_is_scaled),
 )

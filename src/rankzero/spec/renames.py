@@ -182,6 +182,12 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         _END_TO_END,
         "packing sample_packing packed neat_packing eval_sample_packing packing_strategy batch_flattening",
     ),
+    (
+        "train.context_parallel",
+        "",
+        "cp context_parallel_size context_parallel_degree cp_size cp_degree parallelism_config_cp_size "
+        "sequence_parallel sequence_parallel_size sequence_parallel_degree sp_size ulysses_sequence_parallel_size",
+    ),
     ("train.torch_compile", "", "compile compile_model use_compile torch_compile_backend torch_compile_mode jit"),
     (
         "train.optimizer",

@@ -232,6 +232,9 @@ class TrainSpec(Section):
     """Keep activations in the machine's memory between forward and backward pass."""
     padding_free: Literal["auto"] | bool = "auto"
     """Lay the rows of a pass end to end instead of padding them; no row sees another. auto: where attention can."""
+    context_parallel: PositiveInt = 1
+    """How many neighbouring processes share the tokens of each pass: for rows that are too long for one device. Their
+    number divides that of all processes. Changes speed and memory, never the maths."""
     torch_compile: bool = False
     """Compile the model's blocks. Slow to start, then faster."""
     sharding: Sharding = "auto"

@@ -17,6 +17,8 @@ from rankzero.track.send import FLUSH_SECONDS, server_modules
 from rankzero.track.spool import Sent, unsent
 
 Say = Callable[[str], None]
+_IDLE_SECONDS = 5.0
+"""How long the sender may take for the rest in the time that others leave."""
 _LEAVING_SECONDS = 5.0
 """More than the sender takes by itself, before it is killed."""
 
@@ -30,18 +32,22 @@ class Sending:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, *, anew: bool) -> None:
-        """Begin to send. `anew`: the run begins with its first step, so that what an earlier run of another spec has
-        sent from this directory is not its own."""
+        """Begin to send, in the time that training leaves. `anew`: the run begins with its first step, so that what an
+        earlier run of another spec has sent from this directory is not its own."""
         if self._spec is None or not self._names:
             return
-        command = [sys.executable, "-m", "rankzero.track.send", str(self._run_dir.root)]
         try:
             if anew:
                 self._forget_other_runs(spec_hash(self._spec))
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0)
+            self._process = self._started()
             _only_when_idle(self._process.pid)
         except OSError as error:
             self._warn(f"[TRACK] nothing is sent to {', '.join(self._names)} in this start: {error.strerror or error}")
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        """Another group than ours, so that Ctrl-C does not reach it."""
+        command = [sys.executable, "-m", "rankzero.track.send", str(self._run_dir.root)]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0)
 
     def finish_what_is_left(self) -> None:
         """Of a run that is over: send what its starts could not."""
@@ -60,13 +66,13 @@ class Sending:
         """Let it send the rest, for a bounded time, and say what every server has."""
         if self._process is None:
             return
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        try:
-            self._process.wait(FLUSH_SECONDS + _LEAVING_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        if not _ends(self._process, _IDLE_SECONDS):
+            # Others keep the processors busy, and who has yielded them cannot take that back. Whatever it was at, the
+            # next one knows what was sent.
+            _end_now(self._process)
+            self._process = self._started()
+            if not _ends(self._process, FLUSH_SECONDS + _LEAVING_SECONDS):
+                _end_now(self._process)
         for name in self._names:
             text = _left(self._run_dir, name)
             if text is None:
@@ -74,6 +80,21 @@ class Sending:
             else:
                 again = f"rankzero track sync {shlex.quote(str(self._run_dir.root))}"
                 self._warn(f"[TRACK] {name}: {text}; `{again}` sends the rest")
+
+
+def _ends(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Tell it that the run is over. Whether it ends within this time."""
+    if process.stdin is not None:
+        process.stdin.close()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+        return True
+    return False
+
+
+def _end_now(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
 
 
 def _only_when_idle(pid: int) -> None:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from rankzero.engine.distributed import World
 from rankzero.engine.pace import Pace, PassClock, Passes
+from rankzero.engine.worker import open_pace
+from rankzero.spec.run_spec import RunSpec
+
+SPEC = {"model": {"name": "m"}, "data": {"train": "t"}}
 
 
 def after(pace: Pace, steps: int, *ranks: Passes) -> dict[str, object]:
@@ -66,3 +73,13 @@ def test_a_clock_times_what_lies_between_and_says_so_when_it_is_read() -> None:
     first = clock.seconds
     clock.read()
     assert 0 < first == clock.seconds
+
+
+def test_ranks_that_share_passes_are_not_compared() -> None:
+    """They wait for each other in each layer, so the time of one is that of all."""
+    session: Any = SimpleNamespace(parallel=SimpleNamespace(name="ddp"))
+    found = [
+        open_pace(RunSpec.model_validate({**SPEC, "train": {"context_parallel": each}}), session, World(world_size=4))
+        for each in (1, 2)
+    ]
+    assert isinstance(found[0], Pace) and found[1] is None

@@ -193,6 +193,23 @@ def test_zero2_sends_gradients_each_pass_and_new_weights_once_and_waits() -> Non
     assert cost.waiting == cost.communication == pytest.approx(by_hand, rel=1e-3)
 
 
+def test_processes_that_share_passes_wait_for_keys_and_values() -> None:
+    """Of a pass of four times a device's tokens: gathered in 16 bits, again where activations are recomputed, and their
+    gradients scattered in float32; among four, although eight have replicas."""
+    facts = replace(llama(adapters=True), text=replace(llama(adapters=True).text, keys=1024))
+    alone, shared = (need(facts, "ddp", 8, context_parallel=slices) for slices in (1, 4))
+    without, plain, again = (
+        step_cost(one, SLOW, Network(8, 0.0), one_row(passes=2))
+        for one in (alone, shared, replace(shared, recomputing=True))
+    )
+    values = LAYERS * 2 * 1024 * 4 * ROW
+    gathers, scatters = (
+        3 * (values * size / 4 / (1e9 * BANDWIDTH_SHARE) + 2 * LAYERS * HOP_SECONDS) for size in (2, 4)
+    )
+    assert plain.waiting - without.waiting == pytest.approx(gathers + scatters)
+    assert again.communication - without.communication == pytest.approx(2 * gathers + scatters)
+
+
 def test_short_passes_are_as_slow_as_their_weights_are_read() -> None:
     """The roofline: two passes over the blocks' weights, forward and backward."""
     work = Work(tokens=1, passes=1, row=1, useful=1)

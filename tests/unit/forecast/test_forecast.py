@@ -234,3 +234,14 @@ def test_another_process_count_divides_the_machine(trained: tuple[RunSpec, int])
     one, two = told(trained[0]), forecast_without_torch(trained[0], 2)
     assert two is not None and two.place.limit == one.place.limit // 2 and two.place.world_size == 2
     assert "on 2 processes (ddp)" in " ".join(line.strip() for line in lines(two))
+
+
+def test_processes_that_share_passes_have_longer_ones_and_half_of_a_row_each(trained: tuple[RunSpec, int]) -> None:
+    train = trained[0].train.model_copy(update={"context_parallel": 2})
+    spec = trained[0].model_copy(update={"train": train})
+    assert forecast_without_torch(spec, 2) is None, "whether its rows can be cut, the engine knows"
+    alone, shared = dry_run(trained[0], 1), dry_run(spec, 2)
+    assert shared.memory.need.longest == -(-alone.rows.longest // 2)
+    assert shared.passes is not None and alone.passes is not None and shared.passes < alone.passes
+    said = " ".join(line.strip() for line in lines(shared))
+    assert "of up to 256 tokens" in said and "on 2 processes (ddp, each pass on 2 of them)" in said

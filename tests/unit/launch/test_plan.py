@@ -210,3 +210,16 @@ def test_the_preparation_goes_by_what_the_site_says_of_its_nodes() -> None:
     assert (prepare["name"], sidecar["name"]) == ("prepare", "sidecar")
     assert prepare["securityContext"]["readOnlyRootFilesystem"] is True
     assert set(prepare["resources"]["limits"]) == {"memory"}
+
+
+@pytest.mark.parametrize(("nodes", "least", "fits"), [(2, None, True), (3, None, False), (4, 2, False), (4, 4, True)])
+def test_processes_make_whole_groups_whatever_nodes_are_left(nodes: int, least: int | None, fits: bool) -> None:
+    """Rows over four processes, of which a node has two: three nodes would have half a group."""
+    run = run_spec(train={"context_parallel": 4})
+    cluster = cluster_spec(kind="pytorchjob", num_nodes=nodes, min_nodes=least, nproc_per_node=2)
+    if fits:
+        assert plan(run, cluster).run.train.context_parallel == 4
+        return
+    with pytest.raises(ConfigError, match="6 processes cannot be divided into groups of 4") as caught:
+        plan(run, cluster)
+    assert [problem.where for problem in caught.value.problems] == ["train.context_parallel"]

@@ -11,6 +11,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from rankzero.data.batches.collators.text import MicroBatch, PaddedText
+from rankzero.engine.balance import without_targets
 from rankzero.engine.heads import SupervisedHead
 from rankzero.engine.tasks.protocol import weighted_cross_entropy
 from rankzero.model import chunked_loss, memory
@@ -144,3 +145,18 @@ def test_looking_ahead_draws_nothing() -> None:
         SupervisedHead(model, model, in_parts=in_parts).loss_sum(batch, weighted_cross_entropy)
         states.append(torch.get_rng_state())
     assert torch.equal(*states)
+
+
+def test_a_first_pass_calls_the_model_as_often_without_targets_as_with() -> None:
+    """Each call is a collective where ranks have slices of the same rows, and a slice may have no target."""
+    batch = batch_of()
+    calls = []
+    for one in (batch, without_targets(batch)):
+        model = tiny("llama", "sdpa")
+        seen: list[object] = []
+        model.get_decoder().register_forward_hook(lambda *call, seen=seen: seen.append(call))
+        head = SupervisedHead(model, model, in_parts=True)
+        loss = head.loss_sum(one, weighted_cross_entropy)
+        calls.append(len(seen))
+        assert loss.requires_grad and head.loss_sum(batch, weighted_cross_entropy) > 0
+    assert calls == [2, 2]

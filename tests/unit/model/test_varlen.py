@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 from unittest.mock import Mock
 
@@ -211,17 +212,19 @@ def reference_kernel(
     window_size: tuple[int, int],
     enable_gqa: bool,
 ) -> torch.Tensor:
-    """torch's variable-length attention as its documentation defines it, one softmax after the other."""
+    """torch's variable-length attention as its documentation defines it, one softmax after the other. Where a row has
+    fewer queries than keys, the last query stands at the last key, as in flash-attention from 2.1 on."""
     assert query.shape[-1] % 8 == 0 and query.shape[-1] == key.shape[-1] == value.shape[-1]
-    assert cu_seq_q.tolist() == cu_seq_k.tolist() and max_q == max_k == int(cu_seq_q.diff().max())
+    assert (max_q, max_k) == (int(cu_seq_q.diff().max()), int(cu_seq_k.diff().max()))
+    assert (cu_seq_q[-1], cu_seq_k[-1]) == (len(query), len(key))
     assert enable_gqa == (query.shape[1] != key.shape[1])
     left, right = window_size
     out = torch.empty_like(query)
     group = query.shape[1] // key.shape[1]
-    for start, end in zip(cu_seq_q.tolist()[:-1], cu_seq_q.tolist()[1:], strict=True):
+    for (start, end), (first, last) in zip(pairwise(cu_seq_q.tolist()), pairwise(cu_seq_k.tolist()), strict=True):
         for head in range(query.shape[1]):
-            q, k, v = query[start:end, head], key[start:end, head // group], value[start:end, head // group]
-            away = torch.arange(end - start)[:, None] - torch.arange(end - start)
+            q, k, v = query[start:end, head], key[first:last, head // group], value[first:last, head // group]
+            away = torch.arange(last - first)[last - first - (end - start) :, None] - torch.arange(last - first)
             seen = (away <= left if left >= 0 else away == away) & (-away <= right if right >= 0 else away == away)
             scores = (q @ k.T * scale).masked_fill(~seen, float("-inf"))
             out[start:end, head] = scores.softmax(-1) @ v
@@ -250,7 +253,7 @@ def test_the_kernel_of_torch_agrees_with_rows_one_by_one(window: int | None) -> 
     borders = torch.tensor([0, 100, 101, 357, 512], dtype=torch.int32, device="cuda")
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, heads, 512, 64, device="cuda") for heads in (8, 2, 2))
-    mask = varlen._Pattern(True, window).as_mask("cuda")
+    mask = varlen.Pattern(True, window).as_mask("cuda")
     results = []
     for dtype in (torch.float32, torch.bfloat16):
         q, k, v = (x.to(dtype).requires_grad_() for x in (query, key, value))

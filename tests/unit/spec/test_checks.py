@@ -11,6 +11,7 @@ from rankzero.spec.fields import all_fields
 from rankzero.spec.run_spec import RunSpec
 
 HALF = {"name": "m", "dtype": "float16"}
+SHARED = {"context_parallel": 2}
 
 
 def spec(**sections: Any) -> RunSpec:
@@ -36,6 +37,10 @@ def spec(**sections: Any) -> RunSpec:
             "cannot be trained while every token is",
         ),
         ({"data": {"chat_template_kwargs": {"tools": []}}}, "data.chat_template_kwargs", "comes from the rows"),
+        ({"train": {**SHARED, "padding_free": False}}, "train.padding_free", "lie end to end"),
+        ({"train": {**SHARED, "torch_compile": True}}, "train.torch_compile", "are not compiled"),
+        ({"train": SHARED, "model": {"name": "m", "attention": "eager"}}, "model.attention", "does not attend"),
+        ({"train": SHARED, "task": "classify"}, "train.context_parallel", "is for task sft"),
     ],
 )
 def test_contradictions(sections: dict[str, Any], field: str, what: str) -> None:
@@ -56,6 +61,9 @@ def test_contradictions(sections: dict[str, Any], field: str, what: str) -> None
         {"train": {"warmup_steps": 0.999, "max_steps": 1}},
         {"train": {"warmup_steps": 9, "max_steps": 10}},
         {"train": {"warmup_steps": 100}},
+        {"train": {**SHARED, "sharding": "fsdp", "padding_free": True}},
+        {"train": {**SHARED, "sharding": "zero3"}, "model": {"name": "m", "attention": "varlen"}},
+        {"train": {"context_parallel": 1, "torch_compile": True, "padding_free": False}},
         {"data": {"eval": "e"}, "eval": {"early_stopping_patience": 2, "on_start": True}},
         {"checkpoint": {"final": "best"}},
         {"model": HALF, "train": {"sharding": "fsdp"}},

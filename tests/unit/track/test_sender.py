@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -10,21 +11,30 @@ import pytest
 
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
+from rankzero.track import sender
 from rankzero.track.sender import Sending
 
+SPEC = RunSpec.model_validate(
+    {"name": "r", "model": {"name": "m"}, "data": {"train": "t.jsonl"}, "tracking": {"langfuse": True}}
+)
 LANGFUSE = {"LANGFUSE_HOST": "http://127.0.0.1:9", "LANGFUSE_PUBLIC_KEY": "pk-lf-1", "LANGFUSE_SECRET_KEY": "sk-lf-1"}
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems have no such class of processes")
-def test_it_runs_where_training_leaves_a_core_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In its own group, which no Ctrl-C reaches, but in the session whose processors it is to yield."""
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    """Of a run that is sent to a Langfuse that is not there."""
     for name, value in LANGFUSE.items():
         monkeypatch.setenv(name, value)
-    fields = {"name": "r", "model": {"name": "m"}, "data": {"train": "t.jsonl"}, "tracking": {"langfuse": True}}
-    run_dir, spec = RunDir(tmp_path), RunSpec.model_validate(fields)
-    run_dir.spec.write_text(spec.model_dump_json())
+    run_dir = RunDir(tmp_path)
+    run_dir.spec.write_text(SPEC.model_dump_json())
+    return run_dir
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems have no such class of processes")
+def test_it_runs_where_training_leaves_a_core_alone(run_dir: RunDir) -> None:
+    """In its own group, which no Ctrl-C reaches, but in the session whose processors it is to yield."""
     lines: list[str] = []
-    sending = Sending(run_dir, spec, lines.append)
+    sending = Sending(run_dir, SPEC, lines.append)
     sending.start(anew=True)
     process = sending._process
     assert process is not None
@@ -34,4 +44,21 @@ def test_it_runs_where_training_leaves_a_core_alone(tmp_path: Path, monkeypatch:
         assert os.getpgid(process.pid) == process.pid
     finally:
         sending.end(lines.append)
-    assert process.returncode == 0 and "the end of the run not sent yet" in " ".join(lines)
+    assert process.returncode is not None and "the end of the run not sent yet" in " ".join(lines)
+
+
+def test_one_that_gets_no_time_is_replaced_when_the_run_is_over(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by one that stands still; the other one has what it takes to say why nothing is sent."""
+    monkeypatch.setattr(sender, "_IDLE_SECONDS", 0.2)
+    lines: list[str] = []
+    sending = Sending(run_dir, SPEC, lines.append)
+    sending.start(anew=True)
+    first = sending._process
+    assert first is not None
+    first.send_signal(signal.SIGSTOP)
+    sending.end(lines.append)
+    second = sending._process
+    assert second is not None and (first.returncode, second.returncode) == (-signal.SIGKILL, 0)
+    assert "Connection refused" in " ".join(lines)

@@ -51,7 +51,8 @@ class Collated(Protocol):
         ...
 
     def half_of_the_largest(self, work: Work) -> int | None:
-        """Half the tokens of the largest of these passes; None where each is a single row, and none can be smaller."""
+        """Half the tokens that a device has of the largest of these passes; None where each is a single row, and none
+        can be smaller."""
         ...
 
     def limit_passes(self, max_tokens: int) -> None:
@@ -99,12 +100,15 @@ class Batches:
         max_tokens: int,
         pass_cost: int,
         same_passes: bool,
+        slices: int = 1,
     ) -> None:
-        """`same_passes`: every rank runs as many passes as the one with the most, because passes are collectives."""
+        """`max_tokens`: of a pass, on one device. `same_passes`: every rank runs as many passes as the one with the
+        most, because passes are collectives. `slices`: so many neighbouring ranks have the same passes, and each of
+        them, by its collator, a slice of their tokens."""
         self.dataset = dataset
         self._collator = collator
-        self._rank, self._world_size = rank, world_size
-        self._max_tokens, self._pass_cost = max_tokens, pass_cost
+        self._slices, self._group, self._groups = slices, rank // slices, world_size // slices
+        self._max_tokens, self._pass_cost = max_tokens * slices, pass_cost
         self._same_passes = same_passes
         self._epoch = -1
         self._order: Indices = np.empty(0, dtype=np.int64)
@@ -124,10 +128,11 @@ class Batches:
         sizes = [self.dataset.lengths[rows] for rows in work.passes if len(rows) > 1]
         if not sizes:
             return None
-        return max(int(size.sum() if self._collator.packed else size.max() * len(size)) for size in sizes) // 2
+        largest = max(int(size.sum() if self._collator.packed else size.max() * len(size)) for size in sizes)
+        return largest // (2 * self._slices)
 
     def limit_passes(self, max_tokens: int) -> None:
-        self._max_tokens = min(self._max_tokens, max_tokens)
+        self._max_tokens = min(self._max_tokens, max_tokens * self._slices)
 
     def cut_again(self, work: Work) -> Work:
         return replace(work, passes=self._divide(work.rows).passes)
@@ -137,11 +142,11 @@ class Batches:
         return max(len(self._passes(share)) for share in self._shares(rows))
 
     def _shares(self, rows: Indices) -> list[Indices]:
-        return divide_among_ranks(rows, self.dataset.lengths, self._world_size)
+        return divide_among_ranks(rows, self.dataset.lengths, self._groups)
 
     def _divide(self, rows: Indices) -> Work:
         lengths = self.dataset.lengths
-        passes = self._passes(self._shares(rows)[self._rank])
+        passes = self._passes(self._shares(rows)[self._group])
         if self._same_passes:
             passes += [np.empty(0, dtype=np.int64)] * (self.rounds(rows) - len(passes))
         return Work(

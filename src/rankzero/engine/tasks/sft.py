@@ -15,6 +15,7 @@ from rankzero.engine.heads import Head, SupervisedHead
 from rankzero.engine.parallel.base import Parallel
 from rankzero.engine.tasks.protocol import Meter, Task, weighted_cross_entropy
 from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.shardings import sharding_section
 
 if TYPE_CHECKING:
     from rankzero.engine.inputs import Inputs
@@ -47,7 +48,8 @@ class SupervisedFineTuning:
             parallel.model,
             parallel.module,
             offload_activations=offload_activations,
-            in_parts=not parallel.same_passes,  # else the head's weights are whole inside the model's own pass only
+            in_parts=sharding_section(parallel.name).head_stays,
+            together=parallel.same_passes,
         )
 
     def loss_sum(self, logits_NV: torch.Tensor, batch: MicroBatch) -> torch.Tensor:

@@ -25,7 +25,8 @@ class MicroBatch:
 
     rows: Indices
     inputs: Mapping[str, Any]
-    """Keyword arguments of the model: tensors, and numbers where it wants them; always `input_ids` of (B, T)."""
+    """Keyword arguments of the model: tensors, and numbers where it wants them; always `input_ids` of (B, T). Of one
+    slice of a pass also what it attends to (collators/sliced.py)."""
     predicts_BT: torch.Tensor | None
     """Where the next token is trained: the positions whose logits are needed. None: one prediction for each row."""
     targets_N: torch.Tensor
