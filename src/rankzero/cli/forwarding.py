@@ -37,6 +37,7 @@ def forward(program: Sequence[str], target: str, ports: str, ready: Callable[[],
             ready()
         code = process.wait()
     except KeyboardInterrupt:
+        process.terminate()  # a signal that was not typed reaches this process alone
         process.wait()
         code = 0
     finally:
