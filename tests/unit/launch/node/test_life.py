@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from rankzero.launch.node.pid1 import StopWish
 from rankzero.launch.node.platform import Place
 from rankzero.launch.node.settings import NodeSettings
 from rankzero.launch.node.submission import Submission
-from rankzero.launch.processes import OpenStderr, Ranks, Workers
+from rankzero.launch.processes import Ranks, Workers
 from rankzero.redaction import Redactor
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.setting import is_finished
@@ -87,18 +86,7 @@ class Play:
 
 @pytest.fixture(autouse=True)
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextmanager
-    def started(
-        directory: Path, ranks: Ranks, payload: Path, env: Mapping[str, str], at: float, stderr: OpenStderr
-    ) -> Iterator[Workers]:
-        workers = Workers(directory, ranks, module="tests.support.stand_in")
-        try:
-            workers.start(payload, env, at, stderr)
-            yield workers
-        finally:
-            workers.kill()
-
-    monkeypatch.setattr(command, "started", started)
+    monkeypatch.setattr("rankzero.launch.processes.TRAINS", "tests.support.stand_in")
 
 
 def test_processes_that_save_are_not_asked_a_second_time(tmp_path: Path) -> None:
