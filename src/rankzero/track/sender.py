@@ -70,9 +70,10 @@ class Sending:
             # Others keep the processors busy, and who has yielded them cannot take that back. Whatever it was at, the
             # next one knows what was sent.
             _end_now(self._process)
-            self._process = self._started()
-            if not _ends(self._process, FLUSH_SECONDS + _LEAVING_SECONDS):
-                _end_now(self._process)
+            with suppress(OSError):  # none can be started: what is not sent is said below
+                self._process = self._started()
+                if not _ends(self._process, FLUSH_SECONDS + _LEAVING_SECONDS):
+                    _end_now(self._process)
         for name in self._names:
             text = _left(self._run_dir, name)
             if text is None:
@@ -112,7 +113,7 @@ def _only_when_idle(pid: int) -> None:
 
 @contextmanager
 def sending(run_dir: RunDir, spec: RunSpec | None, inform: Say, warn: Say) -> Iterator[Sending]:
-    """What is started within has until the end of the block, and then FLUSH_SECONDS. None: this process sends nothing.
+    """What is started within has until the end of the block, and a bounded time then. None: this process sends nothing.
 
     Enclose with it what notes how the run ended: servers are told that too.
     """

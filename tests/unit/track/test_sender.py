@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -74,3 +75,22 @@ def test_one_that_gets_no_time_is_replaced_when_the_run_is_over(
     second = sending._process
     assert second is not None and (first.returncode, second.returncode) == (-signal.SIGKILL, 0)
     assert "Connection refused" in " ".join(lines)
+
+
+def test_what_is_not_sent_is_said_where_no_other_can_be_started(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender, "_IDLE_SECONDS", 0.2)
+    lines: list[str] = []
+    sending = Sending(run_dir, SPEC, lines.append)
+    sending.start(anew=True)
+    assert sending._process is not None
+    sending._process.send_signal(signal.SIGSTOP)
+
+    def refused() -> None:
+        raise OSError(errno.EAGAIN, "no more processes")
+
+    monkeypatch.setattr(sending, "_started", refused)
+    with suppress(OSError):
+        sending.end(lines.append)
+    assert "rankzero track sync" in " ".join(lines)
