@@ -15,6 +15,7 @@ from tests.support.forked import Ordeal, run_forked
 from tests.support.runs import log, metrics, run_here, run_root, small_spec
 from tests.support.tasks import task_spec
 from tests.support.tiny import chat_rows, write_jsonl
+from tests.support.zero import NEEDS_DEEPSPEED
 
 pytestmark = pytest.mark.distributed
 
@@ -72,8 +73,8 @@ def assert_same_run(found: RunSpec, wanted: RunSpec, names: tuple[str, ...] = NA
         ("full", 3, 3, "ddp"),
         ("full", 2, 2, "fsdp"),
         ("lora", 4, 2, "fsdp"),
-        ("lora", 2, 2, "zero2"),
-        ("full", 2, 2, "zero3"),
+        pytest.param("lora", 2, 2, "zero2", marks=NEEDS_DEEPSPEED),
+        pytest.param("full", 2, 2, "zero3", marks=NEEDS_DEEPSPEED),
     ],
 )
 def test_the_run_is_that_of_one_process(

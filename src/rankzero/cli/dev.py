@@ -185,8 +185,8 @@ def jupyter(
         found = dev.jupyter(backend, pod, spec, _object_name(name))
         chosen = listening.getsockname()[1]
         if here:
-            _say_where(found, chosen)
-            with suppress(KeyboardInterrupt):
+            with suppress(KeyboardInterrupt):  # who has read the URL may end it at once
+                _say_where(found, chosen)
                 relay(listening, pod.name, found.port)
             return
     ports = f"{chosen}:{found.port}"

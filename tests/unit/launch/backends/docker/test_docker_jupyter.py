@@ -86,6 +86,17 @@ def test_a_port_that_is_taken_is_said_and_nothing_started(cli: Cli, jupyter: Non
         assert urlsplit(other).port
 
 
+def test_ctrl_c_as_soon_as_the_url_is_read_is_its_usual_end(
+    cli: Cli, jupyter: None, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_said: object) -> None:
+        raise KeyboardInterrupt
+
+    cli("dev up")
+    monkeypatch.setattr("rankzero.cli.dev._say_where", interrupted)
+    assert cli("dev jupyter").code == 0
+
+
 @pytest.mark.skipif(not find_spec("jupyter_server"), reason="needs jupyter_server: pip install 'rankzero[jupyter]'")
 def test_a_kernel_of_a_real_server_sees_the_files_that_were_sent(
     cli: Cli, project: Path, daemon: Daemon, home: Path
