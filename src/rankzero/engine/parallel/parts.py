@@ -1,7 +1,7 @@
 """A rank's part of a tensor: equal numbers of rows, of which the last ranks may have fewer. Knows nothing of models.
 
-This is how FSDP2 cuts parameters; a number without dimensions is not cut. What an optimizer keeps for each weight is
-cut as its weight is.
+This is how FSDP2 cuts parameters among all ranks; a number without dimensions is not cut. What an optimizer keeps for
+each weight is cut as its weight is. Experts are cut among the ranks of a group, and every group has all of them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from math import prod
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from rankzero.engine.device import Device
 from rankzero.engine.distributed import World
@@ -23,19 +23,26 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Cut:
-    """How tensors are cut among the ranks of `world`, and where their parts travel."""
+    """How tensors are cut among ranks, and where their parts travel."""
 
-    def __init__(self, world: World, device: Device) -> None:
-        """A collective."""
+    def __init__(self, world: World, device: Device, *, among: int | None = None) -> None:
+        """`among`: so many neighbouring ranks have the parts of a tensor, and the next ones have the same again; None:
+        all of them. A collective."""
         self.device = device.torch_device
-        self._rank, self._world_size = world.rank, world.world_size
+        self._ranks = among or world.world_size
+        self._rank = world.rank % self._ranks
+        shape, names = (world.world_size,), ("parts",)
+        self._placements: list[Placement] = [Shard(0)]
+        if among is not None:
+            shape, names = (world.world_size // among, among), ("copies", "parts")
+            self._placements = [Replicate(), Shard(0)]
         self._meshes = {
-            kind: init_device_mesh(kind, (world.world_size,)) for kind in dict.fromkeys((device.kind, "cpu"))
+            kind: init_device_mesh(kind, shape, mesh_dim_names=names) for kind in dict.fromkeys((device.kind, "cpu"))
         }
 
     @property
     def mesh(self) -> DeviceMesh:
-        """All ranks in one row, on the device that computes."""
+        """The ranks on the device that computes: in one row, or in as many as there are copies."""
         return self._meshes[self.device.type]
 
     def mine(self, whole: torch.Tensor) -> torch.Tensor:
@@ -50,7 +57,7 @@ class Cut:
         return self._first_row(shape) * prod(shape[1:]) if shape else 0
 
     def _rows(self, shape: torch.Size) -> int:
-        return -(-shape[0] // self._world_size)
+        return -(-shape[0] // self._ranks)
 
     def _first_row(self, shape: torch.Size) -> int:
         return min(self._rank * self._rows(shape), shape[0])
@@ -61,7 +68,7 @@ class Cut:
             return part
         stride = torch.empty(shape, device="meta").stride()
         mesh = self._meshes[part.device.type]
-        return DTensor.from_local(part, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
+        return DTensor.from_local(part, mesh, self._placements, run_check=False, shape=shape, stride=stride)
 
     def gather(self, part: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """The whole tensor on the device that computes, on every rank. A collective."""

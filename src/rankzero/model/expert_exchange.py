@@ -1,0 +1,154 @@
+"""Experts of a mixture that lie on several ranks, some of them whole on each: tokens travel to the experts they visit.
+
+In every layer a rank sorts its pairs of token and chosen expert by expert, and says how many of them come to each expert
+of each rank. The tokens follow; each rank computes those that it was given with its own experts, by transformers' own
+function, and sends back what comes of them. Their own rank weighs and adds it up, as one with all experts does:
+
+    out_t = sum over chosen k of weight_tk · expert_k(x_t)
+
+Knows modules and tensors; how rows travel it is told, and nothing of processes. As in Lepikhin et al., "GShard" (2020),
+section 3.2, but without a capacity: no token is dropped, whatever the routers do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from rankzero.errors import ConfigError, Problem
+from rankzero.model.parts import part_finder
+
+FIELD = "train.expert_parallel"
+_WITHOUT = "leave it out"
+
+
+class Peers(Protocol):
+    """The ranks that hold the experts of a model together, as one of them sees them."""
+
+    number: int
+    """Its place among them, from 0."""
+    size: int
+
+    def counts(self, sent: torch.Tensor) -> torch.Tensor:
+        """Of integers (size, n) gives row i to rank i; returns what each rank gives, in rank order. A collective."""
+        ...
+
+    def rows(self, rows: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
+        """Gives the first sent[0] rows to rank 0, the next sent[1] to rank 1, …; returns those of each rank in rank
+        order, of which there are as many as `received` says. A collective, and backward another one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """A module that holds the experts of one layer as tensors of shape (experts, …, …)."""
+
+    name: str
+    module: Any
+    tensors: tuple[str, ...]
+    """Names of its parameters, packed ones included."""
+
+
+def mixtures(model: Any) -> list[Mixture]:
+    """All of a model, with or without adapters, in its order."""
+    part_of = part_finder(model)
+    return [
+        Mixture(name, module, tuple(_own_tensors(module)))
+        for name, module in model.named_modules()
+        if hasattr(module, "_is_expert_parallel") and part_of(name) == "experts"  # transformers' mark of fused experts
+    ]
+
+
+def exchange_problems(model: Any, size: int) -> list[Problem]:
+    """What keeps the experts of a model, which may be without memory, from lying on `size` ranks."""
+    found = mixtures(model)
+    if not found:
+        part_of = part_finder(model)
+        has_some = any(part_of(name) == "experts" for name, _ in model.named_parameters())
+        what = "the experts of this model are not fused into tensors" if has_some else "the model has no experts"
+        return [Problem(what, FIELD, _WITHOUT)]
+    problems = []
+    counts = {mixture.module.num_experts for mixture in found}
+    for count in sorted(count for count in counts if count % size):
+        hint = f"take a divisor of {count}"
+        problems.append(Problem(f"{count} experts cannot be divided among {size} processes", FIELD, hint))
+    shared = next((mixture for mixture in found if _shared(mixture)), None)
+    if shared is not None:
+        what = f"the experts of this model share weights ({_shared(shared)[0]}), which no process would hold alone"
+        problems.append(Problem(what, FIELD, _WITHOUT))
+    return problems
+
+
+def require_exchange(model: Any, size: int) -> None:
+    """Raise ConfigError where the experts of a model cannot lie on `size` ranks."""
+    if size > 1 and (problems := exchange_problems(model, size)):
+        raise ConfigError(problems)
+
+
+def place_experts(model: Any, peers: Peers) -> tuple[str, ...]:
+    """Let `model` keep the experts of this rank alone, and have its tokens travel to the others'. Returns the names of
+    the parameters that are cut. `model` is one of which `require_exchange` has nothing to say."""
+    cut = []
+    for mixture in mixtures(model):
+        module = mixture.module
+        own = module.num_experts // peers.size
+        rows = slice(peers.number * own, (peers.number + 1) * own)
+        for tensor in mixture.tensors:
+            parameter = getattr(module, tensor)
+            parameter.data = parameter.data[rows].clone()  # a view would keep the others' memory
+            cut.append(f"{mixture.name}.{tensor}")
+        module.num_experts = own
+        module.forward = _exchanged(module.forward, peers, own)
+    return tuple(cut)
+
+
+def _own_tensors(module: torch.nn.Module) -> list[str]:
+    return [name for name, _ in module.named_parameters(recurse=False)]
+
+
+def _shared(mixture: Mixture) -> list[str]:
+    """Its parameters that are not of one expert each."""
+    count = mixture.module.num_experts
+    return [name for name, weight in mixture.module.named_parameters() if not weight.ndim or weight.shape[0] != count]
+
+
+Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Of experts: tokens (T, H), the experts that each visits (T, K), and their weights (T, K), to (T, H)."""
+
+
+def _exchanged(forward: Forward, peers: Peers, own: int) -> Forward:
+    """The forward pass of all experts, of which this rank has `own`, computed by `forward`."""
+
+    def everywhere(x_TH: torch.Tensor, chosen_TK: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
+        chosen = chosen_TK.reshape(-1)
+        order = torch.sort(chosen, stable=True).indices
+        counts = torch.bincount(chosen, minlength=peers.size * own).view(peers.size, own)
+        theirs = peers.counts(counts)
+        sent, received = torch.stack([counts.sum(dim=1), theirs.sum(dim=1)]).tolist()  # where a GPU is waited for
+        given = peers.rows(x_TH[order // chosen_TK.shape[1]], sent, received)
+        results = peers.rows(_by_own(forward, given, theirs), received, sent)
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order), device=order.device)
+        results_TKH = results[back].view(*chosen_TK.shape, results.shape[-1])
+        return (results_TKH * weights_TK.unsqueeze(-1)).sum(dim=1).to(x_TH.dtype)
+
+    return everywhere
+
+
+def _by_own(forward: Forward, given_RH: torch.Tensor, counts_NE: torch.Tensor) -> torch.Tensor:
+    """What this rank's experts make of rows that came sorted by rank and expert, so many of each.
+
+    Where none came, a row of zeros is computed and dropped: ranks meet again in the backward pass, which has to pass
+    through this rank's experts as it does through those of the others.
+    """
+    experts = torch.arange(counts_NE.shape[1], device=counts_NE.device).repeat(counts_NE.shape[0])
+    expert_R = torch.repeat_interleave(experts, counts_NE.reshape(-1), output_size=len(given_RH))
+    rows = len(given_RH)
+    if not rows:
+        given_RH = torch.cat([given_RH, given_RH.new_zeros(1, given_RH.shape[1])])
+        expert_R = torch.zeros(1, dtype=experts.dtype, device=experts.device)
+    ones_R1 = torch.ones(len(given_RH), 1, dtype=given_RH.dtype, device=given_RH.device)
+    return forward(given_RH, expert_R[:, None], ones_R1)[:rows]
