@@ -20,10 +20,12 @@ from rankzero.model.memory import GRADIENT_BUCKET_BYTES
 class GradientSum:
     """What becomes of the gradients of some weights, step after step."""
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """`parameters` in the order in which the model was built: the last ones' gradients come first."""
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], group: dist.ProcessGroup | None = None) -> None:
+        """`parameters` in the order in which the model was built: the last ones' gradients come first. `group`: the
+        ranks that have them; None: all."""
         self.parameters = list(parameters)
-        self._buckets = [_Bucket(of) for of in _in_buckets(self.parameters[::-1])] if dist.is_initialized() else []
+        buckets = _in_buckets(self.parameters[::-1]) if dist.is_initialized() else iter(())
+        self._buckets = [_Bucket(of, group) for of in buckets]
         self._on_their_way = 0
         self._last_pass = False
         for bucket in self._buckets:
@@ -37,7 +39,7 @@ class GradientSum:
             bucket.missing = len(bucket.parameters)
 
     def finish(self) -> None:
-        """Wait until every weight has the sum over all ranks as its gradient.
+        """Wait until every weight has the sum over its ranks as its gradient.
 
         One that no row of this step has used gets zeros, on one process as on many: AdamW would leave out a weight
         without a gradient, and not decay it.
@@ -67,6 +69,7 @@ class _Bucket:
     """Some weights of one precision on one device, and their gradients while they are on their way."""
 
     parameters: Sequence[torch.nn.Parameter]
+    group: dist.ProcessGroup | None
     missing: int = 0
     """How many gradients the last pass has not added to yet."""
     _flat: torch.Tensor | None = None
@@ -78,7 +81,7 @@ class _Bucket:
         )
         for parameter in self.parameters:
             parameter.grad = None  # so that no gradient is there twice
-        self._work = dist.all_reduce(self._flat, async_op=True)
+        self._work = dist.all_reduce(self._flat, group=self.group, async_op=True)
 
     def wait_for_sum(self) -> None:
         flat, work = self._flat, self._work

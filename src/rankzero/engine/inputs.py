@@ -24,6 +24,7 @@ from rankzero.engine.tasks.protocol import Task, find_task
 from rankzero.errors import DataError, Problem
 from rankzero.machine import cache_root, usable_cores
 from rankzero.model.context import Context, computed_context, require_rows_within
+from rankzero.model.expert_exchange import require_exchange
 from rankzero.model.generate import Speaker, prompt_inputs, require_sight
 from rankzero.model.load import (
     ModelKind,
@@ -97,6 +98,7 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
         targets = None
         if spec.lora is not None:
             targets = target_modules(spec.lora, spec.train.parts, shape, spec.task_section.uses)
+        require_exchange(shape, spec.train.expert_parallel, whole=() if targets is None else targets.saved)
         trained = trains_routers(shape, spec.train.parts, targets)
         balance = balance_coefficient(spec.train.router_aux_loss_coef, shape, trained=trained)
         positions = position_limit(shape)

@@ -99,8 +99,10 @@ def layout_of(session: Session, spec: RunSpec, environment: dict[str, Any]) -> d
     def yes(value: bool) -> str:
         return "yes" if value else "no"
 
-    slices = spec.train.context_parallel
-    processes_of_a_pass = {"processes of a pass": str(slices)} if slices > 1 else {}
+    groups = {
+        "processes of a pass": spec.train.context_parallel,
+        "processes of all experts": spec.train.expert_parallel,
+    }
     return {
         "processes": str(environment["world_size"]),
         "device": session.device.name,
@@ -111,7 +113,7 @@ def layout_of(session: Session, spec: RunSpec, environment: dict[str, Any]) -> d
         "attention": session.attention.implementation or "auto",
         "rows end to end": yes(session.attention.padding_free),
         "compiled": yes(session.compiled is not None),
-        **processes_of_a_pass,
+        **{name: str(size) for name, size in groups.items() if size > 1},
         **{name: environment["versions"].get(name, "none") for name in ("torch", "transformers", "peft")},
     }
 

@@ -258,15 +258,15 @@ def pass_memory(
     )
     setting = {"device": device.name, "sharding": sharding, "processes": world.world_size}
     setting |= {"gradient_checkpointing": plan.gradient_checkpointing, "quantization": spec.model.quantization}
-    slices = spec.train.context_parallel
-    setting |= {"context_parallel": slices} if slices > 1 else {}
+    for field in ("context_parallel", "expert_parallel"):
+        setting |= {field: size} if (size := getattr(spec.train, field)) > 1 else {}
     return PassMemory(
         run_dir,
         world,
         device,
         planned=plan.micro_batch_tokens,
         setting=setting,
-        alone=not section.divides and slices == 1,
+        alone=not section.divides and not spec.train.meets_in_passes,
         ways=tuple(ways),
     )
 

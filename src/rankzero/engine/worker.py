@@ -335,7 +335,7 @@ def open_pace(spec: RunSpec, session: Session, world: World) -> Pace | None:
     """What compares the ranks, on the main one; None where there is nothing to compare, since passes
     wait for each other. A collective."""
     hosts = gather_objects(socket.gethostname())
-    together = sharding_section(session.parallel.name).divides or spec.train.context_parallel > 1
+    together = sharding_section(session.parallel.name).divides or spec.train.meets_in_passes
     return Pace(hosts) if world.is_main and world.world_size > 1 and not together else None
 
 

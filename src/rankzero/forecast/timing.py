@@ -33,7 +33,7 @@ def shape_of_work(spec: RunSpec, need: Need, device: str, *, packed: bool) -> st
         "optimizer": [spec.train.optimizer, spec.train.master_weights, spec.train.offload],
         "passes": [need.tokens, need.recomputing, need.offloading, packed],
         "rows": [spec.train.global_batch_size, _rounded(need.longest)],
-        "processes": [need.sharding, need.world_size, spec.train.context_parallel],
+        "processes": [need.sharding, need.world_size, spec.train.context_parallel, spec.train.expert_parallel],
         "device": device,
     }
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:32]

@@ -1,8 +1,9 @@
 """Experts of a mixture that lie on several ranks, some of them whole on each: tokens travel to the experts they visit.
 
-In every layer a rank sorts its pairs of token and chosen expert by expert, and says how many of them come to each expert
-of each rank. The tokens follow; each rank computes those that it was given with its own experts, by transformers' own
-function, and sends back what comes of them. Their own rank weighs and adds it up, as one with all experts does:
+In every layer a rank sorts its pairs of token and chosen expert by expert, and says how many of them come to each
+expert of each rank. The tokens follow; each rank computes those that it was given with its own experts, by
+transformers' own function, and sends back what comes of them. Their own rank weighs and adds it up, as one with all
+experts does:
 
     out_t = sum over chosen k of weight_tk · expert_k(x_t)
 
@@ -12,14 +13,17 @@ section 3.2, but without a capacity: no token is dropped, whatever the routers d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
+from peft import PeftModel
+from peft.tuners.lora.layer import ParamWrapper
 
 from rankzero.errors import ConfigError, Problem
-from rankzero.model.parts import part_finder
+from rankzero.model.parts import inside, part_finder
 
 FIELD = "train.expert_parallel"
 _WITHOUT = "leave it out"
@@ -53,7 +57,7 @@ class Mixture:
 
 
 def mixtures(model: Any) -> list[Mixture]:
-    """All of a model, with or without adapters, in its order."""
+    """All of a model without adapters, in its order."""
     part_of = part_finder(model)
     return [
         Mixture(name, module, tuple(_own_tensors(module)))
@@ -62,8 +66,9 @@ def mixtures(model: Any) -> list[Mixture]:
     ]
 
 
-def exchange_problems(model: Any, size: int) -> list[Problem]:
-    """What keeps the experts of a model, which may be without memory, from lying on `size` ranks."""
+def exchange_problems(model: Any, size: int, whole: Sequence[str] = ()) -> list[Problem]:
+    """What keeps the experts of a model, which may be without memory, from lying on `size` ranks. `whole`: modules that
+    are trained in full beside adapters."""
     found = mixtures(model)
     if not found:
         part_of = part_finder(model)
@@ -79,20 +84,28 @@ def exchange_problems(model: Any, size: int) -> list[Problem]:
     if shared is not None:
         what = f"the experts of this model share weights ({_shared(shared)[0]}), which no process would hold alone"
         problems.append(Problem(what, FIELD, _WITHOUT))
+    if any(inside(mixture.name, whole) for mixture in found):
+        hint = "put adapters on them instead: train.parts: [language, experts]"
+        what = "experts that are trained in full beside adapters are not divided among processes"
+        problems.append(Problem(what, "lora.modules_to_save", hint))
     return problems
 
 
-def require_exchange(model: Any, size: int) -> None:
-    """Raise ConfigError where the experts of a model cannot lie on `size` ranks."""
-    if size > 1 and (problems := exchange_problems(model, size)):
+def require_exchange(model: Any, size: int, *, whole: Sequence[str] = ()) -> None:
+    """Raise ConfigError where the experts of a model cannot lie on `size` ranks. `whole` as in `exchange_problems`."""
+    if size > 1 and (problems := exchange_problems(model, size, whole)):
         raise ConfigError(problems)
 
 
 def place_experts(model: Any, peers: Peers) -> tuple[str, ...]:
     """Let `model` keep the experts of this rank alone, and have its tokens travel to the others'. Returns the names of
-    the parameters that are cut. `model` is one of which `require_exchange` has nothing to say."""
+    the parameters that are cut, without adapters. `model` is one of which `require_exchange` has nothing to say.
+
+    Adapters on experts stay whole: of each rank those of its own experts get gradients, and a sum over ranks has all.
+    """
     cut = []
-    for mixture in mixtures(model):
+    adapters = [module for module in model.modules() if isinstance(module, ParamWrapper)]
+    for mixture in mixtures(model.get_base_model() if isinstance(model, PeftModel) else model):
         module = mixture.module
         own = module.num_experts // peers.size
         rows = slice(peers.number * own, (peers.number + 1) * own)
@@ -100,6 +113,9 @@ def place_experts(model: Any, peers: Peers) -> tuple[str, ...]:
             parameter = getattr(module, tensor)
             parameter.data = parameter.data[rows].clone()  # a view would keep the others' memory
             cut.append(f"{mixture.name}.{tensor}")
+        for adapter in adapters:
+            if adapter.get_base_layer() is module:
+                adapter.get_delta_factors = partial(_own_factors, adapter.get_delta_factors, rows)
         module.num_experts = own
         module.forward = _exchanged(module.forward, peers, own)
     return tuple(cut)
@@ -113,6 +129,14 @@ def _shared(mixture: Mixture) -> list[str]:
     """Its parameters that are not of one expert each."""
     count = mixture.module.num_experts
     return [name for name, weight in mixture.module.named_parameters() if not weight.ndim or weight.shape[0] != count]
+
+
+def _own_factors(
+    factors: Callable[[str], tuple[torch.Tensor, torch.Tensor, float]], rows: slice, adapter_name: str
+) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Of an adapter on experts, (experts, …, rank) and (experts, rank, …): those of some experts."""
+    left, right, scaling = factors(adapter_name)
+    return left[rows], right[rows], scaling
 
 
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

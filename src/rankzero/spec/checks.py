@@ -211,6 +211,33 @@ def _rows_over_processes(spec: RunSpec) -> list[Problem]:
     return problems
 
 
+def _experts_over_processes(spec: RunSpec) -> list[Problem]:
+    """What does not work, or was not shown to, where processes hold the experts of a mixture together."""
+    train, problems = spec.train, []
+    if train.expert_parallel == 1:
+        return []
+    beside = "leave it out, or train.expert_parallel"
+    if not sharding_section(train.sharding).whole_experts:
+        able = " or ".join(name for name, section in SHARDINGS.items() if section.whole_experts)
+        what = f"{train.sharding} spreads experts with everything else"
+        problems.append(Problem(what, "train.sharding", f"take {able}, or leave train.expert_parallel out"))
+    if train.context_parallel > 1:
+        what = "processes that share passes do not share experts as well"
+        problems.append(Problem(what, "train.context_parallel", beside))
+    if train.torch_compile:
+        problems.append(Problem("blocks that wait for other processes are not compiled", "train.torch_compile", beside))
+    if train.optimizer == "adamw_8bit" and spec.lora is None:
+        hint = "take optimizer: adamw, or leave train.expert_parallel out"
+        problems.append(Problem("adamw_8bit works on whole weights only", "train.optimizer", hint))
+    if spec.model.kernels != "none":
+        what = f"{spec.model.kernels} kernels have experts of their own, whose tokens do not travel"
+        problems.append(Problem(what, "model.kernels", beside))
+    if spec.model.quantization != "none":
+        what = f"experts that are held as {spec.model.quantization} are not divided among processes"
+        problems.append(Problem(what, "model.quantization", beside))
+    return problems
+
+
 _COUNT = "give a number of steps: how long an epoch of a stream is, nobody knows"
 
 
@@ -281,6 +308,13 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[RunSpec], list[Problem]]], ...] =
     (
         ("train.context_parallel", "task", "train.padding_free", "model.attention", "train.torch_compile"),
         _rows_over_processes,
+    ),
+    (
+        (
+            *("train.expert_parallel", "train.sharding", "train.context_parallel", "train.torch_compile"),
+            *("train.optimizer", "lora", "model.kernels", "model.quantization"),
+        ),
+        _experts_over_processes,
     ),
     (("model.dtype", "train.sharding", "train.master_weights"), _float16_is_scaled),
 )

@@ -33,7 +33,7 @@ _HARMLESS = (
     *("train.micro_batch_tokens", "train.gradient_checkpointing", "train.max_nonfinite_steps"),
     "train.collective_timeout_seconds",
     *("train.padding_free", "train.torch_compile", "train.activation_offloading"),
-    *("train.sharding", "train.context_parallel", "train.offload", "train.deepspeed"),
+    *("train.sharding", "train.context_parallel", "train.expert_parallel", "train.offload", "train.deepspeed"),
     *("model.local_files_only", "data.streaming_cache_gb"),
 )
 _PLACES = (

@@ -9,12 +9,17 @@ from rankzero.wording import counted
 
 def process_problems(spec: RunSpec, processes: int) -> list[Problem]:
     """What keeps this many processes from being a run's."""
-    each = spec.train.context_parallel
-    if processes % each == 0:
-        return []
-    hint = f"start a multiple of {each}, or set it to a divisor of their number; 1 is without"
-    what = f"{counted(processes, 'process', 'processes')} cannot be divided into groups of {each}"
-    return [Problem(what, "train.context_parallel", hint)]
+    groups = {
+        "train.context_parallel": spec.train.context_parallel,
+        "train.expert_parallel": spec.train.expert_parallel,
+    }
+    problems = []
+    for field, each in groups.items():
+        if processes % each:
+            hint = f"start a multiple of {each}, or set it to a divisor of their number; 1 is without"
+            what = f"{counted(processes, 'process', 'processes')} cannot be divided into groups of {each}"
+            problems.append(Problem(what, field, hint))
+    return problems
 
 
 def require_whole_groups(spec: RunSpec, processes: int) -> None:

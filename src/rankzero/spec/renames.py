@@ -188,6 +188,11 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "cp context_parallel_size context_parallel_degree cp_size cp_degree parallelism_config_cp_size "
         "sequence_parallel sequence_parallel_size sequence_parallel_degree sp_size ulysses_sequence_parallel_size",
     ),
+    (
+        "train.expert_parallel",
+        "",
+        "ep expert_parallel_size expert_model_parallel_size ep_size ep_degree expert_parallel_degree moe_ep_size",
+    ),
     ("train.torch_compile", "", "compile compile_model use_compile torch_compile_backend torch_compile_mode jit"),
     (
         "train.optimizer",

@@ -195,6 +195,11 @@ class LoraSpec(Section):
 class TrainSpec(Section):
     """The optimisation. A step is an optimizer step."""
 
+    @property
+    def meets_in_passes(self) -> bool:
+        """Whether processes wait for each other within passes, whatever the sharding."""
+        return self.context_parallel > 1 or self.expert_parallel > 1
+
     num_train_epochs: Annotated[float, Field(gt=0)] = 1
     """Passes over the training rows; fractions are allowed. Ignored where max_steps is set."""
     max_steps: PositiveInt | None = None
@@ -235,6 +240,10 @@ class TrainSpec(Section):
     context_parallel: PositiveInt = 1
     """How many neighbouring processes share the tokens of each pass: for rows that are too long for one device. Their
     number divides that of all processes. Changes speed and memory, never the maths."""
+    expert_parallel: PositiveInt = 1
+    """How many neighbouring processes hold the experts of a mixture together, each some of them whole: tokens travel to
+    the experts that they visit. Their number divides that of all processes and that of the experts. Changes speed and
+    memory, never the maths."""
     torch_compile: bool = False
     """Compile the model's blocks. Slow to start, then faster."""
     sharding: Sharding = "auto"

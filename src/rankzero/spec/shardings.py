@@ -40,6 +40,8 @@ class ShardingSection:
     """Beside what it sends weights and gradients."""
     gradients_in_float32: bool = False
     """Gradients are summed over processes in float32, whatever trained weights are held in."""
+    whole_experts: bool = False
+    """Experts may lie on some processes whole, instead of being spread with the rest."""
     alone: str | None = None
     """What it is on one process, where that is something else."""
     refused_offload: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -55,7 +57,9 @@ _UNSPREAD = {offload: ("offload needs sharding, which is {sharding}", _NEEDS) fo
 _ALL = frozenset[Divided](("weights", "gradients", "optimizer"))
 
 SHARDINGS: dict[str, ShardingSection] = {
-    "ddp": ShardingSection("replicas", overlaps="the last backward pass", refused_offload=_UNSPREAD),
+    "ddp": ShardingSection(
+        "replicas", overlaps="the last backward pass", whole_experts=True, refused_offload=_UNSPREAD
+    ),
     "fsdp": ShardingSection(
         "fsdp",
         divides=_ALL,
@@ -94,7 +98,7 @@ SHARDINGS: dict[str, ShardingSection] = {
         gradients_in_float32=True,
     ),
 }
-UNDECIDED = ShardingSection("", refused_offload=_UNSPREAD)
+UNDECIDED = ShardingSection("", whole_experts=True, refused_offload=_UNSPREAD)
 """Of `auto`, until memory has decided."""
 
 

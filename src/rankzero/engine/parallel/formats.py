@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,8 +27,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
+from rankzero.engine.distributed import World
 from rankzero.engine.parallel.base import OPTIMIZER_FILE, WEIGHTS_DIRECTORY, Snapshot
-from rankzero.engine.parallel.parts import Cut, local
+from rankzero.engine.parallel.parts import Cut, cut_of, local
 from rankzero.errors import StorageError
 from rankzero.model.weights import save_weights, saved_buffers
 from rankzero.run_dir.atomic import storage_errors
@@ -86,10 +87,10 @@ class NothingToWrite:
 
 @dataclass(frozen=True, slots=True)
 class ShardedSnapshot:
-    """This rank's parts of all tensors, as DTensors of `cut`; plain tensors are written once."""
+    """This rank's parts of all tensors, as DTensors of one of `cuts`; plain tensors are written once."""
 
     state: dict[str, torch.Tensor]
-    cut: Cut
+    cuts: Sequence[Cut]
     world_size: int
     on_host_already: bool = False
 
@@ -106,10 +107,12 @@ class ShardedSnapshot:
             {name: local(tensor) for name, tensor in old.items()},
         )
         state = {
-            name: self.cut.spread(parts[name], tensor.shape) if isinstance(tensor, DTensor) else parts[name]
+            name: cut_of(tensor, self.cuts).spread(parts[name], tensor.shape)
+            if isinstance(tensor, DTensor)
+            else parts[name]
             for name, tensor in self.state.items()
         }
-        return ShardedSnapshot(state, self.cut, self.world_size, on_host_already=True)
+        return ShardedSnapshot(state, self.cuts, self.world_size, on_host_already=True)
 
     def write(self, staged: Path, group: dist.ProcessGroup | None = None) -> None:
         write_sharded(self.state, staged, world_size=self.world_size, group=group)
@@ -222,6 +225,18 @@ def read_optimizer(directory: Path) -> dict[str, torch.Tensor]:
 def model_state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """A model's parameters and saved buffers by name, sharing memory; a weight that is shared has its first name."""
     return {name: parameter.detach() for name, parameter in module.named_parameters()} | saved_buffers(module)
+
+
+def whole_on_main(state: Mapping[str, torch.Tensor], cuts: Sequence[Cut], world: World) -> dict[str, torch.Tensor]:
+    """Whole tensors on the CPU of the main rank, gathered one after the other; {} on the others. A collective."""
+    whole = {}
+    for name, tensor in state.items():
+        value = tensor
+        if isinstance(tensor, DTensor):
+            value = cut_of(tensor, cuts).gather(local(tensor), tensor.shape)
+        if world.is_main:
+            whole[name] = value.detach().cpu()
+    return whole
 
 
 def _files(state: dict[str, torch.Tensor], file_bytes: int) -> dict[str, int]:

@@ -34,6 +34,7 @@ from rankzero.engine.parallel.formats import (
     read_sharded,
     read_tensors,
     sharded_tensors,
+    whole_on_main,
 )
 from rankzero.engine.parallel.parts import Cut, local
 from rankzero.engine.parallel.placing import check_same_model, take_from_main
@@ -106,7 +107,7 @@ class Fsdp:
 
     def snapshot(self) -> Snapshot:
         if not self._adapters:
-            return ShardedSnapshot(self._weights() | self._optimizer_state(), self._cut, self._world.world_size)
+            return ShardedSnapshot(self._weights() | self._optimizer_state(), (self._cut,), self._world.world_size)
         weights, optimizer = self._on_main(self._weights()), self._on_main(self._optimizer_state())
         return WholeSnapshot(self.module, weights, optimizer) if self._world.is_main else NothingToWrite()
 
@@ -164,13 +165,7 @@ class Fsdp:
         return room
 
     def _on_main(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Whole tensors on the CPU of the main rank, gathered one after the other; {} on the others. A collective."""
-        whole = {}
-        for name, tensor in state.items():
-            value = self._cut.gather(local(tensor), tensor.shape) if isinstance(tensor, DTensor) else tensor
-            if self._world.is_main:
-                whole[name] = value.detach().cpu()
-        return whole
+        return whole_on_main(state, (self._cut,), self._world)
 
 
 spread = Fsdp

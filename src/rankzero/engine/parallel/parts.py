@@ -6,6 +6,7 @@ each weight is cut as its weight is. Experts are cut among the ranks of a group,
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 
 import torch
@@ -74,3 +75,11 @@ class Cut:
         """The whole tensor on the device that computes, on every rank. A collective."""
         spread = self.spread(part.to(self.device), shape)
         return spread.full_tensor() if isinstance(spread, DTensor) else spread
+
+    def has_cut(self, tensor: DTensor) -> bool:
+        return any(tensor.device_mesh == mesh for mesh in self._meshes.values())
+
+
+def cut_of(tensor: DTensor, cuts: Iterable[Cut]) -> Cut:
+    """The one of `cuts` that a tensor is of."""
+    return next(cut for cut in cuts if cut.has_cut(tensor))

@@ -13,6 +13,7 @@ from rankzero.engine.device import Device
 from rankzero.engine.distributed import World, broadcast_parameters
 from rankzero.engine.gradient_sum import GradientSum
 from rankzero.engine.parallel.base import WEIGHTS_DIRECTORY, Snapshot, optimizer_tensors, restore_optimizer
+from rankzero.engine.parallel.expert_group import ExpertGroup
 from rankzero.engine.parallel.formats import (
     NothingToWrite,
     WholeSnapshot,
@@ -21,6 +22,7 @@ from rankzero.engine.parallel.formats import (
     read_optimizer,
     read_sharded,
 )
+from rankzero.model.expert_exchange import place_experts
 from rankzero.model.weights import load_weights
 from rankzero.spec.run_spec import RunSpec, Sharding
 
@@ -29,7 +31,6 @@ class Replicated:
     """Data parallelism without a wrapper."""
 
     name: Sharding = "ddp"
-    same_passes = False
 
     def __init__(
         self,
@@ -38,7 +39,11 @@ class Replicated:
         *,
         world: World,
         device: Device,
+        same_passes: bool = False,
     ) -> None:
+        """`same_passes`: ranks meet within the passes of `module`. Gradients then travel when the last pass is over:
+        no rank should wait for another in two places at once."""
+        self.same_passes = same_passes
         self.model = self.module = module.to(device.torch_device)
         self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._world = world
@@ -47,7 +52,7 @@ class Replicated:
         self.optimizer = make_optimizer(self._parameters)
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        self._sum.begin_pass(last=last)
+        self._sum.begin_pass(last=last and not self.same_passes)
         torch.autograd.backward(loss)
 
     def reduce_gradients(self, max_grad_norm: float | None, *, loss_scale: float = 1.0) -> torch.Tensor:
@@ -56,7 +61,7 @@ class Replicated:
         gradients = [p.grad for p in parameters if p.grad is not None]
         if loss_scale != 1:
             torch._foreach_mul_(gradients, 1 / loss_scale)
-        norm = _norm(gradients)
+        norm = norm_of(gradients)
         if max_grad_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
         return norm
@@ -91,7 +96,7 @@ class Replicated:
         return None
 
 
-def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:
+def norm_of(gradients: list[torch.Tensor]) -> torch.Tensor:
     """The global norm, added up in float32 whatever precision the gradients have."""
     if all(gradient.dtype is torch.float32 for gradient in gradients):
         return torch.nn.utils.get_total_norm(gradients)
@@ -109,4 +114,14 @@ def spread(
     dtype: torch.dtype,
 ) -> Replicated:
     """As the other shardings; what is computed in which precision is the loop's matter here."""
-    return Replicated(module, make_optimizer, world=world, device=device)
+    if spec.train.expert_parallel == 1:
+        return Replicated(module, make_optimizer, world=world, device=device)
+    from rankzero.engine.parallel.experts import ReplicatedBesideExperts
+
+    group = ExpertGroup(world, device, spec.train.expert_parallel)
+    shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
+    cut = place_experts(module, group)
+    if isinstance(module, PeftModel):  # its adapters are whole
+        return Replicated(module, make_optimizer, world=world, device=device, same_passes=True)
+    own = {name: shapes[name] for name in cut}
+    return ReplicatedBesideExperts(module, make_optimizer, world=world, device=device, group=group, own=own)

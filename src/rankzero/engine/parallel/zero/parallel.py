@@ -122,7 +122,7 @@ class Zero:
     def snapshot(self) -> Snapshot:
         if not self._adapters:
             rows = {name: self._rows(whole) for source in (self._weights, self._state) for name, whole in source()}
-            return ShardedSnapshot(rows, self._cut, self._world.world_size, on_host_already=True)
+            return ShardedSnapshot(rows, (self._cut,), self._world.world_size, on_host_already=True)
         weights, optimizer = self._on_main(self._weights()), self._on_main(self._state())
         return WholeSnapshot(self.module, weights, optimizer) if self._world.is_main else NothingToWrite()
 

@@ -1,0 +1,109 @@
+"""Experts that lie on several processes: the curve, the weights and the answers are those of one process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rankzero.errors import ExitCode
+from rankzero.spec.run_spec import RunSpec
+from tests.support.architectures import save
+from tests.support.forked import Ordeal, run_forked
+from tests.support.runs import log, metrics, run_here, run_root, small_spec
+from tests.support.tiny import chat_rows, write_jsonl
+
+pytestmark = pytest.mark.distributed
+
+LOSS_TOLERANCE = 1e-5
+WEIGHT_TOLERANCE = 1e-5
+METHODS: dict[str, dict[str, Any]] = {
+    "full": {"lora": None, "train__parts": ["language", "experts", "router"], "train__router_aux_loss_coef": 0.5},
+    "frozen experts": {"lora__dropout": 0.1},
+    "adapters on experts": {"lora__dropout": 0.0, "train__parts": ["language", "experts"]},
+}
+NAMES = ("loss", "grad_norm", "eval_loss", "router_aux_loss", "expert_load_max", "expert_load_min")
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight experts in each layer, of which a token visits two."""
+    return save("qwen3_moe", tmp_path_factory.mktemp("mixture") / "model")
+
+
+def spec_in(root: Path, model: Path, method: str, processes: int = 1, sharding: str = "ddp", **changes: Any) -> RunSpec:
+    """Four steps of up to eight rows, of which some count less, one is longer than a pass, and the last step has one:
+    processes have different numbers of passes, and one of them none."""
+    small: dict[str, Any] = {"rows": 25, "eval_rows": 5, "train__num_train_epochs": 1, "train__learning_rate": 0.001}
+    small |= {"train__micro_batch_tokens": 48, "train__expert_parallel": processes, **METHODS[method], **changes}
+    spec = small_spec(root, model, train__sharding=sharding, **small)
+    rows = chat_rows(25)
+    for row in rows[::3]:
+        row["messages"][1]["loss_weight"] = 0.25
+    rows[7]["messages"][1]["content"] = "Say alpha beta gamma delta " * 12
+    write_jsonl(Path(str(spec.data.train)), rows)
+    prompts = write_jsonl(root / "prompts.jsonl", chat_rows(3))
+    return spec.model_copy(update={"eval": spec.eval.model_copy(update={"prompts": str(prompts), "max_new_tokens": 4})})
+
+
+@pytest.fixture(scope="module")
+def one(mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunSpec]:
+    """Finished runs of one process, by method."""
+    root = tmp_path_factory.mktemp("one")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RANKZERO_CACHE", str(root / "cache"))
+        specs = {method: spec_in(root / method, mixture, method) for method in METHODS}
+        for spec in specs.values():
+            run_here(spec)
+    return specs
+
+
+def weights(spec: RunSpec) -> dict[str, torch.Tensor]:
+    files = (run_root(spec) / "final").glob("*.safetensors")
+    return {name: tensor for path in files for name, tensor in load_file(path).items()}
+
+
+def answers(spec: RunSpec) -> list[tuple[int, str]]:
+    lines = (run_root(spec) / "samples.jsonl").read_text().splitlines()
+    return [(row["step"], row["text"]) for row in map(json.loads, lines)]
+
+
+def assert_same_run(found: RunSpec, wanted: RunSpec) -> None:
+    for a, b in zip(metrics(found), metrics(wanted), strict=True):
+        assert a["tokens"] == b["tokens"] and a["supervised_tokens"] == b["supervised_tokens"]
+        assert a.keys() & set(NAMES) == b.keys() & set(NAMES)
+        for name in b.keys() & set(NAMES):
+            assert a[name] == pytest.approx(b[name], rel=LOSS_TOLERANCE), f"{name} of step {a['step']}"
+    expected, result = weights(wanted), weights(found)
+    assert result.keys() == expected.keys() and expected
+    for name, tensor in expected.items():
+        assert torch.allclose(result[name], tensor, atol=WEIGHT_TOLERANCE, rtol=0), name
+    assert answers(found) == answers(wanted)
+
+
+@pytest.mark.parametrize(
+    ("method", "nproc", "processes", "changes"),
+    [
+        ("full", 2, 2, {"train__gradient_checkpointing": True}),
+        ("full", 4, 2, {}),
+        ("frozen experts", 2, 2, {"train__gradient_checkpointing": True}),
+        ("adapters on experts", 4, 2, {}),
+    ],
+)
+def test_the_run_is_that_of_one_process(
+    method: str,
+    nproc: int,
+    processes: int,
+    changes: dict[str, Any],
+    tmp_path: Path,
+    mixture: Path,
+    one: dict[str, RunSpec],
+) -> None:
+    spec = spec_in(tmp_path, mixture, method, processes, **changes)
+    outcome = run_forked(spec, nproc)
+    assert outcome.codes == [ExitCode.DONE] * nproc, outcome.said
+    assert_same_run(spec, one[method])
