@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rankzero.errors import ExitCode
+from rankzero.errors import ExitCode, StoppedError
 from rankzero.spec.run_spec import RunSpec
 from tests.support.architectures import save
 from tests.support.forked import Ordeal, run_forked
-from tests.support.runs import log, metrics, run_here, run_root, small_spec
+from tests.support.runs import log, metrics, run_here, run_root, small_spec, stop_in
 from tests.support.tiny import chat_rows, write_jsonl
 
 pytestmark = pytest.mark.distributed
@@ -85,25 +86,69 @@ def assert_same_run(found: RunSpec, wanted: RunSpec) -> None:
     assert answers(found) == answers(wanted)
 
 
+@pytest.fixture(scope="module")
+def two(mixture: Path, one: dict[str, RunSpec], tmp_path_factory: pytest.TempPathFactory) -> RunSpec:
+    """A finished full fine-tune of two processes, which is that of one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RANKZERO_CACHE", str(tmp_path_factory.mktemp("two-cache")))
+        spec = spec_in(tmp_path_factory.mktemp("two"), mixture, "full", 2)
+        outcome = run_forked(spec, 2)
+    assert outcome.codes == [ExitCode.DONE] * 2, outcome.said
+    assert_same_run(spec, one["full"])
+    return spec
+
+
 @pytest.mark.parametrize(
-    ("method", "nproc", "processes", "changes"),
+    ("method", "nproc", "changes"),
     [
-        ("full", 2, 2, {"train__gradient_checkpointing": True}),
-        ("full", 4, 2, {}),
-        ("frozen experts", 2, 2, {"train__gradient_checkpointing": True}),
-        ("adapters on experts", 4, 2, {}),
+        ("full", 4, {"train__gradient_checkpointing": True}),
+        ("frozen experts", 2, {"train__gradient_checkpointing": True}),
+        ("adapters on experts", 2, {}),
     ],
 )
 def test_the_run_is_that_of_one_process(
     method: str,
     nproc: int,
-    processes: int,
     changes: dict[str, Any],
     tmp_path: Path,
     mixture: Path,
     one: dict[str, RunSpec],
 ) -> None:
-    spec = spec_in(tmp_path, mixture, method, processes, **changes)
+    spec = spec_in(tmp_path, mixture, method, 2, **changes)
     outcome = run_forked(spec, nproc)
     assert outcome.codes == [ExitCode.DONE] * nproc, outcome.said
     assert_same_run(spec, one[method])
+
+
+def alone(spec: RunSpec) -> RunSpec:
+    return spec.model_copy(update={"train": spec.train.model_copy(update={"expert_parallel": 1})})
+
+
+def test_a_run_goes_on_bit_for_bit_and_without_it(
+    tmp_path: Path, mixture: Path, one: dict[str, RunSpec], two: RunSpec
+) -> None:
+    """Stopped with the experts on two processes: continued by two, and from a copy of the same checkpoint by one."""
+    spec = spec_in(tmp_path, mixture, "full", 2)
+    outcome = run_forked(spec, 2, Ordeal(stop_in_step=2))
+    assert outcome.codes == [ExitCode.STOPPED] * 2, outcome.said
+    copy = tmp_path / "copy"
+    shutil.copytree(spec.output_dir, copy)
+    outcome = run_forked(spec, 2)
+    assert outcome.codes == [ExitCode.DONE] * 2, outcome.said
+    assert "continuing from step 2 bit-exactly" in outcome.said
+    expected, found = weights(two), weights(spec)
+    assert expected.keys() == found.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+    without = alone(spec.model_copy(update={"output_dir": str(copy)}))
+    run_here(without, log_level="INFO")
+    assert "processes: 2 before, 1 now" in log(without)
+    assert_same_run(without, one["full"])
+
+
+def test_a_run_of_one_process_goes_on_with_two(tmp_path: Path, mixture: Path, one: dict[str, RunSpec]) -> None:
+    spec = spec_in(tmp_path, mixture, "full", 2)
+    with pytest.raises(StoppedError):
+        run_here(alone(spec), hooks=stop_in(2))
+    outcome = run_forked(spec, 2)
+    assert outcome.codes == [ExitCode.DONE] * 2, outcome.said
+    assert "processes of all experts: unknown before, 2 now" in outcome.said
+    assert_same_run(spec, one["full"])

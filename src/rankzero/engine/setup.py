@@ -390,7 +390,9 @@ def to_train(model: Any, spec: RunSpec, *, base_name: str, tokens: Sequence[int]
 def spread(sharding: Sharding, model: Any, spec: RunSpec, world: World, device: Device, dtype: torch.dtype) -> Parallel:
     """The model over the processes, with its optimizer. Only the way that is taken is imported."""
     make = partial(make_optimizer, spec=spec.train, learning_rate=learning_rate(spec))
-    way = import_module(f"rankzero.engine.parallel.{sharding_section(sharding).module}")
+    section = sharding_section(sharding)
+    module = section.module if spec.train.expert_parallel == 1 else section.beside_experts
+    way = import_module(f"rankzero.engine.parallel.{module}")
     parallel: Parallel = way.spread(model, make, spec=spec, world=world, device=device, dtype=dtype)
     return parallel
 

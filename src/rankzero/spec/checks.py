@@ -217,8 +217,8 @@ def _experts_over_processes(spec: RunSpec) -> list[Problem]:
     if train.expert_parallel == 1:
         return []
     beside = "leave it out, or train.expert_parallel"
-    if not sharding_section(train.sharding).whole_experts:
-        able = " or ".join(name for name, section in SHARDINGS.items() if section.whole_experts)
+    if sharding_section(train.sharding).beside_experts is None:
+        able = " or ".join(name for name, section in SHARDINGS.items() if section.beside_experts)
         what = f"{train.sharding} spreads experts with everything else"
         problems.append(Problem(what, "train.sharding", f"take {able}, or leave train.expert_parallel out"))
     if train.context_parallel > 1:

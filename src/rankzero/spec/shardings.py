@@ -40,8 +40,9 @@ class ShardingSection:
     """Beside what it sends weights and gradients."""
     gradients_in_float32: bool = False
     """Gradients are summed over processes in float32, whatever trained weights are held in."""
-    whole_experts: bool = False
-    """Experts may lie on some processes whole, instead of being spread with the rest."""
+    beside_experts: str | None = None
+    """Where `spread` is for all but experts, which then lie on some processes whole; None: they are spread with the
+    rest."""
     alone: str | None = None
     """What it is on one process, where that is something else."""
     refused_offload: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -58,7 +59,7 @@ _ALL = frozenset[Divided](("weights", "gradients", "optimizer"))
 
 SHARDINGS: dict[str, ShardingSection] = {
     "ddp": ShardingSection(
-        "replicas", overlaps="the last backward pass", whole_experts=True, refused_offload=_UNSPREAD
+        "replicas", overlaps="the last backward pass", beside_experts="experts", refused_offload=_UNSPREAD
     ),
     "fsdp": ShardingSection(
         "fsdp",
@@ -98,7 +99,7 @@ SHARDINGS: dict[str, ShardingSection] = {
         gradients_in_float32=True,
     ),
 }
-UNDECIDED = ShardingSection("", whole_experts=True, refused_offload=_UNSPREAD)
+UNDECIDED = ShardingSection("", beside_experts="experts", refused_offload=_UNSPREAD)
 """Of `auto`, until memory has decided."""
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftModel
 
 from rankzero.engine.device import Device
 from rankzero.engine.distributed import World, broadcast_parameters, sum_over_ranks
@@ -36,7 +37,9 @@ from rankzero.engine.parallel.formats import (
 from rankzero.engine.parallel.parts import local
 from rankzero.engine.parallel.replicas import Replicated, norm_of
 from rankzero.errors import StorageError
+from rankzero.model.expert_exchange import place_experts
 from rankzero.model.weights import read_state
+from rankzero.spec.run_spec import RunSpec
 
 
 class ReplicatedBesideExperts(Replicated):
@@ -134,3 +137,22 @@ class ReplicatedBesideExperts(Replicated):
 
     def _mine(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         return self._cut.mine(whole) if name in self._own else whole
+
+
+def spread(
+    module: Any,
+    make_optimizer: Callable[..., torch.optim.Optimizer],
+    *,
+    spec: RunSpec,
+    world: World,
+    device: Device,
+    dtype: torch.dtype,
+) -> Replicated:
+    """As the other shardings; what is computed in which precision is the loop's matter here."""
+    group = ExpertGroup(world, device, spec.train.expert_parallel)
+    shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
+    cut = place_experts(module, group)
+    if isinstance(module, PeftModel):  # its adapters are whole
+        return Replicated(module, make_optimizer, world=world, device=device, same_passes=True)
+    own = {name: shapes[name] for name in cut}
+    return ReplicatedBesideExperts(module, make_optimizer, world=world, device=device, group=group, own=own)

@@ -13,7 +13,6 @@ from rankzero.engine.device import Device
 from rankzero.engine.distributed import World, broadcast_parameters
 from rankzero.engine.gradient_sum import GradientSum
 from rankzero.engine.parallel.base import WEIGHTS_DIRECTORY, Snapshot, optimizer_tensors, restore_optimizer
-from rankzero.engine.parallel.expert_group import ExpertGroup
 from rankzero.engine.parallel.formats import (
     NothingToWrite,
     WholeSnapshot,
@@ -22,7 +21,6 @@ from rankzero.engine.parallel.formats import (
     read_optimizer,
     read_sharded,
 )
-from rankzero.model.expert_exchange import place_experts
 from rankzero.model.weights import load_weights
 from rankzero.spec.run_spec import RunSpec, Sharding
 
@@ -114,14 +112,4 @@ def spread(
     dtype: torch.dtype,
 ) -> Replicated:
     """As the other shardings; what is computed in which precision is the loop's matter here."""
-    if spec.train.expert_parallel == 1:
-        return Replicated(module, make_optimizer, world=world, device=device)
-    from rankzero.engine.parallel.experts import ReplicatedBesideExperts
-
-    group = ExpertGroup(world, device, spec.train.expert_parallel)
-    shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
-    cut = place_experts(module, group)
-    if isinstance(module, PeftModel):  # its adapters are whole
-        return Replicated(module, make_optimizer, world=world, device=device, same_passes=True)
-    own = {name: shapes[name] for name in cut}
-    return ReplicatedBesideExperts(module, make_optimizer, world=world, device=device, group=group, own=own)
+    return Replicated(module, make_optimizer, world=world, device=device)
