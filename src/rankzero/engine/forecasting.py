@@ -29,6 +29,7 @@ from rankzero.forecast.text import lines
 from rankzero.forecast.timing import LEAST_STEPS, remember_rate, shape_of_work
 from rankzero.machine import cache_root, usable_cores
 from rankzero.model.attention import choose_attention
+from rankzero.model.expert_exchange import require_exchange
 from rankzero.model.facts import ModelFacts
 from rankzero.model.load import ClassHead, empty_model, kind_of, load_config, quiet_libraries
 from rankzero.model.shapes import model_facts
@@ -83,8 +84,8 @@ def simulated(spec: RunSpec, directory: Path, found: Forecast) -> Forecast:
     """A forecast whose memory comes from a pass over tensors without memory, of the model that a directory's config
     describes, instead of from sums. It is of a CPU's kernels, wherever the run will be."""
     need, dtype = found.memory.need, getattr(torch, found.precision)
-    if need.train.context_parallel > 1:
-        basis = "sums, as a pass that several processes share is not simulated"
+    if need.train.meets_in_passes:
+        basis = "sums, as a pass in which processes meet is not simulated"
         return replace(found, memory=replace(found.memory, basis=basis))
     attention: str | None = "eager"
     if not need.facts.eager:
@@ -104,7 +105,7 @@ def simulated(spec: RunSpec, directory: Path, found: Forecast) -> Forecast:
 def _from_config(
     spec: RunSpec, directory: Path, precision: str, attention: str | None, *, packed: bool = False
 ) -> tuple[Any, Any]:
-    """The model without memory, as it is trained, and its config."""
+    """The model without memory, as it is trained, and its config. Raises ConfigError."""
     quiet_libraries()
     dtype: torch.dtype = getattr(torch, precision)
     source, use = ModelSource(directory, directory, spec.model.name), spec.task_section.uses
@@ -112,6 +113,7 @@ def _from_config(
     head = ClassHead(spec.data.labels) if use == "classifies" else None
     weights = weights_dtype(spec, dtype)
     empty = empty_model(spec.model, config, weights, attention=attention, head=head, packed=packed)
+    require_exchange(empty, spec.train.expert_parallel)
     return to_train(empty, spec, base_name=spec.model.name), config
 
 

@@ -112,6 +112,8 @@ def _steps(forecast: Forecast) -> str:
         words.append(f"in passes of up to {tokens:,} tokens")
     count = forecast.place.world_size
     each = f", each pass on {slices} of them" if slices > 1 else ""
+    experts = forecast.memory.need.train.expert_parallel
+    each += f", experts over {experts} of them" if experts > 1 else ""
     words.append("on one process" if count == 1 else f"on {count} processes ({forecast.memory.sharding}{each})")
     return ", ".join(words)
 

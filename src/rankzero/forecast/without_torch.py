@@ -71,7 +71,7 @@ def forecast_without_torch(spec: RunSpec, nproc: int) -> Forecast | None:
 def _look(spec: RunSpec, nproc: int) -> _Found | None:
     directory = model_directory(spec.model)
     here = place_and_precision(spec, nproc)
-    if directory is None or here is None or spec.task_section.uses != "writes":
+    if directory is None or here is None or spec.task_section.uses != "writes" or spec.train.expert_parallel > 1:
         return None
     place, precision = here
     facts = stored_facts(directory, spec.model, spec.lora, spec.train.parts, held_in(spec, precision))

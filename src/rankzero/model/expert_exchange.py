@@ -82,7 +82,8 @@ def exchange_problems(model: Any, size: int, whole: Sequence[str] = ()) -> list[
         problems.append(Problem(f"{count} experts cannot be divided among {size} processes", FIELD, hint))
     shared = next((mixture for mixture in found if _shared(mixture)), None)
     if shared is not None:
-        what = f"the experts of this model share weights ({_shared(shared)[0]}), which no process would hold alone"
+        names = ", ".join(_shared(shared))
+        what = f"the experts of this model share weights ({names}), which no process would hold alone"
         problems.append(Problem(what, FIELD, _WITHOUT))
     if any(inside(mixture.name, whole) for mixture in found):
         hint = "put adapters on them instead: train.parts: [language, experts]"
@@ -128,7 +129,11 @@ def _own_tensors(module: torch.nn.Module) -> list[str]:
 def _shared(mixture: Mixture) -> list[str]:
     """Its parameters that are not of one expert each."""
     count = mixture.module.num_experts
-    return [name for name, weight in mixture.module.named_parameters() if not weight.ndim or weight.shape[0] != count]
+    return [
+        name
+        for name, weight in mixture.module.named_parameters()
+        if name not in mixture.tensors or not weight.ndim or weight.shape[0] != count
+    ]
 
 
 def _own_factors(

@@ -6,7 +6,7 @@ torch. Knows nothing of devices, processes or the plan that is made from it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 PACKED_BYTES = {"none": 0.0, "nf4": 1 / 2 + 1 / 64 + 4 / (64 * 256), "fp8": 1 + 4 / 128**2}
 """Bytes of a packed weight. nf4: 4 bits, an 8-bit scale for 64 weights, a float32 for 256 scales. fp8: 8 bits, a
@@ -41,6 +41,18 @@ class Blocks:
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """All experts among which a model's routers choose, adapters on them aside."""
+
+    weights: int
+    bytes: int
+    """As they are held, packed where they are quantised."""
+    trained: bool
+    unpacked_beside: int = 0
+    """The largest packed weight that is none of theirs, unpacked."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFacts:
     """A model with its adapters, or with what is not trained frozen. All bytes are of the whole model."""
 
@@ -70,6 +82,7 @@ class ModelFacts:
     """Whether attention keeps its weights, one for each pair of tokens."""
     idle: int = 0
     """Weights of experts that a token does not visit."""
+    experts: Experts | None = None
     logits_in_parts: bool = False
     """Whether logits of some targets at a time are enough (model/chunked_loss.py), where a replica computes them."""
 
@@ -77,3 +90,22 @@ class ModelFacts:
     def float32_masters(self) -> bool:
         """Whether trained weights have more bytes than they are computed with."""
         return self.trained_bytes > self.trainable * self.compute_bytes
+
+
+def of_a_rank(facts: ModelFacts, ranks: int) -> ModelFacts:
+    """Of a model of which a rank has one of `ranks` equal parts of the experts, and all of the rest."""
+    experts = facts.experts
+    if experts is None or ranks == 1:
+        return facts
+    own, bytes_away = experts.weights // ranks, experts.bytes - experts.bytes // ranks
+    away = experts.weights - own
+    # A packed tensor of experts is unpacked as far as it is here.
+    unpacked = max(facts.unpacked_bytes // ranks, experts.unpacked_beside) if facts.unpacked_bytes else 0
+    return replace(
+        facts,
+        trainable=facts.trainable - (away if experts.trained else 0),
+        trained_bytes=facts.trained_bytes - (bytes_away if experts.trained else 0),
+        frozen_bytes=facts.frozen_bytes - (0 if experts.trained else bytes_away),
+        unpacked_bytes=unpacked,
+        text=replace(facts.text, remade_bytes=facts.text.remade_bytes // ranks),
+    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rankzero.errors import ConfigError, RankzeroError
-from rankzero.model.facts import ModelFacts
+from rankzero.model.facts import ModelFacts, of_a_rank
 from rankzero.model.memory import CPU_TOKENS, GPU_TOKENS, computes_in_parts, pass_parts, state_parts
 from rankzero.spec.run_spec import Sharding, TrainSpec
 
@@ -65,7 +65,7 @@ class Need:
     def _pass(self) -> dict[str, float]:
         return pass_parts(
             self.longest,
-            self.facts,
+            of_a_rank(self.facts, self.train.expert_parallel),
             self.tokens_at_once,
             recomputing=self.recomputing,
             offloading=self.offloading and self.device_kind != "cpu",
@@ -149,4 +149,7 @@ def _with_adapters(facts: ModelFacts) -> ModelFacts:
     """The same model with adapters of a hundredth of its weights, more than rank 16 usually has."""
     trainable = facts.total // 100
     changes: dict[str, Any] = {"frozen_bytes": facts.total * facts.compute_bytes, "trained_bytes": 4 * trainable}
+    if facts.experts is not None:
+        held = facts.experts.weights * facts.compute_bytes
+        changes["experts"] = replace(facts.experts, trained=False, bytes=held)
     return replace(facts, adapters=True, trainable=trainable, **changes)

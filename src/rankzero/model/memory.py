@@ -10,6 +10,8 @@ optimizer    AdamW twice the trained weights; 8 bits: 2a and a scale for each 12
              DeepSpeed has float32 weights of its own besides: 4a, and computes with bfloat16 ones
 sharding     divides weights (fsdp, zero3), gradients and optimizer (zero2 too) by Z, except that adapters' gradients
              are summed whole under fsdp; two blocks and what is in no block are whole at a time
+experts      where E processes hold them together, each has 1 / E of their weights, gradients and optimizer's state; as
+             many tokens come to them as go, if routers send them evenly
 activations  for each token and block, frozen under adapters: 8h + c(4A + 3I), and c + 1 for each input of a layer with
              adapters; trained: 16h + c(2h + 4A + 4I), and 3ch more under float32 weights that are rounded for products;
              2I less where nothing is gated. Recomputed: each block's input, and one block's activations
@@ -26,7 +28,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rankzero.model.facts import Blocks, ModelFacts
+from rankzero.model.facts import Blocks, ModelFacts, of_a_rank
 from rankzero.spec.run_spec import Sharding, TrainSpec
 from rankzero.spec.shardings import sharding_section
 
@@ -78,7 +80,8 @@ def choose_sharding(train: TrainSpec, max_length: int, facts: ModelFacts, limit:
         return train.sharding
     recomputing = train.gradient_checkpointing is not False
     tokens = max(CPU_TOKENS[0] if train.micro_batch_tokens == "auto" else train.micro_batch_tokens, max_length)
-    of_pass = pass_bytes(max_length, facts, tokens, recomputing=recomputing, slices=train.context_parallel)
+    own = of_a_rank(facts, train.expert_parallel)
+    of_pass = pass_bytes(max_length, own, tokens, recomputing=recomputing, slices=train.context_parallel)
     needed = state_bytes(train, facts, "ddp", 1) + of_pass
     fits = needed <= limit * USABLE
     whole = train.optimizer == "adamw_8bit" or train.expert_parallel > 1
@@ -110,7 +113,7 @@ def plan_memory(
     def needed(tokens: int, *, recomputing: bool, offloading: bool) -> float:
         return held + pass_bytes(
             max_length,
-            facts,
+            of_a_rank(facts, train.expert_parallel),
             max(tokens, max_length),  # a row that is longer than a pass makes a pass alone
             recomputing=recomputing,
             offloading=offloading and device_kind != "cpu",
@@ -154,6 +157,7 @@ def state_parts(
     train.offload takes anything off the device.
     """
     section = sharding_section(sharding)
+    facts = of_a_rank(facts, train.expert_parallel)
     kept_off = train.offload if offload else "none"
     weights, gradients, optimizer = (
         float(facts.trained_bytes),

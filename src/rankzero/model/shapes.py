@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from peft import PeftModel
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 
 from rankzero.model.chunked_loss import has_tail
-from rankzero.model.facts import IN_SEVERAL_STEPS, PACKED_BYTES, Blocks, ModelFacts
+from rankzero.model.facts import IN_SEVERAL_STEPS, PACKED_BYTES, Blocks, Experts, ModelFacts
 from rankzero.model.lora import parameter_counts
 from rankzero.model.parts import blocks, inside, part_finder
 from rankzero.spec.run_spec import Quantization
@@ -35,7 +35,9 @@ def model_facts(
     text_names = [name for name in names if part_of(name) in ("language", "experts")]
     packed_bytes = PACKED_BYTES[quantization]
     sizes: dict[str, int] = dict.fromkeys(names, 0)
-    frozen = trained = root = unpacked = 0
+    frozen = trained = root = 0
+    unpacked = {"experts": 0, "rest": 0}
+    experts: list[tuple[int, int, bool]] = []
     for name, parameter in base.named_parameters():
         held = parameter.numel() * parameter.element_size()
         packed = (
@@ -46,7 +48,10 @@ def model_facts(
         )
         if packed_bytes and packed:
             held = round(parameter.numel() * packed_bytes)
-            unpacked = max(unpacked, parameter.numel() * compute)
+            of = "experts" if part_of(name) == "experts" else "rest"
+            unpacked[of] = max(unpacked[of], parameter.numel() * compute)
+        if part_of(name) == "experts" and "lora_" not in name:
+            experts.append((parameter.numel(), held, parameter.requires_grad))
         frozen += 0 if parameter.requires_grad else held
         trained += held if parameter.requires_grad else 0
         computed = held if adapters else parameter.numel() * compute
@@ -65,7 +70,7 @@ def model_facts(
         trained_bytes=trained,
         block_bytes=max(sizes.values(), default=0),
         root_bytes=root,
-        unpacked_bytes=unpacked,
+        unpacked_bytes=max(unpacked.values()),
         adapters=adapters,
         compute_bytes=compute,
         text=_text_blocks(config.get_text_config(), base, text_names, compute),
@@ -74,7 +79,8 @@ def model_facts(
         logits=0 if use == "classifies" else config.get_text_config().vocab_size,
         logits_in_parts=use != "classifies" and has_tail(shape),
         eager=getattr(base.config, "_attn_implementation", None) == "eager",
-        idle=_idle(config.get_text_config(), base),
+        idle=_idle(config.get_text_config(), sum(weights for weights, _, _ in experts)),
+        experts=_experts(experts, unpacked["rest"]),
     )
 
 
@@ -111,17 +117,22 @@ def _text_blocks(text: Any, base: Any, names: list[str], compute: int) -> Blocks
     )
 
 
-def _idle(text: Any, base: Any) -> int:
-    """Weights of experts that a token does not visit; 0 where the config does not say how many it does."""
+def _experts(found: Sequence[tuple[int, int, bool]], unpacked_beside: int) -> Experts | None:
+    """Of the weights, bytes and training of each of their tensors."""
+    if not found:
+        return None
+    weights, held, trained = zip(*found, strict=True)
+    return Experts(sum(weights), sum(held), any(trained), unpacked_beside)
+
+
+def _idle(text: Any, experts: int) -> int:
+    """How many of all experts' weights a token does not visit; 0 where the config does not say how many it does."""
     visited, every = (
         next((getattr(text, name) for name in names if getattr(text, name, None)), 0)
         for names in (_VISITED, _ALL_EXPERTS)
     )
     if not visited or not every:
         return 0
-    part_of = part_finder(base)
-    own = ((name, weight) for name, weight in base.named_parameters() if "lora_" not in name)
-    experts: int = sum(weight.numel() for name, weight in own if part_of(name) == "experts")
     return experts * max(0, every - visited) // every
 
 

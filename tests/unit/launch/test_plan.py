@@ -223,3 +223,6 @@ def test_processes_make_whole_groups_whatever_nodes_are_left(nodes: int, least: 
     with pytest.raises(ConfigError, match="6 processes cannot be divided into groups of 4") as caught:
         plan(run, cluster)
     assert [problem.where for problem in caught.value.problems] == ["train.context_parallel"]
+    with pytest.raises(ConfigError, match="6 processes cannot be divided into groups of 4") as caught:
+        plan(run_spec(train={"expert_parallel": 4}), cluster)
+    assert [problem.where for problem in caught.value.problems] == ["train.expert_parallel"]

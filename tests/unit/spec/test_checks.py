@@ -12,6 +12,7 @@ from rankzero.spec.run_spec import RunSpec
 
 HALF = {"name": "m", "dtype": "float16"}
 SHARED = {"context_parallel": 2}
+OWN = {"expert_parallel": 2}
 
 
 def spec(**sections: Any) -> RunSpec:
@@ -41,6 +42,11 @@ def spec(**sections: Any) -> RunSpec:
         ({"train": {**SHARED, "torch_compile": True}}, "train.torch_compile", "are not compiled"),
         ({"train": SHARED, "model": {"name": "m", "attention": "eager"}}, "model.attention", "does not attend"),
         ({"train": SHARED, "task": "classify"}, "train.context_parallel", "is for task sft"),
+        ({"train": {**OWN, "sharding": "zero3"}}, "train.sharding", "zero3 spreads experts with everything else"),
+        ({"train": {**OWN, **SHARED}}, "train.context_parallel", "do not share experts as well"),
+        ({"train": {**OWN, "torch_compile": True}}, "train.torch_compile", "are not compiled"),
+        ({"train": {**OWN, "optimizer": "adamw_8bit"}}, "train.optimizer", "works on whole weights only"),
+        ({"train": OWN, "model": {"name": "m", "kernels": "liger"}}, "model.kernels", "tokens do not travel"),
     ],
 )
 def test_contradictions(sections: dict[str, Any], field: str, what: str) -> None:
@@ -64,6 +70,8 @@ def test_contradictions(sections: dict[str, Any], field: str, what: str) -> None
         {"train": {**SHARED, "sharding": "fsdp", "padding_free": True}},
         {"train": {**SHARED, "sharding": "zero3"}, "model": {"name": "m", "attention": "varlen"}},
         {"train": {"context_parallel": 1, "torch_compile": True, "padding_free": False}},
+        {"train": {**OWN, "sharding": "ddp"}},
+        {"train": {**OWN, "optimizer": "adamw_8bit"}, "lora": {}},
         {"data": {"eval": "e"}, "eval": {"early_stopping_patience": 2, "on_start": True}},
         {"checkpoint": {"final": "best"}},
         {"model": HALF, "train": {"sharding": "fsdp"}},

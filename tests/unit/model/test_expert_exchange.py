@@ -1,0 +1,112 @@
+"""Which models' experts may lie on several ranks, and what the memory plan makes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rankzero.errors import ConfigError
+from rankzero.model.expert_exchange import exchange_problems, mixtures, place_experts, require_exchange
+from rankzero.model.facts import of_a_rank
+from rankzero.model.memory import state_parts
+from rankzero.model.shapes import model_facts
+from tests.support.memory import make_model, make_spec
+from tests.support.memory_table import facts_of_shape
+from tests.support.tiny_configs import deepseek_v3, gpt_oss, llama, mixtral, olmoe, qwen2_moe, qwen3_moe
+
+FUSED = {make.__name__: make for make in (qwen3_moe, qwen2_moe, deepseek_v3, mixtral, olmoe, gpt_oss)}
+
+
+def empty(config: Any) -> Any:
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
+
+
+class Alone:
+    """Of two ranks the second, which meets nobody."""
+
+    number, size = 1, 2
+
+    def counts(self, sent: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("nobody meets it")
+
+    def rows(self, rows: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
+        raise AssertionError("nobody meets it")
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_mixtures_of_these_families_can_be_divided(name: str) -> None:
+    """Every tensor of experts is cut, those of a shared one and of routers are not."""
+    model = AutoModelForCausalLM.from_config(FUSED[name]())
+    assert mixtures(model) and not exchange_problems(model, 2)
+    before = {key: parameter.detach().clone() for key, parameter in model.named_parameters()}
+    cut = place_experts(model, Alone())
+    for key, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[key][2:] if key in cut else before[key]), key
+        assert (key in cut) == (".experts." in key), key
+
+
+@pytest.mark.parametrize(
+    ("config", "size", "reasons"),
+    [
+        (llama, 2, ["the model has no experts"]),
+        (qwen3_moe, 3, ["4 experts cannot be divided among 3 processes"]),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(config: Any, size: int, reasons: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        require_exchange(empty(config()), size)
+    assert [problem.what for problem in caught.value.problems] == reasons
+    assert all(problem.where == "train.expert_parallel" and problem.hint for problem in caught.value.problems)
+    require_exchange(empty(config()), 1)
+
+
+def test_all_reasons_are_said_at_once() -> None:
+    """Experts in a number that cannot be divided, with a norm that they share, and trained in full beside adapters."""
+    model = empty(qwen3_moe())
+    for mixture in mixtures(model):
+        mixture.module.post_expert_norm = torch.nn.LayerNorm(16, device="meta")
+    problems = exchange_problems(model, 3, whole=["model.layers.0.mlp"])
+    assert [problem.where for problem in problems] == [*["train.expert_parallel"] * 2, "lora.modules_to_save"]
+    assert "share weights (post_expert_norm.weight, post_expert_norm.bias)" in problems[1].what
+
+
+def test_experts_that_are_modules_of_their_own_are_refused() -> None:
+    model = empty(qwen3_moe())
+    for layer in model.model.layers:
+        layer.mlp.experts = torch.nn.ModuleList([torch.nn.Linear(16, 16, device="meta")])
+    (problem,) = exchange_problems(model, 2)
+    assert "are not fused" in problem.what
+
+
+@pytest.mark.parametrize("method", [{}, {"lora": {}}, {"lora": {}, "train": {"parts": ["language", "experts"]}}])
+def test_a_rank_holds_as_many_bytes_as_the_plan_says(method: dict[str, Any]) -> None:
+    """Weights, counted in a real model that is cut; gradients and optimizer follow the trained ones."""
+    spec = make_spec(**{**method, "train": {"expert_parallel": 2, **method.get("train", {})}})
+    config = qwen3_moe()
+    model = make_model(spec, config, torch.float32, empty=False)
+    facts = model_facts(model, config, torch.float32, quantization="none", use="writes")
+    whole = sum(parameter.nbytes for parameter in model.parameters())
+    experts = facts.experts
+    assert experts is not None and experts.trained == ("lora" not in method)
+    place_experts(model, Alone())
+    held = {flag: sum(p.nbytes for p in model.parameters() if p.requires_grad is flag) for flag in (True, False)}
+    assert whole - sum(held.values()) == experts.bytes / 2 == 4 * experts.weights / 2
+    parts = state_parts(spec.train, facts, "ddp", 2)
+    assert parts["weights"] == sum(held.values())
+    assert (parts["gradients"], parts["optimizer"]) == (held[True], 2 * held[True])
+    assert facts.text.remade_bytes == 2 * of_a_rank(facts, 2).text.remade_bytes
+
+
+def test_thirty_billion_weights_of_which_sixteen_processes_hold_one_and_a_half_each() -> None:
+    facts = facts_of_shape("Qwen3 30B-A3B", "full")
+    own = of_a_rank(facts, 16)
+    assert facts.trainable == pytest.approx(30.5e9, rel=0.01)
+    experts = 48 * 128 * 3 * 2048 * 768
+    assert facts.trainable - own.trainable == experts * 15 // 16
+    assert own.trained_bytes / own.trainable == facts.trained_bytes / facts.trainable
+    packed = facts_of_shape("Qwen3 30B-A3B", "QLoRA")
+    assert packed.unpacked_bytes == 2 * 128 * 2048 * 2 * 768 == 16 * of_a_rank(packed, 16).unpacked_bytes
