@@ -16,6 +16,10 @@ gathering    where weights are divided by Z: all of them for the forward and aga
 reducing     gradients, once a step or a pass, as the sharding does it
 collecting   where S processes share a pass, keys and values of all its tokens in each layer: for the forward, again for
              recomputing, and their gradients in float32; they wait for it
+exchanging   where E processes hold experts together: in each layer what a token's experts are given, and what they
+             give, forward, backward and for recomputing; they wait for it. Of trained experts gradients are summed by
+             the processes that hold the same ones alone. A process sends (E-1)/E of its rows, to all others at once,
+             and of them what leaves the node through its share of the network cards       [Thakur et al. 2005, 4.3]
 a ring       sends (Z-1)/Z of the bytes for a gather or a reduce-scatter, twice that for an all-reduce, and takes Z-1
              hops for each of them                                         [Thakur, Rabenseifner, Gropp 2005, 3.1, 4.4]
              over nodes as fast as the slower of a GPU's link and all network cards of a node together, since there are
@@ -34,7 +38,7 @@ from functools import partial
 from typing import Any
 
 from rankzero.forecast.devices import BANDWIDTH_SHARE, EFFICIENCY, EXPERTS_EFFICIENCY, HOP_SECONDS, Device, Network
-from rankzero.model.facts import ModelFacts
+from rankzero.model.facts import ModelFacts, of_a_rank, without_experts
 from rankzero.model.fitting import Need
 from rankzero.model.memory import GRADIENT_BUCKET_BYTES, state_parts
 from rankzero.spec.shardings import ShardingSection, sharding_section
@@ -141,20 +145,20 @@ def step_cost(need: Need, device: Device, network: Network, work: Work, *, effic
     facts, section = need.facts, sharding_section(need.sharding)
     share = efficiency or (EXPERTS_EFFICIENCY if facts.text.experts else EFFICIENCY)
     bandwidth = device.memory * BANDWIDTH_SHARE
-    one = operations(facts, work.row, need.trained_share)
-    read = work.passes * _block_weights(facts) * facts.compute_bytes / bandwidth
+    one, own = operations(facts, work.row, need.trained_share), of_a_rank(facts, need.train.expert_parallel)
+    read = work.passes * _block_weights(own) * facts.compute_bytes / bandwidth
     compute = max(work.tokens * one.trained / (device.matrix * share), 2 * read)
     recompute = max(work.tokens * one.recomputed / (device.matrix * share), read) if need.recomputing else 0.0
     unpack = 0.0
     if facts.unpacked_bytes:
-        unpack = work.passes * (3 if need.recomputing else 2) * _unpacking_bytes(facts) / bandwidth
+        unpack = work.passes * (3 if need.recomputing else 2) * _unpacking_bytes(own) / bandwidth
     parts = state_parts(need.train, facts, need.sharding, need.world_size)
     communication = _communication(need, section, device, network, work.passes)
-    collecting = _collecting(need, device, network, work)
+    meeting = _collecting(need, device, network, work) + _exchanging(need, device, network, work)
     hidden = 0.0
     if section.overlaps == "every pass":
         hidden = compute + recompute + unpack
-    elif section.overlaps == "the last backward pass":
+    elif section.overlaps == "the last backward pass" and not need.train.meets_in_passes:
         buckets = max(1.0, 4.0 * facts.trainable // GRADIENT_BUCKET_BYTES)
         hidden = min(communication * (1 - 1 / buckets), compute * one.backward_share / work.passes)
     return StepCost(
@@ -165,8 +169,8 @@ def step_cost(need: Need, device: Device, network: Network, work: Work, *, effic
         unpack=unpack,
         # Weights as many as gradients; both once read and once written or read again.
         optimizer=(2 * parts["optimizer"] + 4 * parts["gradients"]) / bandwidth,
-        communication=communication + collecting,
-        waiting=max(0.0, communication - hidden) + collecting,
+        communication=communication + meeting,
+        waiting=max(0.0, communication - hidden) + meeting,
         useful=work.useful,
     )
 
@@ -192,7 +196,7 @@ def breaks(need: Need, cost: StepCost, rows_a_step: int, limit: float) -> list[s
 
 def _communication(need: Need, section: ShardingSection, device: Device, network: Network, passes: float) -> float:
     """Seconds of a step that something is on its way. The model's sums travel in float32, as engine/parallel has it."""
-    ranks, facts = need.world_size, need.facts
+    ranks, facts = need.world_size, _beside_experts(need)
     if ranks == 1:
         return 0.0
     ring = partial(_ring, ranks, device, network)
@@ -219,6 +223,52 @@ def _collecting(need: Need, device: Device, network: Network, work: Work) -> flo
     forward = _ring(slices, device, network, values * facts.compute_bytes, work.passes * facts.text.count)
     backward = _ring(slices, device, network, 4 * values, work.passes * facts.text.count)
     return forward * (2 if need.recomputing else 1) + backward
+
+
+def _exchanging(need: Need, device: Device, network: Network, work: Work) -> float:
+    """Seconds of a step in which processes that hold experts together wait for tokens, for what becomes of them, and
+    for the gradients of their experts in other groups."""
+    size, facts = need.train.expert_parallel, need.facts
+    if size == 1 or facts.experts is None:
+        return 0.0
+    inside = min(size, network.processes_a_node)
+    sent = work.tokens * facts.text.experts * facts.text.hidden * _row_bytes(need) * facts.text.count
+    slowest = sent * (inside - 1) / size / (device.link * BANDWIDTH_SHARE)
+    if size > inside:
+        card = min(device.link, network.between / network.processes_a_node)
+        slowest = max(slowest, sent * (size - inside) / size / (card * BANDWIDTH_SHARE))
+    hops = work.passes * facts.text.count * (size - 1) * HOP_SECONDS
+    # There and back; forward, numbers of tokens go ahead of them.
+    forward, backward = 2 * slowest + 3 * hops, 2 * slowest + 2 * hops
+    return forward * (2 if need.recomputing else 1) + backward + _sum_of_experts(need, device, network)
+
+
+def _sum_of_experts(need: Need, device: Device, network: Network) -> float:
+    """Seconds of the all-reduce over the processes that hold the same trained experts, once a step."""
+    size, facts = need.train.expert_parallel, need.facts
+    copies = need.world_size // size
+    if facts.experts is None or not facts.experts.trained or copies == 1:
+        return 0.0
+    rate = device.link
+    if need.world_size > network.processes_a_node:  # as many rings as a node has different experts share its cards
+        rate = min(rate, network.between / min(size, network.processes_a_node))
+    held = facts.experts.bytes / size
+    return 2 * (copies - 1) * (held / copies / (rate * BANDWIDTH_SHARE) + HOP_SECONDS)
+
+
+def _row_bytes(need: Need) -> int:
+    """Of one value of a token on its way to an expert: as blocks pass them on."""
+    whole = sharding_section(need.sharding).whole_weights
+    in_float32 = need.facts.float32_masters and not need.facts.adapters and whole
+    return 4 if in_float32 else need.facts.compute_bytes
+
+
+def _beside_experts(need: Need) -> ModelFacts:
+    """The model as it is spread over all processes: without experts that lie on some of them."""
+    facts = need.facts
+    if need.train.expert_parallel == 1 or facts.experts is None:
+        return facts
+    return without_experts(facts)
 
 
 def _ring(ranks: int, device: Device, network: Network, size: float, collectives: float) -> float:

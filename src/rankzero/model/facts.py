@@ -97,15 +97,31 @@ def of_a_rank(facts: ModelFacts, ranks: int) -> ModelFacts:
     experts = facts.experts
     if experts is None or ranks == 1:
         return facts
-    own, bytes_away = experts.weights // ranks, experts.bytes - experts.bytes // ranks
-    away = experts.weights - own
     # A packed tensor of experts is unpacked as far as it is here.
-    unpacked = max(facts.unpacked_bytes // ranks, experts.unpacked_beside) if facts.unpacked_bytes else 0
+    unpacked = max(facts.unpacked_bytes // ranks, experts.unpacked_beside)
+    remade = facts.text.remade_bytes // ranks
+    away = experts.weights - experts.weights // ranks, experts.bytes - experts.bytes // ranks
+    return _less(facts, experts, *away, unpacked=unpacked, remade=remade)
+
+
+def without_experts(facts: ModelFacts) -> ModelFacts:
+    """What a model has beside its experts."""
+    experts = facts.experts
+    if experts is None:
+        return facts
+    return _less(facts, experts, experts.weights, experts.bytes, unpacked=experts.unpacked_beside, remade=0)
+
+
+def _less(facts: ModelFacts, experts: Experts, weights: int, held: int, *, unpacked: int, remade: int) -> ModelFacts:
+    """Without so many weights of experts, and the bytes that they are held in."""
+    computed = held if facts.adapters else weights * facts.compute_bytes
     return replace(
         facts,
-        trainable=facts.trainable - (away if experts.trained else 0),
-        trained_bytes=facts.trained_bytes - (bytes_away if experts.trained else 0),
-        frozen_bytes=facts.frozen_bytes - (0 if experts.trained else bytes_away),
+        total=facts.total - weights,
+        trainable=facts.trainable - (weights if experts.trained else 0),
+        trained_bytes=facts.trained_bytes - (held if experts.trained else 0),
+        frozen_bytes=facts.frozen_bytes - (0 if experts.trained else held),
+        block_bytes=facts.block_bytes - computed // facts.text.count,
         unpacked_bytes=unpacked,
-        text=replace(facts.text, remade_bytes=facts.text.remade_bytes // ranks),
+        text=replace(facts.text, remade_bytes=remade),
     )

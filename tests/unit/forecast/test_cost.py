@@ -18,7 +18,7 @@ from rankzero.forecast.devices import (
     assumed_network,
     find_device,
 )
-from rankzero.model.facts import Blocks, ModelFacts
+from rankzero.model.facts import Blocks, Experts, ModelFacts
 from rankzero.model.fitting import Need
 from rankzero.spec.run_spec import RunSpec
 
@@ -208,6 +208,45 @@ def test_processes_that_share_passes_wait_for_keys_and_values() -> None:
     )
     assert plain.waiting - without.waiting == pytest.approx(gathers + scatters)
     assert again.communication - without.communication == pytest.approx(2 * gathers + scatters)
+
+
+def mixture(*, adapters: bool) -> ModelFacts:
+    """Three quarters of its weights are experts', of which a token visits two."""
+    facts = llama(adapters=adapters)
+    experts = Experts(3 * N // 4, 3 * N // 4 * (2 if adapters else 4), trained=not adapters)
+    return replace(facts, text=replace(facts.text, experts=2), experts=experts)
+
+
+@pytest.mark.parametrize(
+    ("together", "a_node", "network"), [(4, 8, 0.0), (8, 2, 4e8)], ids=["in a node", "over four nodes"]
+)
+def test_processes_that_hold_experts_together_wait_for_tokens(together: int, a_node: int, network: float) -> None:
+    """There and back; in 16 bits under adapters; forward, backward, and again where activations are recomputed."""
+    alone, shared = (need(mixture(adapters=True), "ddp", 8, expert_parallel=size) for size in (1, together))
+    without, plain, again = (
+        step_cost(one, SLOW, Network(a_node, network), one_row(passes=2))
+        for one in (alone, shared, replace(shared, recomputing=True))
+    )
+    rows = LAYERS * ROW * 2 * HIDDEN * 2
+    slowest = rows * 3 / 4 / 1e9 if together == 4 else rows * 6 / 8 / (network / 2)
+    once = 2 * slowest / BANDWIDTH_SHARE
+    hops = 2 * LAYERS * (together - 1) * HOP_SECONDS
+    # Adapters travel behind the last pass.
+    assert plain.communication - without.communication == pytest.approx(2 * once + 5 * hops)
+    assert again.communication - without.communication == pytest.approx(3 * once + 8 * hops)
+    assert plain.waiting == plain.communication
+
+
+def test_gradients_of_experts_are_summed_by_those_that_hold_them() -> None:
+    """Two of each among eight, in float32; those of the rest by all."""
+    one = need(mixture(adapters=False), "ddp", 8, expert_parallel=4)
+    none = Work(tokens=0, passes=0, row=ROW, useful=0)
+    found = step_cost(one, SLOW, Network(8, 0.0), none).communication
+    experts, rest = 4 * 3 * N // 4 / 4, 4 * N / 4
+    assert found == pytest.approx((2 * rest * 7 / 8 + 2 * experts / 2) / (1e9 * BANDWIDTH_SHARE), rel=1e-3)
+    assert step_cost(one, SLOW, Network(2, 1e9), none).communication == pytest.approx(
+        (2 * rest * 7 / 8 + 2 * experts / 2 * 2) / (1e9 * BANDWIDTH_SHARE), rel=1e-3
+    ), "two different experts of a node share its cards"
 
 
 def test_short_passes_are_as_slow_as_their_weights_are_read() -> None:

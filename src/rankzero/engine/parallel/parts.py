@@ -32,7 +32,8 @@ class Cut:
         self.device = device.torch_device
         self._ranks = among or world.world_size
         self._rank = world.rank % self._ranks
-        shape, names = (world.world_size,), ("parts",)
+        shape: tuple[int, ...] = (world.world_size,)
+        names: tuple[str, ...] = ("parts",)
         self._placements: list[Placement] = [Shard(0)]
         if among is not None:
             shape, names = (world.world_size // among, among), ("copies", "parts")
