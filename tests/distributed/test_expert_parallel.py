@@ -36,12 +36,12 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save("qwen3_moe", tmp_path_factory.mktemp("mixture") / "model")
 
 
-def spec_in(root: Path, model: Path, method: str, processes: int = 1, sharding: str = "ddp", **changes: Any) -> RunSpec:
+def spec_in(root: Path, model: Path, method: str, processes: int = 1, **changes: Any) -> RunSpec:
     """Four steps of up to eight rows, of which some count less, one is longer than a pass, and the last step has one:
     processes have different numbers of passes, and one of them none."""
     small: dict[str, Any] = {"rows": 25, "eval_rows": 5, "train__num_train_epochs": 1, "train__learning_rate": 0.001}
     small |= {"train__micro_batch_tokens": 48, "train__expert_parallel": processes, **METHODS[method], **changes}
-    spec = small_spec(root, model, train__sharding=sharding, **small)
+    spec = small_spec(root, model, **{"train__sharding": "ddp", **small})
     rows = chat_rows(25)
     for row in rows[::3]:
         row["messages"][1]["loss_weight"] = 0.25
@@ -102,6 +102,8 @@ def two(mixture: Path, one: dict[str, RunSpec], tmp_path_factory: pytest.TempPat
     ("method", "nproc", "changes"),
     [
         ("full", 4, {"train__gradient_checkpointing": True}),
+        ("full", 4, {"train__sharding": "fsdp"}),
+        ("adapters on experts", 2, {"train__sharding": "fsdp"}),
         ("frozen experts", 2, {"train__gradient_checkpointing": True}),
         ("adapters on experts", 2, {}),
     ],

@@ -29,6 +29,10 @@ FIELD = "train.expert_parallel"
 _WITHOUT = "leave it out"
 
 
+Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Of experts: tokens (T, H), the experts that each visits (T, K), and their weights (T, K), to (T, H)."""
+
+
 class Peers(Protocol):
     """The ranks that hold the experts of a model together, as one of them sees them."""
 
@@ -57,13 +61,20 @@ class Mixture:
 
 
 def mixtures(model: Any) -> list[Mixture]:
-    """All of a model without adapters, in its order."""
+    """All of a model without adapters, in its order, by its names."""
     part_of = part_finder(model)
     return [
         Mixture(name, module, tuple(_own_tensors(module)))
         for name, module in model.named_modules()
         if hasattr(module, "_is_expert_parallel") and part_of(name) == "experts"  # transformers' mark of fused experts
     ]
+
+
+def mixtures_of(model: Any) -> list[Mixture]:
+    """All of a model, with or without adapters, by the names that they have there."""
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    names = {id(module): name for name, module in model.named_modules()}
+    return [Mixture(names[id(one.module)], one.module, one.tensors) for one in mixtures(base)]
 
 
 def exchange_problems(model: Any, size: int, whole: Sequence[str] = ()) -> list[Problem]:
@@ -99,27 +110,57 @@ def require_exchange(model: Any, size: int, *, whole: Sequence[str] = ()) -> Non
 
 
 def place_experts(model: Any, peers: Peers) -> tuple[str, ...]:
-    """Let `model` keep the experts of this rank alone, and have its tokens travel to the others'. Returns the names of
-    the parameters that are cut, without adapters. `model` is one of which `require_exchange` has nothing to say.
+    """Let `model`, with or without adapters, keep the experts of this rank alone, and have its tokens travel to the
+    others'. Returns the names of the parameters that are cut. `model` is one of which `require_exchange` has nothing to
+    say.
 
     Adapters on experts stay whole: of each rank those of its own experts get gradients, and a sum over ranks has all.
     """
-    cut = []
-    adapters = [module for module in model.modules() if isinstance(module, ParamWrapper)]
-    for mixture in mixtures(model.get_base_model() if isinstance(model, PeftModel) else model):
-        module = mixture.module
-        own = module.num_experts // peers.size
-        rows = slice(peers.number * own, (peers.number + 1) * own)
-        for tensor in mixture.tensors:
-            parameter = getattr(module, tensor)
-            parameter.data = parameter.data[rows].clone()  # a view would keep the others' memory
-            cut.append(f"{mixture.name}.{tensor}")
-        for adapter in adapters:
-            if adapter.get_base_layer() is module:
-                adapter.get_delta_factors = partial(_own_factors, adapter.get_delta_factors, rows)
-        module.num_experts = own
-        module.forward = _exchanged(module.forward, peers, own)
-    return tuple(cut)
+    found = mixtures_of(model)
+    for mixture in found:
+        place_mixture(mixture, model, peers)
+    return tuple(f"{mixture.name}.{tensor}" for mixture in found for tensor in mixture.tensors)
+
+
+def place_mixture(mixture: Mixture, model: Any, peers: Peers, *, rounded: torch.dtype | None = None) -> None:
+    """`place_experts` for one mixture of `model`. `rounded`: in what its experts compute, whatever they are held in."""
+    module = mixture.module
+    own = module.num_experts // peers.size
+    rows = slice(peers.number * own, (peers.number + 1) * own)
+    for tensor in mixture.tensors:
+        parameter = getattr(module, tensor)
+        parameter.data = parameter.data[rows].clone()  # a view would keep the others' memory
+    for adapter in model.modules():
+        if isinstance(adapter, ParamWrapper) and adapter.get_base_layer() is module:
+            adapter.get_delta_factors = partial(_own_factors, adapter.get_delta_factors, rows)
+    module.num_experts = own
+    compute = module.forward if rounded is None else _rounding(mixture, rounded)
+    module.forward = _exchanged(compute, peers, own)
+
+
+class _Rounding(torch.nn.Module):
+    """The forward pass of experts, for `functional_call` to give them other weights."""
+
+    def __init__(self, mixture: Mixture) -> None:
+        super().__init__()
+        self.experts = mixture.module
+        self._compute = mixture.module.forward
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self._compute(*inputs)
+        return out
+
+
+def _rounding(mixture: Mixture, dtype: torch.dtype) -> Forward:
+    """The forward pass of experts with copies of their weights in another precision."""
+    experts = _Rounding(mixture)
+
+    def compute(*inputs: torch.Tensor) -> torch.Tensor:
+        weights = {f"experts.{name}": getattr(mixture.module, name).to(dtype) for name in mixture.tensors}
+        out: torch.Tensor = torch.func.functional_call(experts, weights, inputs)
+        return out
+
+    return compute
 
 
 def _own_tensors(module: torch.nn.Module) -> list[str]:
@@ -142,10 +183,6 @@ def _own_factors(
     """Of an adapter on experts, (experts, …, rank) and (experts, rank, …): those of some experts."""
     left, right, scaling = factors(adapter_name)
     return left[rows], right[rows], scaling
-
-
-Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Of experts: tokens (T, H), the experts that each visits (T, K), and their weights (T, K), to (T, H)."""
 
 
 def _exchanged(forward: Forward, peers: Peers, own: int) -> Forward:

@@ -72,8 +72,7 @@ def targets_at_once(device_kind: str, vocabulary: int, trained_width: int) -> in
 def choose_sharding(train: TrainSpec, max_length: int, facts: ModelFacts, limit: int, world_size: int) -> Sharding:
     """`train.sharding`, and for auto ddp where a replica and a row of `max_length` fit in `limit` bytes, else fsdp.
 
-    A replica has to fit by recomputing activations at most; adamw_8bit works on whole weights, and experts may lie on
-    some processes whole, so these stay with ddp.
+    A replica has to fit by recomputing activations at most; adamw_8bit works on whole weights, so it stays with ddp.
     `max_length` is what a process has of the longest row.
     """
     if train.sharding != "auto":
@@ -84,8 +83,7 @@ def choose_sharding(train: TrainSpec, max_length: int, facts: ModelFacts, limit:
     of_pass = pass_bytes(max_length, own, tokens, recomputing=recomputing, slices=train.context_parallel)
     needed = state_bytes(train, facts, "ddp", 1) + of_pass
     fits = needed <= limit * USABLE
-    whole = train.optimizer == "adamw_8bit" or train.expert_parallel > 1
-    return "ddp" if fits or world_size == 1 or whole else "fsdp"
+    return "ddp" if fits or world_size == 1 or train.optimizer == "adamw_8bit" else "fsdp"
 
 
 def plan_memory(

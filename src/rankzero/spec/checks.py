@@ -229,6 +229,8 @@ def _experts_over_processes(spec: RunSpec) -> list[Problem]:
     if train.optimizer == "adamw_8bit" and spec.lora is None:
         hint = "take optimizer: adamw, or leave train.expert_parallel out"
         problems.append(Problem("adamw_8bit works on whole weights only", "train.optimizer", hint))
+    if train.offload != "none":
+        problems.append(Problem("experts that lie on some processes are not offloaded", "train.offload", beside))
     if spec.model.kernels != "none":
         what = f"{spec.model.kernels} kernels have experts of their own, whose tokens do not travel"
         problems.append(Problem(what, "model.kernels", beside))
@@ -312,7 +314,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[RunSpec], list[Problem]]], ...] =
     (
         (
             *("train.expert_parallel", "train.sharding", "train.context_parallel", "train.torch_compile"),
-            *("train.optimizer", "lora", "model.kernels", "model.quantization"),
+            *("train.optimizer", "train.offload", "lora", "model.kernels", "model.quantization"),
         ),
         _experts_over_processes,
     ),

@@ -66,6 +66,7 @@ SHARDINGS: dict[str, ShardingSection] = {
         divides=_ALL,
         divides_adapters_gradients=False,
         cut_by_block=True,
+        beside_experts="fsdp",
         overlaps="every pass",
         gradients_in_float32=True,
         alone="ddp",

@@ -1,4 +1,5 @@
-"""FSDP2: weights, gradients and optimizer state lie in equal parts on all processes, block by block.
+"""FSDP2: weights, gradients and optimizer state lie in equal parts on all processes, block by block. Experts may lie
+whole instead, some on each process of a group (model/expert_exchange.py).
 
 The optimizer sees each rank's parts as plain tensors: it works element by element and need not know of the others.
 Adapters are saved whole, by the main rank, as a replica saves them; full weights are saved by every rank, its parts.
@@ -25,7 +26,9 @@ from torch.distributed.tensor import DTensor
 
 from rankzero.engine.device import Device
 from rankzero.engine.distributed import World, sum_over_ranks
+from rankzero.engine.gradient_sum import GradientSum
 from rankzero.engine.parallel.base import OPTIMIZER_FILE, WEIGHTS_DIRECTORY, Snapshot, restore_optimizer
+from rankzero.engine.parallel.expert_group import ExpertGroup
 from rankzero.engine.parallel.formats import (
     NothingToWrite,
     ShardedSnapshot,
@@ -36,9 +39,10 @@ from rankzero.engine.parallel.formats import (
     sharded_tensors,
     whole_on_main,
 )
-from rankzero.engine.parallel.parts import Cut, local
+from rankzero.engine.parallel.parts import Cut, cut_of, local
 from rankzero.engine.parallel.placing import check_same_model, take_from_main
 from rankzero.errors import ConfigError, StorageError
+from rankzero.model.expert_exchange import mixtures_of, place_mixture
 from rankzero.model.parts import blocks
 from rankzero.model.weights import read_state, saved_buffers
 from rankzero.spec.run_spec import RunSpec, Sharding
@@ -66,7 +70,10 @@ class Fsdp:
         """
         self._world, self._cut = world, Cut(world, device)
         self._adapters = isinstance(module, PeftModel)
-        wrap(module, self._cut, spec, world, dtype)
+        size = spec.train.expert_parallel
+        group = self._group = ExpertGroup(world, device, size) if size > 1 else None
+        self._cuts = (self._cut,) if group is None else (self._cut, group.cut)
+        self._own = wrap(module, self._cut, spec, world, dtype, group)
         if self._adapters:  # which call the model inside for each token, past the weights that are in no block
             register_fsdp_forward_method(module, "generate")
         self.model = self.module = module
@@ -76,7 +83,9 @@ class Fsdp:
             for name, parameter in self._parameters.items()
             if parameter.requires_grad
         }
-        begins = {name: self._cut.begin(self._parameters[name].shape) for name in self._parts}
+        own = [self._parameters[name] for name in self._own if name in self._parts]
+        self._sum_of_experts = None if group is None else GradientSum(own, group.holders)
+        begins = {name: self._cut_of(name).begin(self._shape(name)) for name in self._parts}
         self.optimizer = make_optimizer(self._parts, begins=begins)
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
@@ -85,15 +94,18 @@ class Fsdp:
         torch.autograd.backward(loss)
 
     def reduce_gradients(self, max_grad_norm: float | None, *, loss_scale: float = 1.0) -> torch.Tensor:
-        norms = []
+        if self._sum_of_experts is not None:
+            self._sum_of_experts.finish()
+        squares = []
         for name, part in self._parts.items():
             gradient = self._parameters[name].grad
             part.grad = torch.zeros_like(part) if gradient is None else local(gradient)
             if loss_scale != 1:
                 part.grad.mul_(1 / loss_scale)
-            norms.append(torch.linalg.vector_norm(part.grad, dtype=torch.float32))
-        squares = torch.stack(norms).square().sum().to(self._cut.device)
-        norm = sum_over_ranks(squares).sqrt()
+            square = torch.linalg.vector_norm(part.grad, dtype=torch.float32).square()
+            # Each group of processes has all experts, and each counts once.
+            squares.append(square if self._group is None or name not in self._own else square / self._group.groups)
+        norm = sum_over_ranks(torch.stack(squares).sum().to(self._cut.device)).sqrt()
         if max_grad_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(self._parts.values(), max_grad_norm, norm)
         return norm
@@ -107,7 +119,7 @@ class Fsdp:
 
     def snapshot(self) -> Snapshot:
         if not self._adapters:
-            return ShardedSnapshot(self._weights() | self._optimizer_state(), (self._cut,), self._world.world_size)
+            return ShardedSnapshot(self._weights() | self._optimizer_state(), self._cuts, self._world.world_size)
         weights, optimizer = self._on_main(self._weights()), self._on_main(self._optimizer_state())
         return WholeSnapshot(self.module, weights, optimizer) if self._world.is_main else NothingToWrite()
 
@@ -119,7 +131,7 @@ class Fsdp:
             parts = {name: local(tensor) for name, tensor in state.items()}
         else:
             whole = read_tensors(directory / OPTIMIZER_FILE)
-            parts = {name: self._cut.mine(tensor).clone() for name, tensor in whole.items()}
+            parts = {key: self._cut_of(key.rpartition("/")[0]).mine(tensor).clone() for key, tensor in whole.items()}
         restore_optimizer(self.optimizer, self._parts, parts)
 
     def load_weights(self, directory: Path) -> None:
@@ -133,7 +145,7 @@ class Fsdp:
             if own.shape != whole.shape:
                 shapes = f"{tuple(whole.shape)} is saved, {tuple(own.shape)} is needed"
                 raise StorageError(f"a saved weight does not fit this model: {shapes}", where=f"{directory} {name}")
-            local(own).copy_(self._cut.mine(whole) if isinstance(own, DTensor) else whole)
+            local(own).copy_(cut_of(own, self._cuts).mine(whole) if isinstance(own, DTensor) else whole)
 
     def export_state(self) -> dict[str, torch.Tensor] | None:
         return self._on_main(self._weights())
@@ -143,12 +155,13 @@ class Fsdp:
         if self._adapters:
             return {name: self._parameters[name].detach() for name in self._parts}
         weights = {name: parameter.detach() for name, parameter in self._parameters.items()}
+        weights |= {name: self._cut_of(name).spread(weights[name], shape) for name, shape in self._own.items()}
         return weights | saved_buffers(self.module)
 
     def _optimizer_state(self) -> dict[str, torch.Tensor]:
         """`<parameter name>/<state name>` for every tensor of the optimizer's state, as DTensors where it is cut."""
         return {
-            f"{name}/{key}": self._cut.spread(value, self._parameters[name].shape if value.ndim else value.shape)
+            f"{name}/{key}": self._cut_of(name).spread(value, self._shape(name) if value.ndim else value.shape)
             for name, part in self._parts.items()
             for key, value in self.optimizer.state.get(part, {}).items()
         }
@@ -161,18 +174,28 @@ class Fsdp:
             if is_state:
                 part = self._parts[name]
                 empty = torch.empty(part.shape if shape else shape, dtype=dtype, device=part.device)
-                room[key] = self._cut.spread(empty, shape)
+                room[key] = self._cut_of(name).spread(empty, shape)
         return room
 
+    def _cut_of(self, name: str) -> Cut:
+        return self._cut if self._group is None or name not in self._own else self._group.cut
+
+    def _shape(self, name: str) -> torch.Size:
+        """Of the whole weight."""
+        return self._own[name] if name in self._own else self._parameters[name].shape
+
     def _on_main(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return whole_on_main(state, (self._cut,), self._world)
+        return whole_on_main(state, self._cuts, self._world)
 
 
 spread = Fsdp
 
 
-def wrap(model: Any, cut: Cut, spec: RunSpec, world: World, dtype: torch.dtype) -> None:
-    """Spread `model` over the ranks in place. A collective; raises ConfigError.
+def wrap(
+    model: Any, cut: Cut, spec: RunSpec, world: World, dtype: torch.dtype, group: ExpertGroup | None
+) -> dict[str, torch.Size]:
+    """Spread `model` over the ranks in place. A collective; raises ConfigError. With a `group` its experts are not
+    spread, but lie on its ranks; returns the shapes that they have in a whole model, by name.
 
     A block is put on the device whole, cut, and let go before the next one comes, so that no device ever holds more
     than its parts and one block.
@@ -186,15 +209,24 @@ def wrap(model: Any, cut: Cut, spec: RunSpec, world: World, dtype: torch.dtype) 
     keep: OffloadPolicy = OffloadPolicy()
     if spec.train.offload == "all":
         keep = CPUOffloadPolicy(pin_memory=cut.device.type == "cuda")
+    waiting = [] if group is None else mixtures_of(model)
+    shapes: dict[str, torch.Size] = {}
     for name, unit in [*blocks(model), ("", model)]:
-        take_from_main(unit, world, cut.device)
+        take_from_main(unit, world, cut.device, leave=[model.get_parameter(own) for own in shapes])
         _check_unit(name, unit)
-        numbers = {parameter for parameter in unit.parameters() if not parameter.ndim}
-        fully_shard(unit, mesh=cut.mesh, mp_policy=precision, offload_policy=keep, ignored_params=numbers)
+        parts = set(unit.modules())
+        for mixture in [one for one in waiting if group is not None and one.module in parts]:
+            waiting.remove(mixture)
+            shapes |= {f"{mixture.name}.{own}": getattr(mixture.module, own).shape for own in mixture.tensors}
+            place_mixture(mixture, model, group, rounded=precision.param_dtype)
+        beside = {parameter for parameter in unit.parameters() if not parameter.ndim}
+        beside |= {model.get_parameter(own) for own in shapes}
+        fully_shard(unit, mesh=cut.mesh, mp_policy=precision, offload_policy=keep, ignored_params=beside)
         # Sums, not means: each rank's loss is already its share of the whole global batch's.
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
     model.set_reduce_scatter_unused_params(True)  # ranks may differ in what their rows use, such as experts
+    return shapes
 
 
 def _precision(model: Any, dtype: torch.dtype) -> MixedPrecisionPolicy:

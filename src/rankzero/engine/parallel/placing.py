@@ -6,7 +6,7 @@ Knows nothing of how the model is spread afterwards.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Collection, Iterator, MutableMapping
 from typing import Any
 
 import torch
@@ -43,15 +43,19 @@ def check_same_model(module: torch.nn.Module) -> None:
         raise ConfigError("the processes have different models", where="model.name", hint=hint)
 
 
-def take_from_main(module: torch.nn.Module, world: World, device: torch.device) -> None:
-    """Put every tensor of `module` on `device` with rank 0's value. A collective; DTensors are left as they are.
+def take_from_main(
+    module: torch.nn.Module, world: World, device: torch.device, *, leave: Collection[torch.Tensor] = ()
+) -> None:
+    """Put every tensor of `module` on `device` with rank 0's value. A collective; DTensors are left as they are, and
+    those of `leave`.
 
     Ranks other than 0 may come with tensors on the meta device. Weights that are shared stay shared, and what a module
     keeps as a plain attribute is placed as its parameters and buffers are.
     """
     placed: dict[int, torch.Tensor] = {}
+    left = {id(tensor) for tensor in leave}
     for holder, name, tensor in list(tensors(module)):
-        if isinstance(tensor, DTensor):
+        if isinstance(tensor, DTensor) or id(tensor) in left:
             continue
         key = name.rpartition(".")[2]
         if id(tensor) not in placed:
