@@ -112,6 +112,21 @@ def without_experts(facts: ModelFacts) -> ModelFacts:
     return _less(facts, experts, experts.weights, experts.bytes, unpacked=experts.unpacked_beside, remade=0)
 
 
+def experts_of_a_rank(facts: ModelFacts, ranks: int) -> ModelFacts:
+    """What `of_a_rank` has more than `without_experts`: a rank's part of the experts, and nothing else."""
+    own, beside = of_a_rank(facts, ranks), without_experts(facts)
+    return replace(
+        own,
+        total=own.total - beside.total,
+        trainable=own.trainable - beside.trainable,
+        trained_bytes=own.trained_bytes - beside.trained_bytes,
+        frozen_bytes=own.frozen_bytes - beside.frozen_bytes,
+        unpacked_bytes=own.unpacked_bytes - beside.unpacked_bytes,
+        block_bytes=own.block_bytes - beside.block_bytes,
+        root_bytes=0,
+    )
+
+
 def _less(facts: ModelFacts, experts: Experts, weights: int, held: int, *, unpacked: int, remade: int) -> ModelFacts:
     """Without so many weights of experts, and the bytes that they are held in."""
     computed = held if facts.adapters else weights * facts.compute_bytes

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rankzero.model.facts import Blocks, ModelFacts, of_a_rank
+from rankzero.model.facts import Blocks, ModelFacts, experts_of_a_rank, of_a_rank, without_experts
 from rankzero.spec.run_spec import Sharding, TrainSpec
 from rankzero.spec.shardings import sharding_section
 
@@ -154,8 +154,13 @@ def state_parts(
     With what sharding has whole at a time, its buffers, and the weight that is unpacked. `offload`: whether
     train.offload takes anything off the device.
     """
-    section = sharding_section(sharding)
-    facts = of_a_rank(facts, train.expert_parallel)
+    section, together = sharding_section(sharding), train.expert_parallel
+    if together > 1 and section.divides:  # the rest is divided among all, and experts are not
+        alone = train.model_copy(update={"expert_parallel": 1})
+        rest = state_parts(alone, without_experts(facts), sharding, world_size, offload=offload)
+        own = state_parts(alone, experts_of_a_rank(facts, together), "ddp", 1, offload=offload)
+        return {name: part + own[name] for name, part in rest.items()}
+    facts = of_a_rank(facts, together)
     kept_off = train.offload if offload else "none"
     weights, gradients, optimizer = (
         float(facts.trained_bytes),

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rankzero.errors import ConfigError
-from rankzero.model.expert_exchange import exchange_problems, mixtures, place_experts, require_exchange
+from rankzero.model.expert_exchange import exchange_problems, mixtures, place_experts, place_mixture, require_exchange
 from rankzero.model.facts import of_a_rank
 from rankzero.model.memory import state_parts
 from rankzero.model.shapes import model_facts
@@ -99,6 +99,50 @@ def test_a_rank_holds_as_many_bytes_as_the_plan_says(method: dict[str, Any]) -> 
     assert parts["weights"] == sum(held.values())
     assert (parts["gradients"], parts["optimizer"]) == (held[True], 2 * held[True])
     assert facts.text.remade_bytes == 2 * of_a_rank(facts, 2).text.remade_bytes
+
+
+def test_beside_fsdp_experts_are_not_divided_again() -> None:
+    """Float32 weights, gradients and two moments, and what is rounded: of a quarter of the experts; the rest of the
+    model is divided among all sixteen, and two of its blocks are gathered without experts."""
+    facts = facts_of_shape("Qwen3 30B-A3B", "full")
+    train = make_spec(train={"expert_parallel": 4}).train
+    parts = state_parts(train, facts, "fsdp", 16)
+    experts = 48 * 128 * 3 * 2048 * 768
+    rest = facts.trainable - experts
+    assert parts["gradients"] == 4 * (experts / 4 + rest / 16)
+    assert parts["weights"] == parts["gradients"] + facts.frozen_bytes / 16, "routers are not trained"
+    assert parts["optimizer"] == 2 * parts["gradients"] and parts["copies"] == 2 * experts / 4
+    spread = state_parts(make_spec().train, facts, "fsdp", 16)
+    assert parts["gathered"] == pytest.approx(spread["gathered"] - 3 * 2 * experts / 48)
+
+
+class Itself:
+    """The only rank of its group."""
+
+    number, size = 0, 1
+
+    def counts(self, sent: torch.Tensor) -> torch.Tensor:
+        return sent
+
+    def rows(self, rows: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
+        assert sent == received == [len(rows)]
+        return rows
+
+
+def test_experts_compute_rounded_and_learn_as_they_are_held() -> None:
+    """Beside FSDP2, which rounds all other weights itself."""
+    held, rounded = (AutoModelForCausalLM.from_config(qwen3_moe()) for _ in range(2))
+    rounded.load_state_dict(held.state_dict())
+    (mixture, _), (other, _) = mixtures(held), mixtures(rounded)
+    place_mixture(mixture, held, Itself(), rounded=torch.bfloat16)
+    other.module.to(torch.bfloat16)
+    x_TH = torch.randn(6, 16)
+    chosen_TK, weights_TK = torch.tensor([[0, 1], [3, 2]] * 3), torch.rand(6, 2)
+    out, wanted = (one.module(x_TH.bfloat16(), chosen_TK, weights_TK.bfloat16()) for one in (mixture, other))
+    torch.testing.assert_close(out, wanted)
+    torch.autograd.backward(out.float().square().sum())
+    gradient = mixture.module.gate_up_proj.grad
+    assert gradient.dtype is mixture.module.gate_up_proj.dtype is torch.float32 and gradient.abs().sum() > 0
 
 
 def test_thirty_billion_weights_of_which_sixteen_processes_hold_one_and_a_half_each() -> None:
