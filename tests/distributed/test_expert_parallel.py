@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rankzero.errors import ExitCode, StoppedError
 from rankzero.spec.run_spec import RunSpec
@@ -25,6 +26,7 @@ WEIGHT_TOLERANCE = 1e-5
 METHODS: dict[str, dict[str, Any]] = {
     "full": {"lora": None, "train__parts": ["language", "experts", "router"], "train__router_aux_loss_coef": 0.5},
     "frozen experts": {"lora__dropout": 0.1},
+    "4 bits": {"lora__dropout": 0.1, "model__quantization": "nf4"},
     "adapters on experts": {"lora__dropout": 0.0, "train__parts": ["language", "experts"]},
 }
 NAMES = ("loss", "grad_norm", "eval_loss", "router_aux_loss", "expert_load_max", "expert_load_min")
@@ -32,8 +34,13 @@ NAMES = ("loss", "grad_norm", "eval_loss", "router_aux_loss", "expert_load_max",
 
 @pytest.fixture(scope="module")
 def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight experts in each layer, of which a token visits two."""
-    return save("qwen3_moe", tmp_path_factory.mktemp("mixture") / "model")
+    """Eight experts in each layer, of which a token visits two; as wide as a block of 4-bit weights."""
+    directory = save("qwen3_moe", tmp_path_factory.mktemp("mixture") / "model")
+    config = AutoConfig.from_pretrained(directory)
+    config.moe_intermediate_size = 64
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(directory)
+    return directory
 
 
 def spec_in(root: Path, model: Path, method: str, processes: int = 1, **changes: Any) -> RunSpec:
@@ -106,6 +113,7 @@ def two(mixture: Path, one: dict[str, RunSpec], tmp_path_factory: pytest.TempPat
         ("adapters on experts", 2, {"train__sharding": "fsdp"}),
         ("frozen experts", 2, {"train__gradient_checkpointing": True}),
         ("adapters on experts", 2, {}),
+        ("4 bits", 2, {"train__sharding": "fsdp"}),
     ],
 )
 def test_the_run_is_that_of_one_process(

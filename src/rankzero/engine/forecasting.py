@@ -113,7 +113,8 @@ def _from_config(
     head = ClassHead(spec.data.labels) if use == "classifies" else None
     weights = weights_dtype(spec, dtype)
     empty = empty_model(spec.model, config, weights, attention=attention, head=head, packed=packed)
-    require_exchange(empty, spec.train.expert_parallel)
+    if not packed:
+        require_exchange(empty, spec.train.expert_parallel, quantization=spec.model.quantization)
     return to_train(empty, spec, base_name=spec.model.name), config
 
 

@@ -98,7 +98,12 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
         targets = None
         if spec.lora is not None:
             targets = target_modules(spec.lora, spec.train.parts, shape, spec.task_section.uses)
-        require_exchange(shape, spec.train.expert_parallel, whole=() if targets is None else targets.saved)
+        require_exchange(
+            shape,
+            spec.train.expert_parallel,
+            whole=() if targets is None else targets.saved,
+            quantization=spec.model.quantization,
+        )
         trained = trains_routers(shape, spec.train.parts, targets)
         balance = balance_coefficient(spec.train.router_aux_loss_coef, shape, trained=trained)
         positions = position_limit(shape)

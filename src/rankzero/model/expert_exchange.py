@@ -23,7 +23,9 @@ from peft import PeftModel
 from peft.tuners.lora.layer import ParamWrapper
 
 from rankzero.errors import ConfigError, Problem
+from rankzero.model.low_bits import NF4_BLOCK, keep_some
 from rankzero.model.parts import inside, part_finder
+from rankzero.spec.run_spec import Quantization
 
 FIELD = "train.expert_parallel"
 _WITHOUT = "leave it out"
@@ -77,9 +79,11 @@ def mixtures_of(model: Any) -> list[Mixture]:
     return [Mixture(names[id(one.module)], one.module, one.tensors) for one in mixtures(base)]
 
 
-def exchange_problems(model: Any, size: int, whole: Sequence[str] = ()) -> list[Problem]:
+def exchange_problems(
+    model: Any, size: int, *, whole: Sequence[str] = (), quantization: Quantization = "none"
+) -> list[Problem]:
     """What keeps the experts of a model, which may be without memory, from lying on `size` ranks. `whole`: modules that
-    are trained in full beside adapters."""
+    are trained in full beside adapters. `quantization`: what they will be packed in."""
     found = mixtures(model)
     if not found:
         part_of = part_finder(model)
@@ -96,6 +100,9 @@ def exchange_problems(model: Any, size: int, whole: Sequence[str] = ()) -> list[
         names = ", ".join(_shared(shared))
         what = f"the experts of this model share weights ({names}), which no process would hold alone"
         problems.append(Problem(what, FIELD, _WITHOUT))
+    if quantization == "nf4" and any(_breaks_blocks(mixture, size) for mixture in found):
+        what = f"the experts of a process would not begin and end with a block of {NF4_BLOCK} packed weights"
+        problems.append(Problem(what, FIELD, "take model.quantization: fp8, or a smaller number"))
     if any(inside(mixture.name, whole) for mixture in found):
         hint = "put adapters on them instead: train.parts: [language, experts]"
         what = "experts that are trained in full beside adapters are not divided among processes"
@@ -103,9 +110,9 @@ def exchange_problems(model: Any, size: int, whole: Sequence[str] = ()) -> list[
     return problems
 
 
-def require_exchange(model: Any, size: int, *, whole: Sequence[str] = ()) -> None:
-    """Raise ConfigError where the experts of a model cannot lie on `size` ranks. `whole` as in `exchange_problems`."""
-    if size > 1 and (problems := exchange_problems(model, size, whole)):
+def require_exchange(model: Any, size: int, *, whole: Sequence[str] = (), quantization: Quantization = "none") -> None:
+    """Raise ConfigError where the experts of a model cannot lie on `size` ranks; the rest as in `exchange_problems`."""
+    if size > 1 and (problems := exchange_problems(model, size, whole=whole, quantization=quantization)):
         raise ConfigError(problems)
 
 
@@ -128,8 +135,7 @@ def place_mixture(mixture: Mixture, model: Any, peers: Peers, *, rounded: torch.
     own = module.num_experts // peers.size
     rows = slice(peers.number * own, (peers.number + 1) * own)
     for tensor in mixture.tensors:
-        parameter = getattr(module, tensor)
-        parameter.data = parameter.data[rows].clone()  # a view would keep the others' memory
+        keep_some(module, tensor, rows)
     for adapter in model.modules():
         if isinstance(adapter, ParamWrapper) and adapter.get_base_layer() is module:
             adapter.get_delta_factors = partial(_own_factors, adapter.get_delta_factors, rows)
@@ -164,7 +170,13 @@ def _rounding(mixture: Mixture, dtype: torch.dtype) -> Forward:
 
 
 def _own_tensors(module: torch.nn.Module) -> list[str]:
-    return [name for name, _ in module.named_parameters(recurse=False)]
+    return [*dict(module.named_parameters(recurse=False)), *getattr(module, "parametrizations", ())]
+
+
+def _breaks_blocks(mixture: Mixture, size: int) -> bool:
+    """Whether a rank's share of a tensor that will be packed is no whole number of blocks."""
+    tensors = [getattr(mixture.module, name) for name in mixture.tensors]
+    return any(weight.ndim == 3 and weight.numel() % (size * NF4_BLOCK) for weight in tensors)
 
 
 def _shared(mixture: Mixture) -> list[str]:

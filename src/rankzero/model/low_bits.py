@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +19,8 @@ from torch.nn.utils import parametrize
 
 FLOAT8 = torch.float8_e4m3fn
 FLOAT8_MAX = torch.finfo(FLOAT8).max
+NF4_BLOCK = 64
+"""So many values of a 4-bit weight have a scale."""
 BLOCK = 128
 """One scale for BLOCK x BLOCK values of a matrix, as published FP8 checkpoints have it: theirs are kept exactly."""
 
@@ -40,6 +43,10 @@ class Float8Weight(torch.nn.Module):
         """Stands for the unpacked weight where only its shape, precision and place matter."""
         return torch.empty((), dtype=self.dtype, device=packed.device).expand(packed.shape)
 
+    def some(self, packed: torch.Tensor, rows: slice) -> tuple[torch.Tensor, Float8Weight]:
+        """Of a weight (experts, …, …) some experts, and what unpacks them, to the same values."""
+        return packed[rows].clone(), Float8Weight(self.scale[rows].clone(), self.dtype)
+
 
 class Nf4Weight(torch.nn.Module):
     """Unpacks 4-bit NormalFloats of bitsandbytes."""
@@ -58,6 +65,45 @@ class Nf4Weight(torch.nn.Module):
     def outline(self, packed: torch.Tensor) -> torch.Tensor:
         """Stands for the unpacked weight where only its shape, precision and place matter."""
         return torch.empty((), dtype=self.quant_state.dtype, device=packed.device).expand(self.quant_state.shape)
+
+    def some(self, packed: torch.Tensor, rows: slice) -> tuple[torch.Tensor, Nf4Weight]:
+        """Of a weight (experts, …, …) some experts, and what unpacks them, to the same values.
+
+        Experts have to begin and end with a block of NF4_BLOCK values. Where they do not begin and end with a block of
+        scales as well, scales are kept in float32: 0.05 bytes more for a weight.
+        """
+        from bitsandbytes.functional import QuantState, dequantize_blockwise
+
+        state = self.quant_state
+        each = prod(state.shape[1:])
+        values = slice(rows.start * each, rows.stop * each)
+        if values.start % NF4_BLOCK or values.stop % NF4_BLOCK or state.blocksize != NF4_BLOCK:
+            raise ValueError("these experts do not begin and end with a block of their packed weight")
+        blocks, nested = _divided(values, NF4_BLOCK), {}
+        scales = state.absmax
+        if state.nested:
+            outer = state.state2
+            if blocks.start % outer.blocksize or blocks.stop % outer.blocksize:
+                scales = dequantize_blockwise(scales, outer) + state.offset
+            else:
+                kept = outer.absmax[_divided(blocks, outer.blocksize)].clone()
+                inner = QuantState(absmax=kept, code=outer.code, blocksize=outer.blocksize, dtype=outer.dtype)
+                nested = {"offset": state.offset, "state2": inner}
+        part = QuantState(
+            absmax=scales[blocks].clone(),
+            shape=torch.Size((rows.stop - rows.start, *state.shape[1:])),
+            code=state.code,
+            blocksize=state.blocksize,
+            quant_type=state.quant_type,
+            dtype=state.dtype,
+            **nested,
+        )
+        two_in_a_byte = packed.reshape(-1).view(torch.uint8)[_divided(values, 2)].clone()
+        return two_in_a_byte.view(packed.dtype).reshape(-1, 1), Nf4Weight(part)
+
+
+def _divided(span: slice, by: int) -> slice:
+    return slice(span.start // by, span.stop // by)
 
 
 class Float8Linear(torch.nn.Linear):
@@ -112,6 +158,16 @@ def hold(module: torch.nn.Module, name: str, unpack: torch.nn.Module) -> None:
 def is_held(module: torch.nn.Module, name: str) -> bool:
     """Whether a parameter is packed."""
     return parametrize.is_parametrized(module, name)
+
+
+def keep_some(module: torch.nn.Module, name: str, rows: slice) -> None:
+    """Let a parameter (experts, …, …), packed or not, be that of some experts alone; of others no memory is kept."""
+    if not is_held(module, name):
+        plain: torch.nn.Parameter = getattr(module, name)
+        plain.data = plain.data[rows].clone()  # a view would keep the others' memory
+        return
+    held: Any = module.parametrizations[name]  # type: ignore[index]
+    held.original.data, held[0] = held[0].some(held.original.data, rows)
 
 
 def tensor_outline(module: torch.nn.Module, name: str) -> torch.Tensor:

@@ -234,9 +234,6 @@ def _experts_over_processes(spec: RunSpec) -> list[Problem]:
     if spec.model.kernels != "none":
         what = f"{spec.model.kernels} kernels have experts of their own, whose tokens do not travel"
         problems.append(Problem(what, "model.kernels", beside))
-    if spec.model.quantization != "none":
-        what = f"experts that are held as {spec.model.quantization} are not divided among processes"
-        problems.append(Problem(what, "model.quantization", beside))
     return problems
 
 
@@ -314,7 +311,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[RunSpec], list[Problem]]], ...] =
     (
         (
             *("train.expert_parallel", "train.sharding", "train.context_parallel", "train.torch_compile"),
-            *("train.optimizer", "train.offload", "lora", "model.kernels", "model.quantization"),
+            *("train.optimizer", "train.offload", "lora", "model.kernels"),
         ),
         _experts_over_processes,
     ),

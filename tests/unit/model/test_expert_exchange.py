@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from rankzero.errors import ConfigError
 from rankzero.model.expert_exchange import exchange_problems, mixtures, place_experts, place_mixture, require_exchange
 from rankzero.model.facts import of_a_rank
+from rankzero.model.low_bits import Float8Weight, Nf4Weight, hold, keep_some, to_float8
 from rankzero.model.memory import state_parts
 from rankzero.model.shapes import model_facts
 from tests.support.memory import make_model, make_spec
@@ -65,12 +66,14 @@ def test_what_cannot_be_divided_is_refused(config: Any, size: int, reasons: list
 
 
 def test_all_reasons_are_said_at_once() -> None:
-    """Experts in a number that cannot be divided, with a norm that they share, and trained in full beside adapters."""
+    """Experts in a number that cannot be divided, with a norm that they share, in 4 bits, and trained in full beside
+    adapters."""
     model = empty(qwen3_moe())
     for mixture in mixtures(model):
         mixture.module.post_expert_norm = torch.nn.LayerNorm(16, device="meta")
-    problems = exchange_problems(model, 3, whole=["model.layers.0.mlp"])
-    assert [problem.where for problem in problems] == [*["train.expert_parallel"] * 2, "lora.modules_to_save"]
+    problems = exchange_problems(model, 3, whole=["model.layers.0.mlp"], quantization="nf4")
+    assert [problem.where for problem in problems] == [*["train.expert_parallel"] * 3, "lora.modules_to_save"]
+    assert "block of 64 packed weights" in problems[2].what
     assert "share weights (post_expert_norm.weight, post_expert_norm.bias)" in problems[1].what
 
 
@@ -154,3 +157,43 @@ def test_thirty_billion_weights_of_which_sixteen_processes_hold_one_and_a_half_e
     assert own.trained_bytes / own.trainable == facts.trained_bytes / facts.trainable
     packed = facts_of_shape("Qwen3 30B-A3B", "QLoRA")
     assert packed.unpacked_bytes == 2 * 128 * 2048 * 2 * 768 == 16 * of_a_rank(packed, 16).unpacked_bytes
+
+
+def pack(module: Any, name: str, quantization: str) -> None:
+    """As loading does."""
+    from bitsandbytes.functional import quantize_4bit
+
+    weight = getattr(module, name).data.contiguous()
+    unpack: torch.nn.Module
+    if quantization == "fp8":
+        packed, scale = to_float8(weight)
+        unpack = Float8Weight(scale, torch.float32)
+    else:
+        packed, state = quantize_4bit(weight, compress_statistics=True, quant_type="nf4", quant_storage=torch.float32)
+        unpack = Nf4Weight(state)
+    setattr(module, name, torch.nn.Parameter(packed, requires_grad=False))
+    hold(module, name, unpack)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "rows"),
+    [("fp8", slice(1, 2)), ("nf4", slice(1, 2)), ("nf4", slice(2, 4))],
+    ids=["8 bits", "4 bits", "whole scales"],
+)
+def test_packed_experts_are_divided_without_being_packed_again(quantization: Any, rows: slice) -> None:
+    """Each rank's are the same values as in the whole model, also where scales of scales have to be cut through."""
+    pytest.importorskip("bitsandbytes")
+    config = qwen3_moe()
+    config.hidden_size, config.moe_intermediate_size = 128, 64
+    experts = AutoModelForCausalLM.from_config(config).model.layers[0].mlp.experts
+    for name in ("gate_up_proj", "down_proj"):
+        pack(experts, name, quantization)
+    whole = {name: getattr(experts, name).clone() for name in ("gate_up_proj", "down_proj")}
+    before = sum(tensor.nbytes for tensor in experts.state_dict().values())
+    for name, weight in whole.items():
+        keep_some(experts, name, rows)
+        assert torch.equal(getattr(experts, name), weight[rows])
+    share = (rows.stop - rows.start) / 4
+    assert sum(tensor.nbytes for tensor in experts.state_dict().values()) == share * before
+    state = None if quantization == "fp8" else experts.parametrizations.down_proj[0].quant_state
+    assert state is None or state.nested == (rows.start == 2)

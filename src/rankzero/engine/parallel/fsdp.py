@@ -40,9 +40,10 @@ from rankzero.engine.parallel.formats import (
     whole_on_main,
 )
 from rankzero.engine.parallel.parts import Cut, cut_of, local
-from rankzero.engine.parallel.placing import check_same_model, take_from_main
+from rankzero.engine.parallel.placing import check_same_model, take_from_main, tensors
 from rankzero.errors import ConfigError, StorageError
 from rankzero.model.expert_exchange import mixtures_of, place_mixture
+from rankzero.model.low_bits import tensor_outline
 from rankzero.model.parts import blocks
 from rankzero.model.weights import read_state, saved_buffers
 from rankzero.spec.run_spec import RunSpec, Sharding
@@ -211,16 +212,18 @@ def wrap(
         keep = CPUOffloadPolicy(pin_memory=cut.device.type == "cuda")
     waiting = [] if group is None else mixtures_of(model)
     shapes: dict[str, torch.Size] = {}
+    placed: list[torch.Tensor] = []
     for name, unit in [*blocks(model), ("", model)]:
-        take_from_main(unit, world, cut.device, leave=[model.get_parameter(own) for own in shapes])
+        take_from_main(unit, world, cut.device, leave=placed)
         _check_unit(name, unit)
         parts = set(unit.modules())
         for mixture in [one for one in waiting if group is not None and one.module in parts]:
             waiting.remove(mixture)
-            shapes |= {f"{mixture.name}.{own}": getattr(mixture.module, own).shape for own in mixture.tensors}
+            shapes |= {f"{mixture.name}.{own}": tensor_outline(mixture.module, own).shape for own in mixture.tensors}
             place_mixture(mixture, model, group, rounded=precision.param_dtype)
+            placed += [tensor for _, _, tensor in tensors(mixture.module)]
         beside = {parameter for parameter in unit.parameters() if not parameter.ndim}
-        beside |= {model.get_parameter(own) for own in shapes}
+        beside |= {tensor for tensor in placed if isinstance(tensor, torch.nn.Parameter)}
         fully_shard(unit, mesh=cut.mesh, mp_policy=precision, offload_policy=keep, ignored_params=beside)
         # Sums, not means: each rank's loss is already its share of the whole global batch's.
         unit.set_gradient_divide_factor(1.0)
