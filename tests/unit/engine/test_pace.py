@@ -75,11 +75,12 @@ def test_a_clock_times_what_lies_between_and_says_so_when_it_is_read() -> None:
     assert 0 < first == clock.seconds
 
 
-def test_ranks_that_share_passes_are_not_compared() -> None:
+@pytest.mark.parametrize("field", ["context_parallel", "expert_parallel"])
+def test_ranks_that_meet_within_passes_are_not_compared(field: str) -> None:
     """They wait for each other in each layer, so the time of one is that of all."""
     session: Any = SimpleNamespace(parallel=SimpleNamespace(name="ddp"))
     found = [
-        open_pace(RunSpec.model_validate({**SPEC, "train": {"context_parallel": each}}), session, World(world_size=4))
+        open_pace(RunSpec.model_validate({**SPEC, "train": {field: each}}), session, World(world_size=4))
         for each in (1, 2)
     ]
     assert isinstance(found[0], Pace) and found[1] is None

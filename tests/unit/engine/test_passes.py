@@ -11,12 +11,16 @@ import pytest
 import torch
 
 from rankzero.data.batches.loader import MicroBatch
+from rankzero.engine.device import Device
+from rankzero.engine.distributed import World
 from rankzero.engine.passes import is_out_of_memory, remembered
+from rankzero.engine.setup import pass_memory
 from rankzero.engine.step import Stepper
 from rankzero.errors import ConfigError, StoppedError
 from rankzero.model.memory import MemoryPlan
 from rankzero.run_dir.atomic import write_json
 from rankzero.run_dir.paths import RunDir
+from rankzero.spec.run_spec import RunSpec
 from tests.support.forked import fail_above
 from tests.support.runs import log, metrics, run_here, run_root, small_spec, stop_in
 
@@ -116,3 +120,16 @@ def test_an_evaluation_is_made_again_in_smaller_passes(
     assert "the evaluation after step 4: out of memory" in log(spec)
     assert json.loads((run_root(spec) / "pass-limit.json").read_text())["micro_batch_tokens"] <= 64
     assert_same_losses(metrics(spec), undisturbed)
+
+
+@pytest.mark.parametrize("field", ["context_parallel", "expert_parallel"])
+def test_a_rank_that_meets_others_within_passes_cannot_make_them_again_alone(field: str, tmp_path: Path) -> None:
+    """And what was found out of passes holds for as many processes together."""
+    plan = MemoryPlan(128, 32, gradient_checkpointing=False, expected_bytes=0)
+    sections = {"model": {"name": "m"}, "data": {"train": "t"}}
+    found = []
+    for size in (1, 2):
+        spec = RunSpec.model_validate({**sections, "train": {field: size}})
+        found.append(pass_memory(spec, RunDir(tmp_path), World(world_size=4), Device("cpu"), "ddp", plan))
+    assert [memory.alone for memory in found] == [True, False]
+    assert found[1].setting == found[0].setting | {field: 2}

@@ -7,7 +7,22 @@ from pathlib import Path
 import pytest
 
 from tests.support.memory_table import facts_of_shape
-from tests.support.scale import BATCH, COUNTS, METHODS, NAMES, SWIFT, scaled, swift, swift_table, table
+from tests.support.scale import (
+    BATCH,
+    COUNTS,
+    METHODS,
+    NAMES,
+    SWIFT,
+    TENSOR,
+    experts_on_sixteen,
+    experts_table,
+    scaled,
+    swift,
+    swift_table,
+    table,
+    tensor_parallel,
+    tensor_table,
+)
 
 PAGE = (Path(__file__).parents[3] / "docs/scale.md").read_text(encoding="utf-8")
 
@@ -16,6 +31,8 @@ def test_the_tables_in_the_docs_are_current() -> None:
     """`python -m tests.support.scale` prints them."""
     assert f"\n{table()}\n" in PAGE
     assert f"\n{swift_table()}\n" in PAGE
+    assert f"\n{experts_table()}\n" in PAGE
+    assert f"\n{tensor_table()}\n" in PAGE
 
 
 def test_a_token_meets_three_of_thirty_billion_weights() -> None:
@@ -31,6 +48,38 @@ def test_the_share_of_experts_gives_megatrons_step() -> None:
     cost = swift("A800")
     assert cost.compute + cost.recompute + cost.optimizer == pytest.approx(SWIFT["megatron"], rel=0.15)
     assert swift("A800").seconds < SWIFT["zero3"] / 5, "which neither products nor links explain"
+
+
+def test_what_the_page_says_of_experts_on_several_processes() -> None:
+    for share in (0.10, 0.40):
+
+        def seconds(method: str, sharding: str, together: int, share: float = share) -> float:
+            return experts_on_sixteen(method, sharding, together, share)[1].seconds
+
+        assert seconds("full", "fsdp", 1) < seconds("full", "fsdp", 8) < seconds("full", "fsdp", 16)
+        faster = seconds("LoRA", "ddp", 1) / seconds("LoRA", "ddp", 2)
+        assert faster == pytest.approx(4 / 3 if share == 0.10 else 7 / 6, abs=0.02), "a quarter, a seventh"
+        slower = seconds("QLoRA", "ddp", 8) / seconds("QLoRA", "ddp", 1)
+        assert slower == pytest.approx(1.03 if share == 0.10 else 1.10, abs=0.01)
+    even = experts_on_sixteen("full", "fsdp", 8, 0.114)[1].seconds
+    assert even == pytest.approx(experts_on_sixteen("full", "fsdp", 1, 0.10)[1].seconds, rel=0.01)
+    on_ethernet = (
+        scaled("Qwen3 30B-A3B", "full", 16, rdma=False, train={"sharding": "fsdp", "expert_parallel": together})[1]
+        for together in (1, 8)
+    )
+    assert [cost.seconds for cost in on_ethernet] == pytest.approx([23, 23], abs=0.3)
+    megatron = swift("A800", sharding="fsdp", expert_parallel=8)
+    assert (megatron.seconds, megatron.waiting) == (pytest.approx(12.0, abs=0.05), pytest.approx(1.9, abs=0.05))
+    products = SWIFT["megatron"] - megatron.waiting
+    assert 0.12 < 0.10 * (megatron.compute + megatron.recompute) / products < 0.135
+
+
+def test_splitting_products_pays_for_none_of_these() -> None:
+    for name, method, ranks in TENSOR:
+        for share in (scaled(name, method, ranks)[1].efficiency, 0.60):
+            for ways in (2, 8):
+                alone, split = tensor_parallel(name, method, ranks, ways, share)
+                assert alone < split, (name, method, ranks, ways, share)
 
 
 def test_what_the_page_says_breaks() -> None:

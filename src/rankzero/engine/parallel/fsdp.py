@@ -42,7 +42,7 @@ from rankzero.engine.parallel.formats import (
 from rankzero.engine.parallel.parts import Cut, cut_of, local
 from rankzero.engine.parallel.placing import check_same_model, take_from_main, tensors
 from rankzero.errors import ConfigError, StorageError
-from rankzero.model.expert_exchange import mixtures_of, place_mixture
+from rankzero.model.expert_exchange import Mixture, mixtures_of, place_mixture
 from rankzero.model.low_bits import tensor_outline
 from rankzero.model.parts import blocks
 from rankzero.model.weights import read_state, saved_buffers
@@ -216,12 +216,13 @@ def wrap(
     for name, unit in [*blocks(model), ("", model)]:
         take_from_main(unit, world, cut.device, leave=placed)
         _check_unit(name, unit)
-        parts = set(unit.modules())
-        for mixture in [one for one in waiting if group is not None and one.module in parts]:
-            waiting.remove(mixture)
-            shapes |= {f"{mixture.name}.{own}": tensor_outline(mixture.module, own).shape for own in mixture.tensors}
-            place_mixture(mixture, model, group, rounded=precision.param_dtype)
-            placed += [tensor for _, _, tensor in tensors(mixture.module)]
+        if group is not None:
+            parts = set(unit.modules())
+            for mixture in [one for one in waiting if one.module in parts]:
+                waiting.remove(mixture)
+                shapes |= {f"{mixture.name}.{own}": _shape_of(mixture, own) for own in mixture.tensors}
+                place_mixture(mixture, model, group, rounded=precision.param_dtype)
+                placed += [tensor for _, _, tensor in tensors(mixture.module)]
         beside = {parameter for parameter in unit.parameters() if not parameter.ndim}
         beside |= {tensor for tensor in placed if isinstance(tensor, torch.nn.Parameter)}
         fully_shard(unit, mesh=cut.mesh, mp_policy=precision, offload_policy=keep, ignored_params=beside)
@@ -230,6 +231,10 @@ def wrap(
         unit.set_force_sum_reduction_for_comms(True)
     model.set_reduce_scatter_unused_params(True)  # ranks may differ in what their rows use, such as experts
     return shapes
+
+
+def _shape_of(mixture: Mixture, name: str) -> torch.Size:
+    return tensor_outline(mixture.module, name).shape
 
 
 def _precision(model: Any, dtype: torch.dtype) -> MixedPrecisionPolicy:
