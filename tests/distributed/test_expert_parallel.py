@@ -154,11 +154,16 @@ def test_a_run_goes_on_bit_for_bit_and_without_it(
     assert_same_run(without, one["full"])
 
 
-def test_a_run_of_one_process_goes_on_with_two(tmp_path: Path, mixture: Path, one: dict[str, RunSpec]) -> None:
+def test_a_run_goes_on_however_its_experts_lie(tmp_path: Path, mixture: Path, one: dict[str, RunSpec]) -> None:
+    """Begun by one process, continued by two that spread the rest, and ended by two that have replicas of it."""
     spec = spec_in(tmp_path, mixture, "full", 2)
     with pytest.raises(StoppedError):
         run_here(alone(spec), hooks=stop_in(2))
+    spread = spec.model_copy(update={"train": spec.train.model_copy(update={"sharding": "fsdp"})})
+    outcome = run_forked(spread, 2, Ordeal(stop_in_step=3))
+    assert outcome.codes == [ExitCode.STOPPED] * 2, outcome.said
+    assert "processes of all experts: unknown before, 2 now" in outcome.said
     outcome = run_forked(spec, 2)
     assert outcome.codes == [ExitCode.DONE] * 2, outcome.said
-    assert "processes of all experts: unknown before, 2 now" in outcome.said
+    assert "sharding: fsdp before, ddp now" in outcome.said
     assert_same_run(spec, one["full"])
