@@ -30,6 +30,7 @@ from rankzero.run_dir.paths import RunDir
 from rankzero.spec.cluster_spec import ClusterSpec
 from rankzero.spec.resolve import to_yaml
 from rankzero.spec.run_spec import RunSpec
+from tests.support.architectures import save
 from tests.support.runs import log, run_here, run_root, small_spec
 
 
@@ -234,6 +235,24 @@ def test_another_process_count_divides_the_machine(trained: tuple[RunSpec, int])
     one, two = told(trained[0]), forecast_without_torch(trained[0], 2)
     assert two is not None and two.place.limit == one.place.limit // 2 and two.place.world_size == 2
     assert "on 2 processes (ddp)" in " ".join(line.strip() for line in lines(two))
+
+
+def test_processes_that_hold_experts_together_have_less_of_them_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANKZERO_CACHE", str(tmp_path / "cache"))
+    alone = small_spec(tmp_path, save("qwen3_moe", tmp_path / "model"))
+    shared = alone.model_copy(update={"train": alone.train.model_copy(update={"expert_parallel": 2})})
+    assert forecast_without_torch(shared, 2) is None
+    whole, half = (dry_run(spec, 2) for spec in (alone, shared))
+    experts = whole.facts.experts
+    assert experts is not None and whole.facts == half.facts
+    weights = [found.memory.need.parts["weights"] for found in (whole, half)]
+    assert weights[0] - weights[1] == experts.bytes / 2
+    assert "on 2 processes (ddp, experts over 2 of them)" in " ".join(line.strip() for line in lines(half))
+    three = alone.model_copy(update={"train": alone.train.model_copy(update={"expert_parallel": 3})})
+    with pytest.raises(ConfigError, match="8 experts cannot be divided among 3 processes"):
+        dry_run(three, 3)
 
 
 def test_processes_that_share_passes_have_longer_ones_and_half_of_a_row_each(trained: tuple[RunSpec, int]) -> None:
