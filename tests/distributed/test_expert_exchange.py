@@ -54,6 +54,7 @@ def one_rank(directory: Path, name: str, implementation: str, size: int) -> None
     from rankzero.engine.device import Device
     from rankzero.engine.distributed import World, process_group, world_from_env
     from rankzero.engine.parallel.expert_group import ExpertGroup
+    from rankzero.engine.parallel.formats import ShardedSnapshot
     from rankzero.model.expert_exchange import place_experts
 
     world: World = world_from_env(dict(os.environ))
@@ -65,6 +66,9 @@ def one_rank(directory: Path, name: str, implementation: str, size: int) -> None
         out_TH = block.inner.experts(x_TH, chosen_TK, weights_TK)
         torch.autograd.backward((out_TH**2).sum())
         found = {"out": out_TH.detach(), "x": x_TH.grad, "weights": weights_TK.grad}
+        shapes = {"cut": group.cut.spread(torch.zeros(3, 5), torch.Size((3 * size, 5))), "plain": torch.zeros(12)}
+        saved = ShardedSnapshot(shapes, (group.cut,), world.world_size)
+        found |= {"held": saved.held, "written": saved.nbytes}
         for tensor in cut:
             gradient = block.get_parameter(tensor).grad
             assert gradient is not None, "backward passes through the experts of a rank that nobody visits"
@@ -109,8 +113,10 @@ def test_experts_of_several_ranks_are_those_of_one(
         if len(x_TH):
             torch.autograd.backward((out_TH**2).sum())
         wanted.append({"out": out_TH.detach(), "x": x_TH.grad, "weights": weights_TK.grad})
-    for rank in range(ranks):
-        found = torch.load(tmp_path / f"{rank}.pt")
+    all_found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(ranks)]
+    assert {found.pop("held") for found in all_found} == {4 * (3 * 5 + 12)}
+    assert sum(found.pop("written") for found in all_found) == 4 * (3 * size * 5 + 12), "all ranks write it once"
+    for rank, found in enumerate(all_found):
         for key, value in wanted[rank].items():
             if value is not None:
                 torch.testing.assert_close(found.pop(key), value, rtol=1e-5, atol=1e-6)

@@ -82,7 +82,7 @@ class Saver:
         self.wait()
         self.taken = position.step
         tensors = self._parallel.snapshot()
-        at_once = not all(gather_objects(self._copy is not None or self._has_room(tensors.nbytes)))
+        at_once = not all(gather_objects(self._copy is not None or self._has_room(tensors.held)))
         self._copy = None if at_once else tensors.copied(self._copy)
         contents = Contents(position, self._copy or tensors, generator_states())
         if at_once:

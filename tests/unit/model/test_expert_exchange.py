@@ -132,6 +132,16 @@ class Itself:
         return rows
 
 
+@pytest.mark.parametrize("name", FUSED)
+def test_models_of_these_families_compute_the_same_with_an_exchange(name: str) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(FUSED[name]())
+    ids = torch.randint(3, 60, (2, 9))
+    before = model(input_ids=ids).logits
+    place_experts(model, Itself())
+    torch.testing.assert_close(model(input_ids=ids).logits, before, rtol=1e-5, atol=1e-6)
+
+
 def test_experts_compute_rounded_and_learn_as_they_are_held() -> None:
     """Beside FSDP2, which rounds all other weights itself."""
     held, rounded = (AutoModelForCausalLM.from_config(qwen3_moe()) for _ in range(2))

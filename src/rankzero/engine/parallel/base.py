@@ -19,7 +19,11 @@ class Snapshot(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """What this rank will write of it."""
+        """What this rank will write of it: of what several have alike, its share."""
+
+    @property
+    def held(self) -> int:
+        """Bytes of memory that a copy takes on this rank."""
 
     def copied(self, into: Snapshot | None = None) -> Snapshot:
         """The same in memory of its own on the host, to be written while the run goes on. Not a collective.

@@ -58,6 +58,10 @@ class WholeSnapshot:
     def nbytes(self) -> int:
         return _bytes((*self.weights.values(), *self.optimizer.values(), *self.frozen.values()))
 
+    @property
+    def held(self) -> int:
+        return _bytes((*self.weights.values(), *self.optimizer.values()))
+
     def copied(self, into: Snapshot | None = None) -> WholeSnapshot:
         old = into if isinstance(into, WholeSnapshot) else WholeSnapshot(None, {}, {})
         weights, optimizer = on_host(self.weights, old.weights), on_host(self.optimizer, old.optimizer)
@@ -75,6 +79,10 @@ class NothingToWrite:
 
     @property
     def nbytes(self) -> int:
+        return 0
+
+    @property
+    def held(self) -> int:
         return 0
 
     def copied(self, into: Snapshot | None = None) -> NothingToWrite:
@@ -96,7 +104,15 @@ class ShardedSnapshot:
 
     @property
     def nbytes(self) -> int:
+        return sum(-(-_bytes([local(tensor)]) // self._writers(tensor)) for tensor in self.state.values())
+
+    @property
+    def held(self) -> int:
         return _bytes(local(tensor) for tensor in self.state.values())
+
+    def _writers(self, tensor: torch.Tensor) -> int:
+        """How many ranks have what this one has of a tensor: among them torch divides it."""
+        return cut_of(tensor, self.cuts).copies if isinstance(tensor, DTensor) else self.world_size
 
     def copied(self, into: Snapshot | None = None) -> ShardedSnapshot:
         if self.on_host_already:

@@ -31,6 +31,8 @@ class Cut:
         all of them. A collective."""
         self.device = device.torch_device
         self._ranks = among or world.world_size
+        self.copies = world.world_size // self._ranks
+        """So many ranks have each part."""
         self._rank = world.rank % self._ranks
         shape: tuple[int, ...] = (world.world_size,)
         names: tuple[str, ...] = ("parts",)
