@@ -51,9 +51,6 @@ def check_slurm(spec: ClusterSpec) -> list[Problem]:
     defaults = ClusterSpec.model_construct()
     strange = [name for name in _INSTEAD if getattr(spec, name) != getattr(defaults, name)]
     problems = [Problem("kind slurm has nothing for it", name, f"leave it out: {_INSTEAD[name]}") for name in strange]
-    if spec.prepare == "always":
-        hint = "leave it out: nodes fetch and tokenise what the cache lacks when they start"
-        problems.append(Problem("Slurm runs have no preparation Job", "prepare", hint))
     for name in ("limits", "shm", "rdma"):
         if getattr(spec.resources, name) != getattr(ResourcesSpec(), name):
             hint = "leave it out: the nodes decide about it"
