@@ -137,6 +137,7 @@ def katib_objects(
         seed=sweep.spec.seed,
         trials=sweep.trials,
         parallel=1 if sweep.spec.parallel == "auto" else sweep.spec.parallel,
+        pruner=sweep.spec.pruner,
     )
     return experiment_objects(plan, search)
 
@@ -150,9 +151,6 @@ def sweep_for_pods(path: Path, overrides: Sequence[str]) -> Sweep:
     sweep = reading.sweep
     if sweep is None:
         raise ConfigError(in_reading_order(reading.problems))
-    if sweep.spec.pruner != "none":
-        hint = "pruner: none; trials on a cluster say what they scored when they end"
-        raise ConfigError("trials end early on this machine only", where=f"{path} pruner", hint=hint)
     if problems := files_searched(sweep, path):
         raise ConfigError(problems)
     return sweep
@@ -210,6 +208,9 @@ def run_sweep_on(
     from rankzero.sweep.cluster import OnCluster
 
     sweep = sweep_for_pods(path, overrides)
+    if sweep.spec.pruner != "none":
+        hint = "pruner: none; trials on a cluster say what they scored when they end. With Katib (--render): median"
+        raise ConfigError("here trials of a cluster do not end early", where=f"{path} pruner", hint=hint)
     plan = plan_of_sweep(sweep, cluster, cluster_overrides, kind)
     backend = open_backend(plan.cluster, say=say, detach=False)
     place = OnCluster(backend, plan.cluster, sweep.run_base, submitter(), say)
