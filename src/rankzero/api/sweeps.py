@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -138,8 +139,20 @@ def katib_objects(
         trials=sweep.trials,
         parallel=1 if sweep.spec.parallel == "auto" else sweep.spec.parallel,
         pruner=sweep.spec.pruner,
+        evaluations=_evaluations(sweep),
     )
     return experiment_objects(plan, search)
+
+
+def _evaluations(sweep: Sweep) -> int | None:
+    """How often each trial is evaluated; None where only its data can tell, or trials differ."""
+    decides = {"train.max_steps", "train.num_train_epochs", "eval.every", "eval.on_start"}
+    run = sweep.run
+    every, steps = run.eval.every, run.train.max_steps
+    if decides & set(sweep.space) or (every == "epoch") != (steps is None):
+        return None
+    last = run.train.num_train_epochs if steps is None else steps / int(every)
+    return math.ceil(last) + run.eval.on_start
 
 
 def sweep_for_pods(path: Path, overrides: Sequence[str]) -> Sweep:

@@ -38,9 +38,15 @@ PARAMETERS: dict[str, Any] = {
 }
 
 
-def rendered(directory: Path, kind: str = "job", cluster: dict[str, Any] | None = None, **fields: Any) -> list[Any]:
+def rendered(
+    directory: Path,
+    kind: str = "job",
+    cluster: dict[str, Any] | None = None,
+    run: dict[str, Any] = RUN,
+    **fields: Any,
+) -> list[Any]:
     """The objects of a sweep over PARAMETERS."""
-    file = written(directory, RUN, **{"parameters": PARAMETERS, "trials": 12, "parallel": 3, **fields})
+    file = written(directory, run, **{"parameters": PARAMETERS, "trials": 12, "parallel": 3, **fields})
     place = directory / "cluster.yaml"
     place.write_text(yaml.safe_dump({**CLUSTER, **(cluster or {})}))
     return katib_objects(file, cluster=str(place), kind=kind)
@@ -108,10 +114,35 @@ def test_several_nodes_of_a_jobset_find_each_other_by_the_trials_name(tmp_path: 
 
 @pytest.mark.parametrize("kind", ["job", "jobset", "pytorchjob", "trainjob"])
 def test_the_median_rule_is_katib_s_own(tmp_path: Path, kind: str) -> None:
-    spec = rendered(tmp_path, kind, pruner="median")[-1]["spec"]
+    spec = rendered(tmp_path, kind, run={**RUN, "eval": {"every": 10}}, pruner="median")[-1]["spec"]
     settings = [{"name": "min_trials_required", "value": "5"}, {"name": "start_step", "value": "4"}]
     assert spec["earlyStopping"] == {"algorithmName": "medianstop", "algorithmSettings": settings}
     assert "earlyStopping" not in rendered(tmp_path, kind)[-1]["spec"]
+
+
+@pytest.mark.parametrize(
+    ("run", "space", "at"),
+    [
+        ({"train": {"max_steps": 100}, "eval": {"every": 10}}, {}, "4"),
+        ({"train": {"max_steps": 25}, "eval": {"every": 10}}, {}, "2"),
+        ({"train": {"max_steps": 25}, "eval": {"every": 10}}, {"eval.every": {"values": [10, 5]}}, "4"),
+        ({"train": {"num_train_epochs": 2}, "eval": {"on_start": True}}, {}, "2"),
+        ({"train": {"num_train_epochs": 1}, "eval": {"every": 10}}, {}, "4"),
+        ({"train": {"num_train_epochs": 1}}, {}, None),
+        ({"train": {"max_steps": 5}, "eval": {"every": 10}}, {}, None),
+    ],
+)
+def test_a_trial_is_judged_before_its_last_evaluation(
+    tmp_path: Path, run: dict[str, Any], space: dict[str, Any], at: str | None
+) -> None:
+    plain = {name: value for name, value in RUN.items() if name not in ("train", "eval")}
+    fields = {"parameters": {"lora.r": {"values": [4, 8]}, **space}, "pruner": "median"}
+    if at is None:
+        with pytest.raises(ConfigError, match="evaluated at its end alone"):
+            rendered(tmp_path, run={**plain, **run}, **fields)
+        return
+    settings = rendered(tmp_path, run={**plain, **run}, **fields)[-1]["spec"]["earlyStopping"]["algorithmSettings"]
+    assert settings[-1] == {"name": "start_step", "value": at}
 
 
 def test_the_space_is_the_same_as_here(tmp_path: Path) -> None:

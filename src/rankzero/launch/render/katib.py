@@ -38,8 +38,8 @@ _TRIAL_VARIABLE = "RANKZERO_TRIAL"
 _NUMBER = r"([+-]?\d+(\.\d+)?([Ee][+-]?\d+)?)"
 """With a digit at least: the collector ends at what is no number, and an evaluation may be null."""
 MEDIAN_TRIALS, MEDIAN_EVALUATIONS = 5, 4
-"""From how many finished trials on others end early, as on this machine, and by which of their evaluations: Katib looks
-at that one alone."""
+"""From how many finished trials on others end early, as on this machine, and by which of their evaluations at the
+latest: Katib looks at one alone."""
 _PLAIN = re.compile(r"[A-Za-z][\w./-]*")
 """Text that needs no quotes in YAML."""
 _CONDITIONS = {"job": "Complete", "jobset": "Completed", "trainjob": "Complete", "pytorchjob": "Succeeded"}
@@ -64,6 +64,13 @@ class Search:
     trials: int
     parallel: int
     pruner: str = "none"
+    evaluations: int | None = None
+    """Of each trial; None: only its data can tell."""
+
+    @property
+    def median_at(self) -> int:
+        """By which of its evaluations a trial is judged: not the last, which would save nothing."""
+        return MEDIAN_EVALUATIONS if self.evaluations is None else min(MEDIAN_EVALUATIONS, self.evaluations - 1)
 
 
 def experiment_objects(plan: Plan, search: Search) -> list[Manifest]:
@@ -106,13 +113,16 @@ def _pruner_problems(plan: Plan, search: Search) -> list[Problem]:
     if plan.cluster.num_nodes > 1:
         what = f"Katib ends a trial early in one pod, and a trial of {plan.cluster.num_nodes} nodes would start again"
         return [Problem(what, "pruner", "pruner: none, or num_nodes: 1 in cluster.yaml")]
+    if search.median_at < 1:
+        hint = "pruner: none, or in run.yaml a smaller eval.every, such as a number of steps"
+        return [Problem("a trial is evaluated at its end alone, when there is nothing left to end", "pruner", hint)]
     return []
 
 
 def _early_stopping(search: Search) -> dict[str, Any]:
     if search.pruner == "none":
         return {}
-    values = {"min_trials_required": MEDIAN_TRIALS, "start_step": MEDIAN_EVALUATIONS}
+    values = {"min_trials_required": MEDIAN_TRIALS, "start_step": search.median_at}
     settings = [{"name": name, "value": str(value)} for name, value in values.items()]
     return {"earlyStopping": {"algorithmName": "medianstop", "algorithmSettings": settings}}
 
