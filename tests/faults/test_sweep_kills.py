@@ -167,6 +167,7 @@ def test_trials_that_were_killed_go_on_in_their_own_run_directories(tmp_path: Pa
 
 @pytest.mark.demo
 @pytest.mark.sweep_kills
+@pytest.mark.timeout(2 * 3600)
 def test_the_quickstarts_search_killed_three_times_finds_the_same_best_trial(tmp_path: Path) -> None:
     """By the command itself, with the real model. An hour or more on two cores."""
     from rankzero.engine.quickstart import RECIPE, find_model
