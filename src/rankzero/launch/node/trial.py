@@ -77,8 +77,8 @@ def main(directory: str, metrics: str, copy: str) -> int:
         signal.signal(number, hand_on)
     follower = Follower(Path(metrics), Path(copy))
     node = subprocess.Popen([*NODE, directory])
-    for number in asked[:1]:  # it came before there was anybody to tell
-        node.send_signal(number)
+    if asked:  # before there was anybody to tell
+        node.send_signal(asked[0])
     while True:
         try:
             code = node.wait(LOOK_SECONDS)

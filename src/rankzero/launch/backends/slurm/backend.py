@@ -109,8 +109,10 @@ class SlurmBackend:
         about = state.about
         wanted = Wanted.of(query, whole(about, "annotations", labels.NPROC) or 1)
         nodes = [node for node in range(num_nodes(about)) if wanted.pod(labels.NODE_ROLE, node)]
-        first = [PREPARATION] if state.preparation and wanted.pod(labels.PREPARE_ROLE, 0) else []
-        names: dict[Part, str] = {part: _pod_name(run, part) for part in (*first, *nodes)}
+        parts: list[Part] = [*nodes]
+        if state.preparation and wanted.pod(labels.PREPARE_ROLE, 0):
+            parts.insert(0, PREPARATION)
+        names = {part: _pod_name(run, part) for part in parts}
         now = datetime.now(UTC)
         if not query.follow:
             yield from recent(state, names, query, wanted, now)
