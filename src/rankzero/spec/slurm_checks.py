@@ -88,6 +88,9 @@ def _own_fields(spec: ClusterSpec) -> list[Problem]:
         problems.append(Problem("nothing runs the image", "slurm.image", hint))
     if slurm.runtime != "none" and slurm.image is None and spec.image is None:
         problems.append(Problem(f"{slurm.runtime} needs an image", "slurm.image", "a file or a name in a registry"))
+    if slurm.prepare_partition is not None and spec.prepare != "never" and "cache" not in spec.storage:
+        hint = "add storage.cache, a directory that all nodes have mounted, or leave it out"
+        problems.append(Problem("nothing would keep what is prepared there", "slurm.prepare_partition", hint))
     for name, value in slurm.options.items():
         where = f"slurm.options.{name}"
         if name in _OURS:

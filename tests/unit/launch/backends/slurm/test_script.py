@@ -111,6 +111,8 @@ def test_nothing_goes_first_where_nothing_says_where() -> None:
         assert len(manifests(settings)) == 1
     with pytest.raises(ConfigError, match="no volume to prepare into"):
         manifests([*CLUSTERS["smallest"], "prepare=always"])
+    with pytest.raises(ConfigError, match="nothing would keep what is prepared there"):
+        manifests([*CLUSTERS["smallest"], "slurm.prepare_partition=cpu"])
 
 
 def test_the_cluster_of_the_guide_is_one() -> None:
