@@ -99,8 +99,8 @@ class Stepper:
         """Sum of the losses of a pass's targets, each times its weight, in float32. `seen` hears of all logits."""
 
         def of_logits(logits_NV: torch.Tensor, part: MicroBatch) -> torch.Tensor:
-            logits_NV = logits_NV.float()
             if seen is not None:
+                logits_NV = logits_NV.float()
                 seen(logits_NV.detach(), part)
             return self._loss_sum(logits_NV, part)
 

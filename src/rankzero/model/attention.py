@@ -167,15 +167,16 @@ def _blocks_are_faster(case: _Case) -> bool:
 
 
 def _candidates(case: _Case, free: str | bool) -> tuple[str, ...]:
-    """What may be taken for rows end to end. varlen without its kernel is right but gains nothing: only when asked."""
-    fast = case.device_kind == "cuda" and case.half and varlen.has_kernel()
+    """What may be taken for rows end to end. varlen row by row in torch's kernel gains nothing: only when asked."""
+    fast = _blocks_are_faster(case) or (case.device_kind == "cuda" and case.half and varlen.has_kernel())
     return _KEEP_ROWS_APART[:3] if fast or free is True else _KEEP_ROWS_APART[:2]
 
 
 def _gains(case: _Case, wanted: str) -> bool:
-    """Whether `padding_free: auto` means yes. On a CPU it was measured to gain nothing over rows of like length; who
-    asks for varlen, which is there for nothing else, has it everywhere."""
-    return wanted == varlen.NAME or (wanted in ("auto", *_KEEP_ROWS_APART) and case.device_kind == "cuda")
+    """Whether `padding_free: auto` means yes. On a CPU it gains nothing over rows of like length in float32; who asks
+    for varlen, which is there for nothing else, has it everywhere."""
+    fast = case.device_kind == "cuda" or _blocks_are_faster(case)
+    return wanted == varlen.NAME or (wanted in ("auto", *_KEEP_ROWS_APART) and fast)
 
 
 def _cannot_lie_end_to_end(case: _Case) -> str | None:

@@ -1,4 +1,4 @@
-"""Causal attention of short rows on a CPU in bfloat16, registered with transformers as "blocks".
+"""Causal attention of short rows on a CPU in bfloat16, padded or end to end; registered with transformers as "blocks".
 
 Torch's own kernel for CPUs takes twice as long in 16 bits, most of it in its backward pass. Here a block of queries at
 a time is computed by whole matrix products, forward and again backward, so that only the weights of a block exist at
@@ -8,7 +8,8 @@ computed as transformers' "sdpa" computes it. Knows tensors; nothing of which mo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -49,25 +50,29 @@ def attention(
     plain = causal and attention_mask is None and not dropout and all(others.get(name) is None for name in _BEYOND)
     if torch.is_autocast_enabled("cpu") and query.device.type == "cpu":
         query, key, value = (x.to(torch.get_autocast_dtype("cpu")) for x in (query, key, value))
-    if not plain or not _made_for(query, key, value):
+    if not plain or not made_for(query, key, value):
         attended, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **others
         )
         return attended, None
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    return _attend(query, key, value, scale).transpose(1, 2).contiguous(), None
+    return attend(query, key, value, scale, (0, query.shape[2])).transpose(1, 2).contiguous(), None
 
 
-def _made_for(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+def made_for(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether `attend` may be called, and is the fastest."""
     trained = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     where = query.device.type == "cpu" and query.dtype is torch.bfloat16
     return trained and where and query.shape[2] == key.shape[2] and query.shape[1] % key.shape[1] == 0
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    """Not compiled: how many blocks there are depends on lengths."""
-    attended: torch.Tensor = _Attend.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
+def attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, borders: Sequence[int]
+) -> torch.Tensor:
+    """Causal attention of each row to itself: query (B, heads, T, head size) to the same. `borders`: where rows begin
+    along T, in each of the B alike, and T. Not compiled: how many blocks there are depends on lengths."""
+    attended: torch.Tensor = _Attend.apply(query, key, value, scale, borders)  # type: ignore[no-untyped-call]
     return attended
 
 
@@ -77,15 +82,22 @@ class _Attend(torch.autograd.Function):
     stand one after the other, (heads of keys, heads of each x queries, head size): one product for all of them."""
 
     @staticmethod
-    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        borders: Sequence[int],
+    ) -> torch.Tensor:
         ctx.save_for_backward(query, key, value)
-        ctx.scale = scale
+        ctx.scale, ctx.borders = scale, borders
         q, (k, v) = _grouped(query, key), (x.flatten(0, 1) for x in (key, value))
         attended = query.new_empty(*q.shape[:3], value.shape[-1])
-        for part, start, stop in _blocks(q):
-            weights = _weights(q, k, part, start, stop, scale)
-            of_block = torch.bmm(weights.to(v.dtype), v[part, :stop])
-            attended[part, :, start:stop] = of_block.view(len(of_block), q.shape[1], stop - start, -1)
+        for part, queries, keys in _blocks(q, borders):
+            weights = _weights(q, k, part, queries, keys, scale)
+            of_block = torch.bmm(weights.to(v.dtype), v[part, keys])
+            attended[part, :, queries] = of_block.view(len(of_block), q.shape[1], -1, value.shape[-1])
         return attended.view(*query.shape[:3], -1)
 
     @staticmethod
@@ -95,18 +107,18 @@ class _Attend(torch.autograd.Function):
         g = gradient.reshape(*q.shape[:3], -1)
         of_q = torch.empty_like(q)
         of_k, of_v = (torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32)) for x in (k, v))
-        for part, start, stop in _blocks(q):
-            weights = _weights(q, k, part, start, stop, ctx.scale)
-            of_output = g[part, :, start:stop].flatten(1, 2)
-            of_v[part, :stop] += torch.bmm(weights.to(v.dtype).transpose(1, 2), of_output)
-            of_weights = torch.bmm(of_output, v[part, :stop].transpose(1, 2)).to(weights.dtype)
+        for part, queries, keys in _blocks(q, ctx.borders):
+            weights = _weights(q, k, part, queries, keys, ctx.scale)
+            of_output = g[part, :, queries].flatten(1, 2)
+            of_v[part, keys] += torch.bmm(weights.to(v.dtype).transpose(1, 2), of_output)
+            of_weights = torch.bmm(of_output, v[part, keys].transpose(1, 2)).to(weights.dtype)
             of_scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype).to(q.dtype)
-            of_queries = torch.bmm(of_scores, k[part, :stop]).mul_(ctx.scale)
-            of_q[part, :, start:stop] = of_queries.view(len(of_queries), q.shape[1], stop - start, -1)
-            products = torch.bmm(of_scores.transpose(1, 2), q[part, :, start:stop].flatten(1, 2))
-            of_k[part, :stop].add_(products, alpha=ctx.scale)
+            of_queries = torch.bmm(of_scores, k[part, keys]).mul_(ctx.scale)
+            of_q[part, :, queries] = of_queries.view(len(of_queries), q.shape[1], -1, q.shape[-1])
+            products = torch.bmm(of_scores.transpose(1, 2), q[part, :, queries].flatten(1, 2))
+            of_k[part, keys].add_(products, alpha=ctx.scale)
         of_k, of_v = of_k.to(k.dtype).view(key.shape), of_v.to(v.dtype).view(value.shape)
-        return of_q.view(query.shape), of_k, of_v, None
+        return of_q.view(query.shape), of_k, of_v, None, None
 
 
 def _grouped(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
@@ -114,19 +126,21 @@ def _grouped(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     return query.reshape(-1, query.shape[1] // key.shape[1], *query.shape[2:])
 
 
-def _weights(q: torch.Tensor, k: torch.Tensor, part: slice, start: int, stop: int, scale: float) -> torch.Tensor:
+def _weights(q: torch.Tensor, k: torch.Tensor, part: slice, queries: slice, keys: slice, scale: float) -> torch.Tensor:
     """softmax(S) of a block's queries in float32, (heads of keys, heads of each x queries, keys)."""
-    scores = torch.bmm(q[part, :, start:stop].flatten(1, 2), k[part, :stop].transpose(1, 2))
-    beyond = torch.full((stop - start, stop), torch.finfo(torch.float32).min).triu_(start + 1)
-    scores = scores.view(len(scores), q.shape[1], stop - start, stop)
+    scores = torch.bmm(q[part, :, queries].flatten(1, 2), k[part, keys].transpose(1, 2))
+    count, seen = queries.stop - queries.start, keys.stop - keys.start
+    beyond = torch.full((count, seen), torch.finfo(torch.float32).min).triu_(seen - count + 1)
+    scores = scores.view(len(scores), q.shape[1], count, seen)
     return torch.add(beyond, scores, alpha=scale).softmax(-1).flatten(1, 2)
 
 
-def _blocks(q: torch.Tensor) -> Iterator[tuple[slice, int, int]]:
-    """What is computed at once: heads of keys, and a block's first query and the one behind its last."""
-    count, groups, length = q.shape[:3]
-    for start in range(0, length, QUERIES):
-        stop = min(start + QUERIES, length)
-        heads = max(1, AT_ONCE // (groups * (stop - start) * stop))
-        for head in range(0, count, heads):
-            yield slice(head, head + heads), start, stop
+def _blocks(q: torch.Tensor, borders: Sequence[int]) -> Iterator[tuple[slice, slice, slice]]:
+    """What is computed at once: heads of keys, a block's queries, and the keys from its row's first to its last."""
+    count, groups = q.shape[:2]
+    for first, end in pairwise(borders):
+        for start in range(first, end, QUERIES):
+            stop = min(start + QUERIES, end)
+            heads = max(1, AT_ONCE // (groups * (stop - start) * (stop - first)))
+            for head in range(0, count, heads):
+                yield slice(head, head + heads), slice(start, stop), slice(first, stop)

@@ -38,7 +38,7 @@ CPU_PASS_COST, GPU_PASS_COST = 32, 512
 USABLE = 0.85
 """Share of the memory that is planned with; the rest is for the context, fragmentation and what this leaves out."""
 LOGIT_BYTES = 12
-LOGITS_AT_ONCE = {"cpu": 2**22}
+LOGITS_AT_ONCE = {"cpu": 3 * 2**21}
 """Logits that exist at once, by kind of device, where a loss is computed in parts; those of one target at least."""
 OTHER_LOGITS_AT_ONCE = 2**26
 GRADIENT_BUCKET_BYTES = 32 * 2**20

@@ -1,9 +1,10 @@
 """Attention over rows that lie end to end, registered with transformers as "varlen". Knows tensors; nothing of which
 models may use it (model/attention.py).
 
-On CUDA in half precision torch's own variable-length kernel computes all rows at once; elsewhere each row is one
-scaled_dot_product_attention. No mask of the size of all tokens squared is ever made. Batches whose rows do not lie end
-to end are computed as transformers' "sdpa" computes them.
+On CUDA in half precision torch's own variable-length kernel computes all rows at once; on a CPU in bfloat16 training
+takes model/block_attention.py; elsewhere each row is one scaled_dot_product_attention. No mask of the size of all
+tokens squared is ever made. Batches whose rows do not lie end to end are computed as transformers' "sdpa" computes
+them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from rankzero.errors import ConfigError
+from rankzero.model import block_attention
 
 NAME = "varlen"
 
@@ -296,9 +298,13 @@ def _tokens_first(x: torch.Tensor, width: int) -> torch.Tensor:
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _one_by_one(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: Borders, rule: Rule) -> torch.Tensor:
     """Not compiled: how many rows there are, and how long, is in a tensor."""
-    of_queries, of_keys = (pairwise(borders.tolist()) for borders in (rows.queries, rows.keys))
+    of_queries, of_keys = (borders.tolist() for borders in (rows.queries, rows.keys))
+    whole = rule.causal and of_queries == of_keys and (rule.window is None or rows.longest_keys <= rule.window)
+    if whole and block_attention.made_for(query, key, value):
+        together: torch.Tensor = block_attention.attend(query, key, value, rule.scale, of_queries)
+        return together.transpose(1, 2).contiguous()
     attended = []
-    for (first, end), (first_key, end_key) in zip(of_queries, of_keys, strict=True):
+    for (first, end), (first_key, end_key) in zip(pairwise(of_queries), pairwise(of_keys), strict=True):
         q, k, v = query[:, :, first:end], key[:, :, first_key:end_key], value[:, :, first_key:end_key]
         mask = _mask(end - first, end_key - first_key, rule, query.device)
         attended.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoConfig
 
-from rankzero.model import block_attention
+from rankzero.model import block_attention, varlen
 from rankzero.model.attention import Attention, choose_attention
+from rankzero.model.varlen import Borders, Rule
 
 
 class Layer(torch.nn.Module):
@@ -30,13 +32,19 @@ def torchs(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: f
 
 
 @pytest.mark.parametrize(("queries", "at_once"), [(128, 2**19), (4, 2**19), (4, 1), (3, 200)])
-def test_values_and_gradients_are_torchs(queries: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("borders", [(0, 11), (0, 4, 5, 11)])
+def test_values_and_gradients_are_torchs(
+    queries: int, at_once: int, borders: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def row_by_row(*of_rows: torch.Tensor, scale: float) -> torch.Tensor:
+        rows = [torchs(*(x[:, :, first:end] for x in of_rows), scale) for first, end in pairwise(borders)]
+        return torch.cat(rows, dim=2)
+
     monkeypatch.setattr(block_attention, "QUERIES", queries)
     monkeypatch.setattr(block_attention, "AT_ONCE", at_once)
     given = tensors(torch.float64)
     results = []
-    for attend in (torchs, block_attention._attend):
-        attended = attend(*given, 0.3)
+    for attended in (row_by_row(*given, scale=0.3), block_attention.attend(*given, 0.3, borders)):
         results.append((attended, *torch.autograd.grad(attended.square().sum(), given)))
     for theirs, ours in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)  # weights are float32 at least
@@ -68,11 +76,35 @@ def test_what_it_is_not_made_for_is_torchs_own(case: str) -> None:
     assert torch.equal(found, wanted)
 
 
-def test_it_is_taken_for_causal_models_in_bfloat16_on_a_cpu() -> None:
-    def chosen(*, dtype: torch.dtype = torch.bfloat16, device: str = "cpu", wanted: str = "auto") -> Attention:
-        return choose_attention("causal", AutoConfig.for_model("llama"), device, dtype, wanted=wanted, free="auto")
+@pytest.mark.parametrize("case", ["rows end to end", "one row", "a window that none fills", "a window", "float32"])
+def test_varlen_takes_it_for_whole_rows_in_bfloat16(case: str) -> None:
+    query, key, value = (x[:1] for x in tensors(torch.float32 if case == "float32" else torch.bfloat16))
+    ends = [0, 11] if case == "one row" else [0, 4, 5, 11]
+    window = {"a window": 3, "a window that none fills": 6}.get(case)
+    rows = Borders.of(torch.tensor(ends, dtype=torch.int32), max(b - a for a, b in pairwise(ends)))
+    found = varlen.attend(query, key, value, rows, Rule(0.3, causal=True, window=window))
+    assert (_names(found) & {"_AttendBackward"} != set()) == (case not in ("a window", "float32"))
+    wanted = varlen.attend(*(x.float() for x in (query, key, value)), rows, Rule(0.3, causal=True, window=window))
+    assert (found.float() - wanted).norm() < 0.01 * wanted.norm()
 
-    assert chosen() == Attention("blocks", False)
+
+def _names(result: torch.Tensor) -> set[str]:
+    """Of all steps that its gradient takes."""
+    found, ahead = set(), [result.grad_fn]
+    while ahead:
+        step = ahead.pop()
+        if step is not None:
+            found.add(step.name())
+            ahead += [before for before, _ in step.next_functions]
+    return found
+
+
+@pytest.mark.parametrize(("model_type", "padding_free"), [("llama", True), ("nemotron", False)])
+def test_it_is_taken_for_causal_models_in_bfloat16_on_a_cpu(model_type: str, padding_free: bool) -> None:
+    def chosen(*, dtype: torch.dtype = torch.bfloat16, device: str = "cpu", wanted: str = "auto") -> Attention:
+        return choose_attention("causal", AutoConfig.for_model(model_type), device, dtype, wanted=wanted, free="auto")
+
+    assert chosen() == Attention("varlen" if padding_free else "blocks", padding_free)
     assert chosen(dtype=torch.float32) == Attention(None, False)
     assert chosen(device="mps") == Attention(None, False)
     assert chosen(wanted="sdpa") == Attention("sdpa", False)

@@ -15,6 +15,7 @@ from rankzero.data.batches.collators.text import Collator, MicroBatch
 from rankzero.data.cache.training_data import TrainingData
 from rankzero.engine.heads import Head
 from rankzero.engine.parallel.base import Parallel
+from rankzero.model.cross_entropy import cross_entropy_sum
 from rankzero.spec.run_spec import RunSpec
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ class Task(Protocol):
         ...
 
     def loss_sum(self, logits_NV: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
-        """Sum of the losses of a pass's targets, each times its weight. Logits are float32, a row for each target.
+        """Sum of the losses of a pass's targets, each times its weight, in float32. There is a row of logits for each
+        target, in the precision in which the model computes.
 
         May be called for some of a pass's targets at a time, with a batch that has no others.
         """
@@ -68,7 +70,4 @@ def find_task(name: str) -> Task:
 
 def weighted_cross_entropy(logits_NV: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
     """Cross entropy of each target times its weight, summed up: what most tasks train with."""
-    if batch.weights_N is None:
-        return torch.nn.functional.cross_entropy(logits_NV, batch.targets_N, reduction="sum")
-    losses_N = torch.nn.functional.cross_entropy(logits_NV, batch.targets_N, reduction="none")
-    return (losses_N * batch.weights_N).sum()
+    return cross_entropy_sum(logits_NV, batch.targets_N, batch.weights_N)
