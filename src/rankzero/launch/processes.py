@@ -38,8 +38,8 @@ TRAINS, TESTS = "rankzero.engine.worker", "rankzero.engine.smoke"
 PEER_SECONDS = 10.0
 """How long peers of a dead worker may take to notice and leave by themselves."""
 SUSPENDED_SECONDS = 20.0
-"""How long a worker may be suspended while the others wait for it. Less than a step may take before it is late (hang.py),
-counted from its beginning: the others' launchers, which see only that they wait, must not be first to end the start."""
+"""How long a worker may be suspended while the others wait for it. Well below the time in which no step is late
+(hang.py): other nodes' launchers, which see only that theirs wait, must not be first to end the start."""
 STACK_SECONDS = 2.0
 """How long a worker may take to write where it is."""
 POLL_SECONDS = 0.05
