@@ -162,8 +162,8 @@ def test_two_nodes_train_to_the_end(site: Site, undisturbed: list[tuple[int, flo
 def test_stopped_preempted_and_out_of_time_it_comes_to_the_same_end(
     site: Site, undisturbed: list[tuple[int, float]]
 ) -> None:
-    name, slurm = "disturbed", site.slurm
-    run = site.submit(name)
+    name, slurm, prepared = "disturbed", site.slurm, {"slurm.prepare_partition": "low"}
+    run = site.submit(name, **prepared)
     with site.held(name, 5):
         run.cancel()
     status = run.status()
@@ -171,7 +171,7 @@ def test_stopped_preempted_and_out_of_time_it_comes_to_the_same_end(
     stopped_at = len(site.curve(name))
     assert 5 <= stopped_at < STEPS
 
-    site.submit(name)
+    site.submit(name, **prepared)
     with site.held(name, stopped_at + 5):
         slurm.say("sbatch", "--partition=high", "--nodes=2", "--output=/dev/null", "--wrap=true")
         site.wait_until_queued_again(name, 1)
@@ -192,6 +192,19 @@ def test_stopped_preempted_and_out_of_time_it_comes_to_the_same_end(
     status = run.status()
     assert (status.phase, status.exit_code) == ("Succeeded", 0), [line.text for line in lines]
     assert site.curve(name) == undisturbed, "to the last bit"
+    state = site.root / f"outputs/slurm/{name}"
+    assert [line.split()[0] for line in (state / "nodes/prepare").read_text().splitlines()] == ["begin", "end"]
+    assert "[DONE] prepared" in (state / "logs/prepare.log").read_text()
+
+
+def test_what_cannot_be_prepared_never_starts(site: Site) -> None:
+    missing = {"data": {"train": f"{site.root}/nothing-here.jsonl"}}
+    run = site.submit("unprepared", missing, prepare="always")
+    site.wait("unprepared", "no end", lambda: run.status().phase == "Failed")
+    status = run.status()
+    assert status.exit_code in (65, 78) and "nothing-here.jsonl" in status.verdict
+    site.wait("unprepared", "it is left in the queue", lambda: site.job("unprepared").is_over)
+    assert not (site.root / "outputs/slurm/unprepared/nodes/0").exists()
 
 
 def test_what_is_wrong_for_good_is_not_tried_again(site: Site) -> None:

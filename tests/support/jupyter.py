@@ -53,10 +53,19 @@ def stand_in(directory: Path, program: str = _PROGRAM) -> Path:
     return directory
 
 
+HEARS = [
+    *(sys.executable, "-c"),
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL);"
+    " os.execv(sys.executable, [sys.executable, '-m', 'rankzero', *sys.argv[1:]])",
+]
+"""The command, which Ctrl-C reaches although the tests may have been started in the background of a shell, where it is
+ignored by all that come of it."""
+
+
 @contextmanager
 def forwarding(*more: str, cwd: Path | None = None) -> Iterator[str]:
     """The command until Ctrl-C; its URL."""
-    command = [sys.executable, "-m", "rankzero", "dev", "jupyter", *more]
+    command = [*HEARS, "dev", "jupyter", *more]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd) as process:
         assert process.stdout is not None and process.stderr is not None
         try:

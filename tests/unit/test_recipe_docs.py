@@ -138,6 +138,36 @@ def test_the_flags_of_the_smoke_test_are_those_of_the_script_it_replaces() -> No
     assert all(flag in text for flag in flags.split()[::2]) and "not yet" not in text
 
 
+ANSWERS = [
+    ("lora-jsonl.md", "MLFLOW_TRACKING_URI", "tracking.mlflow=true"),
+    ("from-kubeflow-manifests.md", "Langfuse", "tracking.langfuse=true"),
+    ("from-kubeflow-manifests.md", "katib/katib-experiment.yaml", "rankzero sweep sweep.yaml --cluster"),
+    ("from-ms-swift.md", "k8s/jupyter-2gpu-test.yaml", "rankzero dev up"),
+    ("from-ms-swift.md", "jupyter lab --ip=0.0.0.0", "rankzero dev jupyter"),
+    ("from-ms-swift.md", "kubectl port-forward vlm-jupyter", "rankzero dev jupyter"),
+    ("from-ms-swift.md", "nvidia-smi dmon -s u", "rankzero dev gpu --name"),
+    ("distilbert-sst2.md", "xargs -I POD kubectl exec -n finetune POD -- nvidia-smi", "rankzero dev gpu --name"),
+    ("distilbert-sst2.md", "nebius mk8s cluster get-credentials", "rankzero cluster credentials -f"),
+    ("distilbert-sst2.md", "nebius mk8s node-group delete", "rankzero cluster delete -f"),
+    ("lora-jsonl.md", "python k8s-training/k8s/train.py", "rankzero smoke"),
+    ("lora-jsonl.md", "torchrun … k8s-training/k8s/train.py", "rankzero smoke --nproc"),
+]
+"""Rows that ask for a tool, and how the command or field begins that stands beside them."""
+
+
+@pytest.mark.parametrize(("page", "there", "here"), ANSWERS)
+def test_a_row_that_asks_for_a_tool_names_the_command(page: str, there: str, here: str) -> None:
+    rows = [line.strip("|").split(" | ") for line in TEXTS[page].splitlines() if line.startswith("|")]
+    answers = [row[1] for row in rows if any(name.startswith(there) for name in inline(row[0])) or there in row[0]]
+    assert len(answers) >= 1, there
+    assert any(name.startswith(here) for name in inline(answers[0])), answers
+
+
+def test_making_a_cluster_is_one_command() -> None:
+    made = TEXTS["distilbert-sst2.md"].partition("### Making the cluster")[2].partition("### ")[0]
+    assert "nebius mk8s cluster create" in made and "`rankzero cluster create -f infra.yaml` runs all of it" in made
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_parse(page: str) -> None:
     whole = typed(TEXTS[page])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from rankzero.errors import ConfigError, ServiceError
 
 if TYPE_CHECKING:
+    from rankzero.errors import Problem
     from rankzero.launch.backend import Backend
     from rankzero.launch.backends.kubernetes.backend import KubernetesBackend
     from rankzero.launch.plan import Plan
@@ -127,6 +128,13 @@ def run_spec(
     command = ["python", "-m", "rankzero.launch.node", plan.config_dir]
     env = {pod.name: {"RANKZERO_NODE": str(pod.node)} for pod in pods}
     return run_together(backend, pods, command, env, float(cluster.grace_period_seconds), line)
+
+
+def other_code(backend: Backend, pods: Sequence[WarmPod]) -> list[Problem]:
+    """What there is to say of pods whose image has another rankzero than this machine. Raises ServiceError."""
+    from rankzero.launch.warm.code import other_code
+
+    return other_code(backend, pods)
 
 
 def gpus(backend: Backend, name: str) -> list[PodGpus]:

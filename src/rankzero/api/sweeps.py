@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -137,8 +138,21 @@ def katib_objects(
         seed=sweep.spec.seed,
         trials=sweep.trials,
         parallel=1 if sweep.spec.parallel == "auto" else sweep.spec.parallel,
+        pruner=sweep.spec.pruner,
+        evaluations=_evaluations(sweep),
     )
     return experiment_objects(plan, search)
+
+
+def _evaluations(sweep: Sweep) -> int | None:
+    """How often each trial is evaluated; None where only its data can tell, or trials differ."""
+    decides = {"train.max_steps", "train.num_train_epochs", "eval.every", "eval.on_start"}
+    run = sweep.run
+    every, steps = run.eval.every, run.train.max_steps
+    if decides & set(sweep.space) or (every == "epoch") != (steps is None):
+        return None
+    last = run.train.num_train_epochs if steps is None else steps / int(every)
+    return math.ceil(last) + run.eval.on_start
 
 
 def sweep_for_pods(path: Path, overrides: Sequence[str]) -> Sweep:
@@ -150,9 +164,6 @@ def sweep_for_pods(path: Path, overrides: Sequence[str]) -> Sweep:
     sweep = reading.sweep
     if sweep is None:
         raise ConfigError(in_reading_order(reading.problems))
-    if sweep.spec.pruner != "none":
-        hint = "pruner: none; trials on a cluster say what they scored when they end"
-        raise ConfigError("trials end early on this machine only", where=f"{path} pruner", hint=hint)
     if problems := files_searched(sweep, path):
         raise ConfigError(problems)
     return sweep
@@ -210,6 +221,9 @@ def run_sweep_on(
     from rankzero.sweep.cluster import OnCluster
 
     sweep = sweep_for_pods(path, overrides)
+    if sweep.spec.pruner != "none":
+        hint = "pruner: none; trials on a cluster say what they scored when they end. With Katib (--render): median"
+        raise ConfigError("here trials of a cluster do not end early", where=f"{path} pruner", hint=hint)
     plan = plan_of_sweep(sweep, cluster, cluster_overrides, kind)
     backend = open_backend(plan.cluster, say=say, detach=False)
     place = OnCluster(backend, plan.cluster, sweep.run_base, submitter(), say)

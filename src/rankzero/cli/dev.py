@@ -75,6 +75,7 @@ def up(
     except KeyboardInterrupt:
         say("\nthey go on starting; the same command waits for them, rankzero dev down removes them")
         raise typer.Exit(INTERRUPTED) from None
+    _warn_of_other_code(backend, pods)
     typer.echo("\n".join(pod.name for pod in pods))
 
 
@@ -125,8 +126,18 @@ def run(
     if reading is None:
         code = dev.run_command(backend, pods, arguments, line)
     else:
+        _warn_of_other_code(backend, pods)
         code = dev.run_spec(backend, pods, reading, spec, line)
     raise typer.Exit(code)
+
+
+def _warn_of_other_code(backend: Backend, pods: Sequence[WarmPod]) -> None:
+    """A run spec that is written for this version may not be one for theirs."""
+    from rankzero.api import dev
+    from rankzero.cli.cluster_option import say
+
+    for problem in dev.other_code(backend, pods):
+        say(f"warning: {problem}")
 
 
 def _spec_given(arguments: Sequence[str]) -> Reading[RunSpec] | None:

@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-from rankzero import __version__
 from rankzero.cli import cache as cache_command
 from rankzero.cli import cluster as cluster_command
 from rankzero.cli import dev as dev_command
@@ -97,7 +96,9 @@ _ASK_THE_HUB = frozenset(
 def print_version(wanted: bool) -> None:
     """Print the version and end, before a command is looked for."""
     if wanted:
-        typer.echo(f"rankzero {__version__}")
+        from rankzero.launch.node.code import this_code
+
+        typer.echo(this_code())
         raise typer.Exit
 
 

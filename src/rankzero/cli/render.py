@@ -54,8 +54,12 @@ def render(
 
 def print_objects(objects: list[Manifest], *, full: bool = False) -> None:
     """Exactly what is sent; on a terminal without `full`, with the long lines of shipped files left out."""
-    from rankzero.launch.render.content import shortened, to_yaml
+    from rankzero.launch.render.content import SCRIPT, shortened, to_yaml
 
+    scripts = [one for one in objects if SCRIPT in one.get("spec", {})]
+    if len(scripts) > 1:
+        objects = scripts[-1:]
+        typer.echo("the script of the preparation is left out here; rankzero render -o DIR writes both", err=True)
     if full or not sys.stdout.isatty():
         typer.echo(to_yaml(objects), nl=False)
         return

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from rankzero.errors import ConfigError, Problem
-from rankzero.launch.kinds import kind_named
+from rankzero.launch.kinds import Kind, kind_named
 from rankzero.launch.labels import object_name
 from rankzero.launch.node.settings import CONFIG_DIR, Mirror, NodeSettings
 from rankzero.spec.cluster_spec import ClusterSpec, VolumeSpec
@@ -46,7 +46,7 @@ class Plan:
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Shipped files by their path below files/."""
     prepare: bool = False
-    """Whether a preparation Job goes first."""
+    """Whether a preparation goes first."""
     submitter: str = ""
     """Who submits it, as user@machine; empty where it is only rendered."""
     idle: bool = False
@@ -88,7 +88,7 @@ def make_plan(
         raise ConfigError(problems)
     cache = cluster.storage.get("cache")
     kept = cache is not None and _is_kept(cache)
-    prepare = not kind.whole and (cluster.prepare == "always" or (cluster.prepare == "auto" and kept))
+    prepare = cluster.prepare == "always" or (cluster.prepare == "auto" and kept and _has_place_to_prepare(cluster))
     if prepare and not kept:
         hint = "add storage.cache with a claim, or leave prepare: auto"
         raise ConfigError("there is no volume to prepare into", where="prepare", hint=hint)
@@ -108,7 +108,7 @@ def make_plan(
             retry_exit_offset=kind.retry_exit_offset,
             rdma=cluster.resources.rdma is not None,
             park=kind.parks,
-            prepared_marker=f"{cache.mount}/rankzero/prepared/{name}.json" if prepare and cache is not None else None,
+            prepared_marker=_prepared_marker(kind, cache, name) if prepare else None,
             mirrors=_mirrors(cluster) if trains else (),
             options=options,
         ),
@@ -118,6 +118,16 @@ def make_plan(
         submitter=submitter,
         idle=idle,
     )
+
+
+def _has_place_to_prepare(cluster: ClusterSpec) -> bool:
+    """Without asking for GPUs. Which nodes of Slurm have none is known only where it is said."""
+    return not kind_section(cluster.kind).on_hosts or cluster.slurm.prepare_partition is not None
+
+
+def _prepared_marker(kind: Kind, cache: VolumeSpec | None, name: str) -> str | None:
+    """What training pods wait for; None where something else has them wait."""
+    return None if kind.whole or cache is None else f"{cache.mount}/rankzero/prepared/{name}.json"
 
 
 class _Paths:

@@ -37,8 +37,9 @@ TRAINS, TESTS = "rankzero.engine.worker", "rankzero.engine.smoke"
 """Modules of workers: those of a run, and those that test its place."""
 PEER_SECONDS = 10.0
 """How long peers of a dead worker may take to notice and leave by themselves."""
-SUSPENDED_SECONDS = 30.0
-"""How long a worker may be suspended while the others wait for it."""
+SUSPENDED_SECONDS = 20.0
+"""How long a worker may be suspended while the others wait for it. Well below the time in which no step is late
+(hang.py): other nodes' launchers, which see only that theirs wait, must not be first to end the start."""
 STACK_SECONDS = 2.0
 """How long a worker may take to write where it is."""
 POLL_SECONDS = 0.05

@@ -153,6 +153,9 @@ class SlurmSpec(Section):
 
     partition: SlurmName | None = None
     """Partition, or several by commas; absent: the cluster's default."""
+    prepare_partition: SlurmName | None = None
+    """Partition, best without GPUs, for the job that fetches the model and tokenises before the run's own is started.
+    Absent: nodes do it when they start, or with `prepare: always` a job in `partition`."""
     account: SlurmName | None = None
     """Account that the time is charged to."""
     qos: SlurmName | None = None
@@ -208,7 +211,8 @@ class ClusterSpec(Section):
     """Volumes by name. `outputs` keeps run directories (few large files), `cache` models and prepared data (many small
     files); any number more."""
     prepare: Literal["auto", "always", "never"] = "auto"
-    """Fetch the model and tokenise in a Job without GPUs first. auto: where a cache volume keeps the result."""
+    """Fetch the model and tokenise in a Job without GPUs first. auto: where a cache volume keeps the result, and for
+    Slurm slurm.prepare_partition says where."""
     secrets: dict[EnvName, SecretRef] = {}
     """Secrets that pods get as variables, by the variable's name: {HF_TOKEN: {name: hf-token, key: token}}."""
     env: dict[EnvName, str] = {}

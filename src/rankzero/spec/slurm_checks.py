@@ -51,9 +51,6 @@ def check_slurm(spec: ClusterSpec) -> list[Problem]:
     defaults = ClusterSpec.model_construct()
     strange = [name for name in _INSTEAD if getattr(spec, name) != getattr(defaults, name)]
     problems = [Problem("kind slurm has nothing for it", name, f"leave it out: {_INSTEAD[name]}") for name in strange]
-    if spec.prepare == "always":
-        hint = "leave it out: nodes fetch and tokenise what the cache lacks when they start"
-        problems.append(Problem("Slurm runs have no preparation Job", "prepare", hint))
     for name in ("limits", "shm", "rdma"):
         if getattr(spec.resources, name) != getattr(ResourcesSpec(), name):
             hint = "leave it out: the nodes decide about it"
@@ -91,6 +88,9 @@ def _own_fields(spec: ClusterSpec) -> list[Problem]:
         problems.append(Problem("nothing runs the image", "slurm.image", hint))
     if slurm.runtime != "none" and slurm.image is None and spec.image is None:
         problems.append(Problem(f"{slurm.runtime} needs an image", "slurm.image", "a file or a name in a registry"))
+    if slurm.prepare_partition is not None and spec.prepare != "never" and "cache" not in spec.storage:
+        hint = "add storage.cache, a directory that all nodes have mounted, or leave it out"
+        problems.append(Problem("nothing would keep what is prepared there", "slurm.prepare_partition", hint))
     for name, value in slurm.options.items():
         where = f"slurm.options.{name}"
         if name in _OURS:

@@ -314,7 +314,7 @@ class TestInit:
 
 class TestRoot:
     def test_version(self, cli: Cli) -> None:
-        assert cli("--version").out == "rankzero 0.1.0\n"
+        assert re.fullmatch(r"rankzero 0\.1\.0 \(code [0-9a-f]{8}\)\n", cli("--version").out)
 
     def test_help(self, cli: Cli) -> None:
         done = cli("--help")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from rankzero.api.dev import wait_until_warm
 from rankzero.launch.backend import Backend, Say
+from rankzero.launch.node.code import this_code
 from rankzero.launch.warm.pods import WarmPod
 from tests.support.fake_cluster import plain
 from tests.unit.cli.conftest import Place
@@ -29,6 +31,8 @@ def warm(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.setattr("rankzero.api.dev.wait_until_warm", when_all_has_happened)
 
     def feed(pod: str, command: list[str], sent: bytes) -> tuple[int, bytes, bytes]:
+        if command[2] == "rankzero.launch.node.code":
+            return 0, json.dumps(asdict(this_code())).encode(), b""
         assert (pod, command[2]) == ("dev-0", "rankzero.launch.node.jupyter")
         found = {"port": 41234, "page": "lab", "token": sent.decode(), "started": True}
         return 0, json.dumps(found).encode(), b""

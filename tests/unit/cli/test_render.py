@@ -47,6 +47,20 @@ def test_one_file_an_object(cli: Any, here: Path) -> None:
     assert files[-1].endswith("job-demo.yaml")
 
 
+def test_a_run_on_slurm_that_is_prepared_is_two_scripts_and_the_second_works_alone(cli: Any, here: Path) -> None:
+    volumes = {name: {"mount": f"/shared/{name}", "host_path": f"/shared/{name}"} for name in ("outputs", "cache")}
+    place = {"kind": "slurm", "storage": volumes, "slurm": {"partition": "gpu", "prepare_partition": "cpu"}}
+    (here / "cluster.yaml").write_text(yaml.safe_dump(place))
+    (here / "run.yaml").write_text(RUN.replace("/outputs/", "/shared/outputs/"))
+    done = cli("render run.yaml")
+    assert done.code == 0 and done.out.count("#!/bin/bash") == 1 and "#SBATCH --partition=gpu" in done.out
+    assert "-o DIR writes both" in done.err
+    assert cli("render run.yaml -o out").code == 0
+    first, second = sorted((here / "out").iterdir())
+    assert first.name == "01-batchscript-demo-prepare.sbatch" and "#SBATCH --partition=cpu" in first.read_text()
+    assert second.name == "02-batchscript-demo.sbatch" and second.read_text() == done.out
+
+
 def test_the_cluster_of_the_environment_or_the_folder(cli: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli("render run.yaml").code == 2
     (here / "cluster.yaml").write_text("image: mine\nstorage: {outputs: {mount: /outputs, claim: c}}\n")

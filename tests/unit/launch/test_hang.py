@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rankzero.launch.hang import Progress, Stall
+from rankzero.launch.hang import LOOK_SECONDS, Progress, Stall
+from rankzero.launch.processes import SUSPENDED_SECONDS
 from rankzero.run_dir.handover import Beat
 
 
@@ -95,3 +96,12 @@ def test_a_pause_is_forgiven() -> None:
     progress.forgive(40.0)
     assert progress.look([beat], 69.0) is None
     assert progress.look([beat], 71.0) is not None
+
+
+@pytest.mark.parametrize("step_seconds", [0.1, 1.0, 5.0, 6.0, 20.0, 60.0])
+def test_a_suspended_rank_is_found_before_another_node_ends_the_start(step_seconds: float) -> None:
+    """It may have been suspended at the end of a step that the others count from its beginning."""
+    slack = 2 * LOOK_SECONDS
+    story = Story()
+    assert not any(story.does("step", step, seconds=step_seconds) for step in range(5))
+    assert story.does("step", 5, seconds=step_seconds + SUSPENDED_SECONDS + slack) is None

@@ -7,16 +7,20 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
 from rankzero.api.sweeps import katib_objects
 from rankzero.errors import ConfigError
 from rankzero.launch.node.inputs import read_inputs
+from rankzero.launch.node.trial import Follower
 from rankzero.launch.render.katib import METRICS, as_yaml, script
 from tests.support.sweeps import RUN, written
 
@@ -34,9 +38,15 @@ PARAMETERS: dict[str, Any] = {
 }
 
 
-def rendered(directory: Path, kind: str = "job", cluster: dict[str, Any] | None = None, **fields: Any) -> list[Any]:
+def rendered(
+    directory: Path,
+    kind: str = "job",
+    cluster: dict[str, Any] | None = None,
+    run: dict[str, Any] = RUN,
+    **fields: Any,
+) -> list[Any]:
     """The objects of a sweep over PARAMETERS."""
-    file = written(directory, RUN, **{"parameters": PARAMETERS, "trials": 12, "parallel": 3, **fields})
+    file = written(directory, run, **{"parameters": PARAMETERS, "trials": 12, "parallel": 3, **fields})
     place = directory / "cluster.yaml"
     place.write_text(yaml.safe_dump({**CLUSTER, **(cluster or {})}))
     return katib_objects(file, cluster=str(place), kind=kind)
@@ -102,6 +112,39 @@ def test_several_nodes_of_a_jobset_find_each_other_by_the_trials_name(tmp_path: 
     assert {"name": "RANKZERO_MASTER", "value": "sweep-abc-node-0-0.sweep-abc"} in env
 
 
+@pytest.mark.parametrize("kind", ["job", "jobset", "pytorchjob", "trainjob"])
+def test_the_median_rule_is_katib_s_own(tmp_path: Path, kind: str) -> None:
+    spec = rendered(tmp_path, kind, run={**RUN, "eval": {"every": 10}}, pruner="median")[-1]["spec"]
+    settings = [{"name": "min_trials_required", "value": "5"}, {"name": "start_step", "value": "4"}]
+    assert spec["earlyStopping"] == {"algorithmName": "medianstop", "algorithmSettings": settings}
+    assert "earlyStopping" not in rendered(tmp_path, kind)[-1]["spec"]
+
+
+@pytest.mark.parametrize(
+    ("run", "space", "at"),
+    [
+        ({"train": {"max_steps": 100}, "eval": {"every": 10}}, {}, "4"),
+        ({"train": {"max_steps": 25}, "eval": {"every": 10}}, {}, "2"),
+        ({"train": {"max_steps": 25}, "eval": {"every": 10}}, {"eval.every": {"values": [10, 5]}}, "4"),
+        ({"train": {"num_train_epochs": 2}, "eval": {"on_start": True}}, {}, "2"),
+        ({"train": {"num_train_epochs": 1}, "eval": {"every": 10}}, {}, "4"),
+        ({"train": {"num_train_epochs": 1}}, {}, None),
+        ({"train": {"max_steps": 5}, "eval": {"every": 10}}, {}, None),
+    ],
+)
+def test_a_trial_is_judged_before_its_last_evaluation(
+    tmp_path: Path, run: dict[str, Any], space: dict[str, Any], at: str | None
+) -> None:
+    plain = {name: value for name, value in RUN.items() if name not in ("train", "eval")}
+    fields = {"parameters": {"lora.r": {"values": [4, 8]}, **space}, "pruner": "median"}
+    if at is None:
+        with pytest.raises(ConfigError, match="evaluated at its end alone"):
+            rendered(tmp_path, run={**plain, **run}, **fields)
+        return
+    settings = rendered(tmp_path, run={**plain, **run}, **fields)[-1]["spec"]["earlyStopping"]["algorithmSettings"]
+    assert settings[-1] == {"name": "start_step", "value": at}
+
+
 def test_the_space_is_the_same_as_here(tmp_path: Path) -> None:
     spec = rendered(tmp_path)[-1]["spec"]
     assert spec["parameters"] == [
@@ -149,6 +192,7 @@ def test_what_katib_reads_are_the_evaluations(tmp_path: Path) -> None:
         {"step": 0, "epoch": 0.0, "eval_loss": 5.25, "time": 1.0},
         {"step": 1, "loss": 4.0, "learning_rate": 1e-05},
         {"step": 2, "loss": 3.0, "eval_loss": 1.5e-07, "perplexity": 20.1},
+        {"step": 3, "loss": 3.0, "eval_loss": None},
     ]
     text = "\n".join(map(json.dumps, lines))
     assert [match[:2] for match in re.findall(pattern, text)] == [("eval_loss", "5.25"), ("eval_loss", "1.5e-07")]
@@ -161,7 +205,8 @@ def test_what_katib_reads_are_the_evaluations(tmp_path: Path) -> None:
         ("job", {"num_nodes": 2}, {}, "a job of several nodes is no trial"),
         ("pytorchjob", {"num_nodes": 2, "min_nodes": 1}, {}, "an elastic run is no trial"),
         ("job", {"prepare": "always"}, {}, "there is no volume to prepare into"),
-        ("job", {}, {"pruner": "median"}, "trials end early on this machine only"),
+        ("job", {}, {"pruner": "hyperband"}, "Katib has no hyperband"),
+        ("jobset", {"num_nodes": 2}, {"pruner": "median"}, "Katib ends a trial early in one pod"),
         ("job", {}, {"trials": 0}, "must be a whole number of at least 1"),
         ("job", {}, {"parameters": {"data.train": {"values": ["./a.jsonl"]}}}, "./a.jsonl is a file here"),
     ],
@@ -174,44 +219,129 @@ def test_what_katib_cannot_do_is_said(
     assert any(problem.what.startswith(what) for problem in caught.value.problems), caught.value.problems
 
 
+EARLY = (
+    " || if test -f {0}/$$.pid && [ $(head -n 1 {0}/$$.pid) = early-stopped ];"
+    " then echo ended early; else echo failed; exit 1; fi"
+)
+"""What Katib adds where trials may end early."""
+
+
+@pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("code", [0, 65])
-def test_the_shell_keeps_the_exit_code_and_marks_a_good_end_alone(tmp_path: Path, code: int) -> None:
-    (tmp_path / "metrics").write_text("{}\n")
-    whole = of_katib(tmp_path, f"exit {code}")
+def test_the_shell_keeps_the_exit_code_and_marks_a_good_end_alone(tmp_path: Path, code: int, early: bool) -> None:
+    whole = of_katib(tmp_path, f"sh -c 'exit {code}'", early=early)
     done = subprocess.run(["sh", "-c", whole], check=False)
-    assert done.returncode == code
-    assert (tmp_path / "copied").exists() == (tmp_path / "completed").exists() == (code == 0)
+    assert done.returncode == code, "else what never succeeds is tried again"
+    assert [path.read_text() for path in tmp_path.glob("*.pid")] == (["completed\n"] if code == 0 else [])
 
 
 @pytest.mark.parametrize("when", ["before the shell knows its number", "later"])
 def test_a_stop_reaches_the_node_command_through_the_shell(tmp_path: Path, when: str) -> None:
     node = f"trap 'echo stopped > {tmp_path}/heard; exit 75' TERM; echo > {tmp_path}/ready; while :; do sleep 0.1; done"
-    whole = of_katib(tmp_path, node)
+    whole = of_katib(tmp_path, f"sh -c {json.dumps(node)}")
     if when != "later":
         started = f"until test -e {tmp_path}/ready; do sleep 0.01; done"
         assert whole.count("& node=$!; ") == 1
         whole = whole.replace("& node=$!; ", f"& {started}; kill -TERM $$; node=$!; ")
     process = subprocess.Popen(["sh", "-c", whole])
     try:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "ready").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for((tmp_path / "ready").exists)
         if when == "later":
             os.kill(process.pid, signal.SIGTERM)
         assert process.wait(60) == 75
     finally:
         process.kill()
-    assert (tmp_path / "heard").exists() and not (tmp_path / "completed").exists()
+    assert (tmp_path / "heard").exists() and not list(tmp_path.glob("*.pid"))
 
 
-def of_katib(directory: Path, node: str) -> str:
-    """The script around another command, at other places, with what Katib adds."""
-    from rankzero.launch.render.container import NODE_COMMAND
+NODE = """
+import json, signal, sys, time
+from pathlib import Path
+def leave(*_):
+    Path({heard!r}).write_text("asked")
+    sys.exit(75)
+signal.signal(signal.SIGTERM, leave)
+out = Path({metrics!r}).open("a")
+rows = [{{"step": 0, "eval_loss": 5.25}}, {{"step": 1, "loss": 5.0}}, {{"step": 2, "loss": 4.5, "eval_loss": None}}]
+for at, row in enumerate(rows):
+    print(json.dumps({{**row, "time": 1795347000.5 + at}}), file=out, flush=True)
+time.sleep({seconds})
+"""
 
-    text = script(str(directory / "metrics")).replace(METRICS, str(directory / "copied"))
-    assert " ".join(NODE_COMMAND) in text
-    return (
-        text.replace(" ".join(NODE_COMMAND), f"sh -c {json.dumps(node)}")
-        + f" && echo completed > {directory}/completed"
-    )
+
+def trial(directory: Path, seconds: float, copies: Path) -> str:
+    """The real command of a trial, whose node command is another."""
+    facts = {"heard": str(directory / "heard"), "metrics": str(directory / "metrics.jsonl"), "seconds": seconds}
+    (directory / "node.py").write_text(NODE.format(**facts))
+    start = [
+        "import sys, rankzero.launch.node.trial as trial",
+        f"trial.NODE, trial.LOOK_SECONDS = [sys.executable, {str(directory / 'node.py')!r}], 0.05",
+        f"sys.exit(trial.main('x', {facts['metrics']!r}, {str(copies / 'metrics.jsonl')!r}))",
+    ]
+    (directory / "start.py").write_text("\n".join(start))
+    return f"{sys.executable} {directory / 'start.py'}"
+
+
+def test_a_trial_is_ended_early_as_katib_s_collector_does_it(tmp_path: Path) -> None:
+    """It follows the copy, marks its wish by the shell's number, and ends the shell's only child."""
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    whole = of_katib(copies, trial(tmp_path, 600, copies), early=True)
+    shell = subprocess.Popen(["sh", "-c", whole], stdout=subprocess.PIPE, text=True)
+    copy = copies / "metrics.jsonl"
+    try:
+        wait_for(lambda: copy.exists() and copy.read_text().count("\n") == 3)
+        (child,) = psutil.Process(shell.pid).children()
+        (copies / f"{shell.pid}.pid").write_text("early-stopped")
+        child.terminate()
+        said, _ = shell.communicate(timeout=60)
+    finally:
+        shell.kill()
+    assert (shell.returncode, said) == (0, "ended early\n")
+    assert (tmp_path / "heard").read_text() == "asked", "it could save"
+    assert (copies / f"{shell.pid}.pid").read_text() == "completed\n"
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def of_katib(directory: Path, command: str, *, early: bool = False) -> str:
+    """The script around another command, at other places, with what Katib adds, as the shell of a pod gets it."""
+    text = script("METRICS")
+    own = f"python -m rankzero.launch.node.trial /etc/rankzero METRICS {METRICS}"
+    assert own in text
+    text = text.replace(own, command).replace(str(Path(METRICS).parent), str(directory)).replace("$$$$", "$$")
+    return f"{text}{EARLY.format(directory) if early else ''} && echo completed > {directory}/$$.pid"
+
+
+def test_a_pod_that_katib_does_not_read_ends_as_its_node_command_does(tmp_path: Path) -> None:
+    """The volume of the copy is mounted in the first pod alone."""
+    whole = of_katib(tmp_path, trial(tmp_path, 0, tmp_path / "not" / "mounted"))
+    assert subprocess.run(["sh", "-c", whole], check=False).returncode == 0
+
+
+def test_rows_are_copied_once_behind_their_times(tmp_path: Path) -> None:
+    metrics, copy = tmp_path / "metrics.jsonl", tmp_path / "copies" / "metrics.jsonl"
+    copy.parent.mkdir()
+    follower = Follower(metrics, copy)
+    assert copy.read_text() == "", "it is there at once"
+    follower.more()
+
+    def rows(*steps: int) -> str:
+        return "".join(json.dumps({"step": step, "eval_loss": 4.0, "time": 1.5 + step}) + "\n" for step in steps)
+
+    metrics.write_text(rows(1, 2, 3) + '{"step": 4, "ev')
+    follower.more()
+    metrics.write_text(rows(1, 2))  # it goes on from a checkpoint
+    follower.more()
+    metrics.unlink()
+    follower.more()
+    metrics.write_text(rows(1, 2, 3, 4) + '{"step": 5}\nnot json\n' + rows(5, 5))
+    follower.more()
+    lines = copy.read_text().splitlines()
+    assert [json.loads(line.partition(" ")[2])["step"] for line in lines] == [1, 2, 3, 4, 5, 5]
+    assert lines[0].partition(" ")[0] == "1970-01-01T00:00:02.500000Z", "RFC 3339"

@@ -197,7 +197,7 @@ _HELD = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 
 def find(joined: JoinedEvidence) -> Iterator[Finding]:
     """At most one finding: of the job as a whole."""
-    for pod in joined.current.values():
+    for pod in joined.newest:
         condition = pod.conditions.get(CONDITION)
         if condition is None:
             continue
@@ -228,7 +228,7 @@ def _of_job(joined: JoinedEvidence, state: str, reason: str, job: str) -> tuple[
         return _of_waiting(reason)
     if state == "FAILED" and reason.startswith("BadConstraints"):
         return _of_waiting(reason)
-    noted = all(pod.ended is not None and pod.ended.words is not None for pod in joined.current.values())
+    noted = all(pod.ended is not None and pod.ended.words is not None for pod in joined.newest)
     if state in _ENDINGS and not noted and joined.finished != "stopped":
         code, cause, fix = _ENDINGS[state]
         return code, "failed", cause, fix

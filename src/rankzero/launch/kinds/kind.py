@@ -107,7 +107,8 @@ class Kind:
     fewest_nodes: Path = ()
     """With how few pods it goes on; else it has all of them."""
     whole: bool = False
-    """Its own objects are all that the run is: no ConfigMap, claims or preparation Job go with them."""
+    """Its own objects are all that the run is: no ConfigMap, claims or preparation Job go with them; what prepares is
+    one of them."""
     config_dir: Callable[[ClusterSpec, str], str] = lambda _cluster, _name: CONFIG_DIR
     """Where the processes of a run, by its object name, find run.yaml, node.json and files/."""
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import posixpath
+from typing import Any
 
+from rankzero.launch import labels
 from rankzero.launch.kinds.kind import Kind, by_mark
-from rankzero.launch.labels import Manifest
+from rankzero.launch.labels import Manifest, prepare_name
 from rankzero.launch.plan import Plan
 from rankzero.launch.render.sbatch import RETRY_EXIT_OFFSET, batch_script
-from rankzero.launch.render.shared import metadata
+from rankzero.launch.render.sbatch_preparation import preparation_script
+from rankzero.launch.render.shared import metadata, run_labels
 from rankzero.launch.resource import Resource
 from rankzero.spec.cluster_checks import env_name_of
 from rankzero.spec.cluster_spec import ClusterSpec
@@ -25,15 +28,22 @@ STATE_DIR = "slurm"
 
 
 def objects(plan: Plan) -> list[Manifest]:
-    """The script."""
+    """The script; before it that of the preparation, where the run has one."""
     own = metadata(plan)
     state = posixpath.join(state_directory(plan.cluster), plan.name)
-    script = batch_script(plan, own, state)
+    run = _manifest(plan, own, state, batch_script(plan, own, state))
+    if not plan.prepare:
+        return [run]
+    first = {**metadata(plan, prepare_name(plan.name)), "labels": run_labels(plan, labels.PREPARE_ROLE)}
+    return [_manifest(plan, first, state, preparation_script(plan, own, state)), run]
+
+
+def _manifest(plan: Plan, own: dict[str, Any], state: str, script: str) -> Manifest:
     variables = [
         {"name": env_name_of(name), "optional": ref.optional} for name, ref in sorted(plan.cluster.secrets.items())
     ]
     spec = {"script": script, "state": state, "secrets": variables, "grace": plan.cluster.grace_period_seconds}
-    return [{"apiVersion": BATCH_SCRIPT.api_version, "kind": BATCH_SCRIPT.kind, "metadata": own, "spec": spec}]
+    return {"apiVersion": BATCH_SCRIPT.api_version, "kind": BATCH_SCRIPT.kind, "metadata": own, "spec": spec}
 
 
 def state_directory(cluster: ClusterSpec) -> str:

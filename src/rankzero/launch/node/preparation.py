@@ -12,7 +12,7 @@ from rankzero.errors import ExitCode, RankzeroError, StoppedError
 from rankzero.hub_variables import adopt_hub_variables
 from rankzero.launch.node.inputs import read_inputs
 from rankzero.launch.node.mirror import downloaded
-from rankzero.launch.node.output import Output
+from rankzero.launch.node.output import STAMPS_VARIABLE, Output
 from rankzero.launch.node.ownership import must_be_writable
 from rankzero.launch.node.pid1 import StopWish, reap_orphans
 from rankzero.launch.node.prepared import beating, begin, end
@@ -34,7 +34,7 @@ _CACHES = ("RANKZERO_CACHE", "HF_HOME")
 def live(stop: StopWish) -> None:
     """Prepare and leave with the exit code that its end has. `stop` is called by the signal handlers."""
     redact = Redactor(os.environ)
-    output = Output(redact)
+    output = Output(redact, stamps=STAMPS_VARIABLE in os.environ)
     for line in adopt_hub_variables(os.environ):
         output.say(line)
     root = Path()

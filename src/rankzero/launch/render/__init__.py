@@ -24,7 +24,7 @@ def render(plan: Plan) -> list[Manifest]:
     rest = [manifest for manifest in own if manifest["kind"] not in _ACCOUNTS]
     services = [manifest for manifest in rest if manifest["kind"] == "Service"]
     training = [manifest for manifest in rest if manifest["kind"] != "Service"]
-    preparation = [preparation_job(plan)] if plan.prepare else []
+    preparation = [preparation_job(plan)] if plan.prepare and not kind.whole else []
     objects = [*accounts, *first, *services, *preparation, *training]
     digest = content_hash(objects)
     for manifest in training[-1:]:

@@ -2,8 +2,8 @@
 
 Katib starts a trial's command through a shell, so that it can mark the end in a file beside the metrics, and mounts an
 empty volume over the directory of the metrics file. So that file is not in the run directory: it is copied from there
-when the run has ended, and the shell passes SIGTERM on, so that a trial which is evicted saves, as any run does. A line
-without a time is for Katib one of the year 1, hence the strategies: the best evaluation, not the latest.
+row by row (node/trial.py), and the shell passes SIGTERM on, so that a trial which is evicted or ended early saves, as
+any run does. What a trial scored is its best evaluation, not the latest, hence the strategies.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from typing import Any
 from rankzero.errors import ConfigError, Problem
 from rankzero.launch.kinds import kind_named
 from rankzero.launch.labels import Manifest
-from rankzero.launch.node.settings import SETTING_PREFIX
+from rankzero.launch.node.settings import CONFIG_DIR, SETTING_PREFIX
 from rankzero.launch.plan import Plan
-from rankzero.launch.render.container import NODE_COMMAND
 from rankzero.launch.render.shared import claims, config_map, metadata, network_policy
 from rankzero.launch.resource import Resource
 from rankzero.spec.search_space import Choices, Numbers, Space
@@ -32,10 +31,15 @@ EXPERIMENT = Resource("kubeflow.org", "v1beta1", "experiments", "Experiment")
 COLLECTION_LABEL = "katib.kubeflow.org/metrics-collector-injection"
 """Label of the namespace, `enabled`: without it Katib puts no collector into the pods."""
 METRICS = "/var/log/katib/metrics.jsonl"
+_TRIAL_COMMAND = ["python", "-m", "rankzero.launch.node.trial", CONFIG_DIR]
 _TRIAL = "trial"
 _NAME = "${trialParameters.trial}"
 _TRIAL_VARIABLE = "RANKZERO_TRIAL"
-_NUMBER = r"([+-]?\d*(\.\d+)?([Ee][+-]?\d+)?)"
+_NUMBER = r"([+-]?\d+(\.\d+)?([Ee][+-]?\d+)?)"
+"""With a digit at least: the collector ends at what is no number, and an evaluation may be null."""
+MEDIAN_TRIALS, MEDIAN_EVALUATIONS = 5, 4
+"""From how many finished trials on others end early, as on this machine, and by which of their evaluations at the
+latest: Katib looks at one alone."""
 _PLAIN = re.compile(r"[A-Za-z][\w./-]*")
 """Text that needs no quotes in YAML."""
 _CONDITIONS = {"job": "Complete", "jobset": "Completed", "trainjob": "Complete", "pytorchjob": "Succeeded"}
@@ -59,6 +63,14 @@ class Search:
     seed: int
     trials: int
     parallel: int
+    pruner: str = "none"
+    evaluations: int | None = None
+    """Of each trial; None: only its data can tell."""
+
+    @property
+    def median_at(self) -> int:
+        """By which of its evaluations a trial is judged: not the last, which would save nothing."""
+        return MEDIAN_EVALUATIONS if self.evaluations is None else min(MEDIAN_EVALUATIONS, self.evaluations - 1)
 
 
 def experiment_objects(plan: Plan, search: Search) -> list[Manifest]:
@@ -66,7 +78,7 @@ def experiment_objects(plan: Plan, search: Search) -> list[Manifest]:
 
     Raises ConfigError where this kind of object cannot be a trial.
     """
-    problems = _problems(plan)
+    problems = [*_problems(plan), *_pruner_problems(plan, search)]
     if problems:
         raise ConfigError(problems)
     *others, training = kind_named(plan.kind).objects(plan)
@@ -92,6 +104,29 @@ def _problems(plan: Plan) -> list[Problem]:
     return found
 
 
+def _pruner_problems(plan: Plan, search: Search) -> list[Problem]:
+    if search.pruner == "none":
+        return []
+    if search.pruner != "median":
+        hint = "pruner: median, or none; or let trials run without Katib on one machine"
+        return [Problem(f"Katib has no {search.pruner} to end trials early", "pruner", hint)]
+    if plan.cluster.num_nodes > 1:
+        what = f"Katib ends a trial early in one pod, and a trial of {plan.cluster.num_nodes} nodes would start again"
+        return [Problem(what, "pruner", "pruner: none, or num_nodes: 1 in cluster.yaml")]
+    if search.median_at < 1:
+        hint = "pruner: none, or in run.yaml a smaller eval.every, such as a number of steps"
+        return [Problem("a trial is evaluated at its end alone, when there is nothing left to end", "pruner", hint)]
+    return []
+
+
+def _early_stopping(search: Search) -> dict[str, Any]:
+    if search.pruner == "none":
+        return {}
+    values = {"min_trials_required": MEDIAN_TRIALS, "start_step": search.median_at}
+    settings = [{"name": name, "value": str(value)} for name, value in values.items()]
+    return {"earlyStopping": {"algorithmName": "medianstop", "algorithmSettings": settings}}
+
+
 def _experiment(plan: Plan, search: Search, training: Manifest) -> Manifest:
     template = _as_template(training, plan, search)
     if plan.kind == "trainjob":  # its pods are described by the runtime, which is no part of the template
@@ -106,6 +141,7 @@ def _experiment(plan: Plan, search: Search, training: Manifest) -> Manifest:
             "metricStrategies": [{"name": search.metric, "value": "max" if search.higher_is_better else "min"}],
         },
         "algorithm": _algorithm(search),
+        **_early_stopping(search),
         "maxTrialCount": search.trials,
         "parallelTrialCount": min(search.parallel, search.trials),
         "maxFailedTrialCount": search.trials,
@@ -200,14 +236,15 @@ def _of_trial(variable: dict[str, Any], plan: Plan) -> dict[str, Any]:
 
 
 def script(metrics: str) -> str:
-    """The node command with its exit code and its signals, then its metrics where Katib looks. Katib adds
-    ` && echo completed > …` to it, and that must depend on all of it."""
-    command, target = shlex.join(NODE_COMMAND), METRICS
+    """The node command with its exit code and its signals, and its metrics where Katib looks. Katib adds
+    ` && echo completed > …` to it, and that must depend on all of it; where trials may end early also, before that,
+    what makes 1 of every exit code, unless a file says that this one was ended. So any other end leaves the shell."""
+    mark = posixpath.join(posixpath.dirname(METRICS), "$$$$.pid")  # in a pod's command $$ stands for one $
     return (
         "trap 'asked=1; kill -TERM $node' TERM INT; "  # before the node command: its first instants count too
-        f"{command} & node=$!; test -z $asked || kill -TERM $node; "
+        f"{shlex.join(_TRIAL_COMMAND)} {metrics} {METRICS} & node=$!; test -z $asked || kill -TERM $node; "
         "while wait $node; code=$?; kill -0 $node 2>/dev/null; do :; done; "
-        f"(exit $code) && cp {metrics} {target}"
+        f"test $code = 0 || test -e {mark} || exit $code; (exit $code)"
     )
 
 

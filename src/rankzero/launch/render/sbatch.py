@@ -6,8 +6,6 @@ largest of them.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import math
 import posixpath
@@ -17,11 +15,22 @@ from typing import Any
 
 from rankzero.errors import NEVER_RETRIED, ExitCode
 from rankzero.launch import labels
-from rankzero.launch.node.settings import TOKEN_VARIABLE
 from rankzero.launch.plan import Plan
 from rankzero.launch.render.container import variables
+from rankzero.launch.render.sbatch_parts import (
+    IS_TO_GO_ON,
+    clock,
+    command,
+    environment,
+    inputs,
+    inputs_digest,
+    last_note,
+    launch,
+    option_value,
+    seen_inside,
+    written,
+)
 from rankzero.spec.quantity import as_bytes
-from rankzero.spec.resolve import to_yaml as spec_to_yaml
 from rankzero.spec.slurm_checks import SIGNAL_SECONDS
 
 RETRY_EXIT_OFFSET = 128
@@ -34,14 +43,7 @@ _RETRIED = sorted(set(ExitCode) - NEVER_RETRIED - {ExitCode.DONE, ExitCode.STOPP
 
 def batch_script(plan: Plan, metadata: dict[str, Any], state: str) -> str:
     """The text. `state` is the run's directory for what is known of it, as the hosts see it."""
-    files = {
-        "config/run.yaml": spec_to_yaml(plan.run).encode(),
-        "config/node.json": plan.settings.to_json().encode(),
-        "config/node.sh": _node_script(plan, state).encode(),
-        **{f"config/files/{name}": plan.files[name] for name in sorted(plan.files)},
-    }
-    digest = hashlib.sha256(b"".join(files.values())).hexdigest()[:12]
-    directories = dict.fromkeys(["nodes", "logs", *map(posixpath.dirname, files)])
+    files = {**inputs(plan), "config/node.sh": _node_script(plan, state).encode()}
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in _options(plan, state)),
@@ -51,16 +53,14 @@ def batch_script(plan: Plan, metadata: dict[str, Any], state: str) -> str:
         "begun=$(date +%s)",
         f"state={_quoted(state)}",
         f"nodes={plan.cluster.num_nodes}",
-        'mkdir -p -m 700 "$state"',
-        *(f'mkdir -p "$state"/{_quoted(name)}' for name in directories),
+        *written(files, json.dumps(metadata, sort_keys=True)),
         'echo "$SLURM_JOB_ID" > "$state/job"',
-        f'[ -e "$state/about.json" ] || cat > "$state/about.json" <<\'{_end(digest)}\'',
-        json.dumps(metadata, sort_keys=True),
-        _end(digest),
+        "",
+        *_environment(plan),
+        "",
+        *_launch(plan, state),
+        *_verdict(plan),
     ]
-    for name, content in files.items():
-        lines += _here(name, content, digest)
-    lines += ["", *_environment(plan), "", *_launch(plan, state), *_verdict(plan)]
     return "\n".join(lines) + "\n"
 
 
@@ -83,58 +83,31 @@ def _options(plan: Plan, state: str) -> Iterator[str]:
     if cluster.resources.memory is not None:
         yield f"--mem={math.ceil(as_bytes(cluster.resources.memory) / 2**20)}M"
     if slurm.time_limit_seconds is not None:
-        yield f"--time={_clock(slurm.time_limit_seconds)}"
+        yield f"--time={clock(slurm.time_limit_seconds)}"
     for name in ("partition", "account", "qos", "constraint", "reservation"):
         value = getattr(slurm, name)
         if value is not None:
-            yield f"--{name}={_option_value(value)}"
+            yield f"--{name}={option_value(value)}"
     yield f"--signal=TERM@{cluster.grace_period_seconds}"  # to the steps, as a pod gets SIGTERM
     yield "--requeue"
     yield "--dependency=singleton"  # two jobs of one run would meet in its directory
     yield "--export=ALL"
     for name, value in slurm.options.items():
-        yield f"--{name}" + (f"={_option_value(value)}" if value else "")
-
-
-def _option_value(value: str) -> str:
-    """Quoted as sbatch reads its directives, where that is needed."""
-    return value if not any(sign in value for sign in " \"'\\#;&|()*") else f'"{value}"'
-
-
-def _clock(seconds: int) -> str:
-    minutes = math.ceil(seconds / 60)  # Slurm's own unit
-    days, rest = divmod(minutes, 24 * 60)
-    return f"{days}-{rest // 60:02}:{rest % 60:02}:00"
-
-
-def _here(name: str, content: bytes, digest: str) -> Iterator[str]:
-    """A file, written by the script: as it reads where it is text, else as base64."""
-    end, target = _end(digest), f'"$state"/{_quoted(name)}'
-    if name.startswith("config/files/"):
-        yield f"base64 -d > {target} <<'{end}'"
-        yield base64.encodebytes(content).decode().rstrip("\n")
-    else:
-        yield f"cat > {target} <<'{end}'"
-        yield content.decode().rstrip("\n")
-    yield end
-
-
-def _end(digest: str) -> str:
-    return f"END_{digest}"
+        yield f"--{name}" + (f"={option_value(value)}" if value else "")
 
 
 def _environment(plan: Plan) -> Iterator[str]:
-    """Values that are known; those of secrets come with the job from the environment of who submits it."""
-    values = {"RANKZERO_LOG_STAMPS": "1", **variables(plan, labels.NODE_ROLE, {})}
-    for name, value in values.items():
-        yield f"export {name}={_quoted(value)}"
-    yield f'export {TOKEN_VARIABLE}="${{{TOKEN_VARIABLE}:-$SLURM_JOB_ID}}"'
+    """As of pods; only what has been prepared for this very spec is read without asking the Hub."""
+    values = variables(plan, labels.NODE_ROLE, {})
+    offline = plan.prepare and "HF_HUB_OFFLINE" not in plan.cluster.env
+    yield from environment({name: value for name, value in values.items() if name != "HF_HUB_OFFLINE" or not offline})
+    if offline:
+        yield f'if grep -qsx {inputs_digest(plan)} "$state/prepared"; then export HF_HUB_OFFLINE=1; fi'
 
 
 def _launch(plan: Plan, state: str) -> Iterator[str]:
     """One task a node, whose ends wait for nobody: the nodes agree among themselves on how a run ends."""
-    slurm, inside = plan.cluster.slurm, posixpath.dirname(plan.config_dir)
-    options = [
+    options = (
         "--nodes=$nodes",
         "--ntasks=$nodes",
         "--ntasks-per-node=1",
@@ -143,28 +116,15 @@ def _launch(plan: Plan, state: str) -> Iterator[str]:
         "--kill-on-bad-exit=0",
         "--open-mode=append",
         '--output="$state/logs/node-%n.log"',
-    ]
-    script = f"{state if slurm.runtime != 'pyxis' else inside}/config/node.sh"
-    if slurm.runtime == "pyxis":
-        options.append(f"--container-image={_quoted(slurm.image or str(plan.cluster.image))}")
-        options.append(f"--container-mounts={_quoted(_mounts(plan))}")
-        options.append("--no-container-mount-home")
-    yield "trap : TERM  # who ends the job tells this shell too, which waits for what the nodes note"
-    yield " ".join(("srun", *options, "sh", _quoted(script), "&"))
-    yield "while :; do"
-    yield '  wait "$!"; status=$?'
-    yield '  kill -0 "$!" 2> /dev/null || break'
-    yield "done"
+    )
+    yield from launch(plan, state, "config/node.sh", options)
 
 
 def _verdict(plan: Plan) -> Iterator[str]:
     """What becomes of the job, by the codes of its nodes."""
     yield "failed= stopped="
     yield "for ((node = 0; node < nodes; node++)); do"
-    yield '  read -r word job restart _ code < <(tail -n 1 "$state/nodes/$node" 2> /dev/null) || word='
-    yield '  if [ "$word $job $restart" != "end $SLURM_JOB_ID ${SLURM_RESTART_COUNT:-0}" ]; then'
-    yield "    code=$((status ? status : 70))  # it was ended before it could say how"
-    yield "  fi"
+    yield from (f"  {line}" for line in last_note("$node"))
     yield '  case "$code" in'
     yield "    0) ;;"
     yield f"    {int(ExitCode.STOPPED)}) stopped=1 ;;"
@@ -173,8 +133,7 @@ def _verdict(plan: Plan) -> Iterator[str]:
     yield "done"
     yield '[ -z "$failed" ] || exit "$failed"'
     yield '[ -n "$stopped" ] || exit 0'
-    yield 'if [ "$(cat "$state/cancelled" 2> /dev/null)" != "$SLURM_JOB_ID" ] &&'
-    yield '   [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T || echo RUNNING)" = RUNNING ]; then'
+    yield from IS_TO_GO_ON
     yield from (f"  {line}" for line in _gets_on(plan))
     yield '  scontrol requeue "$SLURM_JOB_ID"  # saved: it continues where it stopped'
     yield "fi"
@@ -210,8 +169,7 @@ def _node_script(plan: Plan, state: str) -> str:
 
     The node command counts its restarts; those that end by a signal are counted here, as they cannot speak.
     """
-    slurm, inside = plan.cluster.slurm, posixpath.dirname(plan.config_dir)
-    own = inside if slurm.runtime == "pyxis" else state
+    slurm, inside, own = plan.cluster.slurm, posixpath.dirname(plan.config_dir), seen_inside(plan, state)
     again = "|".join(str(code + RETRY_EXIT_OFFSET) for code in _RETRIED)
     stopped = int(ExitCode.STOPPED)
     return f"""\
@@ -231,7 +189,7 @@ note() {{
 while :; do
   : > "$nodes/$SLURM_NODEID.words"
   note begin "$SLURMD_NODENAME"
-  {_command(plan)}
+  {command(plan, "rankzero.launch.node")}
   code=$?
   case $code in
     {stopped + RETRY_EXIT_OFFSET}) code={stopped}; break ;;
@@ -247,25 +205,6 @@ done
 note end $code
 exit $code
 """
-
-
-def _command(plan: Plan) -> str:
-    slurm = plan.cluster.slurm
-    words = [slurm.python, "-m", "rankzero.launch.node", plan.config_dir]
-    if slurm.runtime == "apptainer":
-        image = slurm.image or f"docker://{plan.cluster.image}"
-        gpus = ["--nv"] if plan.cluster.gpu else []
-        words = ["apptainer", "exec", *gpus, "--bind", _mounts(plan), image, *words]
-    return shlex.join(words)
-
-
-def _mounts(plan: Plan) -> str:
-    """`host:inside`, as both runtimes take them."""
-    found = []
-    for volume in plan.cluster.storage.values():
-        read_only = ":ro" if volume.read_only or volume.access == "ReadOnlyMany" else ""
-        found.append(f"{volume.host_path}:{volume.mount}{read_only}")
-    return ",".join(found)
 
 
 def _quoted(text: str) -> str:

@@ -232,7 +232,8 @@ def _exit_code(joined: JoinedEvidence, phase: Phase, findings: Sequence[Finding]
         return None
     if joined.outcome is not None and joined.outcome.exit_code is not None:
         return joined.outcome.exit_code
-    ends = {pod.node: pod.ended for pod in joined.pods if pod.ended is not None and pod.ended.code}
+    ran = joined.pods or joined.prepare_pods[-1:]
+    ends = {pod.node: pod.ended for pod in ran if pod.ended is not None and pod.ended.code}
     codes = {node: end.code for node, end in ends.items()}
     rest = {node: code for node, code in codes.items() if code != ExitCode.STOPPED and not _is_peer(ends[node])}
     blamed = [rest[finding.node] for finding in findings if finding.node in rest]

@@ -17,9 +17,9 @@ from rankzero.launch import labels
 from rankzero.launch.backend import Ended, Execute, Hear, LogLine, LogQuery, Say
 from rankzero.launch.backends.slurm import submit as slurm_submit
 from rankzero.launch.backends.slurm.command import Job, Slurm, this_environment
-from rankzero.launch.backends.slurm.evidence import NodeSeen, config_map, num_nodes, pods_of
+from rankzero.launch.backends.slurm.evidence import NodeSeen, config_map, is_done, num_nodes, pods_of, preparation_pod
 from rankzero.launch.backends.slurm.logs import followed, recent
-from rankzero.launch.backends.slurm.state import RunState, states
+from rankzero.launch.backends.slurm.state import PREPARATION, Part, RunState, states
 from rankzero.launch.backends.slurm.stop import MARGIN_SECONDS, end
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.labels import Manifest
@@ -76,7 +76,8 @@ class SlurmBackend:
         try:
             request = slurm_submit.read(objects)
             slurm_submit.environment(request, self._env)
-            self._slurm.call("sbatch", "--test-only", text=request.script)
+            for script in filter(None, (request.preparation, request.script)):
+                self._slurm.call("sbatch", "--test-only", text=script)
         except ServiceError:
             raise
         except RankzeroError as error:
@@ -87,17 +88,19 @@ class SlurmBackend:
     def runs(self) -> list[Evidence]:
         """All runs whose directories are here."""
         found = list(states(self._directory))
-        jobs = self._slurm.jobs([state.job for state in found if state.job])
-        return [self._evidence(state, jobs.get(state.job)) for state in found]
+        ids = [one for state in found for one in (state.job, state.preparation) if one]
+        jobs = self._slurm.jobs(ids)
+        return [self._evidence(state, jobs) for state in found]
 
     def collect(self, run: str, *, log_lines: int = 50) -> Evidence:
         """Everything about one run."""
         state = self._state(run)
         if not state.about:
             return Evidence(run=run, now=datetime.now(UTC))
-        evidence = self._evidence(state, self._job(state))
+        evidence = self._evidence(state, self._slurm.jobs([one for one in (state.job, state.preparation) if one]))
+        parts = {_pod_name(run, part): part for part in (PREPARATION, *range(num_nodes(state.about)))}
         names = [str(pod["metadata"]["name"]) for pod in evidence.pods]
-        logs = {name: "\n".join(state.last_lines(state.log(node), log_lines)) for node, name in enumerate(names)}
+        logs = {name: "\n".join(state.last_lines(state.log(parts[name]), log_lines)) for name in names}
         return replace(evidence, logs={name: text for name, text in logs.items() if text})
 
     def logs(self, run: str, query: LogQuery) -> Iterator[LogLine]:
@@ -106,7 +109,10 @@ class SlurmBackend:
         about = state.about
         wanted = Wanted.of(query, whole(about, "annotations", labels.NPROC) or 1)
         nodes = [node for node in range(num_nodes(about)) if wanted.pod(labels.NODE_ROLE, node)]
-        names = {node: f"{run}-{node}" for node in nodes}
+        parts: list[Part] = [*nodes]
+        if state.preparation and wanted.pod(labels.PREPARE_ROLE, 0):
+            parts.insert(0, PREPARATION)
+        names = {part: _pod_name(run, part) for part in parts}
         now = datetime.now(UTC)
         if not query.follow:
             yield from recent(state, names, query, wanted, now)
@@ -133,13 +139,16 @@ class SlurmBackend:
         return [*([f"job {number}"] if ended else []), *state.remove()]
 
     def _end(self, state: RunState, say: Say) -> bool:
-        """Whether there was anything to end."""
-        job = self._job(state)
-        if job is None or job.is_over:
-            return False
+        """Whether there was anything to end. The run's job goes first: it would start after the other."""
+        ids = [one for one in (state.job, state.preparation) if one]
+        jobs = self._slurm.jobs(ids)
+        going = [jobs[one] for one in ids if one in jobs and not jobs[one].is_over]
         grace = whole(state.about, "spec", "grace") or 180
-        end(self._slurm, state, job, grace + MARGIN_SECONDS, say, lambda: self._sleep(POLL_SECONDS))
-        return True
+        if going:
+            state.cancel(*(job.id for job in going))
+        for job in going:
+            end(self._slurm, job, grace + MARGIN_SECONDS, say, lambda: self._sleep(POLL_SECONDS))
+        return bool(going)
 
     def _state(self, run: str) -> RunState:
         return RunState(self._directory / run)
@@ -148,21 +157,30 @@ class SlurmBackend:
         number = state.job
         return self._slurm.jobs([number]).get(number) if number else None
 
-    def _evidence(self, state: RunState, job: Job | None) -> Evidence:
-        about, number = state.about, state.job
-        seen = []
-        for node in range(num_nodes(about)):
-            restart, notes = state.notes(node, number)
-            own = state.last_lines(state.log(node), _MESSAGE_LINES)
-            tail = "\n".join(own or state.last_lines(state.batch_log, _MESSAGE_LINES))
-            seen.append(NodeSeen(restart, notes, state.words(node), tail))
+    def _evidence(self, state: RunState, jobs: Mapping[str, Job]) -> Evidence:
+        """Nodes have pods when what goes before them is done; when they have begun, that has none any more."""
+        about, number, first = state.about, state.job, state.preparation
         metadata = {name: value for name, value in about.items() if name != "spec"}
-        return Evidence(
-            run=state.root.name,
-            now=datetime.now(UTC),
-            objects=(config_map(metadata, job),),
-            pods=tuple(pods_of(metadata, job, number, seen)),
-        )
+        nodes = [_seen(state, node, number) for node in range(num_nodes(about))]
+        pods, waits = [], False
+        if first and not any(node.notes.began for node in nodes):
+            seen = _seen(state, PREPARATION, first)
+            pods, waits = [preparation_pod(metadata, jobs.get(first), first, seen)], not is_done(seen)
+        if not waits:
+            pods += pods_of(metadata, jobs.get(number), number, nodes)
+        objects = (config_map(metadata, jobs.get(number)),)
+        return Evidence(run=state.root.name, now=datetime.now(UTC), objects=objects, pods=tuple(pods))
+
+
+def _seen(state: RunState, part: Part, job: str) -> NodeSeen:
+    restart, notes = state.notes(part, job)
+    own = state.last_lines(state.log(part), _MESSAGE_LINES)
+    tail = "\n".join(own or state.last_lines(state.batch_log, _MESSAGE_LINES))
+    return NodeSeen(restart, notes, state.words(part), tail)
+
+
+def _pod_name(run: str, part: Part) -> str:
+    return labels.prepare_name(run) if part == PREPARATION else f"{run}-{part}"
 
 
 def _run_here(command: Sequence[str]) -> str:

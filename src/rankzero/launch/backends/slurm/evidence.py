@@ -38,7 +38,29 @@ def num_nodes(about: Mapping[str, Any]) -> int:
 
 def pods_of(about: Mapping[str, Any], job: Job | None, number: str, nodes: Sequence[NodeSeen]) -> list[Manifest]:
     """A pod for each node. `job` is None where Slurm does not know the job of this number any more."""
-    return [_pod(about, job, number, index, seen) for index, seen in enumerate(nodes)]
+    own = about.get("labels", {})
+    name = str(about.get("name", ""))
+    return [
+        _pod(
+            about, job, number, (f"{name}-{node}", {**own, labels.ROLE: labels.NODE_ROLE, NODE_LABEL: str(node)}), seen
+        )
+        for node, seen in enumerate(nodes)
+    ]
+
+
+def preparation_pod(about: Mapping[str, Any], job: Job | None, number: str, seen: NodeSeen) -> Manifest:
+    """The pod of what goes before the nodes. `job` as in `pods_of`."""
+    own = {**about.get("labels", {}), labels.ROLE: labels.PREPARE_ROLE}
+    pod = _pod(about, job, number, (labels.prepare_name(str(about.get("name", ""))), own), seen)
+    if is_done(seen):  # its job may take a moment to end
+        pod["metadata"].pop("deletionTimestamp", None)
+        pod["status"]["phase"] = "Succeeded"
+    return pod
+
+
+def is_done(seen: NodeSeen) -> bool:
+    """Whether the preparation noted a good end."""
+    return bool(seen.notes.endings) and not seen.notes.runs and seen.notes.endings[-1].code == 0
 
 
 def config_map(about: Mapping[str, Any], job: Job | None) -> Manifest:
@@ -47,12 +69,14 @@ def config_map(about: Mapping[str, Any], job: Job | None) -> Manifest:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
 
 
-def _pod(about: Mapping[str, Any], job: Job | None, number: str, index: int, seen: NodeSeen) -> Manifest:
+def _pod(
+    about: Mapping[str, Any], job: Job | None, number: str, called: tuple[str, Mapping[str, str]], seen: NodeSeen
+) -> Manifest:
+    """`called` is its name and its labels."""
+    name, own = called
     restart = seen.restart if job is None or job.restarts is None else job.restarts
     notes = seen.notes if seen.restart == restart else NodeNotes()  # of a start that is over
-    name = str(about.get("name", ""))
-    own = {**about.get("labels", {}), labels.ROLE: labels.NODE_ROLE, NODE_LABEL: str(index)}
-    metadata: Manifest = {**_created(job), **about, "name": f"{name}-{index}", "labels": own}
+    metadata: Manifest = {**_created(job), **about, "name": name, "labels": dict(own)}
     status = _status(job, notes, seen)
     again = restart + max(0, len(notes.endings) - (not notes.runs))
     status["containerStatuses"] = [{"name": "node", "restartCount": again, **status.pop("container")}]

@@ -7,11 +7,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 from rankzero.launch.backend import LogLine, LogQuery
-from rankzero.launch.backends.slurm.state import RunState
-from rankzero.launch.labels import NODE_ROLE
+from rankzero.launch.backends.slurm.state import PREPARATION, Part, RunState
+from rankzero.launch.labels import NODE_ROLE, PREPARE_ROLE
 from rankzero.launch.log_lines import Wanted, read_stamp
 
 _FIRST = datetime.min.replace(tzinfo=UTC)
@@ -20,8 +19,9 @@ _FIRST = datetime.min.replace(tzinfo=UTC)
 class _File:
     """A log that is read on from where it was left, in whole lines."""
 
-    def __init__(self, path: Path, node: int, pod: str) -> None:
-        self._path, self._node, self._pod = path, node, pod
+    def __init__(self, state: RunState, part: Part, pod: str) -> None:
+        self._path, self._pod = state.log(part), pod
+        self._node, self._role = (0, PREPARE_ROLE) if part == PREPARATION else (part, NODE_ROLE)
         self._at = 0
         self._time: datetime | None = None
 
@@ -38,19 +38,19 @@ class _File:
     def _line(self, text: str) -> LogLine:
         stamped = read_stamp(text)
         self._time = stamped.time or self._time
-        return LogLine(self._node, self._pod, NODE_ROLE, stamped.text, self._time)
+        return LogLine(self._node, self._pod, self._role, stamped.text, self._time)
 
 
 def recent(
-    state: RunState, names: Mapping[int, str], query: LogQuery, wanted: Wanted, now: datetime
+    state: RunState, names: Mapping[Part, str], query: LogQuery, wanted: Wanted, now: datetime
 ) -> Iterator[LogLine]:
-    """What was said up to now. `names` are the pods of the nodes that are asked for."""
-    yield from _past([_File(state.log(node), node, pod) for node, pod in names.items()], query, wanted, now)
+    """What was said up to now. `names` are the pods that are asked for."""
+    yield from _past([_File(state, part, pod) for part, pod in names.items()], query, wanted, now)
 
 
 def followed(
     state: RunState,
-    names: Mapping[int, str],
+    names: Mapping[Part, str],
     query: LogQuery,
     wanted: Wanted,
     now: datetime,
@@ -58,7 +58,7 @@ def followed(
     pause: Callable[[], None],
 ) -> Iterator[LogLine]:
     """The same, and then as it comes, until the job does not go on."""
-    files = [_File(state.log(node), node, pod) for node, pod in names.items()]
+    files = [_File(state, part, pod) for part, pod in names.items()]
     yield from _past(files, query, wanted, now)
     over = False
     while not over:

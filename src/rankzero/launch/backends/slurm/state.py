@@ -13,11 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rankzero.run_dir.atomic import storage_errors, write_json, write_text
 
 MOST_MESSAGE_BYTES = 4096
+PREPARATION: Literal["prepare"] = "prepare"
+Part = int | Literal["prepare"]
+"""A node by its number, or what goes before them."""
 _TAIL_BYTES = 256 * 1024
 
 
@@ -85,6 +88,11 @@ class RunState:
         return self._text("job").strip()
 
     @property
+    def preparation(self) -> str:
+        """The id of the job that prepares, or did; empty where there is none."""
+        return self._text("prepare_job").strip()
+
+    @property
     def about(self) -> dict[str, Any]:
         """The script's metadata; empty where there is none."""
         try:
@@ -94,9 +102,9 @@ class RunState:
         return value if isinstance(value, dict) else {}
 
     @property
-    def cancelled(self) -> str:
-        """The id of the job that was told to stop for good."""
-        return self._text("cancelled").strip()
+    def cancelled(self) -> frozenset[str]:
+        """The ids of the jobs that were told to stop for good."""
+        return frozenset(self._text("cancelled").split())
 
     @contextmanager
     def anew(self, about: dict[str, Any]) -> Iterator[None]:
@@ -131,27 +139,31 @@ class RunState:
         """Note which job it is. Raises StorageError."""
         write_text(self.root / "job", f"{job}\n")
 
+    def settle_preparation(self, job: str) -> None:
+        """Note which job prepares it. Raises StorageError."""
+        write_text(self.root / "prepare_job", f"{job}\n")
+
     @staticmethod
     def _move(root: Path, log: Path, target: Path) -> None:
         for one in (root, log):
             if one.exists():
                 one.rename(target / one.name)
 
-    def cancel(self, job: str) -> None:
-        """Have the batch script let it end when it is saved. Raises StorageError."""
-        write_text(self.root / "cancelled", f"{job}\n")
+    def cancel(self, *jobs: str) -> None:
+        """Have the batch scripts let them end when they are saved. Raises StorageError."""
+        write_text(self.root / "cancelled", "".join(f"{job}\n" for job in jobs))
 
-    def notes(self, node: int, job: str) -> tuple[int, NodeNotes]:
-        """As `read_notes`, of a node."""
-        return read_notes(self._text(f"nodes/{node}"), job)
+    def notes(self, part: Part, job: str) -> tuple[int, NodeNotes]:
+        """As `read_notes`, of a node or the preparation."""
+        return read_notes(self._text(f"nodes/{part}"), job)
 
-    def words(self, node: int) -> str:
+    def words(self, part: Part) -> str:
         """What its command said at its last end."""
-        return self._text(f"nodes/{node}.words")[:MOST_MESSAGE_BYTES]
+        return self._text(f"nodes/{part}.words")[:MOST_MESSAGE_BYTES]
 
-    def log(self, node: int) -> Path:
+    def log(self, part: Part) -> Path:
         """All that its commands have printed."""
-        return self.root / "logs" / f"node-{node}.log"
+        return self.root / "logs" / (f"{part}.log" if part == PREPARATION else f"node-{part}.log")
 
     def last_lines(self, path: Path, count: int) -> list[str]:
         """The end of a log."""

@@ -7,18 +7,17 @@ from collections.abc import Callable
 
 from rankzero.launch.backend import Say
 from rankzero.launch.backends.slurm.command import Job, Slurm
-from rankzero.launch.backends.slurm.state import RunState
 
 MARGIN_SECONDS = 10
 
 
-def end(slurm: Slurm, state: RunState, job: Job, seconds: float, say: Say, pause: Callable[[], None]) -> None:
-    """Return when it is over. Raises ServiceError, AccessError or StorageError.
+def end(slurm: Slurm, job: Job, seconds: float, say: Say, pause: Callable[[], None]) -> None:
+    """Return when it is over. Raises ServiceError or AccessError.
 
     `scancel` alone gives a job KillWait, often 30 s; so its steps get the signal first, and the job ends by itself,
-    which it would not do without a word in its directory that says that it is not to be queued again.
+    which it would not do without a word in its directory that says that it is not to be queued again
+    (`RunState.cancel`).
     """
-    state.cancel(job.id)
     if job.is_waiting:
         slurm.call("scancel", job.id)
         say(f"job {job.id} is taken out of the queue")

@@ -30,6 +30,8 @@ class Request:
     about: dict[str, Any]
     secrets: Mapping[str, bool]
     """Variables that the run is given, and whether it can do without."""
+    preparation: str = ""
+    """The script that goes first; empty where there is none."""
 
     @property
     def digest(self) -> str:
@@ -40,7 +42,9 @@ class Request:
 def read(objects: Sequence[Manifest]) -> Request:
     """The script of a rendering. Raises ConfigError where there is none."""
     scripts = [one for one in objects if one["kind"] == BATCH_SCRIPT.kind]
-    if len(scripts) != 1 or len(objects) != 1:
+    first = [one for one in scripts if one["metadata"]["labels"].get(labels.ROLE) == labels.PREPARE_ROLE]
+    scripts = [one for one in scripts if one not in first]
+    if len(scripts) != 1 or len(first) > 1 or len(objects) != 1 + len(first):
         found = ", ".join(f"{one['kind']}/{one['metadata']['name']}" for one in objects) or "nothing"
         hint = "render the run for Slurm: `--kind slurm`, or `kind: slurm` in cluster.yaml"
         raise ConfigError(f"Slurm takes one batch script, and this is {found}", hint=hint)
@@ -51,6 +55,7 @@ def read(objects: Sequence[Manifest]) -> Request:
         state=RunState(Path(spec["state"])),
         about={**metadata, "spec": {"grace": spec["grace"]}},
         secrets={str(one["name"]): bool(one["optional"]) for one in spec["secrets"]},
+        preparation="".join(str(one["spec"]["script"]) for one in first),
     )
 
 
@@ -65,17 +70,37 @@ def submit(
     there = slurm.jobs([number]).get(number) if number else None
     if there is not None and not there.is_over:
         before = state.about
-        if _digest(before) == request.digest and state.cancelled != number:
+        if _digest(before) == request.digest and number not in state.cancelled:
             say(f"{request.run} is job {number} already, with this very spec; left as it is")
             return
-        if not replaces and state.cancelled != number:
+        if not replaces and number not in state.cancelled:
             raise _already(request, before, number)
         stop()
     with state.anew({**request.about, "creationTimestamp": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"}):
-        said = slurm.call("sbatch", "--parsable", "--export=ALL", text=request.script, env=given)
-    job = said.strip().partition(";")[0]  # `17;cluster` where there are several
+        job = _queued(slurm, request, given, say)
     state.settle(job)
     say(f"job {job} is in the queue")
+
+
+def _queued(slurm: Slurm, request: Request, env: Mapping[str, str], say: Say) -> str:
+    """The id of the run's job. It waits for the preparation, and leaves the queue where that fails."""
+    if not request.preparation:
+        return _sbatch(slurm, request.script, env)
+    first = _sbatch(slurm, request.preparation, env)
+    try:
+        request.state.settle_preparation(first)
+        then = ("--kill-on-invalid-dep=yes", f"--dependency=afterok:{first},singleton")
+        job = _sbatch(slurm, request.script, env, *then)
+    except BaseException:
+        slurm.call("scancel", first)
+        raise
+    say(f"job {first} prepares the model and the data; job {job} waits for it")
+    return job
+
+
+def _sbatch(slurm: Slurm, script: str, env: Mapping[str, str], *options: str) -> str:
+    said = slurm.call("sbatch", "--parsable", "--export=ALL", *options, text=script, env=env)
+    return said.strip().partition(";")[0]  # `17;cluster` where there are several
 
 
 def environment(request: Request, env: Mapping[str, str]) -> dict[str, str]:

@@ -16,6 +16,7 @@ import pytest
 
 from rankzero.launch.backend import Backend
 from rankzero.launch.backends.docker.backend import DockerBackend
+from rankzero.launch.node.code import Code, this_code
 from rankzero.launch.warm.pods import running
 from tests.support.cli import Cli
 from tests.unit.launch.backends.docker.fake_docker import Daemon
@@ -217,6 +218,25 @@ def test_a_run_spec_gets_its_files_and_the_node_command(
     assert settings["num_nodes"] == 2 and not settings["park"] and settings["prepared_marker"] is None
     command = ["python", "-m", "rankzero.launch.node", "/tmp/rankzero-dev/run"]
     assert done.code == 65 and ran == [(command, [{"RANKZERO_NODE": "0"}, {"RANKZERO_NODE": "1"}])]
+
+
+def test_pods_whose_image_has_other_code_are_named_before_a_run_spec_is_tried(
+    cli: Cli, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rankzero.launch.warm.commands.run_together", lambda *_: 78)
+    spec = "name: tiny\nmodel: {name: o/m}\ndata: {train: /outputs/rows.jsonl}\n"
+    (project / "run.yaml").write_text(spec, encoding="utf-8")
+    assert "warning" not in cli("dev up").err + cli("dev run run.yaml").err, "the same code"
+    there, newer = this_code(), Code("9.9.9", "f" * 64)
+    monkeypatch.setattr("rankzero.launch.warm.code.this_code", lambda: newer)
+    done = cli("dev run run.yaml")
+    assert done.code == 78, "it is tried all the same"
+    assert f"warning: pod dev-0, dev-1: its image has {there}, and this is rankzero 9.9.9 (code ffffffff)" in done.err
+    assert "make image" in done.err and "unknown keys" in done.err
+    assert "warning" in cli("dev up").err
+    assert "warning" not in cli("dev run -- true").err, "what is no run spec does not care"
+    monkeypatch.setattr("rankzero.launch.warm.code._PROGRAM", ["python", "-m", "rankzero.launch.node.of_tomorrow"])
+    assert "its image has a rankzero that is too old to say which" in cli("dev run run.yaml").err
 
 
 def test_what_gpus_do(cli: Cli, daemon: Daemon) -> None:

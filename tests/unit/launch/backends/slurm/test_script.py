@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from rankzero.errors import ConfigError
 from rankzero.launch.backends.slurm.state import read_notes
 from rankzero.launch.plan import make_plan
 from rankzero.launch.pods import parse_last_words
@@ -42,6 +43,15 @@ CLUSTERS = {
         "time_limit_seconds: 86400, python: /shared/venv/bin/python, setup: [module load cuda/12.8], "
         "options: {exclude: node7, exclusive: ''}}",
     ],
+    "prepared": [
+        "num_nodes=2",
+        "nproc_per_node=8",
+        "resources={cpu: 64, memory: 512Gi}",
+        OUTPUTS,
+        "storage.cache={mount: /scratch/c, host_path: /scratch/c}",
+        "slurm={partition: gpu, account: lab, qos: high, constraint: h100, gpu_type: h100, prepare_partition: cpu, "
+        "options: {exclude: node7}}",
+    ],
     "apptainer": [
         "num_nodes=2",
         "image=ghcr.io/team/rankzero:1.0",
@@ -63,21 +73,46 @@ def manifests(settings: list[str]) -> list[dict[str, Any]]:
 
 
 def script(settings: list[str]) -> str:
-    (only,) = manifests(settings)
-    return str(only["spec"]["script"])
+    return str(manifests(settings)[-1]["spec"]["script"])
+
+
+def first_script(settings: list[str]) -> str:
+    """That of the preparation."""
+    first, _ = manifests(settings)
+    return str(first["spec"]["script"])
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_the_text_is_the_golden_one(name: str) -> None:
-    text = to_yaml(manifests(CLUSTERS[name]))
-    golden = GOLDEN / f"{name}.sbatch"
-    if os.environ.get("RANKZERO_UPDATE_GOLDEN") == "1":
-        golden.parent.mkdir(parents=True, exist_ok=True)
-        golden.write_text(text, encoding="utf-8")
-    assert text == golden.read_text(encoding="utf-8"), "make golden rewrites it"
-    assert file_name(1, manifests(CLUSTERS[name])[0]) == "01-batchscript-alpaca-qwen3-8b.sbatch"
-    done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    objects = manifests(CLUSTERS[name])
+    assert file_name(1, objects[-1]) == "01-batchscript-alpaca-qwen3-8b.sbatch"
+    for index, manifest in enumerate(reversed(objects)):
+        text = to_yaml([manifest])
+        golden = GOLDEN / f"{name}{'-first' * index}.sbatch"
+        if os.environ.get("RANKZERO_UPDATE_GOLDEN") == "1":
+            golden.parent.mkdir(parents=True, exist_ok=True)
+            golden.write_text(text, encoding="utf-8")
+        assert text == golden.read_text(encoding="utf-8"), "make golden rewrites it"
+        done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_preparation_asks_for_no_gpu_and_for_nothing_that_chooses_nodes_with_one() -> None:
+    asked = {line for line in first_script(CLUSTERS["prepared"]).splitlines() if line.startswith("#SBATCH ")}
+    assert not [line for line in asked if re.search("gres|constraint|qos|exclude|reservation", line)]
+    for option in ("--partition=cpu", "--account=lab", "--nodes=1", "--cpus-per-task=2", "--mem=8192M"):
+        assert f"#SBATCH {option}" in asked
+    beside = first_script([*CLUSTERS["prepared"], "slurm.prepare_partition=null", "prepare=always"])
+    assert "#SBATCH --partition=gpu\n" in beside and "#SBATCH --qos=high\n" in beside and "--gres" not in beside
+
+
+def test_nothing_goes_first_where_nothing_says_where() -> None:
+    for settings in (CLUSTERS["hosts"], [*CLUSTERS["prepared"], "prepare=never"]):
+        assert len(manifests(settings)) == 1
+    with pytest.raises(ConfigError, match="no volume to prepare into"):
+        manifests([*CLUSTERS["smallest"], "prepare=always"])
+    with pytest.raises(ConfigError, match="nothing would keep what is prepared there"):
+        manifests([*CLUSTERS["smallest"], "slurm.prepare_partition=cpu"])
 
 
 def test_the_cluster_of_the_guide_is_one() -> None:
@@ -107,6 +142,7 @@ class Stage:
         python = self.program(
             "node-python",
             '[ -z "$SAYS" ] || echo "$SAYS" > "$RANKZERO_TERMINATION_LOG"\n'
+            'echo "$2 ${HF_HUB_OFFLINE:-online}" >> "$CODES/started"\n'
             'read -r code < "$CODES/$SLURM_NODEID"; sed -i 1d "$CODES/$SLURM_NODEID"\n'
             'case $code in -*) kill "$code" $$ ;; esac\nexit "$code"\n',
         )
@@ -119,7 +155,11 @@ class Stage:
         self.program("scontrol", 'echo "$@" >> "$ASKED"\n')
         directory = f"{{mount: {self.outputs}, host_path: {self.outputs}}}"
         place = [f"storage={{outputs: {directory}}}", f"slurm.python={python}", f"num_nodes={nodes}"]
-        self.text = script([*place, *settings, "gpu=false", f"max_restarts={max_restarts}"])
+        place += [f"storage.cache={{mount: {root}/cache, host_path: {root}/cache}}"]
+        given = [*place, *settings, "gpu=false", f"max_restarts={max_restarts}"]
+        self.text = script(given)
+        self.first = first_script([*given, "prepare=always"])
+        self.after_first = script([*given, "prepare=always"])
 
     def program(self, name: str, body: str) -> Path:
         path = self.programs / name
@@ -134,6 +174,7 @@ class Stage:
         state: str = "RUNNING",
         restart: str = "",
         seconds_left: int | None = None,
+        text: str | None = None,
     ) -> int:
         """The batch script's exit code, where the commands of each node end with these codes one after the other; a
         negative one is a signal. Slurm says how many seconds are left of the allocation, or nothing."""
@@ -152,7 +193,9 @@ class Stage:
             **({"SLURM_RESTART_COUNT": restart} if restart else {}),
             **({"SLURM_JOB_END_TIME": str(int(time.time()) + seconds_left)} if seconds_left is not None else {}),
         }
-        done = subprocess.run(["bash"], input=self.text, text=True, capture_output=True, check=False, env=env)
+        done = subprocess.run(
+            ["bash"], input=self.text if text is None else text, text=True, capture_output=True, check=False, env=env
+        )
         assert "command not found" not in done.stderr, done.stderr
         self.left = {node: (plans / str(node)).read_text().split() for node in range(len(codes))}
         return done.returncode
@@ -270,3 +313,47 @@ def test_the_files_are_where_the_node_command_looks(tmp_path: Path) -> None:
     assert f"train: {config}/files/data/train.jsonl" in (config / "run.yaml").read_text()
     assert (stage.state / "job").read_text() == "7\n"
     assert (stage.state.stat().st_mode & 0o777) == 0o700, "a run's spec is nobody else's business"
+
+
+@pytest.mark.parametrize(
+    ("codes", "exit_code", "left"),
+    [
+        ([0, 0], 0, ["0"]),
+        ([69, 0, 0], 0, ["0"]),
+        ([-9, 74, 0, 0], 0, ["0"]),
+        ([69, 69, 69, 69, 0], 69, ["0"]),
+        ([65, 0], 65, ["0"]),
+        ([78, 0], 78, ["0"]),
+    ],
+)
+def test_a_preparation_is_tried_again_where_that_may_help(
+    tmp_path: Path, codes: list[int], exit_code: int, left: list[str]
+) -> None:
+    stage = Stage(tmp_path)
+    assert stage.run(codes, text=stage.first) == exit_code
+    assert stage.left[0] == left and stage.asked == ""
+    assert (stage.state / "prepare_job").read_text() == "7\n" and not (stage.state / "job").exists()
+    assert (stage.state / "prepared").exists() == (exit_code == 0)
+    assert read_notes((stage.state / "nodes/prepare").read_text(), "7")[1].endings[-1].code == exit_code
+
+
+def test_a_preparation_that_was_stopped_goes_on_in_the_queue_but_not_for_ever(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    assert stage.run([75], text=stage.first) == 75 and stage.asked == "requeue 7"
+    (stage.state / "cancelled").write_text("8\n7\n")
+    assert stage.run([75], text=stage.first, restart="1") == 75 and stage.asked == "requeue 7"
+    (stage.state / "cancelled").unlink()
+    assert stage.run([75], text=stage.first, restart="9") == 75 and stage.asked == "requeue 7"
+
+
+def test_nodes_leave_the_hub_alone_only_when_this_very_run_was_prepared(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    assert stage.run([0], text=stage.after_first) == 0, "by hand, without what goes first"
+    assert stage.run([0], text=stage.first) == 0
+    assert stage.run([0], text=stage.after_first, job="8") == 0
+    assert stage.run([0], text=stage.text, job="9") == 0, "a run that nothing was asked to go before"
+    (stage.state / "prepared").write_text("another\n")
+    assert stage.run([0], text=stage.after_first, job="10") == 0
+    node, first = "rankzero.launch.node", "rankzero.launch.node.prepare"
+    expected = [f"{node} online", f"{first} online", f"{node} 1", f"{node} online", f"{node} online"]
+    assert (tmp_path / "codes/started").read_text().splitlines() == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from rankzero.errors import ConfigError
 from rankzero.launch.backend import AlreadyRunsError, LogQuery
 from rankzero.launch.backends.slurm.backend import SlurmBackend
-from rankzero.launch.backends.slurm.command import Slurm
+from rankzero.launch.backends.slurm.command import Answer, Slurm
 from rankzero.launch.labels import Manifest
 from rankzero.launch.plan import make_plan
 from rankzero.launch.render import render
@@ -111,6 +112,95 @@ def test_a_refused_job_leaves_the_one_before_it_as_it_was(site: Site) -> None:
     with pytest.raises(ConfigError, match="slurm.partition"):
         site.submit()
     assert {path: path.read_bytes() for path in site.root.rglob("*") if path.is_file()} == there
+
+
+def prepared(site: Site) -> Callable[..., None]:
+    """Submits a run that is prepared; job 17 does that, and 18 is the run."""
+    cache = f"storage.cache={{mount: {site.root}/c, host_path: {site.root}/c}}"
+    return lambda *more, **options: site.submit(cache, "slurm.prepare_partition=cpu", *more, **options)
+
+
+def note_preparation(site: Site, *lines: str, words: dict[str, Any] | None = None) -> None:
+    path = site.root / "slurm/r/nodes/prepare"
+    with path.open("a") as file:
+        for index, line in enumerate(lines):
+            word, _, code = line.partition(" ")
+            file.write(f"{word} 17 0 {AT + index} {code or 'cpu0'}\n")
+    if words is not None:
+        path.with_suffix(".words").write_text(json.dumps({"rankzero": 1, **words}))
+
+
+def test_a_run_waits_for_its_preparation_and_then_starts(site: Site) -> None:
+    prepared(site)()
+    assert site.slurm.calls[1].endswith("--kill-on-invalid-dep=yes --dependency=afterok:17,singleton")
+    assert site.said[0] == "job 17 prepares the model and the data; job 18 waits for it"
+    assert site.slurm.envs[0]["RANKZERO_SUBMISSION_TOKEN"] == site.slurm.envs[1]["RANKZERO_SUBMISSION_TOKEN"]
+    site.slurm.jobs["17"].reason, site.slurm.jobs["18"].reason = "Resources", "Dependency"
+    waits = site.status()
+    assert (waits.phase, waits.verdict) == ("Preparing", "job 17 waits for free nodes (Resources)")
+    site.slurm.jobs["17"] = FakeJob("RUNNING", "")
+    note_preparation(site, "begin")
+    (site.root / "slurm/r/logs/prepare.log").write_text("tokenising\n")
+    assert (site.status().phase, site.status().findings) == ("Preparing", ())
+    assert [(line.role, line.pod, line.text) for line in site.backend.logs("r", LogQuery())] == [
+        ("prepare", "r-prepare", "tokenising")
+    ]
+    assert list(site.backend.logs("r", LogQuery(node=0))) == []
+    note_preparation(site, "end 0")
+    assert site.status().phase == "Pending" and [node.pod for node in site.status().nodes] == ["r-0", "r-1"]
+    site.slurm.jobs = {"17": FakeJob("COMPLETED", ""), "18": FakeJob("RUNNING", "")}
+    for node in (0, 1):
+        site.note(node, "begin")
+    assert site.status().phase == "Running"
+    del site.slurm.jobs["17"]
+    assert site.status().phase == "Running", "Slurm forgets a job after some minutes"
+    prepared(site)()
+    assert len(site.slurm.scripts) == 2 and "already" in site.said[-1]
+
+
+def test_a_preparation_that_fails_is_the_verdict_of_the_run(site: Site) -> None:
+    prepared(site)()
+    said = {"outcome": "failed", "exit_code": 65, "what": "row 7 has no answer", "where": "train.jsonl:7"}
+    note_preparation(site, "begin", "end 65", words=said)
+    never = FakeJob("CANCELLED", "DependencyNeverSatisfied")
+    site.slurm.jobs = {"17": FakeJob("FAILED", "NonZeroExitCode"), "18": never}
+    failed = site.status()
+    assert (failed.phase, failed.exit_code) == ("Failed", 65)
+    assert "row 7 has no answer" in failed.verdict and failed.nodes == ()
+    prepared(site)()
+    assert set(site.slurm.scripts) == {"17", "18", "19", "20"} and site.status().phase == "Preparing"
+
+
+def test_a_preparation_that_slurm_ended_has_its_own_verdict(site: Site) -> None:
+    prepared(site)()
+    note_preparation(site, "begin")
+    site.slurm.jobs = {"17": FakeJob("TIMEOUT", "TimeLimit"), "18": FakeJob("CANCELLED", "Dependency")}
+    assert (site.status().phase, site.status().findings[0].code) == ("Failed", "slurm-timeout")
+
+
+def test_a_run_that_is_cancelled_while_it_is_prepared_does_not_start(site: Site) -> None:
+    prepared(site)()
+    site.slurm.jobs["17"] = FakeJob("RUNNING", "")
+    note_preparation(site, "begin")
+    site.backend.cancel("r", site.said.append)
+    told = [call for call in site.slurm.calls if call.startswith("scancel")]
+    assert told == ["scancel 18", "scancel --signal=TERM 17"]
+    assert (site.root / "slurm/r/cancelled").read_text() == "18\n17\n"
+    note_preparation(site, "end 75", words={"outcome": "stopped", "exit_code": 75})
+    assert (site.status().phase, site.status().exit_code) == ("Stopped", 75)
+
+
+def test_where_the_run_is_refused_nothing_is_prepared(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = site.slurm._sbatch
+
+    def only_the_first(rest: Sequence[str], text: str, env: Mapping[str, str]) -> Answer:
+        site.slurm.refuses = "sbatch: error: invalid partition specified: gpu" if site.slurm.scripts else ""
+        return taken(rest, text, env)
+
+    monkeypatch.setattr(site.slurm, "_sbatch", only_the_first)
+    with pytest.raises(ConfigError, match="slurm.partition"):
+        prepared(site)()
+    assert "scancel 17" in site.slurm.calls and site.backend.runs() == []
 
 
 def test_only_the_rendering_for_slurm_is_taken(site: Site) -> None:

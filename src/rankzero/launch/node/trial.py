@@ -1,0 +1,93 @@
+"""`python -m rankzero.launch.node.trial DIRECTORY METRICS COPY`: a Katib trial, its metrics copied as they come.
+
+Katib's collector follows COPY from its first line on, orders lines by the time that each begins with, and ends a trial
+early by SIGTERM to the only child of the shell that it starts: this process, which hands it on. COPY lies on a volume
+that only the pod which Katib reads has; in the others nothing is copied.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+NODE = [sys.executable, "-m", "rankzero.launch.node"]
+LOOK_SECONDS = 1.0
+
+
+class Follower:
+    """The rows of a metrics.jsonl that grows and, where a run goes on from a checkpoint, is cut, each copied once."""
+
+    def __init__(self, metrics: Path, copy: Path) -> None:
+        self._metrics, self._copy = metrics, copy
+        self._at, self._file = 0, -1
+        self._step, self._known = -1, -1
+        self._wanted = copy.parent.is_dir()
+        if self._wanted:
+            copy.touch()  # who waits for it waits at full speed
+
+    def more(self) -> None:
+        """Copy what is whole and new."""
+        if not self._wanted:
+            return
+        try:
+            with self._metrics.open("rb") as file:
+                number = os.fstat(file.fileno()).st_ino
+                if number != self._file or file.seek(0, 2) < self._at:  # made anew, up to its newest checkpoint
+                    self._at, self._file, self._known = 0, number, self._step
+                file.seek(self._at)
+                raw = file.read()
+        except FileNotFoundError:
+            return
+        whole = raw[: raw.rfind(b"\n") + 1]
+        self._at += len(whole)
+        lines = [line for text in whole.decode(errors="replace").splitlines() if (line := self._timed(text))]
+        if lines:
+            with self._copy.open("a", encoding="utf-8") as out:
+                out.write("".join(f"{line}\n" for line in lines))
+
+    def _timed(self, text: str) -> str:
+        """The row behind its time; nothing for one that was copied already, or is none."""
+        with suppress(ValueError, TypeError, KeyError, OverflowError):
+            row = json.loads(text)
+            if int(row["step"]) <= self._known:
+                return ""
+            at = datetime.fromtimestamp(float(row["time"]), UTC)
+            self._step = max(self._step, int(row["step"]))
+            return f"{at:%Y-%m-%dT%H:%M:%S.%fZ} {text}"
+        return ""
+
+
+def main(directory: str, metrics: str, copy: str) -> int:
+    """The node command's exit code, as a shell says it."""
+    node: subprocess.Popen[bytes] | None = None
+    asked: list[int] = []
+
+    def hand_on(number: int, _frame: object) -> None:
+        asked.append(number)
+        if node is not None:
+            node.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, hand_on)
+    follower = Follower(Path(metrics), Path(copy))
+    node = subprocess.Popen([*NODE, directory])
+    if asked:  # before there was anybody to tell
+        node.send_signal(asked[0])
+    while True:
+        try:
+            code = node.wait(LOOK_SECONDS)
+        except subprocess.TimeoutExpired:
+            follower.more()
+        else:
+            follower.more()
+            return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:4]))

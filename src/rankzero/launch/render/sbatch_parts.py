@@ -1,0 +1,123 @@
+"""What both batch scripts of a run are made of: options, files, environment, what srun starts. Pure."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+import posixpath
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+
+from rankzero.launch.node.settings import TOKEN_VARIABLE
+from rankzero.launch.plan import Plan
+from rankzero.spec.resolve import to_yaml as spec_to_yaml
+
+
+def option_value(value: str) -> str:
+    """Quoted as sbatch reads its directives, where that is needed."""
+    return value if not any(sign in value for sign in " \"'\\#;&|()*") else f'"{value}"'
+
+
+def clock(seconds: int) -> str:
+    """A time limit as sbatch takes it, up to the next minute, which is Slurm's own unit."""
+    minutes = math.ceil(seconds / 60)
+    days, rest = divmod(minutes, 24 * 60)
+    return f"{days}-{rest // 60:02}:{rest % 60:02}:00"
+
+
+def inputs(plan: Plan) -> dict[str, bytes]:
+    """What the processes read, by its path in the run's directory."""
+    return {
+        "config/run.yaml": spec_to_yaml(plan.run).encode(),
+        "config/node.json": plan.settings.to_json().encode(),
+        **{f"config/files/{name}": plan.files[name] for name in sorted(plan.files)},
+    }
+
+
+def inputs_digest(plan: Plan) -> str:
+    """Tells what was prepared from what another spec of the same name needs."""
+    return hashlib.sha256(b"".join(inputs(plan).values())).hexdigest()[:12]
+
+
+def written(files: Mapping[str, bytes], about: str) -> Iterator[str]:
+    """The run's directory and the files in it, written by the script: as they read where they are text, else as base64.
+    What is there already of `about`, which says what the run is, stays."""
+    end = f"END_{hashlib.sha256(b''.join(files.values())).hexdigest()[:12]}"
+    yield 'mkdir -p -m 700 "$state"'
+    for name in dict.fromkeys(["nodes", "logs", *map(posixpath.dirname, files)]):
+        yield f'mkdir -p "$state"/{shlex.quote(name)}'
+    yield f'[ -e "$state/about.json" ] || cat > "$state/about.json" <<\'{end}\''
+    yield about
+    yield end
+    for name, content in files.items():
+        target = f'"$state"/{shlex.quote(name)}'
+        if name.startswith("config/files/"):
+            yield f"base64 -d > {target} <<'{end}'"
+            yield base64.encodebytes(content).decode().rstrip("\n")
+        else:
+            yield f"cat > {target} <<'{end}'"
+            yield content.decode().rstrip("\n")
+        yield end
+
+
+def environment(values: Mapping[str, str]) -> Iterator[str]:
+    """Values that are known; those of secrets come with the job from the environment of who submits it."""
+    for name, value in {"RANKZERO_LOG_STAMPS": "1", **values}.items():
+        yield f"export {name}={shlex.quote(value)}"
+    yield f'export {TOKEN_VARIABLE}="${{{TOKEN_VARIABLE}:-$SLURM_JOB_ID}}"'
+
+
+def seen_inside(plan: Plan, state: str) -> str:
+    """The run's directory as what srun starts sees it: Pyxis starts everything in the container."""
+    return posixpath.dirname(plan.config_dir) if plan.cluster.slurm.runtime == "pyxis" else state
+
+
+def launch(plan: Plan, state: str, script: str, options: Sequence[str]) -> Iterator[str]:
+    """Start the script by srun and wait for it, whatever signals come; `status` is then srun's exit code."""
+    slurm, more = plan.cluster.slurm, list(options)
+    if slurm.runtime == "pyxis":
+        more.append(f"--container-image={shlex.quote(slurm.image or str(plan.cluster.image))}")
+        more.append(f"--container-mounts={shlex.quote(_mounts(plan))}")
+        more.append("--no-container-mount-home")
+    yield "trap : TERM  # who ends the job tells this shell too, which waits for what the nodes note"
+    yield " ".join(("srun", *more, "sh", shlex.quote(f"{seen_inside(plan, state)}/{script}"), "&"))
+    yield "while :; do"
+    yield '  wait "$!"; status=$?'
+    yield '  kill -0 "$!" 2> /dev/null || break'
+    yield "done"
+
+
+def last_note(name: str) -> Iterator[str]:
+    """`code` becomes what that part of the run noted at its end, else srun's own, or 70."""
+    yield f'read -r word job restart _ code < <(tail -n 1 "$state/nodes/{name}" 2> /dev/null) || word='
+    yield 'if [ "$word $job $restart" != "end $SLURM_JOB_ID ${SLURM_RESTART_COUNT:-0}" ]; then'
+    yield "  code=$((status ? status : 70))  # it was ended before it could say how"
+    yield "fi"
+
+
+IS_TO_GO_ON = (
+    'if ! grep -qsx "$SLURM_JOB_ID" "$state/cancelled" &&',
+    '   [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T || echo RUNNING)" = RUNNING ]; then',
+)
+"""Nobody has cancelled it, and Slurm does not end it itself."""
+
+
+def command(plan: Plan, module: str) -> str:
+    """One of our modules, in the image where there is one."""
+    slurm = plan.cluster.slurm
+    words = [slurm.python, "-m", module, plan.config_dir]
+    if slurm.runtime == "apptainer":
+        image = slurm.image or f"docker://{plan.cluster.image}"
+        gpus = ["--nv"] if plan.cluster.gpu else []
+        words = ["apptainer", "exec", *gpus, "--bind", _mounts(plan), image, *words]
+    return shlex.join(words)
+
+
+def _mounts(plan: Plan) -> str:
+    """`host:inside`, as both runtimes take them."""
+    found = []
+    for volume in plan.cluster.storage.values():
+        read_only = ":ro" if volume.read_only or volume.access == "ReadOnlyMany" else ""
+        found.append(f"{volume.host_path}:{volume.mount}{read_only}")
+    return ",".join(found)

@@ -1,0 +1,136 @@
+"""The batch script of a run's preparation for Slurm: one task without GPUs, in a job before the run's own. Pure.
+
+When it is done it notes for which files of the run, so that the nodes ask the Hub for nothing. It queues itself again
+as the run does, and the run waits for it by `afterok`, through all its starts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import posixpath
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from rankzero.errors import NEVER_RETRIED, ExitCode
+from rankzero.launch import labels
+from rankzero.launch.labels import prepare_name
+from rankzero.launch.node.settings import PREPARE_RESTARTS
+from rankzero.launch.plan import Plan
+from rankzero.launch.render.container import PREPARE_CPU, PREPARE_MEMORY, variables
+from rankzero.launch.render.sbatch_parts import (
+    IS_TO_GO_ON,
+    clock,
+    command,
+    environment,
+    inputs,
+    inputs_digest,
+    last_note,
+    launch,
+    option_value,
+    seen_inside,
+    written,
+)
+from rankzero.spec.quantity import as_bytes
+
+MOST_ALLOCATIONS = 10
+"""Each goes on where the one before it stopped; what is not done after so many never will be."""
+_FINAL = "|".join(str(int(code)) for code in sorted({ExitCode.DONE, ExitCode.STOPPED, *NEVER_RETRIED}))
+
+
+def preparation_script(plan: Plan, metadata: dict[str, Any], state: str) -> str:
+    """The text. `metadata` is of the run, and `state` its directory, which both scripts share."""
+    files = {**inputs(plan), "config/prepare.sh": _script(plan, state).encode()}
+    options = (
+        "--nodes=1",
+        "--ntasks=1",
+        "--cpu-bind=none",
+        "--open-mode=append",
+        '--output="$state/logs/prepare.log"',
+    )
+    stopped = int(ExitCode.STOPPED)
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {option}" for option in _options(plan, state)),
+        "",
+        "# Made by rankzero: what goes before the run's own job. By hand:",
+        "#   sbatch --dependency=afterok:$(sbatch --parsable THIS),singleton --kill-on-invalid-dep=yes THE_RUN",
+        "set -u",
+        f"state={shlex.quote(state)}",
+        *written(files, json.dumps(metadata, sort_keys=True)),
+        'echo "$SLURM_JOB_ID" > "$state/prepare_job"',
+        "",
+        *environment(variables(plan, labels.PREPARE_ROLE, {})),
+        "",
+        *launch(plan, state, "config/prepare.sh", options),
+        *last_note("prepare"),
+        f'[ "$code" != 0 ] || echo {inputs_digest(plan)} > "$state/prepared"',
+        f'if [ "$code" = {stopped} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {MOST_ALLOCATIONS - 1} ]; then',
+        *(f"  {line}" for line in IS_TO_GO_ON),
+        '    scontrol requeue "$SLURM_JOB_ID"  # what is fetched and tokenised is kept',
+        "  fi",
+        "fi",
+        'exit "$code"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _options(plan: Plan, state: str) -> Iterator[str]:
+    """Of sbatch: never more than the run's nodes ask for. What chooses nodes with GPUs is not for it."""
+    cluster, slurm, asked = plan.cluster, plan.cluster.slurm, plan.cluster.resources
+    outputs = posixpath.dirname(posixpath.dirname(state))
+    yield f"--job-name=rankzero-{prepare_name(plan.name)}"
+    yield f"--comment={labels.selector(plan.name)}"
+    yield f"--chdir={outputs}"
+    yield f"--output={outputs}/slurm-{plan.name}.log"
+    yield "--open-mode=append"
+    yield "--nodes=1"
+    yield "--ntasks=1"
+    if asked.cpu is not None:
+        yield f"--cpus-per-task={math.ceil(min(asked.cpu, PREPARE_CPU))}"
+    if asked.memory is not None:
+        yield f"--mem={math.ceil(min(as_bytes(asked.memory), as_bytes(PREPARE_MEMORY)) / 2**20)}M"
+    if slurm.time_limit_seconds is not None:
+        yield f"--time={clock(slurm.time_limit_seconds)}"
+    if slurm.prepare_partition is not None:
+        chosen = {"partition": slurm.prepare_partition, "account": slurm.account}
+    else:
+        chosen = {"partition": slurm.partition, "account": slurm.account, "qos": slurm.qos}
+        chosen["reservation"] = slurm.reservation
+    for name, value in chosen.items():
+        if value is not None:
+            yield f"--{name}={option_value(value)}"
+    yield f"--signal=TERM@{cluster.grace_period_seconds}"
+    yield "--requeue"
+    yield "--dependency=singleton"  # two of one run would write the same files
+    yield "--export=ALL"
+
+
+def _script(plan: Plan, state: str) -> str:
+    """What srun starts: the preparation, again where that may help, its codes noted as those of nodes are."""
+    inside, own = posixpath.dirname(plan.config_dir), seen_inside(plan, state)
+    return f"""\
+# The preparation of a run, in one place and before any GPU is asked for.
+nodes={shlex.quote(f"{own}/nodes")}
+export RANKZERO_TERMINATION_LOG={shlex.quote(f"{inside}/nodes/prepare.words")}
+asked= starts=0
+trap 'asked=1' TERM INT
+note() {{
+  echo "$1 $SLURM_JOB_ID ${{SLURM_RESTART_COUNT:-0}} $(date +%s) $2" >> "$nodes/prepare"
+}}
+{"".join(f"{line}{chr(10)}" for line in plan.cluster.slurm.setup)}\
+while :; do
+  : > "$nodes/prepare.words"
+  note begin "$SLURMD_NODENAME"
+  {command(plan, "rankzero.launch.node.prepare")}
+  code=$?
+  starts=$((starts + 1))
+  case $code in {_FINAL}) break ;; esac
+  if [ -n "$asked" ]; then code={int(ExitCode.STOPPED)}; break; fi
+  if [ $starts -gt {PREPARE_RESTARTS} ]; then break; fi
+  note end $code
+done
+note end $code
+exit $code
+"""
