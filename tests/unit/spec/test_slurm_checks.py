@@ -33,7 +33,7 @@ def test_the_smallest() -> None:
         ("node_selector={a: b}", "node_selector", "slurm.constraint"),
         ("user=0", "user", "jobs run as who submits"),
         ("pod_patch={a: b}", "pod_patch", "slurm.setup"),
-        ("prepare=always", "prepare", "no preparation"),
+        ("slurm.prepare_partition=cpu", "slurm.prepare_partition", "nothing would keep"),
         ("resources.shm=1Gi", "resources.shm", "nothing for it"),
         ("min_nodes=1", "min_nodes", "always has all"),
         ("timeout_seconds=60", "timeout_seconds", "nothing ends a slurm"),

@@ -51,7 +51,8 @@ def test_histogram_has_every_row_once(counter: dict[int, int], most: int) -> Non
     for bin_, behind in zip(bins, bins[1:], strict=False):
         assert bin_.high is not None and behind.low == bin_.high + 1
     for bin_ in bins:
-        inside = [rows for value, rows in counter.items() if value >= bin_.low and value <= (bin_.high or 10**9)]
+        high = 10**9 if bin_.high is None else bin_.high
+        inside = [rows for value, rows in counter.items() if bin_.low <= value <= high]
         assert sum(inside) == bin_.count
 
 
