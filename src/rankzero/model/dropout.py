@@ -145,17 +145,18 @@ class Share:
 
     below: int
     """Of the numbers from -2^14 to 2^14 - 1, those below this are kept."""
+    scale: int
+    """The bits of 1 / (1 - p) in float32."""
+    factor: float
+    """1 / (1 - p) as float32 has it."""
 
     @classmethod
     @lru_cache
     def of(cls, p: float) -> Share:
-        return cls(2**14 - min(max(1, round(p * 2**15)), 2**15 - 1))
-
-    @property
-    def factor(self) -> float:
-        """1 / (1 - p) as float32 has it."""
-        (factor,) = struct.unpack("<f", struct.pack("<f", 2**15 / (self.below + 2**14)))
-        return float(factor)
+        dropped = min(max(1, round(p * 2**15)), 2**15 - 1)
+        bits = struct.pack("<f", 2**15 / (2**15 - dropped))
+        (scale,), (factor,) = struct.unpack("<i", bits), struct.unpack("<f", bits)
+        return cls(2**14 - dropped, scale, factor)
 
 
 def drop(values: torch.Tensor, keys: torch.Tensor, share: Share) -> torch.Tensor:
@@ -166,8 +167,7 @@ def drop(values: torch.Tensor, keys: torch.Tensor, share: Share) -> torch.Tensor
 
 def factors(keys: torch.Tensor, channels: int, share: Share) -> torch.Tensor:
     """What `drop` multiplies by: 0 or 1 / (1 - p) in float32, of shape (…, C)."""
-    (scale,) = struct.unpack("<i", struct.pack("<f", share.factor))
-    return kept(keys, channels, share).to(torch.int32).bitwise_and_(scale).view(torch.float32)
+    return kept(keys, channels, share).to(torch.int32).bitwise_and_(share.scale).view(torch.float32)
 
 
 def kept(keys: torch.Tensor, channels: int, share: Share) -> torch.Tensor:
