@@ -97,8 +97,8 @@ def measure(directory: Path, cache: str, text: str) -> None:
         seen.append(own_bytes())
         return model
 
-    def taken(unit: torch.nn.Module, *rest: object) -> None:
-        take(unit, *rest)  # type: ignore[arg-type]
+    def taken(unit: torch.nn.Module, *rest: object, **options: object) -> None:
+        take(unit, *rest, **options)  # type: ignore[arg-type]
         seen.append(own_bytes())
 
     with pytest.MonkeyPatch.context() as patch:

@@ -29,11 +29,15 @@ class Code:
 @cache
 def this_code() -> Code:
     """What runs here; a tenth of a second when it is first asked for."""
-    root = Path(rankzero.__file__).parent
+    return Code(rankzero.__version__, digest_of(Path(rankzero.__file__).parent))
+
+
+def digest_of(root: Path) -> str:
+    """Of the names and contents of all modules below a directory, in hexadecimal."""
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
-    return Code(rankzero.__version__, digest.hexdigest())
+    return digest.hexdigest()
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from rankzero import __version__
 from rankzero.errors import ConfigError
-from rankzero.launch.node.code import this_code
+from rankzero.launch.node.code import digest_of, this_code
 from rankzero.launch.node.inputs import read_inputs
 from rankzero.launch.node.settings import NodeSettings
 
@@ -44,6 +45,15 @@ def test_what_the_environment_sets_wrong_is_no_matter_of_versions(tmp_path: Path
     assert BUILD not in str(caught.value)
 
 
-def test_code_is_told_by_what_is_in_it() -> None:
-    assert this_code().version and len(this_code().digest) == 64
-    assert this_code() == this_code.__wrapped__(), "the same twice"
+def test_code_is_told_by_what_is_in_it(tmp_path: Path) -> None:
+    def tree(name: str, **modules: str) -> str:
+        for module, text in modules.items():
+            path = tmp_path / name / f"{module}.py"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        return digest_of(tmp_path / name)
+
+    found = tree("one", a="x = 1", b="")
+    assert tree("same", b="", a="x = 1") == found
+    assert len({found, tree("changed", a="x = 2", b=""), tree("renamed", a="x = 1", c=""), tree("less", a="x = 1")}) == 4
+    assert this_code().version == __version__ and len(this_code().digest) == 64
