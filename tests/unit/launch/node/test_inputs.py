@@ -55,5 +55,7 @@ def test_code_is_told_by_what_is_in_it(tmp_path: Path) -> None:
 
     found = tree("one", a="x = 1", b="")
     assert tree("same", b="", a="x = 1") == found
-    assert len({found, tree("changed", a="x = 2", b=""), tree("renamed", a="x = 1", c=""), tree("less", a="x = 1")}) == 4
+    assert (
+        len({found, tree("changed", a="x = 2", b=""), tree("renamed", a="x = 1", c=""), tree("less", a="x = 1")}) == 4
+    )
     assert this_code().version == __version__ and len(this_code().digest) == 64
