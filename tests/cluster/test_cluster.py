@@ -173,7 +173,7 @@ def test_a_suspended_rank_is_ended_and_the_run_goes_on(cluster: Cluster, local_l
 
 def test_a_slow_rank_is_named_with_its_pod(cluster: Cluster) -> None:
     place, run = cluster.cluster_yaml("job"), "slow"
-    spec = cluster.run_yaml(run, max_steps=LONG)
+    spec = cluster.run_yaml(run, max_steps=2 * LONG)  # of which the first pass before the program is in its pod
     assert cluster.rankzero("submit", spec, "--cluster", place, "--detach").code == 0
     cluster.until(run, place, running, "at step 6")
     slow = cluster.pod_of(run, 1)
