@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from rankzero.errors import ExitCode
 from rankzero.spec.run_spec import RunSpec
 from tests.support.forked import Ordeal, run_forked
-from tests.support.runs import log, metrics, run_here, run_root, small_spec
+from tests.support.runs import final_weights, log, metrics, one_process_each, run_here, run_root, small_spec
 from tests.support.tasks import task_spec
 from tests.support.tiny import chat_rows, write_jsonl
 from tests.support.zero import NEEDS_DEEPSPEED
@@ -43,17 +42,7 @@ def spec_in(root: Path, tiny: Path, method: str, processes: int = 1, sharding: s
 def one(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunSpec]:
     """Finished runs of one process, by method."""
     root = tmp_path_factory.mktemp("one")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RANKZERO_CACHE", str(root / "cache"))
-        specs = {method: spec_in(root / method, tiny, method) for method in METHODS}
-        for spec in specs.values():
-            run_here(spec)
-    return specs
-
-
-def weights(spec: RunSpec) -> dict[str, torch.Tensor]:
-    files = (run_root(spec) / "final").glob("*.safetensors")
-    return {name: tensor for path in files for name, tensor in load_file(path).items()}
+    return one_process_each(root, lambda directory, method: spec_in(directory, tiny, method), METHODS)
 
 
 def assert_same_run(found: RunSpec, wanted: RunSpec, names: tuple[str, ...] = NAMES) -> None:
@@ -61,7 +50,7 @@ def assert_same_run(found: RunSpec, wanted: RunSpec, names: tuple[str, ...] = NA
         assert a["tokens"] == b["tokens"] and a["supervised_tokens"] == b["supervised_tokens"]
         for name in b.keys() & set(names):
             assert a[name] == pytest.approx(b[name], rel=LOSS_TOLERANCE), f"{name} of step {a['step']}"
-    expected, result = weights(wanted), weights(found)
+    expected, result = final_weights(wanted), final_weights(found)
     assert result.keys() == expected.keys() and expected
     for name, tensor in expected.items():
         assert torch.allclose(result[name], tensor, atol=WEIGHT_TOLERANCE, rtol=0), name

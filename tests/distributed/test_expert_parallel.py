@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rankzero.errors import ExitCode, StoppedError
 from rankzero.spec.run_spec import RunSpec
 from tests.support.architectures import save
 from tests.support.forked import Ordeal, run_forked
-from tests.support.runs import log, metrics, run_here, run_root, small_spec, stop_in
+from tests.support.runs import final_weights, log, metrics, one_process_each, run_here, run_root, small_spec, stop_in
 from tests.support.tiny import chat_rows, write_jsonl
 
 pytestmark = pytest.mark.distributed
@@ -62,17 +61,7 @@ def spec_in(root: Path, model: Path, method: str, processes: int = 1, **changes:
 def one(mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunSpec]:
     """Finished runs of one process, by method."""
     root = tmp_path_factory.mktemp("one")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RANKZERO_CACHE", str(root / "cache"))
-        specs = {method: spec_in(root / method, mixture, method) for method in METHODS}
-        for spec in specs.values():
-            run_here(spec)
-    return specs
-
-
-def weights(spec: RunSpec) -> dict[str, torch.Tensor]:
-    files = (run_root(spec) / "final").glob("*.safetensors")
-    return {name: tensor for path in files for name, tensor in load_file(path).items()}
+    return one_process_each(root, lambda directory, method: spec_in(directory, mixture, method), METHODS)
 
 
 def answers(spec: RunSpec) -> list[tuple[int, str]]:
@@ -86,7 +75,7 @@ def assert_same_run(found: RunSpec, wanted: RunSpec) -> None:
         assert a.keys() & set(NAMES) == b.keys() & set(NAMES)
         for name in b.keys() & set(NAMES):
             assert a[name] == pytest.approx(b[name], rel=LOSS_TOLERANCE), f"{name} of step {a['step']}"
-    expected, result = weights(wanted), weights(found)
+    expected, result = final_weights(wanted), final_weights(found)
     assert result.keys() == expected.keys() and expected
     for name, tensor in expected.items():
         assert torch.allclose(result[name], tensor, atol=WEIGHT_TOLERANCE, rtol=0), name
@@ -146,7 +135,7 @@ def test_a_run_goes_on_bit_for_bit_and_without_it(
     outcome = run_forked(spec, 2)
     assert outcome.codes == [ExitCode.DONE] * 2, outcome.said
     assert "continuing from step 2 bit-exactly" in outcome.said
-    expected, found = weights(two), weights(spec)
+    expected, found = final_weights(two), final_weights(spec)
     assert expected.keys() == found.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
     without = alone(spec.model_copy(update={"output_dir": str(copy)}))
     run_here(without, log_level="INFO")

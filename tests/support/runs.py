@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from tests.support.tiny import chat_rows, write_jsonl
 
 if TYPE_CHECKING:
+    import torch
+
     from rankzero.engine.hooks import Hooks
 
 
@@ -38,6 +43,24 @@ def small_spec(tmp_path: Path, model: Path, *, rows: int = 30, eval_rows: int = 
         else:
             value[section] = change
     return RunSpec.model_validate(value)
+
+
+def one_process_each(root: Path, make: Callable[[Path, str], RunSpec], methods: Iterable[str]) -> dict[str, RunSpec]:
+    """Finished runs of one process, by what they train: for fixtures that live longer than a test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RANKZERO_CACHE", str(root / "cache"))
+        specs = {method: make(root / method, method) for method in methods}
+        for spec in specs.values():
+            run_here(spec)
+    return specs
+
+
+def final_weights(spec: RunSpec) -> dict[str, torch.Tensor]:
+    """Of a finished run's result, by name."""
+    from safetensors.torch import load_file
+
+    files = (run_root(spec) / "final").glob("*.safetensors")
+    return {name: tensor for path in files for name, tensor in load_file(path).items()}
 
 
 def run_here(

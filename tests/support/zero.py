@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from rankzero.spec.run_spec import RunSpec
-from tests.support.runs import metrics, run_here, run_root, small_spec
+from tests.support.runs import final_weights, metrics, run_here, small_spec
 
 LOSS_TOLERANCE = 1e-4
 WEIGHTS_TOLERANCE = 1e-3
@@ -48,7 +47,7 @@ def run_replicas(tiny: Path, factory: pytest.TempPathFactory) -> dict[str, RunSp
 
 def weights(spec: RunSpec) -> torch.Tensor:
     """All of the result's."""
-    tensors = {name: t for p in (run_root(spec) / "final").glob("*.safetensors") for name, t in load_file(p).items()}
+    tensors = final_weights(spec)
     return torch.cat([tensors[name].flatten().float() for name in sorted(tensors)])
 
 

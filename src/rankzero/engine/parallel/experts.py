@@ -19,7 +19,6 @@ from rankzero.engine.distributed import World, broadcast_parameters, sum_over_ra
 from rankzero.engine.gradient_sum import GradientSum
 from rankzero.engine.parallel.base import (
     OPTIMIZER_FILE,
-    WEIGHTS_DIRECTORY,
     Snapshot,
     optimizer_tensors,
     restore_optimizer,
@@ -29,16 +28,13 @@ from rankzero.engine.parallel.formats import (
     ShardedSnapshot,
     is_sharded,
     model_state,
-    read_sharded,
+    read_sharded_optimizer,
     read_tensors,
-    sharded_tensors,
+    read_weights,
     whole_on_main,
 )
-from rankzero.engine.parallel.parts import local
 from rankzero.engine.parallel.replicas import Replicated, norm_of
-from rankzero.errors import StorageError
 from rankzero.model.expert_exchange import place_experts
-from rankzero.model.weights import read_state
 from rankzero.spec.run_spec import RunSpec
 
 
@@ -91,24 +87,16 @@ class ReplicatedBesideExperts(Replicated):
     def load(self, directory: Path) -> None:
         self.load_weights(directory)
         if is_sharded(directory):
-            state = self._room_for_optimizer_state(directory)
-            read_sharded(state, directory)
+            state = read_sharded_optimizer(
+                directory, self._parameters, lambda name, part, _shape: self._spread(name, part)
+            )
         else:
-            state = read_tensors(directory / OPTIMIZER_FILE)
-            state = {key: self._mine(key.rpartition("/")[0], tensor).clone() for key, tensor in state.items()}
-        restore_optimizer(self.optimizer, self._parameters, {key: local(tensor) for key, tensor in state.items()})
+            whole = read_tensors(directory / OPTIMIZER_FILE)
+            state = {key: self._mine(key.rpartition("/")[0], tensor).clone() for key, tensor in whole.items()}
+        restore_optimizer(self.optimizer, self._parameters, state)
 
     def load_weights(self, directory: Path) -> None:
-        weights = self._weights()
-        if is_sharded(directory):
-            read_sharded(weights, directory)
-            return
-        for name, whole in read_state(self.module, directory / WEIGHTS_DIRECTORY).items():
-            own = weights[name]
-            if own.shape != whole.shape:
-                shapes = f"{tuple(whole.shape)} is saved, {tuple(own.shape)} is needed"
-                raise StorageError(f"a saved weight does not fit this model: {shapes}", where=f"{directory} {name}")
-            local(own).copy_(self._mine(name, whole))
+        read_weights(self.module, self._weights(), directory, self._mine)
 
     def export_state(self) -> dict[str, torch.Tensor] | None:
         return whole_on_main(self._weights(), (self._cut,), self._world)
@@ -119,17 +107,6 @@ class ReplicatedBesideExperts(Replicated):
     def _optimizer_state(self) -> dict[str, torch.Tensor]:
         state = optimizer_tensors(self.optimizer, self._parameters)
         return {key: self._spread(key.rpartition("/")[0], tensor) for key, tensor in state.items()}
-
-    def _room_for_optimizer_state(self, directory: Path) -> dict[str, torch.Tensor]:
-        """Tensors like those of `_optimizer_state`, for what a sharded checkpoint holds."""
-        room = {}
-        for key, (shape, dtype) in sharded_tensors(directory).items():
-            name, is_state, _ = key.rpartition("/")
-            if is_state:
-                part = self._parameters[name]
-                empty = torch.empty(part.shape if shape else shape, dtype=dtype, device=part.device)
-                room[key] = self._spread(name, empty)
-        return room
 
     def _spread(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """A weight, or state of its optimizer, as part of the whole one where it is cut."""

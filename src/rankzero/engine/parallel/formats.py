@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +31,7 @@ from rankzero.engine.distributed import World
 from rankzero.engine.parallel.base import OPTIMIZER_FILE, WEIGHTS_DIRECTORY, Snapshot
 from rankzero.engine.parallel.parts import Cut, cut_of, local
 from rankzero.errors import StorageError
-from rankzero.model.weights import save_weights, saved_buffers
+from rankzero.model.weights import read_state, save_weights, saved_buffers
 from rankzero.run_dir.atomic import storage_errors
 
 SHARDED_DIRECTORY = "sharded"
@@ -223,6 +223,44 @@ def sharded_tensors(directory: Path) -> dict[str, tuple[torch.Size, torch.dtype]
         for name, entry in metadata.items()
         if isinstance(entry, TensorStorageMetadata)
     }
+
+
+def read_weights(
+    module: Any,
+    weights: dict[str, torch.Tensor],
+    directory: Path,
+    mine: Callable[[str, torch.Tensor], torch.Tensor],
+) -> None:
+    """Fill `weights` of `module` with what a checkpoint of either kind holds of them. `mine`: what this rank has of a
+    whole one, by its name. Raises StorageError."""
+    if is_sharded(directory):
+        read_sharded(weights, directory)
+        return
+    for name, whole in read_state(module, directory / WEIGHTS_DIRECTORY).items():
+        own = weights[name]
+        if own.shape != whole.shape:
+            shapes = f"{tuple(whole.shape)} is saved, {tuple(own.shape)} is needed"
+            raise StorageError(f"a saved weight does not fit this model: {shapes}", where=f"{directory} {name}")
+        local(own).copy_(mine(name, whole))
+
+
+def read_sharded_optimizer(
+    directory: Path,
+    parts: Mapping[str, torch.Tensor],
+    spread: Callable[[str, torch.Tensor, torch.Size], torch.Tensor],
+) -> dict[str, torch.Tensor]:
+    """This rank's share of the optimizer's state in a sharded checkpoint, by `<parameter name>/<state name>`. `parts`
+    are what it has of the parameters; `spread` makes of such a part, and the shape of the whole one, the tensor that is
+    read into. Raises StorageError."""
+    state = {}
+    for key, (shape, dtype) in sharded_tensors(directory).items():
+        name, is_state, _ = key.rpartition("/")
+        if is_state:
+            part = parts[name]
+            empty = torch.empty(part.shape if shape else shape, dtype=dtype, device=part.device)
+            state[key] = spread(name, empty, shape)
+    read_sharded(state, directory)
+    return {key: local(tensor) for key, tensor in state.items()}
 
 
 def read_optimizer(directory: Path) -> dict[str, torch.Tensor]:

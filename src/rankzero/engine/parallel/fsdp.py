@@ -27,25 +27,25 @@ from torch.distributed.tensor import DTensor
 from rankzero.engine.device import Device
 from rankzero.engine.distributed import World, sum_over_ranks
 from rankzero.engine.gradient_sum import GradientSum
-from rankzero.engine.parallel.base import OPTIMIZER_FILE, WEIGHTS_DIRECTORY, Snapshot, restore_optimizer
+from rankzero.engine.parallel.base import OPTIMIZER_FILE, Snapshot, restore_optimizer
 from rankzero.engine.parallel.expert_group import ExpertGroup
 from rankzero.engine.parallel.formats import (
     NothingToWrite,
     ShardedSnapshot,
     WholeSnapshot,
     is_sharded,
-    read_sharded,
+    read_sharded_optimizer,
     read_tensors,
-    sharded_tensors,
+    read_weights,
     whole_on_main,
 )
 from rankzero.engine.parallel.parts import Cut, cut_of, local
 from rankzero.engine.parallel.placing import check_same_model, take_from_main, tensors
-from rankzero.errors import ConfigError, StorageError
+from rankzero.errors import ConfigError
 from rankzero.model.expert_exchange import Mixture, mixtures_of, place_mixture
 from rankzero.model.low_bits import tensor_outline
 from rankzero.model.parts import blocks
-from rankzero.model.weights import read_state, saved_buffers
+from rankzero.model.weights import saved_buffers
 from rankzero.spec.run_spec import RunSpec, Sharding
 
 
@@ -127,9 +127,9 @@ class Fsdp:
     def load(self, directory: Path) -> None:
         self.load_weights(directory)
         if is_sharded(directory):
-            state = self._room_for_optimizer_state(directory)
-            read_sharded(state, directory)
-            parts = {name: local(tensor) for name, tensor in state.items()}
+            parts = read_sharded_optimizer(
+                directory, self._parts, lambda name, part, shape: self._cut_of(name).spread(part, shape)
+            )
         else:
             whole = read_tensors(directory / OPTIMIZER_FILE)
             parts = {key: self._cut_of(key.rpartition("/")[0]).mine(tensor).clone() for key, tensor in whole.items()}
@@ -138,15 +138,12 @@ class Fsdp:
     def load_weights(self, directory: Path) -> None:
         self.module.reshard()  # an evaluation leaves what is in no block whole
         weights = self._weights()
-        if is_sharded(directory):
-            read_sharded(weights, directory)
-            return
-        for name, whole in read_state(self.module, directory / WEIGHTS_DIRECTORY).items():
+
+        def mine(name: str, whole: torch.Tensor) -> torch.Tensor:
             own = weights[name]
-            if own.shape != whole.shape:
-                shapes = f"{tuple(whole.shape)} is saved, {tuple(own.shape)} is needed"
-                raise StorageError(f"a saved weight does not fit this model: {shapes}", where=f"{directory} {name}")
-            local(own).copy_(cut_of(own, self._cuts).mine(whole) if isinstance(own, DTensor) else whole)
+            return cut_of(own, self._cuts).mine(whole) if isinstance(own, DTensor) else whole
+
+        read_weights(self.module, weights, directory, mine)
 
     def export_state(self) -> dict[str, torch.Tensor] | None:
         return self._on_main(self._weights())
@@ -166,17 +163,6 @@ class Fsdp:
             for name, part in self._parts.items()
             for key, value in self.optimizer.state.get(part, {}).items()
         }
-
-    def _room_for_optimizer_state(self, directory: Path) -> dict[str, torch.Tensor]:
-        """Tensors like those of `_optimizer_state`, for what a sharded checkpoint holds."""
-        room = {}
-        for key, (shape, dtype) in sharded_tensors(directory).items():
-            name, is_state, _ = key.rpartition("/")
-            if is_state:
-                part = self._parts[name]
-                empty = torch.empty(part.shape if shape else shape, dtype=dtype, device=part.device)
-                room[key] = self._cut_of(name).spread(empty, shape)
-        return room
 
     def _cut_of(self, name: str) -> Cut:
         return self._cut if self._group is None or name not in self._own else self._group.cut
