@@ -60,17 +60,24 @@ def test_it_runs_where_training_leaves_a_core_alone(run_dir: RunDir) -> None:
     assert process.returncode is not None and "the end of the run not sent yet" in " ".join(lines)
 
 
-def test_one_that_gets_no_time_is_replaced_when_the_run_is_over(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As by one that stands still; the other one has what it takes to say why nothing is sent."""
+@pytest.fixture
+def starved(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> tuple[Sending, subprocess.Popen[bytes], list[str]]:
+    """One whose process gets no time, as one that stands still; that process, and what it says."""
     monkeypatch.setattr(sender, "_IDLE_SECONDS", 0.2)
     lines: list[str] = []
     sending = Sending(run_dir, SPEC, lines.append)
     sending.start(anew=True)
-    first = sending._process
-    assert first is not None
-    first.send_signal(signal.SIGSTOP)
+    process = sending._process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    return sending, process, lines
+
+
+def test_one_that_gets_no_time_is_replaced_when_the_run_is_over(
+    starved: tuple[Sending, subprocess.Popen[bytes], list[str]],
+) -> None:
+    """The other one has what it takes to say why nothing is sent."""
+    sending, first, lines = starved
     sending.end(lines.append)
     second = sending._process
     assert second is not None and (first.returncode, second.returncode) == (-signal.SIGKILL, 0)
@@ -78,14 +85,9 @@ def test_one_that_gets_no_time_is_replaced_when_the_run_is_over(
 
 
 def test_what_is_not_sent_is_said_where_no_other_can_be_started(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+    starved: tuple[Sending, subprocess.Popen[bytes], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sender, "_IDLE_SECONDS", 0.2)
-    lines: list[str] = []
-    sending = Sending(run_dir, SPEC, lines.append)
-    sending.start(anew=True)
-    assert sending._process is not None
-    sending._process.send_signal(signal.SIGSTOP)
+    sending, _, lines = starved
 
     def refused() -> None:
         raise OSError(errno.EAGAIN, "no more processes")

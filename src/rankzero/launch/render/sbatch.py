@@ -19,15 +19,16 @@ from rankzero.launch.plan import Plan
 from rankzero.launch.render.container import variables
 from rankzero.launch.render.sbatch_parts import (
     IS_TO_GO_ON,
-    clock,
     command,
     environment,
     inputs,
     inputs_digest,
     last_note,
     launch,
+    named_options,
     option_value,
     seen_inside,
+    stop_options,
     written,
 )
 from rankzero.spec.quantity import as_bytes
@@ -67,12 +68,7 @@ def batch_script(plan: Plan, metadata: dict[str, Any], state: str) -> str:
 def _options(plan: Plan, state: str) -> Iterator[str]:
     """Of sbatch. Those that ask for resources say per node what cluster.yaml says of a pod."""
     cluster, slurm = plan.cluster, plan.cluster.slurm
-    outputs = posixpath.dirname(posixpath.dirname(state))
-    yield f"--job-name=rankzero-{plan.name}"
-    yield f"--comment={labels.selector(plan.name)}"
-    yield f"--chdir={outputs}"
-    yield f"--output={outputs}/slurm-{plan.name}.log"
-    yield "--open-mode=append"
+    yield from named_options(plan, plan.name, state)
     yield f"--nodes={cluster.num_nodes}"
     yield "--ntasks-per-node=1"
     if cluster.gpu:
@@ -82,16 +78,11 @@ def _options(plan: Plan, state: str) -> Iterator[str]:
         yield f"--cpus-per-task={math.ceil(cluster.resources.cpu)}"
     if cluster.resources.memory is not None:
         yield f"--mem={math.ceil(as_bytes(cluster.resources.memory) / 2**20)}M"
-    if slurm.time_limit_seconds is not None:
-        yield f"--time={clock(slurm.time_limit_seconds)}"
     for name in ("partition", "account", "qos", "constraint", "reservation"):
         value = getattr(slurm, name)
         if value is not None:
             yield f"--{name}={option_value(value)}"
-    yield f"--signal=TERM@{cluster.grace_period_seconds}"  # to the steps, as a pod gets SIGTERM
-    yield "--requeue"
-    yield "--dependency=singleton"  # two jobs of one run would meet in its directory
-    yield "--export=ALL"
+    yield from stop_options(plan)
     for name, value in slurm.options.items():
         yield f"--{name}" + (f"={option_value(value)}" if value else "")
 

@@ -9,6 +9,7 @@ import posixpath
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
+from rankzero.launch import labels
 from rankzero.launch.node.settings import TOKEN_VARIABLE
 from rankzero.launch.plan import Plan
 from rankzero.spec.resolve import to_yaml as spec_to_yaml
@@ -17,6 +18,27 @@ from rankzero.spec.resolve import to_yaml as spec_to_yaml
 def option_value(value: str) -> str:
     """Quoted as sbatch reads its directives, where that is needed."""
     return value if not any(sign in value for sign in " \"'\\#;&|()*") else f'"{value}"'
+
+
+def named_options(plan: Plan, name: str, state: str) -> Iterator[str]:
+    """Of sbatch, what a job of the run is called and where it works: beside its runs, in a log that all of it share."""
+    outputs = posixpath.dirname(posixpath.dirname(state))
+    yield f"--job-name=rankzero-{name}"
+    yield f"--comment={labels.selector(plan.name)}"
+    yield f"--chdir={outputs}"
+    yield f"--output={outputs}/slurm-{plan.name}.log"
+    yield "--open-mode=append"
+
+
+def stop_options(plan: Plan) -> Iterator[str]:
+    """Of sbatch, how a job of the run ends and goes on: with a signal to the steps, as a pod gets SIGTERM, and never
+    beside another of its name, which would meet it in the run's directory."""
+    if plan.cluster.slurm.time_limit_seconds is not None:
+        yield f"--time={clock(plan.cluster.slurm.time_limit_seconds)}"
+    yield f"--signal=TERM@{plan.cluster.grace_period_seconds}"
+    yield "--requeue"
+    yield "--dependency=singleton"
+    yield "--export=ALL"
 
 
 def clock(seconds: int) -> str:

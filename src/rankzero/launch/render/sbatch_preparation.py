@@ -21,15 +21,16 @@ from rankzero.launch.plan import Plan
 from rankzero.launch.render.container import PREPARE_CPU, PREPARE_MEMORY, variables
 from rankzero.launch.render.sbatch_parts import (
     IS_TO_GO_ON,
-    clock,
     command,
     environment,
     inputs,
     inputs_digest,
     last_note,
     launch,
+    named_options,
     option_value,
     seen_inside,
+    stop_options,
     written,
 )
 from rankzero.spec.quantity import as_bytes
@@ -78,21 +79,14 @@ def preparation_script(plan: Plan, metadata: dict[str, Any], state: str) -> str:
 
 def _options(plan: Plan, state: str) -> Iterator[str]:
     """Of sbatch: never more than the run's nodes ask for. What chooses nodes with GPUs is not for it."""
-    cluster, slurm, asked = plan.cluster, plan.cluster.slurm, plan.cluster.resources
-    outputs = posixpath.dirname(posixpath.dirname(state))
-    yield f"--job-name=rankzero-{prepare_name(plan.name)}"
-    yield f"--comment={labels.selector(plan.name)}"
-    yield f"--chdir={outputs}"
-    yield f"--output={outputs}/slurm-{plan.name}.log"
-    yield "--open-mode=append"
+    slurm, asked = plan.cluster.slurm, plan.cluster.resources
+    yield from named_options(plan, prepare_name(plan.name), state)
     yield "--nodes=1"
     yield "--ntasks=1"
     if asked.cpu is not None:
         yield f"--cpus-per-task={math.ceil(min(asked.cpu, PREPARE_CPU))}"
     if asked.memory is not None:
         yield f"--mem={math.ceil(min(as_bytes(asked.memory), as_bytes(PREPARE_MEMORY)) / 2**20)}M"
-    if slurm.time_limit_seconds is not None:
-        yield f"--time={clock(slurm.time_limit_seconds)}"
     if slurm.prepare_partition is not None:
         chosen = {"partition": slurm.prepare_partition, "account": slurm.account}
     else:
@@ -101,10 +95,7 @@ def _options(plan: Plan, state: str) -> Iterator[str]:
     for name, value in chosen.items():
         if value is not None:
             yield f"--{name}={option_value(value)}"
-    yield f"--signal=TERM@{cluster.grace_period_seconds}"
-    yield "--requeue"
-    yield "--dependency=singleton"  # two of one run would write the same files
-    yield "--export=ALL"
+    yield from stop_options(plan)
 
 
 def _script(plan: Plan, state: str) -> str:
