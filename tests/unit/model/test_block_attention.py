@@ -88,6 +88,21 @@ def test_varlen_takes_it_for_whole_rows_in_bfloat16(case: str) -> None:
     assert (found.float() - wanted).norm() < 0.01 * wanted.norm()
 
 
+def test_rows_end_to_end_do_not_see_each_other() -> None:
+    """What another row has changes neither values nor gradients of a row, to the last bit."""
+    results = []
+    for other in (1.0, -3.0):
+        given = [x[:1].detach().clone() for x in tensors(torch.bfloat16)]
+        for x in given:
+            x[:, :, 4:9] *= other
+            x.requires_grad_()
+        attended = block_attention.attend(*given, 0.3, (0, 4, 9, 11))
+        results.append((attended, *torch.autograd.grad(attended.float().square().sum(), given)))
+    for before, after in zip(*results, strict=True):
+        assert torch.equal(before[:, :, :4], after[:, :, :4]) and torch.equal(before[:, :, 9:], after[:, :, 9:])
+        assert not torch.equal(before[:, :, 4:9], after[:, :, 4:9])
+
+
 def _names(result: torch.Tensor) -> set[str]:
     """Of all steps that its gradient takes."""
     found, ahead = set(), [result.grad_fn]
