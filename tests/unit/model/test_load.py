@@ -57,6 +57,9 @@ OTHER_SIZES = {"d_model": 16, "d_inner": 32, "n_layer": 2, "n_head": 2, "vocab_s
         ("gpt_neox", {}),
         ("bart", {"d_model": 16, "decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 32}),
         ("llama", {}),
+        ("llama", {"is_causal": False}),
+        ("gemma3_text", {"head_dim": 8, "num_key_value_heads": 2, "use_bidirectional_attention": True}),
+        ("gemma3_text", {"head_dim": 8, "num_key_value_heads": 2}),
     ],
 )
 def test_a_model_that_sees_what_it_is_to_predict_is_refused(model_type: str, changes: dict[str, Any]) -> None:
