@@ -88,7 +88,9 @@ class _Adapt(torch.autograd.Function):
             delta = torch.addmm(result.reshape(-1, len(b)).to(rule.dtype), inner, b.to(rule.dtype).T, alpha=rule.scale)
         ctx.save_for_backward(x, a, b, keys, inner)
         ctx.rule = rule
-        return delta.to(result.dtype).view(result.shape)
+        # No view: models that add to what a layer returns, in place, could not be differentiated.
+        adapted: torch.Tensor = torch.ops.aten._unsafe_view(delta.to(result.dtype), result.shape)
+        return adapted
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
