@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
 from peft.tuners.lora.layer import ParamWrapper
 from peft.utils.constants import DUMMY_TARGET_MODULES
 from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
@@ -72,11 +72,33 @@ def load_adapter(model: Any, directory: Path) -> Any:
     try:
         with outlined(model):
             adapted = PeftModel.from_pretrained(model, str(directory), local_files_only=True)
+            lost = _not_read(adapted, directory)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         what = f"the adapter does not fit the model: {first_line(error)}"
-        raise ConfigError(what, where=str(directory), hint="take the model that it was trained on") from error
+        raise ConfigError(what, where=str(directory), hint=_ITS_MODEL) from error
+    if lost:
+        raise ConfigError(f"the adapter does not fit the model: {lost}", where=str(directory), hint=_ITS_MODEL)
     over_packed_tensors(adapted)
     return adapted
+
+
+_ITS_MODEL = "take the model that it was trained on"
+
+
+def _not_read(adapted: Any, directory: Path) -> str:
+    """What of an adapter is not in its files, or in its files and nowhere in the model; empty where all is read. peft
+    only warns of the one, and does not speak of the other."""
+    found = set_peft_model_state_dict(adapted, load_peft_weights(str(directory), device="cpu"))
+    missing = [name for name in found.missing_keys if ".lora_" in name]  # all of the base are missing as well
+    said = []
+    for names, words in (
+        (missing, "of its weights are not in the adapter's files"),
+        (found.unexpected_keys, "of the adapter's weights have no place in this model"),
+    ):
+        if names:
+            first = names[0].removeprefix("base_model.model.")
+            said.append(f"{len(names)} {words}: {first}{', …' if len(names) > 1 else ''}")
+    return "; ".join(said)
 
 
 def lora_config(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -364,9 +365,33 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
         load_adapter(wider, tmp_path / "adapter")
 
 
-def test_every_tensor_of_the_file_is_a_parameter_of_the_model(tmp_path: Path) -> None:
-    from safetensors.torch import load_file
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("q_proj.lora_A", None, "2 of its weights are not in the adapter's files: model.layers.0.self_attn.q_proj"),
+        ("norm", None, "model.norm"),
+        (".layers.1.", ".language_model.layers.1.", "have no place in this model: model.language_model.layers.1"),
+    ],
+)
+def test_an_adapter_of_which_only_a_part_would_be_used_is_refused(
+    old: str, new: str | None, says: str, tmp_path: Path
+) -> None:
+    """peft puts in what it finds a place for; the rest would be as if it had never been trained."""
+    spec = spec_with(modules_to_save=["model.norm"])
+    source = saved("llama", tmp_path / "base")
+    save_weights(to_train(loaded(source, spec), spec, base_name="base"), tmp_path / "adapter")
+    load_adapter(loaded(source, spec), tmp_path / "adapter")
+    file = tmp_path / "adapter/adapter_model.safetensors"
+    tensors = {
+        name.replace(old, new or ""): tensor for name, tensor in load_file(file).items() if new or old not in name
+    }
+    save_file(tensors, file)
+    with pytest.raises(ConfigError, match="the adapter does not fit the model") as error:
+        load_adapter(loaded(source, spec), tmp_path / "adapter")
+    assert says in str(error.value)
 
+
+def test_every_tensor_of_the_file_is_a_parameter_of_the_model(tmp_path: Path) -> None:
     spec = spec_of(lora={"dropout": 0}, train__parts=ALL_PARTS["qwen3_moe"])
     adapted = to_train(loaded(saved("qwen3_moe", tmp_path / "base"), spec), spec, base_name="base")
     save_weights(adapted, tmp_path / "adapter")
