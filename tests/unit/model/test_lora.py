@@ -16,10 +16,12 @@ from transformers import (
     AutoModelForSequenceClassification,
     GPT2Config,
     LlamaConfig,
+    MambaConfig,
 )
 
 from rankzero.engine.setup import to_train
 from rankzero.errors import ConfigError
+from rankzero.model import lora as model_lora
 from rankzero.model.load import empty_model, load_config, meta_model
 from rankzero.model.lora import load_adapter, lora_config, parameter_counts, token_numbers
 from rankzero.model.merge import merge
@@ -389,6 +391,34 @@ def test_an_adapter_of_which_only_a_part_would_be_used_is_refused(
     with pytest.raises(ConfigError, match="the adapter does not fit the model") as error:
         load_adapter(loaded(source, spec), tmp_path / "adapter")
     assert says in str(error.value)
+
+
+def test_adapters_that_could_not_be_read_back_are_refused_before_they_are_trained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on Laguna's shared experts: what renames the files of a base also renames the adapter's, to other names."""
+    spec = spec_with(target_modules="all-linear")
+    to_train(meta_model(CONFIGS["llama"](), spec.model, "writes"), spec, base_name="base")
+
+    def renaming(_model: Any, _config: Any, state: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name.replace(".mlp.up_", ".mlp.ups_").replace(".mlp.down_", "."): value for name, value in state.items()
+        }
+
+    monkeypatch.setattr(model_lora, "convert_peft_adapter_state_dict_for_transformers", renaming)
+    with pytest.raises(ConfigError, match=r"adapters on down_proj and up_proj") as error:
+        to_train(meta_model(CONFIGS["llama"](), spec.model, "writes"), spec, base_name="base")
+    assert error.value.problems[0].where == "lora.target_modules"
+    spec = spec_with(target_modules=["q_proj"])
+    to_train(meta_model(CONFIGS["llama"](), spec.model, "writes"), spec, base_name="base")
+
+
+def test_what_peft_does_not_adapt_is_refused_in_its_words() -> None:
+    """Of models with states, whose kernels would compute past an adapter."""
+    model = AutoModelForCausalLM.from_config(MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1))
+    with pytest.raises(ConfigError, match="'out_proj' is incompatible with Mamba-based models") as error:
+        to_train(model, spec_with(target_modules="all-linear"), base_name="base")
+    assert error.value.problems[0].where == "lora.target_modules"
 
 
 def test_every_tensor_of_the_file_is_a_parameter_of_the_model(tmp_path: Path) -> None:
