@@ -52,6 +52,7 @@ from rankzero.model.kernels import apply_kernels
 from rankzero.model.load import ClassHead, empty_model, load_model, stop_token_ids
 from rankzero.model.lora import apply_lora, token_numbers
 from rankzero.model.memory import MemoryPlan
+from rankzero.model.norms import fuse_norms
 from rankzero.model.parts import freeze_to, wanted_parts
 from rankzero.model.quantize import packed_while_read
 from rankzero.model.routers import Routers
@@ -141,8 +142,11 @@ def build_session(
             model.gradient_checkpointing_enable({"use_reentrant": False})
         places = Places(spec.train.seed)
         place_dropout(model, places)
-        if sharding_section(sharding).whole_weights and not spec.train.torch_compile:
-            fuse_adapters(model)  # what gathers weights does so for peft's own calls; compiling fuses by itself
+        if not spec.train.torch_compile:  # which fuses by itself
+            if not sharding_section(sharding).gathered_by_call:
+                fuse_adapters(model)
+            if device.kind == "cuda":  # on a CPU torch's kernel is no faster
+                fuse_norms(model)
         if attention.implementation == dropout_attention.NAME:
             dropout_attention.place_attention(model, places)
         compiled = compile_blocks(model) if spec.train.torch_compile else None
