@@ -44,7 +44,7 @@ from rankzero.model import dropout_attention
 from rankzero.model.attention import Attention, choose_attention
 from rankzero.model.compiling import compile_blocks
 from rankzero.model.dropout import Places, place_dropout
-from rankzero.model.facts import ModelFacts
+from rankzero.model.facts import ModelFacts, fused_of
 from rankzero.model.files import stored_precision
 from rankzero.model.fitting import require_room
 from rankzero.model.fused_lora import fuse_adapters
@@ -82,7 +82,9 @@ def model_to_be(spec: RunSpec, inputs: Inputs, device: Device, dtype: torch.dtyp
     )
     shape = make_model(spec, inputs, device, dtype, attention, empty=True)
     quantization, use = spec.model.quantization, spec.task_section.uses
-    return ModelToBe(attention, shape, model_facts(shape, inputs.config, dtype, quantization=quantization, use=use))
+    fused = fused_of(spec, device.kind)
+    facts = model_facts(shape, inputs.config, dtype, quantization=quantization, use=use, fused=fused)
+    return ModelToBe(attention, shape, facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,9 @@ def build_session(
         planned = outlook(spec, facts, rows, limit, device.kind, world.world_size)
         sharding, memory, need = planned.sharding, planned.plan, planned.need
         may_pack = spec.lora is not None and quantization == "none" and sharding_section(sharding).packed_weights
-        in_4_bits = partial(model_facts, shape, inputs.config, dtype, quantization="nf4", use=use)
+        in_4_bits = partial(
+            model_facts, shape, inputs.config, dtype, quantization="nf4", use=use, fused=fused_of(spec, device.kind)
+        )
         # All ranks decide alike: one that went on alone would wait for the others.
         now_free = min(gather_objects(free_memory(device, world.local_world_size)))
         least = min(gather_objects(limit))
@@ -142,11 +146,11 @@ def build_session(
             model.gradient_checkpointing_enable({"use_reentrant": False})
         places = Places(spec.train.seed)
         place_dropout(model, places)
-        if not spec.train.torch_compile:  # which fuses by itself
-            if not sharding_section(sharding).gathered_by_call:
-                fuse_adapters(model)
-            if device.kind == "cuda":  # on a CPU torch's kernel is no faster
-                fuse_norms(model)
+        fused = fused_of(spec, device.kind)
+        if fused.adapters:
+            fuse_adapters(model)
+        if fused.norms and spec.model.kernels == "none":
+            fuse_norms(model)
         if attention.implementation == dropout_attention.NAME:
             dropout_attention.place_attention(model, places)
         compiled = compile_blocks(model) if spec.train.torch_compile else None

@@ -20,7 +20,7 @@ _PROBED = 8
 
 def fuse_norms(model: torch.nn.Module) -> int:
     """Let RMS norms with a weight compute so, wherever their input and it have one precision. How many there are."""
-    found = [module for module in model.modules() if _is_rms_norm(module)]
+    found = [module for module in model.modules() if is_rms_norm(module)]
     for norm in found:
         kind: Any = type(norm)
         norm.__class__ = _fused(kind)
@@ -51,7 +51,7 @@ def _epsilon(norm: torch.nn.Module) -> float | None:
     return next((value for name in _EPSILONS if isinstance(value := getattr(norm, name, None), float)), None)
 
 
-def _is_rms_norm(module: torch.nn.Module) -> bool:
+def is_rms_norm(module: torch.nn.Module) -> bool:
     """Whether numbers, some as small as its epsilon, become what an RMS norm makes of them."""
     plain = not isinstance(module, torch.nn.RMSNorm | FusedNorm) and not list(module.children())
     held = dict(module.named_parameters(recurse=False))
