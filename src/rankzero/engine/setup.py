@@ -43,6 +43,7 @@ from rankzero.forecast.rows import facts_of_rows
 from rankzero.model import dropout_attention
 from rankzero.model.attention import Attention, choose_attention
 from rankzero.model.compiling import compile_blocks
+from rankzero.model.context import position_borders
 from rankzero.model.dropout import Places, place_dropout
 from rankzero.model.facts import ModelFacts, fused_of
 from rankzero.model.files import stored_precision
@@ -184,8 +185,11 @@ def build_session(
     task = inputs.task
     collator = _collator(inputs, attention, parallel, context_group(world, spec.train.context_parallel))
 
+    last_is_fed = inputs.kind == "classifier"  # of other rows the last token is only ever a target
+    borders = [border + (not last_is_fed) for border in position_borders(inputs.config)]
+
     def batches(dataset: Rows) -> Batches:
-        return Batches(
+        made = Batches(
             dataset,
             collator,
             rank=world.rank,
@@ -195,6 +199,8 @@ def build_session(
             same_passes=parallel.same_passes,
             slices=spec.train.context_parallel,
         )
+        made.keep_apart(borders)
+        return made
 
     balance = None
     if inputs.balance is not None:
