@@ -22,7 +22,9 @@ _COMMANDS = ("/exit", "/help", "/image", "/quit", "/reset")
 
 
 def chat(
-    model: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="As for `rankzero generate`.")],
+    model: Annotated[
+        str, typer.Argument(metavar="RUN|MODEL", help="A run directory, or a model: directory or Hub id.")
+    ],
     system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
     image: Annotated[
         list[str] | None, typer.Option("--image", metavar="FILE", help="What the first message is about; repeatable.")

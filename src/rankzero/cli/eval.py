@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="As for `rankzero generate`.")],
+    model: Annotated[
+        str, typer.Argument(metavar="RUN|MODEL", help="A run directory, or a model: directory or Hub id.")
+    ],
     data: Annotated[
         list[str] | None, typer.Option("--data", metavar="FILE", help="Rows as in data.eval; repeatable.")
     ] = None,

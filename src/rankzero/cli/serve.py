@@ -24,13 +24,15 @@ def serve(
         typer.Argument(metavar="RUN|MODEL|RUN.yaml", help="A run or a model's directory; with --cluster a run.yaml."),
     ],
     more: Annotated[
-        list[str] | None, typer.Argument(metavar="-- …", help="Arguments of the server's own, after --.")
+        list[str] | None, typer.Argument(metavar="-- ARGUMENT", help="Arguments of the server's own, after --.")
     ] = None,
     name: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="What clients ask for (served-model-name); default: the run's name."),
     ] = None,
-    engine: Annotated[str, typer.Option(help="vllm, transformers, or auto: vLLM where it is installed.")] = "auto",
+    engine: Annotated[
+        str, typer.Option(metavar="ENGINE", help="vllm, transformers, or auto: vLLM where it is installed.")
+    ] = "auto",
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     wait: Annotated[int, typer.Option(min=1, help="Seconds that loading may take.")] = 1800,

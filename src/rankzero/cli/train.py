@@ -28,14 +28,18 @@ if TYPE_CHECKING:
 RESTARTS_IN_A_POD = 3
 """Where nobody is there to give the command again."""
 
-seed_flag = partial(typer.Option, rich_help_panel="Instead of a spec, or on top of it (flags of train_framework.py)")
+seed_flag = partial(typer.Option, rich_help_panel="Instead of a spec, or on top of it")
+
+ProcessesOption = Annotated[
+    str, typer.Option("--nproc-per-node", "--nproc", metavar="N|auto", help="Processes; auto: one for each GPU.")
+]
 
 
 def train(
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="RUN.yaml|key=value", help="Spec file, dotted overrides.")
     ] = None,
-    nproc_per_node: Annotated[str, typer.Option(metavar="N|auto", help="Processes; auto: one for each GPU.")] = "auto",
+    nproc_per_node: ProcessesOption = "auto",
     max_restarts: Annotated[
         str, typer.Option(metavar="N|auto", help="Start again after failures that may pass; auto: 3 in a pod, else 0.")
     ] = "auto",
@@ -54,7 +58,7 @@ def train(
     model: Annotated[str | None, seed_flag(help="model.name")] = None,
     data: Annotated[str | None, seed_flag(help="data.train")] = None,
     row_format: Annotated[
-        RowFormat | None, seed_flag("--format", help="Row shape of --data; auto: row by row.")
+        RowFormat | None, seed_flag("--format", metavar="SHAPE", help="Row shape of --data, as of data check.")
     ] = None,
     output: Annotated[str | None, seed_flag(help="The run directory: output_dir and name.")] = None,
     epochs: Annotated[float | None, seed_flag(help="train.num_train_epochs")] = None,

@@ -339,9 +339,14 @@ class TestRoot:
             assert [sentence for _, sentence in commands if not re.fullmatch(r"[A-Z].{10,64}\.", sentence)] == []
 
     def test_flags_of_the_seed_have_a_section(self, cli: Cli) -> None:
-        ours, seeds = cli("train --help").out.split("(flags of train_framework.py):")
+        ours, seeds = cli("train --help").out.split("Instead of a spec, or on top of it:")
         assert "--allow-change" in ours and "--seq-len" not in ours
         assert "--seq-len" in seeds and "--allow-change" not in seeds
+
+    def test_help_says_no_type_that_only_python_knows(self, cli: Cli) -> None:
+        for command in ("train", "data check", "smoke", "dev sync", "cluster create", "secret set", "merge"):
+            assert re.findall(r"<(?:int|str|float|list|path|bool)\b.*", cli(f"{command} --help").out) == []
+        assert "--seq-len N " in cli("train --help").out and "\n  RUN.yaml|key=value  " in cli("train --help").out
 
     def test_shells_complete_commands(self, tmp_path: Path) -> None:
         env = {**os.environ, "_RANKZERO_COMPLETE": "complete_bash", "COMP_WORDS": "rankzero da", "COMP_CWORD": "1"}
