@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankzero.cli.render import ClusterOption
+from rankzero.cli.target import place_of
 from rankzero.errors import ServiceError, StopNow, UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
 def serve(
     run: Annotated[
         str,
-        typer.Argument(metavar="RUN|MODEL|RUN.yaml", help="A run or a model's directory; with --cluster a run.yaml."),
+        typer.Argument(
+            metavar="RUN|MODEL|RUN.yaml",
+            help="A run directory or its name in ./runs, or a model's directory; with --cluster a run.yaml.",
+            callback=place_of,
+        ),
     ],
     more: Annotated[
         list[str] | None, typer.Argument(metavar="-- ARGUMENT", help="Arguments of the server's own, after --.")

@@ -237,7 +237,11 @@ def summary(report: dict[str, Any], run_dir: str) -> str:
         lines.append(f"               {_scores(last)}, of the last step ({last['step']})")
     if "starts" in report.get("goodput", {}):  # else an earlier version has written the report
         lines.append(f"goodput        {Goodput(**report['goodput'])}")
-    lines.append(f"next           {TASKS[report['spec']['task']].command.format(run=run_dir)}")
+    command, others = TASKS[report["spec"]["task"]].next_commands(run_dir)
+    lines += [f"next           {command}", f"               {others}"]
+    page = os.path.join(run_dir, "report.html")
+    if os.path.isfile(page):
+        lines.append(f"report         {page}")
     return "\n".join(lines)
 
 

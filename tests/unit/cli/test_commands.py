@@ -120,6 +120,9 @@ class TestTrain:
         monkeypatch.setitem(REPORT, "last_evaluation", last)
         lines = cli("train run.yaml").out.splitlines()
         assert "eval loss      1.5000 (perplexity 4.48), of final/ (step 8)" in lines
+        run = lines[0].split()[-1]
+        assert f'next           rankzero generate {run} "a question"' in lines
+        assert f"               or chat, eval, serve, merge or export, which take {run} too" in lines
         assert lines[lines.index("eval loss      1.5000 (perplexity 4.48), of final/ (step 8)") + 1] == (
             "               12.2600 (perplexity 3.1), of the last step (12)"
         )
@@ -310,6 +313,14 @@ class TestInit:
     def test_where_nothing_can_be_written(self, cli: Cli) -> None:
         done = cli("init -o run.yaml/x.yaml")
         assert done.code == 74 and "choose another place with -o" in done.err and "output_dir" not in done.err
+
+
+@pytest.mark.parametrize("line", ["generate a q", "chat a", "eval a --data x", "merge a -o out", "export a -o out"])
+def test_a_run_is_found_by_its_name_wherever_one_is_given(cli: Cli, line: str) -> None:
+    Path("runs/a").mkdir(parents=True)
+    Path("runs/a/run.yaml").write_text("model: {name: m}\ndata: {train: t.jsonl}\n", encoding="utf-8")
+    done = cli(line)
+    assert done.code == 78 and "error: runs/a: this run has no result yet" in done.err
 
 
 class TestRoot:
