@@ -203,14 +203,14 @@ def read_spec(
     Raises UsageError, or the error of preflight's worst finding with all problems.
     """
     from rankzero.api.specs import checked
-    from rankzero.cli.argv import spec_arguments
+    from rankzero.cli.argv import no_spec, spec_arguments
     from rankzero.cli.output import print_warning
     from rankzero.cli.seed_flags import as_settings, require_lora
     from rankzero.spec.load import read_run_spec
 
     given = spec_arguments(arguments)
     if given.file is None and not any((flags.model, flags.data, *arguments)):
-        raise UsageError("nothing to train", hint="rankzero train RUN.yaml; `rankzero init` writes one to start from")
+        raise no_spec("nothing to train")
     settings = as_settings(flags, world_size=world_size)
     reading = read_run_spec(given.file, [*given.overrides, *settings], env=os.environ)
     if reading.found is not None:

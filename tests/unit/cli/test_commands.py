@@ -168,7 +168,7 @@ class TestTrain:
     @pytest.mark.parametrize(
         ("line", "code", "words"),
         [
-            ("train", 2, ["nothing to train", "hint: rankzero train RUN.yaml"]),
+            ("train", 2, ["nothing to train", "did you mean run.yaml, which is here?"]),
             ("train a.yaml b.yaml", 2, ["one run spec, not 2"]),
             ("train nope.yaml", 78, ["nope.yaml: no such file"]),
             ("train run.yaml =4", 2, ["an override is one word: run.yaml=4"]),
