@@ -81,6 +81,13 @@ def check(
     elif report.counts.rows:
         _echo_lines(report, comparison)
     _judge(report, tolerance, found.untrainable, in_json=as_json)
+    if report.ok and not as_json:
+        seen = (
+            "training takes it as it is"
+            if wanted.tokenizer
+            else "every row can be read; --model sees if training takes it"
+        )
+        typer.echo(f"\nok: {seen}")
 
 
 def stats(
