@@ -78,4 +78,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """What is public, not what this module imports for itself."""
+    return sorted({*(name for name in globals() if name.startswith("__")), *__all__})

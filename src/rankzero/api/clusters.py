@@ -8,12 +8,12 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankzero.api.specs import SpecSource
-from rankzero.errors import UsageError
+from rankzero.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from rankzero.launch.backend import Backend
@@ -117,16 +117,37 @@ def status(run: str | os.PathLike[str], cluster: str | None = None) -> RunView |
 
 def local_run(run: str, cluster: str | None) -> Path | None:
     """The directory of the run that is meant, where it is one of this machine: a run directory by its path, or, where
-    no cluster is chosen, a name in ./runs. None: it is a cluster's."""
+    no cluster is chosen, a name in ./runs or a run.yaml that was trained. None: it is a cluster's.
+
+    Raises ConfigError where no cluster is chosen and there is no such run here.
+    """
     from rankzero.api.planning import cluster_is_chosen
-    from rankzero.run_dir.result import DEFAULT_OUTPUT
+    from rankzero.api.runs import Run
 
     if cluster is not None:
         return None
     if (Path(run) / "run.yaml").is_file():
         return Path(run)
-    here = Path(DEFAULT_OUTPUT) / run
-    return here if (here / "run.yaml").is_file() and not cluster_is_chosen() else None
+    if cluster_is_chosen():
+        return None
+    try:
+        return Run.open(_directory_of(run)).path
+    except ConfigError as error:
+        hint = "a run on a cluster is looked for with --cluster FILE|PROFILE"
+        raise ConfigError([replace(one, hint=f"{one.hint}; {hint}") for one in error.problems]) from None
+
+
+def _directory_of(run: str) -> str:
+    """The run directory of a run.yaml that trains; any other name as it is."""
+    if not (run.endswith((".yaml", ".yml")) and Path(run).is_file()):
+        return run
+    from rankzero.spec.load import load_run_spec
+    from rankzero.spec.local_paths import absolute
+    from rankzero.spec.resolve import resolve
+
+    loaded = load_run_spec(Path(run), env=os.environ)
+    spec = absolute(resolve(loaded.spec), loaded.base)
+    return str(Path(spec.output_dir) / str(spec.name))
 
 
 def submitter() -> str:

@@ -209,10 +209,7 @@ def look(
         from rankzero.data.tokens.tokenizer import take_apart
 
         tokenizer = load_tokenizer(wanted.tokenizer, wanted.chat_template)
-        rules = wanted.rules
-        if rules.trains == "answers":
-            vision = load_image_rules(wanted.tokenizer, tokenizer, wanted.chat_template, wanted.image_max_tokens)
-            rules = replace(rules, vision=vision)
+        rules = _with_images(wanted.rules, wanted, tokenizer)
         tokens = Tokens(take_apart(tokenizer, rules.trains), rules)
     options = CheckOptions(
         tokens=tokens,
@@ -242,9 +239,16 @@ def shown(wanted: Wanted, *, line: int | None, rows: int) -> list[ShownRow]:
 
     assert wanted.tokenizer is not None and wanted.rules is not None
     tokenizer = load_tokenizer(wanted.tokenizer, wanted.chat_template)
-    vision = load_image_rules(wanted.tokenizer, tokenizer, wanted.chat_template)
-    rules = replace(wanted.rules, vision=vision)
+    rules = _with_images(wanted.rules, wanted, tokenizer)
     return list(rows_to_show(wanted.train[0], tokenizer, rules, line=line, count=rows))
+
+
+def _with_images(rules: TokenRules, wanted: Wanted, tokenizer: Any) -> TokenRules:
+    """Rules that know how images stand in the text, where the model that is meant sees any."""
+    if wanted.tokenizer is None or rules.trains != "answers":
+        return rules
+    vision = load_image_rules(wanted.tokenizer, tokenizer, wanted.chat_template, wanted.image_max_tokens)
+    return replace(rules, vision=vision)
 
 
 def _untrainable(report: CheckReport) -> Problem | None:

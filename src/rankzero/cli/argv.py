@@ -58,6 +58,12 @@ def spec_arguments(arguments: Sequence[str]) -> SpecArguments:
     return SpecArguments(Path(files[0]) if files else None, overrides)
 
 
+def no_spec(what: str) -> UsageError:
+    """That a command was given no run spec, and which one may be meant."""
+    start = "`rankzero init` writes a run spec to start from"
+    return UsageError(what, hint="did you mean run.yaml, which is here?" if os.path.isfile("run.yaml") else start)
+
+
 def _too_many(arguments: Sequence[str], files: Sequence[str]) -> UsageError:
     for index, word in enumerate(arguments):  # key = value, key =value
         if word.startswith("=") and index:

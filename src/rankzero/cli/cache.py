@@ -58,7 +58,7 @@ def list_cache(as_json: JsonOption = False) -> None:
 @app.command()
 def prune(
     kinds: Annotated[
-        list[str] | None, typer.Argument(metavar="[KIND …]", help="Only these kinds, by `rankzero cache list`.")
+        list[str] | None, typer.Argument(metavar="KIND", help="Only these kinds, by `rankzero cache list`.")
     ] = None,
     older_than: Annotated[
         str | None, typer.Option(metavar="30d", help="What was last used so long ago: m, h, d or w.")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rankzero.cli.target import TargetArgument
 from rankzero.errors import DataError, RankzeroError, UsageError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _COMMANDS = ("/exit", "/help", "/image", "/quit", "/reset")
 
 
 def chat(
-    model: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="As for `rankzero generate`.")],
+    model: TargetArgument,
     system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
     image: Annotated[
         list[str] | None, typer.Option("--image", metavar="FILE", help="What the first message is about; repeatable.")

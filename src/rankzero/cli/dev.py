@@ -44,7 +44,7 @@ def root() -> None:
 @app.command("up")
 def up(
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[cluster.KEY=VALUE …]", help="Changes of the cluster spec.")
+        list[str] | None, typer.Argument(metavar="cluster.KEY=VALUE", help="Changes of the cluster spec.")
     ] = None,
     cluster: ClusterOption = None,
     name: NameOption = NAME,
@@ -96,7 +96,7 @@ def sync(cluster: ClusterOption = None, name: NameOption = NAME, source: FromOpt
 @app.command("run", context_settings={"ignore_unknown_options": True})
 def run(
     arguments: Annotated[
-        list[str], typer.Argument(metavar="RUN.yaml [key=value …] | -- COMMAND …", help="What runs on every node.")
+        list[str], typer.Argument(metavar="RUN.yaml|key=value|-- COMMAND", help="What runs on every node.")
     ],
     cluster: ClusterOption = None,
     name: NameOption = NAME,
@@ -155,7 +155,7 @@ def _spec_given(arguments: Sequence[str]) -> Reading[RunSpec] | None:
 
 @app.command("shell")
 def shell(
-    pod: Annotated[str | None, typer.Argument(metavar="[POD]", help="Its name or number; the first.")] = None,
+    pod: Annotated[str | None, typer.Argument(metavar="POD", help="Its name or number; the first.")] = None,
     cluster: ClusterOption = None,
     name: NameOption = NAME,
 ) -> None:

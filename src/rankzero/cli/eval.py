@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankzero.cli.data.inputs import ColumnsOption, FormatOption, column_map
+from rankzero.cli.target import TargetArgument
 from rankzero.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="As for `rankzero generate`.")],
+    model: TargetArgument,
     data: Annotated[
         list[str] | None, typer.Option("--data", metavar="FILE", help="Rows as in data.eval; repeatable.")
     ] = None,

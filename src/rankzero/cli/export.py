@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from rankzero.cli.merge import BaseChoice
+from rankzero.cli.target import TargetArgument
 from rankzero.errors import Problem, UsageError
 
 
@@ -31,9 +32,7 @@ class GgufType(StrEnum):
 
 
 def export(
-    target: Annotated[
-        str, typer.Argument(metavar="RUN|MODEL", help="A run directory, or one with a model or an adapter.")
-    ],
+    target: TargetArgument,
     to: Annotated[
         Form,
         typer.Option(

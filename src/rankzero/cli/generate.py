@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
+from rankzero.cli.target import TargetArgument
+
 
 def generate(
-    model: Annotated[
-        str, typer.Argument(metavar="RUN|MODEL", help="A run directory, or a model: directory or Hub id.")
-    ],
-    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT…", help="One or more questions.")],
+    model: TargetArgument,
+    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="One or more questions.")],
     image: Annotated[
         list[str] | None, typer.Option("--image", metavar="FILE", help="What the questions are about; repeatable.")
     ] = None,

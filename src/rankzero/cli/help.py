@@ -10,11 +10,16 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from typer import Typer
 from typer.core import TyperCommand, TyperGroup
 
 _ORDER = ("Start", "Data", "Train", "Results", "Runs", "Cluster", "Look", "Make", "Arguments", "Options")
 WIDTH = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 """Settings of every command line: both names of the help, and no longer lines on a wide terminal."""
+
+_TYPE = re.compile(r" <([^<>]+)>$")
+"""What typer says of a value for which the flag has no word of its own; of an argument it says it beside that word."""
+_TYPE_WORDS = {"int": "N", "float": "X", "str": "TEXT", "list[str]": "TEXT", "path": "PATH"}
 
 
 class Sections(TyperGroup):
@@ -40,6 +45,15 @@ class Flags(TyperCommand):
         _write_flags(self.get_params(ctx), ctx, formatter)
 
 
+def use_flags(app: Typer) -> None:
+    """Have every command of `app`, and of those within it, show its help so."""
+    for command in app.registered_commands:
+        command.cls = Flags
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            use_flags(group.typer_instance)
+
+
 def first_sentence(text: str) -> str:
     """`Train a run.` of a text that says more; in one line."""
     paragraph = " ".join(text.split("\n\n")[0].split())
@@ -52,9 +66,17 @@ def _write_flags(parameters: Iterable[Any], ctx: Any, formatter: Any) -> None:
     for parameter in parameters:
         record = parameter.get_help_record(ctx)
         if record is not None:
-            usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
-            sections.setdefault(_panel(parameter) or usual, []).append(record)
+            is_argument = parameter.param_type_name == "argument"
+            name = _TYPE.sub("" if is_argument else _word_for_type, record[0])
+            usual = "Arguments" if is_argument else "Options"
+            sections.setdefault(_panel(parameter) or usual, []).append((name, record[1]))
     _write(sections, formatter)
+
+
+def _word_for_type(found: re.Match[str]) -> str:
+    """` N` for ` <int range>`; choices are left as they are."""
+    word = _TYPE_WORDS.get(found[1].removesuffix(" range"))
+    return f" {word}" if word else found[0]
 
 
 def _write(sections: dict[str, list[tuple[str, str]]], formatter: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,6 +76,8 @@ def as_text(run: RunView, width: int, colour: bool) -> str:
         facts.append(("left", f"about {span(run.eta_seconds)}"))
     if run.goodput is not None:
         facts.append(("goodput", str(run.goodput)))
+    if run.phase == "Succeeded":
+        facts += [("next" if number == 0 else "", words) for number, words in enumerate(_what_next(run))]
     for label, words in facts:
         lines += labelled(label, words, width)
     return drawn(lines, width, colour)
@@ -88,7 +91,7 @@ def verdict(run: RunView) -> str:
         case "Running":
             return f"step {progress(run)}" if run.step else "no step is done yet"
         case "Succeeded":
-            return f"final/ is there: rankzero generate {run.root}"
+            return "the result is in final/"
         case "Stopped":
             return f"stopped; {again} {saved}"
         case "Failed":
@@ -97,6 +100,18 @@ def verdict(run: RunView) -> str:
             return f"its process is gone and said nothing; {again} {saved}"
         case "Unknown":
             return "a process of another host has this directory"
+
+
+def _what_next(run: RunView) -> tuple[str, ...]:
+    """What its result can be used for; nothing where its report cannot be read."""
+    from rankzero.run_dir.paths import RunDir
+    from rankzero.spec.tasks import TASKS
+
+    try:
+        task = json.loads(RunDir(run.root).report.read_text(encoding="utf-8"))["spec"]["task"]
+        return TASKS[task].next_commands(str(run.root))
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
 
 
 def progress(run: RunView) -> str:

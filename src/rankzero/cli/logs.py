@@ -17,7 +17,7 @@ from rankzero.wording import printable
 
 FOLLOW_SECONDS = 0.5
 
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run, or its run.yaml.")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run, its directory or its run.yaml.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -29,7 +29,7 @@ def logs(
     since: Annotated[str | None, typer.Option(metavar="10m", help="Only what is younger: 30s, 10m, 2h, 1d.")] = None,
     node: Annotated[int | None, typer.Option(min=0, help="Only this node.")] = None,
     rank: Annotated[int | None, typer.Option(min=0, help="Only this process of all.")] = None,
-    tail: Annotated[int | None, typer.Option(min=0, help="Only the last N lines of each pod.")] = None,
+    tail: Annotated[int | None, typer.Option(min=0, help="Only the last N lines, of each pod.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print the logs of a run.
@@ -66,8 +66,9 @@ def log_lines(root: Path, rank: int, tail: int | None, *, follow: bool) -> Itera
     try:
         file = path.open(encoding="utf-8", errors="replace")
     except OSError as error:
-        there = sorted(one.name for one in path.parent.glob("rank-*.log"))
-        raise ConfigError(error.strerror or str(error), where=str(path), hint=f"there are {there or 'none'}") from None
+        there = ", ".join(sorted(one.name for one in path.parent.glob("rank-*.log")))
+        hint = f"in {path.parent}: {there}" if there else "it has written none"
+        raise ConfigError(error.strerror or str(error), where=str(path), hint=hint) from None
     with file:
         lines = file.read().splitlines()
         yield from lines[len(lines) - min(tail, len(lines)) :] if tail is not None else lines

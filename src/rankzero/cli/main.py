@@ -26,7 +26,7 @@ from rankzero.cli.doctor import doctor
 from rankzero.cli.eval import evaluate
 from rankzero.cli.export import export
 from rankzero.cli.generate import generate
-from rankzero.cli.help import WIDTH, Flags, Sections
+from rankzero.cli.help import WIDTH, Sections, use_flags
 from rankzero.cli.init import init
 from rankzero.cli.logs import logs
 from rankzero.cli.merge import merge
@@ -59,7 +59,7 @@ app.command(rich_help_panel="Start")(quickstart)
 app.command(rich_help_panel="Start")(init)
 app.command(rich_help_panel="Start")(doctor)
 app.add_typer(data_command.app, name="data", rich_help_panel="Data")
-app.command(cls=Flags, rich_help_panel="Train")(train)
+app.command(rich_help_panel="Train")(train)
 app.command(rich_help_panel="Train")(sweep)
 app.command(rich_help_panel="Train")(smoke)
 app.command(rich_help_panel="Results")(generate)
@@ -86,6 +86,7 @@ app.add_typer(dev_command.app, name="dev", rich_help_panel="Cluster")
 app.add_typer(secret_command.app, name="secret", rich_help_panel="Cluster")
 for make in (prepare, fire, volcano):
     data_command.app.command(rich_help_panel=data_command.MAKE)(make)
+use_flags(app)
 
 DEBUG_VARIABLE = "RANKZERO_DEBUG"
 _ASK_THE_HUB = frozenset(

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from rankzero.cli.target import AdapterArgument
+
 
 class BaseChoice(StrEnum):
     """Which weights of a base that was trained on in 4 or 8 bits; of others there is one kind."""
@@ -17,7 +19,7 @@ class BaseChoice(StrEnum):
 
 
 def merge(
-    adapter: Annotated[str, typer.Argument(metavar="RUN|ADAPTER", help="A run directory, or one with an adapter.")],
+    adapter: AdapterArgument,
     output: Annotated[str, typer.Option("-o", "--output", help="Directory to write the model to; must not exist.")],
     base: Annotated[
         BaseChoice,

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 def plan(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="RUN.yaml [key=value …]", help="Run spec, overrides; cluster.KEY=VALUE for the cluster."
-        ),
+        typer.Argument(metavar="RUN.yaml|key=value", help="Run spec, overrides; cluster.KEY=VALUE for the cluster."),
     ] = None,
     cluster: ClusterOption = None,
     kind: KindOption = None,

@@ -6,8 +6,6 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rankzero.errors import UsageError
-
 if TYPE_CHECKING:
     from rankzero.launch.plan import Plan
     from rankzero.spec.load import Reading
@@ -42,13 +40,12 @@ def local_run(arguments: Sequence[str]) -> RunSpec:
 def read_arguments(arguments: Sequence[str]) -> tuple[Reading[RunSpec], list[str]]:
     """The run spec as it was read, and the overrides of the cluster spec. Raises UsageError."""
     from rankzero.api.planning import CLUSTER_PREFIX
-    from rankzero.cli.argv import spec_arguments
+    from rankzero.cli.argv import no_spec, spec_arguments
     from rankzero.spec.load import read_run_spec
 
     given = spec_arguments(arguments)
     if given.file is None:
-        hint = "rankzero render RUN.yaml --cluster CLUSTER.yaml; `rankzero init` writes a run spec to start from"
-        raise UsageError("one run spec is needed", hint=hint)
+        raise no_spec("one run spec is needed")
     for_cluster = [text.removeprefix(CLUSTER_PREFIX) for text in given.overrides if text.startswith(CLUSTER_PREFIX)]
     for_run = [text for text in given.overrides if not text.startswith(CLUSTER_PREFIX)]
     return read_run_spec(given.file, for_run, env=os.environ, for_pods=True), for_cluster

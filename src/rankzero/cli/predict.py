@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from rankzero.cli.data.inputs import ColumnsOption, column_map
+from rankzero.cli.target import TargetArgument
 from rankzero.errors import UsageError
 
 
 def predict(
-    model: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="A run of task classify, or a trained classifier.")],
+    model: TargetArgument,
     files: Annotated[
-        list[str] | None, typer.Argument(metavar="FILE…", help="Rows with text or sentence: JSONL, CSV, Parquet …")
+        list[str] | None, typer.Argument(metavar="FILE", help="Rows with text or sentence: JSONL, CSV, Parquet …")
     ] = None,
     text: Annotated[list[str] | None, typer.Option("--text", metavar="TEXT", help="A text; repeatable.")] = None,
     columns: ColumnsOption = None,

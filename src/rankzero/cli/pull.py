@@ -17,7 +17,9 @@ def pull(
         str | None, typer.Argument(metavar="URL", help="Object store: s3://bucket/prefix, gs://…, file:///…")
     ] = None,
     cluster: ClusterOption = None,
-    output: Annotated[str | None, typer.Option(metavar="DIR", help="Where to; by default runs/RUN.")] = None,
+    output: Annotated[
+        str | None, typer.Option("-o", "--output", metavar="DIR", help="Where to; by default runs/RUN.")
+    ] = None,
     only: Annotated[
         Literal["final", "report"] | None, typer.Option(help="Only the result, or only the reports.")
     ] = None,

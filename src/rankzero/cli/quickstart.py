@@ -29,8 +29,6 @@ def quickstart(
     typer.echo("SmolLM2-135M-Instruct is asked three questions about rankzero, learns, and is asked again …", err=True)
     from rankzero.engine.quickstart import RECIPE, find_model, overrides
     from rankzero.engine.quickstart import quickstart as run_quickstart
-    from rankzero.report.page import write_page
-    from rankzero.run_dir.paths import RunDir
     from rankzero.spec.load import Setting, load_run_spec
     from rankzero.spec.local_paths import absolute
     from rankzero.spec.nearby import shown
@@ -42,8 +40,7 @@ def quickstart(
     result = run_quickstart(spec, lambda resolved: start(resolved, RunOptions(), 1, in_process=True))
     typer.echo(conversation(result))
     typer.echo(summary(result.report, shown(result.run_dir)))
-    typer.echo(f"look at it     {shown(write_page(RunDir(result.run_dir)))}")
-    typer.echo(f"train your own  rankzero init, then: rankzero train run.yaml   (this one: {RECIPE / 'run.yaml'})")
+    typer.echo("your own       rankzero init; then: rankzero train run.yaml")
 
 
 def conversation(result: QuickstartResult) -> str:

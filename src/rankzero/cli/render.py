@@ -20,7 +20,9 @@ ClusterOption = Annotated[
 KindOption = Annotated[
     str | None,
     typer.Option(
-        "--kind", help="job, jobset, trainjob, pytorchjob, statefulset, docker or slurm, whatever the cluster says."
+        "--kind",
+        metavar="KIND",
+        help="job, jobset, trainjob, pytorchjob, statefulset, docker or slurm, whatever the cluster says.",
     ),
 ]
 
@@ -28,9 +30,7 @@ KindOption = Annotated[
 def render(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="RUN.yaml [key=value …]", help="Run spec, overrides; cluster.KEY=VALUE for the cluster."
-        ),
+        typer.Argument(metavar="RUN.yaml|key=value", help="Run spec, overrides; cluster.KEY=VALUE for the cluster."),
     ] = None,
     cluster: ClusterOption = None,
     kind: KindOption = None,

@@ -13,7 +13,7 @@ from rankzero.errors import ConfigError, ServiceError, UsageError
 
 def report(
     runs: Annotated[
-        list[str] | None, typer.Argument(metavar="RUN…", help="Run directories; with --live also what holds them.")
+        list[str] | None, typer.Argument(metavar="RUN", help="Run directories; with --live also what holds them.")
     ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="One page with all of them beside each other.")] = False,
     live: Annotated[
@@ -21,7 +21,9 @@ def report(
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Where the page goes; else RUN/report.html, or compare.html here."),
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="Where the page goes; else RUN/report.html, or compare.html here."
+        ),
     ] = None,
 ) -> None:
     """Make the page of a run, or of several, in one file.

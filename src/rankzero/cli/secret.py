@@ -40,9 +40,7 @@ def secret() -> None:
 
 @app.command("set")
 def set_secrets(
-    keys: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY…", help="Only these variables; never values.")
-    ] = None,
+    keys: Annotated[list[str] | None, typer.Argument(metavar="KEY", help="Only these variables; never values.")] = None,
     cluster: ClusterOption = None,
     from_env_file: Annotated[str | None, typer.Option(metavar=".env", help="File of KEY=VALUE lines.")] = None,
     from_env: Annotated[bool, typer.Option("--from-env", help="Take the values from the environment.")] = False,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankzero.cli.render import ClusterOption
+from rankzero.cli.target import place_of
 from rankzero.errors import ServiceError, StopNow, UsageError
 
 if TYPE_CHECKING:
@@ -21,16 +22,22 @@ if TYPE_CHECKING:
 def serve(
     run: Annotated[
         str,
-        typer.Argument(metavar="RUN|MODEL|RUN.yaml", help="A run or a model's directory; with --cluster a run.yaml."),
+        typer.Argument(
+            metavar="RUN|MODEL|RUN.yaml",
+            help="A run directory or its name in ./runs, or a model's directory; with --cluster a run.yaml.",
+            callback=place_of,
+        ),
     ],
     more: Annotated[
-        list[str] | None, typer.Argument(metavar="-- …", help="Arguments of the server's own, after --.")
+        list[str] | None, typer.Argument(metavar="-- ARGUMENT", help="Arguments of the server's own, after --.")
     ] = None,
     name: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="What clients ask for (served-model-name); default: the run's name."),
     ] = None,
-    engine: Annotated[str, typer.Option(help="vllm, transformers, or auto: vLLM where it is installed.")] = "auto",
+    engine: Annotated[
+        str, typer.Option(metavar="ENGINE", help="vllm, transformers, or auto: vLLM where it is installed.")
+    ] = "auto",
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     wait: Annotated[int, typer.Option(min=1, help="Seconds that loading may take.")] = 1800,

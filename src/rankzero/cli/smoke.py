@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rankzero.cli.render import ClusterOption, KindOption, print_objects
+from rankzero.cli.train import ProcessesOption
 from rankzero.errors import INTERRUPTED, RankzeroError, UsageError
 from rankzero.spec.run_options import SmokeSettings
 
@@ -20,11 +21,9 @@ _DEFAULTS = SmokeSettings()
 
 def smoke(
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[cluster.KEY=VALUE …]", help="Changes of the cluster spec.")
+        list[str] | None, typer.Argument(metavar="cluster.KEY=VALUE", help="Changes of the cluster spec.")
     ] = None,
-    nproc_per_node: Annotated[
-        str, typer.Option("--nproc-per-node", "--nproc", metavar="N|auto", help="Processes; auto: one for each GPU.")
-    ] = "auto",
+    nproc_per_node: ProcessesOption = "auto",
     epochs: Annotated[int, typer.Option(min=1, help="Times that the rows are trained on.")] = _DEFAULTS.epochs,
     batch: Annotated[int, typer.Option(min=1, help="Rows per process and step.")] = _DEFAULTS.batch,
     samples: Annotated[int, typer.Option(min=1, help="Rows that are made up.")] = _DEFAULTS.samples,

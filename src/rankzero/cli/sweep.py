@@ -24,7 +24,7 @@ _MOST_SHOWN = 30
 
 def sweep(
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="SWEEP.yaml [key=value …]", help="Sweep file, overrides of it.")
+        list[str] | None, typer.Argument(metavar="SWEEP.yaml|key=value", help="Sweep file, overrides of it.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, print the space, and train nothing.")

@@ -8,12 +8,14 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Trackers' servers.")
+from rankzero.cli.help import Sections
+
+app = typer.Typer(cls=Sections, no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()
 def root() -> None:
-    """Trackers' servers."""
+    """Send to trackers what they lack of a run."""
 
 
 @app.command()

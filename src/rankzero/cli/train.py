@@ -28,14 +28,18 @@ if TYPE_CHECKING:
 RESTARTS_IN_A_POD = 3
 """Where nobody is there to give the command again."""
 
-seed_flag = partial(typer.Option, rich_help_panel="Instead of a spec, or on top of it (flags of train_framework.py)")
+seed_flag = partial(typer.Option, rich_help_panel="Instead of a spec, or on top of it")
+
+ProcessesOption = Annotated[
+    str, typer.Option("--nproc-per-node", "--nproc", metavar="N|auto", help="Processes; auto: one for each GPU.")
+]
 
 
 def train(
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="RUN.yaml|key=value", help="Spec file, dotted overrides.")
     ] = None,
-    nproc_per_node: Annotated[str, typer.Option(metavar="N|auto", help="Processes; auto: one for each GPU.")] = "auto",
+    nproc_per_node: ProcessesOption = "auto",
     max_restarts: Annotated[
         str, typer.Option(metavar="N|auto", help="Start again after failures that may pass; auto: 3 in a pod, else 0.")
     ] = "auto",
@@ -54,7 +58,7 @@ def train(
     model: Annotated[str | None, seed_flag(help="model.name")] = None,
     data: Annotated[str | None, seed_flag(help="data.train")] = None,
     row_format: Annotated[
-        RowFormat | None, seed_flag("--format", help="Row shape of --data; auto: row by row.")
+        RowFormat | None, seed_flag("--format", metavar="SHAPE", help="Row shape of --data, as of data check.")
     ] = None,
     output: Annotated[str | None, seed_flag(help="The run directory: output_dir and name.")] = None,
     epochs: Annotated[float | None, seed_flag(help="train.num_train_epochs")] = None,
@@ -199,14 +203,14 @@ def read_spec(
     Raises UsageError, or the error of preflight's worst finding with all problems.
     """
     from rankzero.api.specs import checked
-    from rankzero.cli.argv import spec_arguments
+    from rankzero.cli.argv import no_spec, spec_arguments
     from rankzero.cli.output import print_warning
     from rankzero.cli.seed_flags import as_settings, require_lora
     from rankzero.spec.load import read_run_spec
 
     given = spec_arguments(arguments)
     if given.file is None and not any((flags.model, flags.data, *arguments)):
-        raise UsageError("nothing to train", hint="rankzero train RUN.yaml; `rankzero init` writes one to start from")
+        raise no_spec("nothing to train")
     settings = as_settings(flags, world_size=world_size)
     reading = read_run_spec(given.file, [*given.overrides, *settings], env=os.environ)
     if reading.found is not None:
@@ -233,7 +237,11 @@ def summary(report: dict[str, Any], run_dir: str) -> str:
         lines.append(f"               {_scores(last)}, of the last step ({last['step']})")
     if "starts" in report.get("goodput", {}):  # else an earlier version has written the report
         lines.append(f"goodput        {Goodput(**report['goodput'])}")
-    lines.append(f"next           {TASKS[report['spec']['task']].command.format(run=run_dir)}")
+    command, others = TASKS[report["spec"]["task"]].next_commands(run_dir)
+    lines += [f"next           {command}", f"               {others}"]
+    page = os.path.join(run_dir, "report.html")
+    if os.path.isfile(page):
+        lines.append(f"report         {page}")
     return "\n".join(lines)
 
 

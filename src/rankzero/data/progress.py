@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,12 +21,16 @@ Advance = Callable[[int, str], None]
 into something else and is not counted."""
 
 
+_PACE_LINES = 4
+"""The time left is told from the speed since so many lines ago: a slow start is soon forgotten."""
+
+
 def no_progress(_bytes: int) -> None:
     """Report nothing."""
 
 
 class Reached(NamedTuple):
-    """Where a job is: what is done of how much, after how many seconds, and how many are left at this speed."""
+    """Where a job is: what is done of how much, after how many seconds, and how many are left at the speed of late."""
 
     label: str
     done: int
@@ -81,9 +86,10 @@ def told(
 class _Lines:
     def __init__(self, telling: Telling, label: str, total: int, done: int, say: Callable[[str], None]) -> None:
         self._telling, self._label, self._total, self._say = telling, label, total, say
-        self._done = self._before = done
+        self._done = done
         self._begun = self._last = time.monotonic()
         self._next = self._begun + telling.quiet_seconds
+        self._lines = deque([(0.0, done)], maxlen=_PACE_LINES)
 
     def __call__(self, count: int, facts: str) -> None:
         now = time.monotonic()
@@ -94,7 +100,9 @@ class _Lines:
         elif now >= self._next or (self._telling.end and self._done >= self._total):
             self._next = now + self._telling.line_seconds
             seconds = now - self._begun
-            left = seconds / max(1, self._done - self._before) * (self._total - self._done)
+            then, before = self._lines[0]
+            left = (seconds - then) / max(1, self._done - before) * (self._total - self._done)
+            self._lines.append((seconds, self._done))
             self._say(self._telling.line(Reached(self._label, self._done, self._total, facts, seconds, left)))
 
 

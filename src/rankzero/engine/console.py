@@ -11,6 +11,7 @@ import logging
 import logging.handlers
 import os
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
@@ -124,6 +125,22 @@ class RunConsole:
             yield advance
 
 
+class Speed:
+    """Tokens a second of the last steps, those of about `seconds`: what a run is doing now, slow starts left out."""
+
+    def __init__(self, seconds: float = 10.0) -> None:
+        self._window, self._steps = seconds, deque[tuple[int, float]]()
+
+    def after(self, facts: Mapping[str, Any]) -> float:
+        """With the step of these facts, an object of metrics.jsonl, as the last one."""
+        rate = facts["tokens_per_second"]
+        self._steps.append((facts["tokens"], facts["tokens"] / rate if rate else 0.0))
+        while len(self._steps) > 1 and sum(seconds for _, seconds in self._steps) - self._steps[0][1] > self._window:
+            self._steps.popleft()
+        seconds = sum(seconds for _, seconds in self._steps)
+        return sum(tokens for tokens, _ in self._steps) / seconds if seconds else 0.0
+
+
 def step_in_words(facts: Mapping[str, Any], tokens_per_second: float) -> str:
     """What is shown of a step, by its object in metrics.jsonl."""
     rate = f"{facts['learning_rate']:.1e}".replace("e-0", "e-").replace("e+00", "")
@@ -132,7 +149,7 @@ def step_in_words(facts: Mapping[str, Any], tokens_per_second: float) -> str:
 
 
 def _bar_of_steps(width: int) -> tuple[Any, ...]:
-    """All in one line of 80 columns; where there are more, with a bar."""
+    """All in one line of 80 columns; where there are more, with a bar, where there are less, the time left first."""
     from rich.progress import BarColumn, ProgressColumn, Task
     from rich.text import Text
 
@@ -142,7 +159,8 @@ def _bar_of_steps(width: int) -> tuple[Any, ...]:
         def render(self, task: Task) -> Text:
             left = "?" if task.time_remaining is None else duration(task.time_remaining)
             times = f"{duration(task.elapsed or 0)}<{left}"
-            words = (f"{task.completed:.0f}/{task.total or 0:.0f}", task.fields["facts"], times)
+            count, facts = f"{task.completed:.0f}/{task.total or 0:.0f}", task.fields["facts"]
+            words = (count, facts, times) if width >= 80 else (count, times, facts)
             return Text(" ".join(word for word in words if word), no_wrap=True, overflow="ellipsis")
 
     return (BarColumn(bar_width=width - 90), Steps()) if width >= 100 else (Steps(),)

@@ -16,7 +16,7 @@ import torch
 
 from rankzero.data.batches.loader import Batches, MicroBatch, Work
 from rankzero.engine.checkpoint import Position, under, with_eval
-from rankzero.engine.console import RunConsole, logger, step_in_words
+from rankzero.engine.console import RunConsole, Speed, logger, step_in_words
 from rankzero.engine.device import peak_memory
 from rankzero.engine.distributed import LONGEST_WAIT, World, broadcast_object, time_limit
 from rankzero.engine.evaluate import EvalResult, evaluate
@@ -62,7 +62,7 @@ class RunContext:
 def train(session: Session, run: RunContext, position: Position) -> Position:
     """Run from `position` to the end of the schedule. Raises StoppedError after saving where a stop was agreed."""
     spec, schedule = run.spec, session.schedule
-    clock = Clock(position)
+    clock, speed = Clock(position), Speed()
     run.stop.defer(run.run_dir.stop_flag)
     position = with_loss_scale(position, session.dtype)
     run.ledger.continues_from(position.step, schedule.total_steps)
@@ -97,7 +97,7 @@ def train(session: Session, run: RunContext, position: Position) -> Position:
                 position = under(spec, position, same_eval_data=True)
             log_metrics(run, position.step, facts)
             answered = ask_prompts(session, run, position, advance)
-            shown = step_in_words(facts, position.tokens / position.seconds)
+            shown = step_in_words(facts, speed.after(facts))
             advance(int(begun is None), shown)
 
             over = is_over(position, schedule)

@@ -98,7 +98,11 @@ def _steps(forecast: Forecast) -> str:
         words.append("as many as the rows make")
     else:
         epochs = schedule.total_steps / schedule.steps_per_epoch
-        of = f" ({epochs:.3g} epochs of {schedule.steps_per_epoch:,})" if forecast.rows.rows is not None else ""
+        of = (
+            f" ({epochs:.3g} {'epoch' if epochs == 1 else 'epochs'} of {schedule.steps_per_epoch:,})"
+            if forecast.rows.rows is not None
+            else ""
+        )
         words.append(f"{schedule.total_steps:,}{of}")
     if forecast.done:
         words.append(f"{forecast.done:,} of them done")

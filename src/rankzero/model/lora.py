@@ -26,7 +26,6 @@ from rankzero.errors import ConfigError, Problem
 from rankzero.model.load import drawn_from
 from rankzero.model.low_bits import is_held, outlined, tensor_outline
 from rankzero.model.parts import inside
-from rankzero.model.quantize import is_quantised, prepare_quantized
 from rankzero.model.targets import Targets, adapted_tensor_problems, linear_parts, shortest, target_modules
 from rankzero.model.weights import adapter_file_names
 from rankzero.spec.run_spec import LoraSpec, Parts
@@ -58,8 +57,6 @@ def apply_lora(
     """
     targets = target_modules(lora, parts, model, use)
     config = lora_config(lora, model, targets, use=use, packed=packed, base_name=base_name, tokens=tokens)
-    if is_quantised(model):
-        prepare_quantized(model)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     model.name_or_path = base_name  # peft writes this name, not the config's, into the adapter

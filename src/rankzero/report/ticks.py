@@ -67,7 +67,8 @@ def plain(value: float, step: float) -> str:
     return f"{value:,.{_decimals(step)}f}"
 
 
-_SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+_SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+"""Powers of 1,000, as in a run's log and in what is said before its first step."""
 
 
 def of_memory(low: float, high: float) -> Axis:
@@ -79,12 +80,12 @@ def of_memory(low: float, high: float) -> Axis:
 
 
 def memory(value: float) -> str:
-    """`1.5 GiB`."""
+    """`1.5 GB`."""
     size, name = _unit(value)
     return f"{value / size:.1f} {name}"
 
 
-def _unit(value: float) -> tuple[int, str]:
+def _unit(value: float) -> tuple[float, str]:
     return next((unit for unit in _SIZES if abs(value) >= unit[0]), _SIZES[-1])
 
 

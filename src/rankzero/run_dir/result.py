@@ -96,6 +96,8 @@ def find_adapter(path: Path, base: str | None = None) -> Adapter:
 
     require_target(str(path))
     if (path / "run.yaml").is_file():
+        if not (path / FINAL).is_dir():
+            raise _no_result(path)
         path = path / FINAL
     if not (path / ADAPTER_CONFIG).is_file():
         run = path.parent / "run.yaml"
@@ -121,8 +123,7 @@ def find_weights(path: Path, base: str | None = None) -> tuple[Path, Adapter | N
     if (place / "config.json").is_file():
         return place, None
     if place != path:
-        hint = "give its `rankzero train` command again; it continues from the newest checkpoint"
-        raise ConfigError("this run has no result yet: final/ is missing", where=str(path), hint=hint)
+        raise _no_result(path)
     hint = "name a run directory, or a directory with a model or an adapter"
     raise ConfigError("there is no model here: config.json is missing", where=str(path), hint=hint)
 
@@ -147,6 +148,18 @@ def require_target(target: str) -> None:
     if "/" not in target and (Path(DEFAULT_OUTPUT) / target / "run.yaml").is_file():
         hint = f"did you mean {DEFAULT_OUTPUT}/{target}?"
         raise ConfigError("there is no such directory", where=target, hint=hint)
+
+
+def _no_result(run: Path) -> ConfigError:
+    hint = "give its `rankzero train` command again; it continues from the newest checkpoint"
+    return ConfigError("this run has no result yet: final/ is missing", where=str(run), hint=hint)
+
+
+def named_run(target: str) -> str:
+    """`runs/my-run` for the name of a run in ./runs, where nothing here is called so; else `target` as it is."""
+    in_runs = Path(DEFAULT_OUTPUT) / target
+    is_name = "/" not in target and not Path(target).exists()
+    return str(in_runs) if is_name and (in_runs / "run.yaml").is_file() else target
 
 
 def runs_in(directory: Path) -> list[str]:
@@ -204,8 +217,7 @@ def _of_run(run: Path, use: ModelUse, *, base: bool) -> Result:
         return as_it_was(spec)
     final = run / FINAL
     if not final.is_dir():
-        hint = "give its `rankzero train` command again; it continues from the newest checkpoint"
-        raise ConfigError("this run has no result yet: final/ is missing", where=str(run), hint=hint)
+        raise _no_result(run)
     weights = {"tokenizer_dir": str(final)} if spec.lora else {"local_dir": str(final), "tokenizer_dir": None}
     return replace(
         as_it_was(spec),

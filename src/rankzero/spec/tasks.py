@@ -31,6 +31,13 @@ class TaskSection:
     """What its evaluations measure besides eval_loss, and which way is better."""
     fields: tuple[str, ...] = ()
     """Fields of the spec that belong to it and to no other task that does not name them too."""
+    others: tuple[str, ...] = ()
+    """Other commands that take its run."""
+
+    def next_commands(self, run: str) -> tuple[str, str]:
+        """What to do with the result that is in `run`: a command to copy, and what else there is."""
+        *first, last = self.others
+        return self.command.format(run=run), f"or {', '.join(first)} or {last}, which take {run} too"
 
 
 TASKS: dict[str, TaskSection] = {
@@ -40,6 +47,7 @@ TASKS: dict[str, TaskSection] = {
         command='rankzero generate {run} "a question"',
         result="writes text",
         metrics={"perplexity": "lower"},
+        others=("chat", "eval", "serve", "merge", "export"),
     ),
     "classify": TaskSection(
         trains="label",
@@ -48,6 +56,7 @@ TASKS: dict[str, TaskSection] = {
         result="is a text classifier",
         metrics={"accuracy": "higher", "macro_f1": "higher"},
         fields=("data.labels",),
+        others=("merge", "export"),
     ),
 }
 

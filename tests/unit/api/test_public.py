@@ -53,6 +53,7 @@ def test_a_name_that_is_not_there() -> None:
         _ = rankzero.tarin
     with pytest.raises(AttributeError, match="no attribute 'chekc'"):
         _ = rankzero.data.chekc
+    assert {name for name in dir(rankzero) if not name.startswith("__")} == set(rankzero.__all__) - {"__version__"}
     assert {"train", "data"} <= set(dir(rankzero)) and {"check", "show"} <= set(dir(rankzero.data))
 
 

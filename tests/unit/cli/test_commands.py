@@ -120,6 +120,9 @@ class TestTrain:
         monkeypatch.setitem(REPORT, "last_evaluation", last)
         lines = cli("train run.yaml").out.splitlines()
         assert "eval loss      1.5000 (perplexity 4.48), of final/ (step 8)" in lines
+        run = lines[0].split()[-1]
+        assert f'next           rankzero generate {run} "a question"' in lines
+        assert f"               or chat, eval, serve, merge or export, which take {run} too" in lines
         assert lines[lines.index("eval loss      1.5000 (perplexity 4.48), of final/ (step 8)") + 1] == (
             "               12.2600 (perplexity 3.1), of the last step (12)"
         )
@@ -165,7 +168,7 @@ class TestTrain:
     @pytest.mark.parametrize(
         ("line", "code", "words"),
         [
-            ("train", 2, ["nothing to train", "hint: rankzero train RUN.yaml"]),
+            ("train", 2, ["nothing to train", "did you mean run.yaml, which is here?"]),
             ("train a.yaml b.yaml", 2, ["one run spec, not 2"]),
             ("train nope.yaml", 78, ["nope.yaml: no such file"]),
             ("train run.yaml =4", 2, ["an override is one word: run.yaml=4"]),
@@ -312,6 +315,14 @@ class TestInit:
         assert done.code == 74 and "choose another place with -o" in done.err and "output_dir" not in done.err
 
 
+@pytest.mark.parametrize("line", ["generate a q", "chat a", "eval a --data x", "merge a -o out", "export a -o out"])
+def test_a_run_is_found_by_its_name_wherever_one_is_given(cli: Cli, line: str) -> None:
+    Path("runs/a").mkdir(parents=True)
+    Path("runs/a/run.yaml").write_text("model: {name: m}\ndata: {train: t.jsonl}\n", encoding="utf-8")
+    done = cli(line)
+    assert done.code == 78 and "error: runs/a: this run has no result yet" in done.err
+
+
 class TestRoot:
     def test_version(self, cli: Cli) -> None:
         assert re.fullmatch(r"rankzero 0\.1\.0 \(code [0-9a-f]{8}\)\n", cli("--version").out)
@@ -339,9 +350,14 @@ class TestRoot:
             assert [sentence for _, sentence in commands if not re.fullmatch(r"[A-Z].{10,64}\.", sentence)] == []
 
     def test_flags_of_the_seed_have_a_section(self, cli: Cli) -> None:
-        ours, seeds = cli("train --help").out.split("(flags of train_framework.py):")
+        ours, seeds = cli("train --help").out.split("Instead of a spec, or on top of it:")
         assert "--allow-change" in ours and "--seq-len" not in ours
         assert "--seq-len" in seeds and "--allow-change" not in seeds
+
+    def test_help_says_no_type_that_only_python_knows(self, cli: Cli) -> None:
+        for command in ("train", "data check", "smoke", "dev sync", "cluster create", "secret set", "merge"):
+            assert re.findall(r"<(?:int|str|float|list|path|bool)\b.*", cli(f"{command} --help").out) == []
+        assert "--seq-len N " in cli("train --help").out and "\n  RUN.yaml|key=value  " in cli("train --help").out
 
     def test_shells_complete_commands(self, tmp_path: Path) -> None:
         env = {**os.environ, "_RANKZERO_COMPLETE": "complete_bash", "COMP_WORDS": "rankzero da", "COMP_CWORD": "1"}

@@ -76,6 +76,8 @@ class TestCheck:
             "  3 0",
             "  4 0",
             "  5 1 " + "█" * 26 + "▌",
+            "",
+            "ok: every row can be read; --model sees if training takes it",
         ]
 
     def test_bad_rows_and_files(self, cli: Cli, bad: str, tmp_path: Path) -> None:

@@ -51,6 +51,18 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
+def test_a_run_that_is_not_here_is_no_question_of_a_cluster(cli: Cli, two: Path) -> None:
+    for command in ("status", "logs", "open tensorboard"):
+        done = cli(f"{command} godo")
+        assert done.code == 78 and "error: godo: there is no such run here" in done.err
+        assert "did you mean runs/good?" in done.err and "--cluster" in done.err
+
+
+def test_a_run_is_found_by_the_spec_that_it_was_trained_by(cli: Cli, two: Path) -> None:
+    Path("mine.yaml").write_text("name: good\nmodel: {name: m}\ndata: {train: t.jsonl}\n", encoding="utf-8")
+    assert cli("status mine.yaml").out == cli(f"status {two / 'good'}").out
+
+
 def test_list_in_order(cli: Cli, two: Path) -> None:
     done = cli("list --sort eval_loss")
     assert done.code == 0, done.err

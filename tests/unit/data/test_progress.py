@@ -7,7 +7,7 @@ import io
 import pytest
 
 import rankzero.data.progress
-from rankzero.data.progress import show_progress
+from rankzero.data.progress import Reached, Telling, show_progress, told
 
 
 class Terminal(io.StringIO):
@@ -37,6 +37,21 @@ def test_lines_now_and_then(clock: list[float]) -> None:
             clock[0] += 2
             advance(1_000_000)
     assert stream.getvalue() == "checking: 10% of 10 MB, 2 s\nchecking: 90% of 10 MB, 18 s\n"
+
+
+def test_the_time_left_forgets_a_slow_start(clock: list[float]) -> None:
+    left: list[float] = []
+
+    def line(at: Reached) -> str:
+        left.append(at.left)
+        return ""
+
+    telling = Telling(line, lambda _width: (), quiet_seconds=0.0, line_seconds=1.0, end=True, redirects=False)
+    with told(telling, "step", 20, terminal=None, say=lambda _line: None) as advance:
+        for seconds in (100, 2, 2, 2, 2):
+            clock[0] += seconds
+            advance(1, "")
+    assert (left[0], left[-1]) == (1900, 2 * 15)
 
 
 def test_a_bar_on_a_terminal(clock: list[float]) -> None:

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from rankzero.data.progress import told
 from rankzero.engine.console import (
     STEPS,
     RunConsole,
+    Speed,
     logger,
     print_result,
     results_alone_on_stdout,
@@ -95,6 +97,26 @@ def test_progress_is_one_line_with_all_there_is_to_know(width: int) -> None:
     assert len(last.rstrip()) <= width
     words = "1200/3000 loss 1.2345 2,043 tok/s ep 12.34 lr 1.5e-4 |g| 0.52 12.3GB 0:0"
     assert words in last and "<" in last and ("━" in last) == (width >= 100)
+
+
+def test_a_narrow_terminal_shows_the_time_left_first() -> None:
+    from rich.console import Console
+
+    stream = io.StringIO()
+    terminal = Console(file=stream, width=40, force_terminal=True, color_system=None)
+    with told(STEPS, "step", 3000, 1199, terminal=terminal, say=print) as advance:
+        advance(1, "loss 1.2345 2,043 tok/s ep 12.34 lr 1.5e-4")
+    last = next(
+        line for line in reversed(printable(stream.getvalue().replace("\r", "\n")).splitlines()) if "loss" in line
+    )
+    assert re.search(r"1200/3000 0:0\d<\S+ loss 1.2345", last) and len(last.rstrip()) <= 40
+
+
+def test_the_speed_is_that_of_the_last_steps() -> None:
+    speed = Speed(seconds=10)
+    slow, quick = {"tokens": 100, "tokens_per_second": 1.0}, {"tokens": 100, "tokens_per_second": 50.0}
+    assert (speed.after(slow), speed.after(quick)) == (1.0, 200 / 102)
+    assert [speed.after(quick) for _ in range(5)][-1] == 50.0
 
 
 def test_an_error_is_handed_over_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,7 +166,7 @@ def test_every_second_of_all_starts_is_of_some_kind(tmp_path: Path, tiny: Path) 
     assert "Finished" in page and "continued after step 4" in page and "wall time went" in page
     train = json.loads((run_root(spec) / "data.json").read_text())["train"]
     assert train["rows"] == train["rows_in"] == 30 == sum(rows for _, _, rows in train["lengths"])
-    assert train["tokens"] * 3 == sum(row["tokens"] for row in metrics(spec)) and "Tokens a row, eval" in page
+    assert train["tokens"] * 3 == sum(row["tokens"] for row in metrics(spec)) and "Rows by their length, eval" in page
 
 
 def test_a_page_that_cannot_be_made_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -118,7 +118,7 @@ def on_an_h100(spec: RunSpec, tiny: Path, **cluster: Any) -> Forecast:
     """The run's forecast on a cluster of H100, from files."""
     wanted = ClusterSpec.model_validate({"image": "i", **cluster})
     place, precision = place_of(spec, wanted, "NVIDIA-H100-80GB-HBM3", 80 * 10**9)
-    facts = facts_from_files(spec, tiny, precision)
+    facts = facts_from_files(spec, tiny, precision, "cpu")
     assert facts is not None and precision == "bfloat16"
     return forecast_elsewhere(spec, tiny, facts, place, precision)
 
@@ -182,7 +182,7 @@ def test_a_dry_run_prints_the_box_without_torch(trained: tuple[RunSpec, int], tm
     spec = trained[0].model_copy(update={"name": "dry"})
     code, out, err, imported = typed(spec, tmp_path)
     assert (code, imported) == (0, []), err
-    assert out.splitlines()[0] == "dry" and "30 rows, " in out and "4 (1 epochs of 4), 8 rows a step" in out
+    assert out.splitlines()[0] == "dry" and "30 rows, " in out and "4 (1 epoch of 4), 8 rows a step" in out
     assert "[STEP] rankzero train: " in err
     assert not run_root(spec).exists(), "there is nothing of it"
     code, out, err, imported = typed(spec, tmp_path, "--json")

@@ -89,7 +89,7 @@ def test_marks(low: float, high: float, marks: str) -> None:
 
 def test_marks_of_other_axes() -> None:
     assert [text for _, text in logarithmic(0.3, 2000, plain).marks] == ["1", "10", "100", "1,000"]
-    assert [text for _, text in of_memory(2.0**30, 2.0**32).marks] == ["0 GiB", "1 GiB", "2 GiB", "3 GiB", "4 GiB"]
+    assert [text for _, text in of_memory(1e9, 4e9).marks] == ["0 GB", "1 GB", "2 GB", "3 GB", "4 GB"]
     assert [text for _, text in linear(7, 7, plain, whole=True).marks] == ["7", "8"]
 
 
@@ -98,7 +98,7 @@ def test_charts_have_what_belongs_together_and_nothing_twice() -> None:
         "loss": series([3.0, 2.0, 1.0]),
         "eval_loss": series([3.0]),
         "epoch": series([1.0]),
-        "peak_memory_bytes": series([2.0**30, 2.0**31]),
+        "peak_memory_bytes": series([1e9, 2e9]),
         "grad_norm": series([1.0] * 60 + [500.0]),
         "accuracy": series([math.nan]),
     }
@@ -106,9 +106,7 @@ def test_charts_have_what_belongs_together_and_nothing_twice() -> None:
     assert [label for label, _, _ in loss.labels] == ["train", "eval"]
     assert [mark.text for mark in loss.starts] == ["continued after step 2"]
     assert norm.title == "Gradient norm" and norm.log and not loss.log
-    assert memory_used.title == "Peak memory" and memory_used.spans == (
-        ("", "1.0 GiB", "2.0 GiB", "1.0 GiB", "2.0 GiB"),
-    )
+    assert memory_used.title == "Peak memory" and memory_used.spans == (("", "1.0 GB", "2.0 GB", "1.0 GB", "2.0 GB"),)
     assert loss.rows[0] == ("1", "3", "3") and loss.rows[-1] == ("3", "1", "")
     assert charts([("run", {})]) == []
 

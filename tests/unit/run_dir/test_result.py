@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rankzero.errors import ConfigError
-from rankzero.run_dir.result import find_result
+from rankzero.run_dir.result import find_result, named_run
 from rankzero.spec.resolve import to_yaml
 from rankzero.spec.run_spec import RunSpec
 
@@ -121,6 +121,11 @@ class TestNoSuchRun:
             find_result(target, "writes")
         (problem,) = refused.value.problems
         assert what in problem.what and hint in problem.hint and problem.where == target
+
+    def test_a_run_has_a_name_unless_something_here_is_called_so(self, tmp_path: Path) -> None:
+        assert [named_run(name) for name in ("oasst", "gpt2", "org/oasst")] == ["runs/oasst", "gpt2", "org/oasst"]
+        (tmp_path / "oasst").mkdir()
+        assert named_run("oasst") == "oasst"
 
     @pytest.mark.parametrize("target", ["org/model", "gpt2", "Qwen/Qwen3-0.6B"])
     def test_what_the_hub_may_have_is_left_to_it(self, target: str) -> None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from rankzero.data.inspect.serving import Comparison
 
 _KEPT_FOR_JSON = 100_000
+_READ_ALONE = "every row can be read; --model sees if training takes it"
 
 
 def check(
@@ -81,6 +82,9 @@ def check(
     elif report.counts.rows:
         _echo_lines(report, comparison)
     _judge(report, tolerance, found.untrainable, in_json=as_json)
+    if report.ok and not as_json:
+        seen = "training takes it as it is" if wanted.tokenizer else _READ_ALONE
+        typer.echo(f"\nok: {seen}")
 
 
 def stats(

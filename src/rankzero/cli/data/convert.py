@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def convert(
     inputs: Annotated[
-        list[str], typer.Argument(metavar="IN…", help="Data as in data.train: files, patterns, Hub ids.")
+        list[str], typer.Argument(metavar="FILE", help="Data as in data.train: files, patterns, Hub ids.")
     ],
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="FILE", help="One file, of the kind its name says.")

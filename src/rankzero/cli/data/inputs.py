@@ -11,12 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankzero.errors import UsageError
-from rankzero.spec.row_formats import Reasoning, RowFormat
+from rankzero.spec.row_formats import ROW_FORMATS, Reasoning, RowFormat
 
 if TYPE_CHECKING:
     from rankzero.api.data import Wanted
 
-FormatOption = Annotated[RowFormat, typer.Option("--format", help="Row shape; auto decides row by row.")]
+FormatOption = Annotated[
+    RowFormat,
+    typer.Option(
+        "--format", metavar="SHAPE", help=f"Row shape; auto decides row by row. One of {', '.join(ROW_FORMATS)}."
+    ),
+]
 ColumnsOption = Annotated[
     list[str] | None,
     typer.Option("--columns", metavar="OURS=THEIRS", help="As data.train[].columns: prompt=question,completion=reply."),
@@ -27,7 +32,7 @@ HeaderOption = Annotated[
 ]
 Inputs = Annotated[
     list[str],
-    typer.Argument(metavar="FILE…|RUN.yaml", help="Data as in data.train, or a run spec with key=value overrides."),
+    typer.Argument(metavar="FILE|RUN.yaml", help="Data as in data.train, or a run spec with key=value overrides."),
 ]
 ModelOption = Annotated[
     str | None, typer.Option("--model", metavar="DIR|ID", help="Count its tokens and try its chat template.")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def prepare(
-    arguments: Annotated[list[str], typer.Argument(metavar="RUN.yaml [key=value …]", help="Run spec, overrides.")],
+    arguments: Annotated[list[str], typer.Argument(metavar="RUN.yaml|key=value", help="Run spec, overrides.")],
     shard: Annotated[
         str, typer.Option(metavar="I/N", help="Do part I (from 0) of N; whoever is last puts all together.")
     ] = "0/1",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,8 +11,21 @@ import typer
 from rankzero.api.installed import require_tokenizer
 from rankzero.cli.data.check import check, stats
 from rankzero.cli.data.convert import convert
-from rankzero.cli.data.inputs import ColumnsOption, FormatOption, ReasoningOption, column_map
+from rankzero.cli.data.inputs import (
+    AllTokensOption,
+    ColumnsOption,
+    Flags,
+    FormatOption,
+    HeaderOption,
+    ImageRootOption,
+    Inputs,
+    MaxLengthOption,
+    ReasoningOption,
+    TemplateOption,
+    what_is_wanted,
+)
 from rankzero.cli.help import Sections
+from rankzero.errors import UsageError
 
 LOOK, MAKE = "Look", "Make"
 """Sections of the help."""
@@ -31,31 +43,34 @@ app.command(rich_help_panel=MAKE)(convert)
 
 @app.command(rich_help_panel=LOOK)
 def show(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A JSONL file.")],
-    model: Annotated[str, typer.Option("--model", help="Model whose tokenizer is used: a directory or a Hub id.")],
+    inputs: Inputs,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="DIR|ID", help="Whose tokens they are; needed without a run spec.")
+    ] = None,
     row: Annotated[int | None, typer.Option("--row", min=1, help="Show the row on this line of the file.")] = None,
     rows: Annotated[int, typer.Option("--rows", min=1, help="Show the first rows.")] = 3,
-    max_length: Annotated[int, typer.Option("--max-length", min=8, help="As data.max_length.")] = 2048,
-    chat_template: Annotated[Path | None, typer.Option("--chat-template", help="As data.chat_template.")] = None,
+    max_length: MaxLengthOption = None,
+    chat_template: TemplateOption = None,
+    all_tokens: AllTokensOption = False,
+    reasoning: ReasoningOption = "keep",
     row_format: FormatOption = "auto",
     columns: ColumnsOption = None,
-    train_on_all: Annotated[bool, typer.Option("--all-tokens", help="As data.assistant_only_loss: false.")] = False,
-    reasoning: ReasoningOption = "keep",
+    image_root: ImageRootOption = None,
+    header: HeaderOption = None,
 ) -> None:
     """Print rows token by token as the model gets them.
 
-    Trained tokens are green, or in ⟦brackets⟧.
+    Trained tokens are green, or in ⟦brackets⟧. Of several files, rows of the first one are shown.
     """
     require_tokenizer()
-    from rankzero.api.data import Wanted, shown
-    from rankzero.api.tokenizers import find_tokenizer
-    from rankzero.data.tokens.chat import TokenRules
-    from rankzero.spec.run_spec import ModelSpec, SourceSpec
+    from rankzero.api.data import shown
 
-    place = find_tokenizer(ModelSpec(name=model), "--model")
-    rules = TokenRules(max_length=max_length, assistant_only_loss=not train_on_all, reasoning=reasoning)
-    source = SourceSpec(path=file, format=row_format, columns=column_map(columns))
-    wanted = Wanted([source], (), place, chat_template, rules)
+    wanted = what_is_wanted(
+        inputs, Flags(model, max_length, chat_template, all_tokens, row_format, columns, image_root, reasoning, header)
+    )
+    if wanted.tokenizer is None:
+        hint = f"add --model DIR|ID, or give the run.yaml that trains on {inputs[0]}"
+        raise UsageError("it takes a model to say what its tokens are", where="--model", hint=hint)
     colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     for number, one in enumerate(shown(wanted, line=row, rows=rows)):
         if number:

@@ -57,8 +57,20 @@ class TestShow:
         out, _ = run("show", path, "--model", model, "--chat-template", str(template))
         assert "[│user│]│P" in out
 
+    def test_a_run_spec_says_model_and_rules(self, tmp_path: Path, model: str) -> None:
+        write(tmp_path / "f.jsonl", json.dumps(user_assistant("Ping", "Pong " * 30)).encode())
+        spec = tmp_path / "run.yaml"
+        spec.write_text(f"model: {{name: {model}}}\ndata: {{train: f.jsonl, max_length: 20}}\n", encoding="utf-8")
+        out, error = run("show", str(spec))
+        assert error is None and "f.jsonl:1: " in out and "truncated" in out
+        assert "truncated" not in run("show", str(spec), "data.max_length=200")[0]
+        _, error = run("show", str(spec), "--max-length", "30")
+        assert isinstance(error, UsageError) and "data.max_length=" in error.problems[0].hint
+
     def test_errors(self, tmp_path: Path, model: str) -> None:
         path = write(tmp_path / "f.jsonl", GOOD)
+        _, error = run("show", path)
+        assert isinstance(error, UsageError) and "add --model" in error.problems[0].hint
         _, error = run("show", path, "--model", str(tmp_path / "none"))
         assert isinstance(error, ConfigError) and "there is no directory" in error.problems[0].what
         _, error = run("show", path, "--model", model, "--chat-template", str(tmp_path / "none"))

@@ -174,6 +174,7 @@ class TestText:
         (b"\xfd7zXZ\x00\x00", "xz data is cut off", "cut off"),
         (b"SQLite format 3\0", "SQLite", "sqlite3 -header"),
         (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer", "git lfs pull"),
+        (b"\n<!DOCTYPE html><html><head>", "HTML page", "raw file"),
         (b"d/".ljust(257, b"\0") + b"ustar\x0000" + bytes(243), "tar archive", "tar -xf"),
         (b'\x40\0\0\0\0\0\0\0{"w":{"dtype":"F32"', "safetensors", "right file"),
         (b"PAR1" + bytes(range(1, 200)), "no end", "cut off"),
@@ -186,6 +187,15 @@ def test_files_that_cannot_be_read_are_one_problem(tmp_path: Path, content: byte
     path.write_bytes(content)
     problem = only_problem(path)
     assert problem.line == 0 and word in problem.what and hint in problem.hint
+
+
+def test_a_name_that_says_columns_is_believed_only_of_columns_and_json(tmp_path: Path) -> None:
+    path = tmp_path / "f.parquet"
+    path.write_bytes(b"abc")
+    problem = only_problem(path)
+    assert problem.line == 0 and problem.what == "is named .parquet, but is no Parquet file"
+    path.write_bytes(GOOD)
+    assert count_rows(str(path)) == 1
 
 
 def test_an_excel_workbook_is_called_one(tmp_path: Path) -> None:

@@ -47,6 +47,8 @@ CASES: list[tuple[Any, str, Row]] = [
     ([1], "accepted are", GOOD),
     ({"zzz": 1}, '{"text": "…"}', {"text": "t"}),
     ({"ask": "q", "reply": "a"}, "--columns prompt=ask,completion=reply", {"prompt": "q", "completion": "a"}),
+    ({"talk": [USER, BOT], "note": {"a": 1}}, "--columns messages=talk", turns(USER, BOT)),
+    ({"talk": [{"from": "human", "value": "q"}]}, "--columns conversations=talk", turns(USER, BOT)),
     ({"text": "t", "prompt": "p"}, "format: text", {"text": "t"}),
     ({"text": "t", "images": ["1"]}, "remove the key", {"text": "t"}),
     (ALPACA | {"choices": ["x"]}, "write it into the question", {"instruction": "i\nx", "output": "o"}),

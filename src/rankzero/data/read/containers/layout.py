@@ -44,6 +44,8 @@ _REFUSED = {
     b"%PDF": ("PDF", "write its text as JSON lines first"),
     b"version https://git-lfs": ("Git LFS pointer", "the data itself is not here: git lfs pull"),
 }
+_COLUMNAR = {".parquet": "Parquet", ".arrow": "Arrow", ".feather": "Arrow"}
+"""By suffix, what cannot be told from a text that is damaged but by its name."""
 _WIDE_BOMS = {
     b"\xff\xfe\x00\x00": "UTF-32LE",
     b"\x00\x00\xfe\xff": "UTF-32BE",
@@ -111,6 +113,11 @@ def _refused(head: bytes, path: str, packing: Packing | None) -> RowProblem | No
         return RowProblem(0, "not a data file", "is a tar archive, not rows", f"unpack it first: tar -xf {path}")
     if packing is not None and any(head.startswith(magic) for magic in PACKINGS):
         return RowProblem(0, "not a data file", "is packed twice", "unpack it once")
+    if named_kind(path) != "text" and head.lstrip()[:14].lower().startswith((b"<!doctype html", b"<html")):
+        hint = "a download was answered by a page: of a file on a web site, take the link to the raw file"
+        return RowProblem(0, "not a data file", "is an HTML page, not rows", hint)
+    if named := _named_otherwise(head, path):
+        return named
     if _is_safetensors(head):
         return RowProblem(0, "not a data file", "is a safetensors file: weights, not rows", "is this the right file?")
     encoding = "" if head.startswith(_BINARY) else _wide_encoding(head[:4096])
@@ -118,6 +125,15 @@ def _refused(head: bytes, path: str, packing: Packing | None) -> RowProblem | No
         hint = f"convert it: iconv -f {encoding} -t UTF-8 {path} > utf8.jsonl"
         return RowProblem(0, "not UTF-8", f"is {encoding} text, not UTF-8", hint)
     return None
+
+
+def _named_otherwise(head: bytes, path: str) -> RowProblem | None:
+    """A file that its name says to be of columns, and that is neither that nor JSON."""
+    suffix = next((suffix for suffix in _COLUMNAR if path.lower().endswith(suffix)), None)
+    if suffix is None or head.startswith(_BINARY) or head.removeprefix(UTF8_BOM).lstrip()[:1] in (b"{", b"["):
+        return None
+    hint = "its first bytes are of another kind of file: was the download or the export damaged?"
+    return RowProblem(0, "not a data file", f"is named {suffix}, but is no {_COLUMNAR[suffix]} file", hint)
 
 
 def _is_safetensors(head: bytes) -> bool:

@@ -13,6 +13,8 @@ _ANSWERS = (
     "a",
 )
 _TEXTS = ("content", "body", "document", "article", "passage", "story", "sentence", "code")
+_TURNS = {"role": "messages", "from": "conversations"}
+"""Where a list of turns belongs, by a key that each of its turns has."""
 _NAMES = frozenset({"id", "uuid", "idx", "index", "key", "url", "link", "source", "lang", "language", "date", "split"})
 """Of columns that say where a row comes from."""
 
@@ -26,6 +28,11 @@ def likely_columns(row: Mapping[str, Any], telling: Sequence[str]) -> dict[str, 
     slips = {ours: theirs for ours, theirs in slips.items() if ours not in row}
     if slips:
         return slips
+    for key, value in row.items():
+        if isinstance(value, list) and value and isinstance(value[0], Mapping):
+            ours = next((ours for sign, ours in _TURNS.items() if sign in value[0]), None)
+            if ours is not None:
+                return {ours: key}
     texts = [key for key, value in row.items() if isinstance(value, str) and not _NAMES & _words(key)]
     ask = _named(texts, _ASKS)
     answer = _named([key for key in texts if key != ask], _ANSWERS)
