@@ -41,6 +41,7 @@ from rankzero.engine.tasks.protocol import Meter
 from rankzero.forecast.forecast import MemoryOutlook, outlook
 from rankzero.forecast.rows import facts_of_rows
 from rankzero.model import dropout_attention
+from rankzero.model.ahead import brings_code, require_not_ahead
 from rankzero.model.attention import Attention, choose_attention
 from rankzero.model.compiling import compile_blocks
 from rankzero.model.context import position_borders
@@ -218,6 +219,9 @@ def build_session(
         places=places,
         balance=balance,
     )
+    if inputs.kind != "classifier" and brings_code(shape):  # of others their configs tell
+        with stepper.autocast():
+            require_not_ahead(parallel.model, device.torch_device)
     stop_ids = stop_token_ids(parallel.module, inputs.tokenizer)
     samples = None
     if inputs.prompts:
