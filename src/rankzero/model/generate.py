@@ -20,7 +20,14 @@ from rankzero.data.tokens.template import ChatTemplate
 from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.data.tokens.turns import reads_parts_only, turn_of
 from rankzero.errors import ConfigError, UsageError
-from rankzero.model.load import kind_of, load_config, load_model, load_tokenizer, stop_token_ids
+from rankzero.model.load import (
+    kind_of,
+    left_padding_counts,
+    load_config,
+    load_model,
+    load_tokenizer,
+    stop_token_ids,
+)
 from rankzero.model.lora import load_adapter
 from rankzero.model.source import locate
 from rankzero.model.vision import Vision, load_vision
@@ -94,8 +101,19 @@ def answer(
 
 
 def replies_together(speaker: Speaker, prompts: Sequence[Prompt], stop_ids: Sequence[int], longest: int) -> list[Reply]:
-    """The greedy replies to several prompts without images, computed in one batch."""
+    """The greedy replies to several prompts without images, computed in one batch; in one for each length where a model
+    is not told of padding."""
     rows = [prompt_ids(speaker, prompt) for prompt in prompts]
+    if not left_padding_counts(speaker.model.config):
+        return _in_a_batch(speaker, rows, stop_ids, longest)
+    found: dict[int, Reply] = {}
+    for length in sorted({len(ids) for ids in rows}):
+        alike = [i for i, ids in enumerate(rows) if len(ids) == length]
+        found |= dict(zip(alike, _in_a_batch(speaker, [rows[i] for i in alike], stop_ids, longest), strict=True))
+    return [found[i] for i in range(len(rows))]
+
+
+def _in_a_batch(speaker: Speaker, rows: Sequence[list[int]], stop_ids: Sequence[int], longest: int) -> list[Reply]:
     width = max(map(len, rows))
     ids_BT = torch.full((len(rows), width), stop_ids[0])
     mask_BT = torch.zeros((len(rows), width), dtype=torch.long)

@@ -252,6 +252,20 @@ def padding_counts(config: Any) -> bool:
     return config.model_type in _PADDING_COUNTS
 
 
+_LEFT_PADDING_COUNTS = frozenset(
+    {
+        *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "cpmant", "deepseek_v4", "marian", "mbart"),
+        *("mvp", "pegasus", "plbart", "recurrent_gemma", "roformer", "rwkv", "trocr", "whisper"),
+    }
+)
+
+
+def left_padding_counts(config: Any) -> bool:
+    """Whether a model says something else of a prompt that stands behind padding, whatever the mask says: it has states
+    that the padding goes into, or counts places from the first column."""
+    return config.model_type in _LEFT_PADDING_COUNTS
+
+
 def stop_token_ids(model: Any, tokenizer: Any) -> list[int]:
     """Every id that ends a generation: the tokenizer's, the config's and the generation config's."""
     found: list[int] = []

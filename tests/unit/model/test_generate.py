@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rankzero.data.prompts import question as asked_of
 from rankzero.errors import ConfigError, DataError, UsageError
@@ -20,7 +21,7 @@ from rankzero.spec.sampling import Sampling
 from tests.support.architectures import save
 from tests.support.families import family_tokenizer
 from tests.support.images import draw
-from tests.support.tiny import tiny_gpt2
+from tests.support.tiny import tiny_gpt2, tiny_tokenizer
 
 CPU = torch.device("cpu")
 QUESTIONS = ["Which colour is it?", "What is the capital of Peru? " * 3, "Hi"]
@@ -75,6 +76,30 @@ def test_the_likeliest_token_is_taken_whatever_the_model_comes_with(adapted: boo
     told: list[str] = []
     assert reply(speaker, [Turn("user", "Hi")], Sampling(max_new_tokens=8), told.append) == expected
     assert (own.repetition_penalty, speaker.model.generation_config.no_repeat_ngram_size) == (30.0, 1), "as it was"
+
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64}
+DECODERS: dict[str, dict[str, Any]] = {
+    "recurrent_gemma": {**SMALL, "num_key_value_heads": 1, "lru_width": 32, "attention_window_size": 64},
+    "rwkv": {"hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32, "context_length": 64},
+    "mamba": {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
+    "bart": {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 64},
+}
+
+
+@pytest.mark.parametrize("model_type", DECODERS)
+def test_a_batch_answers_as_one_by_one_whatever_holds_what_was_read(model_type: str) -> None:
+    """States, and places counted from the first column, know nothing of padding."""
+    tokenizer = tiny_tokenizer(chat_template=None)
+    config = AutoConfig.for_model(model_type, **DECODERS[model_type], vocab_size=len(tokenizer), pad_token_id=0)
+    config.bos_token_id = config.eos_token_id = 1
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.2 * torch.randn_like(parameter)
+    speaker = Speaker(model, tokenizer, None)
+    alone = [answer(speaker, [question], max_new_tokens=6) for question in QUESTIONS]
+    assert [[text] for text in answer(speaker, QUESTIONS, max_new_tokens=6)] == alone
 
 
 def test_the_chat_template_gets_what_the_spec_gives_it() -> None:
