@@ -57,6 +57,7 @@ def plans(shape: str, config: Any, directory: Path, *, quick: bool) -> dict[str,
     """Tokens a pass and whether activations are recomputed, for each method, as a run on this machine plans them."""
     from rankzero.engine.device import memory_limit, pick_device, pick_dtype
     from rankzero.engine.setup import to_train, weights_dtype
+    from rankzero.model.facts import fused_of
     from rankzero.model.load import empty_model
     from rankzero.model.memory import plan_memory
     from rankzero.model.shapes import model_facts
@@ -78,7 +79,8 @@ def plans(shape: str, config: Any, directory: Path, *, quick: bool) -> dict[str,
         spec = RunSpec.model_validate(given)
         dtype = pick_dtype(spec.model.dtype, device)
         model = to_train(empty_model(spec.model, config, weights_dtype(spec, dtype)), spec, base_name=shape)
-        facts = model_facts(model, config, dtype, quantization=spec.model.quantization, use="writes")
+        quantization, fused = spec.model.quantization, fused_of(spec, device.kind)
+        facts = model_facts(model, config, dtype, quantization=quantization, use="writes", fused=fused)
         limit, longest = memory_limit(device, 1), spec.data.max_length
         plan = plan_memory(spec.train, longest, facts, limit, device.kind, sharding="ddp", world_size=1)
         found[cell.method] = {

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rankzero.engine.setup import to_train, weights_dtype
+from rankzero.model.facts import fused_of
 from rankzero.model.load import empty_model, load_config
 from rankzero.model.memory import plan_memory
 from rankzero.model.shapes import model_facts
@@ -37,7 +38,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def expected_bytes(spec: RunSpec) -> int:
     config = load_config(locate(spec.model), spec.model)
     shape = to_train(empty_model(spec.model, config, weights_dtype(spec, torch.bfloat16)), spec, base_name="model")
-    facts = model_facts(shape, config, torch.bfloat16, quantization=spec.model.quantization, use="writes")
+    quantization, fused = spec.model.quantization, fused_of(spec, "cuda")
+    facts = model_facts(shape, config, torch.bfloat16, quantization=quantization, use="writes", fused=fused)
     limit = torch.cuda.get_device_properties(0).total_memory
     return plan_memory(
         spec.train, spec.data.max_length, facts, limit, "cuda", sharding="ddp", world_size=1

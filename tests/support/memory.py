@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, PretrainedConfig
 
 from rankzero.engine.setup import to_train
-from rankzero.model.facts import ModelFacts
+from rankzero.model.facts import ModelFacts, fused_of
 from rankzero.model.load import _CLASSES, ClassHead, empty_model, kind_of
 from rankzero.model.shapes import model_facts
 from rankzero.spec.run_spec import RunSpec
@@ -52,9 +52,12 @@ def make_model(spec: RunSpec, config: PretrainedConfig, dtype: torch.dtype, *, e
     return to_train(model, spec, base_name="m")
 
 
-def facts_of(spec: RunSpec, config: PretrainedConfig, dtype: torch.dtype = BF16) -> ModelFacts:
-    shape = make_model(spec, config, dtype)
-    return model_facts(shape, config, dtype, quantization=spec.model.quantization, use=spec.task_section.uses)
+def facts_of(
+    spec: RunSpec, config: PretrainedConfig, dtype: torch.dtype = BF16, device_kind: str = "cpu"
+) -> ModelFacts:
+    shape, use = make_model(spec, config, dtype), spec.task_section.uses
+    fused = fused_of(spec, device_kind)
+    return model_facts(shape, config, dtype, quantization=spec.model.quantization, use=use, fused=fused)
 
 
 def llama_8b(spec: RunSpec, dtype: torch.dtype = BF16) -> ModelFacts:

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, PretrainedConfig, Qwen3Config, Qwen3MoeCon
 
 from rankzero.forecast.forecast import outlook
 from rankzero.forecast.rows import facts_of_rows
-from rankzero.model.facts import ModelFacts
+from rankzero.model.facts import ModelFacts, fused_of
 from rankzero.model.load import empty_model
 from rankzero.model.stored_facts import PLAIN_DECODERS, Held, decoder_facts
 from rankzero.spec.run_spec import RunSpec
@@ -114,7 +114,8 @@ def facts_of_shape(name: str, method: str) -> ModelFacts:
     spec, config = make_spec(**METHODS[method], train=_TRAIN), SHAPES[name]()
     if config.model_type not in PLAIN_DECODERS:
         return facts_of(spec, config)
-    found = decoder_facts(_shapes(name), config.to_dict(), spec.model, spec.lora, Held(compute=2, trained=4))
+    held = Held(compute=2, trained=4, fused=fused_of(spec, "cuda"))
+    found = decoder_facts(_shapes(name), config.to_dict(), spec.model, spec.lora, held)
     assert found is not None
     return found
 

@@ -145,14 +145,14 @@ def forecast_on(run: RunSpec, cluster: ClusterSpec, survey: Survey, say: Say) ->
 
         place, precision = place_of(run, cluster, survey.gpu, survey.gpu_bytes)
         directory = model_files(run.model)
-        facts, simulates = facts_from_files(run, directory, precision), engine_is_there()
+        facts, simulates = facts_from_files(run, directory, precision, place.kind), engine_is_there()
         if facts is None or simulates:
             require_engine()
             say("import torch and transformers, and simulate a pass")
         if facts is None:
             from rankzero.engine.forecasting import facts_from_config
 
-            facts = facts_from_config(run, directory, precision)
+            facts = facts_from_config(run, directory, precision, place.kind)
     except RankzeroError as error:
         return None, f"its shapes are not known here, so neither is its memory: {first_line(error)}"
     found = forecast_elsewhere(run, directory, facts, place, precision)

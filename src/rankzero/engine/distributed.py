@@ -132,12 +132,10 @@ def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def in_own_slot(values: list[float], device: torch.device) -> torch.Tensor:
-    """`values` in this rank's place among zeros for the others', (ranks, values): a sum over ranks has everybody's."""
+def in_own_slot(values: list[float]) -> list[float]:
+    """`values` in this rank's place among zeros for the others', rank by rank: a sum over ranks has everybody's."""
     ranks, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
-    slots = torch.zeros(ranks, len(values), device=device)
-    slots[rank] = torch.tensor(values, device=device)
-    return slots
+    return [value if slot == rank else 0.0 for slot in range(ranks) for value in values]
 
 
 def any_rank(wish: bool, device: torch.device) -> bool:

@@ -30,7 +30,8 @@ from rankzero.forecast.timing import LEAST_STEPS, remember_rate, shape_of_work
 from rankzero.machine import cache_root, usable_cores
 from rankzero.model.attention import choose_attention
 from rankzero.model.expert_exchange import require_exchange
-from rankzero.model.facts import ModelFacts
+from rankzero.model.facts import ModelFacts, fused_of
+from rankzero.model.fused_lora import fuse_adapters
 from rankzero.model.load import ClassHead, empty_model, kind_of, load_config, quiet_libraries
 from rankzero.model.shapes import model_facts
 from rankzero.model.source import ModelSource
@@ -70,14 +71,15 @@ def dry_run(spec: RunSpec, nproc: int) -> Forecast:
     return _forecast(spec, inputs, planned, place, dtype, packed=made.attention.padding_free)
 
 
-def facts_from_config(spec: RunSpec, directory: Path, precision: str) -> ModelFacts:
+def facts_from_config(spec: RunSpec, directory: Path, precision: str, device_kind: str) -> ModelFacts:
     """Facts of the model that a directory's config describes, as it is trained: read off tensors without memory. Needs
     no weights. Raises ConfigError."""
     eager = "eager" if spec.model.attention == "eager" else None
     shape, config = _from_config(spec, directory, precision, eager)
     dtype: torch.dtype = getattr(torch, precision)
     use = spec.task_section.uses
-    return model_facts(shape, config, dtype, quantization=spec.model.quantization, use=use)
+    quantization, fused = spec.model.quantization, fused_of(spec, device_kind)
+    return model_facts(shape, config, dtype, quantization=quantization, use=use, fused=fused)
 
 
 def simulated(spec: RunSpec, directory: Path, found: Forecast) -> Forecast:
@@ -95,6 +97,8 @@ def simulated(spec: RunSpec, directory: Path, found: Forecast) -> Forecast:
         attention = choose_attention(kind, config, "cpu", dtype, wanted="auto", free=False).implementation
     in_4_bits, packed = spec.model.quantization == "nf4", spec.model.quantization == "fp8"
     shape, _ = _from_config(spec, directory, found.precision, attention, packed=packed)
+    if fused_of(spec, found.place.kind).adapters:
+        fuse_adapters(shape)
     size = bytes_of_a_pass(shape, need, find_task(spec.task), dtype, seed=spec.train.seed)
     if isinstance(size, str):
         return replace(found, memory=replace(found.memory, basis=f"sums, as a pass cannot be simulated: {size}"))

@@ -10,7 +10,7 @@ from typing import Any
 from rankzero.data.prompts import Prompt
 from rankzero.engine.chat import Voice
 from rankzero.engine.judge import BEST, Judge
-from rankzero.engine.text_scores import exact_match, mean, token_f1
+from rankzero.engine.text_scores import exact_match, mean, token_f1, without_reasoning
 from rankzero.errors import ConfigError
 from rankzero.model.generate import Reply, Speaker, replies_together, reply, require_sight
 from rankzero.model.load import stop_token_ids
@@ -35,10 +35,8 @@ class Row:
         for name, written in self.replies.items():
             entry: dict[str, Any] = {"text": written.text, "ended": written.ended}
             if reference is not None:
-                entry |= {
-                    "exact_match": exact_match(written.text, reference),
-                    "token_f1": token_f1(written.text, reference),
-                }
+                said = without_reasoning(written.text)
+                entry |= {"exact_match": exact_match(said, reference), "token_f1": token_f1(said, reference)}
             if name in self.grades:
                 entry["judge"] = self.grades[name]
             found[name] = entry
@@ -81,7 +79,7 @@ def summed_up(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     """Scores by the name of who answered: means over the rows that have what they are measured by."""
     found: dict[str, dict[str, Any]] = {}
     for name in rows[0].replies:
-        pairs = [(row.replies[name].text, row.prompt.reference) for row in rows]
+        pairs = [(without_reasoning(row.replies[name].text), row.prompt.reference) for row in rows]
         scored = [(text, wanted) for text, wanted in pairs if wanted is not None]
         scores: dict[str, Any] = {
             "exact_match": mean([float(exact_match(text, wanted)) for text, wanted in scored]),
@@ -108,7 +106,7 @@ def about(rows: Sequence[Row], *, max_new_tokens: int, judge: Judge | None) -> d
 
 
 def _grade(judge: Judge, prompt: Prompt, found: Reply) -> float | None:
-    return judge.grade(prompt.text, found.text, prompt.reference).score
+    return judge.grade(prompt.text, without_reasoning(found.text), prompt.reference).score
 
 
 def _answers(speaker: Speaker, prompts: Sequence[Prompt], longest: int, more: Callable[[int], None]) -> list[Reply]:

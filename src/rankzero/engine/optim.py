@@ -59,7 +59,7 @@ def _groups(
     """Matrices, and everything else; `numbers` and `begins` are as BFloat16AdamW wants them."""
     groups = []
     for decay, is_matrix in ((weight_decay, True), (0.0, False)):
-        members = [(number, name) for number, name in enumerate(named) if (named[name].ndim >= 2) is is_matrix]
+        members = [(number, name) for number, name in enumerate(named) if _is_matrix(name, named[name]) is is_matrix]
         group = {
             "params": [named[name] for _, name in members],
             "weight_decay": decay,
@@ -68,6 +68,11 @@ def _groups(
         }
         groups.append(group)
     return [group for group in groups if group["params"]]
+
+
+def _is_matrix(name: str, weight: torch.Tensor) -> bool:
+    """Not a bias, also where those of all experts are one tensor of (experts, values)."""
+    return weight.ndim >= 2 and not name.endswith("bias")
 
 
 def _adamw_8bit(

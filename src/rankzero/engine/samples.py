@@ -20,6 +20,7 @@ from rankzero.engine.console import logger
 from rankzero.engine.distributed import World, any_rank, gather_objects
 from rankzero.engine.parallel.base import Parallel
 from rankzero.engine.passes import free_what_is_left, suppress_out_of_memory
+from rankzero.engine.text_scores import without_reasoning
 from rankzero.model.generate import Reply, Speaker, reply
 from rankzero.spec.run_spec import EvalSpec
 from rankzero.spec.schedule import Schedule, is_due
@@ -109,7 +110,8 @@ class Samples:
         row: Row = {"step": step, "prompt": prompt.text, "text": found.text}
         row |= {"tokens": found.tokens, "ended": found.ended}
         if prompt.reference is not None:
-            row |= {"reference": prompt.reference, "exact_match": found.text == prompt.reference}
+            said = without_reasoning(found.text)
+            row |= {"reference": prompt.reference, "exact_match": said == prompt.reference}
         return row | {"seconds": round(time.monotonic() - begun, 3), "time": time.time()}
 
 

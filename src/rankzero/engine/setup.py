@@ -43,8 +43,9 @@ from rankzero.forecast.rows import facts_of_rows
 from rankzero.model import dropout_attention
 from rankzero.model.attention import Attention, choose_attention
 from rankzero.model.compiling import compile_blocks
+from rankzero.model.context import position_borders
 from rankzero.model.dropout import Places, place_dropout
-from rankzero.model.facts import ModelFacts
+from rankzero.model.facts import ModelFacts, fused_of
 from rankzero.model.files import stored_precision
 from rankzero.model.fitting import require_room
 from rankzero.model.fused_lora import fuse_adapters
@@ -52,6 +53,7 @@ from rankzero.model.kernels import apply_kernels
 from rankzero.model.load import ClassHead, empty_model, load_model, stop_token_ids
 from rankzero.model.lora import apply_lora, token_numbers
 from rankzero.model.memory import MemoryPlan
+from rankzero.model.norms import fuse_norms
 from rankzero.model.parts import freeze_to, wanted_parts
 from rankzero.model.quantize import packed_while_read
 from rankzero.model.routers import Routers
@@ -81,7 +83,9 @@ def model_to_be(spec: RunSpec, inputs: Inputs, device: Device, dtype: torch.dtyp
     )
     shape = make_model(spec, inputs, device, dtype, attention, empty=True)
     quantization, use = spec.model.quantization, spec.task_section.uses
-    return ModelToBe(attention, shape, model_facts(shape, inputs.config, dtype, quantization=quantization, use=use))
+    fused = fused_of(spec, device.kind)
+    facts = model_facts(shape, inputs.config, dtype, quantization=quantization, use=use, fused=fused)
+    return ModelToBe(attention, shape, facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,9 @@ def build_session(
         planned = outlook(spec, facts, rows, limit, device.kind, world.world_size)
         sharding, memory, need = planned.sharding, planned.plan, planned.need
         may_pack = spec.lora is not None and quantization == "none" and sharding_section(sharding).packed_weights
-        in_4_bits = partial(model_facts, shape, inputs.config, dtype, quantization="nf4", use=use)
+        in_4_bits = partial(
+            model_facts, shape, inputs.config, dtype, quantization="nf4", use=use, fused=fused_of(spec, device.kind)
+        )
         # All ranks decide alike: one that went on alone would wait for the others.
         now_free = min(gather_objects(free_memory(device, world.local_world_size)))
         least = min(gather_objects(limit))
@@ -141,8 +147,11 @@ def build_session(
             model.gradient_checkpointing_enable({"use_reentrant": False})
         places = Places(spec.train.seed)
         place_dropout(model, places)
-        if sharding_section(sharding).whole_weights and not spec.train.torch_compile:
-            fuse_adapters(model)  # what gathers weights does so for peft's own calls; compiling fuses by itself
+        fused = fused_of(spec, device.kind)
+        if fused.adapters:
+            fuse_adapters(model)
+        if fused.norms and spec.model.kernels == "none":
+            fuse_norms(model)
         if attention.implementation == dropout_attention.NAME:
             dropout_attention.place_attention(model, places)
         compiled = compile_blocks(model) if spec.train.torch_compile else None
@@ -176,8 +185,11 @@ def build_session(
     task = inputs.task
     collator = _collator(inputs, attention, parallel, context_group(world, spec.train.context_parallel))
 
+    last_is_fed = inputs.kind == "classifier"  # of other rows the last token is only ever a target
+    borders = [border + (not last_is_fed) for border in position_borders(inputs.config)]
+
     def batches(dataset: Rows) -> Batches:
-        return Batches(
+        made = Batches(
             dataset,
             collator,
             rank=world.rank,
@@ -187,6 +199,8 @@ def build_session(
             same_passes=parallel.same_passes,
             slices=spec.train.context_parallel,
         )
+        made.keep_apart(borders)
+        return made
 
     balance = None
     if inputs.balance is not None:

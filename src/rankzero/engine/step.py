@@ -15,8 +15,10 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 
+from rankzero.data.batches.collators.text import to_device
 from rankzero.data.batches.loader import Collated, MicroBatch, Work
 from rankzero.data.cache.joined import Rows
 from rankzero.data.order import Indices
@@ -130,14 +132,15 @@ class Stepper:
         if done is None:
             return None
         losses, computed, waited = done
-        sums = torch.tensor([0.0, float(stop_wanted), float(computed), 0.0], device=self._device)
+        own = in_own_slot([self._before.seconds, self._before.tokens, pass_limit])
+        # A copy that is waited for would leave the device without work until the gradients' sums are asked for.
+        sums = to_device(np.array([0, stop_wanted, computed, 0, *own], np.float32), self._device)
         if losses:
             sums[0] = torch.stack(losses).sum()
         if self._balance is not None:
             sums[3] = self._balance.loss_so_far
-        slots = in_own_slot([self._before.seconds, self._before.tokens, pass_limit], self._device)
         norm = self._parallel.reduce_gradients(self._max_grad_norm, loss_scale=loss_scale)
-        sums = sum_over_ranks(torch.cat([sums, slots.flatten()]))
+        sums = sum_over_ranks(sums)
         grad_norm, loss_sum, stop, computed_all, router_loss, *slots_all = sums_of_step(norm, sums)
         self._clock.read()
         self._before = Passes(self._clock.seconds, float(computed))

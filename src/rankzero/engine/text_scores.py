@@ -1,7 +1,7 @@
 """How like an answer is to the one that was wanted. Pure.
 
 Both are compared without case, punctuation and runs of white space, in any script; words such as articles stay, since
-what may be left out is a matter of the language.
+what may be left out is a matter of the language. Reasoning is no part of an answer: references are without theirs.
 """
 
 from __future__ import annotations
@@ -9,6 +9,16 @@ from __future__ import annotations
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+
+
+def without_reasoning(text: str) -> str:
+    """What an answer says behind its reasoning, `<think>…</think>`, whose first mark the prompt may have. Nothing where
+    the reasoning never ends."""
+    thought, ended, said = text.partition("</think>")
+    begins = thought.lstrip().startswith("<think>")
+    if ended and (begins or "<think>" not in thought):
+        return said.strip()
+    return "" if begins else text
 
 
 def normalised(text: str) -> list[str]:

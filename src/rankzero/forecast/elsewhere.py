@@ -56,11 +56,11 @@ def model_files(model: ModelSpec) -> Path:
     return snapshot(model, TOKENIZER)
 
 
-def facts_from_files(run: RunSpec, directory: Path, precision: str) -> ModelFacts | None:
+def facts_from_files(run: RunSpec, directory: Path, precision: str, device_kind: str) -> ModelFacts | None:
     """Facts of the model as it is trained; None where only the model itself tells them, which takes torch."""
     if run.task_section.uses != "writes" or run.train.expert_parallel > 1:
         return None
-    return stored_facts(directory, run.model, run.lora, run.train.parts, held_in(run, precision))
+    return stored_facts(directory, run.model, run.lora, run.train.parts, held_in(run, precision, device_kind))
 
 
 def forecast_elsewhere(run: RunSpec, directory: Path, facts: ModelFacts, place: Place, precision: str) -> Forecast:

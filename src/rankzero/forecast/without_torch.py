@@ -32,7 +32,7 @@ from rankzero.machine import (
     usable_memory,
 )
 from rankzero.model.context import require_rows_within, stored_context
-from rankzero.model.facts import ModelFacts
+from rankzero.model.facts import ModelFacts, fused_of
 from rankzero.model.files import converted_gguf, read_config
 from rankzero.model.hub import cached_directory
 from rankzero.model.stored_facts import Held, stored_facts
@@ -74,7 +74,7 @@ def _look(spec: RunSpec, nproc: int) -> _Found | None:
     if directory is None or here is None or spec.task_section.uses != "writes" or spec.train.expert_parallel > 1:
         return None
     place, precision = here
-    facts = stored_facts(directory, spec.model, spec.lora, spec.train.parts, held_in(spec, precision))
+    facts = stored_facts(directory, spec.model, spec.lora, spec.train.parts, held_in(spec, precision, place.kind))
     packed = _lie_end_to_end(spec, read_config(directory), place.kind, precision)
     data = None if facts is None else _data(spec, directory)
     if facts is None or data is None or packed is None:
@@ -104,11 +104,11 @@ def model_directory(model: ModelSpec) -> Path | None:
     return converted_gguf(Path(name)) if name.endswith(".gguf") else cached_directory(model)
 
 
-def held_in(spec: RunSpec, precision: str) -> Held:
-    """As engine/setup.py loads weights."""
+def held_in(spec: RunSpec, precision: str, device_kind: str) -> Held:
+    """As engine/setup.py loads weights, and fuses layers on such devices."""
     own_masters = sharding_section(spec.train.sharding).own_masters
     in_bfloat16 = precision == "bfloat16" and (spec.train.master_weights != "float32" or own_masters)
-    return Held(compute=_BYTES[precision], trained=2 if in_bfloat16 else 4)
+    return Held(compute=_BYTES[precision], trained=2 if in_bfloat16 else 4, fused=fused_of(spec, device_kind))
 
 
 def place_and_precision(spec: RunSpec, nproc: int) -> tuple[Place, str] | None:

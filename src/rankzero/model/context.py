@@ -24,7 +24,21 @@ def computed_context(config: Any) -> Context | None:
     text = config.get_text_config()
     longest = getattr(text, "max_position_embeddings", None)
     kinds = set(_rope_kinds(getattr(text, "rope_parameters", None) or {}))
-    return Context(int(longest), kinds != {"default"}) if longest and kinds else None
+    return Context(int(longest), not kinds <= _AS_LONG_AS_MADE) if longest and kinds else None
+
+
+def position_borders(config: Any) -> tuple[int, ...]:
+    """Tokens of the longest rows whose positions are computed in another way than those of longer rows, ascending.
+
+    `longrope` has frequencies for short rows and others for long ones (Ding et al., "LongRoPE", 2024). transformers
+    takes one of the two for a whole pass, by its longest row.
+    """
+    found = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    each = [found, *(inner for inner in found.values() if isinstance(inner, Mapping))]
+    return tuple(sorted({int(one[_BORDER]) for one in each if one.get("rope_type") == "longrope"}))
+
+
+_BORDER = "original_max_position_embeddings"
 
 
 def stored_context(config: Mapping[str, Any]) -> Context | None:
@@ -44,8 +58,10 @@ def stored_context(config: Mapping[str, Any]) -> Context | None:
     return Context(longest, not kinds <= _AS_LONG_AS_MADE)
 
 
-_AS_LONG_AS_MADE = frozenset({"default", "mrope"})
-"""Kinds of rotary positions that stretch nothing. mrope: an image's places beside the text's."""
+_AS_LONG_AS_MADE = frozenset({"default", "mrope", "dynamic"})
+"""Kinds of rotary positions with which no longer rows are trained. mrope: an image's places beside the text's, which
+stretches nothing. dynamic: stretches by the longest row that the model has seen so far, so that what is learned from a
+row would depend on the rows before it and beside it."""
 
 
 def _rope_kinds(parameters: Mapping[str, Any]) -> Iterator[str]:

@@ -9,7 +9,7 @@ import torch
 from transformers import TextStreamer
 
 from rankzero.errors import ConfigError
-from rankzero.model.generate import Speaker, Turn, prompt_inputs, prompt_of
+from rankzero.model.generate import Speaker, Turn, as_asked, prompt_inputs, prompt_of
 from rankzero.model.load import stop_token_ids
 from rankzero.spec.sampling import Sampling
 
@@ -33,7 +33,7 @@ def reply(speaker: Speaker, turns: Sequence[Turn], sampling: Sampling, on_text: 
     chosen = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k} if warm else {}
     if sampling.seed is not None:
         torch.manual_seed(sampling.seed)
-    with torch.inference_mode():
+    with torch.inference_mode(), as_asked(speaker.model):
         speaker.model.generate(
             **{name: value.to(device) for name, value in inputs.items()},
             max_new_tokens=sampling.max_new_tokens,

@@ -6,7 +6,11 @@ torch. Knows nothing of devices, processes or the plan that is made from it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+
+from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.shardings import sharding_section
 
 PACKED_BYTES = {"none": 0.0, "nf4": 1 / 2 + 1 / 64 + 4 / (64 * 256), "fp8": 1 + 4 / 128**2}
 """Bytes of a packed weight. nf4: 4 bits, an 8-bit scale for 64 weights, a float32 for 256 scales. fp8: 8 bits, a
@@ -34,10 +38,22 @@ class Blocks:
     heads: int = 1
     keys: int = 0
     """Heads of keys x size of a head."""
-    adapted: int = 0
-    """Inputs of all layers of a block that have adapters, together."""
+    adapted_bytes: int = 0
+    """What the layers of a block that have adapters keep of their inputs."""
+    norm_bytes: int = 4
+    """What a norm keeps of a value: its copy in float32, or what it was given."""
     remade_bytes: int = 0
     """Weights of a block that adapters make anew in every pass: those of experts that are one tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """Which layers a run computes in one step each, on the device of its processes."""
+
+    adapters: bool = True
+    """With their inputs kept once for all that have the same ones (model/fused_lora.py)."""
+    norms: bool = False
+    """In torch's kernel (model/norms.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +106,27 @@ class ModelFacts:
     def float32_masters(self) -> bool:
         """Whether trained weights have more bytes than they are computed with."""
         return self.trained_bytes > self.trainable * self.compute_bytes
+
+
+NOT_ON_A_GPU = Fused()
+
+
+def fused_of(spec: RunSpec, device_kind: str) -> Fused:
+    """Of a run on such devices. Compiled blocks choose for themselves what they keep."""
+    compiled, lora = spec.train.torch_compile, spec.lora
+    by_peft = sharding_section(spec.train.sharding).gathered_by_call or (lora is not None and lora.use_dora)
+    return Fused(adapters=not compiled and not by_peft, norms=device_kind == "cuda" and not compiled)
+
+
+def adapted_bytes(inputs: Mapping[str, int], blocks: int, compute: int, fused: Fused, rank: int) -> int:
+    """What the layers of one of so many blocks keep, from the widths of their inputs by name: these, and `rank` values
+    each. Layers side by side whose inputs are as wide have the same one."""
+    if fused.adapters:
+        together = {(name.rpartition(".")[0], width): width for name, width in inputs.items()}
+        kept = compute * (sum(together.values()) + rank * len(inputs))
+    else:
+        kept = (compute + 1) * sum(inputs.values())
+    return -(-kept // max(blocks, 1))
 
 
 def of_a_rank(facts: ModelFacts, ranks: int) -> ModelFacts:

@@ -4,8 +4,12 @@ peft's layer copies its input in float32, drops, rounds again, and keeps copies 
 kept once, as the layer got it; what is dropped is found again by place (model/dropout.py), as bits; and both scales,
 that of the adapter and the 1 / (1 - p) of dropout, are those of a small product:
 
-    out = result + s D(x) Aᵀ Bᵀ,  where D sets to 0 and s = scaling / (1 - p)
-    dB = s dOᵀ (D(x) Aᵀ),  dA = s (dO B)ᵀ D(x),  dx = s D(dO B A)
+    out = x Wᵀ + s D(x) Aᵀ Bᵀ,  where D sets to 0 and s = scaling / (1 - p)
+    dB = s dOᵀ (D(x) Aᵀ),  dA = s (dO B)ᵀ D(x),  dx = dO W + s D(dO B A)
+
+Where the base is a frozen linear layer in the precision of the products, its own are part of the step, and the
+adapter's are added in place: a sum of two tensors of activations costs as much as reading three. What holds its weights
+otherwise (in 4 or 8 bits, in another precision) computes them itself.
 """
 
 from __future__ import annotations
@@ -41,13 +45,25 @@ class FusedAdapter(Linear):  # type: ignore[misc]
         if name is None or args or kwargs or (drops and keys is None):
             given: torch.Tensor = super().forward(x, *args, **kwargs)
             return given
-        result: torch.Tensor = self.base_layer(x)
         kind = x.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.lora_A[name].weight.dtype
         rule = _Rule(self.scaling[name], share, dtype)
         a, b = self.lora_A[name].weight, self.lora_B[name].weight
-        adapted: torch.Tensor = _Adapt.apply(result, x, a, b, keys, rule)  # type: ignore[no-untyped-call]
+        adapted: torch.Tensor
+        if self._takes_part(x, dtype):
+            weight, bias = self.base_layer.weight, self.base_layer.bias
+            adapted = _Linear.apply(x, weight, bias, a, b, keys, rule)  # type: ignore[no-untyped-call]
+        else:
+            adapted = _Adapt.apply(self.base_layer(x), x, a, b, keys, rule)  # type: ignore[no-untyped-call]
         return adapted
+
+    def _takes_part(self, x: torch.Tensor, dtype: torch.dtype) -> bool:
+        """Whether the base is nothing but frozen products in this precision, which nobody listens to."""
+        base = self.base_layer
+        if type(base) is not torch.nn.Linear or base._forward_hooks or base._forward_pre_hooks:
+            return False
+        held = [base.weight] if base.bias is None else [base.weight, base.bias]
+        return x.dtype is dtype and all(one.dtype is dtype and not one.requires_grad for one in held)
 
     def _only_adapter(self) -> str | None:
         """Its name, where it is a plain one that is in use and all there is."""
@@ -71,7 +87,49 @@ class _Rule:
         return self.scaling if self.share is None else self.scaling * self.share.factor
 
 
+class _Linear(torch.autograd.Function):
+    """A frozen linear layer, (out, in), and its adapter."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        keys: torch.Tensor | None,
+        rule: _Rule,
+    ) -> torch.Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            out = torch.nn.functional.linear(x, weight, bias)
+            saved, inner, b_here = _narrow(x, a, b, keys, rule)
+            out.view(-1, len(b)).addmm_(inner, b_here.T, alpha=rule.scale)
+        ctx.save_for_backward(weight, *saved)
+        ctx.rule, ctx.trained_in = rule, a.dtype
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        weight, *saved = ctx.saved_tensors
+        of_output_NO = gradient.reshape(-1, len(weight))
+        x, a, b, keys, inner_Nr = saved
+        bits = _bits(x, keys, ctx.rule)
+        of_inner_Nr, of_a, of_b = _of_adapter(of_output_NO, x, bits, b, inner_Nr, ctx)
+        of_x = None
+        if ctx.needs_input_grad[0]:
+            of_x_NI = of_output_NO @ weight
+            if bits is None:
+                of_x_NI.addmm_(of_inner_Nr, a)
+            else:
+                of_x_NI.add_(_dropped((of_inner_Nr @ a).view(x.shape), bits).view_as(of_x_NI))
+            of_x = of_x_NI.view(x.shape)
+        return of_x, None, None, of_a, of_b, None, None
+
+
 class _Adapt(torch.autograd.Function):
+    """An adapter on what its base has computed."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -83,27 +141,50 @@ class _Adapt(torch.autograd.Function):
         rule: _Rule,
     ) -> torch.Tensor:
         with torch.autocast(x.device.type, enabled=False):
-            given = _dropped(x.to(rule.dtype), _bits(x, keys, rule)).reshape(-1, x.shape[-1])
-            inner = given @ a.to(rule.dtype).T
-            delta = torch.addmm(result.reshape(-1, len(b)).to(rule.dtype), inner, b.to(rule.dtype).T, alpha=rule.scale)
-        ctx.save_for_backward(x, a, b, keys, inner)
-        ctx.rule = rule
+            saved, inner, b_here = _narrow(x, a, b, keys, rule)
+            delta = torch.addmm(result.reshape(-1, len(b)).to(rule.dtype), inner, b_here.T, alpha=rule.scale)
+        ctx.save_for_backward(*saved)
+        ctx.rule, ctx.trained_in = rule, a.dtype
         return delta.to(result.dtype).view(result.shape)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, a, b, keys, inner = ctx.saved_tensors
-        rule: _Rule = ctx.rule
-        bits = _bits(x, keys, rule)
-        of_output = gradient.reshape(-1, len(b)).to(rule.dtype)
-        of_inner = (of_output @ b.to(rule.dtype)).mul_(rule.scale)
-        given = _dropped(x.to(rule.dtype), bits).reshape(-1, x.shape[-1])
-        of_b = (of_output.T @ inner).to(b.dtype).mul_(rule.scale)
-        of_a = (of_inner.T @ given).to(a.dtype)
+        x, a, b, keys, inner_Nr = ctx.saved_tensors
+        bits = _bits(x, keys, ctx.rule)
+        of_output_NO = gradient.reshape(-1, len(b)).to(ctx.rule.dtype)
+        of_inner_Nr, of_a, of_b = _of_adapter(of_output_NO, x, bits, b, inner_Nr, ctx)
         of_x = None
         if ctx.needs_input_grad[1]:
-            of_x = _dropped((of_inner @ a.to(rule.dtype)).view(x.shape), bits).to(x.dtype)
+            of_x = _dropped((of_inner_Nr @ a).view(x.shape), bits).to(x.dtype)
         return gradient, of_x, of_a, of_b, None, None
+
+
+_Saved = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]
+"""Input, A and B in the precision of the products, keys of what is dropped, D(x) Aᵀ."""
+
+
+def _narrow(
+    x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, keys: torch.Tensor | None, rule: _Rule
+) -> tuple[_Saved, torch.Tensor, torch.Tensor]:
+    """What the backward pass needs; D(x) Aᵀ, (N, r); and B, (out, r), as it is multiplied."""
+    a, b = a.to(rule.dtype), b.to(rule.dtype)
+    inner_Nr = _dropped(x.to(rule.dtype), _bits(x, keys, rule)).reshape(-1, x.shape[-1]) @ a.T
+    return (x, a, b, keys, inner_Nr), inner_Nr, b
+
+
+def _of_adapter(
+    of_output_NO: torch.Tensor,
+    x: torch.Tensor,
+    bits: torch.Tensor | None,
+    b: torch.Tensor,
+    inner_Nr: torch.Tensor,
+    ctx: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """From the gradient of the output: those of D(x) Aᵀ, of A and of B."""
+    of_inner_Nr = (of_output_NO @ b).mul_(ctx.rule.scale)
+    given_NI = _dropped(x.to(ctx.rule.dtype), bits).reshape(-1, x.shape[-1])
+    of_b = (of_output_NO.T @ inner_Nr).to(ctx.trained_in).mul_(ctx.rule.scale)
+    return of_inner_Nr, (of_inner_Nr.T @ given_NI).to(ctx.trained_in), of_b
 
 
 def _bits(x: torch.Tensor, keys: torch.Tensor | None, rule: _Rule) -> torch.Tensor | None:

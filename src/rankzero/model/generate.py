@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import PeftModel
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from rankzero.data.images.decode import load_rgb
 from rankzero.data.prompts import Prompt, question
@@ -195,7 +195,8 @@ def _replies(
     poll = _Poll(cut_short or (lambda: False))
     # No inference mode: tensors of it must not meet the backward pass of a model that is in training. What blocks were
     # compiled for are the lengths of training; here each token has another one.
-    with torch.no_grad(), torch.compiler.set_stance("force_eager"), poll.asked_by(_inner(speaker.model)):
+    eager = torch.compiler.set_stance("force_eager")
+    with torch.no_grad(), eager, as_asked(speaker.model), poll.asked_by(_inner(speaker.model)):
         replies_BT = speaker.model.generate(
             **{name: value.to(device) for name, value in inputs.items()},
             max_new_tokens=longest,
@@ -214,6 +215,20 @@ def _replies(
         text = speaker.tokenizer.decode(written[:length], skip_special_tokens=True).strip()
         found.append(Reply(text, length, ended=bool(length) and written[length - 1] in ends))
     return found
+
+
+@contextmanager
+def as_asked(model: Any) -> Iterator[None]:
+    """Within, `generate` chooses tokens by what it is told alone. A model's generation_config.json may hold penalties
+    for what was said before, or other ways to change what is likely, which transformers adds to what it is told."""
+    inner = _inner(model)
+    own = inner.generation_config
+    tokens = {name: getattr(own, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    inner.generation_config = GenerationConfig(**tokens)
+    try:
+        yield
+    finally:
+        inner.generation_config = own
 
 
 class _Poll(StoppingCriteria):  # type: ignore[misc]  # transformers' classes are not typed
@@ -239,9 +254,9 @@ class _Poll(StoppingCriteria):  # type: ignore[misc]  # transformers' classes ar
         return torch.full((len(input_ids),), self._wanted, dtype=torch.bool, device=input_ids.device)
 
 
-def _inner(model: Any) -> torch.nn.Module:
+def _inner(model: Any) -> Any:
     """What `generate` calls for each token: of a model with adapters, the one that they are in."""
-    inner: torch.nn.Module = model.get_base_model() if isinstance(model, PeftModel) else model
+    inner: Any = model.get_base_model() if isinstance(model, PeftModel) else model
     return inner
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 from transformers import (
+    MODEL_FOR_MASKED_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -118,12 +119,32 @@ def kind_of(config: Any, use: ModelUse) -> ModelKind:
         kind = "vision"
     else:
         kind = "causal"
-    masked = kind == "causal" and any(name.endswith("ForMaskedLM") for name in config.architectures or ())
-    if masked or not _has_class(config, kind):
+    if (kind != "classifier" and _sees_ahead(config)) or not _has_class(config, kind):
         what = "no text classifier" if kind == "classifier" else "no model that writes text"
         hint = "task: classify puts texts into classes" if kind == "causal" else "take another model, or task: sft"
         raise ConfigError(f"{config.model_type} is {what}", where="model.name", hint=hint)
     return kind
+
+
+_SEE_AHEAD = frozenset({"bert-generation", "cpmant", "prophetnet", "xlnet"})
+"""Model types without a masked language model whose class that writes text sees what stands behind a token."""
+
+
+_TO_BOTH_SIDES = "use_bidirectional_attention"
+"""Of Gemma's models for embeddings; others have `is_causal: false`."""
+
+
+def _sees_ahead(config: Any) -> bool:
+    """Whether a token sees those behind it in what transformers would load as a model that writes: an encoder, whatever
+    class its files were saved by, or a model that was made one. It would learn to copy what it is to predict."""
+    text = config.get_text_config()
+    both_sides = getattr(text, "is_causal", True) is False or getattr(text, _TO_BOTH_SIDES, None) in (True, "all")
+    if both_sides or any(name.endswith("ForMaskedLM") for name in config.architectures or ()):
+        return True
+    if getattr(config, "is_decoder", False) or getattr(config, "causal", False):
+        return False
+    encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not config.is_encoder_decoder
+    return encoder or config.model_type in _SEE_AHEAD
 
 
 def _has_class(config: Any, kind: ModelKind) -> bool:

@@ -12,9 +12,11 @@ sharding     divides weights (fsdp, zero3), gradients and optimizer (zero2 too) 
              are summed whole under fsdp; two blocks and what is in no block are whole at a time
 experts      where E processes hold them together, each has 1 / E of their weights, gradients and optimizer's state; as
              many tokens come to them as go, if routers send them evenly
-activations  for each token and block, frozen under adapters: 8h + c(4A + 3I), and c + 1 for each input of a layer with
-             adapters; trained: 16h + c(2h + 4A + 4I), and 3ch more under float32 weights that are rounded for products;
-             2I less where nothing is gated. Recomputed: each block's input, and one block's activations
+activations  for each token and block, frozen under adapters: 8h + c(4A + 3I), 2ch instead of 8h where norms are torch's
+             kernels, and c for each input of layers with adapters, once for all layers that have the same; c + 1 for
+             each layer's where peft computes them. Trained: 16h + c(2h + 4A + 4I), and 3ch more under float32 weights
+             that are rounded for products. 2I less where nothing is gated. Recomputed: each block's input, and one
+             block's activations
              Where S processes share a pass: 2ck(S - 1) more, keys and values of the others' tokens, k their width
 logits       12 V for each trained token: as computed, in float32, their softmax, and its gradient. Where they are
              computed for some tokens at a time, those of these alone; where the head is trained, then 4 V for each and
@@ -39,6 +41,8 @@ CPU_PASS_COST, GPU_PASS_COST = 32, 512
 """What starting a forward and backward pass costs, in tokens: reading all weights, launching all kernels."""
 USABLE = 0.85
 """Share of the memory that is planned with; the rest is for the context, fragmentation and what this leaves out."""
+STATISTICS = 16
+"""What norms of a block keep of a token: means and deviations of two, in float32. Attention has a sum for each head."""
 LOGIT_BYTES = 12
 LOGITS_AT_ONCE = {"cpu": 3 * 2**21}
 """Logits that exist at once, by kind of device, where a loss is computed in parts; those of one target at least."""
@@ -264,8 +268,9 @@ def block_bytes(blocks: Blocks, facts: ModelFacts, row: int) -> float:
     """What one block keeps for the backward pass of one token, in a row of `row` tokens."""
     c, h = facts.compute_bytes, blocks.hidden
     if facts.adapters:
-        kept = 8 * h + 4 * blocks.normed + c * (4 * blocks.attention + blocks.inside_kept * blocks.intermediate)
-        kept += (c + 1) * blocks.adapted
+        kept = blocks.norm_bytes * (2 * h + blocks.normed) + blocks.adapted_bytes
+        kept += c * (4 * blocks.attention + blocks.inside_kept * blocks.intermediate)
+        kept += STATISTICS + 4 * blocks.heads
     else:
         rounded = 5 * h if facts.float32_masters else 2 * h
         inner = _stream_bytes(facts) if blocks.experts else c  # experts' weights are not rounded for their products

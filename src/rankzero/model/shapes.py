@@ -10,8 +10,18 @@ from peft import PeftModel
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 
 from rankzero.model.chunked_loss import has_tail
-from rankzero.model.facts import IN_SEVERAL_STEPS, PACKED_BYTES, Blocks, Experts, ModelFacts
+from rankzero.model.facts import (
+    IN_SEVERAL_STEPS,
+    NOT_ON_A_GPU,
+    PACKED_BYTES,
+    Blocks,
+    Experts,
+    Fused,
+    ModelFacts,
+    adapted_bytes,
+)
 from rankzero.model.lora import parameter_counts
+from rankzero.model.norms import is_rms_norm
 from rankzero.model.parts import blocks, inside, part_finder
 from rankzero.spec.run_spec import Quantization
 from rankzero.spec.tasks import ModelUse
@@ -25,7 +35,13 @@ _ALL_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num
 
 
 def model_facts(
-    shape: Any, config: Any, dtype: torch.dtype, *, quantization: Quantization, use: ModelUse
+    shape: Any,
+    config: Any,
+    dtype: torch.dtype,
+    *,
+    quantization: Quantization,
+    use: ModelUse,
+    fused: Fused = NOT_ON_A_GPU,
 ) -> ModelFacts:
     """Facts of `shape`, the model without memory and not yet quantised, which computes in `dtype`."""
     base = shape.get_base_model() if isinstance(shape, PeftModel) else shape
@@ -63,6 +79,7 @@ def model_facts(
     trainable, total = parameter_counts(shape)
     tower_names = [name for name in names if name not in text_names]
     tower = getattr(config, "vision_config", None)
+    in_training = tower is not None and _is_trained(base, tower_names)
     return ModelFacts(
         total=total,
         trainable=trainable,
@@ -73,8 +90,8 @@ def model_facts(
         unpacked_bytes=max(unpacked.values()),
         adapters=adapters,
         compute_bytes=compute,
-        text=_text_blocks(config.get_text_config(), base, text_names, compute),
-        tower=_tower_blocks(tower, base, tower_names, compute) if tower and _is_trained(base, tower_names) else None,
+        text=_text_blocks(config.get_text_config(), base, text_names, compute, fused),
+        tower=_tower_blocks(tower, base, tower_names, compute, fused) if in_training else None,
         patches=_patches(config) if tower else 1,
         logits=0 if use == "classifies" else config.get_text_config().vocab_size,
         logits_in_parts=use != "classifies" and has_tail(shape),
@@ -84,7 +101,7 @@ def model_facts(
     )
 
 
-def _text_blocks(text: Any, base: Any, names: list[str], compute: int) -> Blocks:
+def _text_blocks(text: Any, base: Any, names: list[str], compute: int, fused: Fused) -> Blocks:
     hidden, heads = text.hidden_size, text.num_attention_heads
     head = getattr(text, "head_dim", None) or hidden // heads
     if getattr(text, "qk_nope_head_dim", None):  # DeepSeek's heads have two parts
@@ -112,7 +129,8 @@ def _text_blocks(text: Any, base: Any, names: list[str], compute: int) -> Blocks
         experts=visited,
         heads=heads,
         keys=keys,
-        adapted=_adapted(base, names),
+        adapted_bytes=_adapted_bytes(base, names, compute, fused),
+        norm_bytes=compute if fused.norms and _norms_are_fused(base, names) else 4,
         remade_bytes=_remade(base, names, compute),
     )
 
@@ -136,7 +154,7 @@ def _idle(text: Any, experts: int) -> int:
     return experts * max(0, every - visited) // every
 
 
-def _tower_blocks(tower: Any, base: Any, names: list[str], compute: int) -> Blocks:
+def _tower_blocks(tower: Any, base: Any, names: list[str], compute: int, fused: Fused) -> Blocks:
     return Blocks(
         count=len(names),
         hidden=tower.hidden_size,
@@ -144,7 +162,7 @@ def _tower_blocks(tower: Any, base: Any, names: list[str], compute: int) -> Bloc
         intermediate=_dense(tower),
         inside_kept=_inside_kept(tower, base, names),
         heads=getattr(tower, "num_attention_heads", None) or getattr(tower, "num_heads", None) or 1,
-        adapted=_adapted(base, names),
+        adapted_bytes=_adapted_bytes(base, names, compute, fused),
         remade_bytes=_remade(base, names, compute),
     )
 
@@ -181,17 +199,25 @@ def _patches(config: Any) -> int:
     return max(1, (tower.image_size // tower.patch_size) ** 2 // pooled) if pooled else 1
 
 
-def _adapters(base: Any, names: list[str]) -> list[Any]:
-    return [module for name, module in base.named_modules() if isinstance(module, LoraLayer) and inside(name, names)]
+def _adapters(base: Any, names: list[str]) -> dict[str, Any]:
+    found = base.named_modules()
+    return {name: module for name, module in found if isinstance(module, LoraLayer) and inside(name, names)}
 
 
-def _adapted(base: Any, names: list[str]) -> int:
-    inputs = sum(layer.in_features for layer in _adapters(base, names) if not isinstance(layer, ParamWrapper))
-    return -int(-inputs // max(len(names), 1))
+def _adapted_bytes(base: Any, names: list[str], compute: int, fused: Fused) -> int:
+    layers = {n: layer for n, layer in _adapters(base, names).items() if not isinstance(layer, ParamWrapper)}
+    inputs, rank = {name: layer.in_features for name, layer in layers.items()}, 0
+    if layers:
+        rank = max(max(layer.r.values()) for layer in layers.values())
+    return adapted_bytes(inputs, len(names), compute, fused, rank)
+
+
+def _norms_are_fused(base: Any, names: list[str]) -> bool:
+    return any(is_rms_norm(module) for name, module in base.named_modules() if inside(name, names[:1]))
 
 
 def _remade(base: Any, names: list[str], compute: int) -> int:
-    tensors = [layer.get_param() for layer in _adapters(base, names) if isinstance(layer, ParamWrapper)]
+    tensors = [layer.get_param() for layer in _adapters(base, names).values() if isinstance(layer, ParamWrapper)]
     values: int = sum(tensor.numel() for tensor in tensors)
     return values * compute // max(len(names), 1)
 

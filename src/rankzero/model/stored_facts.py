@@ -14,7 +14,15 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from rankzero.model.facts import IN_SEVERAL_STEPS, PACKED_BYTES, Blocks, ModelFacts
+from rankzero.model.facts import (
+    IN_SEVERAL_STEPS,
+    NOT_ON_A_GPU,
+    PACKED_BYTES,
+    Blocks,
+    Fused,
+    ModelFacts,
+    adapted_bytes,
+)
 from rankzero.model.files import read_config, stored_shapes
 from rankzero.model.layer_names import ATTENTION_PROJECTIONS, is_called
 from rankzero.spec.run_spec import LoraSpec, ModelSpec, Parts
@@ -24,6 +32,9 @@ PLAIN_DECODERS = frozenset(
     | {"granite", "starcoder2", "cohere", "cohere2", "glm", "glm4"}
 )
 """Model types of which the tests show that the facts from their files are those of the model."""
+
+NORMS_OF_THEIR_OWN = frozenset({"gemma", "gemma3_text", "starcoder2", "cohere", "cohere2"})
+"""Those whose norms are no plain RMS norms, which alone torch's kernel computes."""
 
 _IN_BLOCK = re.compile(r"(?:.*\.)?layers\.\d+(?=\.)")
 _NEEDED = ("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
@@ -39,6 +50,7 @@ class Held:
     """In the precision of matrix products; frozen weights under adapters are held so too."""
     trained: int
     """Of a weight that is trained in full."""
+    fused: Fused = NOT_ON_A_GPU
 
 
 def stored_facts(
@@ -95,7 +107,7 @@ def decoder_facts(
         unpacked_bytes=unpacked,
         adapters=not full,
         compute_bytes=held.compute,
-        text=_blocks(shapes, config, len(sizes), sum(shape[1] for shape in adapted.values())),
+        text=_blocks(shapes, config, len(sizes), {name: shape[1] for name, shape in adapted.items()}, held, lora),
         tower=None,
         patches=1,
         logits=int(config["vocab_size"]),
@@ -130,7 +142,9 @@ def _adapter_values(shape: tuple[int, ...], lora: LoraSpec) -> int:
     return lora.r * (inside + out) + (out if lora.use_dora else 0)
 
 
-def _blocks(shapes: Shapes, config: Mapping[str, Any], count: int, adapted: int) -> Blocks:
+def _blocks(
+    shapes: Shapes, config: Mapping[str, Any], count: int, adapted: Mapping[str, int], held: Held, lora: LoraSpec | None
+) -> Blocks:
     hidden, heads, inner = (int(config[name]) for name in _NEEDED[:3])
     head = config.get("head_dim") or hidden // heads
     keys = (config.get("num_key_value_heads") or heads) * head
@@ -150,5 +164,6 @@ def _blocks(shapes: Shapes, config: Mapping[str, Any], count: int, adapted: int)
         normed=heads * head + keys if has_norms else 0,
         heads=heads,
         keys=keys,
-        adapted=-(-adapted // max(count, 1)),
+        adapted_bytes=adapted_bytes(adapted, count, held.compute, held.fused, lora.r if lora is not None else 0),
+        norm_bytes=held.compute if held.fused.norms and config["model_type"] not in NORMS_OF_THEIR_OWN else 4,
     )

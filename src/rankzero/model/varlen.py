@@ -178,7 +178,8 @@ def varlen_attention(  # noqa: PLR0913  transformers' signature
     query, key, value = in_precision_of_products(query, key, value)
     if cu_seq_lens_q is None or max_length_q is None:
         max_length_q = query.shape[2]
-        cu_seq_lens_q = torch.tensor([0, max_length_q], dtype=torch.int32, device=query.device)
+        # Made on the device: every layer would wait for a copy.
+        cu_seq_lens_q = torch.arange(0, 2 * max_length_q, max_length_q, dtype=torch.int32, device=query.device)
     return attend(query, key, value, Borders.of(cu_seq_lens_q, max_length_q), rule), None
 
 
@@ -292,7 +293,8 @@ def _in_one_kernel(
 
 def _tokens_first(x: torch.Tensor, width: int) -> torch.Tensor:
     """(1, heads, T, size) as (T, heads, width), filled up with zeros, which change no product."""
-    return pad(x, (0, width - x.shape[-1])).squeeze(0).transpose(0, 1)
+    wide = x if width == x.shape[-1] else pad(x, (0, width - x.shape[-1]))  # which would copy it all the same
+    return wide.squeeze(0).transpose(0, 1)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -34,6 +34,8 @@ class ShardingSection:
     """Each block is placed, cut and let go before the next one, in the precision that it is trained in."""
     buckets: bool = False
     """It gathers gradients in buffers of its own."""
+    gathered_by_call: bool = False
+    """A layer's weights are there while it is called: no other layer computes with them."""
     head_stays: bool = True
     """What a model computes with behind its decoder is whole from its forward pass to its backward pass."""
     overlaps: Literal["nothing", "the last backward pass", "every pass"] = "nothing"
@@ -91,6 +93,7 @@ SHARDINGS: dict[str, ShardingSection] = {
         "zero.parallel",
         divides=_ALL,
         own_masters=True,
+        gathered_by_call=True,
         head_stays=False,
         scales_losses=False,
         packed_weights=False,

@@ -6,15 +6,21 @@ import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 import rankzero
 from rankzero.api.evaluation import Evaluation, JudgeSpec
-from rankzero.engine.judge import KEY_VARIABLE, Judge, score_in
-from rankzero.engine.text_scores import exact_match, token_f1
+from rankzero.data.prompts import Prompt
+from rankzero.data.rows.conversation import Message
+from rankzero.engine import held_out
+from rankzero.engine.chat import Voice
+from rankzero.engine.judge import KEY_VARIABLE, Graded, Judge, score_in
+from rankzero.engine.text_scores import exact_match, token_f1, without_reasoning
 from rankzero.errors import AccessError, DataError, ServiceError, UsageError
+from rankzero.model.generate import Reply, Speaker
 from tests.support.adapters import tiny_adapter
 from tests.support.cli import Cli
 from tests.support.servers import serving
@@ -40,6 +46,41 @@ KEY = "sk-judge-0123456789abcdefghij"
 def test_scores(answer: str, wanted: str, exact: bool, f1: float) -> None:
     assert exact_match(answer, wanted) is exact
     assert token_f1(answer, wanted) == pytest.approx(f1) == token_f1(wanted, answer)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<think>\nLet me see, Lima or Quito?\n</think>\n\nLima",
+        "Let me see, Lima or Quito?\n</think>\n\nLima",  # the prompt has opened it
+        "Lima",
+    ],
+)
+def test_reasoning_is_no_part_of_what_is_scored(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """References are without theirs. What is kept and shown is all that was written."""
+    prompt = Prompt((Message("user", "The capital of Peru?"),), reference="Lima")
+    asked: list[str] = []
+    judge = cast(Judge, SimpleNamespace(grade=lambda _question, said, _wanted: asked.append(said) or Graded(7, "")))
+    monkeypatch.setattr(held_out, "_answers", lambda *_others: [Reply(text, 9, ended=True)])
+    voice = Voice("", cast(Speaker, None))
+    [row] = held_out.ask_all([voice], [prompt], max_new_tokens=9, judge=judge)
+    written = row.to_json()["tuned"]
+    assert (written["text"], written["exact_match"], written["token_f1"]) == (text, True, 1.0)
+    scores = held_out.summed_up([row])["tuned"]
+    assert (scores["exact_match"], scores["token_f1"], asked) == (1.0, 1.0, ["Lima"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("<think>\nstill at it: Lima", ""),
+        ("It ends with <think> and </think>.", "It ends with <think> and </think>."),
+        ("<think></think>\n<think>", "<think>"),
+    ],
+)
+def test_what_is_said_behind_reasoning(text: str, said: str) -> None:
+    """Nothing, where it was cut off before; and marks that are spoken of are words."""
+    assert without_reasoning(text) == said
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_a_model_that_stretches_its_positions_is_warned_of(
     model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("rankzero"), "propagate", True)
-    change_config(model, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0})
+    change_config(model, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0})
     inputs = read(tmp_path, model)
     assert max(inputs.train.lengths) > 64
     assert "1 of 3 rows are longer than the model's context of 64 tokens" in caplog.text

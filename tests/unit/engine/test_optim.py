@@ -15,7 +15,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-from transformers import get_scheduler
+from transformers import AutoModelForCausalLM, get_scheduler
 
 from rankzero.engine import adamw_bfloat16
 from rankzero.engine.adamw_bfloat16 import BFloat16AdamW, random_bits, round_at_random
@@ -24,6 +24,7 @@ from rankzero.engine.parallel.base import optimizer_tensors, restore_optimizer
 from rankzero.errors import ConfigError
 from rankzero.spec.run_spec import TrainSpec
 from rankzero.spec.schedule import make_schedule
+from tests.support.tiny_configs import gpt_oss
 
 KEEPS = ("kahan", "stochastic_rounding")
 CPU = torch.device("cpu")
@@ -326,6 +327,17 @@ def test_matrices_alone_decay() -> None:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     assert torch.allclose(named["w"], torch.full((3, 2), 0.95)) and torch.equal(named["b"], torch.ones(2))
+
+
+def test_a_bias_of_each_expert_is_no_matrix() -> None:
+    """Though GPT-OSS holds those of a layer in one tensor of two dimensions."""
+    with torch.device("meta"):
+        named = dict(AutoModelForCausalLM.from_config(gpt_oss()).named_parameters())
+    optimizer = make_optimizer(named, TrainSpec(weight_decay=0.5), 1.0)
+    decayed = {id(weight) for group in optimizer.param_groups if group["weight_decay"] for weight in group["params"]}
+    names = [name for name, weight in named.items() if id(weight) in decayed]
+    assert {name.rpartition(".")[2] for name in names} == {"weight", "gate_up_proj", "down_proj"}
+    assert not [name for name in names if "norm" in name]
 
 
 @pytest.mark.parametrize("master_weights", KEEPS)

@@ -5,22 +5,26 @@ from __future__ import annotations
 import json
 import os
 import signal
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from rankzero.data.prompts import Prompt
+from rankzero.data.rows.conversation import Message
+from rankzero.engine import samples as engine_samples
 from rankzero.engine.checkpoint import Position
 from rankzero.engine.hooks import Hooks
+from rankzero.engine.samples import Samples
 from rankzero.engine.worker import open_metrics
 from rankzero.errors import ConfigError, DataError, ExitCode, StoppedError
-from rankzero.model.generate import answer, load_speaker
+from rankzero.model.generate import Reply, answer, load_speaker
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.result import find_result
 from rankzero.spec.load import read_run_spec
-from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.run_spec import EvalSpec, RunSpec
 from tests.support.runs import log, run_here, run_root, small_spec, stop_in
 from tests.support.tiny import write_jsonl
 from tests.unit.engine.test_resume import assert_same_state, final_state
@@ -147,6 +151,17 @@ def test_rows_of_a_file_are_compared_with_their_answers(tiny: Path, tmp_path: Pa
     assert [row.get("reference") for row in found[:3]] == ["World", None, "fox"]
     assert [row.get("exact_match") for row in found[:3]] == [False, None, False]
     assert "0 of 2 answers are those of their rows" in log(spec)
+
+
+def test_reasoning_is_not_compared_with_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which are without theirs; what is kept is all that was written."""
+    text = "<think>\nHm.\n</think>\n\nWorld"
+    monkeypatch.setattr(engine_samples, "reply", lambda *_asked, **_how: Reply(text, 9, ended=True))
+    prompt = Prompt((Message("user", "Hello"),), reference="World")
+    unused: Any = None
+    one = Samples((prompt,), unused, (), EvalSpec(), unused, unused, unused, torch.device("cpu"), nullcontext)
+    row = one._answered(1, 0, lambda: False, together=False)
+    assert row is not None and (row["text"], row["exact_match"]) == (text, True)
 
 
 def test_a_prompt_that_cannot_be_answered_is_refused_before_anything_is_loaded(tiny: Path, tmp_path: Path) -> None:

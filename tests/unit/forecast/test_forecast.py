@@ -118,7 +118,7 @@ def on_an_h100(spec: RunSpec, tiny: Path, **cluster: Any) -> Forecast:
     """The run's forecast on a cluster of H100, from files."""
     wanted = ClusterSpec.model_validate({"image": "i", **cluster})
     place, precision = place_of(spec, wanted, "NVIDIA-H100-80GB-HBM3", 80 * 10**9)
-    facts = facts_from_files(spec, tiny, precision)
+    facts = facts_from_files(spec, tiny, precision, "cpu")
     assert facts is not None and precision == "bfloat16"
     return forecast_elsewhere(spec, tiny, facts, place, precision)
 

@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from rankzero.model.facts import Blocks, ModelFacts
+from rankzero.model.fused_lora import fuse_adapters
 from rankzero.model.memory import block_bytes, pass_bytes
 from rankzero.spec.run_spec import RunSpec
 from tests.support.memory import (
@@ -53,7 +54,7 @@ def test_facts_of_llama_8b_are_those_by_hand() -> None:
         unpacked_bytes=0,
         adapters=True,
         compute_bytes=2,
-        text=Blocks(LAYERS, H, attention=H, intermediate=INNER, heads=32, keys=8 * 128, adapted=4 * H),
+        text=Blocks(LAYERS, H, attention=H, intermediate=INNER, heads=32, keys=8 * 128, adapted_bytes=2 * (H + 4 * 16)),
         tower=None,
         patches=1,
         logits=V,
@@ -85,16 +86,20 @@ FAMILIES: dict[str, Any] = {
 METHODS: dict[str, dict[str, Any]] = {
     "attention adapters": {"lora": {"r": 4, "dropout": 0}},
     "all-linear adapters": {"lora": {"r": 4, "dropout": 0, "target_modules": "all-linear"}},
+    "attention adapters as peft has them": {"lora": {"r": 4, "dropout": 0}},
+    "all-linear adapters as peft has them": {"lora": {"r": 4, "dropout": 0, "target_modules": "all-linear"}},
     "float32 masters": {},
     "kahan": {"train": {"master_weights": "kahan"}},
 }
 
 
-def kept_for_backward(spec: RunSpec, config: PretrainedConfig, dtype: torch.dtype, tokens: int) -> int:
+def kept_for_backward(spec: RunSpec, config: PretrainedConfig, dtype: torch.dtype, tokens: int, *, fused: bool) -> int:
     """Bytes of what torch keeps of one row's forward pass, weights and their rounded copies left out."""
     model = make_model(spec, config, dtype, empty=False).train()
     if spec.lora is not None:
         model.enable_input_require_grads()
+    if fused:
+        fuse_adapters(model)
     own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
     shapes = {frozenset(parameter.shape) for parameter in model.parameters() if parameter.ndim == 2}
     kept: dict[int, torch.Tensor] = {}
@@ -124,8 +129,10 @@ def test_estimated_activations_are_those_that_torch_keeps(family: str, method: s
     configs = [FAMILIES[family](layers) for layers in (1, 3)]
     for config in configs:
         config.use_cache = False
-    shallow, deep = (kept_for_backward(spec, config, dtype, tokens) for config in configs)
+    fused = not method.endswith("as peft has them")
+    shallow, deep = (kept_for_backward(spec, config, dtype, tokens, fused=fused) for config in configs)
     measured = (deep - shallow) / 2 / tokens
+    spec = spec if fused else spec.model_copy(update={"train": spec.train.model_copy(update={"torch_compile": True})})
     facts = facts_of(spec, configs[1], dtype)
     assert facts.text.count == 3
     assert 1 <= block_bytes(facts.text, facts, tokens) / measured < 1.5
@@ -156,7 +163,7 @@ def test_a_mixture_computes_with_the_experts_that_a_token_visits() -> None:
     facts = facts_of(lora(), config)
     experts = 4 * 128 * 3 * 2048 * 768
     widths = {"attention": 4096, "keys": 512, "normed": 4096 + 512, "intermediate": 8 * 768}
-    assert facts.text == Blocks(4, 2048, **widths, experts=8, heads=32, adapted=3 * 2048 + 4096)
+    assert facts.text == Blocks(4, 2048, **widths, experts=8, heads=32, adapted_bytes=2 * (2048 + 4096 + 4 * 16))
     assert facts.total > experts and facts.frozen_bytes > 2 * experts  # all of them are held
     packed = facts_of(lora("nf4"), config)
     assert facts.frozen_bytes - packed.frozen_bytes > 1.4 * experts
@@ -183,12 +190,12 @@ def test_every_architecture_has_facts(name: str) -> None:
     task = "classify" if name in ("distilbert", "bert") else "sft"
     facts = facts_of(make_spec(task=task, lora={"r": 2}), config)
     assert (facts.text.count, facts.text.hidden) == (2, 16)
-    assert facts.text.intermediate >= 16 and facts.text.adapted > 0
+    assert facts.text.intermediate >= 16 and facts.text.adapted_bytes > 0
     assert facts.logits == (0 if task == "classify" else 64)
     assert facts.tower is None and 0 < facts.block_bytes < facts.frozen_bytes
     if name == "distilbert":
         assert facts.text == Blocks(
-            2, 16, attention=16, intermediate=32, inside_kept=1, heads=2, keys=16, adapted=4 * 16
+            2, 16, attention=16, intermediate=32, inside_kept=1, heads=2, keys=16, adapted_bytes=2 * (16 + 4 * 2)
         )
 
 

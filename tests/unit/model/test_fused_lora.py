@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 
 from rankzero.data.batches.collators.text import PaddedText
 from rankzero.model.dropout import Places, Share, drop, factors, place_dropout
-from rankzero.model.fused_lora import FusedAdapter, _Adapt, _Rule, fuse_adapters
+from rankzero.model.fused_lora import FusedAdapter, _Adapt, _Linear, _Rule, fuse_adapters
 from tests.unit.model.packed import Rows, collated, losses, tiny
 
 
@@ -97,6 +97,7 @@ def test_what_they_are_not_made_for_is_left_to_peft(what: str, monkeypatch: pyte
     wanted = model(ids).logits
     fuse_adapters(model)
     monkeypatch.setattr(_Adapt, "apply", None)
+    monkeypatch.setattr(_Linear, "apply", None)
     torch.manual_seed(0)
     assert torch.equal(model(ids).logits, wanted)
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 from rankzero.data.prompts import question as asked_of
 from rankzero.errors import ConfigError, DataError, UsageError
-from rankzero.model.generate import Speaker, answer, load_speaker, prompt_ids
+from rankzero.model.converse import reply
+from rankzero.model.generate import Speaker, Turn, answer, load_speaker, prompt_ids
 from rankzero.run_dir.result import as_it_was
 from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.sampling import Sampling
 from tests.support.architectures import save
 from tests.support.families import family_tokenizer
 from tests.support.images import draw
@@ -50,6 +54,27 @@ def test_a_batch_answers_as_the_library_does_one_by_one(architecture: str, tmp_p
         expected.append(tokenizer.decode(reply[0, ids["input_ids"].shape[1] :], skip_special_tokens=True).strip())
     assert answer(speaker, QUESTIONS, max_new_tokens=8) == expected
     assert len(set(expected)) == 3
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_the_likeliest_token_is_taken_whatever_the_model_comes_with(adapted: bool, tmp_path: Path) -> None:
+    """As Qwen2.5's generation_config.json, which has a penalty for what was said before."""
+    speaker = loud(speaker_of(save("qwen2", tmp_path)))
+    own = speaker.model.generation_config
+    own.repetition_penalty, own.no_repeat_ngram_size, own.top_k, own.do_sample = 30.0, 1, 5, True
+    if adapted:
+        config = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+        speaker = replace(speaker, model=get_peft_model(speaker.model, config).eval())
+    ids = prompt_ids(speaker, asked_of("Hi"))
+    prompt = len(ids)
+    for _ in range(8):
+        with torch.no_grad():
+            ids.append(int(speaker.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+    expected = speaker.tokenizer.decode(ids[prompt:], skip_special_tokens=True).strip()
+    assert answer(speaker, ["Hi"], max_new_tokens=8) == [expected]
+    told: list[str] = []
+    assert reply(speaker, [Turn("user", "Hi")], Sampling(max_new_tokens=8), told.append) == expected
+    assert (own.repetition_penalty, speaker.model.generation_config.no_repeat_ngram_size) == (30.0, 1), "as it was"
 
 
 def test_the_chat_template_gets_what_the_spec_gives_it() -> None:

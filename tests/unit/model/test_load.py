@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rankzero.errors import ConfigError
 from rankzero.model.load import ClassHead, drawn_from, empty_model, kind_of, load_config, load_model
@@ -37,6 +39,47 @@ def test_an_encoder_does_not_write_text() -> None:
     masked.architectures = ["BertForMaskedLM"]  # transformers would load it as a language model that sees ahead
     with pytest.raises(ConfigError, match="no model that writes text"):
         kind_of(masked, "writes")
+
+
+SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
+OTHER_SIZES = {"d_model": 16, "d_inner": 32, "n_layer": 2, "n_head": 2, "vocab_size": 64}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("bert", {}),
+        ("bert", {"is_decoder": True}),
+        ("xlm-roberta", {}),
+        ("electra", {}),
+        ("bert-generation", {}),
+        ("xlnet", OTHER_SIZES),
+        ("gpt_neox", {}),
+        ("bart", {"d_model": 16, "decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 32}),
+        ("llama", {}),
+        ("llama", {"is_causal": False}),
+        ("gemma3_text", {"head_dim": 8, "num_key_value_heads": 2, "use_bidirectional_attention": True}),
+        ("gemma3_text", {"head_dim": 8, "num_key_value_heads": 2}),
+    ],
+)
+def test_a_model_that_sees_what_it_is_to_predict_is_refused(model_type: str, changes: dict[str, Any]) -> None:
+    """Whatever class its files were saved by. What a model does shows in what a token says once others stand behind
+    it."""
+    config = AutoConfig.for_model(model_type, **(changes if "d_model" in changes else {**SIZES, **changes}))
+    config.architectures = ["OfItsPreTraining"]
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    ids = torch.randint(3, 60, (1, 8))
+    other = torch.cat([ids[:, :5], torch.randint(3, 60, (1, 3))], dim=1)
+    with torch.no_grad():
+        said, again = (model(input_ids=tokens, use_cache=False).logits[:, :5] for tokens in (ids, other))
+    if torch.allclose(said, again, atol=1e-4):
+        assert kind_of(config, "writes") == "causal"
+    else:
+        with pytest.raises(ConfigError, match=f"{model_type} is no model that writes text"):
+            kind_of(config, "writes")
 
 
 def test_what_cannot_classify_says_so() -> None:

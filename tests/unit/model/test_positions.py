@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import pytest
 import torch
 import transformers
 
-from rankzero.model.context import Context, computed_context, stored_context
+from rankzero.data.batches.collators.packed import PackedText
+from rankzero.data.batches.collators.text import PaddedText
+from rankzero.data.batches.loader import Batches
+from rankzero.model.context import Context, computed_context, position_borders, stored_context
 from rankzero.model.parts import position_limit
+from tests.unit.model.packed import CPU, Rows, losses, tiny
 
 SMALL = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 
@@ -69,6 +76,7 @@ def test_the_context_of_computed_positions(config: transformers.PretrainedConfig
         ({"type": "mrope"}, False),
         ({"type": "yarn", "factor": 4.0}, True),
         ({"rope_type": "llama3"}, True),
+        ({"type": "dynamic", "factor": 2.0}, False),
     ],
 )
 def test_the_context_in_an_older_config(scaling: dict[str, object] | None, extended: bool) -> None:
@@ -76,3 +84,63 @@ def test_the_context_in_an_older_config(scaling: dict[str, object] | None, exten
     config = {"max_position_embeddings": 40, "rope_theta": 1e4, "rope_scaling": scaling}
     assert stored_context(config) == stored_context({"text_config": config}) == Context(40, extended)
     assert stored_context({"max_position_embeddings": 40}) is None
+
+
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 9}
+LONGROPE |= {"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 4.0, 8.0], "short_mscale": 1.0, "long_mscale": 1.3}
+
+
+class Data(Rows):
+    """Rows as a plan sees them, too."""
+
+    def __init__(self) -> None:
+        super().__init__((7, 12, 4, 9, 10, 15))
+        self.lengths = np.array([len(ids) for ids in self.ids], np.int32)
+        self.supervised = self.lengths // 2
+        self.loss_weights = self.supervised.astype(np.float64)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@pytest.mark.parametrize("model_type", ["phi3", "phimoe"])
+@pytest.mark.parametrize("collator", [PaddedText(), PackedText()], ids=["padded", "end to end"])
+def test_rows_with_other_positions_have_other_passes(model_type: str, collator: PaddedText | PackedText) -> None:
+    """Each row is computed as if it were alone, whatever else is in its pass; without borders it is not."""
+    model = tiny(model_type, rope_parameters=LONGROPE, original_max_position_embeddings=9)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    assert position_borders(model.config) == (9,)
+    data = Data()
+    alone = {row: losses(model, collator(data, np.array([row]), CPU)) for row in range(len(data))}
+
+    def furthest(borders: Sequence[int]) -> float:
+        plan = Batches(
+            data,  # type: ignore[arg-type]
+            collator,
+            rank=0,
+            world_size=1,
+            max_tokens=100,
+            pass_cost=1000,
+            same_passes=False,
+        )
+        plan.keep_apart(borders)
+        passes = plan.everything().passes
+        assert sorted(np.concatenate(passes).tolist()) == list(range(len(data)))
+        return max(
+            float((found - alone[int(row)]).abs().max())
+            for rows in passes
+            for row, found in zip(
+                rows,
+                losses(model, collator(data, rows, CPU)).split([int(data.row(row)[1].sum()) for row in rows]),
+                strict=True,
+            )
+        )
+
+    with torch.no_grad():
+        assert furthest([border + 1 for border in position_borders(model.config)]) < 1e-4 < furthest([]) / 100
+
+
+def test_most_models_have_no_borders_between_rows() -> None:
+    config = transformers.LlamaConfig(**SMALL, max_position_embeddings=40, rope_parameters=YARN)
+    assert position_borders(config) == position_borders(transformers.BertConfig(**SMALL)) == ()

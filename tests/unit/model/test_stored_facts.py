@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig
 
+from rankzero.model.facts import fused_of
 from rankzero.model.load import empty_model
 from rankzero.model.stored_facts import PLAIN_DECODERS, Held, stored_facts
 from rankzero.spec.run_spec import RunSpec
@@ -50,9 +51,10 @@ def test_the_files_say_what_the_model_says(name: str, tmp_path: Path) -> None:
     for method, spec in METHODS.items():
         for dtype in (BF16,) if name != "llama" else (BF16, FP32):
             trained = 2 if dtype is BF16 and spec.train.master_weights != "float32" else 4
-            held = Held(compute=dtype.itemsize, trained=trained)
-            found = stored_facts(directory, spec.model, spec.lora, spec.train.parts, held)
-            assert found == facts_of(spec, config, dtype), method
+            for device in ("cpu", "cuda"):
+                held = Held(compute=dtype.itemsize, trained=trained, fused=fused_of(spec, device))
+                found = stored_facts(directory, spec.model, spec.lora, spec.train.parts, held)
+                assert found == facts_of(spec, config, dtype, device), (method, device)
 
 
 def test_what_the_files_do_not_tell(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ import torch
 
 from rankzero.data.batches.ahead import Ahead
 from rankzero.data.batches.collators.text import Collator, MicroBatch
-from rankzero.data.batches.plan import divide_among_ranks, micro_batches, packed_batches
+from rankzero.data.batches.plan import by_length, divide_among_ranks, micro_batches, packed_batches
 from rankzero.data.cache.joined import Rows
 from rankzero.data.cache.stream.rows import RowStream
 from rankzero.data.order import Indices, permutation
@@ -110,9 +110,14 @@ class Batches:
         self._slices, self._group, self._groups = slices, rank // slices, world_size // slices
         self._max_tokens, self._pass_cost = max_tokens * slices, pass_cost
         self._same_passes = same_passes
+        self._borders: Sequence[int] = ()
         self._epoch = -1
         self._order: Indices = np.empty(0, dtype=np.int64)
         self._ahead: Ahead[_Pass, MicroBatch] = Ahead(lambda asked: self.collate(*asked), same=_same_pass)
+
+    def keep_apart(self, borders: Sequence[int]) -> None:
+        """Have rows that are longer than one of these ascending lengths share no pass with those that are not."""
+        self._borders = borders
 
     def step(self, *, seed: int, epoch: int, step_in_epoch: int, size: int) -> Work:
         """The global batch of a step, a function of (seed, epoch, step) alone, and this rank's passes through it."""
@@ -158,6 +163,9 @@ class Batches:
         )
 
     def _passes(self, share: Indices) -> list[Indices]:
+        return [rows for part in by_length(share, self.dataset.lengths, self._borders) for rows in self._cut(part)]
+
+    def _cut(self, share: Indices) -> list[Indices]:
         if self._collator.packed:
             return packed_batches(share, self.dataset.lengths, max_tokens=self._max_tokens)
         return micro_batches(share, self.dataset.lengths, max_tokens=self._max_tokens, pass_cost=self._pass_cost)

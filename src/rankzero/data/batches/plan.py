@@ -7,6 +7,7 @@ length, and each rank's share into micro-batches; both only move work around and
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,15 @@ def divide_among_ranks(rows: Indices, lengths: npt.NDArray[np.int32], world_size
         shares[rank].append(int(row))
         heapq.heappush(load, (tokens + int(lengths[row]), rank))
     return [np.array(share, dtype=np.int64) for share in shares]
+
+
+def by_length(rows: Indices, lengths: npt.NDArray[np.int32], borders: Sequence[int]) -> list[Indices]:
+    """Rows that may share a pass, the longest first: those longer than one of the ascending `borders`, and those that
+    are not, are never in one."""
+    if not len(borders):
+        return [rows]
+    beyond = np.searchsorted(np.array(borders), lengths[rows])
+    return [rows[beyond == number] for number in np.unique(beyond)[::-1]]
 
 
 def micro_batches(
