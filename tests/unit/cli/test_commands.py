@@ -359,11 +359,25 @@ class TestRoot:
             assert re.findall(r"<(?:int|str|float|list|path|bool)\b.*", cli(f"{command} --help").out) == []
         assert "--seq-len N " in cli("train --help").out and "\n  RUN.yaml|key=value  " in cli("train --help").out
 
-    def test_shells_complete_commands(self, tmp_path: Path) -> None:
-        env = {**os.environ, "_RANKZERO_COMPLETE": "complete_bash", "COMP_WORDS": "rankzero da", "COMP_CWORD": "1"}
+    @pytest.mark.parametrize(
+        ("line", "completed"),
+        [
+            ("da", ["data"]),
+            ("chat cap", ["capitals"]),
+            ("status cap", ["capitals"]),
+            ("render run.yaml --cluster dock", ["docker"]),
+            ("init --recipe lora", ["lora-jsonl"]),
+            ("train run", []),  # the shell's own: files
+        ],
+    )
+    def test_shells_complete(self, tmp_path: Path, line: str, completed: list[str]) -> None:
+        (tmp_path / "runs/capitals").mkdir(parents=True)
+        (tmp_path / "runs/capitals/run.yaml").touch()
+        env = {**os.environ, "COMP_WORDS": f"rankzero {line}", "COMP_CWORD": str(len(line.split()))}
+        env["_RANKZERO_COMPLETE"] = "complete_bash"
         words = [sys.executable, "-m", "rankzero"]
-        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
-        assert (done.stdout.split(), done.stderr) == (["data"], "")
+        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.stdout.split(), done.stderr) == (completed, "")
 
     @pytest.mark.parametrize("command", ["train", "init", "generate", "quickstart", "data check", "data show"])
     def test_every_command_has_help(self, cli: Cli, command: str) -> None:
