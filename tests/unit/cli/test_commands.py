@@ -323,6 +323,16 @@ def test_a_run_is_found_by_its_name_wherever_one_is_given(cli: Cli, line: str) -
     assert done.code == 78 and "error: runs/a: this run has no result yet" in done.err
 
 
+def test_a_merge_refuses_a_place_that_is_taken_before_torch_is_imported(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("adapter").mkdir()
+    Path("adapter/adapter_config.json").write_text('{"base_model_name_or_path": "base"}', encoding="utf-8")
+    monkeypatch.setattr("rankzero.api.installed.require_engine", lambda: pytest.fail("too late"))
+    done = cli("merge adapter -o adapter")
+    assert done.code == 78 and "error: adapter: there is something already" in done.err
+
+
 class TestRoot:
     def test_version(self, cli: Cli) -> None:
         assert re.fullmatch(r"rankzero 0\.1\.0 \(code [0-9a-f]{8}\)\n", cli("--version").out)
