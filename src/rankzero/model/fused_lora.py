@@ -173,7 +173,8 @@ class _Adapt(torch.autograd.Function):
             else:
                 given = result.reshape(-1, len(b)).to(rule.dtype)
                 adapted = torch.addmm(given, inner, b_here.T, alpha=rule.scale)
-                result = adapted.to(result.dtype).view(result.shape)
+                # No view: models that add to what a layer returns, in place, could not be differentiated.
+                result = torch.ops.aten._unsafe_view(adapted.to(result.dtype), result.shape)
         ctx.save_for_backward(*saved)
         ctx.rule, ctx.trained_in = rule, a.dtype
         return result
