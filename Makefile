@@ -105,6 +105,7 @@ image:
 		--build-arg REVISION=$$(git rev-parse HEAD) $(BUILD_FLAGS) .
 
 $(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit("rankzero needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + ": give another one by PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.train: pyproject.toml constraints.txt | $(VENV)/bin/python

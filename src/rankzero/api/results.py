@@ -111,9 +111,11 @@ def merge(
     is no adapter, `output` exists or the two differ by more than rounding, StorageError where weights are damaged.
     """
     from rankzero.api.installed import require_engine
+    from rankzero.run_dir.atomic import require_nothing_at
     from rankzero.run_dir.result import find_adapter, verify_result
 
     found = find_adapter(Path(target), model)
+    require_nothing_at(Path(output))
     require_engine()
     tell(verify_result(found.directory))
     from rankzero.engine.merging import merge_adapter

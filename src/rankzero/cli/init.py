@@ -40,7 +40,13 @@ def init(
         str | None, typer.Option("-o", "--output", metavar="PATH", help="File to write; with --recipe a directory.")
     ] = None,
     recipe: Annotated[
-        str | None, typer.Option("--recipe", metavar="NAME", help="Write run.yaml and cluster.yaml of this recipe.")
+        str | None,
+        typer.Option(
+            "--recipe",
+            metavar="NAME",
+            help="Write run.yaml and cluster.yaml of this recipe.",
+            autocompletion=lambda incomplete: [name for name in RECIPES if name.startswith(incomplete)],
+        ),
     ] = None,
     show: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what is listed or written as JSON.")] = False,

@@ -11,13 +11,17 @@ from typing import Annotated
 
 import typer
 
+from rankzero.cli.completion import run_names
 from rankzero.cli.render import ClusterOption
 from rankzero.errors import ConfigError, UsageError
 from rankzero.wording import printable
 
 FOLLOW_SECONDS = 0.5
 
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Name of a run, its directory or its run.yaml.")]
+RunArgument = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="Name of a run, its directory or its run.yaml.", autocompletion=run_names),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 

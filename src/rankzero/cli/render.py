@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rankzero.cli.completion import profile_names
 from rankzero.cli.planning import plan_from
 
 if TYPE_CHECKING:
@@ -15,7 +16,12 @@ if TYPE_CHECKING:
 
 ClusterOption = Annotated[
     str | None,
-    typer.Option("--cluster", metavar="FILE|PROFILE", help="Where; default $RANKZERO_CLUSTER, cluster.yaml."),
+    typer.Option(
+        "--cluster",
+        metavar="FILE|PROFILE",
+        help="Where; default $RANKZERO_CLUSTER, cluster.yaml.",
+        autocompletion=profile_names,
+    ),
 ]
 KindOption = Annotated[
     str | None,

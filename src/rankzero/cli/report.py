@@ -8,12 +8,18 @@ from typing import Annotated
 
 import typer
 
+from rankzero.cli.completion import run_names
 from rankzero.errors import ConfigError, ServiceError, UsageError
 
 
 def report(
     runs: Annotated[
-        list[str] | None, typer.Argument(metavar="RUN", help="Run directories; with --live also what holds them.")
+        list[str] | None,
+        typer.Argument(
+            metavar="RUN",
+            help="Run directories, or names in ./runs; with --live also what holds them.",
+            autocompletion=run_names,
+        ),
     ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="One page with all of them beside each other.")] = False,
     live: Annotated[

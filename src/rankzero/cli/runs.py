@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from rankzero.cli.completion import run_names
 from rankzero.cli.local_runs import SortKey
 from rankzero.cli.logs import JsonOption, RunArgument
 from rankzero.cli.render import ClusterOption
@@ -68,8 +69,10 @@ def status(run: RunArgument, cluster: ClusterOption = None, as_json: JsonOption 
 
 
 def compare(
-    first: Annotated[str, typer.Argument(metavar="A", help="A run directory, or a name in ./runs.")],
-    second: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
+    first: Annotated[
+        str, typer.Argument(metavar="A", help="A run directory, or a name in ./runs.", autocompletion=run_names)
+    ],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another one.", autocompletion=run_names)],
     as_json: JsonOption = False,
 ) -> None:
     """Put two runs of this machine beside each other.

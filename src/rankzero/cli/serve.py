@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rankzero.cli.completion import run_names
 from rankzero.cli.render import ClusterOption
 from rankzero.cli.target import place_of
 from rankzero.errors import ServiceError, StopNow, UsageError
@@ -26,6 +27,7 @@ def serve(
             metavar="RUN|MODEL|RUN.yaml",
             help="A run directory or its name in ./runs, or a model's directory; with --cluster a run.yaml.",
             callback=place_of,
+            autocompletion=run_names,
         ),
     ],
     more: Annotated[

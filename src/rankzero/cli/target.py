@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from rankzero.cli.completion import run_names
+
 
 def place_of(target: str | None) -> str | None:
     """`runs/my-run` for my-run where nothing here is called so; None while a shell completes."""
@@ -20,6 +22,7 @@ TargetArgument = Annotated[
         metavar="RUN|MODEL",
         help="A run directory or its name in ./runs, or a model: directory or Hub id.",
         callback=place_of,
+        autocompletion=run_names,
     ),
 ]
 AdapterArgument = Annotated[
@@ -28,5 +31,6 @@ AdapterArgument = Annotated[
         metavar="RUN|ADAPTER",
         help="A run directory or its name in ./runs, or a directory with an adapter.",
         callback=place_of,
+        autocompletion=run_names,
     ),
 ]

@@ -34,7 +34,14 @@ from rankzero.model.quantize import is_quantised, unpack
 from rankzero.model.source import ModelSource, locate
 from rankzero.model.vision import Vision, load_vision
 from rankzero.model.weights import save_whole
-from rankzero.run_dir.atomic import commit_directory, stage_name, storage_errors, write_json, write_text
+from rankzero.run_dir.atomic import (
+    commit_directory,
+    require_nothing_at,
+    stage_name,
+    storage_errors,
+    write_json,
+    write_text,
+)
 from rankzero.run_dir.card import CARD, Card, card_text
 from rankzero.run_dir.paths import MERGE
 from rankzero.spec.run_spec import ModelSpec
@@ -120,8 +127,7 @@ def merge(
     ids. `card`: of the adapter; `shard_bytes`: the largest file. Raises ConfigError, AccessError, ServiceError,
     StorageError; RankzeroError where the merged model does not say what base and adapter say.
     """
-    if output.exists():
-        raise ConfigError("there is something already", where=str(output), hint="name a directory that does not exist")
+    require_nothing_at(output)
     peft_type = PeftConfig.from_pretrained(str(adapter)).peft_type
     if peft_type != "LORA":
         raise ConfigError(

@@ -21,7 +21,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any
 
-from rankzero.errors import StorageError
+from rankzero.errors import ConfigError, StorageError
 from rankzero.machine import usable_cores
 
 MANIFEST = "manifest.json"
@@ -54,6 +54,12 @@ def place_given_by(flag: str) -> Iterator[None]:
         yield
     finally:
         _way_out.reset(token)
+
+
+def require_nothing_at(place: Path) -> None:
+    """Raise ConfigError where there is something: what somebody keeps is not written over."""
+    if place.exists():
+        raise ConfigError("there is something already", where=str(place), hint="name another place")
 
 
 @contextmanager

@@ -152,6 +152,9 @@ def _wrong_value(model: type[BaseModel], path: KeyPath, value: Any) -> Finding:
         return Finding(
             path, f"must be {words}, but is {_shown(value)}", f"write {path[-1]}: {{{required[0]}: {value}}}"
         )
+    if isinstance(value, bool) and not required and any(option.section for option in options):
+        hint = f"write {path[-1]}: {{}} for its defaults" if value else "leave it out"
+        return Finding(path, f"must be {words}, but is {_shown(value)}", hint)
     return Finding(path, f"must be {words}, but is {_shown(value)}", _about(model, path))
 
 

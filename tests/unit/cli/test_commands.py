@@ -323,6 +323,16 @@ def test_a_run_is_found_by_its_name_wherever_one_is_given(cli: Cli, line: str) -
     assert done.code == 78 and "error: runs/a: this run has no result yet" in done.err
 
 
+def test_a_merge_refuses_a_place_that_is_taken_before_torch_is_imported(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("adapter").mkdir()
+    Path("adapter/adapter_config.json").write_text('{"base_model_name_or_path": "base"}', encoding="utf-8")
+    monkeypatch.setattr("rankzero.api.installed.require_engine", lambda: pytest.fail("too late"))
+    done = cli("merge adapter -o adapter")
+    assert done.code == 78 and "error: adapter: there is something already" in done.err
+
+
 class TestRoot:
     def test_version(self, cli: Cli) -> None:
         assert re.fullmatch(r"rankzero 0\.1\.0 \(code [0-9a-f]{8}\)\n", cli("--version").out)
@@ -359,11 +369,25 @@ class TestRoot:
             assert re.findall(r"<(?:int|str|float|list|path|bool)\b.*", cli(f"{command} --help").out) == []
         assert "--seq-len N " in cli("train --help").out and "\n  RUN.yaml|key=value  " in cli("train --help").out
 
-    def test_shells_complete_commands(self, tmp_path: Path) -> None:
-        env = {**os.environ, "_RANKZERO_COMPLETE": "complete_bash", "COMP_WORDS": "rankzero da", "COMP_CWORD": "1"}
+    @pytest.mark.parametrize(
+        ("line", "completed"),
+        [
+            ("da", ["data"]),
+            ("chat cap", ["capitals"]),
+            ("status cap", ["capitals"]),
+            ("render run.yaml --cluster dock", ["docker"]),
+            ("init --recipe lora", ["lora-jsonl"]),
+            ("train run", []),  # the shell's own: files
+        ],
+    )
+    def test_shells_complete(self, tmp_path: Path, line: str, completed: list[str]) -> None:
+        (tmp_path / "runs/capitals").mkdir(parents=True)
+        (tmp_path / "runs/capitals/run.yaml").touch()
+        env = {**os.environ, "COMP_WORDS": f"rankzero {line}", "COMP_CWORD": str(len(line.split()))}
+        env["_RANKZERO_COMPLETE"] = "complete_bash"
         words = [sys.executable, "-m", "rankzero"]
-        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
-        assert (done.stdout.split(), done.stderr) == (["data"], "")
+        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.stdout.split(), done.stderr) == (completed, "")
 
     @pytest.mark.parametrize("command", ["train", "init", "generate", "quickstart", "data check", "data show"])
     def test_every_command_has_help(self, cli: Cli, command: str) -> None:

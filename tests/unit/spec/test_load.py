@@ -258,6 +258,8 @@ eval: {every: 0}
             ("lora: {target_modules: q}", "lora.target_modules", "`auto`, `all-linear` or a list of text", "[q]"),
             ("lora: {target_modules: []}", "lora.target_modules", "but is an empty list", ""),
             ("lora: {target_modules: [[a]]}", "lora.target_modules[0]", "must be text, but is a list", ""),
+            ("lora: true", "lora", "must be a section with keys such as r", "write lora: {} for its defaults"),
+            ("lora: false", "lora", "must be a section with keys such as r", "leave it out"),
             ("lora: 8", "lora", "must be a section with keys such as r, but is 8", ""),
             (
                 "tracking: tensorboard",
