@@ -293,14 +293,18 @@ def prompt_ids(speaker: Speaker, prompt: Prompt, images: Sequence[Image] = ()) -
 
 
 def _rendered(speaker: Speaker, prompt: Prompt) -> str:
-    """A prompt in the chat template, with one placeholder for each of its images."""
-    in_parts, call_form = False, None
-    if speaker.vision is not None or any(message.tool_calls for message in prompt.messages):
+    """A prompt in the chat template, as rows are rendered for training, with one placeholder for each of its images."""
+    if speaker.vision is None and all(message.plain and not message.tool_calls for message in prompt.messages):
+        turns = [turn_of(message) for message in prompt.messages]
+    else:
         parts = take_apart(speaker.tokenizer)
         template = ChatTemplate(str(parts.chat_template), parts.variables)
         in_parts = speaker.vision is not None and reads_parts_only(template)
-        call_form = template.call_form
-    turns = [turn_of(message, in_parts=in_parts, call_form=call_form) for message in prompt.messages]
+        keys, knows, form = template.reasoning_keys, template.knows_thoughts, template.call_form
+        turns = [
+            turn_of(message, in_parts=in_parts, keys=keys, knows_thoughts=knows, call_form=form)
+            for message in prompt.messages
+        ]
     options = {"add_generation_prompt": True, "tokenize": False, **speaker.template_kwargs}
     if prompt.tools:
         options["tools"] = list(prompt.tools)

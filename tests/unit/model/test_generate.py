@@ -11,7 +11,12 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from rankzero.data.prompts import Prompt
 from rankzero.data.prompts import question as asked_of
+from rankzero.data.rows.conversation import Conversation, Message
+from rankzero.data.tokens.chat import Rendered, Renderer, TokenRules
+from rankzero.data.tokens.row_tokens import Encoder
+from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.errors import ConfigError, DataError, UsageError
 from rankzero.model.converse import reply
 from rankzero.model.generate import Speaker, Turn, answer, load_speaker, prompt_ids
@@ -19,7 +24,7 @@ from rankzero.run_dir.result import as_it_was
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.sampling import Sampling
 from tests.support.architectures import save
-from tests.support.families import family_tokenizer
+from tests.support.families import FAMILIES, family_tokenizer
 from tests.support.images import draw
 from tests.support.tiny import tiny_gpt2, tiny_tokenizer
 
@@ -100,6 +105,33 @@ def test_a_batch_answers_as_one_by_one_whatever_holds_what_was_read(model_type: 
     speaker = Speaker(model, tokenizer, None)
     alone = [answer(speaker, [question], max_new_tokens=6) for question in QUESTIONS]
     assert [[text] for text in answer(speaker, QUESTIONS, max_new_tokens=6)] == alone
+
+
+HELLO, PING, AGAIN = Message("user", "Hello"), Message("assistant", "Ping"), Message("user", "again")
+CHATS = {
+    "one turn": (HELLO, PING),
+    "two turns": (HELLO, PING, AGAIN, Message("assistant", "Pong seven")),
+    "reasoning": (HELLO, replace(PING, reasoning="so"), AGAIN, replace(PING, reasoning="because")),
+    "reasoning in the text": (HELLO, Message("assistant", "<think>\nso\n</think>\n\nPing"), AGAIN, PING),
+}
+
+
+@pytest.mark.parametrize("chat", CHATS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_asked_is_what_stands_before_an_answer_in_training(family: str, chat: str) -> None:
+    """Turns with reasoning are written as the template writes them, and not into what was said."""
+    tokenizer, messages = family_tokenizer(family), CHATS[chat]
+    parts, rules = take_apart(tokenizer), TokenRules(train_on="last_turn")
+    row = Renderer(parts, rules).render(Conversation(messages, templated=True, line=1))
+    assert isinstance(row, Rendered)
+    (tokens,) = Encoder(parts, rules).encode([row])
+    before = tokens.ids[: tokens.ranges[0][0]]
+    asked = prompt_ids(Speaker(None, tokenizer, None), Prompt(messages[:-1], templated=True))
+    wanted, found = tokenizer.decode(before) + row.unopened, tokenizer.decode(asked)
+    if family == "deepseek_r1" and chat == "reasoning":  # what it takes reasoning out of keeps the lines behind that
+        wanted, found = ("".join(text.split()) for text in (wanted, found))
+    assert found == wanted
+    assert row.unopened or family == "deepseek_r1" or asked == before
 
 
 def test_the_chat_template_gets_what_the_spec_gives_it() -> None:
