@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -230,8 +231,11 @@ def _replies(
     found = []
     for written in replies_BT[:, start:].tolist():
         length = next((i + 1 for i, token in enumerate(written) if token in ends), len(written))
-        text = speaker.tokenizer.decode(written[:length], skip_special_tokens=True).strip()
-        found.append(Reply(text, length, ended=bool(length) and written[length - 1] in ends))
+        found.append(
+            Reply(
+                text_of(speaker.tokenizer, written[:length]), length, ended=bool(length) and written[length - 1] in ends
+            )
+        )
     return found
 
 
@@ -247,6 +251,24 @@ def as_asked(model: Any) -> Iterator[None]:
         yield
     finally:
         inner.generation_config = own
+
+
+def text_of(tokenizer: Any, ids: Sequence[int]) -> str:
+    """What a model wrote, as text without special tokens. Where these part reasoning from the answer, they become tags,
+    as rows have them: `<think>…</think>` and the answer behind it."""
+    parted = list(_CHANNEL.finditer(str(tokenizer.decode(ids))))
+    if not parted:
+        return str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
+    thought = "\n".join(part[2] for part in parted if part[1] != _ANSWER)
+    answers = [part[2] for part in parted if part[1] == _ANSWER]
+    if not thought:
+        return "".join(answers).strip()
+    return f"<think>\n{thought}" if not answers else f"<think>\n{thought}\n</think>\n\n{''.join(answers).strip()}"
+
+
+_CHANNEL = re.compile(r"<\|channel\|>(\w+)[^<]*<\|message\|>(.*?)(?=<\|(?:end|return|call|start)\|>|\Z)", re.DOTALL)
+"""Of GPT-OSS: what a message is, and its text."""
+_ANSWER = "final"
 
 
 class _Poll(StoppingCriteria):  # type: ignore[misc]  # transformers' classes are not typed

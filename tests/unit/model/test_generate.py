@@ -17,9 +17,10 @@ from rankzero.data.rows.conversation import Conversation, Message
 from rankzero.data.tokens.chat import Rendered, Renderer, TokenRules
 from rankzero.data.tokens.row_tokens import Encoder
 from rankzero.data.tokens.tokenizer import take_apart
+from rankzero.engine.text_scores import without_reasoning
 from rankzero.errors import ConfigError, DataError, UsageError
 from rankzero.model.converse import reply
-from rankzero.model.generate import Speaker, Turn, answer, load_speaker, prompt_ids
+from rankzero.model.generate import Speaker, Turn, answer, load_speaker, prompt_ids, text_of
 from rankzero.run_dir.result import as_it_was
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.sampling import Sampling
@@ -132,6 +133,26 @@ def test_what_is_asked_is_what_stands_before_an_answer_in_training(family: str, 
         wanted, found = ("".join(text.split()) for text in (wanted, found))
     assert found == wanted
     assert row.unopened or family == "deepseek_r1" or asked == before
+
+
+@pytest.mark.parametrize("chat", ["one turn", "reasoning"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_reply_as_it_was_trained_is_read_as_the_rows_answer(family: str, chat: str) -> None:
+    """Whatever the model writes around it: tags, channels, its end."""
+    tokenizer, messages = family_tokenizer(family), CHATS[chat]
+    parts, rules = take_apart(tokenizer), TokenRules(train_on="last_turn")
+    row = Renderer(parts, rules).render(Conversation(messages, templated=True, line=1))
+    assert isinstance(row, Rendered)
+    (tokens,) = Encoder(parts, rules).encode([row])
+    text = text_of(tokenizer, [token for start, end in tokens.ranges for token in tokens.ids[start:end]])
+    assert without_reasoning(text) == messages[-1].content
+    assert messages[-1].reasoning in text
+
+
+def test_reasoning_that_never_ended_is_no_answer() -> None:
+    tokenizer = family_tokenizer("gpt_oss")
+    ids = tokenizer("<|channel|>analysis<|message|>Pong, or", add_special_tokens=False)["input_ids"]
+    assert "Pong, or" in text_of(tokenizer, ids) and without_reasoning(text_of(tokenizer, ids)) == ""
 
 
 def test_the_chat_template_gets_what_the_spec_gives_it() -> None:
