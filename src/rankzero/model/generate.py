@@ -231,11 +231,8 @@ def _replies(
     found = []
     for written in replies_BT[:, start:].tolist():
         length = next((i + 1 for i, token in enumerate(written) if token in ends), len(written))
-        found.append(
-            Reply(
-                text_of(speaker.tokenizer, written[:length]), length, ended=bool(length) and written[length - 1] in ends
-            )
-        )
+        text, ended = text_of(speaker.tokenizer, written[:length]), bool(length) and written[length - 1] in ends
+        found.append(Reply(text, length, ended=ended))
     return found
 
 
@@ -257,9 +254,9 @@ def text_of(tokenizer: Any, ids: Sequence[int]) -> str:
     """What a model wrote, as text without special tokens. Where these part reasoning from the answer, they become tags,
     as rows have them: `<think>…</think>` and the answer behind it."""
     parted = list(_CHANNEL.finditer(str(tokenizer.decode(ids))))
-    if not parted:
+    if {part[1] for part in parted} - {_THOUGHT, _ANSWER} or not parted:
         return str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
-    thought = "\n".join(part[2] for part in parted if part[1] != _ANSWER)
+    thought = "\n".join(part[2] for part in parted if part[1] == _THOUGHT)
     answers = [part[2] for part in parted if part[1] == _ANSWER]
     if not thought:
         return "".join(answers).strip()
@@ -268,7 +265,7 @@ def text_of(tokenizer: Any, ids: Sequence[int]) -> str:
 
 _CHANNEL = re.compile(r"<\|channel\|>(\w+)[^<]*<\|message\|>(.*?)(?=<\|(?:end|return|call|start)\|>|\Z)", re.DOTALL)
 """Of GPT-OSS: what a message is, and its text."""
-_ANSWER = "final"
+_THOUGHT, _ANSWER = "analysis", "final"
 
 
 class _Poll(StoppingCriteria):  # type: ignore[misc]  # transformers' classes are not typed
