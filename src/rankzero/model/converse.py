@@ -9,12 +9,13 @@ import torch
 from transformers import TextStreamer
 
 from rankzero.errors import ConfigError
-from rankzero.model.generate import Speaker, Turn, as_asked, prompt_inputs, prompt_of
+from rankzero.model.generate import Speaker, Turn, as_asked, prompt_inputs, prompt_of, text_of
 from rankzero.model.load import stop_token_ids
 from rankzero.spec.sampling import Sampling
 
 OnText = Callable[[str], None]
-"""Is told each piece of an answer when it is written; the pieces make the answer."""
+"""Is told each piece of an answer when it is written; the pieces make the answer, as far as it is one text: GPT-OSS
+parts reasoning from it by special tokens."""
 
 
 def reply(speaker: Speaker, turns: Sequence[Turn], sampling: Sampling, on_text: OnText) -> str:
@@ -34,7 +35,7 @@ def reply(speaker: Speaker, turns: Sequence[Turn], sampling: Sampling, on_text: 
     if sampling.seed is not None:
         torch.manual_seed(sampling.seed)
     with torch.inference_mode(), as_asked(speaker.model):
-        speaker.model.generate(
+        written_1T = speaker.model.generate(
             **{name: value.to(device) for name, value in inputs.items()},
             max_new_tokens=sampling.max_new_tokens,
             do_sample=warm,
@@ -44,7 +45,7 @@ def reply(speaker: Speaker, turns: Sequence[Turn], sampling: Sampling, on_text: 
             streamer=streamer,
             **chosen,
         )
-    return streamer.text.strip()
+    return text_of(speaker.tokenizer, written_1T[0, inputs["input_ids"].shape[1] :].tolist())
 
 
 class _Told(TextStreamer):  # type: ignore[misc]
@@ -53,11 +54,9 @@ class _Told(TextStreamer):  # type: ignore[misc]
     def __init__(self, tokenizer: Any, on_text: OnText) -> None:
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
         self._tell = on_text
-        self.text = ""
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         """One piece; the last one may be empty."""
         del stream_end
-        self.text += text
         if text:
             self._tell(text)
