@@ -93,12 +93,13 @@ class _Attend(torch.autograd.Function):
         ctx.save_for_backward(query, key, value)
         ctx.scale, ctx.borders = scale, borders
         q, (k, v) = _grouped(query, key), (x.flatten(0, 1) for x in (key, value))
-        attended = query.new_empty(*q.shape[:3], value.shape[-1])
+        attended = query.new_empty(*query.shape[:3], value.shape[-1])
+        grouped = attended.view(*q.shape[:3], value.shape[-1])
         for part, queries, keys in _blocks(q, borders):
             weights = _weights(q, k, part, queries, keys, scale)
             of_block = torch.bmm(weights.to(v.dtype), v[part, keys])
-            attended[part, :, queries] = of_block.view(len(of_block), q.shape[1], -1, value.shape[-1])
-        return attended.view(*query.shape[:3], -1)
+            grouped[part, :, queries] = of_block.view(len(of_block), q.shape[1], -1, value.shape[-1])
+        return attended
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:

@@ -14,26 +14,48 @@ otherwise (in 4 or 8 bits, in another precision) computes them itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
-from peft.tuners.lora.layer import Linear
+from peft.tuners.lora.layer import Linear, LoraLayer
 
 from rankzero.model.dropout import PlacedDropout, Share, kept
 
 
 def fuse_adapters(model: torch.nn.Module) -> int:
     """Let peft's adapters on linear layers compute so, whatever holds the base's weights. How many there are."""
-    layers = [module for module in model.modules() if type(module) is Linear]
+    kinds = {Linear, _over_4_bits()}
+    layers = [module for module in model.modules() if type(module) in kinds]
     for layer in layers:
-        layer.__class__ = FusedAdapter
+        kind: Any = type(layer)
+        layer.__class__ = _fused(kind)
     return len(layers)
 
 
-class FusedAdapter(Linear):  # type: ignore[misc]
-    """peft's adapter on a linear layer. What it is not made for (DoRA, merged or several adapters, dropout of which
-    nobody knows the places) is computed by peft."""
+def _over_4_bits() -> Any:
+    """peft's class for layers of bitsandbytes; None where there can be none, as nothing has imported it."""
+    return getattr(sys.modules.get("peft.tuners.lora.bnb"), "Linear4bit", None)
+
+
+@cache
+def _fused(kind: type[Any]) -> type[Any]:
+    return type(kind.__name__, (FusedAdapter, kind), {"__module__": kind.__module__})
+
+
+class FusedAdapter(torch.nn.Module, LoraLayer):  # type: ignore[misc]
+    """What takes the place of an adapter's own computing. What it is not made for (DoRA, merged or several adapters,
+    dropout of which nobody knows the places) is computed by peft."""
+
+    base_layer: Any
+    lora_A: Any
+    lora_B: Any
+    lora_dropout: Any
+    lora_variant: Any
+    scaling: Any
+    active_adapters: Any
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         name = self._only_adapter()
@@ -54,6 +76,7 @@ class FusedAdapter(Linear):  # type: ignore[misc]
             weight, bias = self.base_layer.weight, self.base_layer.bias
             adapted = _Linear.apply(x, weight, bias, a, b, keys, rule)  # type: ignore[no-untyped-call]
         else:
+            rule = replace(rule, in_place=not self.base_layer._forward_hooks)
             adapted = _Adapt.apply(self.base_layer(x), x, a, b, keys, rule)  # type: ignore[no-untyped-call]
         return adapted
 
@@ -81,6 +104,8 @@ class _Rule:
     """What is dropped; None: nothing."""
     dtype: torch.dtype
     """Of the products."""
+    in_place: bool = False
+    """Nobody else has what the base computed."""
 
     @property
     def scale(self) -> float:
@@ -142,10 +167,17 @@ class _Adapt(torch.autograd.Function):
     ) -> torch.Tensor:
         with torch.autocast(x.device.type, enabled=False):
             saved, inner, b_here = _narrow(x, a, b, keys, rule)
-            delta = torch.addmm(result.reshape(-1, len(b)).to(rule.dtype), inner, b_here.T, alpha=rule.scale)
+            if rule.in_place and result.dtype is rule.dtype and result.is_contiguous() and result._base is None:
+                result.view(-1, len(b)).addmm_(inner, b_here.T, alpha=rule.scale)
+                ctx.mark_dirty(result)
+            else:
+                given = result.reshape(-1, len(b)).to(rule.dtype)
+                adapted = torch.addmm(given, inner, b_here.T, alpha=rule.scale)
+                # No view: models that add to what a layer returns, in place, could not be differentiated.
+                result = torch.ops.aten._unsafe_view(adapted.to(result.dtype), result.shape)
         ctx.save_for_backward(*saved)
         ctx.rule, ctx.trained_in = rule, a.dtype
-        return delta.to(result.dtype).view(result.shape)
+        return result
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

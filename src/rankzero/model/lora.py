@@ -10,11 +10,15 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import peft
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
 from peft.tuners.lora.layer import ParamWrapper
 from peft.utils.constants import DUMMY_TARGET_MODULES
-from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+from peft.utils.transformers_weight_conversion import (
+    convert_peft_adapter_state_dict_for_transformers,
+    convert_peft_config_for_transformers,
+)
 from torch.nn.utils import parametrize
 from transformers.pytorch_utils import Conv1D
 
@@ -22,8 +26,8 @@ from rankzero.errors import ConfigError, Problem
 from rankzero.model.load import drawn_from
 from rankzero.model.low_bits import is_held, outlined, tensor_outline
 from rankzero.model.parts import inside
-from rankzero.model.quantize import is_quantised, prepare_quantized
 from rankzero.model.targets import Targets, adapted_tensor_problems, linear_parts, shortest, target_modules
+from rankzero.model.weights import adapter_file_names
 from rankzero.spec.run_spec import LoraSpec, Parts
 from rankzero.spec.tasks import ModelUse
 from rankzero.wording import first_line
@@ -53,18 +57,35 @@ def apply_lora(
     """
     targets = target_modules(lora, parts, model, use)
     config = lora_config(lora, model, targets, use=use, packed=packed, base_name=base_name, tokens=tokens)
-    if is_quantised(model):
-        prepare_quantized(model)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     model.name_or_path = base_name  # peft writes this name, not the config's, into the adapter
-    with drawn_from(seed), outlined(model):
-        adapted = get_peft_model(model, config)
+    try:
+        with drawn_from(seed), outlined(model):
+            adapted = get_peft_model(model, config)
+    except ValueError as error:
+        hint = "name other layers in lora.target_modules"
+        raise ConfigError(f"peft: {first_line(error)}", where="lora.target_modules", hint=hint) from error
     over_packed_tensors(adapted)
+    _require_names_that_come_back(adapted)
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(torch.float32)
     return adapted
+
+
+def _require_names_that_come_back(adapted: Any) -> None:
+    """Raise ConfigError where peft, loading what was trained, would put it elsewhere: it renames an adapter's weights
+    as transformers renames those of older files of the base."""
+    outline = torch.empty(0, device="meta")
+    names = dict.fromkeys(adapter_file_names(adapted), outline)
+    config = adapted.peft_config[adapted.active_adapter]
+    read = convert_peft_adapter_state_dict_for_transformers(adapted, config, dict(names))
+    lost = {name.partition(".lora_")[0].rpartition(".")[2] for name in names.keys() - read.keys()}
+    if lost:
+        what = f"peft {peft.__version__} cannot read adapters on {' and '.join(sorted(lost))} of this architecture back"
+        hint = "name other layers in lora.target_modules; the attention's alone are lora.target_modules: auto"
+        raise ConfigError(what, where="lora.target_modules", hint=hint)
 
 
 def load_adapter(model: Any, directory: Path) -> Any:
@@ -72,11 +93,33 @@ def load_adapter(model: Any, directory: Path) -> Any:
     try:
         with outlined(model):
             adapted = PeftModel.from_pretrained(model, str(directory), local_files_only=True)
+            lost = _not_read(adapted, directory)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         what = f"the adapter does not fit the model: {first_line(error)}"
-        raise ConfigError(what, where=str(directory), hint="take the model that it was trained on") from error
+        raise ConfigError(what, where=str(directory), hint=_ITS_MODEL) from error
+    if lost:
+        raise ConfigError(f"the adapter does not fit the model: {lost}", where=str(directory), hint=_ITS_MODEL)
     over_packed_tensors(adapted)
     return adapted
+
+
+_ITS_MODEL = "take the model that it was trained on"
+
+
+def _not_read(adapted: Any, directory: Path) -> str:
+    """What of an adapter is not in its files, or in its files and nowhere in the model; empty where all is read. peft
+    only warns of the one, and does not speak of the other."""
+    found = set_peft_model_state_dict(adapted, load_peft_weights(str(directory), device="cpu"))
+    missing = [name for name in found.missing_keys if ".lora_" in name]  # all of the base are missing as well
+    said = []
+    for names, words in (
+        (missing, "of its weights are not in the adapter's files"),
+        (found.unexpected_keys, "of the adapter's weights have no place in this model"),
+    ):
+        if names:
+            first = names[0].removeprefix("base_model.model.")
+            said.append(f"{len(names)} {words}: {first}{', …' if len(names) > 1 else ''}")
+    return "; ".join(said)
 
 
 def lora_config(

@@ -1,8 +1,11 @@
-"""RMS norms in torch's own kernel. Knows what such a norm computes, and no model's name.
+"""Norms in torch's own kernels, in the precision of their input. Knows what such a norm computes, and no model's name.
 
-Written out, as transformers has it, a norm is eight operations on all activations, four of them in float32, and as many
-again backward: on a GPU a third of what a step reads and writes. What a layer computes is asked of the layer: one that
-does something else to the same numbers (a weight plus one, a gate) stays as it is.
+Written out, as transformers has it, an RMS norm is eight operations on all activations, four of them in float32, and as
+many again backward: on a GPU a third of what a step reads and writes. What a layer computes is asked of the layer: one
+that does something else to the same numbers (a weight plus one, a gate) stays as it is.
+
+torch's own layers have the kernel; autocast on a GPU has them take and give float32, which each layer behind them then
+rounds for itself. The kernels add up in float32 whatever they are given.
 """
 
 from __future__ import annotations
@@ -19,8 +22,8 @@ _PROBED = 8
 
 
 def fuse_norms(model: torch.nn.Module) -> int:
-    """Let RMS norms with a weight compute so, wherever their input and it have one precision. How many there are."""
-    found = [module for module in model.modules() if is_rms_norm(module)]
+    """Let norms with a weight compute so, wherever their input and it have one precision. How many there are."""
+    found = [module for module in model.modules() if type(module) in _TORCHS_OWN or is_rms_norm(module)]
     for norm in found:
         kind: Any = type(norm)
         norm.__class__ = _fused(kind)
@@ -30,21 +33,38 @@ def fuse_norms(model: torch.nn.Module) -> int:
 class FusedNorm(torch.nn.Module):
     """What takes the place of a norm's own computing."""
 
-    weight: torch.Tensor
+    weight: torch.Tensor | None
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         weight = self.weight
-        if weight.dtype is not hidden.dtype:  # for which there is no kernel
-            written_out: torch.Tensor = super().forward(hidden)
-            return written_out
-        with torch.autocast(hidden.device.type, enabled=False):  # which would have it in float32, result and all
-            return rms_norm(hidden, weight.shape, weight, _epsilon(self))
+        if weight is None or weight.dtype is not hidden.dtype:  # for which there is no kernel
+            return self._as_before(hidden)
+        with torch.autocast(hidden.device.type, enabled=False):
+            return self._normed(hidden, weight)
+
+    def _as_before(self, hidden: torch.Tensor) -> torch.Tensor:
+        given: torch.Tensor = super().forward(hidden)
+        return given
+
+    def _normed(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return rms_norm(hidden, weight.shape, weight, _epsilon(self))
+
+
+class FusedAsItIs(FusedNorm):
+    """Of a layer that has a kernel, and lacks its precision alone."""
+
+    def _normed(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return self._as_before(hidden)
+
+
+_TORCHS_OWN = (torch.nn.LayerNorm, torch.nn.RMSNorm)
 
 
 @cache
 def _fused(kind: type[Any]) -> type[Any]:
     """One name for both: what is looked up by it goes on to be found."""
-    return type(kind.__name__, (FusedNorm, kind), {"__module__": kind.__module__})
+    part = FusedAsItIs if kind in _TORCHS_OWN else FusedNorm
+    return type(kind.__name__, (part, kind), {"__module__": kind.__module__})
 
 
 def _epsilon(norm: torch.nn.Module) -> float | None:

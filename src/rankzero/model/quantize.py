@@ -106,20 +106,6 @@ def keep_layout(model: Any) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
-def prepare_quantized(model: Any) -> None:
-    """Freeze a packed model and put its norms in float32, where a rounded sum of squares would cost the most.
-
-    peft's `prepare_model_for_kbit_training` without its other half: gradients for the inputs belong to activation
-    checkpointing, which the loop turns on, and embeddings and heads stay as they are since autocast computes with them.
-    """
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    for module in model.modules():
-        if "Norm" in type(module).__name__:
-            for parameter in module.parameters(recurse=False):
-                parameter.data = parameter.data.to(torch.float32)
-
-
 def _packed_by(config: Any) -> dict[str, Any] | None:
     """How config.json says that the files are packed."""
     for holder in (config, config.get_text_config()):

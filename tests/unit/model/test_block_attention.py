@@ -50,6 +50,15 @@ def test_values_and_gradients_are_torchs(
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)  # weights are float32 at least
 
 
+def test_what_it_returns_may_be_changed_in_place() -> None:
+    """No view of a tensor that only it knows, which could not be differentiated then."""
+    given = tensors(torch.float64)
+    attended = block_attention.attend(*given, 0.3, (0, 11))
+    (kept,) = torch.autograd.grad(block_attention.attend(*given, 0.3, (0, 11)).mul(3).sum(), given[:1])
+    (found,) = torch.autograd.grad(attended.mul_(3).sum(), given[:1])
+    assert torch.equal(found, kept)
+
+
 def test_bfloat16_is_as_near_to_float32_as_its_digits_allow() -> None:
     exact = tensors(torch.float32, length=150)
     rounded = [x.detach().bfloat16().requires_grad_() for x in exact]

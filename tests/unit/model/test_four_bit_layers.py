@@ -17,6 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rankzero.engine.setup import to_train
+from rankzero.model.fused_lora import fuse_adapters
 from rankzero.model.generate import answer, load_speaker
 from rankzero.model.load import ClassHead, load_config, load_model
 from rankzero.model.merge import merge
@@ -118,3 +119,39 @@ def test_kernels_that_nobody_needs_are_not_missed(avx512_bf16: bool, caplog: pyt
     source.warning("Failed to load CPU gemm_4bit_forward from kernels-community: %s.", "No module named 'kernels'")
     source.warning("something else")
     assert caplog.messages == ["something else"]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+def test_fused_adapters_over_them_compute_what_pefts_compute(name: str, tmp_path: Path) -> None:
+    source, spec = base(name, tmp_path)
+    model = shaken(to_train(loaded(source, spec), spec, base_name="base")).train()
+
+    def found() -> list[torch.Tensor]:
+        model.zero_grad()
+        loss = model(input_ids=torch.tensor([[5, 9, 17, 33, 21]])).logits.square().sum()
+        loss.backward()
+        return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.requires_grad)]
+
+    wanted = found()
+    assert fuse_adapters(model) >= len(four_bit_layers(model)) // 2 > 0
+    for ours, theirs in zip(found(), wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5 * max(1.0, float(theirs.abs().max())))
+
+
+def test_activations_are_in_the_precision_of_products(tmp_path: Path) -> None:
+    """A norm whose weight is in float32 makes float32 of all behind it, and of what is kept for the backward pass."""
+    source, spec = base("llama", tmp_path)
+    packed = load_model(source, spec.model, load_config(source, spec.model), torch.bfloat16)
+    model = to_train(packed, spec, base_name="base").train()
+    seen: list[torch.dtype] = []
+
+    def see(_module: Any, _inputs: Any, output: torch.Tensor) -> None:
+        seen.append(output.dtype)
+
+    for module in model.modules():
+        if type(module).__name__ in ("Linear4bit", "LlamaRMSNorm", "LlamaDecoderLayer", "LlamaMLP"):
+            module.register_forward_hook(see)
+    fuse_adapters(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(input_ids=torch.tensor([[5, 9, 17, 33, 21]])).logits.sum().backward()
+    assert len(seen) > 20 and set(seen) == {torch.bfloat16}

@@ -39,7 +39,7 @@ def found(model: Any, places: Places) -> list[torch.Tensor]:
     return [loss.detach(), *(p.grad for p in model.parameters() if p.requires_grad)]
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gpt2"])
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "falcon"])  # Falcon adds to what its layers return in place
 @pytest.mark.parametrize(("dropout", "recomputing"), [(0.0, False), (0.3, False), (0.3, True)])
 def test_loss_and_gradients_are_pefts(model_type: str, dropout: float, recomputing: bool) -> None:
     model, places = adapted(model_type, dropout=dropout)

@@ -9,16 +9,19 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     GPT2Config,
     LlamaConfig,
+    MambaConfig,
 )
 
 from rankzero.engine.setup import to_train
 from rankzero.errors import ConfigError
+from rankzero.model import lora as model_lora
 from rankzero.model.load import empty_model, load_config, meta_model
 from rankzero.model.lora import load_adapter, lora_config, parameter_counts, token_numbers
 from rankzero.model.merge import merge
@@ -364,9 +367,61 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
         load_adapter(wider, tmp_path / "adapter")
 
 
-def test_every_tensor_of_the_file_is_a_parameter_of_the_model(tmp_path: Path) -> None:
-    from safetensors.torch import load_file
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("q_proj.lora_A", None, "2 of its weights are not in the adapter's files: model.layers.0.self_attn.q_proj"),
+        ("norm", None, "model.norm"),
+        (".layers.1.", ".language_model.layers.1.", "have no place in this model: model.language_model.layers.1"),
+    ],
+)
+def test_an_adapter_of_which_only_a_part_would_be_used_is_refused(
+    old: str, new: str | None, says: str, tmp_path: Path
+) -> None:
+    """peft puts in what it finds a place for; the rest would be as if it had never been trained."""
+    spec = spec_with(modules_to_save=["model.norm"])
+    source = saved("llama", tmp_path / "base")
+    save_weights(to_train(loaded(source, spec), spec, base_name="base"), tmp_path / "adapter")
+    load_adapter(loaded(source, spec), tmp_path / "adapter")
+    file = tmp_path / "adapter/adapter_model.safetensors"
+    tensors = {
+        name.replace(old, new or ""): tensor for name, tensor in load_file(file).items() if new or old not in name
+    }
+    save_file(tensors, file)
+    with pytest.raises(ConfigError, match="the adapter does not fit the model") as error:
+        load_adapter(loaded(source, spec), tmp_path / "adapter")
+    assert says in str(error.value)
 
+
+def test_adapters_that_could_not_be_read_back_are_refused_before_they_are_trained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on Laguna's shared experts: what renames the files of a base also renames the adapter's, to other names."""
+    spec = spec_with(target_modules="all-linear")
+    to_train(meta_model(CONFIGS["llama"](), spec.model, "writes"), spec, base_name="base")
+
+    def renaming(_model: Any, _config: Any, state: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name.replace(".mlp.up_", ".mlp.ups_").replace(".mlp.down_", "."): value for name, value in state.items()
+        }
+
+    monkeypatch.setattr(model_lora, "convert_peft_adapter_state_dict_for_transformers", renaming)
+    with pytest.raises(ConfigError, match=r"adapters on down_proj and up_proj") as error:
+        to_train(meta_model(CONFIGS["llama"](), spec.model, "writes"), spec, base_name="base")
+    assert error.value.problems[0].where == "lora.target_modules"
+    spec = spec_with(target_modules=["q_proj"])
+    to_train(meta_model(CONFIGS["llama"](), spec.model, "writes"), spec, base_name="base")
+
+
+def test_what_peft_does_not_adapt_is_refused_in_its_words() -> None:
+    """Of models with states, whose kernels would compute past an adapter."""
+    model = AutoModelForCausalLM.from_config(MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1))
+    with pytest.raises(ConfigError, match="'out_proj' is incompatible with Mamba-based models") as error:
+        to_train(model, spec_with(target_modules="all-linear"), base_name="base")
+    assert error.value.problems[0].where == "lora.target_modules"
+
+
+def test_every_tensor_of_the_file_is_a_parameter_of_the_model(tmp_path: Path) -> None:
     spec = spec_of(lora={"dropout": 0}, train__parts=ALL_PARTS["qwen3_moe"])
     adapted = to_train(loaded(saved("qwen3_moe", tmp_path / "base"), spec), spec, base_name="base")
     save_weights(adapted, tmp_path / "adapter")

@@ -76,3 +76,28 @@ def test_of_a_whole_model_names_and_weights_stay(tmp_path: Any) -> None:
     assert set(model.state_dict()) == state
     assert {name: type(module).__name__ for name, module in model.named_modules()} == kinds
     torch.testing.assert_close(model(ids).logits, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [torch.nn.LayerNorm, torch.nn.RMSNorm])
+def test_torchs_own_keep_their_inputs_precision(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autocast would have them in float32 on a GPU; on a CPU it has to be asked for what is off."""
+    norm, hidden = kind(48).bfloat16(), torch.randn(3, 48).bfloat16()
+    wanted = norm(hidden)
+    assert fuse_norms(norm) == 1 and type(norm).__name__ == kind.__name__
+    forward, on = kind.forward, []
+
+    def told(*given: Any) -> torch.Tensor:
+        on.append(torch.is_autocast_enabled("cpu"))
+        normed: torch.Tensor = forward(*given)
+        return normed
+
+    monkeypatch.setattr(kind, "forward", told)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(norm(hidden), wanted) and on == [False]
+
+
+def test_without_a_weight_it_is_computed_as_before() -> None:
+    norm, hidden = torch.nn.LayerNorm(48, elementwise_affine=False), torch.randn(3, 48)
+    wanted = norm(hidden)
+    fuse_norms(norm)
+    assert torch.equal(norm(hidden), wanted)
