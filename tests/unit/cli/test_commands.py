@@ -333,6 +333,19 @@ def test_a_merge_refuses_a_place_that_is_taken_before_torch_is_imported(
     assert done.code == 78 and "error: adapter: there is something already" in done.err
 
 
+@pytest.mark.parametrize(
+    ("line", "start"),
+    [
+        ("train nope.yaml", "`rankzero init` writes one"),
+        ("sweep nope.yaml", "docs/sweeps.md has one"),
+        ("cluster plan -f nope.yaml", "`rankzero init --recipe distilbert-sst2` writes one"),
+    ],
+)
+def test_a_file_that_is_not_there_comes_from_somewhere(cli: Cli, line: str, start: str) -> None:
+    done = cli(line)
+    assert done.code == 78 and "no such file" in done.err and start in " ".join(done.err.split())
+
+
 class TestRoot:
     def test_version(self, cli: Cli) -> None:
         assert re.fullmatch(r"rankzero 0\.1\.0 \(code [0-9a-f]{8}\)\n", cli("--version").out)
