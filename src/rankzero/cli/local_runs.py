@@ -108,8 +108,8 @@ def _what_next(run: RunView) -> tuple[str, ...]:
     from rankzero.spec.tasks import TASKS
 
     try:
-        task = json.loads(RunDir(run.root).report.read_text(encoding="utf-8"))["spec"]["task"]
-        return TASKS[task].next_commands(str(run.root))
+        spec = json.loads(RunDir(run.root).report.read_text(encoding="utf-8"))["spec"]
+        return TASKS[spec["task"]].next_commands(str(run.root), adapters=spec.get("lora") is not None)
     except (OSError, ValueError, KeyError, TypeError):
         return ()
 

@@ -122,7 +122,9 @@ class TestTrain:
         assert "eval loss      1.5000 (perplexity 4.48), of final/ (step 8)" in lines
         run = lines[0].split()[-1]
         assert f'next           rankzero generate {run} "a question"' in lines
-        assert f"               or chat, eval, serve, merge or export, which take {run} too" in lines
+        assert "               also: rankzero chat, eval, serve, export" in lines, (
+            "its weights are whole: nothing to merge"
+        )
         assert lines[lines.index("eval loss      1.5000 (perplexity 4.48), of final/ (step 8)") + 1] == (
             "               12.2600 (perplexity 3.1), of the last step (12)"
         )
