@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from rankzero.forecast.cost import StepCost
-from rankzero.forecast.forecast import Forecast
 from rankzero.wording import counted, duration, in_bytes, printable
+
+if TYPE_CHECKING:
+    from rankzero.forecast.cost import StepCost
+    from rankzero.forecast.forecast import Forecast
 
 LABEL = 10
 """Columns of a line's name."""
