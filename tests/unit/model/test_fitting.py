@@ -60,9 +60,9 @@ def test_what_is_needed_is_what_is_planned() -> None:
             40,
             {"tokens": 16384},
             [
-                "train.gradient_checkpointing: true with train.micro_batch_tokens: 4096 (24.5 GB)",
-                "train.activation_offloading: true with train.micro_batch_tokens: 4096 (24.2 GB)",
-                "model.quantization: nf4 with train.micro_batch_tokens: 4096 (38.6 GB)",
+                "train.gradient_checkpointing: true with train.micro_batch_tokens: 4096 (24.3 GB)",
+                "train.activation_offloading: true with train.micro_batch_tokens: 4096 (23.9 GB)",
+                "model.quantization: nf4 with train.micro_batch_tokens: 4096 (33.3 GB)",
             ],
         ),
         (
@@ -70,9 +70,9 @@ def test_what_is_needed_is_what_is_planned() -> None:
             24,
             {},
             [
-                "train.activation_offloading: true with train.gradient_checkpointing: true (23.5 GB)",
-                "model.quantization: nf4 with train.gradient_checkpointing: true (14.2 GB)",
-                "data.max_length: 2048 with train.gradient_checkpointing: true (20.4 GB)",
+                "train.activation_offloading: true (23.9 GB)",
+                "model.quantization: nf4 with train.gradient_checkpointing: true (14.1 GB)",
+                "data.max_length: 2048 with train.gradient_checkpointing: true (20.3 GB)",
             ],
         ),
         (
@@ -80,8 +80,8 @@ def test_what_is_needed_is_what_is_planned() -> None:
             24,
             {"longest": 2 * LONGEST},
             [
-                "model.quantization: nf4 (22.4 GB)",
-                "data.max_length: 4096 with train.activation_offloading: true (23.5 GB)",
+                "model.quantization: nf4 (22.1 GB)",
+                "data.max_length: 4096 with train.activation_offloading: true (23.3 GB)",
             ],
         ),
     ],
