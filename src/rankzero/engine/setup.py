@@ -41,6 +41,7 @@ from rankzero.engine.tasks.protocol import Meter
 from rankzero.forecast.forecast import MemoryOutlook, outlook
 from rankzero.forecast.rows import facts_of_rows
 from rankzero.model import dropout_attention
+from rankzero.model.ahead import brings_code, require_not_ahead
 from rankzero.model.attention import Attention, choose_attention
 from rankzero.model.compiling import compile_blocks
 from rankzero.model.context import position_borders
@@ -50,7 +51,7 @@ from rankzero.model.files import stored_precision
 from rankzero.model.fitting import require_room
 from rankzero.model.fused_lora import fuse_adapters
 from rankzero.model.kernels import apply_kernels
-from rankzero.model.load import ClassHead, empty_model, load_model, stop_token_ids
+from rankzero.model.load import ClassHead, empty_model, load_model, padding_counts, stop_token_ids
 from rankzero.model.lora import apply_lora, token_numbers
 from rankzero.model.memory import MemoryPlan
 from rankzero.model.norms import fuse_norms
@@ -185,8 +186,7 @@ def build_session(
     task = inputs.task
     collator = _collator(inputs, attention, parallel, context_group(world, spec.train.context_parallel))
 
-    last_is_fed = inputs.kind == "classifier"  # of other rows the last token is only ever a target
-    borders = [border + (not last_is_fed) for border in position_borders(inputs.config)]
+    borders = length_borders(spec, inputs)
 
     def batches(dataset: Rows) -> Batches:
         made = Batches(
@@ -218,6 +218,9 @@ def build_session(
         places=places,
         balance=balance,
     )
+    if inputs.kind != "classifier" and brings_code(shape):  # of others their configs tell
+        with stepper.autocast():
+            require_not_ahead(parallel.model, device.torch_device)
     stop_ids = stop_token_ids(parallel.module, inputs.tokenizer)
     samples = None
     if inputs.prompts:
@@ -250,6 +253,13 @@ def build_session(
         samples=samples,
         planned=replace(planned, plan=memory, need=replace(need, tokens=memory.micro_batch_tokens)),
     )
+
+
+def length_borders(spec: RunSpec, inputs: Inputs) -> Sequence[int]:
+    """Lengths that rows of a pass are on one side of, so that each is computed as if it were alone."""
+    if inputs.kind != "classifier":  # their last token is only ever a target
+        return [border + 1 for border in position_borders(inputs.config)]
+    return range(1, spec.data.max_length) if padding_counts(inputs.config) else position_borders(inputs.config)
 
 
 def _collator(inputs: Inputs, attention: Attention, parallel: Parallel, group: ContextGroup | None) -> Collator:

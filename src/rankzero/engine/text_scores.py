@@ -17,7 +17,8 @@ def without_reasoning(text: str) -> str:
     thought, ended, said = text.partition("</think>")
     begins = thought.lstrip().startswith("<think>")
     if ended and (begins or "<think>" not in thought):
-        return said.strip()
+        said = said.strip()
+        return without_reasoning(said) if said.startswith("<think>") else said  # behind an empty one that it opens with
     return "" if begins else text
 
 

@@ -127,12 +127,12 @@ class _Linear(torch.autograd.Function):
         rule: _Rule,
     ) -> torch.Tensor:
         with torch.autocast(x.device.type, enabled=False):
-            out = torch.nn.functional.linear(x, weight, bias)
+            out_NO = torch.nn.functional.linear(x.reshape(-1, x.shape[-1]), weight, bias)
             saved, inner, b_here = _narrow(x, a, b, keys, rule)
-            out.view(-1, len(b)).addmm_(inner, b_here.T, alpha=rule.scale)
+            out_NO.addmm_(inner, b_here.T, alpha=rule.scale)
         ctx.save_for_backward(weight, *saved)
         ctx.rule, ctx.trained_in = rule, a.dtype
-        return out
+        return _shaped(out_NO, (*x.shape[:-1], len(b)))
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -173,8 +173,7 @@ class _Adapt(torch.autograd.Function):
             else:
                 given = result.reshape(-1, len(b)).to(rule.dtype)
                 adapted = torch.addmm(given, inner, b_here.T, alpha=rule.scale)
-                # No view: models that add to what a layer returns, in place, could not be differentiated.
-                result = torch.ops.aten._unsafe_view(adapted.to(result.dtype), result.shape)
+                result = _shaped(adapted.to(result.dtype), result.shape)
         ctx.save_for_backward(*saved)
         ctx.rule, ctx.trained_in = rule, a.dtype
         return result
@@ -217,6 +216,13 @@ def _of_adapter(
     given_NI = _dropped(x.to(ctx.rule.dtype), bits).reshape(-1, x.shape[-1])
     of_b = (of_output_NO.T @ inner_Nr).to(ctx.trained_in).mul_(ctx.rule.scale)
     return of_inner_Nr, (of_inner_Nr.T @ given_NI).to(ctx.trained_in), of_b
+
+
+def _shaped(made: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """A new tensor in this shape, and no view: models that change in place what a layer returns could not be
+    differentiated."""
+    shaped: torch.Tensor = torch.ops.aten._unsafe_view(made, shape)
+    return shaped
 
 
 def _bits(x: torch.Tensor, keys: torch.Tensor | None, rule: _Rule) -> torch.Tensor | None:

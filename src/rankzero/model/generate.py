@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +21,14 @@ from rankzero.data.tokens.template import ChatTemplate
 from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.data.tokens.turns import reads_parts_only, turn_of
 from rankzero.errors import ConfigError, UsageError
-from rankzero.model.load import kind_of, load_config, load_model, load_tokenizer, stop_token_ids
+from rankzero.model.load import (
+    kind_of,
+    left_padding_counts,
+    load_config,
+    load_model,
+    load_tokenizer,
+    stop_token_ids,
+)
 from rankzero.model.lora import load_adapter
 from rankzero.model.source import locate
 from rankzero.model.vision import Vision, load_vision
@@ -94,8 +102,19 @@ def answer(
 
 
 def replies_together(speaker: Speaker, prompts: Sequence[Prompt], stop_ids: Sequence[int], longest: int) -> list[Reply]:
-    """The greedy replies to several prompts without images, computed in one batch."""
+    """The greedy replies to several prompts without images, computed in one batch; in one for each length where a model
+    is not told of padding."""
     rows = [prompt_ids(speaker, prompt) for prompt in prompts]
+    if not left_padding_counts(speaker.model.config):
+        return _in_a_batch(speaker, rows, stop_ids, longest)
+    found: dict[int, Reply] = {}
+    for length in sorted({len(ids) for ids in rows}):
+        alike = [i for i, ids in enumerate(rows) if len(ids) == length]
+        found |= dict(zip(alike, _in_a_batch(speaker, [rows[i] for i in alike], stop_ids, longest), strict=True))
+    return [found[i] for i in range(len(rows))]
+
+
+def _in_a_batch(speaker: Speaker, rows: Sequence[list[int]], stop_ids: Sequence[int], longest: int) -> list[Reply]:
     width = max(map(len, rows))
     ids_BT = torch.full((len(rows), width), stop_ids[0])
     mask_BT = torch.zeros((len(rows), width), dtype=torch.long)
@@ -212,8 +231,8 @@ def _replies(
     found = []
     for written in replies_BT[:, start:].tolist():
         length = next((i + 1 for i, token in enumerate(written) if token in ends), len(written))
-        text = speaker.tokenizer.decode(written[:length], skip_special_tokens=True).strip()
-        found.append(Reply(text, length, ended=bool(length) and written[length - 1] in ends))
+        text, ended = text_of(speaker.tokenizer, written[:length]), bool(length) and written[length - 1] in ends
+        found.append(Reply(text, length, ended=ended))
     return found
 
 
@@ -229,6 +248,24 @@ def as_asked(model: Any) -> Iterator[None]:
         yield
     finally:
         inner.generation_config = own
+
+
+def text_of(tokenizer: Any, ids: Sequence[int]) -> str:
+    """What a model wrote, as text without special tokens. Where these part reasoning from the answer, they become tags,
+    as rows have them: `<think>…</think>` and the answer behind it."""
+    parted = list(_CHANNEL.finditer(str(tokenizer.decode(ids))))
+    if {part[1] for part in parted} - {_THOUGHT, _ANSWER} or not parted:
+        return str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
+    thought = "\n".join(part[2] for part in parted if part[1] == _THOUGHT)
+    answers = [part[2] for part in parted if part[1] == _ANSWER]
+    if not thought:
+        return "".join(answers).strip()
+    return f"<think>\n{thought}" if not answers else f"<think>\n{thought}\n</think>\n\n{''.join(answers).strip()}"
+
+
+_CHANNEL = re.compile(r"<\|channel\|>(\w+)[^<]*<\|message\|>(.*?)(?=<\|(?:end|return|call|start)\|>|\Z)", re.DOTALL)
+"""Of GPT-OSS: what a message is, and its text."""
+_THOUGHT, _ANSWER = "analysis", "final"
 
 
 class _Poll(StoppingCriteria):  # type: ignore[misc]  # transformers' classes are not typed
@@ -275,14 +312,18 @@ def prompt_ids(speaker: Speaker, prompt: Prompt, images: Sequence[Image] = ()) -
 
 
 def _rendered(speaker: Speaker, prompt: Prompt) -> str:
-    """A prompt in the chat template, with one placeholder for each of its images."""
-    in_parts, call_form = False, None
-    if speaker.vision is not None or any(message.tool_calls for message in prompt.messages):
+    """A prompt in the chat template, as rows are rendered for training, with one placeholder for each of its images."""
+    if speaker.vision is None and all(message.plain and not message.tool_calls for message in prompt.messages):
+        turns = [turn_of(message) for message in prompt.messages]
+    else:
         parts = take_apart(speaker.tokenizer)
         template = ChatTemplate(str(parts.chat_template), parts.variables)
         in_parts = speaker.vision is not None and reads_parts_only(template)
-        call_form = template.call_form
-    turns = [turn_of(message, in_parts=in_parts, call_form=call_form) for message in prompt.messages]
+        keys, knows, form = template.reasoning_keys, template.knows_thoughts, template.call_form
+        turns = [
+            turn_of(message, in_parts=in_parts, keys=keys, knows_thoughts=knows, call_form=form)
+            for message in prompt.messages
+        ]
     options = {"add_generation_prompt": True, "tokenize": False, **speaker.template_kwargs}
     if prompt.tools:
         options["tools"] = list(prompt.tools)

@@ -243,6 +243,29 @@ def padding_id(tokenizer: Any, config: Any) -> int:
     return next((number for number in ids if isinstance(number, int)), 0)
 
 
+_PADDING_COUNTS = frozenset({"canine", "convbert", "fnet", "funnel", "nystromformer", "xlnet", "yoso"})
+
+
+def padding_counts(config: Any) -> bool:
+    """Whether a classifier says another class of a text that is filled up, whatever the mask says: its layers mix
+    neighbours or all places, or it looks at the last one. Texts that share a pass have to be of one length then."""
+    return config.model_type in _PADDING_COUNTS
+
+
+_LEFT_PADDING_COUNTS = frozenset(
+    {
+        *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "cpmant", "deepseek_v4", "marian", "mbart"),
+        *("mvp", "pegasus", "plbart", "recurrent_gemma", "roformer", "rwkv", "trocr", "whisper"),
+    }
+)
+
+
+def left_padding_counts(config: Any) -> bool:
+    """Whether a model says something else of a prompt that stands behind padding, whatever the mask says: it has states
+    that the padding goes into, or counts places from the first column."""
+    return config.model_type in _LEFT_PADDING_COUNTS
+
+
 def stop_token_ids(model: Any, tokenizer: Any) -> list[int]:
     """Every id that ends a generation: the tokenizer's, the config's and the generation config's."""
     found: list[int] = []

@@ -12,7 +12,7 @@ from rankzero.data.tokens.chat import Rendered, TokenRules
 from rankzero.data.tokens.row_tokens import Encoder
 from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.errors import ConfigError
-from rankzero.model.load import ClassHead, load_config, load_model, load_tokenizer, padding_id
+from rankzero.model.load import ClassHead, load_config, load_model, load_tokenizer, padding_counts, padding_id
 from rankzero.model.lora import load_adapter
 from rankzero.model.parts import position_limit
 from rankzero.model.source import locate
@@ -76,12 +76,22 @@ def classify(classifier: Classifier, texts: Sequence[str]) -> Iterator[Predictio
         ids = [row.ids for row in classifier.encoder.encode(rendered)]
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
         found: dict[int, Prediction] = {}
-        for first in range(0, len(order), _BATCH):
-            batch = order[first : first + _BATCH]
+        for batch in _batches(order, [len(row) for row in ids], alike=padding_counts(classifier.model.config)):
             for i, shares in zip(batch, _probabilities(classifier, [ids[i] for i in batch]), strict=True):
                 named = dict(zip(classifier.labels, shares, strict=True))
                 found[i] = Prediction(max(named, key=named.__getitem__), named)
         yield from (found[i] for i in range(len(ids)))
+
+
+def _batches(order: Sequence[int], lengths: Sequence[int], *, alike: bool) -> Iterator[Sequence[int]]:
+    """Texts that share a pass; with `alike`, of one length only. `order` is by length."""
+    first = 0
+    while first < len(order):
+        batch = order[first : first + _BATCH]
+        if alike:
+            batch = [i for i in batch if lengths[i] == lengths[batch[0]]]
+        yield batch
+        first += len(batch)
 
 
 def _require_trained_head(config: Any, name: str) -> None:

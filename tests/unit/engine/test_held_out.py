@@ -75,7 +75,7 @@ def test_reasoning_is_no_part_of_what_is_scored(text: str, monkeypatch: pytest.M
     [
         ("<think>\nstill at it: Lima", ""),
         ("It ends with <think> and </think>.", "It ends with <think> and </think>."),
-        ("<think></think>\n<think>", "<think>"),
+        ("<think></think>\n<think>\nhm\n</think>\n\nLima", "Lima"),
     ],
 )
 def test_what_is_said_behind_reasoning(text: str, said: str) -> None:

@@ -52,6 +52,25 @@ def test_loss_and_gradients_are_pefts(model_type: str, dropout: float, recomputi
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=3e-6 * max(1.0, float(theirs.abs().max())))
 
 
+@pytest.mark.parametrize("fused", ["all", "the adapter, in place", "the adapter"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_what_a_layer_returns_may_be_changed_in_place(fused: str, bias: bool) -> None:
+    """As Falcon, Gemma 3n and Llama 4 do."""
+    torch.manual_seed(0)
+    weight, x, a, b = (torch.randn(shape) for shape in ((6, 4), (2, 3, 4), (2, 4), (6, 2)))
+    rule, of_bias = _Rule(2.0, None, torch.float32, in_place="in place" in fused), torch.randn(6) if bias else None
+    found = []
+    for change in (lambda out: out.mul_(3), lambda out: out * 3):
+        given = [tensor.clone().requires_grad_() for tensor in (x, a, b)]
+        if fused == "all":
+            out = _Linear.apply(given[0], weight, of_bias, *given[1:], None, rule)  # type: ignore[no-untyped-call]
+        else:
+            out = _Adapt.apply(linear(given[0], weight, of_bias), *given, None, rule)  # type: ignore[no-untyped-call]
+        found.append(torch.autograd.grad(change(out).square().sum(), given))
+    for changed, new in zip(*found, strict=True):
+        torch.testing.assert_close(changed, new)
+
+
 def test_in_bfloat16_they_are_as_near_to_float64_as_pefts() -> None:
     torch.manual_seed(0)
     rows, size, share = 390, 96, Share.of(0.3)

@@ -9,18 +9,25 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from rankzero.data.prompts import Prompt
 from rankzero.data.prompts import question as asked_of
+from rankzero.data.rows.conversation import Conversation, Message
+from rankzero.data.tokens.chat import Rendered, Renderer, TokenRules
+from rankzero.data.tokens.row_tokens import Encoder
+from rankzero.data.tokens.tokenizer import take_apart
+from rankzero.engine.text_scores import without_reasoning
 from rankzero.errors import ConfigError, DataError, UsageError
 from rankzero.model.converse import reply
-from rankzero.model.generate import Speaker, Turn, answer, load_speaker, prompt_ids
+from rankzero.model.generate import Speaker, Turn, answer, load_speaker, prompt_ids, text_of
 from rankzero.run_dir.result import as_it_was
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.sampling import Sampling
 from tests.support.architectures import save
-from tests.support.families import family_tokenizer
+from tests.support.families import FAMILIES, family_tokenizer
 from tests.support.images import draw
-from tests.support.tiny import tiny_gpt2
+from tests.support.tiny import tiny_gpt2, tiny_tokenizer
 
 CPU = torch.device("cpu")
 QUESTIONS = ["Which colour is it?", "What is the capital of Peru? " * 3, "Hi"]
@@ -75,6 +82,77 @@ def test_the_likeliest_token_is_taken_whatever_the_model_comes_with(adapted: boo
     told: list[str] = []
     assert reply(speaker, [Turn("user", "Hi")], Sampling(max_new_tokens=8), told.append) == expected
     assert (own.repetition_penalty, speaker.model.generation_config.no_repeat_ngram_size) == (30.0, 1), "as it was"
+
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64}
+DECODERS: dict[str, dict[str, Any]] = {
+    "recurrent_gemma": {**SMALL, "num_key_value_heads": 1, "lru_width": 32, "attention_window_size": 64},
+    "rwkv": {"hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32, "context_length": 64},
+    "mamba": {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
+    "bart": {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 64},
+}
+
+
+@pytest.mark.parametrize("model_type", DECODERS)
+def test_a_batch_answers_as_one_by_one_whatever_holds_what_was_read(model_type: str) -> None:
+    """States, and places counted from the first column, know nothing of padding."""
+    tokenizer = tiny_tokenizer(chat_template=None)
+    config = AutoConfig.for_model(model_type, **DECODERS[model_type], vocab_size=len(tokenizer), pad_token_id=0)
+    config.bos_token_id = config.eos_token_id = 1
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.2 * torch.randn_like(parameter)
+    speaker = Speaker(model, tokenizer, None)
+    alone = [answer(speaker, [question], max_new_tokens=6) for question in QUESTIONS]
+    assert [[text] for text in answer(speaker, QUESTIONS, max_new_tokens=6)] == alone
+
+
+HELLO, PING, AGAIN = Message("user", "Hello"), Message("assistant", "Ping"), Message("user", "again")
+CHATS = {
+    "one turn": (HELLO, PING),
+    "two turns": (HELLO, PING, AGAIN, Message("assistant", "Pong seven")),
+    "reasoning": (HELLO, replace(PING, reasoning="so"), AGAIN, replace(PING, reasoning="because")),
+    "reasoning in the text": (HELLO, Message("assistant", "<think>\nso\n</think>\n\nPing"), AGAIN, PING),
+}
+
+
+@pytest.mark.parametrize("chat", CHATS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_asked_is_what_stands_before_an_answer_in_training(family: str, chat: str) -> None:
+    """Turns with reasoning are written as the template writes them, and not into what was said."""
+    tokenizer, messages = family_tokenizer(family), CHATS[chat]
+    parts, rules = take_apart(tokenizer), TokenRules(train_on="last_turn")
+    row = Renderer(parts, rules).render(Conversation(messages, templated=True, line=1))
+    assert isinstance(row, Rendered)
+    (tokens,) = Encoder(parts, rules).encode([row])
+    before = tokens.ids[: tokens.ranges[0][0]]
+    asked = prompt_ids(Speaker(None, tokenizer, None), Prompt(messages[:-1], templated=True))
+    wanted, found = tokenizer.decode(before) + row.unopened, tokenizer.decode(asked)
+    if family == "deepseek_r1" and chat == "reasoning":  # what it takes reasoning out of keeps the lines behind that
+        wanted, found = ("".join(text.split()) for text in (wanted, found))
+    assert found == wanted
+    assert row.unopened or family == "deepseek_r1" or asked == before
+
+
+@pytest.mark.parametrize("chat", ["one turn", "reasoning"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_reply_as_it_was_trained_is_read_as_the_rows_answer(family: str, chat: str) -> None:
+    """Whatever the model writes around it: tags, channels, its end."""
+    tokenizer, messages = family_tokenizer(family), CHATS[chat]
+    parts, rules = take_apart(tokenizer), TokenRules(train_on="last_turn")
+    row = Renderer(parts, rules).render(Conversation(messages, templated=True, line=1))
+    assert isinstance(row, Rendered)
+    (tokens,) = Encoder(parts, rules).encode([row])
+    text = text_of(tokenizer, [token for start, end in tokens.ranges for token in tokens.ids[start:end]])
+    assert without_reasoning(text) == messages[-1].content
+    assert messages[-1].reasoning in text
+
+
+def test_reasoning_that_never_ended_is_no_answer() -> None:
+    tokenizer = family_tokenizer("gpt_oss")
+    ids = tokenizer("<|channel|>analysis<|message|>Pong, or", add_special_tokens=False)["input_ids"]
+    assert "Pong, or" in text_of(tokenizer, ids) and without_reasoning(text_of(tokenizer, ids)) == ""
 
 
 def test_the_chat_template_gets_what_the_spec_gives_it() -> None:

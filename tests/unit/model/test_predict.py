@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from rankzero.errors import ConfigError
-from rankzero.model.predict import classify, load_classifier
+from rankzero.model.load import padding_counts
+from rankzero.model.predict import _batches, classify, load_classifier
 from rankzero.run_dir.result import as_it_was
 from rankzero.spec.run_spec import RunSpec
 from tests.support.architectures import save
@@ -26,8 +28,6 @@ def spec(model: Path, **data: Any) -> RunSpec:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A classifier of three classes as transformers saves one."""
-    from transformers import AutoModelForSequenceClassification
-
     directory = save("distilbert", tmp_path_factory.mktemp("trained"))
     torch.manual_seed(1)
     names = {0: "bad", 1: "so-so", 2: "good"}
@@ -38,7 +38,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_librarys_own_probabilities(trained: Path) -> None:
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import AutoTokenizer
 
     model = AutoModelForSequenceClassification.from_pretrained(trained).eval()
     tokenizer = AutoTokenizer.from_pretrained(trained)
@@ -65,7 +65,6 @@ def test_long_texts_are_cut_as_in_training(trained: Path) -> None:
 def test_an_adapters_classes(tmp_path: Path, trained: Path) -> None:
     """An adapter brings its own head, for classes that its base knows nothing of."""
     from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForSequenceClassification
 
     base = save("distilbert", tmp_path / "base")
     torch.manual_seed(2)
@@ -106,3 +105,40 @@ def _rendered(text: str) -> list[Any]:
     from rankzero.data.tokens.chat import Rendered
 
     return [Rendered(text, [], raw=True, add_eos=False, label="")]
+
+
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
+TOGETHER = {
+    **dict.fromkeys(("bert", "distilbert", "electra", "roberta", "llama", "convbert", "fnet", "yoso"), SIZES),
+    "nystromformer": {**SIZES, "num_landmarks": 4, "segment_means_seq_len": 4},
+    "xlnet": {"d_model": 32, "d_inner": 48, "n_layer": 2, "n_head": 4, "vocab_size": 64},
+    "funnel": {"d_model": 32, "d_inner": 48, "block_sizes": [1, 1, 1], "n_head": 4, "d_head": 8, "vocab_size": 64},
+    "distilbert": {"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, "vocab_size": 64},
+    "canine": {key: value for key, value in SIZES.items() if key != "vocab_size"},
+}
+
+
+@pytest.mark.parametrize("model_type", TOGETHER)
+def test_whether_padding_counts(model_type: str) -> None:
+    """Seen by what a model says of a text alone, and of the same one filled up to another's length."""
+    config = AutoConfig.for_model(model_type, **TOGETHER[model_type], pad_token_id=0)
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_config(config).double().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    text = torch.randint(3, 60, (1, 7))
+    filled, mask = torch.zeros(1, 12, dtype=torch.long), torch.zeros(1, 12, dtype=torch.long)
+    filled[:, :7], mask[:, :7] = text, 1
+    with torch.no_grad():
+        alone = model(input_ids=text, attention_mask=torch.ones_like(text)).logits
+        found = model(input_ids=filled, attention_mask=mask).logits
+    assert padding_counts(config) is not torch.allclose(found, alone, rtol=1e-6, atol=1e-8)
+
+
+def test_texts_of_one_length_share_a_pass_where_padding_counts() -> None:
+    lengths = [3, 5, 3, 5, 5, 7]
+    order = sorted(range(6), key=lengths.__getitem__)
+    assert list(_batches(order, lengths, alike=False)) == [order]
+    assert list(_batches(order, lengths, alike=True)) == [[0, 2], [1, 3, 4], [5]]
+    long = list(_batches(range(70), [4] * 70, alike=True))
+    assert [len(batch) for batch in long] == [32, 32, 6] and [i for batch in long for i in batch] == list(range(70))
