@@ -24,6 +24,15 @@ def counted(count: int, one: str, several: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else several or one + 's'}"
 
 
+def in_bytes(count: float) -> str:
+    """`1.53 GB`, `5.6 MB` or `123 B`: powers of 1,000, three digits, and all of those before the point."""
+    unit, scale = next(((unit, scale) for unit, scale in _SIZES if count >= scale), ("B", 1.0))
+    return f"{count / scale:.3g} {unit}" if count < 1000 * scale else f"{count / scale:,.0f} {unit}"
+
+
+_SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+
+
 def duration(seconds: float) -> str:
     """`1:02:03` or `4:05`."""
     whole = int(seconds + 0.5)

@@ -40,6 +40,19 @@ class ClusterForecast:
     """Why not."""
     survey: Survey
 
+    def beside(self) -> list[tuple[str, str]]:
+        """What there is to say besides what the run takes, by name."""
+        unknown = [("model", self.unknown)] if self.unknown else []
+        return [*unknown, ("place", self.where), *self.survey.has]
+
+    def __repr__(self) -> str:
+        """The lines that `rankzero plan` prints."""
+        from rankzero.forecast.text import printed, table
+
+        if self.run is None:
+            return "\n".join([self.name, *table(self.beside(), 80)])
+        return "\n".join(printed(self.run, terminal=False, width=80, more=self.beside()))
+
     def require(self) -> None:
         """Raise what stands in the way of a submit: every reason of the cluster, or the memory that is missing."""
         from rankzero.model.fitting import require_room

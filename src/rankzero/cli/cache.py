@@ -12,6 +12,7 @@ import typer
 from rankzero.cli.help import Sections
 from rankzero.cli.logs import JsonOption
 from rankzero.errors import UsageError
+from rankzero.wording import in_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,14 +105,6 @@ def prune(
     for entry in done.in_use:
         typer.echo(f"stays  {entry.kind}/{entry.name}: used by {entry.used_by}")
     typer.echo(f"{in_bytes(done.bytes)} {'would be' if dry_run else 'are'} free")
-
-
-def in_bytes(count: int) -> str:
-    """`1.5 GB`, in powers of ten."""
-    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} B"
 
 
 def _facts(those: Sequence[Entry]) -> dict[str, Any]:

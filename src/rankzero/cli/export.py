@@ -11,6 +11,7 @@ import typer
 from rankzero.cli.merge import BaseChoice
 from rankzero.cli.target import TargetArgument
 from rankzero.errors import Problem, UsageError
+from rankzero.wording import in_bytes
 
 
 class Form(StrEnum):
@@ -106,7 +107,7 @@ def export(
         typer.echo(json.dumps(done.to_json(), indent=2))
     else:
         files = "1 file" if done.files == 1 else f"{done.files} files"
-        typer.echo("\n".join([f"{done.place}: {files} of weights, {done.bytes / 1e9:.3g} GB", *done.said]))
+        typer.echo("\n".join([f"{done.place}: {files} of weights, {in_bytes(done.bytes)}", *done.said]))
 
 
 def _require_options(

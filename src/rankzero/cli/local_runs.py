@@ -108,8 +108,8 @@ def _what_next(run: RunView) -> tuple[str, ...]:
     from rankzero.spec.tasks import TASKS
 
     try:
-        task = json.loads(RunDir(run.root).report.read_text(encoding="utf-8"))["spec"]["task"]
-        return TASKS[task].next_commands(str(run.root))
+        spec = json.loads(RunDir(run.root).report.read_text(encoding="utf-8"))["spec"]
+        return TASKS[spec["task"]].next_commands(str(run.root), adapters=spec.get("lora") is not None)
     except (OSError, ValueError, KeyError, TypeError):
         return ()
 
@@ -152,7 +152,7 @@ def compared(first: RunView, second: RunView, width: int, colour: bool) -> str:
         ("eval loss", number(first.eval_loss), number(second.eval_loss)),
     ]
     if first.goodput and second.goodput:
-        rows.append(("goodput", f"{first.goodput.goodput:.1%}", f"{second.goodput.goodput:.1%}"))
+        rows.append(("goodput", f"{100 * first.goodput.goodput:.1f} %", f"{100 * second.goodput.goodput:.1f} %"))
     for row in rows:
         table.add_row(*row)
     room = max(8, (width - 26) // 2)
@@ -171,7 +171,12 @@ def differences(first: RunView, second: RunView) -> list[tuple[str, str, str]]:
     specs = [load_run_spec(run.root / "run.yaml", env={}).spec for run in (first, second)]  # with paths as written
 
     return [
-        (change.field, str(change.old), str(change.new))
+        (change.field, _as_written(change.old), _as_written(change.new))
         for change in compare(*specs)
         if change.field not in ("name", "output_dir")
     ]
+
+
+def _as_written(value: object) -> str:
+    """As a spec has it: null and true, not None and True."""
+    return str(value) if value is not None and not isinstance(value, bool) else json.dumps(value)

@@ -73,10 +73,10 @@ app.command("list", rich_help_panel="Runs")(runs_command.list_runs)
 for look_at in (runs_command.status, watch, logs, runs_command.compare):
     app.command(rich_help_panel="Runs")(look_at)
 app.command(rich_help_panel="Runs")(report)
-app.add_typer(cache_command.app, name="cache", rich_help_panel="Start")
 app.command(rich_help_panel="Runs")(pull)
 app.add_typer(open_app, name="open", rich_help_panel="Runs")
 app.add_typer(track_command.app, name="track", rich_help_panel="Runs")
+app.add_typer(cache_command.app, name="cache", rich_help_panel="Runs")
 for command in (plan, render, submit):
     app.command(rich_help_panel="Cluster")(command)
 for end in (runs_command.describe, runs_command.cancel, runs_command.delete):

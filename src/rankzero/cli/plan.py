@@ -35,8 +35,7 @@ def plan(
     if as_json:
         typer.echo(json.dumps(found.to_json(), indent=2))
     else:
-        unknown = [("model", found.unknown)] if found.unknown else []
-        _show(found, [*unknown, ("place", found.where), *found.survey.has])
+        _show(found, found.beside())
     found.require()
 
 

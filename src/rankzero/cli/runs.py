@@ -96,7 +96,18 @@ def describe(run: RunArgument, cluster: ClusterOption = None, as_json: JsonOptio
 
     The verdict, objects, pods with their containers, and events.
     """
+    _require_cluster(run, cluster, "`rankzero status` says what there is to know of it")
     _look(run, cluster, as_json=as_json, whole=True)
+
+
+def _require_cluster(run: str, cluster: str | None, instead: str) -> None:
+    """Raise UsageError for a run of this machine, with what to do `instead`, where no cluster is chosen."""
+    from rankzero.api.planning import cluster_is_chosen
+    from rankzero.cli.target import place_of
+
+    place = place_of(run)
+    if cluster is None and not cluster_is_chosen() and place and (Path(place) / "run.yaml").is_file():
+        raise UsageError("this run is of this machine", where=place, hint=f"{instead}; of a cluster's run: --cluster")
 
 
 def _look(run: str, cluster: str | None, *, as_json: bool, whole: bool) -> None:
@@ -125,6 +136,7 @@ def cancel(run: RunArgument, cluster: ClusterOption = None) -> None:
     from rankzero.api.clusters import backend_for, find_run
     from rankzero.cli.cluster_option import say
 
+    _require_cluster(run, cluster, "Ctrl-C, or SIGTERM to its process, saves and stops it")
     _, backend = backend_for(cluster, say)
     backend.cancel(find_run(backend, run), say)
 
@@ -142,6 +154,7 @@ def delete(
     from rankzero.api.clusters import backend_for, find_run
     from rankzero.cli.cluster_option import say
 
+    _require_cluster(run, cluster, "all that there is of it is this directory")
     _, backend = backend_for(cluster, say)
     name = find_run(backend, run)
     if not yes:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from rankzero.cli.completion import run_names
 from rankzero.cli.help import Sections
 
 app = typer.Typer(cls=Sections, no_args_is_help=True, rich_markup_mode=None)
@@ -20,17 +20,18 @@ def root() -> None:
 
 @app.command()
 def sync(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run directory, or a name in ./runs.", autocompletion=run_names)
+    ],
 ) -> None:
     """Send what trackers have not got yet of a run: a server was away, or the run was killed."""
+    from rankzero.api.runs import Run
     from rankzero.errors import ConfigError, Problem, ServiceError, StorageError
     from rankzero.run_dir.paths import RunDir
     from rankzero.spec.load import load_run_spec
     from rankzero.track.send import Delivery, only_sender, server_modules
 
-    run_dir = RunDir(Path(run))
-    if not run_dir.spec.is_file():
-        raise ConfigError("this is no run directory: run.yaml is missing", where=run, hint="runs/NAME, for example")
+    run_dir = RunDir(Run.open(run).path)
     spec = load_run_spec(run_dir.spec, env={}).spec
     modules = server_modules(spec.tracking)
     if not modules:

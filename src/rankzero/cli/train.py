@@ -237,7 +237,8 @@ def summary(report: dict[str, Any], run_dir: str) -> str:
         lines.append(f"               {_scores(last)}, of the last step ({last['step']})")
     if "starts" in report.get("goodput", {}):  # else an earlier version has written the report
         lines.append(f"goodput        {Goodput(**report['goodput'])}")
-    command, others = TASKS[report["spec"]["task"]].next_commands(run_dir)
+    spec = report["spec"]
+    command, others = TASKS[spec["task"]].next_commands(run_dir, adapters=spec.get("lora") is not None)
     lines += [f"next           {command}", f"               {others}"]
     page = os.path.join(run_dir, "report.html")
     if os.path.isfile(page):

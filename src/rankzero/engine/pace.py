@@ -3,6 +3,9 @@
 A rank's time goes to the others in the reduction of the next step, so that nothing is waited for to know it: on a GPU
 it is only known when the device has got there. Under a sharding whose passes gather weights or hand on gradients a pass
 ends when the slowest rank's does, so there all would look the same, and nothing is said.
+
+The main rank writes checkpoints beside its passes, which takes processors where these are few. Ranks are compared in
+steps without that; where there are too few of them, the main rank is none to be named.
 """
 
 from __future__ import annotations
@@ -68,18 +71,31 @@ class Pace:
 
     def __init__(self, hosts: list[str]) -> None:
         self._hosts = hosts
-        self._steps: deque[tuple[Passes, ...]] = deque(maxlen=WINDOW_STEPS)
+        self._steps: deque[tuple[bool, tuple[Passes, ...]]] = deque(maxlen=WINDOW_STEPS)
+        """Whether a checkpoint was written beside it, and its ranks."""
+        self._saving = self._saved = False
+        """Beside the step that has begun, and the one before."""
         self._found: dict[int, dict[str, Any]] = {}
 
+    def begin_step(self, *, saving: bool) -> None:
+        """A step begins, with a checkpoint being written beside it or not."""
+        self._saved, self._saving = self._saving, saving
+
     def add(self, ranks: tuple[Passes, ...]) -> dict[str, Any]:
-        """Take note of a step. Returns what metrics.jsonl gets of it: the slowest rank and how slow it is, from
-        LEAST_STEPS steps on; of one rank, or of times that are not known, nothing."""
+        """Take note of the step before the one that has begun. Returns what metrics.jsonl gets of it: the slowest rank
+        and how slow it is, from LEAST_STEPS steps on; of one rank, or of times that are not known, nothing."""
         if len(ranks) < 2 or not all(rank.seconds > 0 for rank in ranks):
             return {}
-        self._steps.append(ranks)
-        if len(self._steps) < LEAST_STEPS:
+        self._steps.append((self._saved, ranks))
+        steps = [ranks for saved, ranks in self._steps if not saved]
+        alike = len(steps) >= LEAST_STEPS
+        if not alike:
+            steps = [ranks for _, ranks in self._steps]
+        if len(steps) < LEAST_STEPS:
             return {}
-        slowdowns = self._slowdowns()
+        slowdowns = _slowdowns(steps)
+        if not alike:
+            slowdowns[0] = min(slowdowns[0], 1.0)
         slowest = max(range(len(slowdowns)), key=slowdowns.__getitem__)
         facts: dict[str, Any] = {"slowest_rank": slowest, "slowest_rank_slowdown": slowdowns[slowest]}
         return facts | ({"straggler": self._name(slowest, slowdowns[slowest])} if slowdowns[slowest] >= SLOW else {})
@@ -87,19 +103,6 @@ class Pace:
     def report(self) -> list[dict[str, Any]]:
         """The ranks that were slow in this start: rank, host, the largest slowdown, and for how many steps."""
         return [self._found[rank] for rank in sorted(self._found)]
-
-    def _slowdowns(self) -> list[float]:
-        """Of each rank its time as a multiple of the others'. A rank with more work takes longer, and one with less
-        takes longer for each token, since a pass has costs of its own: slow is who is so by both."""
-        count = len(self._steps[0])
-        seconds = [sum(step[rank].seconds for step in self._steps) for rank in range(count)]
-        tokens = [max(1.0, sum(step[rank].tokens for step in self._steps)) for rank in range(count)]
-        by_token = [spent / computed for spent, computed in zip(seconds, tokens, strict=True)]
-
-        def beside(values: list[float], rank: int) -> float:
-            return values[rank] / median(values[:rank] + values[rank + 1 :])
-
-        return [min(beside(seconds, rank), beside(by_token, rank)) for rank in range(count)]
 
     def _name(self, rank: int, slowdown: float) -> str:
         known = self._found.get(rank)
@@ -111,6 +114,20 @@ class Pace:
         known["slowdown"] = max(known["slowdown"], slowdown)
         known["steps"] += 1
         return name
+
+
+def _slowdowns(steps: list[tuple[Passes, ...]]) -> list[float]:
+    """Of each rank its time as a multiple of the others'. A rank with more work takes longer, and one with less takes
+    longer for each token, since a pass has costs of its own: slow is who is so by both."""
+    count = len(steps[0])
+    seconds = [sum(step[rank].seconds for step in steps) for rank in range(count)]
+    tokens = [max(1.0, sum(step[rank].tokens for step in steps)) for rank in range(count)]
+    by_token = [spent / computed for spent, computed in zip(seconds, tokens, strict=True)]
+
+    def beside(values: list[float], rank: int) -> float:
+        return values[rank] / median(values[:rank] + values[rank + 1 :])
+
+    return [min(beside(seconds, rank), beside(by_token, rank)) for rank in range(count)]
 
 
 def _event() -> torch.cuda.Event:

@@ -74,6 +74,11 @@ class Saver:
         """Whether what is being written was not saved. The next `save` or `wait` raises it, on all ranks."""
         return self._failure is not None
 
+    @property
+    def writing(self) -> bool:
+        """Whether this process writes a checkpoint, beside whatever else it does."""
+        return self._thread is not None and self._thread.is_alive()
+
     def save(self, position: Position) -> None:
         """Take what the checkpoint of this step holds, and have it written. Waits until the one before is committed.
 

@@ -166,6 +166,8 @@ def next_step(
     """One optimizer step. Returns where the run is then, what metrics.jsonl gets of it, and whether to stop."""
     spec, schedule, number = run.spec, session.schedule, position.step + 1
     run.hooks.step_begins(number)
+    if run.pace is not None:
+        run.pace.begin_step(saving=run.saver.writing)
     before = time.monotonic()
     _, step_in_epoch = schedule.position(position.step)
     work = session.train.step(position.step)

@@ -99,6 +99,12 @@ class Forecast:
         share = (self.schedule.total_steps - self.done) / self.schedule.steps_per_epoch
         return self.rows.tokens * max(0.0, share) / rate
 
+    def __repr__(self) -> str:
+        """The lines that `--dry-run` prints."""
+        from rankzero.forecast.text import printed
+
+        return "\n".join(printed(self, terminal=False, width=80))
+
     def to_json(self) -> dict[str, Any]:
         """For programs: all numbers, bytes and seconds."""
         memory = self.memory

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from rankzero.forecast.cost import StepCost
-from rankzero.forecast.forecast import Forecast
-from rankzero.wording import counted, duration, printable
+from rankzero.wording import counted, duration, in_bytes, printable
+
+if TYPE_CHECKING:
+    from rankzero.forecast.cost import StepCost
+    from rankzero.forecast.forecast import Forecast
 
 LABEL = 10
 """Columns of a line's name."""
@@ -54,12 +57,6 @@ def rows(forecast: Forecast) -> list[tuple[str, str]]:
     ]
 
 
-def size(number: float) -> str:
-    """`1.53 GB`, `5.6 MB`."""
-    unit, scale = ("GB", 10**9) if number >= 10**9 else ("MB", 10**6)
-    return f"{number / scale:.3g} {unit}" if number < 1000 * scale else f"{number / scale:,.0f} {unit}"
-
-
 def _count(number: int) -> str:
     """`8.03B`, `134.5M`, `4,096`."""
     for unit, scale in (("B", 10**9), ("M", 10**6)):
@@ -98,11 +95,8 @@ def _steps(forecast: Forecast) -> str:
         words.append("as many as the rows make")
     else:
         epochs = schedule.total_steps / schedule.steps_per_epoch
-        of = (
-            f" ({epochs:.3g} {'epoch' if epochs == 1 else 'epochs'} of {schedule.steps_per_epoch:,})"
-            if forecast.rows.rows is not None
-            else ""
-        )
+        several = f"{epochs:.3g} epochs" if epochs % 1 else counted(round(epochs), "epoch")
+        of = f" ({several} of {schedule.steps_per_epoch:,})" if forecast.rows.rows is not None else ""
         words.append(f"{schedule.total_steps:,}{of}")
     if forecast.done:
         words.append(f"{forecast.done:,} of them done")
@@ -124,24 +118,25 @@ def _steps(forecast: Forecast) -> str:
 
 def _memory(forecast: Forecast) -> str:
     need, place = forecast.memory.need, forecast.place
-    parts = ", ".join(f"{name} {size(part)}" for name, part in need.parts.items() if part >= 0.001 * need.bytes)
+    parts = ", ".join(f"{name} {in_bytes(part)}" for name, part in need.parts.items() if part >= 0.001 * need.bytes)
     each = "" if place.world_size == 1 else " each"
-    of = f" of {size(place.limit)}" if place.limit else ""
-    now = f", {size(place.free)} of it free now" if place.free else ""
+    of = f" of {in_bytes(place.limit)}" if place.limit else ""
+    now = f", {in_bytes(place.free)} of it free now" if place.free else ""
     on = f" on {place.name}{now}" if place.limit else f" on {place.name}"
     less = "; activations are recomputed" if need.recomputing else ""
     short = "; IT DOES NOT FIT" if place.limit and need.bytes > place.limit else ""
     basis = "" if forecast.memory.basis == "sums" else f" (by {forecast.memory.basis})"
-    return f"{size(need.bytes)}{each}{of}{on}: {parts}{less}{basis}{short}"
+    return f"{in_bytes(need.bytes)}{each}{of}{on}: {parts}{less}{basis}{short}"
 
 
 def _disk(forecast: Forecast) -> str:
     disk = forecast.disk
-    free = f", {size(disk.free)} free" if disk.free else ""
+    free = f", {in_bytes(disk.free)} free" if disk.free else ""
     short = "; IT DOES NOT FIT" if disk.free and disk.needed > disk.free else ""
     count = counted(disk.checkpoints, "checkpoint")
     each = "" if disk.checkpoints == 1 else " at once"
-    return f"{size(disk.needed)}: {count}{each} of {size(disk.checkpoint)}, result {size(disk.result)}{free}{short}"
+    saved = f"{count}{each} of {in_bytes(disk.checkpoint)}"
+    return f"{in_bytes(disk.needed)}: {saved}, result {in_bytes(disk.result)}{free}{short}"
 
 
 def _time(forecast: Forecast) -> str:

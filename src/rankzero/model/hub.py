@@ -103,10 +103,7 @@ def cached_directory(spec: ModelSpec) -> Path | None:
 
 
 def _unreachable(name: str) -> ServiceError:
-    hint = (
-        meant_here(name)
-        + "check the network and HF_ENDPOINT, or put the files into a directory and set model.local_dir"
-    )
+    hint = "check the network and HF_ENDPOINT, or put the files into a directory and set model.local_dir"
     return ServiceError(f"the Hub did not answer for {name}", where="model.name", hint=_other_meaning(name) + hint)
 
 

@@ -132,6 +132,15 @@ def load_spec(
     return read_spec(model, path, overrides, env=env, renames=renames, check=check).loaded()
 
 
+_STARTS = {
+    "RunSpec": "`rankzero init` writes one to start from",
+    "ClusterSpec": "`rankzero init --recipe NAME` writes one to start from",
+    "SweepSpec": "docs/sweeps.md has one to start from",
+    "InfraSpec": "`rankzero init --recipe distilbert-sst2` writes one to start from",
+}
+"""Where the first file of each kind comes from."""
+
+
 def read_spec(
     model: type[M],
     path: Path | None,
@@ -144,7 +153,7 @@ def read_spec(
     """As load_spec, with the problems in the result."""
     draft = _Draft()
     if path is not None:
-        draft = _read_file(path, env)
+        draft = _read_file(path, env, _STARTS.get(model.__name__, ""))
         _require_kind(model, draft.tree, path)
     for override in overrides:
         if isinstance(override, Setting):
@@ -246,11 +255,12 @@ def _parse_override(text: str, env: Mapping[str, str]) -> Document:
     return document or Document(Scalar("", None), path, {path: Origin(COMMAND_LINE)})
 
 
-def _read_file(path: Path, env: Mapping[str, str]) -> _Draft:
+def _read_file(path: Path, env: Mapping[str, str], start: str) -> _Draft:
+    """`start`: where a file of this kind comes from."""
     name = str(path)
-    document = parse(_read_text(path), source=name, env=env)
+    document = parse(_read_text(path, start), source=name, env=env)
     if document is None:
-        raise ConfigError("the file is empty", where=name, hint="`rankzero init` writes one to start from")
+        raise ConfigError("the file is empty", where=name, hint=start)
     if not isinstance(document.tree, dict):
         hint = "the smallest run spec is\n    model: {name: Qwen/Qwen3-0.6B}\n    data: {train: train.jsonl}"
         raise ConfigError("the file must hold sections such as model: and data:", where=name, hint=hint)
@@ -272,12 +282,12 @@ def _require_kind(model: type[BaseModel], tree: Mapping[str, Tree], path: Path) 
         raise ConfigError(f"this is a {its}, not a {own}", where=str(path), hint=hint)
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, start: str) -> str:
     """The file's text. Raises ConfigError that says why it cannot be had."""
     try:
         raw = path.read_bytes()
     except FileNotFoundError as error:
-        raise ConfigError("no such file", where=str(path), hint=_files_like(path)) from error
+        raise ConfigError("no such file", where=str(path), hint=_files_like(path) or start) from error
     except IsADirectoryError as error:
         raise ConfigError("this is a directory", where=str(path), hint="name the run spec in it") from error
     except OSError as error:
@@ -289,10 +299,10 @@ def _read_text(path: Path) -> str:
         raise ConfigError("not UTF-8", where=f"{path}:{line}", hint="save the file as UTF-8") from error
 
 
-def _files_like(path: Path) -> str:
+def _files_like(path: Path) -> str | None:
     beside = {entry.stem: entry for entry in path.parent.glob("*.y*ml")}
     close = difflib.get_close_matches(path.stem, beside, n=1, cutoff=0.7)
-    return f"did you mean {beside[close[0]]}?" if close else "`rankzero init` writes one to start from"
+    return f"did you mean {beside[close[0]]}?" if close else None
 
 
 def _where(origins: Mapping[KeyPath, Origin], path: KeyPath) -> str:

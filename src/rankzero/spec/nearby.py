@@ -30,8 +30,11 @@ def dangling(path: str | Path) -> str | None:
 
 
 def meant_here(name: str) -> str:
-    """The beginning of a hint: `models/tiney` has the shape of a Hub id; beside models/tiny it may be a slip."""
-    close = near(name) if "/" in name else None
+    """The beginning of a hint: `models/tiney` has the shape of a Hub id; beside models/tiny it may be a slip. A single
+    word, as `gpt2` is, only beside a model's directory."""
+    close = near(name)
+    if close and "/" not in name and not os.path.isfile(os.path.join(close, "config.json")):
+        close = None
     return f"did you mean {shown(close)}, which is here? Else: " if close else ""
 
 

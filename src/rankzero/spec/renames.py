@@ -28,6 +28,10 @@ _PIXELS = "it counts tokens, not pixels: Qwen-VL has one for 28 × 28 or 32 × 3
 _ROUTER = "list router to train it; it is frozen otherwise"
 _INVERTED = "with the opposite value: false there is true here"
 _ROWS = "rows are read as {messages}, {prompt, completion} or {text}: see rankzero data check"
+_NO_TENSOR_PARALLEL = (
+    "not available: train.sharding divides the weights, train.context_parallel the rows; docs/scale.md has the sums"
+)
+_NO_PREFERENCES = "not available: answers are trained, no preferences (DPO and its kind), and not by rewards (GRPO)"
 _EVERY = "`epoch`, or a number of steps"
 _SHUFFLED = "not needed: rows are shuffled anew each epoch, from train.seed"
 
@@ -255,6 +259,17 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("", _SHUFFLED, "shuffle shuffle_data dataset_shuffle"),
     ("", _ROWS, "type field_messages prompt_template dataset_text_field split dataset_split"),
     ("", "not available: cut the file instead", "limit"),
+    (
+        "",
+        _NO_TENSOR_PARALLEL,
+        "tensor_parallel tensor_parallel_size tensor_parallel_degree tensor_model_parallel_size tp tp_size tp_degree "
+        "pipeline_parallel pipeline_parallel_size pipeline_parallel_degree pipeline_model_parallel_size pp pp_size",
+    ),
+    (
+        "",
+        _NO_PREFERENCES,
+        "rlhf_type rl rlhf dpo dpo_beta pref_beta pref_loss pref_ftx reward_model reward_funcs num_generations",
+    ),
     ("", "not available", "neftune_noise_alpha loraplus_lr_ratio push_to_hub"),
 )
 

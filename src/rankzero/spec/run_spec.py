@@ -321,7 +321,8 @@ class RunSpec(Section):
     name: Annotated[str, StringConstraints(pattern=RUN_NAME_PATTERN)] | None = None
     """Name of the run and of its directory. Absent: made from model, method and a hash of the spec."""
     task: Task = "sft"
-    """sft: fine-tune a language or vision-language model on its answers; classify: put texts into classes."""
+    """sft: fine-tune a language or vision-language model on its answers; classify: put texts into classes.
+    Neither trains preferences (DPO and its kind)."""
     model: ModelSpec
     data: DataSpec
     lora: LoraSpec | None = None

@@ -34,10 +34,10 @@ class TaskSection:
     others: tuple[str, ...] = ()
     """Other commands that take its run."""
 
-    def next_commands(self, run: str) -> tuple[str, str]:
-        """What to do with the result that is in `run`: a command to copy, and what else there is."""
-        *first, last = self.others
-        return self.command.format(run=run), f"or {', '.join(first)} or {last}, which take {run} too"
+    def next_commands(self, run: str, *, adapters: bool) -> tuple[str, str]:
+        """What to do with the result that is in `run`: a command to copy, and what else takes it."""
+        others = [name for name in self.others if adapters or name != "merge"]
+        return self.command.format(run=run), f"also: rankzero {', '.join(others)}"
 
 
 TASKS: dict[str, TaskSection] = {

@@ -122,7 +122,9 @@ class TestTrain:
         assert "eval loss      1.5000 (perplexity 4.48), of final/ (step 8)" in lines
         run = lines[0].split()[-1]
         assert f'next           rankzero generate {run} "a question"' in lines
-        assert f"               or chat, eval, serve, merge or export, which take {run} too" in lines
+        assert "               also: rankzero chat, eval, serve, export" in lines, (
+            "its weights are whole: nothing to merge"
+        )
         assert lines[lines.index("eval loss      1.5000 (perplexity 4.48), of final/ (step 8)") + 1] == (
             "               12.2600 (perplexity 3.1), of the last step (12)"
         )
@@ -331,6 +333,19 @@ def test_a_merge_refuses_a_place_that_is_taken_before_torch_is_imported(
     monkeypatch.setattr("rankzero.api.installed.require_engine", lambda: pytest.fail("too late"))
     done = cli("merge adapter -o adapter")
     assert done.code == 78 and "error: adapter: there is something already" in done.err
+
+
+@pytest.mark.parametrize(
+    ("line", "start"),
+    [
+        ("train nope.yaml", "`rankzero init` writes one"),
+        ("sweep nope.yaml", "docs/sweeps.md has one"),
+        ("cluster plan -f nope.yaml", "`rankzero init --recipe distilbert-sst2` writes one"),
+    ],
+)
+def test_a_file_that_is_not_there_comes_from_somewhere(cli: Cli, line: str, start: str) -> None:
+    done = cli(line)
+    assert done.code == 78 and "no such file" in done.err and start in " ".join(done.err.split())
 
 
 class TestRoot:

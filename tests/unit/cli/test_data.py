@@ -321,7 +321,7 @@ class TestConvert:
         rows = [json.loads(line) for line in out.read_text().splitlines()]
         assert [turn["content"] for turn in rows[0]["messages"]] == ["Hi", "Hello"]
         assert cli(f"data convert {tmp_path / 'in.csv'} -o {out}").code == 2
-        done = cli(f"data convert {tmp_path / 'in.csv'} -o {out} --as alpaca --overwrite --json")
+        done = cli(f"data convert {tmp_path / 'in.csv'} -o {out} --as alpaca --force --json")
         assert json.loads(done.out)["rows_out"] == 2 and '"instruction"' in out.read_text()
 
     def test_there_and_back(self, cli: Cli, tmp_path: Path) -> None:

@@ -58,6 +58,16 @@ def test_a_run_that_is_not_here_is_no_question_of_a_cluster(cli: Cli, two: Path)
         assert "did you mean runs/good?" in done.err and "--cluster" in done.err
 
 
+@pytest.mark.parametrize(
+    ("command", "instead"), [("describe", "status"), ("cancel", "SIGTERM"), ("delete", "directory")]
+)
+def test_what_only_clusters_do_is_said_of_a_run_of_this_machine(
+    cli: Cli, two: Path, command: str, instead: str
+) -> None:
+    done = cli(f"{command} good")
+    assert done.code == 2 and "error: runs/good: this run is of this machine" in done.err and instead in done.err
+
+
 def test_a_run_is_found_by_the_spec_that_it_was_trained_by(cli: Cli, two: Path) -> None:
     Path("mine.yaml").write_text("name: good\nmodel: {name: m}\ndata: {train: t.jsonl}\n", encoding="utf-8")
     assert cli("status mine.yaml").out == cli(f"status {two / 'good'}").out

@@ -63,6 +63,33 @@ def test_who_has_recovered_is_no_longer_named() -> None:
     assert [found["rank"] for found in pace.report()] == [1]
 
 
+def steps(pace: Pace, count: int, saving: list[bool], beside: float) -> list[dict[str, object]]:
+    """Steps in which rank 0 takes `beside` seconds while it saves, else 1, as rank 1; the times of each are known in
+    the next. `saving` goes round."""
+    said, ranks = [], (Passes(0.0, 0.0), Passes(0.0, 0.0))
+    for step in range(count):
+        saves = saving[step % len(saving)]
+        pace.begin_step(saving=saves)
+        said.append(pace.add(ranks))
+        ranks = (Passes(beside if saves else 1.0, 100), Passes(1.0, 100))
+    return said
+
+
+@pytest.mark.parametrize("saving", [[True, False], [True, True, True, False], [True]])
+def test_a_rank_is_not_slow_by_what_it_saves(saving: list[bool]) -> None:
+    pace = Pace(["a", "a"])
+    said = steps(pace, 40, saving, beside=3.0)
+    assert any(said) and pace.report() == [] and all("straggler" not in facts for facts in said)
+
+
+def test_another_rank_is_named_while_the_main_one_saves_all_the_time() -> None:
+    pace = Pace(["a", "b"])
+    for _ in range(20):
+        pace.begin_step(saving=True)
+        facts = pace.add((Passes(1.0, 100), Passes(3.0, 100)))
+    assert facts["straggler"] == "rank 1 on b"
+
+
 def test_a_clock_times_what_lies_between_and_says_so_when_it_is_read() -> None:
     clock = PassClock(torch.device("cpu"))
     clock.start()

@@ -37,7 +37,7 @@ def convert(
         typer.Option("--quarantine", metavar="FILE", help="Set rows aside that cannot be converted; else an error."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of a sample (#500 at the end of a path), as train.seed.")] = 42,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write data as one file of another kind or row shape. Every row is accounted for."""
@@ -62,7 +62,7 @@ def convert(
             shape,
             container=container,
             quarantine=quarantine,
-            overwrite=overwrite,
+            overwrite=force,
             read=sampled.read,
             progress=advance,
         )

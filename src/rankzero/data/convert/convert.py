@@ -256,7 +256,7 @@ def _require_free(sources: Sequence[SourceSpec], outs: Sequence[Path], overwrite
         if out.resolve() in read:
             raise UsageError(f"{out} is read and would be written", hint="give the result another name")
         if out.exists() and not overwrite:
-            raise UsageError(f"{out} is there already", hint="give another name, or --overwrite")
+            raise UsageError(f"{out} is there already", hint="give another name, or --force")
     if len({out.resolve() for out in outs}) < len(outs):
         raise UsageError("the result and the quarantine are the same file", hint="give two names")
 
