@@ -38,8 +38,11 @@ def pretend() -> None:
     """Let torch.cuda tell of this device, and torch's own kernels that a CPU build lacks have shapes."""
     import bitsandbytes  # noqa: F401  which looks for a real device when it is imported
     import torch
+    from torch._subclasses import fake_tensor
     from torch.nn import functional
     from transformers import masking_utils
+
+    from rankzero.model import dropout, fused_lora
 
     cuda: Any = torch.cuda
     cuda.is_available = lambda: True
@@ -61,7 +64,11 @@ def pretend() -> None:
     torch._C._cuda_getCurrentRawStream = lambda *_: 0  # type: ignore[attr-defined]
     torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[assignment,method-assign]
     masking_utils.is_tracing = lambda *_: False
-    normed, silu = _kernels(torch)
+    fake_tensor.CONSTANT_NUMEL_LIMIT = 0  # else operations on single numbers are computed, on the device too
+    normed, silu, dropped = _kernels(torch)
+    for module in (dropout, fused_lora):
+        module.by_kernel = lambda device: device.type == "cuda"  # type: ignore[assignment]
+        module.alone = lambda values, *_: dropped(values)  # type: ignore[assignment]
     on_cpu = functional.rms_norm
 
     def rms_norm(x: Any, shape: Any, weight: Any = None, eps: Any = None) -> Any:
@@ -70,16 +77,18 @@ def pretend() -> None:
     functional.rms_norm, functional.silu = rms_norm, lambda x, inplace=False: silu(x)
 
 
-def _kernels(torch: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """RMS norm and SiLU as one kernel forward and one backward, which elsewhere are many."""
+def _kernels(torch: Any) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    """RMS norm and SiLU as one kernel forward and one backward, which elsewhere are many; dropout as one."""
     library = torch.library.Library("simulated", "DEF")
     _kernels.kept = library  # type: ignore[attr-defined]
     library.define("norm(Tensor x, Tensor w) -> (Tensor, Tensor)")
     library.define("norm_backward(Tensor g, Tensor x, Tensor r, Tensor w) -> (Tensor, Tensor)")
+    library.define("drop(Tensor x) -> Tensor")
     library.define("silu_backward(Tensor g, Tensor x) -> Tensor")
     ops, fake = torch.ops.simulated, torch.library.register_fake
     fake("simulated::norm", lambda x, w: (torch.empty_like(x), x.new_empty(x.shape[:-1], dtype=torch.float32)))
     fake("simulated::norm_backward", lambda g, x, r, w: (torch.empty_like(x), torch.empty_like(w)))
+    fake("simulated::drop", lambda x: torch.empty_like(x))
     fake("simulated::silu_backward", lambda g, x: torch.empty_like(x))
 
     class Norm(torch.autograd.Function):  # type: ignore[misc,name-defined]
@@ -104,4 +113,4 @@ def _kernels(torch: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
         def backward(ctx: Any, gradient: Any) -> Any:
             return ops.silu_backward(gradient, *ctx.saved_tensors)
 
-    return Norm.apply, Silu.apply
+    return Norm.apply, Silu.apply, ops.drop

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rankzero.model.dropout import Places, Share, factors
-from tests.gpu.support import gpu_spec, losses, on_gpu
+from rankzero.model.dropout import Places, Share, by_kernel, drop, factors
+from tests.gpu.support import gpu_spec, losses, needs, on_gpu
 
 pytestmark = on_gpu
 
@@ -22,6 +22,16 @@ def test_masks_are_those_of_a_cpu() -> None:
         assert keys is not None
         masks.append(factors(keys, 300, Share.of(0.1)).cpu())
     assert torch.equal(*masks)
+
+
+@needs("triton")
+def test_they_take_one_kernel_which_drops_the_same() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    assert by_kernel(device)
+    keys, share = torch.randint(-(2**31), 2**31 - 1, (5, 11), device=device, dtype=torch.int32), Share.of(0.1)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        values = torch.randn(5, 11, 301, device=device).to(dtype)
+        assert torch.equal(drop(values, keys, share), (values * factors(keys, 301, share)).to(dtype))
 
 
 def test_losses_do_not_depend_on_passes(tmp_path: Path, tiny: Path) -> None:

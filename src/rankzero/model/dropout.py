@@ -19,12 +19,18 @@ Knows tensors and modules; nothing of data, processes or passes.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+import logging
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
+
+from rankzero.wording import first_line
+
+_log = logging.getLogger("rankzero.model")
 
 _G = 0x9E3779B9 - 2**32
 _FIRST, _SECOND = 0x7FEB352D, 0x846CA68B - 2**32
@@ -182,17 +188,60 @@ def kept(keys: torch.Tensor, channels: int, share: Share) -> torch.Tensor:
     return each.bitwise_right_shift_(1).sub_(share.below).bitwise_right_shift_(15)
 
 
+def by_kernel(device: torch.device) -> bool:
+    """Whether what is dropped on a device takes one kernel there (dropout_triton.py). Compilers make their own."""
+    return device.type == "cuda" and not torch.compiler.is_compiling() and _kernel_is_right(device.index)
+
+
+@lru_cache
+def _kernel_is_right(index: int | None) -> bool:
+    """Whether it can be made for a GPU, and gives there what the operations here give: asked once, on that GPU."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    try:
+        return _gives_the_same(torch.device("cuda", index or 0))
+    except Exception as error:  # whatever a compiler has to say; the operations here do without
+        _log.warning("[MODEL] dropout takes many kernels, not one: Triton says %s", first_line(error))
+        return False
+
+
+def _gives_the_same(device: torch.device) -> bool:
+    from rankzero.model.dropout_triton import dropped
+
+    keys, share = torch.arange(-3, 4, dtype=torch.int32, device=device) * _FIRST, Share.of(0.3)
+    for dtype, channels in ((torch.float32, 7), (torch.float16, 64), (torch.bfloat16, 1025)):
+        values = torch.arange(7 * channels, device=device).view(7, channels).to(dtype) / 64
+        wanted = (values * factors(keys, channels, share)).to(dtype)
+        if not torch.equal(dropped(values, keys, share.below, share.factor), wanted):
+            _log.warning("[MODEL] dropout takes many kernels instead of one: Triton's drops other values in %s", dtype)
+            return False
+    return True
+
+
+def alone(values: torch.Tensor, keys: torch.Tensor, share: Share, scale: float = 1.0) -> torch.Tensor:
+    """`values`, shape (…, C), that are kept times `scale`, and 0 for the others, where `by_kernel` says so."""
+    from rankzero.model.dropout_triton import dropped
+
+    return dropped(values, keys, share.below, scale)
+
+
 class _Drop(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, keys: torch.Tensor, share: Share) -> torch.Tensor:
         ctx.save_for_backward(keys)
         ctx.share = share
-        return (values * factors(keys, values.shape[-1], share)).to(values.dtype)
+        return _scaled(values, keys, share)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (keys,) = ctx.saved_tensors
-        return (gradient * factors(keys, gradient.shape[-1], ctx.share)).to(gradient.dtype), None, None
+        return _scaled(gradient, keys, ctx.share), None, None
+
+
+def _scaled(values: torch.Tensor, keys: torch.Tensor, share: Share) -> torch.Tensor:
+    if by_kernel(values.device):
+        return alone(values, keys, share, share.factor)
+    return (values * factors(keys, values.shape[-1], share)).to(values.dtype)
 
 
 def _mix(bits: torch.Tensor) -> torch.Tensor:

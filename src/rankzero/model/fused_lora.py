@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from peft.tuners.lora.layer import Linear, LoraLayer
 
-from rankzero.model.dropout import PlacedDropout, Share, kept
+from rankzero.model.dropout import PlacedDropout, Share, alone, by_kernel, kept
 
 
 def fuse_adapters(model: torch.nn.Module) -> int:
@@ -139,15 +139,15 @@ class _Linear(torch.autograd.Function):
         weight, *saved = ctx.saved_tensors
         of_output_NO = gradient.reshape(-1, len(weight))
         x, a, b, keys, inner_Nr = saved
-        bits = _bits(x, keys, ctx.rule)
-        of_inner_Nr, of_a, of_b = _of_adapter(of_output_NO, x, bits, b, inner_Nr, ctx)
+        mask = _mask(x, keys, ctx.rule)
+        of_inner_Nr, of_a, of_b = _of_adapter(of_output_NO, x, mask, b, inner_Nr, ctx)
         of_x = None
         if ctx.needs_input_grad[0]:
             of_x_NI = of_output_NO @ weight
-            if bits is None:
+            if mask is None:
                 of_x_NI.addmm_(of_inner_Nr, a)
             else:
-                of_x_NI.add_(_dropped((of_inner_Nr @ a).view(x.shape), bits).view_as(of_x_NI))
+                of_x_NI.add_(_dropped((of_inner_Nr @ a).view(x.shape), mask).view_as(of_x_NI))
             of_x = of_x_NI.view(x.shape)
         return of_x, None, None, of_a, of_b, None, None
 
@@ -181,12 +181,12 @@ class _Adapt(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, a, b, keys, inner_Nr = ctx.saved_tensors
-        bits = _bits(x, keys, ctx.rule)
+        mask = _mask(x, keys, ctx.rule)
         of_output_NO = gradient.reshape(-1, len(b)).to(ctx.rule.dtype)
-        of_inner_Nr, of_a, of_b = _of_adapter(of_output_NO, x, bits, b, inner_Nr, ctx)
+        of_inner_Nr, of_a, of_b = _of_adapter(of_output_NO, x, mask, b, inner_Nr, ctx)
         of_x = None
         if ctx.needs_input_grad[1]:
-            of_x = _dropped((of_inner_Nr @ a).view(x.shape), bits).to(x.dtype)
+            of_x = _dropped((of_inner_Nr @ a).view(x.shape), mask).to(x.dtype)
         return gradient, of_x, of_a, of_b, None, None
 
 
@@ -199,21 +199,21 @@ def _narrow(
 ) -> tuple[_Saved, torch.Tensor, torch.Tensor]:
     """What the backward pass needs; D(x) Aᵀ, (N, r); and B, (out, r), as it is multiplied."""
     a, b = a.to(rule.dtype), b.to(rule.dtype)
-    inner_Nr = _dropped(x.to(rule.dtype), _bits(x, keys, rule)).reshape(-1, x.shape[-1]) @ a.T
+    inner_Nr = _dropped(x.to(rule.dtype), _mask(x, keys, rule)).reshape(-1, x.shape[-1]) @ a.T
     return (x, a, b, keys, inner_Nr), inner_Nr, b
 
 
 def _of_adapter(
     of_output_NO: torch.Tensor,
     x: torch.Tensor,
-    bits: torch.Tensor | None,
+    mask: _Mask,
     b: torch.Tensor,
     inner_Nr: torch.Tensor,
     ctx: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """From the gradient of the output: those of D(x) Aᵀ, of A and of B."""
     of_inner_Nr = (of_output_NO @ b).mul_(ctx.rule.scale)
-    given_NI = _dropped(x.to(ctx.rule.dtype), bits).reshape(-1, x.shape[-1])
+    given_NI = _dropped(x.to(ctx.rule.dtype), mask).reshape(-1, x.shape[-1])
     of_b = (of_output_NO.T @ inner_Nr).to(ctx.trained_in).mul_(ctx.rule.scale)
     return of_inner_Nr, (of_inner_Nr.T @ given_NI).to(ctx.trained_in), of_b
 
@@ -225,15 +225,30 @@ def _shaped(made: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     return shaped
 
 
-def _bits(x: torch.Tensor, keys: torch.Tensor | None, rule: _Rule) -> torch.Tensor | None:
-    """All bits of values that are kept, and none of others, in integers as large as a value of a product."""
+@dataclass(frozen=True, slots=True)
+class _ByKernel:
+    """A mask that is made as it is used, where that costs nothing."""
+
+    keys: torch.Tensor
+    share: Share
+
+
+_Mask = torch.Tensor | _ByKernel | None
+"""All bits of values that are kept, and none of others, in integers as large as a value of a product; None: all are."""
+
+
+def _mask(x: torch.Tensor, keys: torch.Tensor | None, rule: _Rule) -> _Mask:
     if keys is None or rule.share is None:
         return None
+    if by_kernel(x.device):
+        return _ByKernel(keys, rule.share)
     return kept(keys, x.shape[-1], rule.share).to(_INTEGERS[rule.dtype.itemsize])
 
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _dropped(values: torch.Tensor, bits: torch.Tensor | None) -> torch.Tensor:
-    return values if bits is None else values.view(bits.dtype).bitwise_and(bits).view(values.dtype)
+def _dropped(values: torch.Tensor, mask: _Mask) -> torch.Tensor:
+    if isinstance(mask, _ByKernel):
+        return alone(values, mask.keys, mask.share)
+    return values if mask is None else values.view(mask.dtype).bitwise_and(mask).view(values.dtype)

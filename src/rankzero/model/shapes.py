@@ -206,7 +206,11 @@ def _adapters(base: Any, names: list[str]) -> dict[str, Any]:
 
 def _adapted_bytes(base: Any, names: list[str], compute: int, fused: Fused) -> int:
     layers = {n: layer for n, layer in _adapters(base, names).items() if not isinstance(layer, ParamWrapper)}
-    inputs, rank = {name: layer.in_features for name, layer in layers.items()}, 0
+    # DoRA keeps what a layer gives besides, by its base, its adapter and both: they are scaled to one magnitude.
+    inputs = {
+        n: layer.in_features + (3 * layer.out_features if layer.lora_variant else 0) for n, layer in layers.items()
+    }
+    rank = 0
     if layers:
         rank = max(max(layer.r.values()) for layer in layers.values())
     return adapted_bytes(inputs, len(names), compute, fused, rank)

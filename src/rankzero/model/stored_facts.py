@@ -96,7 +96,7 @@ def decoder_facts(
     for name, values in added.items():
         sizes[_block_of(name)] += 4 * values
     total, trainable = sum(map(prod, shapes.values())), sum(added.values())
-    full = lora is None
+    full, dora = lora is None, lora is not None and lora.use_dora
     return ModelFacts(
         total=total + trainable,
         trainable=total if full else trainable,
@@ -107,7 +107,14 @@ def decoder_facts(
         unpacked_bytes=unpacked,
         adapters=not full,
         compute_bytes=held.compute,
-        text=_blocks(shapes, config, len(sizes), {name: shape[1] for name, shape in adapted.items()}, held, lora),
+        text=_blocks(
+            shapes,
+            config,
+            len(sizes),
+            {name: shape[1] + (3 * shape[0] if dora else 0) for name, shape in adapted.items()},
+            held,
+            lora,
+        ),
         tower=None,
         patches=1,
         logits=int(config["vocab_size"]),

@@ -11,6 +11,7 @@ from peft import LoraConfig, get_peft_model
 from torch.nn.functional import linear
 
 from rankzero.data.batches.collators.text import PaddedText
+from rankzero.model import fused_lora
 from rankzero.model.dropout import Places, Share, drop, factors, place_dropout
 from rankzero.model.fused_lora import FusedAdapter, _Adapt, _Linear, _Rule, fuse_adapters
 from tests.unit.model.packed import Rows, collated, losses, tiny
@@ -69,6 +70,20 @@ def test_what_a_layer_returns_may_be_changed_in_place(fused: str, bias: bool) ->
         found.append(torch.autograd.grad(change(out).square().sum(), given))
     for changed, new in zip(*found, strict=True):
         torch.testing.assert_close(changed, new)
+
+
+def test_where_a_device_has_a_kernel_for_it_they_drop_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel itself is in tests/unit/model/test_dropout_triton.py; here is what it is asked for."""
+    model, places = adapted(dropout=0.3)
+    fuse_adapters(model)
+    wanted = found(model, places)
+
+    def alone(values: torch.Tensor, keys: torch.Tensor, share: Share) -> torch.Tensor:
+        return torch.where(factors(keys, values.shape[-1], share) > 0, values, torch.zeros_like(values))
+
+    monkeypatch.setattr(fused_lora, "by_kernel", lambda _device: True)
+    monkeypatch.setattr(fused_lora, "alone", alone)
+    assert all(torch.equal(*pair) for pair in zip(found(model, places), wanted, strict=True))
 
 
 def test_in_bfloat16_they_are_as_near_to_float64_as_pefts() -> None:
