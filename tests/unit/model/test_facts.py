@@ -122,7 +122,8 @@ def kept_for_backward(spec: RunSpec, config: PretrainedConfig, dtype: torch.dtyp
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_estimated_activations_are_those_that_torch_keeps(family: str, method: str, dtype: torch.dtype) -> None:
-    """What a third and a second block add is never underestimated, and overestimated by a half at most."""
+    """What a third and a second block add is never underestimated, and overestimated by a half at most, or a
+    little more with DoRA."""
     if method == "kahan" and dtype is FP32:
         pytest.skip("float32 weights need no compensation")
     task = "classify" if family in ("distilbert", "bert") else "sft"
@@ -136,7 +137,8 @@ def test_estimated_activations_are_those_that_torch_keeps(family: str, method: s
     spec = spec if fused else spec.model_copy(update={"train": spec.train.model_copy(update={"torch_compile": True})})
     facts = facts_of(spec, configs[1], dtype)
     assert facts.text.count == 3
-    assert 1 <= block_bytes(facts.text, facts, tokens) / measured < 1.5
+    most = 1.6 if "DoRA" in method else 1.5
+    assert 1 <= block_bytes(facts.text, facts, tokens) / measured < most
 
 
 def test_eager_attention_keeps_a_weight_for_each_pair() -> None:
