@@ -126,6 +126,8 @@ def build_session(
         logger.info("[STEP] load the model")
         made = model_to_be(spec, inputs, device, dtype)
         attention, shape, facts = made.attention, made.shape, made.facts
+        # Asked of all ranks alike, before one of them spreads this very model: FSDP gives it a class of its own.
+        asks_ahead = inputs.kind != "classifier" and brings_code(shape)  # of others their configs tell
         quantization, use = spec.model.quantization, spec.task_section.uses
         limit = memory_limit(device, world.local_world_size)
         rows = facts_of_rows(inputs.train, inputs.eval, spec.data.max_length)
@@ -218,7 +220,7 @@ def build_session(
         places=places,
         balance=balance,
     )
-    if inputs.kind != "classifier" and brings_code(shape):  # of others their configs tell
+    if asks_ahead:
         with stepper.autocast():
             require_not_ahead(parallel.model, device.torch_device)
     stop_ids = stop_token_ids(parallel.module, inputs.tokenizer)

@@ -16,7 +16,8 @@ _NOTICEABLE = 0.01
 
 
 def brings_code(model: Any) -> bool:
-    """Whether a model, with or without adapters, is computed by code that came with it (model.trust_remote_code)."""
+    """Whether a model, with or without adapters, is computed by code that came with it (model.trust_remote_code).
+    Not to be asked of one that is spread, whose class is not its own any more."""
     own = model.get_base_model() if isinstance(model, PeftModel) else model
     return not type(own).__module__.startswith("transformers.")
 
