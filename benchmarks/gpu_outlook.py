@@ -3,9 +3,10 @@
     python benchmarks/gpu_outlook.py --shape qwen3-8b --method LoRA [--set train.micro_batch_tokens=4096]
 
 The product's own session and step run over tensors without memory on a simulated H100 (gpu_simulated.py), on the rows
-of benchmarks/gpu.py. The memory at most is what an allocator would hand out. The seconds are a model: each operation
-takes what its products or its bytes take at assumed rates, whichever is more, one after the other; so they say where
-time goes and what a change is worth, not what a GPU does. Needs a C++ compiler once; no images.
+of benchmarks/gpu.py. The memory at most is that of all tensors, without the room that kernels take for themselves. The
+seconds are a model: each operation takes what its products or its bytes take at assumed rates, whichever is more, one
+after the other; so they say where time goes and what a change is worth, not what a GPU does. Needs a C++ compiler once;
+no images.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Dropout by place as one kernel of Triton: a value is read, kept or not, scaled, and written.
 
 It is dropout.py's operations on integers, bit by bit, of which a GPU would make two dozen kernels. Imported where
-Triton is installed.
+Triton is installed. Knows tensors and keys; not where values stand, nor whether a device can make it.
 """
 
 from __future__ import annotations
