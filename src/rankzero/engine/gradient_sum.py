@@ -7,7 +7,7 @@ come in and however many passes a rank has.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -20,9 +20,16 @@ from rankzero.model.memory import GRADIENT_BUCKET_BYTES
 class GradientSum:
     """What becomes of the gradients of some weights, step after step."""
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], group: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        group: dist.ProcessGroup | None = None,
+        *,
+        computed: Mapping[torch.nn.Parameter, torch.nn.Parameter] | None = None,
+    ) -> None:
         """`parameters` in the order in which the model was built: the last ones' gradients come first. `group`: the
-        ranks that have them; None: all."""
+        ranks that have them; None: all. `computed`: what a pass computes with in place of some of them, and hands its
+        gradients on."""
         self.parameters = list(parameters)
         buckets = _in_buckets(self.parameters[::-1]) if dist.is_initialized() else iter(())
         self._buckets = [_Bucket(of, group) for of in buckets]
@@ -30,7 +37,8 @@ class GradientSum:
         self._last_pass = False
         for bucket in self._buckets:
             for parameter in bucket.parameters:
-                parameter.register_post_accumulate_grad_hook(partial(self._is_ready, bucket))  # type: ignore[no-untyped-call]
+                source = parameter if computed is None else computed.get(parameter, parameter)
+                source.register_post_accumulate_grad_hook(partial(self._is_ready, bucket))  # type: ignore[no-untyped-call]
 
     def begin_pass(self, *, last: bool) -> None:
         """A backward pass follows. What this rank's `last` one of the step has added to is complete."""

@@ -46,6 +46,7 @@ from rankzero.model.attention import Attention, choose_attention
 from rankzero.model.compiling import compile_blocks
 from rankzero.model.context import position_borders
 from rankzero.model.dropout import Places, place_dropout
+from rankzero.model.embeddings import sum_embeddings
 from rankzero.model.facts import ModelFacts, fused_of
 from rankzero.model.files import stored_precision
 from rankzero.model.fitting import require_room
@@ -149,15 +150,7 @@ def build_session(
             model.enable_input_require_grads()
             model.gradient_checkpointing_enable({"use_reentrant": False})
         places = Places(spec.train.seed)
-        place_dropout(model, places)
-        fused = fused_of(spec, device.kind)
-        if fused.adapters:
-            fuse_adapters(model)
-        if fused.norms and spec.model.kernels == "none":
-            fuse_norms(model)
-        if attention.implementation == dropout_attention.NAME:
-            dropout_attention.place_attention(model, places)
-        compiled = compile_blocks(model) if spec.train.torch_compile else None
+        compiled = fit_layers(model, spec, device, attention, places)
         model.train()
         name = type(model).__name__
         parallel = spread(sharding, model, spec, world, device, dtype)
@@ -255,6 +248,21 @@ def build_session(
         samples=samples,
         planned=replace(planned, plan=memory, need=replace(need, tokens=memory.micro_batch_tokens)),
     )
+
+
+def fit_layers(model: Any, spec: RunSpec, device: Device, attention: Attention, places: Places) -> str | None:
+    """Have the model's layers compute as this run does on this device, in place. Returns what `compile_blocks` does."""
+    place_dropout(model, places)
+    fused = fused_of(spec, device.kind)
+    if fused.adapters:
+        fuse_adapters(model)
+    if fused.norms and spec.model.kernels == "none":
+        fuse_norms(model)
+    if spec.lora is None and device.kind == "cpu":
+        sum_embeddings(model)
+    if attention.implementation == dropout_attention.NAME:
+        dropout_attention.place_attention(model, places)
+    return compile_blocks(model) if spec.train.torch_compile else None
 
 
 def length_borders(spec: RunSpec, inputs: Inputs) -> Sequence[int]:

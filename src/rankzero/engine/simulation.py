@@ -27,6 +27,7 @@ from transformers import masking_utils
 
 from rankzero.data.batches.collators.text import MicroBatch, padded_places
 from rankzero.engine.parallel.base import Parallel
+from rankzero.engine.parallel.masters import Masters, copies_in
 from rankzero.engine.step import Stepper
 from rankzero.engine.tasks.protocol import Task
 from rankzero.model import dropout_attention
@@ -89,13 +90,14 @@ def bytes_of_a_pass(shape: Any, need: Need, task: Task, dtype: torch.dtype, *, s
     try:
         with FakeTensorMode(), _kept_generators(), _masks_as_they_are_made():
             _give_fake_weights(shape)
+            trained = {name: weight for name, weight in shape.named_parameters() if weight.requires_grad}
+            masters = Masters(trained, copies_in(shape, dtype))
             one_pass = _pass_of(shape, need, task, dtype, seed, _batch(need, rows, targets))
             with counter:
                 for tensor in (*shape.parameters(), *shape.buffers()):
                     counter.count(tensor)
-                for parameter in shape.parameters():
-                    if parameter.requires_grad:
-                        parameter.grad = torch.empty_like(parameter)
+                for weight in masters.weights.values():
+                    weight.grad = torch.empty_like(weight)
                 before = counter.now
                 one_pass()
     except DEPENDS_ON_VALUES:

@@ -93,7 +93,7 @@ class Stepper:
 
     @contextmanager
     def autocast(self) -> Iterator[None]:
-        """Matrix products in the run's precision; weights that are trained stay float32."""
+        """Matrix products in the run's precision, whatever weights have that are trained."""
         with torch.autocast(self._device.type, dtype=self._dtype, enabled=self._dtype is not torch.float32):
             yield
 

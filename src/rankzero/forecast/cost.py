@@ -259,8 +259,7 @@ def _sum_of_experts(need: Need, device: Device, network: Network) -> float:
 def _row_bytes(need: Need) -> int:
     """Of one value of a token on its way to an expert: as blocks pass them on."""
     whole = sharding_section(need.sharding).whole_weights
-    in_float32 = need.facts.float32_masters and not need.facts.adapters and whole
-    return 4 if in_float32 else need.facts.compute_bytes
+    return need.facts.stream_bytes if whole else need.facts.compute_bytes
 
 
 def _beside_experts(need: Need) -> ModelFacts:

@@ -108,7 +108,12 @@ def held_in(spec: RunSpec, precision: str, device_kind: str) -> Held:
     """As engine/setup.py loads weights, and fuses layers on such devices."""
     own_masters = sharding_section(spec.train.sharding).own_masters
     in_bfloat16 = precision == "bfloat16" and (spec.train.master_weights != "float32" or own_masters)
-    return Held(compute=_BYTES[precision], trained=2 if in_bfloat16 else 4, fused=fused_of(spec, device_kind))
+    return Held(
+        compute=_BYTES[precision],
+        trained=2 if in_bfloat16 else 4,
+        fused=fused_of(spec, device_kind),
+        float16=precision == "float16",
+    )
 
 
 def place_and_precision(spec: RunSpec, nproc: int) -> tuple[Place, str] | None:

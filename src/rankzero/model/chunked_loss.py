@@ -130,8 +130,10 @@ class _LossSum(torch.autograd.Function):
             losses.append(loss.detach())
             of_hidden[part], *others = torch.autograd.grad(loss, (hidden_nH, *trained), allow_unused=True)
             for number, gradient in enumerate(others):
-                before = of_trained[number]
-                of_trained[number] = gradient if before is None or gradient is None else before.add_(gradient)
+                if gradient is not None:  # added up in float32: the parts are many
+                    before = of_trained[number]
+                    own = torch.promote_types(gradient.dtype, torch.float32)
+                    of_trained[number] = gradient.to(own) if before is None else before.add_(gradient)
         ctx.save_for_backward(of_hidden, *of_trained)
         return torch.stack(losses).sum()
 

@@ -99,6 +99,8 @@ class ModelFacts:
     idle: int = 0
     """Weights of experts that a token does not visit."""
     experts: Experts | None = None
+    float16: bool = False
+    """Whether it computes in float16, whose range sums between blocks may leave."""
     logits_in_parts: bool = False
     """Whether logits of some targets at a time are enough (model/chunked_loss.py), where a replica computes them."""
 
@@ -106,6 +108,12 @@ class ModelFacts:
     def float32_masters(self) -> bool:
         """Whether trained weights have more bytes than they are computed with."""
         return self.trained_bytes > self.trainable * self.compute_bytes
+
+    @property
+    def stream_bytes(self) -> int:
+        """Of one value between blocks of a replica: in float16, float32 weights make float32 sums."""
+        wide = self.float16 and self.float32_masters and not self.adapters
+        return 4 if wide else self.compute_bytes
 
 
 NOT_ON_A_GPU = Fused()

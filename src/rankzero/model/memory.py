@@ -250,7 +250,7 @@ def pass_parts(
         if blocks is None:
             continue
         one = tokens * share * (block_bytes(blocks, facts, row) + 2 * facts.compute_bytes * blocks.keys * (slices - 1))
-        given = tokens * share * blocks.hidden * _stream_bytes(facts)
+        given = tokens * share * blocks.hidden * facts.stream_bytes
         stay = min(2, blocks.count) if offloading else blocks.count
         total += given * stay + one if recomputing else one * stay
         total += blocks.remade_bytes * (1 + (1 if recomputing else blocks.count)) if blocks.remade_bytes else 0
@@ -272,11 +272,15 @@ def block_bytes(blocks: Blocks, facts: ModelFacts, row: int) -> float:
         kept += c * (4 * blocks.attention + blocks.inside_kept * blocks.intermediate)
         kept += STATISTICS + 4 * blocks.heads
     else:
-        rounded = 5 * h if facts.float32_masters else 2 * h
-        inner = _stream_bytes(facts) if blocks.experts else c  # experts' weights are not rounded for their products
-        kept = 16 * h + 8 * blocks.normed + c * (rounded + 4 * blocks.attention)
+        wide = facts.stream_bytes > c
+        rounded = 5 * h if wide else 2 * h
+        inner = facts.stream_bytes if blocks.experts else c  # experts' weights are not rounded for their products
+        # A trained norm keeps its input and what it multiplies with its weight; in one kernel it keeps its input alone.
+        held = 4 if wide else blocks.norm_bytes
+        normed = held * (2 * h + blocks.normed)
+        kept = (normed + STATISTICS if held < 4 else 2 * normed) + c * (rounded + 4 * blocks.attention)
         kept += inner * (blocks.inside_kept + 1) * blocks.intermediate
-    kept += 2 * blocks.experts * h * _stream_bytes(facts)  # each expert is given a token, and gives one
+    kept += 2 * blocks.experts * h * facts.stream_bytes  # each expert is given a token, and gives one
     return kept + (blocks.heads * row * (4 + c) if facts.eager else 0)
 
 
@@ -298,8 +302,3 @@ def _whole_bytes(facts: ModelFacts) -> float:
     """What a sharded run gathers: two blocks, one of them ahead, and what is in none; where trained, gradients too."""
     weights = 2 * facts.block_bytes + facts.root_bytes
     return weights if facts.adapters else weights + facts.block_bytes + facts.root_bytes
-
-
-def _stream_bytes(facts: ModelFacts) -> int:
-    """Of one value between blocks: float32 weights make float32 sums."""
-    return 4 if facts.float32_masters and not facts.adapters else facts.compute_bytes

@@ -90,6 +90,7 @@ def model_facts(
         unpacked_bytes=max(unpacked.values()),
         adapters=adapters,
         compute_bytes=compute,
+        float16=dtype is torch.float16,
         text=_text_blocks(config.get_text_config(), base, text_names, compute, fused),
         tower=_tower_blocks(tower, base, tower_names, compute, fused) if in_training else None,
         patches=_patches(config) if tower else 1,

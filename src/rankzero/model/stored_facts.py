@@ -51,6 +51,8 @@ class Held:
     trained: int
     """Of a weight that is trained in full."""
     fused: Fused = NOT_ON_A_GPU
+    float16: bool = False
+    """Whether that is float16."""
 
 
 def stored_facts(
@@ -107,6 +109,7 @@ def decoder_facts(
         unpacked_bytes=unpacked,
         adapters=not full,
         compute_bytes=held.compute,
+        float16=held.float16,
         text=_blocks(
             shapes,
             config,

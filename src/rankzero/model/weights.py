@@ -56,17 +56,6 @@ def read_state(model: Any, directory: Path) -> State:
     return {names[name]: tensor for name, tensor in saved.items()}
 
 
-def load_weights(model: Any, directory: Path) -> None:
-    """Put saved weights back into a model of the same shape, bit for bit. Raises StorageError where they do not fit."""
-    own = _tensors(model)
-    with torch.no_grad():
-        for name, tensor in read_state(model, directory).items():
-            if own[name].shape != tensor.shape:
-                shapes = f"{tuple(tensor.shape)} is saved, {tuple(own[name].shape)} is needed"
-                raise StorageError(f"a saved weight does not fit this model: {shapes}", where=f"{directory} {name}")
-            own[name].copy_(tensor)
-
-
 def adapter_file_names(model: Any) -> dict[str, str]:
     """The model's name of every tensor in an adapter file, by its name there."""
     first = {id(tensor): name for name, tensor in _tensors(model).items()}

@@ -19,6 +19,7 @@ from rankzero.launch.node import preparation
 from rankzero.launch.node.output import Output
 from rankzero.launch.node.pid1 import StopWish
 from rankzero.launch.node.settings import NodeSettings
+from rankzero.machine import CPU_FEATURES_VARIABLE
 from rankzero.redaction import Redactor
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_options import RunOptions
@@ -88,10 +89,15 @@ def test_stopped_at_every_step_and_resumed_is_bit_exact(
     ).read_bytes()
 
 
-def test_full_fine_tune_resumes_bit_exactly(tmp_path: Path, tiny: Path) -> None:
-    whole = small_spec(tmp_path / "a", tiny, lora=None, train__weight_decay=0.1)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_full_fine_tune_resumes_bit_exactly(
+    dtype: str, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CPU_FEATURES_VARIABLE, "avx512_bf16")
+    changes = {"lora": None, "train__weight_decay": 0.1, "train__learning_rate": 0.001, "model__dtype": dtype}
+    whole = small_spec(tmp_path / "a", tiny, **changes)
     run_here(whole)
-    spec = small_spec(tmp_path / "b", tiny, lora=None, train__weight_decay=0.1)
+    spec = small_spec(tmp_path / "b", tiny, **changes)
     with pytest.raises(StoppedError):
         run_here(spec, hooks=stop_in(6))
     run_here(spec)

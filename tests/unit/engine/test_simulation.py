@@ -13,6 +13,7 @@ import torch
 from transformers import DistilBertConfig, GPT2Config, LlamaConfig, PretrainedConfig, Qwen3MoeConfig
 
 from rankzero.data.batches.collators.text import MicroBatch, padded_places
+from rankzero.engine.parallel.masters import Masters, copies_in
 from rankzero.engine.simulation import LiveBytes, _pass_of, bytes_of_a_pass
 from rankzero.engine.tasks import classify, sft
 from rankzero.model.fitting import Need
@@ -84,6 +85,7 @@ def test_a_simulated_pass_takes_what_torch_allocates(case: str, tmp_path: Path) 
     need = need_of(spec, config, dtype, recomputing=recomputing)
     simulated = bytes_of_a_pass(make_model(spec, config, dtype), need, task, dtype, seed=3)
     model = make_model(spec, config, dtype, empty=False)
+    Masters({name: p for name, p in model.named_parameters() if p.requires_grad}, copies_in(model, dtype))
     one_pass = _pass_of(model, need, task, dtype, 3, real_batch(spec))
     one_pass()  # gradients are there, and what is made once
     real = allocated(one_pass, tmp_path / "trace.json")

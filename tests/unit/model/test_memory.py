@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -141,12 +142,17 @@ def test_activations_by_hand() -> None:
 
 def test_activations_of_a_full_fine_tune_by_hand() -> None:
     facts = llama_8b(full())
-    assert block_bytes(facts.text, facts, 4096) == 16 * H + 2 * (5 * H + 4 * H + 4 * INNER)
+    kept = 16 * H + 2 * (2 * H + 4 * H + 4 * INNER)
+    assert block_bytes(facts.text, facts, 4096) == kept
     assert (
-        pass_bytes(LONGEST, facts, 1, recomputing=True) == 4 * H * LAYERS + block_bytes(facts.text, facts, 1) + 12 * V
+        pass_bytes(LONGEST, facts, 1, recomputing=True) == 2 * H * LAYERS + block_bytes(facts.text, facts, 1) + 12 * V
     )
     rounded = llama_8b(full(master_weights="kahan"))
-    assert block_bytes(rounded.text, rounded, 4096) == 16 * H + 2 * (2 * H + 4 * H + 4 * INNER)
+    assert block_bytes(rounded.text, rounded, 4096) == kept
+    in_float16 = replace(facts, float16=True)
+    assert block_bytes(in_float16.text, in_float16, 4096) == kept + 2 * 3 * H
+    one_kernel = replace(facts.text, norm_bytes=2)
+    assert block_bytes(one_kernel, facts, 4096) == kept - 12 * H + 16
 
 
 def test_a_simulated_step_of_llama_8b_fits_the_estimate() -> None:

@@ -52,7 +52,8 @@ def test_the_files_say_what_the_model_says(name: str, tmp_path: Path) -> None:
         for dtype in (BF16,) if name != "llama" else (BF16, FP32):
             trained = 2 if dtype is BF16 and spec.train.master_weights != "float32" else 4
             for device in ("cpu", "cuda"):
-                held = Held(compute=dtype.itemsize, trained=trained, fused=fused_of(spec, device))
+                fused, float16 = fused_of(spec, device), dtype is torch.float16
+                held = Held(compute=dtype.itemsize, trained=trained, fused=fused, float16=float16)
                 found = stored_facts(directory, spec.model, spec.lora, spec.train.parts, held)
                 assert found == facts_of(spec, config, dtype, device), (method, device)
 

@@ -27,12 +27,12 @@ from rankzero.engine.parallel.expert_group import ExpertGroup
 from rankzero.engine.parallel.formats import (
     ShardedSnapshot,
     is_sharded,
-    model_state,
     read_sharded_optimizer,
     read_tensors,
     read_weights,
     whole_on_main,
 )
+from rankzero.engine.parallel.masters import Masters, copies_in
 from rankzero.engine.parallel.replicas import Replicated, norm_of
 from rankzero.model.expert_exchange import place_experts
 from rankzero.spec.run_spec import RunSpec
@@ -48,20 +48,24 @@ class ReplicatedBesideExperts(Replicated):
         *,
         world: World,
         device: Device,
+        dtype: torch.dtype,
         group: ExpertGroup,
         own: Mapping[str, torch.Size],
     ) -> None:
-        """`module` has the experts of this rank alone, all ranks with the values of the same files; `own`: the shapes
-        that the weights of experts have in a whole model, by name. `make_optimizer` is given weights by name, and as
-        `begins` the place in its whole weight of each that is cut."""
+        """`module` has the experts of this rank alone, all ranks with the values of the same files; `dtype` as of
+        `Replicated`; `own`: the shapes that the weights of experts have in a whole model, by name. `make_optimizer` is
+        given weights by name, and as `begins` the place in its whole weight of each that is cut."""
         self.same_passes = True
         self.model = self.module = module.to(device.torch_device)
         self._world, self._group, self._own, self._cut = world, group, own, group.cut
-        self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        broadcast_parameters(p for name, p in trained.items() if name not in own)
+        self._masters = Masters(trained, dtype)
+        self._parameters, computed = self._masters.weights, self._masters.computed
         rest = [p for name, p in self._parameters.items() if name not in own]
         self._experts = [p for name, p in self._parameters.items() if name in own]
-        broadcast_parameters(rest)
-        self._sum, self._sum_of_experts = GradientSum(rest), GradientSum(self._experts, group.holders)
+        self._sum = GradientSum(rest, computed=computed)
+        self._sum_of_experts = GradientSum(self._experts, group.holders, computed=computed)
         begins = {name: self._cut.begin(shape) for name, shape in own.items()}
         self.optimizer = make_optimizer(self._parameters, begins=begins)
 
@@ -97,12 +101,13 @@ class ReplicatedBesideExperts(Replicated):
 
     def load_weights(self, directory: Path) -> None:
         read_weights(self.module, self._weights(), directory, self._mine)
+        self._masters.round()
 
     def export_state(self) -> dict[str, torch.Tensor] | None:
         return whole_on_main(self._weights(), (self._cut,), self._world)
 
     def _weights(self) -> dict[str, torch.Tensor]:
-        return {name: self._spread(name, tensor) for name, tensor in model_state(self.module).items()}
+        return {name: self._spread(name, tensor) for name, tensor in self._state().items()}
 
     def _optimizer_state(self) -> dict[str, torch.Tensor]:
         state = optimizer_tensors(self.optimizer, self._parameters)
@@ -125,11 +130,19 @@ def spread(
     device: Device,
     dtype: torch.dtype,
 ) -> Replicated:
-    """As the other shardings; what is computed in which precision is the loop's matter here."""
+    """As the other shardings."""
     group = ExpertGroup(world, device, spec.train.expert_parallel)
     shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
     cut = place_experts(module, group)
     if isinstance(module, PeftModel):  # its adapters are whole
         return Replicated(module, make_optimizer, world=world, device=device, same_passes=True)
     own = {name: shapes[name] for name in cut}
-    return ReplicatedBesideExperts(module, make_optimizer, world=world, device=device, group=group, own=own)
+    return ReplicatedBesideExperts(
+        module,
+        make_optimizer,
+        world=world,
+        device=device,
+        dtype=copies_in(module, dtype),
+        group=group,
+        own=own,
+    )

@@ -12,16 +12,15 @@ from peft import PeftModel
 from rankzero.engine.device import Device
 from rankzero.engine.distributed import World, broadcast_parameters
 from rankzero.engine.gradient_sum import GradientSum
-from rankzero.engine.parallel.base import WEIGHTS_DIRECTORY, Snapshot, optimizer_tensors, restore_optimizer
+from rankzero.engine.parallel.base import Snapshot, optimizer_tensors, restore_optimizer
 from rankzero.engine.parallel.formats import (
     NothingToWrite,
     WholeSnapshot,
-    is_sharded,
     model_state,
     read_optimizer,
-    read_sharded,
+    read_weights,
 )
-from rankzero.model.weights import load_weights
+from rankzero.engine.parallel.masters import Masters, copies_in
 from rankzero.spec.run_spec import RunSpec, Sharding
 
 
@@ -37,16 +36,20 @@ class Replicated:
         *,
         world: World,
         device: Device,
+        dtype: torch.dtype = torch.float32,
         same_passes: bool = False,
     ) -> None:
-        """`same_passes`: ranks meet within the passes of `module`. Gradients then travel when the last pass is over:
-        no rank should wait for another in two places at once."""
+        """`dtype`: which float32 weights are computed with in a copy of, as `copies_in` says. `same_passes`: ranks
+        meet within the passes of `module`. Gradients then travel when the last pass is over: no rank should wait for
+        another in two places at once."""
         self.same_passes = same_passes
         self.model = self.module = module.to(device.torch_device)
-        self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._world = world
-        broadcast_parameters(self._parameters.values())
-        self._sum = GradientSum(self._parameters.values())
+        broadcast_parameters(trained.values())
+        self._masters = Masters(trained, dtype)
+        self._parameters = self._masters.weights
+        self._sum = GradientSum(self._parameters.values(), computed=self._masters.computed)
         self.optimizer = make_optimizer(self._parameters)
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
@@ -66,6 +69,7 @@ class Replicated:
 
     def step(self) -> None:
         self.optimizer.step()
+        self._masters.round()
 
     def zero_grad(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -73,7 +77,7 @@ class Replicated:
     def snapshot(self) -> Snapshot:
         if not self._world.is_main:
             return NothingToWrite()
-        state = {} if isinstance(self.module, PeftModel) else model_state(self.module)
+        state = {} if isinstance(self.module, PeftModel) else self._state()
         trained = {name: parameter.detach() for name, parameter in self._parameters.items()}
         fixed = {name: parameter for name, parameter in self.module.named_parameters() if not parameter.requires_grad}
         moving = {name: tensor for name, tensor in state.items() if name not in fixed} | trained
@@ -85,13 +89,17 @@ class Replicated:
         restore_optimizer(self.optimizer, self._parameters, read_optimizer(directory))
 
     def load_weights(self, directory: Path) -> None:
-        if is_sharded(directory):
-            read_sharded(model_state(self.module), directory)
-        else:
-            load_weights(self.module, directory / WEIGHTS_DIRECTORY)
+        read_weights(self.module, self._state(), directory, lambda _name, whole: whole)
+        self._masters.round()
 
     def export_state(self) -> dict[str, torch.Tensor] | None:
-        return None
+        if not self._masters.computed:
+            return None
+        return {name: tensor.cpu() for name, tensor in self._state().items()} if self._world.is_main else {}
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        """The model's, with masters in place of their copies."""
+        return model_state(self.module) | {name: master.detach() for name, master in self._parameters.items()}
 
 
 def norm_of(gradients: list[torch.Tensor]) -> torch.Tensor:
@@ -111,5 +119,5 @@ def spread(
     device: Device,
     dtype: torch.dtype,
 ) -> Replicated:
-    """As the other shardings; what is computed in which precision is the loop's matter here."""
-    return Replicated(module, make_optimizer, world=world, device=device)
+    """As the other shardings."""
+    return Replicated(module, make_optimizer, world=world, device=device, dtype=copies_in(module, dtype))

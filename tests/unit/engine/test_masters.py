@@ -1,0 +1,106 @@
+"""Full fine-tuning in bfloat16 on a replica: float32 weights move, bfloat16 copies are computed with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from rankzero.engine.device import Device
+from rankzero.engine.distributed import World
+from rankzero.engine.parallel.masters import Masters, copies_in
+from rankzero.engine.parallel.replicas import Replicated
+from tests.support.tiny_configs import CONFIGS
+
+BF16, FP32 = torch.bfloat16, torch.float32
+IDS = torch.arange(3, 27).view(2, 12)
+
+
+def llama(dtype: torch.dtype = FP32) -> Any:
+    from transformers import LlamaForCausalLM
+
+    torch.manual_seed(0)
+    return LlamaForCausalLM._from_config(CONFIGS["llama"](), dtype=dtype)
+
+
+def loss_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", dtype=BF16):
+        loss: torch.Tensor = model(input_ids=ids, labels=ids).loss
+    return loss
+
+
+def replica(rate: float = 0.1) -> Replicated:
+    def make_optimizer(named: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(named.values(), lr=rate)
+
+    return Replicated(llama(), make_optimizer, world=World(), device=Device("cpu"), dtype=BF16)
+
+
+def test_a_pass_is_that_of_a_model_in_bfloat16() -> None:
+    """Blocks pass on what they pass on in a model that is spread: nothing but the loss is wider."""
+    widths = set()
+    parallel, plain = replica(), llama(BF16)
+    for layer in parallel.module.model.layers:
+        layer.register_forward_hook(lambda _module, _args, out: widths.add(out.dtype))
+    assert torch.equal(loss_of(parallel.model, IDS), loss_of(plain, IDS))
+    assert widths == {BF16}
+
+
+def test_gradients_of_passes_are_added_up_in_float32() -> None:
+    parallel, plain, passes = replica(), llama(BF16), IDS.split(1)
+    wanted = {name: torch.zeros(p.shape) for name, p in plain.named_parameters()}
+    for number, ids in enumerate(passes, 1):
+        parallel.backward(loss_of(parallel.model, ids), last=number == len(passes))
+        plain.zero_grad()
+        loss_of(plain, ids).backward()  # type: ignore[no-untyped-call]
+        for name, parameter in plain.named_parameters():
+            wanted[name] += parameter.grad
+    parallel.reduce_gradients(None)
+    assert all(p.grad is None for p in parallel.module.parameters()), "no gradient is there twice"
+    before = {name: master.detach().clone() for name, master in parallel._parameters.items()}
+    for name, master in parallel._parameters.items():
+        assert torch.equal(master.grad if master.grad is not None else torch.zeros(()), wanted[name]), name
+    parallel.step()
+    copies = dict(parallel.module.named_parameters())
+    for name, master in parallel._parameters.items():
+        torch.testing.assert_close(master.detach(), before[name] - 0.1 * wanted[name], rtol=1e-6, atol=1e-9)
+        assert torch.equal(copies[name].detach(), master.detach().to(BF16)), name
+
+
+def test_steps_that_bfloat16_cannot_see_are_kept() -> None:
+    parallel = replica(rate=1e-3)
+    before = {name: tensor.clone() for name, tensor in (parallel.export_state() or {}).items()}
+    for _ in range(3):
+        parallel.backward(loss_of(parallel.model, IDS), last=True)
+        parallel.reduce_gradients(None)
+        parallel.step()
+        parallel.zero_grad()
+    after = parallel.export_state()
+    assert after is not None
+    moved = {name: (after[name] != before[name]).float().mean() for name in after}
+    seen = {name: (after[name].to(BF16) != before[name].to(BF16)).float().mean() for name in after}
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert moved[name] > 0.9 and seen[name] < 0.1
+    assert after.keys() == {name for name, _ in parallel.module.named_parameters()}
+
+
+def test_a_checkpoint_is_of_the_masters(tmp_path: Any) -> None:
+    parallel, again = replica(rate=1e-2), replica()
+    parallel.backward(loss_of(parallel.model, IDS), last=True)
+    parallel.reduce_gradients(None)
+    parallel.step()
+    parallel.snapshot().copied().write(tmp_path)
+    again.load(tmp_path)
+    wanted, found = parallel.export_state() or {}, again.export_state() or {}
+    assert wanted and wanted.keys() == found.keys()
+    assert all(torch.equal(wanted[name], found[name]) and found[name].dtype is FP32 for name in wanted)
+    for ours, theirs in zip(again.module.parameters(), parallel.module.parameters(), strict=True):
+        assert ours.dtype is BF16 and torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [FP32, torch.float16])
+def test_other_precisions_have_no_copies(dtype: torch.dtype) -> None:
+    model = llama()
+    masters = Masters(dict(model.named_parameters()), copies_in(model, dtype))
+    assert not masters.computed and masters.weights == dict(model.named_parameters())
