@@ -20,7 +20,10 @@ get, whatever spreads it, and every device draws the same.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+import logging
 from collections.abc import Iterable
+from functools import lru_cache
 from math import prod
 from typing import Any, Literal
 
@@ -28,13 +31,20 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from rankzero.wording import first_line
+
 Keep = Literal["kahan", "stochastic_rounding"]
 
 CHUNK_ELEMENTS = {"cpu": 2**18}
 """Elements that are computed at once, by kind of device: what is made on the way takes some 40 bytes for each of them,
 which should stay in a CPU's caches, and on other devices be worth starting kernels for."""
 OTHER_CHUNK_ELEMENTS = 2**24
+KERNEL_ELEMENTS = 2**30
+"""Elements that one kernel moves: their places fit an int32."""
 _LOW_HALF = 0xFFFF
+_MAY_DIFFER = 0.01
+"""Share of elements whose last bit a kernel may have otherwise: it may round a product and a sum once."""
+_log = logging.getLogger("rankzero.engine")
 
 
 class BFloat16AdamW(torch.optim.Optimizer):
@@ -91,17 +101,9 @@ class BFloat16AdamW(torch.optim.Optimizer):
         state["step"] += 1
         step = int(state["step"].item())
         flat = [_own(tensor).view(-1) for tensor in (weight, *(state[name] for name in names))]
-        chunk = CHUNK_ELEMENTS.get(weight.device.type, OTHER_CHUNK_ELEMENTS)
-        for start in range(0, len(flat[0]), chunk):
-            w, m, v, *c = (tensor[start : start + chunk] for tensor in flat)
-            g = gradient[start : start + chunk]
-            draw = _Draw(f"{self._seed}/{number}/{step}", begin + start, len(w), w.device)
-            change = _advance(m, v, g.float(), group, step, draw)
-            change.add_(w, alpha=-group["lr"] * group["weight_decay"])
-            if c:
-                _add_compensated(w, c[0], change)
-            else:
-                _put(w, change.add_(w), draw.upper_half("weight") if w.dtype is torch.bfloat16 else None)
+        key = f"{self._seed}/{number}/{step}"
+        one = by_kernel(weight.device) and weight.dtype is torch.bfloat16
+        (_move_by_kernel if one else _move_by_operations)(flat, gradient, group, step, key, begin)
 
 
 def round_at_random(values: torch.Tensor, random_bits: torch.Tensor) -> torch.Tensor:
@@ -116,13 +118,88 @@ def random_bits(key: str, begin: int, count: int, device: torch.device) -> torch
 
     C. Wellons' integer hash "lowbias32" of the place, with one half of the key added before and one mixed in between.
     """
-    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
-    first, second = (int.from_bytes(digest[at : at + 4], "little", signed=True) for at in (0, 4))
+    first, second = _halves_of(key)
     bits = torch.arange(count, dtype=torch.int32, device=device)
     bits.add_(_signed(begin + first))
     bits.bitwise_xor_(_shifted(bits, 16)).mul_(_signed(0x7FEB352D)).bitwise_xor_(second)
     bits.bitwise_xor_(_shifted(bits, 15)).mul_(_signed(0x846CA68B))
     return bits.bitwise_xor_(_shifted(bits, 16))
+
+
+def _halves_of(key: str) -> tuple[int, int]:
+    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
+    first, second = (int.from_bytes(digest[at : at + 4], "little", signed=True) for at in (0, 4))
+    return first, second
+
+
+def by_kernel(device: torch.device) -> bool:
+    """Whether weights on a device are moved by one kernel there (adamw_triton.py)."""
+    return device.type == "cuda" and _kernel_is_right(device.index)
+
+
+@lru_cache
+def _kernel_is_right(index: int | None) -> bool:
+    """Whether it can be made for a GPU, and moves weights there as the operations here do: asked once, on that GPU."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    try:
+        right = moves_the_same(torch.device("cuda", index or 0))
+    except Exception as error:  # whatever a compiler has to say; the operations here do without
+        _log.warning("[MODEL] the optimizer takes many kernels, not one: Triton says %s", first_line(error))
+        return False
+    if not right:
+        _log.warning("[MODEL] the optimizer takes many kernels instead of one: Triton's moves weights elsewhere")
+    return right
+
+
+def moves_the_same(device: torch.device) -> bool:
+    """Whether the kernel moves weights as the operations do, but for a last bit here and there."""
+    group = {"betas": (0.9, 0.999), "eps": 1e-8, "lr": 0.01, "weight_decay": 0.1}
+    draw = torch.Generator().manual_seed(0)
+    for kept in (0, 1):
+        start = [torch.randn(5000, generator=draw) for _ in range(4 + kept)]
+        start[2].abs_()
+        ours, theirs = ([tensor.to(device, torch.bfloat16) for tensor in start] for _ in range(2))
+        _move_by_kernel([*ours[:3], *ours[4:]], ours[3], group, 3, "probe", 2**31 - 2000)
+        _move_by_operations([*theirs[:3], *theirs[4:]], theirs[3], group, 3, "probe", 2**31 - 2000)
+        for mine, other in zip(ours, theirs, strict=True):
+            off = mine != other
+            if off.float().mean() > _MAY_DIFFER or not torch.allclose(
+                mine.float(), other.float(), rtol=0.02, atol=0.01
+            ):
+                return False
+    return True
+
+
+def _move_by_kernel(
+    flat: list[torch.Tensor], gradient: torch.Tensor, group: dict[str, Any], step: int, key: str, begin: int
+) -> None:
+    from rankzero.engine.adamw_triton import Numbers, move
+
+    w, m, v, *owed = flat
+    (beta1, beta2), lr = group["betas"], group["lr"]
+    numbers = Numbers(beta1, beta2, group["eps"], -lr / (1 - beta1**step), -lr * group["weight_decay"], 1 - beta2**step)
+    halves = [_halves_of(f"{key}/{purpose}") for purpose in ("moments", "weight")]
+    for start in range(0, len(w), KERNEL_ELEMENTS):
+        part = slice(start, start + KERNEL_ELEMENTS)
+        of_m, of_w = ((_signed(begin + start + first), second) for first, second in halves)
+        move(w[part], (m[part], v[part]), owed[0][part] if owed else None, gradient[part], (of_m, of_w), numbers)
+
+
+def _move_by_operations(
+    flat: list[torch.Tensor], gradient: torch.Tensor, group: dict[str, Any], step: int, key: str, begin: int
+) -> None:
+    chunk = CHUNK_ELEMENTS.get(flat[0].device.type, OTHER_CHUNK_ELEMENTS)
+    for start in range(0, len(flat[0]), chunk):
+        w, m, v, *c = (tensor[start : start + chunk] for tensor in flat)
+        g = gradient[start : start + chunk]
+        draw = _Draw(key, begin + start, len(w), w.device)
+        change = _advance(m, v, g.float(), group, step, draw)
+        change.add_(w, alpha=-group["lr"] * group["weight_decay"])
+        if c:
+            _add_compensated(w, c[0], change)
+        else:
+            _put(w, change.add_(w), draw.upper_half("weight") if w.dtype is torch.bfloat16 else None)
 
 
 class _Draw:
