@@ -74,7 +74,8 @@ class Counts(TorchDispatchMode):  # type: ignore[misc]
             self.waits[name, place()] += 1
 
     def _cost(self, func: Any, name: str, args: Any, kwargs: Any, given: Any, made: Any) -> None:
-        moved = sum(one.numel() * one.element_size() for one in given + made if one.device.type == "cuda")
+        written = made or _written(func, args, kwargs)  # what returns nothing writes to what it is given
+        moved = sum(one.numel() * one.element_size() for one in given + written if one.device.type == "cuda")
         if not moved:
             return
         seconds = flops = 0.0
@@ -103,6 +104,13 @@ class Counts(TorchDispatchMode):  # type: ignore[misc]
 
     def _gone(self, key: int) -> None:
         self.live -= self._held.pop(key)
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The tensors that an operation changes in place."""
+    named = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | kwargs
+    changed = [one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
+    return [one for one in tree_leaves([named.get(name) for name in changed]) if isinstance(one, torch.Tensor)]
 
 
 def place() -> str:

@@ -42,6 +42,7 @@ def pretend() -> None:
     from torch.nn import functional
     from transformers import masking_utils
 
+    from rankzero.engine import adamw_bfloat16
     from rankzero.model import dropout, fused_lora
 
     cuda: Any = torch.cuda
@@ -65,7 +66,9 @@ def pretend() -> None:
     torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[assignment,method-assign]
     masking_utils.is_tracing = lambda *_: False
     fake_tensor.CONSTANT_NUMEL_LIMIT = 0  # else operations on single numbers are computed, on the device too
-    normed, silu, dropped = _kernels(torch)
+    normed, silu, dropped, moved = _kernels(torch)
+    adamw_bfloat16.by_kernel = lambda device: device.type == "cuda"
+    adamw_bfloat16._move_by_kernel = lambda flat, gradient, *_: moved(flat, gradient)
     for module in (dropout, fused_lora):
         module.by_kernel = lambda device: device.type == "cuda"  # type: ignore[assignment]
         module.alone = lambda values, *_: dropped(values)  # type: ignore[assignment]
@@ -77,19 +80,22 @@ def pretend() -> None:
     functional.rms_norm, functional.silu = rms_norm, lambda x, inplace=False: silu(x)
 
 
-def _kernels(torch: Any) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
-    """RMS norm and SiLU as one kernel forward and one backward, which elsewhere are many; dropout as one."""
+def _kernels(torch: Any) -> tuple[Callable[..., Any], ...]:
+    """RMS norm and SiLU as one kernel forward and one backward, else many; dropout, and bfloat16's AdamW, as one each."""
     library = torch.library.Library("simulated", "DEF")
     _kernels.kept = library  # type: ignore[attr-defined]
     library.define("norm(Tensor x, Tensor w) -> (Tensor, Tensor)")
     library.define("norm_backward(Tensor g, Tensor x, Tensor r, Tensor w) -> (Tensor, Tensor)")
     library.define("drop(Tensor x) -> Tensor")
     library.define("silu_backward(Tensor g, Tensor x) -> Tensor")
+    library.define("move(Tensor(a!)[] weights, Tensor gradient) -> ()")
     ops, fake = torch.ops.simulated, torch.library.register_fake
     fake("simulated::norm", lambda x, w: (torch.empty_like(x), x.new_empty(x.shape[:-1], dtype=torch.float32)))
     fake("simulated::norm_backward", lambda g, x, r, w: (torch.empty_like(x), torch.empty_like(w)))
     fake("simulated::drop", lambda x: torch.empty_like(x))
     fake("simulated::silu_backward", lambda g, x: torch.empty_like(x))
+
+    fake("simulated::move", lambda weights, gradient: None)
 
     class Norm(torch.autograd.Function):  # type: ignore[misc,name-defined]
         @staticmethod
@@ -113,4 +119,4 @@ def _kernels(torch: Any) -> tuple[Callable[..., Any], Callable[..., Any], Callab
         def backward(ctx: Any, gradient: Any) -> Any:
             return ops.silu_backward(gradient, *ctx.saved_tensors)
 
-    return Norm.apply, Silu.apply, ops.drop
+    return Norm.apply, Silu.apply, ops.drop, ops.move
