@@ -81,7 +81,7 @@ def pretend() -> None:
 
 
 def _kernels(torch: Any) -> tuple[Callable[..., Any], ...]:
-    """RMS norm and SiLU as one kernel forward and one backward, else many; dropout, and bfloat16's AdamW, as one each."""
+    """RMS norm and SiLU as two kernels, else many; dropout and bfloat16's AdamW as one each."""
     library = torch.library.Library("simulated", "DEF")
     _kernels.kept = library  # type: ignore[attr-defined]
     library.define("norm(Tensor x, Tensor w) -> (Tensor, Tensor)")
