@@ -241,7 +241,9 @@ class _Drop(torch.autograd.Function):
 def _scaled(values: torch.Tensor, keys: torch.Tensor, share: Share) -> torch.Tensor:
     if by_kernel(values.device):
         return alone(values, keys, share, share.factor)
-    return (values * factors(keys, values.shape[-1], share)).to(values.dtype)
+    scaled = values * factors(keys, values.shape[-1], share)
+    # A conversion to what it is already has no gradient where torch 2.11 compiles it.
+    return scaled if scaled.dtype is values.dtype else scaled.to(values.dtype)
 
 
 def _mix(bits: torch.Tensor) -> torch.Tensor:

@@ -103,11 +103,12 @@ def test_losses_and_names_stay_and_a_second_process_does_not_compile_again(tmp_p
 
 
 @needs_compiler
-def test_compiled_dropout_drops_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled_dropout_drops_the_same(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its integers overflow on purpose, also where a compiler could think that they do not."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     keys, share = torch.arange(-(2**31), 2**31, 2**29 + 12345, dtype=torch.int32), Share.of(0.3)
-    values = torch.randn(len(keys), 77, requires_grad=True)
+    values = torch.randn(len(keys), 77, dtype=dtype, requires_grad=True)
     found = torch.compile(drop, dynamic=True)(values, keys, share)
     expected = drop(values, keys, share)
     assert torch.equal(found, expected)
