@@ -10,10 +10,12 @@ them.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -25,6 +27,9 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from rankzero.errors import ConfigError
 from rankzero.model import block_attention
+from rankzero.wording import first_line
+
+_log = logging.getLogger("rankzero.model")
 
 NAME = "varlen"
 
@@ -49,8 +54,18 @@ def _find_kernel() -> Callable[..., Any] | None:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    complete = {"scale", "window_size", "enable_gqa"} <= inspect.signature(varlen_attn).parameters.keys()
-    return varlen_attn if complete else None
+    takes = inspect.signature(varlen_attn).parameters.keys()
+    if not {"scale", "window_size"} <= takes:
+        return None
+    if "enable_gqa" in takes:
+        return varlen_attn
+
+    def unasked(*given: Any, enable_gqa: bool, **options: Any) -> Any:
+        """Up to torch 2.11 nobody had to say that several heads have one of keys."""
+        del enable_gqa
+        return varlen_attn(*given, **options)
+
+    return unasked
 
 
 _KERNEL = _find_kernel()
@@ -58,7 +73,30 @@ _KERNEL = _find_kernel()
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _gpu_runs_it() -> bool:
-    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0) and computes_attention("cuda")
+
+
+@lru_cache
+def computes_attention(device: str) -> bool:
+    """Whether the kernel gives what attention is, and its gradients, where two heads have one of keys: asked once."""
+    draw = torch.Generator().manual_seed(0)
+    given = [torch.randn(1, heads, 24, 16, generator=draw).to(device, torch.bfloat16) for heads in (4, 2, 2)]
+    borders = torch.tensor([0, 9, 24], dtype=torch.int32, device=device)
+    rows, rule = Borders(borders, borders, 15, 15), Rule(scale=0.25, causal=True, window=None)
+    found = []
+    for way in (_in_one_kernel, _one_by_one):
+        query, key, value = tensors = [tensor.clone().requires_grad_() for tensor in given]
+        try:
+            with torch.enable_grad():
+                attended = way(query, key, value, rows, rule)
+                found.append([attended.detach(), *torch.autograd.grad(attended.float().square().sum(), tensors)])
+        except (RuntimeError, TypeError, NotImplementedError) as error:
+            _log.warning("[MODEL] rows are computed one by one, not in one kernel: torch says %s", first_line(error))
+            return False
+    if all(torch.allclose(ours, theirs, rtol=0.1, atol=0.1) for ours, theirs in zip(*found, strict=True)):
+        return True
+    _log.warning("[MODEL] rows are computed one by one, not in one kernel: torch's gives something else")
+    return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,6 +245,47 @@ def test_the_kernel_is_given_what_it_asks_for(model_type: str, monkeypatch: pyte
     torch.testing.assert_close(one_by_one, in_one_kernel, rtol=0, atol=1e-5)
 
 
+def first_heads_only(*given: torch.Tensor | int, **options: Any) -> torch.Tensor:
+    """A kernel that knows no groups: head h takes the keys of head h, and those behind the last take its."""
+    query, key, value, *rest = given
+    assert isinstance(query, torch.Tensor) and isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor)
+    heads = torch.arange(query.shape[1]).clamp(max=key.shape[1] - 1)
+    return reference_kernel(query, key[:, heads], value[:, heads], *rest, **{**options, "enable_gqa": False})  # type: ignore[arg-type]
+
+
+def refuses(*_given: Any, **_options: Any) -> torch.Tensor:
+    raise RuntimeError("Number of heads in key/value must divide number of heads in query\nand more")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "right", "said"),
+    [
+        (reference_kernel, True, ""),
+        (first_heads_only, False, "in one kernel: torch's gives something else"),
+        (refuses, False, "torch says Number of heads in key/value must divide number of heads in query"),
+    ],
+)
+def test_a_kernel_is_tried_before_it_is_used(
+    kernel: Any, right: bool, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(varlen, "_KERNEL", kernel)
+    varlen.computes_attention.cache_clear()
+    with caplog.at_level("WARNING", logger="rankzero.model"):
+        assert varlen.computes_attention("cpu") is right
+    varlen.computes_attention.cache_clear()
+    assert [record.getMessage().endswith(said) for record in caplog.records] == [True] * (not right)
+
+
+def test_torch_2_11_is_not_told_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    def varlen_attn(query: Any, *, scale: float | None = None, window_size: tuple[int, int] = (-1, -1)) -> Any:
+        return query, scale, window_size
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
+    kernel = varlen._find_kernel()
+    assert kernel is not None
+    assert kernel(1, scale=2.0, window_size=(3, 0), enable_gqa=True) == (1, 2.0, (3, 0))
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("window", [None, 33])
