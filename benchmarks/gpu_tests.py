@@ -59,7 +59,7 @@ def run(seconds: float, known: Mapping[str, str], *, cpu: bool, log: Path, show:
     settled = [test for test, outcome in known.items() if not outcome.startswith("skipped")]
     settings = {"told": str(told), "until": time.time() + seconds - LEAST_SECONDS / 2, "settled": settled}
     command = [sys.executable, "-m", "pytest", "-p", "gpu_tests", "-p", "no:cacheprovider", "-v", "--tb=short"]
-    command += ["--durations=10", "--color=no"]
+    command += ["--durations=10", "--color=no", "--continue-on-collection-errors"]
     limited = find_spec("pytest_timeout") is not None
     # Without that plugin its line in pyproject.toml would be an error under --strict-config.
     command += [f"--timeout={MOST_SECONDS}"] if limited else ["-o", "addopts=-ra --strict-markers"]
@@ -113,16 +113,24 @@ class Pieces:
     def __init__(self, told: str, until: float, settled: list[str]) -> None:
         self.told, self.until, self.settled = Path(told), until, set(settled)
         self.session: Any = None
+        self.broken: list[str] = []
+        """Files that cannot even be imported."""
 
     def tell(self, line: dict[str, Any]) -> None:
         with self.told.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.broken.append(report.nodeid)
 
     def pytest_collection_modifyitems(self, config: Any, items: list[Any]) -> None:
         known = [item for item in items if item.nodeid in self.settled]
         items[:] = [item for item in items if item.nodeid not in self.settled]
         config.hook.pytest_deselected(items=known)
         self.told.write_text(json.dumps({"collected": [item.nodeid for item in items]}) + "\n", encoding="utf-8")
+        for file in self.broken:
+            self.tell({"test": file, "outcome": "failed"})
 
     def pytest_sessionstart(self, session: Any) -> None:
         self.session = session

@@ -266,7 +266,7 @@ def test_a_later_piece_adds_what_is_missing(tmp_path: Path, monkeypatch: pytest.
         "qwen3-8b QLoRA (nf4), rankzero: out of time",
     ]
     del asked[:]
-    second = piece(LORA, QLORA, seconds=360.0)
+    second = piece(LORA, QLORA, seconds=460.0)
     assert asked == [trl, nf4, trl, ours]
     assert second.skipped == ["qwen3-8b QLoRA (nf4), rankzero: CUDA out of memory"]
     assert "the whole traceback" in (tmp_path / "out" / "results.failures.txt").read_text()
@@ -326,6 +326,7 @@ def test_gpu_tests_go_on_where_an_earlier_piece_has_stopped(tmp_path: Path, monk
     for name, line in (("a", "pass"), ("b", "assert 2 * 2 == 5"), ("c", "pytest.skip('needs nothing')"), ("d", "pass")):
         body += f"def test_{name}():\n    print('test {name} was here')\n    {line}\n"
     (folder / "test_few.py").write_text(body)
+    (folder / "test_none.py").write_text("import a_module_that_is_not_there\n")
     monkeypatch.setattr(gpu_tests, "FOLDER", folder)
     log, shown = tmp_path / "results.tests.txt", []
     none = gpu_tests.run(10.0, {}, cpu=True, log=log, show=shown.append)
@@ -333,13 +334,14 @@ def test_gpu_tests_go_on_where_an_earlier_piece_has_stopped(tmp_path: Path, monk
     with monkeypatch.context() as patch:
         patch.setattr(gpu_tests.time, "time", lambda: 0.0)  # so that time is up when the first test has ended
         one = gpu_tests.run(300.0, {}, cpu=True, log=log, show=shown.append)
-    assert list(one.tests.values()) == ["passed"] and one.left == 3 and "no time was left" in log.read_text()
+    assert list(one.tests.values()) == ["failed", "passed"] and one.left == 3 and "no time was left" in log.read_text()
     rest = gpu_tests.run(300.0, one.tests, cpu=True, log=log, show=shown.append)
     names = {test.rpartition("::")[2]: outcome for test, outcome in (one.tests | rest.tests).items()}
+    assert names.pop(next(name for name in names if "test_none" in name)) == "failed"  # not even imported
     assert names == {"test_a": "passed", "test_b": "failed", "test_c": "skipped: needs nothing", "test_d": "passed"}
     assert rest.left == 0 and "assert (2 * 2) == 5" in log.read_text() and "(2 * 2) == 5" in shown[-1]
     told = gpu_tests.summary(one.tests | rest.tests, rest.left or 0, rest.ended)
-    assert told.splitlines()[0] == "1 failed, 2 passed, 1 skipped (exit code 1)"
+    assert told.splitlines()[0] == "2 failed, 2 passed, 1 skipped (exit code 1)"
     assert "- failed: `" in told and "- skipped: needs nothing (1)" in told
 
 
