@@ -46,7 +46,7 @@ DEAD = (
 )
 """Files that nothing here reads: of other devices, and what transformers' own files are generated from."""
 MODELS = ("auto", "bloom", "llama", "mixtral", "qwen2", "qwen2_vl", "qwen3", "qwen3_moe", "qwen3_vl")
-"""Whose code stays: those of the benchmark, of tests/gpu, what they import, and peft. Half of transformers is code of others."""
+"""Whose code stays: what the benchmark, tests/gpu and peft import. Half of transformers is code of others."""
 OF_A_MODEL = ("modeling_*.py", "processing_*.py", "*_processing_*.py", "feature_extraction_*.py")
 BY_CUDA = "bitsandbytes/libbitsandbytes_cuda*"
 OLDEST_GLIBC = 5
