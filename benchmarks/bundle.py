@@ -18,7 +18,7 @@ import tempfile
 import tomllib
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -204,7 +204,7 @@ def _place(name: str) -> str | None:
     return inner if kind in ("purelib", "platlib") else None
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--have", type=Path, help="what the machine has: its `pip list --format=freeze`")
     parser.add_argument("--never", nargs="*", default=NEVER, help=f"not taken along; default: {' '.join(NEVER)}")
@@ -213,7 +213,7 @@ def main() -> None:
     parser.add_argument("--cuda", default="13.0", help="the CUDA of that machine's torch (bitsandbytes)")
     parser.add_argument("--most-mib", type=float, default=60.0)
     parser.add_argument("--out", type=Path, default=BUNDLE)
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     have = read_versions(given.have.read_text(encoding="utf-8")) if given.have is not None else {}
     environment = target_environment(given.python, given.platform)
     with tempfile.TemporaryDirectory(prefix="rankzero-bundle-") as work:
@@ -224,7 +224,9 @@ def main() -> None:
     mib = sum(sizes.values()) / 2**20
     print(f"{given.out}: {mib:.1f} MiB of {len(wheels)} packages for Python {given.python}: {told(sizes)}")
     if mib > given.most_mib:
-        raise SystemExit(f"that is more than {given.most_mib:g} MiB: give what the machine has (--have), or --never")
+        raise SystemExit(
+            f"that is more than {given.most_mib:g} MiB: say what the machine has (--have), or leave some out"
+        )
 
 
 def told(sizes: Counter[str]) -> str:
