@@ -99,6 +99,12 @@ class Counts(TorchDispatchMode):  # type: ignore[misc]
         self.live -= self._held.pop(key)
 
 
+def place() -> str:
+    """The innermost line of ours or of the model's that is being run; none in a backward pass of torch's own."""
+    frames = [f for f in traceback.extract_stack() if "/rankzero/" in f.filename or "transformers/" in f.filename]
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+
+
 class Waits(TorchDispatchMode):  # type: ignore[misc]
     """Real operations that make the host wait for what a device has computed, by name and line."""
 
@@ -132,9 +138,3 @@ def is_blocking_copy(name: str, args: Any, kwargs: Any, given: Any, made: Any) -
     if name not in ("_to_copy", "copy_") or made[0].device == (given[-1] if name == "copy_" else given[0]).device:
         return False
     return not kwargs.get("non_blocking", len(args) > 2 and args[2])
-
-
-def place() -> str:
-    """The innermost line of ours or of the model's that is being run; none in a backward pass of torch's own."""
-    frames = [f for f in traceback.extract_stack() if "/rankzero/" in f.filename or "transformers/" in f.filename]
-    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
