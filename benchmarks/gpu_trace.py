@@ -27,7 +27,8 @@ CATEGORIES = {
 KINDS = (
     ("communication", r"nccl|all_?reduce|all_?gather|reduce_scatter|broadcast_kernel"),
     ("reductions", r"^triton_(red|per)"),
-    ("elementwise", r"^triton_poi"),
+    ("elementwise", r"^triton_poi|^_drop$"),
+    ("optimizer", r"^_move$"),
     ("attention", r"flash|fmha|sdpa|attention|attn"),
     ("optimizer", r"adam|multi_tensor_apply|foreach|optimizer"),
     ("unpacking", r"dequant|unpack|kquantize"),
@@ -37,7 +38,7 @@ KINDS = (
         "copies and casts",
         r"copy|memcpy|memset|catarray|::cat\b|::clone|::contiguous|index|gather|scatter|embedding|fill",
     ),
-    ("reductions", r"reduce|softmax|::sum|::mean|logsumexp|scan|cumsum|argmax|nll_loss"),
+    ("reductions", r"reduce|softmax|::sum|::mean|logsumexp|cross_entropy|scan|cumsum|argmax|nll_loss"),
     ("elementwise", r"elementwise|triton|silu|::(add|mul|sub|div|neg|sigmoid|exp|where|pow|rsqrt)_?\b|_kernel"),
 )
 """In this order: the first that is found in a name, in small letters."""
