@@ -43,7 +43,7 @@ KINDS = (
 )
 """In this order: the first that is found in a name, in small letters."""
 OTHER = "other"
-WAITS = re.compile(r"Synchronize|^cudaMemcpy$|^cudaMemcpy2D$|^cuMemcpy\w*(?<!Async)(?<!_v2)$")
+WAITS = re.compile(r"Synchronize|^cu(da)?Memcpy(2D|DtoH|HtoD)?(_v2)?$")
 LAUNCHES = re.compile(r"Launch")
 OURS = re.compile(r"(rankzero|transformers)/.*\.py\(\d+\)")
 TOP, GAPS, WIDTH = 25, 10, 100

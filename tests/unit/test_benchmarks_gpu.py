@@ -317,6 +317,39 @@ def test_all_files_of_gpu_tests_have_a_place() -> None:
     assert gpu_tests.files()[-1].stem == "test_compile"
 
 
+def test_gpu_tests_go_on_behind_one_that_takes_the_device_or_the_process_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "tests"
+    folder.mkdir()
+    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
+    lines = ("raise RuntimeError('CUDA error: an illegal memory access was encountered')", "os._exit(9)", "pass")
+    body = "import os\n" + "".join(f"def test_{at}():\n    {line}\n" for at, line in enumerate(lines))
+    (folder / "test_few.py").write_text(body)
+    monkeypatch.setattr(gpu_tests, "FOLDER", folder)
+    log = tmp_path / "results.tests.txt"
+    found = gpu_tests.run(300.0, {}, cpu=True, log=log, show=lambda _: None)
+    assert list(found.tests.values()) == [gpu_tests.LOST, gpu_tests.UNENDED, "passed"] and found.left == 0
+    told = gpu_tests.summary(found.tests, 0, found.ended)
+    assert told.splitlines()[0] == "1 did not end, 1 failed, 1 passed (exit code 0)" and "device with it" in told
+    assert "illegal memory access" in log.read_text() and len(list(tmp_path.glob("*.jsonl"))) == 0
+
+
+def test_a_test_that_the_pieces_end_cuts_off_is_left_for_the_next() -> None:
+    """But one that had all the time that a test has did not end."""
+    lines = [
+        {"collected": ["a", "b", "c"]},
+        {"test": "a", "outcome": gpu_tests.UNENDED, "begun": 100.0},
+        {"test": "a", "outcome": "passed"},
+        {"test": "b", "outcome": gpu_tests.UNENDED, "begun": 200.0},
+    ]
+    cut = gpu_tests.read_told(lines, "killed after 140 s", now=200.0 + gpu_tests.MOST_SECONDS - 1)
+    assert cut.tests == {"a": "passed"} and cut.left == 2 and not cut.lost
+    for ended, now in (("killed after 140 s", 200.0 + gpu_tests.MOST_SECONDS + 1), ("exit code -11", 201.0)):
+        found = gpu_tests.read_told(lines, ended, now=now)
+        assert found.tests == {"a": "passed", "b": gpu_tests.UNENDED} and found.left == 1 and found.lost
+
+
 def test_gpu_tests_go_on_where_an_earlier_piece_has_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test is begun when the time is up; what has passed or failed is not run again; a summary names what failed."""
     folder = tmp_path / "tests"
