@@ -110,7 +110,7 @@ def _start(seconds: float, known: Mapping[str, str], *, cpu: bool, log: Path) ->
 
 
 def read_told(lines: Sequence[Mapping[str, Any]], ended: str, *, now: float) -> Outcome:
-    """What the plugin has told. A test that had not its whole time when pytest was killed is left for the next piece."""
+    """What the plugin has told. A test that was killed before its whole time is left for the next piece."""
     first, *others = lines
     cut = now - MOST_SECONDS if ended.startswith("killed") else math.inf
     outcomes = {one["test"]: one["outcome"] for one in others if one.get("begun", 0.0) < cut}
