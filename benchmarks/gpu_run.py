@@ -17,7 +17,15 @@ from gpu_cells import Sizes
 
 
 class RunFailedError(Exception):
-    """A process did not do what it should: the last of what it said, in one line."""
+    """A process did not do what it should: the last of what it said, in one line; `said` is all of it."""
+
+    def __init__(self, why: str, said: str = "") -> None:
+        super().__init__(why)
+        self.said = said
+
+
+class RunStoppedError(RunFailedError):
+    """It took longer than it may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,7 @@ def environment(directory: Path, *, cpu: bool) -> dict[str, str]:
         "RANKZERO_CACHE": str(directory / "cache"),
         "TOKENIZERS_PARALLELISM": "false",
         "TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor"),
+        "TRITON_CACHE_DIR": str(directory / "triton"),
     }
 
 
@@ -61,13 +70,14 @@ def run_process(command: Sequence[str], env: dict[str, str], directory: Path, se
         try:
             printed, _ = process.communicate(timeout=max(seconds, 1))
         except subprocess.TimeoutExpired:
-            raise RunFailedError(f"stopped after {seconds:.0f} s") from None
+            said = errors.read_text(encoding="utf-8", errors="replace")
+            raise RunStoppedError(f"stopped after {seconds:.0f} s", said) from None
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
     if process.returncode != 0:
         said = errors.read_text(encoding="utf-8", errors="replace")
-        raise RunFailedError(last_words(said) or f"{shlex.join(command)} ended with {process.returncode}")
+        raise RunFailedError(last_words(said) or f"{shlex.join(command)} ended with {process.returncode}", said)
     return started, printed
 
 

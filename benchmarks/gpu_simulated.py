@@ -23,6 +23,8 @@ def load_device(directory: Path) -> None:
     if found is None or found.origin is None:
         raise SystemExit("torch is not installed")
     torch, built = Path(found.origin).parent, directory / "simulated_cuda.so"
+    if (torch / "lib" / "libtorch_cuda.so").exists():
+        raise SystemExit("a GPU is only simulated under torch's CPU build: this one has a device of that name itself")
     if not built.exists():
         directory.mkdir(parents=True, exist_ok=True)
         include = [f"-I{torch / 'include'}", f"-I{torch / 'include/torch/csrc/api/include'}"]

@@ -63,4 +63,5 @@ def test_weights_that_are_only_packed_on_the_gpu_are_those_packed_there(quantiza
     kept = load_model(source, spec.model, config, torch.bfloat16, device=torch.device("cpu"), pack_on=gpu)
     for (_, name, one), (_, _, other) in zip(tensors(there), tensors(kept), strict=True):
         assert other.device.type == "cpu" and one.dtype == other.dtype, name
-        assert torch.equal(one.cpu().reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8)), name
+        bits = [tensor.cpu().reshape(-1).view(torch.uint8) for tensor in (one, other)]
+        torch.testing.assert_close(*bits, atol=0, rtol=0, msg=lambda said, name=name: f"{name}: {said}")

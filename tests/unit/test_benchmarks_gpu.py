@@ -14,14 +14,17 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import gpu_bench
 import gpu_cells as cells
 import gpu_peer as peer
+import gpu_results as kept_results
 import gpu_run as runs
 import gpu_shapes as shapes
 import gpu_table as table
+import gpu_tests
 
 import gpu
 from rankzero.spec.run_spec import RunSpec
 
-LORA, FULL_TUNE = cells.CELLS[0], cells.CELLS[1]
+LORA, FULL_TUNE = (cells.Cell("qwen3-8b", "LoRA"), cells.Cell("llama-3.2-1b", "full, float32 masters"))
+QLORA = cells.Cell("qwen3-8b", "QLoRA (nf4)", peer=False)
 
 
 def sample(speed: float, peak: float = 2**30, seconds: float = 30.0) -> runs.Sample:
@@ -30,6 +33,7 @@ def sample(speed: float, peak: float = 2**30, seconds: float = 30.0) -> runs.Sam
 
 def bench(tmp_path: Path, **changes: Any) -> gpu_bench.Bench:
     given: dict[str, Any] = {
+        "kept": kept_results.Kept(),
         "work": tmp_path,
         "sizes": cells.QUICK,
         "cpu": True,
@@ -158,7 +162,7 @@ def test_the_table_has_medians_and_ratios() -> None:
 
 def test_contestants_take_turns(tmp_path: Path) -> None:
     """A B, B A; then B A, A B: neither always comes first. What has no peer is not repeated."""
-    both, other, alone = cells.CELLS[0], cells.CELLS[1], cells.CELLS[4]
+    both, other, alone = LORA, FULL_TUNE, QLORA
     order = [(cell.shape, name) for cell, name in bench(tmp_path).turns([both, other, alone])]
     ours, trl = cells.OURS, cells.TRL
     assert order == [
@@ -186,13 +190,13 @@ def test_what_fails_or_has_no_time_is_left_out_with_a_reason(tmp_path: Path, mon
 
     monkeypatch.setattr(made, "measure", measure)
     made.run([LORA])
-    assert [(cell.name, name, len(found)) for (cell, name), found in made.results.items()] == [
+    assert [(cell.name, name, len(found)) for (cell, name), found in made.kept.samples.items()] == [
         (LORA.name, cells.OURS, 2)
     ]
     assert made.skipped == ["qwen3-8b LoRA, TRL: torch.OutOfMemoryError: CUDA out of memory"]
     late = bench(tmp_path, ends=0.0, peers={})
     late.run([LORA])
-    assert not late.results
+    assert not late.kept.samples and not late.kept.failed
     assert [reason.partition(": ")[2] for reason in late.skipped][1:] == ["out of time"]
     assert "needs trl, or transformers and accelerate" in late.skipped[0]
 
@@ -229,19 +233,166 @@ def test_a_quick_look_is_never_written_as_a_result(capsys: pytest.CaptureFixture
     assert "a quick look is no result" in capsys.readouterr().err
 
 
+MACHINE = {"device": "NVIDIA H100", "torch": "2.13", "cuda": "13.0", "rankzero": "0.1.0", "sizes": "full"}
+
+
+def test_a_later_piece_adds_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two samples of what has a peer, one of what has none; what there was no time for is left out of one piece only,
+    what failed is not tried again until it is asked for."""
+    file, asked = tmp_path / "out" / "results.json", []
+
+    def piece(*choice: cells.Cell, seconds: float, again: tuple[str, ...] = ()) -> gpu_bench.Bench:
+        kept = kept_results.load(file, MACHINE, {"trl": "1"})
+        kept.forget(again)
+        made = bench(tmp_path, kept=kept, ends=seconds)
+
+        def measure(cell: cells.Cell, entrant: str, _number: int) -> runs.Sample:
+            made.ends -= 100
+            asked.append((cell.shape, cell.method, entrant))
+            if cell.method == QLORA.method:
+                raise runs.RunFailedError("CUDA out of memory", "the whole traceback")
+            return sample(100, seconds=100)
+
+        monkeypatch.setattr(gpu_bench.time, "monotonic", lambda: 0.0)
+        monkeypatch.setattr(made, "measure", measure)
+        made.run(choice)
+        return made
+
+    ours, trl = (LORA.shape, LORA.method, cells.OURS), (LORA.shape, LORA.method, cells.TRL)
+    nf4 = (QLORA.shape, QLORA.method, cells.OURS)
+    first = piece(LORA, QLORA, seconds=150.0)
+    assert asked == [ours] and first.skipped == [
+        "qwen3-8b LoRA, TRL: out of time",
+        "qwen3-8b QLoRA (nf4), rankzero: out of time",
+    ]
+    del asked[:]
+    second = piece(LORA, QLORA, seconds=460.0)
+    assert asked == [trl, nf4, trl, ours]
+    assert second.skipped == ["qwen3-8b QLoRA (nf4), rankzero: CUDA out of memory"]
+    assert "the whole traceback" in (tmp_path / "out" / "results.failures.txt").read_text()
+    del asked[:]
+    third = piece(LORA, QLORA, seconds=900.0)
+    assert not asked and third.skipped == second.skipped
+    piece(LORA, QLORA, seconds=900.0, again=("QLoRA",))
+    assert asked == [nf4]
+    kept = kept_results.load(file, MACHINE, {"trl": "1"})
+    assert {turn[1]: len(found) for turn, found in kept.samples.items()} == {cells.OURS: 2, cells.TRL: 2}
+    assert kept.samples[LORA, cells.TRL][0] == sample(100, seconds=100)
+
+
+def test_a_run_that_this_pieces_end_has_stopped_has_not_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seconds, failed in ((gpu_bench.MOST_SECONDS - 1, False), (gpu_bench.MOST_SECONDS + 1, True)):
+        made = bench(tmp_path, ends=seconds)
+
+        def measure(*_: Any) -> runs.Sample:
+            raise runs.RunStoppedError("stopped")
+
+        monkeypatch.setattr(gpu_bench.time, "monotonic", lambda: 0.0)
+        monkeypatch.setattr(made, "measure", measure)
+        made.attempt((LORA, cells.OURS), 0, usual=60.0)
+        assert bool(made.kept.failed) is failed
+
+
+def test_results_of_another_machine_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    made = kept_results.load(file, MACHINE, {"trl": "1.16"})
+    made.samples[LORA, cells.OURS] = [sample(1)]
+    made.save()
+    assert kept_results.load(file, MACHINE, {}).samples == made.samples
+    for name, other in (("device", "NVIDIA H200"), ("torch", "2.11"), ("rankzero", "0.2.0"), ("sizes", "quick")):
+        with pytest.raises(kept_results.OtherMachineError, match=f"{name}: '{MACHINE[name]}' there, '{other}' here"):
+            kept_results.load(file, {**MACHINE, name: other}, {})
+    with pytest.raises(kept_results.OtherMachineError, match="trl: 1.16 there, 1.17 here, beside the peer"):
+        kept_results.load(file, MACHINE, {"trl": "1.17"})
+    file.write_text(file.read_text().replace("qwen3-8b", "qwen9"))
+    with pytest.raises(kept_results.OtherMachineError, match="no cell 'qwen9 LoRA'"):
+        kept_results.load(file, MACHINE, {})
+    file.write_text("{")
+    with pytest.raises(kept_results.OtherMachineError, match="is no file of results"):
+        kept_results.load(file, MACHINE, {})
+
+
+def test_all_files_of_gpu_tests_have_a_place() -> None:
+    assert {path.stem for path in gpu_tests.files()} == {f"test_{name}" for name in gpu_tests.ORDER}
+    assert gpu_tests.files()[-1].stem == "test_compile"
+
+
+def test_gpu_tests_go_on_behind_one_that_takes_the_device_or_the_process_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "tests"
+    folder.mkdir()
+    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
+    lines = ("raise RuntimeError('CUDA error: an illegal memory access was encountered')", "os._exit(9)", "pass")
+    body = "import os\n" + "".join(f"def test_{at}():\n    {line}\n" for at, line in enumerate(lines))
+    (folder / "test_few.py").write_text(body)
+    monkeypatch.setattr(gpu_tests, "FOLDER", folder)
+    log = tmp_path / "results.tests.txt"
+    found = gpu_tests.run(300.0, {}, cpu=True, log=log, show=lambda _: None)
+    assert list(found.tests.values()) == [gpu_tests.LOST, gpu_tests.UNENDED, "passed"] and found.left == 0
+    told = gpu_tests.summary(found.tests, 0, found.ended)
+    assert told.splitlines()[0] == "1 did not end, 1 failed, 1 passed (exit code 0)" and "device with it" in told
+    assert "illegal memory access" in log.read_text() and len(list(tmp_path.glob("*.jsonl"))) == 0
+
+
+def test_a_test_that_the_pieces_end_cuts_off_is_left_for_the_next() -> None:
+    """But one that had all the time that a test has did not end."""
+    lines = [
+        {"collected": ["a", "b", "c"]},
+        {"test": "a", "outcome": gpu_tests.UNENDED, "begun": 100.0},
+        {"test": "a", "outcome": "passed"},
+        {"test": "b", "outcome": gpu_tests.UNENDED, "begun": 200.0},
+    ]
+    cut = gpu_tests.read_told(lines, "killed after 140 s", now=200.0 + gpu_tests.MOST_SECONDS - 1)
+    assert cut.tests == {"a": "passed"} and cut.left == 2 and not cut.lost
+    for ended, now in (("killed after 140 s", 200.0 + gpu_tests.MOST_SECONDS + 1), ("exit code -11", 201.0)):
+        found = gpu_tests.read_told(lines, ended, now=now)
+        assert found.tests == {"a": "passed", "b": gpu_tests.UNENDED} and found.left == 1 and found.lost
+
+
+def test_gpu_tests_go_on_where_an_earlier_piece_has_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test is begun when the time is up; what has passed or failed is not run again; a summary names what failed."""
+    folder = tmp_path / "tests"
+    folder.mkdir()
+    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
+    body = "import pytest\n"
+    for name, line in (("a", "pass"), ("b", "assert 2 * 2 == 5"), ("c", "pytest.skip('needs nothing')"), ("d", "pass")):
+        body += f"def test_{name}():\n    print('test {name} was here')\n    {line}\n"
+    (folder / "test_few.py").write_text(body)
+    (folder / "test_none.py").write_text("import a_module_that_is_not_there\n")
+    monkeypatch.setattr(gpu_tests, "FOLDER", folder)
+    log, shown = tmp_path / "results.tests.txt", []
+    none = gpu_tests.run(10.0, {}, cpu=True, log=log, show=shown.append)
+    assert none.ended == "not run: no time was left" and none.left is None
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu_tests.time, "time", lambda: 0.0)  # so that time is up when the first test has ended
+        one = gpu_tests.run(300.0, {}, cpu=True, log=log, show=shown.append)
+    assert list(one.tests.values()) == ["failed", "passed"] and one.left == 3 and "no time was left" in log.read_text()
+    rest = gpu_tests.run(300.0, one.tests, cpu=True, log=log, show=shown.append)
+    names = {test.rpartition("::")[2]: outcome for test, outcome in (one.tests | rest.tests).items()}
+    assert names.pop(next(name for name in names if "test_none" in name)) == "failed"  # not even imported
+    assert names == {"test_a": "passed", "test_b": "failed", "test_c": "skipped: needs nothing", "test_d": "passed"}
+    assert rest.left == 0 and "assert (2 * 2) == 5" in log.read_text() and "(2 * 2) == 5" in shown[-1]
+    told = gpu_tests.summary(one.tests | rest.tests, rest.left or 0, rest.ended)
+    assert told.splitlines()[0] == "2 failed, 2 passed, 1 skipped (exit code 1)"
+    assert "- failed: `" in told and "- skipped: needs nothing (1)" in told
+
+
 def test_one_pair_of_tiny_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The whole benchmark of one cell on a CPU: a model is made, rankzero and a peer train on it, a table comes out."""
     pytest.importorskip("accelerate")
-    out = tmp_path / "results.md"
-    quick = ["--device", "cpu", "--quick", "--no-tests", "--peer-python", sys.executable]
-    gpu.main([*quick, "--only", "llama-3.2-1b LoRA", "--work", str(tmp_path / "work"), "--out", str(out)])
+    results = tmp_path / "results.json"
+    quick = ["--device", "cpu", "--quick", "--no-tests", "--peer-python", sys.executable, "--results", str(results)]
+    gpu.main([*quick, "--only", "llama-3.2-1b LoRA", "--work", str(tmp_path / "work")])
     printed = capsys.readouterr().out
-    assert out.read_text() == printed
     lines = [line for line in printed.splitlines() if line.startswith("| llama-3.2-1b")]
     contestants = [line.split("|")[3].strip() for line in lines]
-    assert sorted(contestants)[0] == "rankzero" or "rankzero" in contestants
+    assert "rankzero" in contestants
     assert len(lines) == 2 and all("→" in line for line in lines)
     assert "out of time" not in printed and "Traceback" not in printed
-    kept = json.loads((tmp_path / "work" / "results.json").read_text())
-    assert all(found[0]["tokens_per_second"] > 0 for found in kept.values()) and len(kept) == 2
+    kept = json.loads(results.read_text())["samples"]
+    assert len(kept) == 2 and all(one["runs"][0]["tokens_per_second"] > 0 for one in kept)
     assert not list((tmp_path / "work").glob("run-*/runs"))
+    gpu.main([*quick, "--only", "llama-3.2-1b LoRA", "--work", str(tmp_path / "again")])
+    assert lines == [line for line in capsys.readouterr().out.splitlines() if line.startswith("| llama-3.2-1b")]
+    assert not list((tmp_path / "again").iterdir())

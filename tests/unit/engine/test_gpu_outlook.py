@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 OUTLOOK = Path(__file__).parents[3] / "benchmarks/gpu_outlook.py"
 
@@ -19,6 +20,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.skipif(torch.version.cuda is not None, reason="needs torch's CPU build")
 @pytest.mark.parametrize(("shape", "method"), [("llama-3.2-1b", "LoRA"), ("qwen3-8b", "QLoRA (nf4)")])
 def test_a_step_fits_its_plan_and_waits_for_nothing(shape: str, method: str, work: Path) -> None:
     """Never above what was planned, and at least half of it. The host waits where transformers asks whether rows begin
