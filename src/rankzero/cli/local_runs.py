@@ -94,6 +94,8 @@ def verdict(run: RunView) -> str:
             return "the result is in final/"
         case "Stopped":
             return f"stopped; {again} {saved}"
+        case "Interrupted":
+            return f"interrupted after step {run.step}, by a second Ctrl-C; {again} {saved}"
         case "Failed":
             return f"{run.error or 'failed'}; {again} {saved}"
         case "Killed":
