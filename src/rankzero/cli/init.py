@@ -20,6 +20,7 @@ from rankzero.errors import UsageError
 RUN_FILE = "run.yaml"
 CLUSTER_FILE = "cluster.yaml"
 INFRA_FILE = "infra.yaml"
+_SCHEMA = "{}.schema.json"
 
 RECIPES = {
     "quickstart": "docker",
@@ -48,17 +49,22 @@ def init(
             autocompletion=lambda incomplete: [name for name in RECIPES if name.startswith(incomplete)],
         ),
     ] = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Write the JSON schemas beside them too, and name these for editors.")
+    ] = False,
     show: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what is listed or written as JSON.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
 ) -> None:
     """Write a commented run.yaml, or a recipe's files, to start from."""
     if show:
-        if recipe is not None or output is not None:
+        if recipe is not None or output is not None or schema:
             raise UsageError("--list writes nothing", hint="give --recipe NAME without --list to write its files")
         typer.echo(listing(as_json=as_json))
         return
     wanted = _default(output) if recipe is None else _of_recipe(recipe, Path(output or "."))
+    if schema:
+        wanted = with_schemas(wanted)
     from rankzero.run_dir.atomic import place_given_by
 
     with place_given_by("-o"):
@@ -123,7 +129,7 @@ def _default(output: str | None) -> dict[Path, str]:
     path = Path(output or RUN_FILE)
     if path.is_dir():
         path = path / RUN_FILE
-    return {path: with_schema(RUN_FILE, (files("rankzero") / "recipes" / "default" / RUN_FILE).read_text("utf-8"))}
+    return {path: (files("rankzero") / "recipes" / "default" / RUN_FILE).read_text(encoding="utf-8")}
 
 
 def _of_recipe(name: str, directory: Path) -> dict[Path, str]:
@@ -134,16 +140,29 @@ def _of_recipe(name: str, directory: Path) -> dict[Path, str]:
     if directory.suffix in (".yaml", ".yml") and not directory.is_dir():
         hint = f"with --recipe it is a directory: -o {directory.with_suffix('')}"
         raise UsageError("a recipe is more than one file", where=f"-o {directory}", hint=hint)
-    return {directory / file: with_schema(file, text) for file, text in recipe_files(name).items()}
+    return {directory / file: text for file, text in recipe_files(name).items()}
 
 
-def with_schema(file: str, text: str) -> str:
-    """A spec with the line by which editors find its schema, which is installed with this package."""
-    if file not in (RUN_FILE, CLUSTER_FILE, INFRA_FILE):
-        return text
-    schema = files("rankzero") / "spec" / f"{file.removesuffix('.yaml')}.schema.json"
-    head, body = _opening_comment(text)
-    return f"{head}# yaml-language-server: $schema={schema}\n{body}"
+def with_schemas(wanted: Mapping[Path, str]) -> dict[Path, str]:
+    """The files with a line by which editors find the schema of each spec, and these schemas beside them: a path that
+    holds wherever the directory is copied to."""
+    found: dict[Path, str] = {}
+    for path, text in wanted.items():
+        name = schema_of(path, wanted)
+        if name is None:
+            found[path] = text
+            continue
+        head, body = _opening_comment(text)
+        found[path] = f"{head}# yaml-language-server: $schema={name}\n{body}"
+        found[path.with_name(name)] = (files("rankzero") / "spec" / name).read_text(encoding="utf-8")
+    return found
+
+
+def schema_of(path: Path, wanted: Mapping[Path, str]) -> str | None:
+    """The name of a spec's schema; None of what is no spec. A file that is written alone is a run's."""
+    if len(wanted) == 1:
+        return _SCHEMA.format("run")
+    return _SCHEMA.format(path.stem) if path.name in (RUN_FILE, CLUSTER_FILE, INFRA_FILE) else None
 
 
 def _opening_comment(text: str) -> tuple[str, str]:
