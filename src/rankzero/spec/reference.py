@@ -27,7 +27,8 @@ Made from the models by `make schema`. A field that is left out has its default;
 come from the environment (`${NAME}`, `${NAME:-default}`), and any field can be set on the command line
 (`rankzero train run.yaml train.learning_rate=1e-4`). Relative paths are relative to the file, typed ones to the working
 directory. `rankzero init --schema` writes the JSON schema of these fields, `spec/run.schema.json` in the installed
-package, beside run.yaml, and the line there by which editors find it: `# yaml-language-server: $schema=run.schema.json`.
+package, beside run.yaml, and the line there by which editors find it:
+`# yaml-language-server: $schema=run.schema.json`.
 """,
     "cluster.md": """# Reference: the fields of cluster.yaml
 
