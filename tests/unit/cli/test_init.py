@@ -259,6 +259,16 @@ class TestWriting:
         assert plain == recipe_files("distilbert-sst2")
         assert cli("init --list --schema").code == 2
 
+    def test_a_profile_alone_and_in_place_of_a_recipe_s(self, cli: Cli) -> None:
+        assert "rankzero plan run.yaml --cluster slurm.yaml" in cli("init --cluster slurm -o slurm.yaml").out
+        assert load_cluster("slurm.yaml", env={}).spec.kind == "slurm"
+        assert cli("init --recipe lora-jsonl --cluster slurm -o d --schema").code == 0
+        assert load_cluster("d/cluster.yaml", env={}).spec.kind == "slurm"
+        assert cli("init --cluster slurm -o s.yaml --schema").code == 0
+        assert "$schema=cluster.schema.json" in Path("s.yaml").read_text()
+        done = cli("init --cluster slrum")
+        assert done.code == 2 and "did you mean slurm?" in done.err and not Path("cluster.yaml").exists()
+
     def test_no_schema_is_named_unasked(self, cli: Cli) -> None:
         assert cli("init").code == 0 and [path.name for path in Path(".").iterdir()] == ["run.yaml"]
         assert "$schema" not in Path("run.yaml").read_text()
