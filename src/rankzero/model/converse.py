@@ -54,8 +54,8 @@ class _Told(TextStreamer):  # type: ignore[misc]
     def __init__(self, tokenizer: Any, on_text: OnText) -> None:
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
         self._tell = on_text
-        marks = {token: text for text, token in tokenizer.get_added_vocab().items()}
-        self._marks = {token: text for token, text in marks.items() if text in _MARKS} if _HEAD in marks.values() else {}
+        added = tokenizer.get_added_vocab()
+        self._marks = {added[mark]: mark for mark in _MARKS & added.keys()} if _HEAD in added else {}
         self._head: list[int] | None = None
         """Tokens of a message's head, while it is written."""
         self._between = False
