@@ -1,7 +1,7 @@
 """Adapters that no gradient reaches: the model's code passes their layers by, or never calls them.
 
-Kernels of mamba_ssm, for one, are given the weight of `out_proj` and do not call the layer, so that an adapter on it is
-neither computed with nor trained. Knows nothing of the loop.
+Jamba, for one, takes the weight of `dt_proj` and does not call the layer, and so do kernels of mamba_ssm with
+`out_proj`: an adapter on it is neither computed with nor trained. Knows nothing of the loop.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from rankzero.engine.distributed import sum_over_ranks
 from rankzero.engine.parallel.base import Parallel
 from rankzero.errors import ConfigError, Problem
 from rankzero.model.parts import part_finder
+from rankzero.wording import listed
 
 LOOKS = 3
 """Steps of a start whose gradients are looked at, where the first one leaves a doubt."""
@@ -86,14 +87,14 @@ class AdapterWatch:
         layers = sorted(layer for of in self._waiting.values() for layer in of)
         names = ", ".join(layers[:_SHOWN]) + (", …" if len(layers) > _SHOWN else "")
         steps = "the first step" if self._looks == 1 else "the first steps"
-        kinds = " and ".join(sorted({layer.rpartition(".")[2] for layer in layers}))
+        kinds = listed(sorted({layer.rpartition(".")[2] for layer in layers}))
         if self._nothing_moves:
             what = f"no adapter had a gradient in {steps}, so nothing is trained: {names}"
-            hint = f"the model's code passes {kinds} by; name other layers in lora.target_modules"
+            hint = f"the loss does not depend on {kinds} of this model; name other layers in lora.target_modules"
             return Problem(what, "lora.target_modules", hint)
         counts = f"{len(layers)} of {self._adapters} adapters"
         what = f"{counts} had no gradient in {steps}, so they are not trained: {names}"
-        hint = f"the model's code passes these layers by; name lora.target_modules without {kinds}"
+        hint = f"the loss does not depend on these layers; name lora.target_modules without {kinds}"
         return Problem(what, "lora.target_modules", hint)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, JambaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from rankzero.engine.console import logger
@@ -90,6 +90,32 @@ def test_a_run_in_which_no_adapter_is_reached_ends(tmp_path: Path, tiny: Path, m
     with pytest.raises(ConfigError, match="no adapter had a gradient") as error:
         run_here(spec)
     assert error.value.problems[0].where == "lora.target_modules"
+
+
+def test_jamba_takes_the_weight_of_a_layer_that_it_does_not_call(said: pytest.LogCaptureFixture) -> None:
+    """transformers' own code, with nothing changed."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = JambaConfig(
+        vocab_size=64,
+        num_hidden_layers=4,
+        num_experts=2,
+        num_experts_per_tok=1,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        expert_layer_period=2,
+        mamba_d_state=4,
+        mamba_dt_rank=4,
+        use_mamba_kernels=False,
+        **sizes,
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    lora = LoraSpec.model_validate({"r": 4, "alpha": 8, "target_modules": "all-linear"})
+    model = apply_lora(model, lora, parts="auto", use="language", seed=0, packed=False, base_name="tiny").train()
+    parallel = spread("ddp", model, World(0, 1, 0, 1))
+    steps(parallel, AdapterWatch(parallel, torch.device("cpu")))
+    (record,) = said.records
+    assert "model.layers.0.mamba.dt_proj, model.layers.2.mamba.dt_proj. hint" in record.message
 
 
 def test_nothing_is_said_and_no_later_step_is_looked_at_where_all_are_reached(
