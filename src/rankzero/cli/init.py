@@ -6,6 +6,9 @@ import difflib
 import json
 import os
 import shlex
+import shutil
+import sys
+import textwrap
 from collections.abc import Mapping
 from contextlib import ExitStack
 from importlib.resources import files
@@ -69,7 +72,8 @@ def init(
     if show:
         if recipe is not None or output is not None or cluster is not None or schema:
             raise UsageError("--list writes nothing", hint="give --recipe NAME without --list to write its files")
-        typer.echo(listing(as_json=as_json))
+        columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        typer.echo(listing(as_json=as_json, columns=columns))
         return
     if recipe is not None:
         wanted = _of_recipe(recipe, Path(output or "."), cluster)
@@ -90,13 +94,16 @@ def init(
     typer.echo("\n".join([*lines, _next(recipe, cluster, written[0])]))
 
 
-def listing(*, as_json: bool) -> str:
-    """The recipes, a line each."""
+def listing(*, as_json: bool, columns: int | None = None) -> str:
+    """The recipes, a line each; on a terminal of so many columns, more where they need them."""
     found = [{"name": name, "cluster": profile, "summary": summary(name)} for name, profile in RECIPES.items()]
     if as_json:
         return json.dumps(found, indent=2)
     width = max(map(len, RECIPES))
-    return "\n".join(f"{entry['name']:{width}}  {entry['summary']}" for entry in found)
+    lines = [f"{entry['name']:{width}}  {entry['summary']}" for entry in found]
+    if columns is None or columns < 2 * width:
+        return "\n".join(lines)
+    return "\n".join(textwrap.fill(line, columns, subsequent_indent=" " * (width + 2)) for line in lines)
 
 
 def summary(recipe: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rankzero.cli.init import RECIPES, recipe_files, summary, write_all
+from rankzero.cli.init import RECIPES, listing, recipe_files, summary, write_all
 from rankzero.errors import StorageError
 from rankzero.launch.plan import Plan, make_plan
 from rankzero.launch.render import render
@@ -268,6 +268,12 @@ class TestWriting:
         assert "$schema=cluster.schema.json" in Path("s.yaml").read_text()
         done = cli("init --cluster slrum")
         assert done.code == 2 and "did you mean slurm?" in done.err and not Path("cluster.yaml").exists()
+
+    def test_on_a_terminal_a_recipe_s_line_ends_between_words(self) -> None:
+        text = listing(as_json=False, columns=80)
+        assert max(map(len, text.splitlines())) <= 80
+        assert " ".join(text.split()) == " ".join(listing(as_json=False).split())
+        assert len(listing(as_json=False).splitlines()) == len(RECIPES), "a line each where a program reads"
 
     def test_no_schema_is_named_unasked(self, cli: Cli) -> None:
         assert cli("init").code == 0 and [path.name for path in Path(".").iterdir()] == ["run.yaml"]
