@@ -103,7 +103,11 @@ def listing(*, as_json: bool, columns: int | None = None) -> str:
     lines = [f"{entry['name']:{width}}  {entry['summary']}" for entry in found]
     if columns is None or columns < 2 * width:
         return "\n".join(lines)
-    return "\n".join(textwrap.fill(line, columns, subsequent_indent=" " * (width + 2)) for line in lines)
+    return "\n".join(_filled(line, columns, width + 2) for line in lines)
+
+
+def _filled(line: str, columns: int, indent: int) -> str:
+    return textwrap.fill(line, columns, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
 
 def summary(recipe: str) -> str:
