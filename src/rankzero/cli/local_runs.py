@@ -95,7 +95,7 @@ def verdict(run: RunView) -> str:
         case "Stopped":
             return f"stopped; {again} {saved}"
         case "Interrupted":
-            return f"interrupted after step {run.step}, by a second Ctrl-C; {again} {saved}"
+            return f"a second Ctrl-C ended it after step {run.step}; {again} {saved}"
         case "Failed":
             return f"{run.error or 'failed'}; {again} {saved}"
         case "Killed":

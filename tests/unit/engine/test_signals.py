@@ -186,7 +186,7 @@ def test_a_second_ctrl_c_leaves_a_step_that_hangs(tmp_path: Path, tiny: Path) ->
     view = view_run(run_root(spec))
     assert (view.phase, view.step, view.resumable) == ("Interrupted", 3, 2)
     again = "rankzero train with the same spec continues from step 2"
-    assert verdict(view) == f"interrupted after step 3, by a second Ctrl-C; {again}"
+    assert verdict(view) == f"a second Ctrl-C ended it after step 3; {again}"
     assert run_here(spec)["steps"] == 12
     assert [row["step"] for row in metrics(spec)] == list(range(1, 13))
     goodput = json.loads((run_root(spec) / "goodput.json").read_text())
