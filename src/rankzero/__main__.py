@@ -1,5 +1,5 @@
 """The command `rankzero`, and `python -m rankzero`. Imports nothing before `rankzero train` (or `smoke`) minds SIGTERM,
-and next to nothing before a command that takes seconds has said its first line.
+and next to nothing before the first line of a command that takes seconds is on its way.
 
 Importing the command line takes a moment, and so does the interpreter's end: a preempted run must not leave as one that
 failed in either, since a cluster would count that.
@@ -23,7 +23,7 @@ def main() -> None:
         minded = [signal.SIGTERM, *([signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else [])]
     for number in minded:
         signal.signal(number, _leave)
-    from rankzero.cli.first_line import say_first_line
+    from rankzero.cli.first_line import leave_out_first_line, say_first_line
 
     say_first_line()
     from rankzero.cli.main import main as command_line
@@ -31,6 +31,7 @@ def main() -> None:
     try:
         command_line()
     finally:
+        leave_out_first_line()
         for number in minded:
             signal.signal(number, signal.SIG_IGN)  # the outcome is decided
 

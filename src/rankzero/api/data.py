@@ -19,6 +19,7 @@ from rankzero.api.tokenizers import (
     stop_tokens,
 )
 from rankzero.errors import DataError, Problem, UsageError
+from rankzero.wording import counted
 
 if TYPE_CHECKING:
     from rankzero.data.inspect.report import CheckReport
@@ -253,6 +254,8 @@ def _with_images(rules: TokenRules, wanted: Wanted, tokenizer: Any) -> TokenRule
 
 def _untrainable(report: CheckReport) -> Problem | None:
     """Why nothing can be trained although rows can be read."""
+    from rankzero.data.rows.formats.judged import LEARN_CHOSEN, UNTRAINED
+
     counts = report.counts
     if counts.rows and not counts.readable and not counts.bad:
         reasons = ", ".join(f"{rows:,} by {name.replace('_', ' ')}" for name, rows in counts.dropped.most_common())
@@ -260,6 +263,9 @@ def _untrainable(report: CheckReport) -> Problem | None:
     if counts.tokens is not None and counts.tokens.examples and not counts.tokens.kept:
         reasons = ", ".join(f"{rows:,} × {name}" for name, rows in counts.tokens.dropped.most_common())
         return Problem(f"no example has a trained token: all are dropped ({reasons})", hint="raise the length limit")
+    if counts.tokens is None and counts.preferences:  # with a model each of them is a bad row
+        what = f"{counted(counts.preferences, 'row')} with a chosen and a rejected answer: {UNTRAINED}"
+        return Problem(what, ", ".join(report.files), LEARN_CHOSEN)
     return None
 
 

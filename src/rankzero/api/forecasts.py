@@ -100,8 +100,8 @@ def plan(
 ) -> ClusterForecast:
     """What a run would take on a cluster, beside what the cluster has. Applies nothing.
 
-    Arguments as for `submit`; `require` of what is returned raises what stands in its way. Raises ConfigError with all
-    problems of the specs, ServiceError where the cluster does not answer.
+    Arguments as for `submit`; `require` of what is returned raises what stands in its way, also that the cluster does
+    not answer. Raises ConfigError with all problems of the specs.
     """
     from rankzero.api.planning import plan_of
     from rankzero.api.specs import read
@@ -115,12 +115,19 @@ def plan(
 
 
 def forecast_of(made: Plan, run: RunSpec, say: Say) -> ClusterForecast:
-    """As `plan`, of a plan and the same run with the paths of this machine."""
+    """As `plan`, of a plan and the same run with the paths of this machine. Of a cluster that does not answer the
+    forecast says why, and `require` raises it."""
     from rankzero.api.clusters import open_backend
     from rankzero.launch.render import render
+    from rankzero.launch.survey import Survey
     from rankzero.spec.kinds import kind_section
 
-    survey = open_backend(made.cluster).survey(render(made))
+    objects = render(made)
+    try:
+        survey = open_backend(made.cluster).survey(objects)
+    except RankzeroError as error:  # the run can be looked at all the same
+        why = f"not asked what it has, nor what it would take: {first_line(error)}"
+        survey = Survey((("cluster", why),), refused=error)
     found, unknown = forecast_on(run, made.cluster, survey, say)
     section, names = kind_section(made.cluster.kind), {"docker": "this machine", "slurm": "Slurm"}
     where = names.get(section.place, f"namespace {made.cluster.namespace}")

@@ -1,13 +1,21 @@
-"""What a command that takes seconds says before anything of it is imported. Imports next to nothing itself."""
+"""What a command that takes seconds says while it is imported. Imports next to nothing itself.
+
+An error that comes at once stands alone: the line waits for PATIENCE_SECONDS, and is left out where something else has
+been said by then.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+PATIENCE_SECONDS = 1.0
+"""Who waits for longer wonders whether anything happens."""
+_waiting: threading.Timer | None = None
 _BEGINS_WITH = {
     "train": "look at the spec and at what it names",
     "quickstart": "find the model and the rows",
@@ -36,14 +44,28 @@ def first_line(arguments: Sequence[str], env: Mapping[str, str]) -> str | None:
 
 
 def say_first_line() -> None:
-    """Write it to stderr."""
+    """Have it written to stderr, unless `leave_out_first_line` is called soon."""
+    global _waiting
     line = first_line(sys.argv[1:], os.environ)
     if line is not None:
-        say_step(line)
+        _waiting = threading.Timer(PATIENCE_SECONDS, _write, [line])
+        _waiting.daemon = True
+        _waiting.start()
+
+
+def leave_out_first_line() -> None:
+    """Something else is said now, or nothing more is."""
+    if _waiting is not None:
+        _waiting.cancel()
 
 
 def say_step(text: str) -> None:
     """A line in the form of a run's log, to stderr, for as long as nothing that logs is imported."""
+    leave_out_first_line()
+    _write(text)
+
+
+def _write(text: str) -> None:
     with suppress(OSError):  # the terminal is gone
         sys.stderr.write(f"{time.strftime('%H:%M:%S')} [STEP] {text}\n")
         sys.stderr.flush()

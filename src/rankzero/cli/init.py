@@ -6,6 +6,9 @@ import difflib
 import json
 import os
 import shlex
+import shutil
+import sys
+import textwrap
 from collections.abc import Mapping
 from contextlib import ExitStack
 from importlib.resources import files
@@ -15,6 +18,7 @@ from typing import Annotated
 
 import typer
 
+from rankzero.cli.completion import profile_names
 from rankzero.errors import UsageError
 
 RUN_FILE = "run.yaml"
@@ -48,17 +52,36 @@ def init(
             autocompletion=lambda incomplete: [name for name in RECIPES if name.startswith(incomplete)],
         ),
     ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            metavar="PROFILE",
+            help="The profile that becomes cluster.yaml; without --recipe the only file.",
+            autocompletion=profile_names,
+        ),
+    ] = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Write the JSON schemas beside them too, and name these for editors.")
+    ] = False,
     show: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what is listed or written as JSON.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
 ) -> None:
     """Write a commented run.yaml, or a recipe's files, to start from."""
     if show:
-        if recipe is not None or output is not None:
+        if recipe is not None or output is not None or cluster is not None or schema:
             raise UsageError("--list writes nothing", hint="give --recipe NAME without --list to write its files")
-        typer.echo(listing(as_json=as_json))
+        columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        typer.echo(listing(as_json=as_json, columns=columns))
         return
-    wanted = _default(output) if recipe is None else _of_recipe(recipe, Path(output or "."))
+    if recipe is not None:
+        wanted = _of_recipe(recipe, Path(output or "."), cluster)
+    else:
+        file = RUN_FILE if cluster is None else CLUSTER_FILE
+        wanted = {_path(output, file): _default() if cluster is None else profile_text(cluster)}
+    if schema:
+        wanted = with_schemas(wanted, RUN_FILE if cluster is None else CLUSTER_FILE)
     from rankzero.run_dir.atomic import place_given_by
 
     with place_given_by("-o"):
@@ -68,16 +91,23 @@ def init(
         typer.echo(json.dumps({"recipe": recipe, "files": written}, indent=2))
         return
     lines = [f"wrote {path}" for path in written]
-    typer.echo("\n".join([*lines, _next(recipe, written[0])]))
+    typer.echo("\n".join([*lines, _next(recipe, cluster, written[0])]))
 
 
-def listing(*, as_json: bool) -> str:
-    """The recipes, a line each."""
+def listing(*, as_json: bool, columns: int | None = None) -> str:
+    """The recipes, a line each; on a terminal of so many columns, more where they need them."""
     found = [{"name": name, "cluster": profile, "summary": summary(name)} for name, profile in RECIPES.items()]
     if as_json:
         return json.dumps(found, indent=2)
     width = max(map(len, RECIPES))
-    return "\n".join(f"{entry['name']:{width}}  {entry['summary']}" for entry in found)
+    lines = [f"{entry['name']:{width}}  {entry['summary']}" for entry in found]
+    if columns is None or columns < 2 * width:
+        return "\n".join(lines)
+    return "\n".join(_filled(line, columns, width + 2) for line in lines)
+
+
+def _filled(line: str, columns: int, indent: int) -> str:
+    return textwrap.fill(line, columns, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
 
 def summary(recipe: str) -> str:
@@ -85,16 +115,28 @@ def summary(recipe: str) -> str:
     return (_folder(recipe) / RUN_FILE).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
 
 
-def recipe_files(recipe: str) -> dict[str, str]:
-    """Names and texts of a recipe's files: run.yaml, cluster.yaml, then what else it brings."""
-    profile = files("rankzero") / "recipes" / "clusters" / f"{RECIPES[recipe]}.yaml"
+def recipe_files(recipe: str, cluster: str | None = None) -> dict[str, str]:
+    """Names and texts of a recipe's files: run.yaml, cluster.yaml (of another profile where one is named), then what
+    else it brings."""
     more = {
         entry.name: entry.read_text(encoding="utf-8")
         for entry in sorted(_folder(recipe).iterdir(), key=lambda entry: entry.name)
         if entry.is_file() and entry.name != RUN_FILE
     }
     run = (_folder(recipe) / RUN_FILE).read_text(encoding="utf-8")
-    return {RUN_FILE: run, CLUSTER_FILE: profile.read_text(encoding="utf-8"), **more}
+    return {RUN_FILE: run, CLUSTER_FILE: profile_text(cluster or RECIPES[recipe]), **more}
+
+
+def profile_text(name: str) -> str:
+    """A cluster profile as it is shipped. Raises UsageError."""
+    from rankzero.spec.cluster_load import profiles
+
+    known = profiles()
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+        raise UsageError("there is no such profile", where=f"--cluster {name}", hint=hint)
+    return (files("rankzero") / "recipes" / "clusters" / f"{name}.yaml").read_text(encoding="utf-8")
 
 
 def write_all(wanted: Mapping[Path, str], *, force: bool) -> None:
@@ -119,14 +161,16 @@ def write_all(wanted: Mapping[Path, str], *, force: bool) -> None:
             os.fsync(file.fileno())
 
 
-def _default(output: str | None) -> dict[Path, str]:
-    path = Path(output or RUN_FILE)
-    if path.is_dir():
-        path = path / RUN_FILE
-    return {path: with_schema(RUN_FILE, (files("rankzero") / "recipes" / "default" / RUN_FILE).read_text("utf-8"))}
+def _path(output: str | None, file: str) -> Path:
+    path = Path(output or file)
+    return path / file if path.is_dir() else path
 
 
-def _of_recipe(name: str, directory: Path) -> dict[Path, str]:
+def _default() -> str:
+    return (files("rankzero") / "recipes" / "default" / RUN_FILE).read_text(encoding="utf-8")
+
+
+def _of_recipe(name: str, directory: Path, cluster: str | None) -> dict[Path, str]:
     if name not in RECIPES:
         close = [known for known in RECIPES if name and name in known] or difflib.get_close_matches(name, RECIPES, n=1)
         hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(RECIPES)}"
@@ -134,16 +178,23 @@ def _of_recipe(name: str, directory: Path) -> dict[Path, str]:
     if directory.suffix in (".yaml", ".yml") and not directory.is_dir():
         hint = f"with --recipe it is a directory: -o {directory.with_suffix('')}"
         raise UsageError("a recipe is more than one file", where=f"-o {directory}", hint=hint)
-    return {directory / file: with_schema(file, text) for file, text in recipe_files(name).items()}
+    return {directory / file: text for file, text in recipe_files(name, cluster).items()}
 
 
-def with_schema(file: str, text: str) -> str:
-    """A spec with the line by which editors find its schema, which is installed with this package."""
-    if file not in (RUN_FILE, CLUSTER_FILE, INFRA_FILE):
-        return text
-    schema = files("rankzero") / "spec" / f"{file.removesuffix('.yaml')}.schema.json"
-    head, body = _opening_comment(text)
-    return f"{head}# yaml-language-server: $schema={schema}\n{body}"
+def with_schemas(wanted: Mapping[Path, str], alone: str) -> dict[Path, str]:
+    """The files with a line by which editors find the schema of each spec, and these schemas beside them: a path that
+    holds wherever the directory is copied to. `alone`: what a file is that is written alone, whatever it is called."""
+    found: dict[Path, str] = {}
+    for path, text in wanted.items():
+        file = alone if len(wanted) == 1 else path.name
+        if file not in (RUN_FILE, CLUSTER_FILE, INFRA_FILE):
+            found[path] = text
+            continue
+        name = f"{file.removesuffix('.yaml')}.schema.json"
+        head, body = _opening_comment(text)
+        found[path] = f"{head}# yaml-language-server: $schema={name}\n{body}"
+        found[path.with_name(name)] = (files("rankzero") / "spec" / name).read_text(encoding="utf-8")
+    return found
 
 
 def _opening_comment(text: str) -> tuple[str, str]:
@@ -157,9 +208,11 @@ def _folder(recipe: str) -> Traversable:
     return files("rankzero") / "recipes" / recipe
 
 
-def _next(recipe: str | None, run: str) -> str:
+def _next(recipe: str | None, cluster: str | None, first: str) -> str:
+    if recipe is None and cluster is None:
+        return f"next: set model.name and data.train in it, then: rankzero train {shlex.quote(first)}"
     if recipe is None:
-        return f"next: set model.name and data.train in it, then: rankzero train {shlex.quote(run)}"
-    directory = str(Path(run).parent)
+        return f"next: make it yours, then: rankzero plan {RUN_FILE} --cluster {shlex.quote(first)}"
+    directory = str(Path(first).parent)
     go = "" if directory == "." else f"cd {shlex.quote(directory)}; "
     return f"next: {go}the first lines of {RUN_FILE} say how it is run, {CLUSTER_FILE} wants your image and storage"

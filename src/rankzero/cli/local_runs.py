@@ -94,6 +94,8 @@ def verdict(run: RunView) -> str:
             return "the result is in final/"
         case "Stopped":
             return f"stopped; {again} {saved}"
+        case "Interrupted":
+            return f"a second Ctrl-C ended it after step {run.step}; {again} {saved}"
         case "Failed":
             return f"{run.error or 'failed'}; {again} {saved}"
         case "Killed":

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import traceback
 
+from rankzero.cli.first_line import leave_out_first_line
 from rankzero.errors import Problem, RankzeroError, StoppedError
 from rankzero.redaction import Redactor
 from rankzero.wording import printable
@@ -18,6 +19,7 @@ MOST_PROBLEMS = 25
 
 def print_error(error: RankzeroError) -> None:
     """Every problem as `error: where: what`, then its hint."""
+    leave_out_first_line()
     word, colour = ("stopped", "33") if isinstance(error, StoppedError) else ("error", "31")
     redact = Redactor(os.environ)
     for problem in error.problems[:MOST_PROBLEMS]:

@@ -26,7 +26,7 @@ def quickstart(
     from rankzero.cli.train import summary
 
     require_engine()
-    typer.echo("SmolLM2-135M-Instruct is asked three questions about rankzero, learns, and is asked again …", err=True)
+    typer.echo("SmolLM2-135M-Instruct is asked three questions about rankzero, learns, is asked again …", err=True)
     from rankzero.engine.quickstart import RECIPE, find_model, overrides
     from rankzero.engine.quickstart import quickstart as run_quickstart
     from rankzero.spec.load import Setting, load_run_spec

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -236,7 +239,8 @@ def summary(report: dict[str, Any], run_dir: str) -> str:
     if not same:
         lines.append(f"               {_scores(last)}, of the last step ({last['step']})")
     if "starts" in report.get("goodput", {}):  # else an earlier version has written the report
-        lines.append(f"goodput        {Goodput(**report['goodput'])}")
+        columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        lines += in_columns("goodput        ", str(Goodput(**report["goodput"])), columns)
     spec = report["spec"]
     command, others = TASKS[spec["task"]].next_commands(run_dir, adapters=spec.get("lora") is not None)
     lines += [f"next           {command}", f"               {others}"]
@@ -244,6 +248,13 @@ def summary(report: dict[str, Any], run_dir: str) -> str:
     if os.path.isfile(page):
         lines.append(f"report         {page}")
     return "\n".join(lines)
+
+
+def in_columns(label: str, words: str, columns: int | None) -> list[str]:
+    """Words beside a label, in lines that end between words on a terminal of so many columns; one elsewhere."""
+    if columns is None:
+        return [label + words]
+    return textwrap.wrap(words, columns, initial_indent=label, subsequent_indent=" " * len(label))
 
 
 def _scores(evaluation: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ import torch
 from rankzero.errors import ConfigError
 from rankzero.machine import available_memory, cpu_computes, usable_cores, usable_memory
 from rankzero.spec.run_spec import Dtype
+from rankzero.wording import counted
 
 TAKEN_BY_NOBODY = 0.05
 """Share of a GPU's memory that may be taken without another plan: plans of the same run should be the same."""
@@ -49,7 +50,7 @@ class Device:
     def describe(self) -> str:
         if self.kind == "cuda":
             return f"{torch.cuda.get_device_name(self.index)} (cuda:{self.index})"
-        return f"{self.kind} ({platform.machine()}, {torch.get_num_threads()} threads)"
+        return f"{self.kind} ({platform.machine()}, {counted(torch.get_num_threads(), 'thread')})"
 
 
 def pick_device(local_rank: int) -> Device:

@@ -18,7 +18,7 @@ from rankzero.engine.device import Device, free_memory, memory_limit, pick_devic
 from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.inputs import Inputs, read_inputs
-from rankzero.engine.setup import Session, model_to_be, to_train, weights_dtype
+from rankzero.engine.setup import Session, length_borders, model_to_be, to_train, weights_dtype
 from rankzero.engine.simulation import bytes_of_a_pass
 from rankzero.engine.tasks.protocol import find_task
 from rankzero.forecast.conditions import conditions_here
@@ -140,5 +140,6 @@ def _forecast(
     spec: RunSpec, inputs: Inputs, planned: MemoryOutlook, place: Place, dtype: torch.dtype, *, packed: bool
 ) -> Forecast:
     precision = str(dtype).removeprefix("torch.")
-    conditions = conditions_here(spec, planned.need, place.name, precision, packed=packed)
+    borders = length_borders(spec, inputs)
+    conditions = conditions_here(spec, planned.need, place.name, precision, packed=packed, borders=borders)
     return make_forecast(spec, TrainingData(inputs.train, inputs.eval), planned, place, conditions)

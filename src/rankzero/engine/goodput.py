@@ -147,6 +147,17 @@ class Ledger:
             write_json(run_dir.goodput, total.to_json())
         logger.info("[GOODPUT] %s", total)
 
+    def leaves(self, ended: Ending) -> None:
+        """Note that the process ends at this moment, which the main thread does not come to. From any thread."""
+        line = self._line
+        if line is None:
+            return
+        seconds = dict(self.seconds)
+        seconds["lost"] = seconds.get("lost", 0.0) + time.monotonic() - self._since
+        line.start.ended = ended
+        with suppress(OSError):  # a note
+            line.write(seconds)
+
     def summary(self) -> Goodput:
         """Of all starts of the run, up to now."""
         self._turn_to(self._kind)

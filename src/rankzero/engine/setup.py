@@ -38,6 +38,7 @@ from rankzero.engine.samples import Samples
 from rankzero.engine.step import Stepper
 from rankzero.engine.streams import open_stream
 from rankzero.engine.tasks.protocol import Meter
+from rankzero.engine.unreached import AdapterWatch
 from rankzero.forecast.forecast import MemoryOutlook, outlook
 from rankzero.forecast.rows import facts_of_rows
 from rankzero.model import dropout_attention
@@ -114,6 +115,8 @@ class Session:
     """None where the run has no prompts."""
     planned: MemoryOutlook
     """How the run lies in memory."""
+    adapters: AdapterWatch | None
+    """None where nothing is adapted, and with DeepSpeed, which keeps its gradients to itself."""
 
 
 def build_session(
@@ -247,6 +250,7 @@ def build_session(
         compiled=compiled,
         samples=samples,
         planned=replace(planned, plan=memory, need=replace(need, tokens=memory.micro_batch_tokens)),
+        adapters=watch_adapters(spec, parallel, device, dtype),
     )
 
 
@@ -263,6 +267,13 @@ def fit_layers(model: Any, spec: RunSpec, device: Device, attention: Attention, 
     if attention.implementation == dropout_attention.NAME:
         dropout_attention.place_attention(model, places)
     return compile_blocks(model) if spec.train.torch_compile else None
+
+
+def watch_adapters(spec: RunSpec, parallel: Parallel, device: Device, dtype: torch.dtype) -> AdapterWatch | None:
+    """What looks for adapters without a gradient; None where `Session.adapters` is None."""
+    if spec.lora is None or sharding_section(parallel.name).reads_deepspeed_file:
+        return None
+    return AdapterWatch(parallel, device.torch_device, may_vanish=dtype is torch.float16)
 
 
 def length_borders(spec: RunSpec, inputs: Inputs) -> Sequence[int]:

@@ -43,6 +43,7 @@ _ANSWERS: dict[Activity, str] = {
     "result": "every step is done and saved; this ends when the result is written",
 }
 
+Leaving = Literal["stopped", "interrupted"]
 Say = Callable[[str], None]
 Tell = Callable[[Activity, int], None]
 """What hears of each activity that begins, and how many steps are done then."""
@@ -54,6 +55,7 @@ class StopRequest:
     def __init__(self, say: Say, tell: Tell | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.reason: str | None = None
         self._say, self._tell, self._clock = say, tell, clock
+        self._note_leaving: Callable[[Leaving], None] = lambda _: None
         self._flag: Path | None = None
         self._activity: Activity | None = None
         self._step = self._saved = 0
@@ -65,6 +67,10 @@ class StopRequest:
         """From now on note requests instead of raising: the loop saves first. Also watches `flag` from here on."""
         self._flag = flag
         self._activity = "step"
+
+    def tell_of_leaving(self, note: Callable[[Leaving], None]) -> None:
+        """Have `note` called, in the listening thread, where a request ends the process past the main thread."""
+        self._note_leaving = note
 
     def now(self, activity: Activity, *, step: int, saved: int) -> None:
         """What the loop is doing: `step` steps are done, the checkpoint of step `saved` is the newest (0: none)."""
@@ -146,6 +152,7 @@ class StopRequest:
 
     def _leave(self, code: int, words: str) -> None:
         """End the process here, past everything that may be stuck. What was being written keeps its temporary name."""
+        self._note_leaving("interrupted" if code == INTERRUPTED else "stopped")
         if sys.stderr.isatty():
             words = f"{_CLEAR_LINE_AND_SHOW_CURSOR}{words}"
         with suppress(OSError):  # the terminal is gone

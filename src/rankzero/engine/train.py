@@ -266,10 +266,13 @@ def log_metrics(run: RunContext, step: int, facts: dict[str, Any]) -> None:
 
 
 def apply_step(session: Session, spec: RunSpec, position: Position, work: Work, result: StepResult) -> Position:
-    """Move the optimizer, or skip a non-finite step where the spec allows it. Raises NonFiniteError."""
+    """Move the optimizer, or skip a non-finite step where the spec allows it. Raises NonFiniteError, and ConfigError
+    where no adapter is reached by gradients."""
     parallel = session.parallel
     step = position.step + 1
     if result.finite:
+        if session.adapters is not None:
+            session.adapters.look(result.loss, last=step == session.schedule.total_steps)
         parallel.step()
         position = after_step(position)
     else:

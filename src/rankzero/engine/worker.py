@@ -117,6 +117,7 @@ def run(
             stack.enter_context(
                 ledger.kept_in(run_dir, alive_before=lease.alive_before, at_end=partial(write_page, run_dir))
             )
+            stop.tell_of_leaving(ledger.leaves)
             set_aside(run_dir, found)
             if deepspeed is not None:
                 write_json(run_dir.root / "deepspeed.json", deepspeed)

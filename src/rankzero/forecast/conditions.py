@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,8 @@ class Conditions:
     """Of matrix products: bfloat16."""
     packed: bool
     """Rows lie end to end."""
+    borders: Sequence[int] = ()
+    """Lengths that rows of a pass are on one side of, ascending."""
     free_disk: int = 0
     """Bytes below the output directory; 0 where nobody knows."""
     rate: float | None = None
@@ -29,12 +32,14 @@ class Conditions:
     """Steps that a checkpoint has already."""
 
 
-def conditions_here(spec: RunSpec, need: Need, device: str, precision: str, *, packed: bool) -> Conditions:
+def conditions_here(
+    spec: RunSpec, need: Need, device: str, precision: str, *, packed: bool, borders: Sequence[int]
+) -> Conditions:
     """Of this machine. `device` is the hardware's name."""
     output = Path(spec.output_dir)
     done = next(iter(RunDir(output / str(spec.name)).committed_steps()), 0)
     rate = remembered_rate(shape_of_work(spec, need, device, packed=packed), cache_root())
-    return Conditions(precision, packed, _free_below(output), rate, done)
+    return Conditions(precision, packed, borders, _free_below(output), rate, done)
 
 
 def _free_below(directory: Path) -> int:

@@ -14,7 +14,7 @@ from rankzero.forecast.conditions import Conditions
 from rankzero.forecast.devices import assumed_network
 from rankzero.forecast.forecast import Forecast, Place, make_forecast, outlook
 from rankzero.forecast.rows import facts_of_rows
-from rankzero.forecast.without_torch import held_in, model_directory
+from rankzero.forecast.without_torch import borders_of, held_in, model_directory
 from rankzero.machine import cache_root
 from rankzero.model.facts import ModelFacts
 from rankzero.model.hub import TOKENIZER, snapshot
@@ -71,7 +71,7 @@ def forecast_elsewhere(run: RunSpec, directory: Path, facts: ModelFacts, place: 
     planned = outlook(run, facts, rows, limit, place.kind, place.world_size)
     packed = place.kind == "cuda" and run.train.padding_free is not False and facts.compute_bytes == 2
     packed = packed or run.train.context_parallel > 1
-    return make_forecast(run, data, planned, place, Conditions(precision, packed))
+    return make_forecast(run, data, planned, place, Conditions(precision, packed, borders_of(run, directory)))
 
 
 def _data_here(run: RunSpec, directory: Path) -> TrainingData | None:

@@ -208,6 +208,7 @@ def make_forecast(
         max_tokens=memory.plan.micro_batch_tokens * slices,
         pass_cost=memory.plan.pass_cost_tokens,
         packed=conditions.packed,
+        borders=conditions.borders,
     )
     return Forecast(
         run=str(spec.name),

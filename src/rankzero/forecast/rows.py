@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from rankzero.data.batches.plan import divide_among_ranks, micro_batches, packed_batches
+from rankzero.data.batches.plan import by_length, divide_among_ranks, micro_batches, packed_batches
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.stream.plan import Stream
-from rankzero.data.order import permutation
+from rankzero.data.order import Indices, permutation
 from rankzero.spec.run_spec import RunSpec
 
 _STEPS_LOOKED_AT = 16
@@ -55,21 +56,23 @@ def passes_a_step(
     max_tokens: int,
     pass_cost: int,
     packed: bool,
+    borders: Sequence[int] = (),
 ) -> float | None:
     """Of the process that has the most, on average over the first steps; None where rows are not known yet. Rows are
-    divided among this many processes, or groups of processes that share their passes."""
+    divided among this many processes, or groups of processes that share their passes. Those that are longer than one of
+    the ascending `borders` share none with those that are not."""
     if not isinstance(train, TokenizedDataset):
         return None
     lengths, size = train.lengths, spec.train.global_batch_size
     order = permutation(len(train), seed=spec.train.seed, stream=0)
+
+    def cut(rows: Indices) -> list[Indices]:
+        if packed:
+            return packed_batches(rows, lengths, max_tokens=max_tokens)
+        return micro_batches(rows, lengths, max_tokens=max_tokens, pass_cost=pass_cost)
+
     counts = []
     for first in range(0, len(order), size)[:_STEPS_LOOKED_AT]:
         shares = divide_among_ranks(order[first : first + size], lengths, groups)
-        cut = [
-            packed_batches(share, lengths, max_tokens=max_tokens)
-            if packed
-            else micro_batches(share, lengths, max_tokens=max_tokens, pass_cost=pass_cost)
-            for share in shares
-        ]
-        counts.append(max(len(passes) for passes in cut))
+        counts.append(max(sum(len(cut(part)) for part in by_length(share, lengths, borders)) for share in shares))
     return sum(counts) / len(counts)

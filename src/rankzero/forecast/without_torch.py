@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,7 +31,7 @@ from rankzero.machine import (
     usable_cores,
     usable_memory,
 )
-from rankzero.model.context import require_rows_within, stored_context
+from rankzero.model.context import require_rows_within, stored_borders, stored_context
 from rankzero.model.facts import ModelFacts, fused_of
 from rankzero.model.files import converted_gguf, read_config
 from rankzero.model.hub import cached_directory
@@ -52,6 +52,7 @@ class _Found:
     place: Place
     precision: str
     packed: bool
+    borders: Sequence[int]
 
 
 def forecast_without_torch(spec: RunSpec, nproc: int) -> Forecast | None:
@@ -64,7 +65,8 @@ def forecast_without_torch(spec: RunSpec, nproc: int) -> Forecast | None:
         return None
     rows = facts_of_rows(found.data.train, found.data.eval, spec.data.max_length)
     planned = outlook(spec, found.facts, rows, found.place.limit, found.place.kind, nproc)
-    conditions = conditions_here(spec, planned.need, found.place.name, found.precision, packed=found.packed)
+    packed, borders = found.packed, found.borders
+    conditions = conditions_here(spec, planned.need, found.place.name, found.precision, packed=packed, borders=borders)
     return make_forecast(spec, found.data, planned, found.place, conditions)
 
 
@@ -79,7 +81,7 @@ def _look(spec: RunSpec, nproc: int) -> _Found | None:
     data = None if facts is None else _data(spec, directory)
     if facts is None or data is None or packed is None:
         return None
-    return _Found(facts, data, place, precision, packed)
+    return _Found(facts, data, place, precision, packed, borders_of(spec, directory))
 
 
 def _data(spec: RunSpec, directory: Path) -> TrainingData | None:
@@ -92,6 +94,11 @@ def _data(spec: RunSpec, directory: Path) -> TrainingData | None:
     lengths = {name: part.lengths for name, part in parts.items() if isinstance(part, TokenizedDataset)}
     require_rows_within(stored_context(read_config(directory)), lengths)
     return data
+
+
+def borders_of(spec: RunSpec, directory: Path) -> list[int]:
+    """As engine/setup.py keeps rows apart, whose last token is only ever a target. Of a classifier this is not all."""
+    return [border + (spec.task_section.uses == "writes") for border in stored_borders(read_config(directory))]
 
 
 def model_directory(model: ModelSpec) -> Path | None:

@@ -35,10 +35,10 @@ def position_borders(config: Any) -> tuple[int, ...]:
     """
     found = getattr(config.get_text_config(), "rope_parameters", None) or {}
     each = [found, *(inner for inner in found.values() if isinstance(inner, Mapping))]
-    return tuple(sorted({int(one[_BORDER]) for one in each if one.get("rope_type") == "longrope"}))
+    return tuple(sorted({int(one[_BORDER]) for one in each if one.get("rope_type") == _LONGROPE}))
 
 
-_BORDER = "original_max_position_embeddings"
+_BORDER, _LONGROPE = "original_max_position_embeddings", "longrope"
 
 
 def stored_context(config: Mapping[str, Any]) -> Context | None:
@@ -56,6 +56,20 @@ def stored_context(config: Mapping[str, Any]) -> Context | None:
     if not isinstance(longest, int) or longest < 1 or not kinds:
         return None
     return Context(longest, not kinds <= _AS_LONG_AS_MADE)
+
+
+def stored_borders(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """`position_borders` of a config.json as it lies in a model's directory, in today's form and in that before
+    `rope_parameters`."""
+    inner = config.get("text_config")
+    text = inner if isinstance(inner, Mapping) else config
+    told = text.get("rope_parameters") or text.get("rope_scaling")
+    if not isinstance(told, Mapping):
+        return ()
+    each = [told, *(inner for inner in told.values() if isinstance(inner, Mapping))]
+    found = [one for one in each if one.get("rope_type", one.get("type")) == _LONGROPE]
+    borders = [text.get(_BORDER) or one.get(_BORDER) or text.get("max_position_embeddings") for one in found]
+    return tuple(sorted({border for border in borders if isinstance(border, int)}))
 
 
 _AS_LONG_AS_MADE = frozenset({"default", "mrope", "dynamic"})

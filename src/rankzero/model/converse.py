@@ -9,13 +9,12 @@ import torch
 from transformers import TextStreamer
 
 from rankzero.errors import ConfigError
-from rankzero.model.generate import Speaker, Turn, as_asked, prompt_inputs, prompt_of, text_of
+from rankzero.model.generate import ANSWER, THOUGHT, Speaker, Turn, as_asked, prompt_inputs, prompt_of, text_of
 from rankzero.model.load import stop_token_ids
 from rankzero.spec.sampling import Sampling
 
 OnText = Callable[[str], None]
-"""Is told each piece of an answer when it is written; the pieces make the answer, as far as it is one text: GPT-OSS
-parts reasoning from it by special tokens."""
+"""Is told each piece of an answer when it is written; the pieces make the answer, but for blanks around it."""
 
 
 def reply(speaker: Speaker, turns: Sequence[Turn], sampling: Sampling, on_text: OnText) -> str:
@@ -49,14 +48,62 @@ def reply(speaker: Speaker, turns: Sequence[Turn], sampling: Sampling, on_text: 
 
 
 class _Told(TextStreamer):  # type: ignore[misc]
-    """Passes on the text of each token, once its characters are whole."""
+    """Passes on the text of each token, once its characters are whole. Where special tokens part reasoning from the
+    answer, tags do in what is passed on, as in `text_of`; a message that is neither is passed on with its head."""
 
     def __init__(self, tokenizer: Any, on_text: OnText) -> None:
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
         self._tell = on_text
+        added = tokenizer.get_added_vocab()
+        self._marks = {added[mark]: mark for mark in _MARKS & added.keys()} if _HEAD in added else {}
+        self._head: list[int] | None = None
+        """Tokens of a message's head, while it is written."""
+        self._between = False
+        """Behind the end of a message, before the next one's head."""
+        self._thought = self._answered = False
+
+    def put(self, value: torch.Tensor) -> None:
+        """One token of the answer; first the whole prompt."""
+        mark = "" if self.next_tokens_are_prompt else self._marks.get(int(value.reshape(-1)[-1]), "")
+        if mark == _HEAD:
+            self._flush()
+            self._head = []
+        elif mark == _TEXT and self._head is not None:
+            self._open(str(self.tokenizer.decode(self._head, skip_special_tokens=True)))
+            self._head, self._between = None, False
+        elif mark:
+            self._flush()
+            self._between = True
+        elif self._head is not None:
+            self._head += value.reshape(-1).tolist()
+        elif not self._between:
+            super().put(value)
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         """One piece; the last one may be empty."""
         del stream_end
         if text:
             self._tell(text)
+
+    def _open(self, head: str) -> None:
+        """A message with this head follows."""
+        kind = (head.split() or [""])[0]
+        if kind == THOUGHT:
+            self._tell("\n" if self._thought else "<think>\n")
+            self._thought = True
+        elif kind == ANSWER:
+            if self._thought and not self._answered:
+                self._tell("\n</think>\n\n")
+            self._answered = True
+        else:
+            self._tell(head)
+
+    def _flush(self) -> None:
+        """Pass on what waits for its word to end."""
+        self.end()
+        self.next_tokens_are_prompt = False
+
+
+_HEAD, _TEXT = "<|channel|>", "<|message|>"
+_MARKS = frozenset({_HEAD, _TEXT, "<|start|>", "<|end|>", "<|return|>", "<|call|>"})
+"""What GPT-OSS puts around the messages of an answer."""

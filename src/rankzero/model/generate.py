@@ -254,10 +254,10 @@ def text_of(tokenizer: Any, ids: Sequence[int]) -> str:
     """What a model wrote, as text without special tokens. Where these part reasoning from the answer, they become tags,
     as rows have them: `<think>…</think>` and the answer behind it."""
     parted = list(_CHANNEL.finditer(str(tokenizer.decode(ids))))
-    if {part[1] for part in parted} - {_THOUGHT, _ANSWER} or not parted:
+    if {part[1] for part in parted} - {THOUGHT, ANSWER} or not parted:
         return str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
-    thought = "\n".join(part[2] for part in parted if part[1] == _THOUGHT)
-    answers = [part[2] for part in parted if part[1] == _ANSWER]
+    thought = "\n".join(part[2] for part in parted if part[1] == THOUGHT)
+    answers = [part[2] for part in parted if part[1] == ANSWER]
     if not thought:
         return "".join(answers).strip()
     return f"<think>\n{thought}" if not answers else f"<think>\n{thought}\n</think>\n\n{''.join(answers).strip()}"
@@ -265,7 +265,7 @@ def text_of(tokenizer: Any, ids: Sequence[int]) -> str:
 
 _CHANNEL = re.compile(r"<\|channel\|>(\w+)[^<]*<\|message\|>(.*?)(?=<\|(?:end|return|call|start)\|>|\Z)", re.DOTALL)
 """Of GPT-OSS: what a message is, and its text."""
-_THOUGHT, _ANSWER = "analysis", "final"
+THOUGHT, ANSWER = "analysis", "final"
 
 
 class _Poll(StoppingCriteria):  # type: ignore[misc]  # transformers' classes are not typed

@@ -27,7 +27,9 @@ _MOST_WARNINGS = 50
 _MARKED = re.compile(r"(\d\d:\d\d:\d\d) (?:WARNING|ERROR) (.*)")
 """A line of a rank's log that is a warning; see engine/console.py."""
 
-Word = Literal["finished", "ended early", "stopped", "failed", "running", "killed", "not started", "unknown"]
+Word = Literal[
+    "finished", "ended early", "stopped", "interrupted", "failed", "running", "killed", "not started", "unknown"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +193,8 @@ def _state(view: RunView, report: Mapping[str, Any], *, began: bool, logged: boo
         return State("ended early", "no new best") if report.get("ended_early") else State("finished", "")
     if view.phase == "Failed":
         return State("failed", f"{view.error}; {again}" if view.error else again)
+    if view.phase == "Interrupted":
+        return State("interrupted", f"by a second Ctrl-C, after step {view.step:,}; {again}")
     if view.phase == "Killed":
         return State("killed", f"its last start ended without a word; {again}")
     return State("stopped", again) if view.phase == "Stopped" else State("unknown", "it belongs to another host")

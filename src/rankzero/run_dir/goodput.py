@@ -42,12 +42,13 @@ KINDS = {
     "logging": "between steps: metrics, trackers, hooks",
     "repeated": "all of this again, for steps that an earlier start had done and lost",
     "final": "loading the best weights, final/, the report and its page",
-    "lost": "from the last change of a killed start to its death, known to the lease's 5 s: a step cut off, or a hang",
+    "lost": "from the last change of a killed or interrupted start to its end, known to 5 s: a step cut off, or a hang",
     "down": "between a start's end and the next one's beginning",
 }
 START_UP = ("startup", "model_files", "data", "rendezvous", "resume", "model", "compile")
 
-Ending = Literal["finished", "stopped", "failed"]
+Ending = Literal["finished", "stopped", "failed", "interrupted"]
+"""Interrupted: by a second Ctrl-C, without saving."""
 
 
 @dataclass(slots=True)

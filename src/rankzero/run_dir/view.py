@@ -16,8 +16,9 @@ from rankzero.run_dir.handover import read_error
 from rankzero.run_dir.lease import holder
 from rankzero.run_dir.paths import RunDir
 
-Phase = Literal["Running", "Succeeded", "Stopped", "Failed", "Killed", "Unknown"]
-"""Killed: its process is gone and has said nothing. Unknown: a process of another host has the directory."""
+Phase = Literal["Running", "Succeeded", "Stopped", "Interrupted", "Failed", "Killed", "Unknown"]
+"""Interrupted: by a second Ctrl-C, without saving. Killed: its process is gone and has said nothing. Unknown: a process
+of another host has the directory."""
 
 _TAIL_BYTES = 1 << 16
 """Of metrics.jsonl: some hundred steps. Evaluations further back are looked for in all of it."""
@@ -149,7 +150,12 @@ def _phase(root: Path, starts: list[Start], report: dict[str, Any] | None) -> Ph
     ended = starts[-1].ended
     if ended is None:
         return "Killed" if _is_of_this_host(lease) else "Unknown"
-    phases: dict[str, Phase] = {"finished": "Succeeded", "stopped": "Stopped", "failed": "Failed"}
+    phases: dict[str, Phase] = {
+        "finished": "Succeeded",
+        "stopped": "Stopped",
+        "interrupted": "Interrupted",
+        "failed": "Failed",
+    }
     return phases.get(ended, "Unknown")
 
 

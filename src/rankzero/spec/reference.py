@@ -26,21 +26,24 @@ _HEADS = {
 Made from the models by `make schema`. A field that is left out has its default; an unknown one is an error. Values may
 come from the environment (`${NAME}`, `${NAME:-default}`), and any field can be set on the command line
 (`rankzero train run.yaml train.learning_rate=1e-4`). Relative paths are relative to the file, typed ones to the working
-directory. `rankzero init` writes the line by which editors find the JSON schema of these fields,
-`spec/run.schema.json` in the installed package.
+directory. `rankzero init --schema` writes the JSON schema of these fields, `spec/run.schema.json` in the installed
+package, beside run.yaml, and the line there by which editors find it:
+`# yaml-language-server: $schema=run.schema.json`.
 """,
     "cluster.md": """# Reference: the fields of cluster.yaml
 
 Made from the models by `make schema`. Where a run goes, and nothing of what it is. Values may come from the environment
 (`${NAME}`, `${NAME:-default}`), and any field can be set on the command line of `rankzero render` and `rankzero submit`
 (`cluster.num_nodes=4`). `*` stands for a name that you choose. The JSON schema is `spec/cluster.schema.json` in the
-installed package; `rankzero init --recipe` writes the line by which editors find it.
+installed package; `rankzero init --recipe NAME --schema` writes it beside cluster.yaml, and the line by which editors
+find it.
 """,
     "infra.md": """# Reference: the fields of infra.yaml
 
 Made from the models by `make schema`. The cluster that `rankzero cluster` makes ([provision.md](provision.md)). Values
 may come from the environment (`${NAME}`, `${NAME:-default}`). The JSON schema is `spec/infra.schema.json` in the
-installed package; `rankzero init --recipe` writes the line by which editors find it.
+installed package; `rankzero init --recipe NAME --schema` writes it beside infra.yaml, and the line by which editors
+find it.
 """,
     "sweep.md": """# Reference: the fields of sweep.yaml
 

@@ -28,7 +28,13 @@ TABLES_TAG = "mlflow.loggedArtifacts"
 MOST_METRICS, MOST_PARAMS = 1000, 100
 """In one request."""
 LONGEST_PARAM = 500
-_STATUS: dict[Ending | None, str] = {None: "RUNNING", "finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+_STATUS: dict[Ending | None, str] = {
+    None: "RUNNING",
+    "finished": "FINISHED",
+    "stopped": "KILLED",
+    "interrupted": "KILLED",
+    "failed": "FAILED",
+}
 _OWN_SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",

@@ -27,7 +27,7 @@ from rankzero.track.spool import Spool
 PROJECT = "rankzero"
 API_KEY, MODE, PROJECT_VARIABLE = "WANDB_API_KEY", "WANDB_MODE", "WANDB_PROJECT"
 CONNECT_SECONDS = 30
-_EXIT_CODES: dict[Ending, int] = {"finished": 0, "stopped": 75, "failed": 1}
+_EXIT_CODES: dict[Ending, int] = {"finished": 0, "stopped": 75, "interrupted": 130, "failed": 1}
 _SUMMARY = ("steps", "final_step", "train_loss_last", *MEASURES, "total_tokens", "elapsed_seconds")
 """Of report.json."""
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rankzero.cli.train import in_columns
 from rankzero.errors import DataError, NonFiniteError, ServiceError, StoppedError
 from rankzero.spec.load import load_run_spec
 from rankzero.spec.run_options import RunOptions
@@ -409,3 +410,11 @@ class TestRoot:
         done = cli(f"{command} --help")
         assert done.code == 0
         assert done.out.startswith(f"Usage: rankzero {command}")
+
+
+def test_a_long_line_of_the_summary_ends_between_words_on_a_terminal() -> None:
+    words = "44.9 % of 5:05 in new steps; evaluation 1:02, down 0:46, start-up 0:42"
+    assert in_columns("goodput        ", words, None) == [f"goodput        {words}"]
+    first, second = in_columns("goodput        ", words, 80)
+    assert len(first) <= 80 and first.startswith("goodput        44.9 %") and second.startswith(" " * 15)
+    assert f"{first.removeprefix('goodput').strip()} {second.strip()}" == words

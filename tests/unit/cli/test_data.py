@@ -53,6 +53,36 @@ def test_a_hub_that_does_not_answer_is_told_as_training_tells_it(command: str, t
 
 
 class TestCheck:
+    @pytest.mark.parametrize(
+        ("row", "column"),
+        [
+            (b'{"prompt": "2+2", "chosen": "4", "rejected": "5"}', "completion"),
+            (
+                b'{"prompt": [{"role": "user", "content": "2+2"}], "chosen": [{"role": "assistant", "content": "4"}], '
+                b'"rejected": [{"role": "assistant", "content": "5"}]}',
+                "completion",
+            ),
+            (
+                b'{"chosen": [{"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}], '
+                b'"rejected": [{"role": "user", "content": "2+2"}, {"role": "assistant", "content": "5"}]}',
+                "messages",
+            ),
+        ],
+    )
+    def test_preferences_that_no_run_trains_on_do_not_pass(
+        self, cli: Cli, model: str, tmp_path: Path, row: bytes, column: str
+    ) -> None:
+        """With a model or without; and what the hint says is right."""
+        path = write(tmp_path / "pairs.jsonl", row, GOOD)
+        for words in ("", f" --model {model}"):
+            done = cli(f"data check {path}{words}")
+            assert done.code == 65 and "no task trains on preferences" in done.err and column in done.err, done.err
+            assert "ok:" not in done.out
+        assert json.loads(cli(f"data check {path} --json").out)["passed"] is False
+        assert cli(f"data stats {path}").code == 0
+        only = write(tmp_path / "only.jsonl", row)
+        assert cli(f"data check {only} --columns {column}=chosen --model {model}").code == 0
+
     def test_good_files(self, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         write(tmp_path / "1.jsonl", GOOD, b"", GOOD[:-1] + b',"origin":1,"lang":"en"}')

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
-from rankzero.cli.init import RECIPES, recipe_files, summary, write_all
+from rankzero.cli.init import RECIPES, listing, recipe_files, summary, write_all
 from rankzero.errors import StorageError
 from rankzero.launch.plan import Plan, make_plan
 from rankzero.launch.render import render
 from rankzero.launch.ship import local_files
+from rankzero.spec import schema
 from rankzero.spec.cluster_load import load_cluster, profiles
 from rankzero.spec.load import load_run_spec
 from rankzero.spec.resolve import resolve
@@ -239,16 +240,44 @@ class TestWriting:
         assert f"d/{existing}: the file exists already" in done.err and "--force" in done.err
         assert {path.name: path.read_text() for path in Path("d").iterdir()} == {existing: "mine"}
         assert cli("init --recipe distilbert-sst2 -o d --force").code == 0
-        written = {path.name: path.read_text() for path in Path("d").iterdir()}
+        assert {path.name: path.read_text() for path in Path("d").iterdir()} == recipe_files("distilbert-sst2")
+
+    def test_what_is_written_names_no_place_of_this_machine(self, cli: Cli) -> None:
+        """It is committed, and read by others. With --schema the schemas come along, named by their relative paths."""
         line = re.compile(r"^# yaml-language-server: \$schema=(.+)\n", re.MULTILINE)
-        schemas = {name: line.findall(text) for name, text in written.items()}
-        assert {name: Path(found[0]).name for name, found in schemas.items()} == {
-            "run.yaml": "run.schema.json",
-            "cluster.yaml": "cluster.schema.json",
-            "infra.yaml": "infra.schema.json",
-        }
-        assert all(Path(found[0]).is_file() for found in schemas.values())
-        assert {name: line.sub("", text) for name, text in written.items()} == recipe_files("distilbert-sst2")
+        installed = Path(schema.__file__).parent
+        for command in ("init", "init --recipe distilbert-sst2 -o d"):
+            assert cli(command).code == 0 and cli(f"{command} --force --schema").code == 0
+        assert cli("init -o mine.yaml --schema --force").code == 0
+        for path in (Path("run.yaml"), Path("mine.yaml"), *Path("d").glob("*.yaml")):
+            text = path.read_text()
+            (name,) = line.findall(text)
+            assert name == ("run.schema.json" if path.name == "mine.yaml" else f"{path.stem}.schema.json")
+            assert (path.parent / name).read_text() == (installed / name).read_text()
+            assert str(installed) not in text and str(Path.home()) not in text
+        plain = {name: line.sub("", Path("d", name).read_text()) for name in recipe_files("distilbert-sst2")}
+        assert plain == recipe_files("distilbert-sst2")
+        assert cli("init --list --schema").code == 2
+
+    def test_a_profile_alone_and_in_place_of_a_recipe_s(self, cli: Cli) -> None:
+        assert "rankzero plan run.yaml --cluster slurm.yaml" in cli("init --cluster slurm -o slurm.yaml").out
+        assert load_cluster("slurm.yaml", env={}).spec.kind == "slurm"
+        assert cli("init --recipe lora-jsonl --cluster slurm -o d --schema").code == 0
+        assert load_cluster("d/cluster.yaml", env={}).spec.kind == "slurm"
+        assert cli("init --cluster slurm -o s.yaml --schema").code == 0
+        assert "$schema=cluster.schema.json" in Path("s.yaml").read_text()
+        done = cli("init --cluster slrum")
+        assert done.code == 2 and "did you mean slurm?" in done.err and not Path("cluster.yaml").exists()
+
+    def test_on_a_terminal_a_recipe_s_line_ends_between_words(self) -> None:
+        text = listing(as_json=False, columns=80)
+        assert max(map(len, text.splitlines())) <= 80
+        assert " ".join(text.split()) == " ".join(listing(as_json=False).split())
+        assert len(listing(as_json=False).splitlines()) == len(RECIPES), "a line each where a program reads"
+
+    def test_no_schema_is_named_unasked(self, cli: Cli) -> None:
+        assert cli("init").code == 0 and [path.name for path in Path(".").iterdir()] == ["run.yaml"]
+        assert "$schema" not in Path("run.yaml").read_text()
 
     def test_a_link_that_leads_nowhere_is_not_replaced(self, cli: Cli) -> None:
         Path("run.yaml").symlink_to("gone.yaml")

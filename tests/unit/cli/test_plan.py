@@ -123,6 +123,19 @@ def test_what_may_not_be_read_is_said(gpus: Place) -> None:
     assert "of 80 GB on a GPU (assumed: no node says what its GPUs have)" in said
 
 
+def test_of_a_cluster_that_does_not_answer_the_run_is_shown_all_the_same(
+    gpus: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", "nowhere")
+    done = gpus("plan run.yaml")
+    assert done.code == 78 and "no such file: nowhere" in done.err
+    said = flat(done.out)
+    assert "steps 7, 16 rows a step" in said and "on 8 processes (ddp)" in said
+    assert "cluster not asked what it has, nor what it would take: environment KUBECONFIG: no such file" in said
+    value = json.loads(gpus("plan run.yaml --json").out)
+    assert value["run"]["steps"] == 7 and "no such file: nowhere" in value["refused"][0]
+
+
 def test_a_model_that_is_on_a_volume_of_the_pods(gpus: Place) -> None:
     done = gpus("plan run.yaml model.name=/outputs/model")
     assert done.code == 0, done.err

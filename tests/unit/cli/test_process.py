@@ -6,15 +6,27 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from rankzero.cli.first_line import first_line
+from rankzero.cli.first_line import first_line, leave_out_first_line, say_first_line, say_step
+from rankzero.cli.output import print_error
+from rankzero.errors import ConfigError
 from tests.support.cpu_time import of_children
 
 HEAVY = ("torch", "transformers", "datasets", "numpy", "peft", "pyarrow", "rich", "pydantic", "yaml")
+
+
+AT_ONCE = """import sys, threading
+class Timer:
+    def __init__(self, _seconds, function, args): self.start = lambda: function(*args)
+    def cancel(self): pass
+threading.Timer = Timer
+"""
+"""Code with which timers do not wait."""
 
 
 def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -49,8 +61,9 @@ def test_the_engine_s_libraries_say_nothing_by_themselves() -> None:
 
 
 def test_the_first_line_comes_before_anything_is_imported(tmp_path: Path) -> None:
-    """Then it is written within the tenth of a second that the interpreter itself takes."""
-    command = [sys.executable, "-X", "importtime", "-m", "rankzero", "train", "nope.yaml"]
+    """Nothing that takes a moment is in its way, whenever it is due: here, at once."""
+    code = f"{AT_ONCE}from rankzero.__main__ import main; sys.argv[1:] = ['train', 'nope.yaml']; main()"
+    command = [sys.executable, "-X", "importtime", "-c", code]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     before, _, after = done.stderr.partition("[STEP] rankzero train: look at the spec and at what it names\n")
     assert "rankzero.spec.load" in after, "the spec was looked at"
@@ -60,6 +73,29 @@ def test_the_first_line_comes_before_anything_is_imported(tmp_path: Path) -> Non
     assert {name for name in imported if name.startswith("rankzero.")} == {
         *("rankzero.errors", "rankzero.__main__", "rankzero.cli", "rankzero.cli.first_line"),
     } - ({"rankzero.__main__"} - imported)
+
+
+def test_an_error_that_comes_at_once_stands_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also a step that is said meanwhile leaves the first line out, and so does the end of a command."""
+    monkeypatch.setattr(sys, "argv", ["rankzero", "train", "nope.yaml"])
+    for other, words in (
+        (lambda: print_error(ConfigError("no such file", where="nope.yaml")), "error: nope.yaml: no such file\n"),
+        (lambda: say_step("import torch"), "[STEP] import torch\n"),
+        (leave_out_first_line, ""),
+    ):
+        timers: list[threading.Timer] = []
+        monkeypatch.setattr(threading.Timer, "start", lambda timer, kept=timers: kept.append(timer))
+        say_first_line()
+        (timer,) = timers
+        other()
+        timer.run()
+        assert capsys.readouterr().err.endswith(words) and timer.finished.is_set() and timer.daemon
+    say_first_line()
+    timers[-1].interval = 0
+    timers[-1].run()
+    assert capsys.readouterr().err.endswith("[STEP] rankzero train: look at the spec and at what it names\n")
 
 
 @pytest.mark.parametrize(
@@ -151,7 +187,7 @@ def test_sigterm_while_the_command_line_is_imported(tmp_path: Path) -> None:
         time.sleep(0.01)
     process.terminate()
     _, err = process.communicate(timeout=60)
-    assert (process.returncode, err.splitlines()[1]) == (75, "stopped: stopped by SIGTERM"), err
+    assert process.returncode == 75 and "stopped: stopped by SIGTERM" in err.splitlines(), err
 
 
 def test_sigterm_while_the_interpreter_ends_changes_no_outcome(tmp_path: Path) -> None:

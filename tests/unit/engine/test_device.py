@@ -41,6 +41,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch, *, bfloat16: bool) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _index: "Tesla V100")
 
 
+@pytest.mark.parametrize(("count", "words"), [(1, "1 thread)"), (4, "4 threads)")])
+def test_threads_are_counted_as_people_count(count: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: count)
+    assert CPU.describe().endswith(f" {words}")
+
+
 def test_a_gpu_without_bfloat16_computes_float16(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu(monkeypatch, bfloat16=False)
     assert pick_dtype("auto", GPU) is pick_dtype("float16", GPU) is torch.float16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -10,14 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from rankzero.cli.local_runs import verdict
 from rankzero.engine import signals
 from rankzero.engine.hooks import Hooks
 from rankzero.engine.signals import Activity, StopRequest, stop_on_signals
 from rankzero.errors import ConfigError, StopNow, StoppedError
+from rankzero.run_dir.view import view_run
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from tests.support.forked import in_ranks
-from tests.support.runs import metrics, run_here, small_spec
+from tests.support.runs import metrics, run_here, run_root, small_spec
 
 
 class LeftError(Exception):
@@ -180,8 +183,15 @@ def test_a_second_ctrl_c_leaves_a_step_that_hangs(tmp_path: Path, tiny: Path) ->
         in text
     )
     assert text.endswith("left at once, losing 1 step since step 2; the same command continues from step 2\n")
+    view = view_run(run_root(spec))
+    assert (view.phase, view.step, view.resumable) == ("Interrupted", 3, 2)
+    again = "rankzero train with the same spec continues from step 2"
+    assert verdict(view) == f"a second Ctrl-C ended it after step 3; {again}"
     assert run_here(spec)["steps"] == 12
     assert [row["step"] for row in metrics(spec)] == list(range(1, 13))
+    goodput = json.loads((run_root(spec) / "goodput.json").read_text())
+    assert goodput["killed"] == 0
+    assert sum(goodput["seconds"].values()) == pytest.approx(goodput["wall_seconds"], abs=0.01)
 
 
 def interrupted_twice(directory: Path, cache: str, text: str) -> None:

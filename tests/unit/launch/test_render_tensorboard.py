@@ -21,7 +21,7 @@ def profile(name: str) -> ClusterSpec:
     return load_cluster(name, [], env={}).spec
 
 
-WITH_OUTPUTS = [name for name in profiles() if "outputs" in profile(name).storage]
+WITH_OUTPUTS = [name for name in profiles() if name != "slurm" and "outputs" in profile(name).storage]
 
 
 @pytest.mark.parametrize("name", WITH_OUTPUTS)

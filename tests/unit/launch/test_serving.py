@@ -23,7 +23,7 @@ from rankzero.spec.cluster_load import profiles
 from tests.support.manifests import CORE_VERSIONS, check_core
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "serve"
-PROFILES = [name for name in profiles() if name != "docker"]
+PROFILES = [name for name in profiles() if name not in ("docker", "slurm")]
 
 
 def objects(directory: Path, profile: str, **changes: Any) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from rankzero.data.tokens.row_tokens import Encoder
 from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.engine.text_scores import without_reasoning
 from rankzero.errors import ConfigError, DataError, UsageError
-from rankzero.model.converse import reply
+from rankzero.model.converse import _Told, reply
 from rankzero.model.generate import Speaker, Turn, answer, load_speaker, prompt_ids, text_of
 from rankzero.run_dir.result import as_it_was
 from rankzero.spec.run_spec import RunSpec
@@ -147,6 +147,47 @@ def test_a_reply_as_it_was_trained_is_read_as_the_rows_answer(family: str, chat:
     text = text_of(tokenizer, [token for start, end in tokens.ranges for token in tokens.ids[start:end]])
     assert without_reasoning(text) == messages[-1].content
     assert messages[-1].reasoning in text
+
+
+@pytest.mark.parametrize("chat", ["one turn", "reasoning"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_told_while_it_is_written_is_the_answer(family: str, chat: str) -> None:
+    """Names of channels are none of it. Nothing waits for the end: each word is told before the next two are there."""
+    tokenizer, messages = family_tokenizer(family), CHATS[chat]
+    parts, rules = take_apart(tokenizer), TokenRules(train_on="last_turn")
+    row = Renderer(parts, rules).render(Conversation(messages, templated=True, line=1))
+    assert isinstance(row, Rendered)
+    (tokens,) = Encoder(parts, rules).encode([row])
+    written = [token for start, end in tokens.ranges for token in tokens.ids[start:end]]
+    pieces: list[str] = []
+    behind = []
+    streamer = _Told(tokenizer, pieces.append)
+    streamer.put(torch.tensor([[1, 2, 3]]))
+    for count, token in enumerate(written, 1):
+        streamer.put(torch.tensor([token]))
+        behind.append(len(text_of(tokenizer, written[:count]).split()) - len("".join(pieces).split()))
+    streamer.end()
+    assert "".join(pieces).strip() == text_of(tokenizer, written)
+    assert max(behind) <= 2
+
+
+def test_several_thoughts_and_a_message_that_is_neither_are_told_too() -> None:
+    tokenizer, pieces = family_tokenizer("gpt_oss"), list[str]()
+    text = (
+        "<|channel|>analysis<|message|>One thought.<|end|><|start|>assistant"
+        "<|channel|>analysis<|message|>Another.<|end|><|start|>assistant"
+        "<|channel|>final<|message|>Pong it is.<|return|>"
+    )
+    call = "<|channel|>commentary to=functions.now<|message|>{}"
+    for written, wanted in ((text, ""), (call, "commentary to=functions.now{}")):
+        pieces.clear()
+        ids = tokenizer(written, add_special_tokens=False)["input_ids"]
+        streamer = _Told(tokenizer, pieces.append)
+        streamer.put(torch.tensor([[1]]))
+        for token in ids:
+            streamer.put(torch.tensor([token]))
+        streamer.end()
+        assert "".join(pieces) == (wanted or text_of(tokenizer, ids))
 
 
 def test_reasoning_that_never_ended_is_no_answer() -> None:

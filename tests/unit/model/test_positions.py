@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ import transformers
 from rankzero.data.batches.collators.packed import PackedText
 from rankzero.data.batches.collators.text import PaddedText
 from rankzero.data.batches.loader import Batches
-from rankzero.model.context import Context, computed_context, position_borders, stored_context
+from rankzero.model.context import Context, computed_context, position_borders, stored_borders, stored_context
 from rankzero.model.parts import position_limit
 from tests.unit.model.packed import CPU, Rows, losses, tiny
 
@@ -84,6 +87,34 @@ def test_the_context_in_an_older_config(scaling: dict[str, object] | None, exten
     config = {"max_position_embeddings": 40, "rope_theta": 1e4, "rope_scaling": scaling}
     assert stored_context(config) == stored_context({"text_config": config}) == Context(40, extended)
     assert stored_context({"max_position_embeddings": 40}) is None
+
+
+FACTORS = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "rope", "borders"),
+    [
+        ("phi3", {"rope_scaling": {"type": "longrope", **FACTORS}, "original_max_position_embeddings": 9}, (9,)),
+        ("phi3", {"rope_scaling": {"rope_type": "longrope", **FACTORS}, "original_max_position_embeddings": 9}, (9,)),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 9, **FACTORS}},
+            (9,),
+        ),
+        ("llama", {"rope_scaling": {"rope_type": "longrope", **FACTORS}}, (64,)),
+        ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, ()),
+        ("llama", {}, ()),
+    ],
+)
+def test_the_borders_of_a_file_are_those_of_its_config(
+    model_type: str, rope: dict[str, Any], borders: tuple[int, ...], tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "max_position_embeddings": 64, "rope_theta": 1e4}
+    config = {"model_type": model_type, **sizes, **rope}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert stored_borders(config) == stored_borders({"text_config": config}) == borders
+    assert position_borders(transformers.AutoConfig.from_pretrained(tmp_path)) == borders
 
 
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 9}

@@ -79,6 +79,8 @@ class Counts:
     """Messages that became part of a tree whose first message is on another line."""
     blank: int = 0
     examples: int = 0
+    preferences: int = 0
+    """Examples with an answer that is not wanted beside the one that is."""
     images: int = 0
     image_rows: int = 0
     formats: Counter[str] = field(default_factory=Counter)
@@ -120,6 +122,8 @@ class Counts:
             characters[length] += 1
             if example.templated:
                 shapes[tuple([message.role for message in messages])] += 1  # a list is twice as fast as a generator
+            if example.rejected:
+                self.preferences += 1
             if example.images:
                 self._count_images(example.images)
             if example.label is not None:
@@ -159,6 +163,7 @@ class Counts:
             "dropped": dict(by_count(self.dropped)),
             "blank_lines": self.blank,
             "examples": self.examples,
+            "preferences": self.preferences,
             "formats": dict(by_count(self.formats)),
             "detected_by": self.detected,
             "rules": dict(by_count(self.rules)),

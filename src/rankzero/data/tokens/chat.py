@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from rankzero.data.rows.conversation import ANSWERING, Conversation
+from rankzero.data.rows.formats.judged import LEARN_CHOSEN, UNTRAINED
 from rankzero.data.rows.problems import RowProblem
 from rankzero.data.tokens.built_in_templates import PLAIN, TrainingTemplate, plain_template, training_template
 from rankzero.data.tokens.call_form import IDS_REWRITTEN, with_short_ids
@@ -228,9 +229,8 @@ def _lost(line: int, error: WordsLostError) -> RowProblem:
 def _other_task(conversation: Conversation) -> RowProblem | None:
     """Why a row that is well-formed is nothing for fine-tuning on text."""
     if conversation.rejected:
-        hint = "to fine-tune on the chosen answers, write them as messages"
-        what = "the row has a chosen and a rejected answer: preference rows are for task dpo"
-        return RowProblem(conversation.line, "preference rows are for task dpo", what, hint)
+        what = f"the row has a chosen and a rejected answer: {UNTRAINED}"
+        return RowProblem(conversation.line, UNTRAINED, what, LEARN_CHOSEN)
     if conversation.label is not None:
         what = "the row is a text with a label: labels are for task classify"
         hint = "to train on the text alone, say so: data.train: [{path: …, format: text}]"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -57,7 +58,8 @@ class Parallel(Protocol):
     """The one whose learning rates a scheduler moves."""
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        """Add this pass's gradients; `last` is the step's last pass."""
+        """Add this pass's gradients; `last` is the step's last pass. A pass may reach nothing that is trained, such as
+        rows without an image where only what sees images is."""
 
     def reduce_gradients(self, max_grad_norm: float | None, *, loss_scale: float = 1.0) -> torch.Tensor:
         """Sum the gradients over the ranks, divide them by what losses were multiplied by, and clip them.
@@ -65,6 +67,10 @@ class Parallel(Protocol):
         Returns the global norm before clipping, a scalar: the same on every rank, so that all agree where it is not
         finite.
         """
+
+    def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What this rank has of the reduced gradient of each trained weight, by its name, the same names on all ranks.
+        Not a collective."""
 
     def step(self) -> None:
         """Move the optimizer."""

@@ -8,7 +8,7 @@ Knows nothing of steps or of data.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,8 @@ class Fsdp:
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
         if self._adapters:  # their gradients are small enough to be summed whole over the passes and travel once
             self.model.set_requires_gradient_sync(last)
-        torch.autograd.backward(loss)
+        if loss.requires_grad:
+            torch.autograd.backward(loss)
 
     def reduce_gradients(self, max_grad_norm: float | None, *, loss_scale: float = 1.0) -> torch.Tensor:
         if self._sum_of_experts is not None:
@@ -110,6 +111,9 @@ class Fsdp:
         if max_grad_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(self._parts.values(), max_grad_norm, norm)
         return norm
+
+    def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return ((name, part.grad) for name, part in self._parts.items() if part.grad is not None)
 
     def step(self) -> None:
         self.optimizer.step()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,8 @@ class Replicated:
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
         self._sum.begin_pass(last=last and not self.same_passes)
-        torch.autograd.backward(loss)
+        if loss.requires_grad:
+            torch.autograd.backward(loss)
 
     def reduce_gradients(self, max_grad_norm: float | None, *, loss_scale: float = 1.0) -> torch.Tensor:
         self._sum.finish()
@@ -66,6 +67,9 @@ class Replicated:
         if max_grad_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
         return norm
+
+    def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return ((name, p.grad) for name, p in self._parameters.items() if p.grad is not None)
 
     def step(self) -> None:
         self.optimizer.step()

@@ -213,7 +213,7 @@ class TestPreference:
             ),
             (ROWS["preference"][1] | {"prompt": "another"}, ["two prompts"]),
             (ROWS["preference"][1] | {"messages": [{"role": "user", "content": "q"}]}, ["ambiguous row"]),
-            ({"prompt": "p", "completion": "c", "label": True}, ["unpaired preference rows are for task kto"]),
+            ({"prompt": "p", "completion": "c", "label": True}, ["no task trains on preferences"]),
         ],
     )
     def test_problems(self, row: Any, found: list[str]) -> None:

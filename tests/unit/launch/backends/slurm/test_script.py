@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 import yaml
 
+from rankzero.cli.init import profile_text
 from rankzero.errors import ConfigError
 from rankzero.launch.backends.slurm.state import read_notes
 from rankzero.launch.plan import make_plan
 from rankzero.launch.pods import parse_last_words
 from rankzero.launch.render import render
 from rankzero.launch.render.content import file_name, to_yaml
-from rankzero.spec.cluster_load import load_cluster_spec
+from rankzero.spec.cluster_load import load_cluster, load_cluster_spec
 from rankzero.spec.load import load_run_spec
 from rankzero.spec.resolve import resolve
 
@@ -113,6 +114,27 @@ def test_nothing_goes_first_where_nothing_says_where() -> None:
         manifests([*CLUSTERS["smallest"], "prepare=always"])
     with pytest.raises(ConfigError, match="nothing would keep what is prepared there"):
         manifests([*CLUSTERS["smallest"], "slurm.prepare_partition=cpu"])
+
+
+def test_the_profile_is_the_golden_script() -> None:
+    run = resolve(load_run_spec(None, RUN, env={}).spec)
+    (manifest,) = render(make_plan(run, load_cluster("slurm", env={}).spec, files=FILES))
+    text, golden = to_yaml([manifest]), GOLDEN / "profile.sbatch"
+    if os.environ.get("RANKZERO_UPDATE_GOLDEN") == "1":
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8"), "make golden rewrites it"
+    spec = load_cluster("slurm", env={"RANKZERO_SHARED": "/scratch/me"}).spec
+    assert {volume.host_path for volume in spec.storage.values()} == {"/scratch/me", "/scratch/me/cache"}
+
+
+def test_what_the_profile_has_as_comments_is_right() -> None:
+    """Whoever takes the hashes away has a cluster."""
+    text = profile_text("slurm").split("\n", 1)[1]
+    file = yaml.safe_load(re.sub(r"(?m)^( *)# (\w+:)", r"\1\2", text))
+    settings = [f"{name}={json.dumps(value)}" for name, value in file.items()]
+    spec = load_cluster_spec(None, settings, env={}).spec
+    assert spec.slurm.partition == "gpu" and spec.slurm.setup == ("module load cuda",)
+    assert spec.resources.cpu is not None
 
 
 def test_the_cluster_of_the_guide_is_one() -> None:
