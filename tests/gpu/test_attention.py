@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,11 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         module, q, k, v, None, is_causal=True, cu_seq_lens_q=ends, max_length_q=max(ROWS)
     )
     return attended[0].transpose(0, 1)
+
+
+@needs_capability(8, 0)
+def test_torchs_kernel_is_taken_where_there_is_one() -> None:
+    assert varlen.has_kernel() == (find_spec("torch.nn.attention.varlen") is not None)
 
 
 @needs_capability(8, 0)

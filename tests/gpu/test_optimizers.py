@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rankzero.engine.adamw_bfloat16 import random_bits, round_at_random
+from rankzero.engine.adamw_bfloat16 import by_kernel, moves_the_same, random_bits, round_at_random
 from rankzero.engine.optim import make_optimizer
 from rankzero.spec.run_spec import TrainSpec
 from tests.gpu.support import gpu_spec, losses, needs, on_gpu
@@ -43,6 +43,12 @@ def test_a_gpu_moves_weights_as_a_cpu_does(master_weights: Any) -> None:
         return weight.detach().cpu()
 
     assert (moved(CUDA) == moved(CPU)).float().mean() > 0.999
+
+
+@needs("triton")
+def test_bfloat16_weights_take_one_kernel() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    assert by_kernel(device) and moves_the_same(device)
 
 
 @pytest.mark.parametrize("master_weights", ["float32", "kahan", "stochastic_rounding"])

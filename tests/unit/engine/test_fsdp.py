@@ -21,6 +21,7 @@ from rankzero.engine.optim import make_optimizer
 from rankzero.engine.parallel.formats import model_state, read_optimizer, read_sharded, write_tensors
 from rankzero.engine.parallel.fsdp import Fsdp
 from rankzero.engine.parallel.parts import Cut, local
+from rankzero.engine.parallel.replicas import Replicated
 from rankzero.errors import ConfigError, StorageError
 from rankzero.spec.run_spec import RunSpec
 from tests.support.forked import in_ranks
@@ -201,6 +202,31 @@ def small_changes_of_bfloat16_weights_are_kept_as_in_whole_ones(world: World, _r
             assert tensor.dtype is torch.bfloat16 and torch.equal(tensor, whole.get_parameter(name)), (keep, name)
 
 
+def a_pass_in_bfloat16_is_a_replicas(world: World, _root: Path) -> None:
+    """The same loss to the bit, and gradients but for the order in which ranks are added up."""
+    replica = Replicated(
+        llama(),
+        partial(make_optimizer, spec=SPEC.train, learning_rate=0.01),
+        world=world,
+        device=CPU,
+        dtype=torch.bfloat16,
+    )
+    parallel, norms, losses = spread(llama(), world, dtype=torch.bfloat16), [], []
+    for way in (parallel, replica):
+        for ids in (IDS, IDS.flip(1)):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = way.model(input_ids=ids + world.rank, labels=ids).loss
+            way.backward(loss, last=ids is not IDS)
+            losses.append(loss.item())
+        norms.append(way.reduce_gradients(None).item())
+        way.step()
+    assert losses[:2] == losses[2:]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+    state = parallel.export_state() or {}
+    for name, tensor in (replica.export_state() or {}).items():
+        torch.testing.assert_close(state[name], tensor, rtol=1e-4, atol=1e-5)
+
+
 def what_two_ranks_saved_goes_to_any_number(world: World, root: Path) -> None:
     parallel, directory = spread(llama(), world), root.parent / "by-two"
     if world.world_size == 2:
@@ -236,6 +262,7 @@ CHECKS = (
     a_rank_that_cannot_write_tells_the_others,
     a_checkpoint_of_another_model_is_refused,
     small_changes_of_bfloat16_weights_are_kept_as_in_whole_ones,
+    a_pass_in_bfloat16_is_a_replicas,
     what_two_ranks_saved_goes_to_any_number,
 )
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -41,6 +42,32 @@ def test_it_drops_what_operations_on_integers_drop() -> None:
     env = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", COMPARE], capture_output=True, text=True, check=False, env=env)
     assert done.stdout == "the same\n", done.stderr[-2000:]
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from rankzero.model.dropout_triton import _drop
+
+names = _drop.arg_names
+for values in ("*bf16", "*fp16", "*fp32"):
+    types = {"values": values, "keys": "*i32", "out": values, "channels": "i32", "below": "i32", "scale": "fp32"}
+    types |= {"BLOCK": "constexpr"}
+    assert list(types) == names
+    made = triton.compile(
+        ASTSource(fn=_drop, signature=types, constexprs={"BLOCK": 1024}), target=GPUTarget("cuda", 90, 32)
+    )
+    assert len(made.asm["cubin"]) > 1000 and "sm_90" in made.asm["ptx"]
+print("compiled")
+"""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs triton, which comes with torch for GPUs")
+def test_it_compiles_for_an_h100(tmp_path: Path) -> None:
+    env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, check=False, env=env)
+    assert done.stdout == "compiled\n", done.stderr[-2000:]
 
 
 def test_a_cpu_has_none() -> None:
