@@ -11,11 +11,11 @@ import torch
 
 from rankzero.engine.setup import to_train
 from rankzero.errors import ExitCode
-from rankzero.model.weights import load_weights
 from rankzero.spec.run_spec import RunSpec
 from tests.support.forked import run_forked
 from tests.support.runs import metrics, run_here, run_processes_here, run_root
 from tests.support.tasks import task_spec
+from tests.support.weights import load_weights
 from tests.support.zero import NEEDS_DEEPSPEED, assert_same_curve, run_replicas, zero_spec
 
 pytestmark = [pytest.mark.distributed, *NEEDS_DEEPSPEED]

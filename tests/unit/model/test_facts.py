@@ -18,6 +18,7 @@ from transformers import (
     Qwen3VLConfig,
 )
 
+from rankzero.engine.parallel.masters import Masters, copies_in
 from rankzero.model.facts import Blocks, ModelFacts
 from rankzero.model.fused_lora import fuse_adapters
 from rankzero.model.memory import block_bytes, pass_bytes
@@ -101,6 +102,9 @@ def kept_for_backward(spec: RunSpec, config: PretrainedConfig, dtype: torch.dtyp
         model.enable_input_require_grads()
     if fused:
         fuse_adapters(model)
+    Masters(
+        {name: weight for name, weight in model.named_parameters() if weight.requires_grad}, copies_in(model, dtype)
+    )
     own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
     shapes = {frozenset(parameter.shape) for parameter in model.parameters() if parameter.ndim == 2}
     kept: dict[int, torch.Tensor] = {}
