@@ -1,17 +1,31 @@
-"""Saved weights put back into a model, as a replica does."""
+"""A model's weights to a checkpoint's files and back, as a replica does."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
+
 from rankzero.engine.parallel.base import WEIGHTS_DIRECTORY
 from rankzero.engine.parallel.formats import model_state, read_weights
+from rankzero.model.weights import file_layout
+
+
+def save_weights(model: Any, directory: Path, state: Mapping[str, torch.Tensor] | None = None) -> None:
+    """`state`: in place of what the model itself holds."""
+    file_layout(model).write(directory, {**model_state(model), **(state or {})})
+
+
+def read_state(model: Any, directory: Path) -> dict[str, torch.Tensor]:
+    """What `save_weights` wrote into `directory`, by the model's names."""
+    return file_layout(model).read(directory)
 
 
 def load_weights(model: Any, directory: Path) -> None:
     """What `save_weights` wrote into `directory`. Raises StorageError where it does not fit."""
     with TemporaryDirectory() as checkpoint:
         (Path(checkpoint) / WEIGHTS_DIRECTORY).symlink_to(directory.resolve())
-        read_weights(model, model_state(model), Path(checkpoint), lambda _name, whole: whole)
+        read_weights(file_layout(model), model_state(model), Path(checkpoint), lambda _name, whole: whole)

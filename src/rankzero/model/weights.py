@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import save_torch_state_dict
-from peft import PeftModel, get_peft_model_state_dict
-from safetensors.torch import load_file
+from peft import PeftConfig, PeftModel, get_peft_model_state_dict
+from peft.utils import SAFETENSORS_WEIGHTS_NAME
+from safetensors.torch import load_file, save_file
+from transformers import PretrainedConfig
 
 from rankzero.errors import StorageError
 from rankzero.model.files import weight_files
@@ -25,43 +29,61 @@ from rankzero.run_dir.atomic import write_json
 State = dict[str, torch.Tensor]
 
 
-def save_weights(model: Any, directory: Path, state: State | None = None) -> None:
-    """Write what a run trains to `directory`: the adapter, or the whole model.
+@dataclass(frozen=True, slots=True)
+class FileLayout:
+    """What a model's weights are called in its files.
 
-    `state` has the values by parameter name where the model itself does not hold them, as in a sharded run.
+    Made where nobody computes with the model; to write and to read, the model is then not needed. Asking a model that
+    is spread by FSDP for its state would put parts in the place of the whole weights that a pass computes with.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    if isinstance(model, PeftModel):
-        _save_adapter(model, directory, state)
-    else:
-        save_torch_state_dict(_on_cpu(_own_state(model, state)), str(directory))
-        model.config.save_pretrained(str(directory))
+
+    config: PeftConfig | PretrainedConfig
+    names: Mapping[str, str]
+    """The model's name of every tensor, by its name in the files."""
+
+    def write(self, directory: Path, state: Mapping[str, torch.Tensor]) -> None:
+        """`state`: the values, by the model's names; what no file holds may be among them. An adapter goes into one
+        file, as peft writes it, a whole model into shards."""
+        directory.mkdir(parents=True, exist_ok=True)
+        named = _on_cpu({in_file: state[name] for in_file, name in self.names.items()})
+        if isinstance(self.config, PeftConfig):
+            save_file(_apart(named), directory / SAFETENSORS_WEIGHTS_NAME, metadata={"format": "pt"})
+            as_result = copy(self.config)
+            as_result.inference_mode = True
+            as_result.save_pretrained(str(directory))
+        else:
+            save_torch_state_dict(named, str(directory))
+            self.config.save_pretrained(str(directory))
+
+    def read(self, directory: Path) -> State:
+        """What `write` wrote, by the model's names. Raises StorageError where it does not fit."""
+        shards = sorted(directory.glob("*.safetensors"))
+        saved = {in_file: tensor for shard in shards for in_file, tensor in load_file(shard).items()}
+        different = sorted(self.names.keys() ^ saved.keys())
+        if different:
+            first = ", ".join(different[:5])
+            raise StorageError(
+                "the saved weights do not fit this model", where=str(directory), hint=f"they differ in {first}"
+            )
+        return {self.names[in_file]: tensor for in_file, tensor in saved.items()}
 
 
-def read_state(model: Any, directory: Path) -> State:
-    """What `save_weights` wrote, by the names of the model's parameters. Raises StorageError where it does not fit."""
-    saved = {
-        name: tensor for shard in sorted(directory.glob("*.safetensors")) for name, tensor in load_file(shard).items()
-    }
+def file_layout(model: Any) -> FileLayout:
+    """Of what a run saves of `model`: its adapter, or all of it. Not to be called while the model computes."""
     if isinstance(model, PeftModel):
-        names = adapter_file_names(model)
-    else:
-        names = {name: name for name in _own_state(model, None)}
-    different = sorted(names.keys() ^ saved.keys())
-    if different:
-        first = ", ".join(different[:5])
-        raise StorageError(
-            "the saved weights do not fit this model", where=str(directory), hint=f"they differ in {first}"
-        )
-    return {names[name]: tensor for name, tensor in saved.items()}
+        return FileLayout(model.peft_config[model.active_adapter], adapter_file_names(model))
+    return FileLayout(model.config, {name: name for name in (*dict(model.named_parameters()), *saved_buffers(model))})
 
 
 def adapter_file_names(model: Any) -> dict[str, str]:
     """The model's name of every tensor in an adapter file, by its name there."""
-    first = {id(tensor): name for name, tensor in _tensors(model).items()}
-    shared = {name: first[id(tensor)] for name, tensor in _under_all_names(model).items()}
+    held = list(_under_all_names(model).items())
+    first: dict[int, str] = {}
+    for name, tensor in held:
+        first.setdefault(id(tensor), name)
+    shared = {name: first[id(tensor)] for name, tensor in held}
     own = {name: torch.empty(0, device="meta") for name in shared}
-    names = {id(own[name]): held for name, held in shared.items()}
+    names = {id(own[name]): held_as for name, held_as in shared.items()}
     written = get_peft_model_state_dict(model, state_dict=own, save_embedding_layers=False)
     return {in_file: names[id(tensor)] for in_file, tensor in written.items()}
 
@@ -78,15 +100,15 @@ def export_final(
     """Write the result: adapter or full weights in `dtype`, tokenizer with its chat template, generation config.
 
     The generation config names every token that ends a turn, so that a server stops where training taught to stop.
-    Beside an adapter there is no config.json: with one, transformers would look for whole weights. `state` as in
-    save_weights.
+    Beside an adapter there is no config.json: with one, transformers would look for whole weights. `state` has the
+    values by parameter name where the model itself does not hold them, as in a sharded run.
     """
     generation = getattr(model, "generation_config", None)
     if generation is not None and stop_ids:
         generation.eos_token_id = stop_ids if len(stop_ids) > 1 else stop_ids[0]
     model.config.use_cache = True
     if isinstance(model, PeftModel):
-        _save_adapter(model, directory, state)
+        file_layout(model).write(directory, state or _under_all_names(model))
         if generation is not None and model.get_base_model().can_generate():
             generation.save_pretrained(str(directory))
     else:
@@ -125,15 +147,6 @@ def copy_in_shards(source: Path, directory: Path, shard_bytes: int) -> None:
     save_torch_state_dict(tensors, str(directory), max_shard_size=shard_bytes)
 
 
-def _save_adapter(model: Any, directory: Path, state: State | None) -> None:
-    # "auto" would ask the Hub whether the base model's vocabulary was changed; adapters never hold embeddings here.
-    whole = {**_tensors(model), **(state or {})}
-    names = {id(tensor): name for name, tensor in _tensors(model).items()}
-    whole |= {name: whole[names[id(tensor)]] for name, tensor in _under_all_names(model).items()}
-    model.save_pretrained(str(directory), save_embedding_layers=False, state_dict=whole)
-    (directory / "README.md").unlink(missing_ok=True)  # an empty form; what the run was is in the manifest
-
-
 def saved_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The buffers that belong to a model's state, by name."""
     return {
@@ -144,13 +157,9 @@ def saved_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-def _tensors(model: Any) -> State:
-    """All state by name, without the copies that a packed model's own state dict makes."""
-    return {**dict(model.named_parameters()), **saved_buffers(model)}
-
-
 def _under_all_names(model: Any) -> State:
-    """The same, and what is shared under each of its names: peft writes embeddings that are tied once for each."""
+    """All state, what is shared under each of its names: peft writes embeddings that are tied once for each. Without
+    the copies that a packed model's own state dict makes."""
     return {**dict(model.named_parameters(remove_duplicate=False)), **saved_buffers(model)}
 
 
@@ -163,6 +172,16 @@ def _own_state(model: Any, state: Mapping[str, torch.Tensor] | None) -> State:
 
 def _on_cpu(state: State) -> State:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+
+
+def _apart(state: State) -> State:
+    """With memory of its own for each tensor, as safetensors wants it: tied embeddings have several names."""
+    apart, seen = {}, set()
+    for name, tensor in state.items():
+        memory = tensor.untyped_storage().data_ptr()
+        apart[name] = tensor.clone() if memory in seen else tensor
+        seen.add(memory)
+    return apart
 
 
 def _write_dtype(path: Path, name: str) -> None:

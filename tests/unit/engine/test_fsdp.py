@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
+from transformers import PretrainedConfig
 
 from rankzero.engine.device import Device
 from rankzero.engine.distributed import World, world_from_env
@@ -25,6 +27,7 @@ from rankzero.engine.parallel.replicas import Replicated
 from rankzero.errors import ConfigError, StorageError
 from rankzero.spec.run_spec import RunSpec
 from tests.support.forked import in_ranks
+from tests.support.unasked import nothing_asked_of_models
 
 pytestmark = pytest.mark.distributed
 
@@ -35,8 +38,8 @@ SPEC = RunSpec.model_validate(
 IDS = torch.arange(24).view(2, 12)
 
 
-def llama(*, without_memory: bool = False) -> Any:
-    """Two layers whose sizes do not divide by two or three, with tied embeddings."""
+def llama(*, without_memory: bool = False, tied: bool = True) -> Any:
+    """Two layers whose sizes do not divide by two or three."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -46,7 +49,7 @@ def llama(*, without_memory: bool = False) -> Any:
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
-        tie_word_embeddings=True,
+        tie_word_embeddings=tied,
         use_cache=False,
     )
     torch.manual_seed(0)
@@ -106,8 +109,14 @@ class Block(torch.nn.Module):
         return torch.mul(x, getattr(self, side))
 
 
+class Line(torch.nn.Linear):
+    config = PretrainedConfig()
+
+
 class OneSided(torch.nn.Module):
     """Ranks that are given different sides use different weights, as with experts."""
+
+    config = PretrainedConfig()
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +153,7 @@ def gradients_are_sums_over_ranks_and_passes_whatever_each_uses(world: World, _r
 def what_cannot_be_spread_is_refused_on_every_rank(world: World, _root: Path) -> None:
     with pytest.raises(ConfigError, match="different models"):
         spread(torch.nn.Linear(3, 3 + world.rank), world)
-    number = torch.nn.Linear(3, 3)
+    number = Line(3, 3)
     number.scale = torch.nn.Parameter(torch.tensor(1.0))
     with pytest.raises(ConfigError, match="train.sharding: FSDP2: the model has a trained number"):
         spread(number, world)
@@ -155,7 +164,7 @@ def what_cannot_be_spread_is_refused_on_every_rank(world: World, _root: Path) ->
 
 
 def a_rank_that_cannot_write_tells_the_others(world: World, root: Path) -> None:
-    parallel = spread(torch.nn.Linear(3, 3), world)
+    parallel = spread(Line(3, 3), world)
     blocked, staged = root / "file", root / "staged"
     staged.mkdir(exist_ok=True)
     if world.rank == 1:
@@ -173,9 +182,9 @@ def a_rank_that_cannot_write_tells_the_others(world: World, root: Path) -> None:
 def a_checkpoint_of_another_model_is_refused(world: World, root: Path) -> None:
     staged = root / "other"
     staged.mkdir(exist_ok=True)
-    spread(torch.nn.Linear(3, 3, bias=False), world).snapshot().write(staged)
+    spread(Line(3, 3, bias=False), world).snapshot().write(staged)
     with pytest.raises(StorageError, match="bias"):
-        spread(torch.nn.Linear(3, 3), world).load(staged)
+        spread(Line(3, 3), world).load(staged)
 
 
 def small_changes_of_bfloat16_weights_are_kept_as_in_whole_ones(world: World, _root: Path) -> None:
@@ -184,7 +193,7 @@ def small_changes_of_bfloat16_weights_are_kept_as_in_whole_ones(world: World, _r
         train = {"sharding": "fsdp", "master_weights": keep, "weight_decay": 0.1}
         spec = RunSpec.model_validate({"model": {"name": "none"}, "data": {"train": "none"}, "train": train})
         torch.manual_seed(0)
-        whole = torch.nn.Linear(5, 7, dtype=torch.bfloat16)
+        whole = Line(5, 7, dtype=torch.bfloat16)
         parallel = spread(copy.deepcopy(whole), world, spec, torch.bfloat16)
         optimizer = make_optimizer(dict(whole.named_parameters()), spec.train, 0.01)
         for _ in range(3):
@@ -254,6 +263,28 @@ def what_two_ranks_saved_goes_to_any_number(world: World, root: Path) -> None:
         ), name
 
 
+def a_checkpoint_is_written_beside_a_pass_without_touching_the_model(world: World, root: Path) -> None:
+    """A pass has whole weights in the place of parts, which peft and torch would put back if they were asked."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"], task_type="CAUSAL_LM")
+    parallel = spread(get_peft_model(llama(tied=False), config), world)
+    saved = {name: p.full_tensor() for name, p in parallel.module.named_parameters() if p.requires_grad}
+    snapshot = parallel.snapshot().copied()
+    parallel.module.unshard()
+    in_a_pass = dict(parallel.module.named_parameters())
+    assert any(not isinstance(parameter, DTensor) for parameter in in_a_pass.values())
+    with nothing_asked_of_models():
+        snapshot.write(root)
+    now = dict(parallel.module.named_parameters())
+    assert all(now[name] is parameter for name, parameter in in_a_pass.items())
+    if world.is_main:
+        written = load_file(root / "model/adapter_model.safetensors")
+        names = {name.replace(".default", "").replace(".modules_to_save", ""): name for name in saved}
+        assert written.keys() == names.keys() and len(written) == 5
+        assert all(torch.equal(written[name], saved[names[name]]) for name in names)
+
+
 CHECKS = (
     each_rank_holds_its_share_of_rank_0s_weights,
     parts_make_the_whole,
@@ -261,6 +292,7 @@ CHECKS = (
     what_cannot_be_spread_is_refused_on_every_rank,
     a_rank_that_cannot_write_tells_the_others,
     a_checkpoint_of_another_model_is_refused,
+    a_checkpoint_is_written_beside_a_pass_without_touching_the_model,
     small_changes_of_bfloat16_weights_are_kept_as_in_whole_ones,
     a_pass_in_bfloat16_is_a_replicas,
     what_two_ranks_saved_goes_to_any_number,

@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from rankzero.engine import saving
 from rankzero.engine.checkpoint import Position
+from rankzero.engine.device import Device
 from rankzero.engine.distributed import World
+from rankzero.engine.optim import make_optimizer
 from rankzero.engine.parallel.base import OPTIMIZER_FILE
 from rankzero.engine.parallel.formats import NothingToWrite, WholeSnapshot
+from rankzero.engine.parallel.replicas import Replicated
 from rankzero.engine.saving import Saver, check_space
 from rankzero.errors import StorageError
+from rankzero.model.weights import file_layout
 from rankzero.run_dir.atomic import commit_directory, verify_directory
 from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
+from tests.support.tiny_configs import CONFIGS
+from tests.support.unasked import nothing_asked_of_models
+from tests.unit.model.support import spec_of
 
 PATIENCE = 60.0
 
@@ -41,10 +51,11 @@ class Held:
 
     def __init__(self) -> None:
         self.module, self.moment = Model(), torch.zeros(3)
+        self.layout = file_layout(self.module)
 
     def snapshot(self) -> WholeSnapshot:
         weights = {name: parameter.detach() for name, parameter in self.module.named_parameters()}
-        return WholeSnapshot(self.module, weights, {"weight/exp_avg": self.moment})
+        return WholeSnapshot(self.layout, weights, {"weight/exp_avg": self.moment})
 
     def step(self) -> None:
         with torch.no_grad():
@@ -99,6 +110,27 @@ def test_steps_go_on_while_a_checkpoint_is_written_and_do_not_change_it(running:
     saved = load_file(run_dir.checkpoint(1) / "model/model.safetensors")
     assert torch.equal(saved["weight"], before) and not torch.equal(held.module.weight, before)
     assert not load_file(run_dir.checkpoint(1) / OPTIMIZER_FILE)["weight/exp_avg"].any()
+
+
+@pytest.mark.parametrize("trains", ["all", "adapters"])
+def test_writing_asks_the_model_for_nothing(trains: str, tmp_path: Path) -> None:
+    """It is being computed with: names and values are all taken before."""
+    model: Any = AutoModelForCausalLM.from_config(CONFIGS["llama"]())
+    if trains == "adapters":
+        config = LoraConfig(r=2, modules_to_save=["lm_head"], task_type="CAUSAL_LM")
+        model = get_peft_model(model, config)
+    device, spec = Device("cpu"), spec_of().train
+    parallel = Replicated(model, partial(make_optimizer, spec=spec, learning_rate=0.01), world=World(), device=device)
+    snapshot = parallel.snapshot().copied()
+    with nothing_asked_of_models():
+        snapshot.write(tmp_path)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.zero_()
+    parallel.load_weights(tmp_path)
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
 
 
 def test_a_save_waits_for_the_one_before(running: Running) -> None:

@@ -27,11 +27,11 @@ from rankzero.model.lora import load_adapter, lora_config, parameter_counts, tok
 from rankzero.model.merge import merge
 from rankzero.model.parts import part_finder
 from rankzero.model.targets import Targets, shortest, target_modules
-from rankzero.model.weights import adapter_file_names, save_weights
+from rankzero.model.weights import adapter_file_names
 from rankzero.spec.run_spec import ModelSpec, RunSpec
 from tests.support.tiny import tiny_tokenizer
 from tests.support.tiny_configs import CONFIGS
-from tests.support.weights import load_weights
+from tests.support.weights import load_weights, save_weights
 from tests.unit.model.support import CLASSES, loaded, logits, saved, shaken, spec_of, task_of
 
 ALL_PARTS = {

@@ -17,8 +17,8 @@ from rankzero.model.load import ClassHead, empty_model, load_config, load_model
 from rankzero.model.lora import load_adapter, parameter_counts
 from rankzero.model.low_bits import FLOAT8, from_float8, to_float8
 from rankzero.model.quantize import quantization_config, unpack
-from rankzero.model.weights import save_weights
 from tests.support.tiny_configs import CONFIGS
+from tests.support.weights import save_weights
 from tests.unit.model.support import (
     CLASSES,
     PARTS,

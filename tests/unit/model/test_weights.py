@@ -18,10 +18,10 @@ from transformers import (
 
 from rankzero.engine.setup import to_train
 from rankzero.errors import StorageError
-from rankzero.model.weights import export_final, read_state, save_weights
+from rankzero.model.weights import export_final
 from tests.support.tiny import tiny_tokenizer
 from tests.support.tiny_configs import CONFIGS
-from tests.support.weights import load_weights
+from tests.support.weights import load_weights, read_state, save_weights
 from tests.unit.model.support import loaded, logits, saved, shaken, spec_of, task_of
 
 CLASS = {"classify": AutoModelForSequenceClassification, "vision": AutoModelForImageTextToText}

@@ -35,6 +35,7 @@ from rankzero.engine.parallel.formats import (
 from rankzero.engine.parallel.masters import Masters, copies_in
 from rankzero.engine.parallel.replicas import Replicated, norm_of
 from rankzero.model.expert_exchange import place_experts
+from rankzero.model.weights import file_layout
 from rankzero.spec.run_spec import RunSpec
 
 
@@ -57,6 +58,7 @@ class ReplicatedBesideExperts(Replicated):
         given weights by name, and as `begins` the place in its whole weight of each that is cut."""
         self.same_passes = True
         self.model = self.module = module.to(device.torch_device)
+        self._layout = file_layout(module)
         self._world, self._group, self._own, self._cut = world, group, own, group.cut
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         broadcast_parameters(p for name, p in trained.items() if name not in own)
@@ -100,7 +102,7 @@ class ReplicatedBesideExperts(Replicated):
         restore_optimizer(self.optimizer, self._parameters, state)
 
     def load_weights(self, directory: Path) -> None:
-        read_weights(self.module, self._weights(), directory, self._mine)
+        read_weights(self._layout, self._weights(), directory, self._mine)
         self._masters.round()
 
     def export_state(self) -> dict[str, torch.Tensor] | None:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,7 +30,7 @@ from rankzero.engine.distributed import World
 from rankzero.engine.parallel.base import OPTIMIZER_FILE, WEIGHTS_DIRECTORY, Snapshot
 from rankzero.engine.parallel.parts import Cut, cut_of, local
 from rankzero.errors import StorageError
-from rankzero.model.weights import read_state, save_weights, saved_buffers
+from rankzero.model.weights import FileLayout, saved_buffers
 from rankzero.run_dir.atomic import storage_errors
 
 SHARDED_DIRECTORY = "sharded"
@@ -48,7 +47,7 @@ def is_sharded(directory: Path) -> bool:
 class WholeSnapshot:
     """Whole tensors, which the main rank writes."""
 
-    module: Any
+    layout: FileLayout
     weights: dict[str, torch.Tensor]
     optimizer: dict[str, torch.Tensor]
     frozen: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -63,14 +62,14 @@ class WholeSnapshot:
         return _bytes((*self.weights.values(), *self.optimizer.values()))
 
     def copied(self, into: Snapshot | None = None) -> WholeSnapshot:
-        old = into if isinstance(into, WholeSnapshot) else WholeSnapshot(None, {}, {})
-        weights, optimizer = on_host(self.weights, old.weights), on_host(self.optimizer, old.optimizer)
-        return WholeSnapshot(self.module, weights, optimizer, self.frozen)
+        old_weights, old_optimizer = (into.weights, into.optimizer) if isinstance(into, WholeSnapshot) else ({}, {})
+        weights, optimizer = on_host(self.weights, old_weights), on_host(self.optimizer, old_optimizer)
+        return WholeSnapshot(self.layout, weights, optimizer, self.frozen)
 
     def write(self, staged: Path, group: dist.ProcessGroup | None = None) -> None:
         del group  # no other rank has anything to write
         with tensor_file_errors(staged / WEIGHTS_DIRECTORY):
-            save_weights(self.module, staged / WEIGHTS_DIRECTORY, state=self.frozen | self.weights)
+            self.layout.write(staged / WEIGHTS_DIRECTORY, self.frozen | self.weights)
         write_tensors(self.optimizer, staged / OPTIMIZER_FILE)
 
 
@@ -226,17 +225,17 @@ def sharded_tensors(directory: Path) -> dict[str, tuple[torch.Size, torch.dtype]
 
 
 def read_weights(
-    module: Any,
+    layout: FileLayout,
     weights: dict[str, torch.Tensor],
     directory: Path,
     mine: Callable[[str, torch.Tensor], torch.Tensor],
 ) -> None:
-    """Fill `weights` of `module` with what a checkpoint of either kind holds of them. `mine`: what this rank has of a
-    whole one, by its name. Raises StorageError."""
+    """Fill `weights` of a model of `layout` with what a checkpoint of either kind holds of them. `mine`: what this rank
+    has of a whole one, by its name. Raises StorageError."""
     if is_sharded(directory):
         read_sharded(weights, directory)
         return
-    for name, whole in read_state(module, directory / WEIGHTS_DIRECTORY).items():
+    for name, whole in layout.read(directory / WEIGHTS_DIRECTORY).items():
         own = weights[name]
         if own.shape != whole.shape:
             shapes = f"{tuple(whole.shape)} is saved, {tuple(own.shape)} is needed"

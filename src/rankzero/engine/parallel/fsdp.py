@@ -45,7 +45,7 @@ from rankzero.errors import ConfigError
 from rankzero.model.expert_exchange import Mixture, mixtures_of, place_mixture
 from rankzero.model.low_bits import tensor_outline
 from rankzero.model.parts import blocks
-from rankzero.model.weights import saved_buffers
+from rankzero.model.weights import file_layout, saved_buffers
 from rankzero.spec.run_spec import RunSpec, Sharding
 
 
@@ -78,6 +78,7 @@ class Fsdp:
         if self._adapters:  # which call the model inside for each token, past the weights that are in no block
             register_fsdp_forward_method(module, "generate")
         self.model = self.module = module
+        self._layout = file_layout(module)
         self._parameters: dict[str, torch.nn.Parameter] = dict(module.named_parameters())
         self._parts = {
             name: torch.nn.Parameter(local(parameter))
@@ -126,7 +127,7 @@ class Fsdp:
         if not self._adapters:
             return ShardedSnapshot(self._weights() | self._optimizer_state(), self._cuts, self._world.world_size)
         weights, optimizer = self._on_main(self._weights()), self._on_main(self._optimizer_state())
-        return WholeSnapshot(self.module, weights, optimizer) if self._world.is_main else NothingToWrite()
+        return WholeSnapshot(self._layout, weights, optimizer) if self._world.is_main else NothingToWrite()
 
     def load(self, directory: Path) -> None:
         self.load_weights(directory)
@@ -147,18 +148,17 @@ class Fsdp:
             own = weights[name]
             return cut_of(own, self._cuts).mine(whole) if isinstance(own, DTensor) else whole
 
-        read_weights(self.module, weights, directory, mine)
+        read_weights(self._layout, weights, directory, mine)
 
     def export_state(self) -> dict[str, torch.Tensor] | None:
         return self._on_main(self._weights())
 
     def _weights(self) -> dict[str, torch.Tensor]:
         """What is saved of the model: its adapters, or all parameters and the buffers that belong to its state."""
-        if self._adapters:
-            return {name: self._parameters[name].detach() for name in self._parts}
-        weights = {name: parameter.detach() for name, parameter in self._parameters.items()}
-        weights |= {name: self._cut_of(name).spread(weights[name], shape) for name, shape in self._own.items()}
-        return weights | saved_buffers(self.module)
+        state = {**self._parameters, **saved_buffers(self.module)}
+        saved = {name: state[name].detach() for name in self._layout.names.values()}
+        own = {name: shape for name, shape in self._own.items() if name in saved}
+        return saved | {name: self._cut_of(name).spread(saved[name], shape) for name, shape in own.items()}
 
     def _optimizer_state(self) -> dict[str, torch.Tensor]:
         """`<parameter name>/<state name>` for every tensor of the optimizer's state, as DTensors where it is cut."""

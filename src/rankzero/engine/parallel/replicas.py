@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
 
 from rankzero.engine.device import Device
 from rankzero.engine.distributed import World, broadcast_parameters
@@ -21,6 +20,7 @@ from rankzero.engine.parallel.formats import (
     read_weights,
 )
 from rankzero.engine.parallel.masters import Masters, copies_in
+from rankzero.model.weights import file_layout
 from rankzero.spec.run_spec import RunSpec, Sharding
 
 
@@ -44,6 +44,7 @@ class Replicated:
         another in two places at once."""
         self.same_passes = same_passes
         self.model = self.module = module.to(device.torch_device)
+        self._layout = file_layout(module)
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._world = world
         broadcast_parameters(trained.values())
@@ -81,19 +82,18 @@ class Replicated:
     def snapshot(self) -> Snapshot:
         if not self._world.is_main:
             return NothingToWrite()
-        state = {} if isinstance(self.module, PeftModel) else self._state()
-        trained = {name: parameter.detach() for name, parameter in self._parameters.items()}
-        fixed = {name: parameter for name, parameter in self.module.named_parameters() if not parameter.requires_grad}
-        moving = {name: tensor for name, tensor in state.items() if name not in fixed} | trained
-        frozen = {name: tensor for name, tensor in state.items() if name in fixed}
-        return WholeSnapshot(self.module, moving, optimizer_tensors(self.optimizer, self._parameters), frozen)
+        saved, state = set(self._layout.names.values()), self._state()
+        fixed = {name for name, parameter in self.module.named_parameters() if not parameter.requires_grad}
+        moving = {name: tensor for name, tensor in state.items() if name in saved - fixed}
+        frozen = {name: tensor for name, tensor in state.items() if name in saved & fixed}
+        return WholeSnapshot(self._layout, moving, optimizer_tensors(self.optimizer, self._parameters), frozen)
 
     def load(self, directory: Path) -> None:
         self.load_weights(directory)
         restore_optimizer(self.optimizer, self._parameters, read_optimizer(directory))
 
     def load_weights(self, directory: Path) -> None:
-        read_weights(self.module, self._state(), directory, lambda _name, whole: whole)
+        read_weights(self._layout, self._state(), directory, lambda _name, whole: whole)
         self._masters.round()
 
     def export_state(self) -> dict[str, torch.Tensor] | None:

@@ -43,7 +43,7 @@ from rankzero.engine.parallel.zero.engine import (
     whole_frozen,
 )
 from rankzero.errors import StorageError
-from rankzero.model.weights import read_state
+from rankzero.model.weights import file_layout, saved_buffers
 from rankzero.spec.run_spec import RunSpec
 
 Tensors = dict[str, torch.Tensor]
@@ -92,6 +92,7 @@ class Zero:
         check_same_model(module)
         self._adapters = isinstance(module, PeftModel)
         self._cut = Cut(world, device)
+        self._layout = file_layout(module)
         shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
         if spec.train.sharding == "zero3":
             held = torch.bfloat16 if computes_in_bfloat16(spec, dtype) else None
@@ -124,7 +125,7 @@ class Zero:
             rows = {name: self._rows(whole) for source in (self._weights, self._state) for name, whole in source()}
             return ShardedSnapshot(rows, (self._cut,), self._world.world_size, on_host_already=True)
         weights, optimizer = self._on_main(self._weights()), self._on_main(self._state())
-        return WholeSnapshot(self.module, weights, optimizer) if self._world.is_main else NothingToWrite()
+        return WholeSnapshot(self._layout, weights, optimizer) if self._world.is_main else NothingToWrite()
 
     def load(self, directory: Path) -> None:
         self.load_weights(directory)
@@ -150,7 +151,7 @@ class Zero:
             names = [name for name in sharded_tensors(directory) if name in self._parameters or name in buffers]
             saved = self._read_rows(directory, names)
         else:
-            saved = read_state(self.module, directory / WEIGHTS_DIRECTORY)
+            saved = self._layout.read(directory / WEIGHTS_DIRECTORY)
         for name in sorted(saved):
             if name in buffers:
                 buffers[name].copy_(self._whole(saved[name]))
@@ -163,14 +164,12 @@ class Zero:
 
     def _weights(self) -> Named:
         """What a checkpoint has of the model, whole, one after the other. A collective."""
+        saved = set(self._layout.names.values())
         for name, parameter in self.module.named_parameters():
-            if parameter.requires_grad:
-                yield name, self._trained.weight(parameter)
-            elif not self._adapters:
-                yield name, whole_frozen(parameter).float()
-        if not self._adapters:
-            state = self.module.state_dict(keep_vars=True)
-            yield from ((name, value) for name, value in state.items() if not isinstance(value, torch.nn.Parameter))
+            if name in saved:
+                trained = parameter.requires_grad
+                yield name, self._trained.weight(parameter) if trained else whole_frozen(parameter).float()
+        yield from ((name, buffer) for name, buffer in saved_buffers(self.module).items() if name in saved)
 
     def _state(self) -> Named:
         """`<parameter name>/<state name>` for all that the optimizer keeps, one after the other. A collective."""
