@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import LlamaConfig, PretrainedConfig, Qwen3Config, Qwen3MoeConfig, Qwen3VLConfig
 
-from rankzero.forecast.forecast import outlook
+from rankzero.forecast.forecast import Place, outlook
 from rankzero.forecast.rows import facts_of_rows
 from rankzero.model.facts import ModelFacts, fused_of
 from rankzero.model.load import empty_model
@@ -131,7 +131,7 @@ def _both(spec: RunSpec, facts: ModelFacts) -> list[str]:
 
 
 def _cell(spec: RunSpec, facts: ModelFacts, world_size: int) -> str:
-    found = outlook(spec, facts, facts_of_rows(None, None, ROW), H100, "cuda", world_size)
+    found = outlook(spec, facts, facts_of_rows(None, None, ROW), Place("cuda", "H100", H100, 0, world_size))
     size = found.need.bytes / 1e9
     words = f"{size:,.0f} GB" if size >= 10 else f"{size:.1f} GB"
     fits = "" if found.need.bytes <= H100 else ", too much"

@@ -10,7 +10,7 @@ from typing import Any
 
 from rankzero.forecast.cost import StepCost, Work, breaks, step_cost
 from rankzero.forecast.devices import BANDWIDTH_SHARE, HOP_SECONDS, Device, Network, assumed_network, find_device
-from rankzero.forecast.forecast import MemoryOutlook, outlook
+from rankzero.forecast.forecast import MemoryOutlook, Place, outlook
 from rankzero.forecast.rows import facts_of_rows
 from rankzero.spec.run_spec import RunSpec
 from tests.support.memory import make_spec
@@ -24,6 +24,11 @@ SWIFT = {"row": 8192, "rows": 16, "ranks": 16, "megatron": 9.6, "zero3": 91.2}
 all recomputed; seconds a step. examples/train/megatron/qwen3_moe.sh of modelscope/ms-swift has the settings."""
 SWIFT_NETWORK = Network(A_NODE, 100e9)
 """What their nodes had is not said; 800 Gbit/s a node is assumed."""
+
+
+def place_of(gpu: str, ranks: int, network: Network) -> Place:
+    """So many GPUs with the memory of an H100."""
+    return Place("cuda", gpu, H100, 0, ranks, network)
 
 
 def device(name: str) -> Device:
@@ -44,11 +49,11 @@ def scaled(
     """A step of BATCH rows on as many H100 as `ranks`, eight in a node, with these fields of `train`."""
     spec = make_spec(**METHODS[method], train={"global_batch_size": BATCH, **(train or {})})
     rows = facts_of_rows(None, None, ROW)
-    planned = outlook(spec, facts_of_shape(name, method), rows, H100, "cuda", ranks)
+    network = assumed_network(A_NODE, rdma=rdma)
+    planned = outlook(spec, facts_of_shape(name, method), rows, place_of("H100", ranks, network))
     busiest = -(-BATCH // ranks)
     passes = -(-busiest // max(1, planned.plan.micro_batch_tokens // ROW))
     work = Work(busiest * ROW, passes, ROW, useful=BATCH * ROW)
-    network = assumed_network(A_NODE, rdma=rdma)
     return planned, step_cost(planned.need, device("H100"), network, work, efficiency=efficiency)
 
 
@@ -83,16 +88,10 @@ def swift_spec(**changes: Any) -> RunSpec:
 def swift(gpu: str, efficiency: float | None = None, **changes: Any) -> StepCost:
     """ms-swift's run, spread by zero3 as the recipe of 16 GPUs is; on A800, or on H100 with RDMA."""
     row, rows, ranks = int(SWIFT["row"]), int(SWIFT["rows"]), int(SWIFT["ranks"])
-    found = outlook(
-        swift_spec(**changes),
-        facts_of_shape("Qwen3 30B-A3B", "full"),
-        facts_of_rows(None, None, row),
-        H100,
-        "cuda",
-        ranks,
-    )
-    work = Work(rows / ranks * row, 1, row, useful=rows * row)
     network = SWIFT_NETWORK if gpu == "A800" else assumed_network(A_NODE, rdma=True)
+    facts = facts_of_shape("Qwen3 30B-A3B", "full")
+    found = outlook(swift_spec(**changes), facts, facts_of_rows(None, None, row), place_of(gpu, ranks, network))
+    work = Work(rows / ranks * row, 1, row, useful=rows * row)
     return step_cost(found.need, device(gpu), network, work, efficiency=efficiency)
 
 

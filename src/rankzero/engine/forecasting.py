@@ -14,20 +14,20 @@ import torch
 from rankzero.data.cache.training_data import TrainingData
 from rankzero.engine.checkpoint import Position
 from rankzero.engine.console import logger
-from rankzero.engine.device import Device, free_memory, memory_limit, pick_device, pick_dtype
+from rankzero.engine.device import free_memory, pick_device, pick_dtype
 from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.inputs import Inputs, read_inputs
+from rankzero.engine.place import hardware, place_of_rank
 from rankzero.engine.setup import Session, length_borders, model_to_be, to_train, weights_dtype
 from rankzero.engine.simulation import bytes_of_a_pass
 from rankzero.engine.tasks.protocol import find_task
 from rankzero.forecast.conditions import conditions_here
-from rankzero.forecast.devices import Network
 from rankzero.forecast.forecast import Forecast, MemoryOutlook, Place, make_forecast, outlook
 from rankzero.forecast.rows import facts_of_rows
 from rankzero.forecast.text import lines
 from rankzero.forecast.timing import LEAST_STEPS, remember_rate, shape_of_work
-from rankzero.machine import cache_root, usable_cores
+from rankzero.machine import cache_root
 from rankzero.model.attention import choose_attention
 from rankzero.model.expert_exchange import require_exchange
 from rankzero.model.facts import ModelFacts, fused_of
@@ -41,7 +41,7 @@ from rankzero.spec.shardings import sharding_section
 
 def say_forecast(spec: RunSpec, session: Session, inputs: Inputs, world: World) -> None:
     """Log what the run will take."""
-    place = _place(session.device, world)
+    place = place_of_rank(session.device, world)
     found = _forecast(spec, inputs, session.planned, place, session.dtype, packed=session.attention.padding_free)
     for line in lines(found):
         logger.info("[PLAN] %s", line)
@@ -52,7 +52,7 @@ def note_timing(spec: RunSpec, session: Session, before: Position, after: Positi
     steps, seconds = after.step - before.step, after.seconds - before.seconds
     if steps >= LEAST_STEPS and seconds > 0:
         need, packed = session.planned.need, session.attention.padding_free
-        key = shape_of_work(spec, need, device_name(session.device), packed=packed)
+        key = shape_of_work(spec, need, hardware(session.device), packed=packed)
         remember_rate(key, (after.tokens - before.tokens) / seconds, cache_root())
 
 
@@ -66,8 +66,8 @@ def dry_run(spec: RunSpec, nproc: int) -> Forecast:
     inputs = read_inputs(spec, world, Ledger())
     made = model_to_be(spec, inputs, device, dtype)
     rows = facts_of_rows(inputs.train, inputs.eval, spec.data.max_length)
-    place = _place(device, world, free=free_memory(device, nproc))
-    planned = outlook(spec, made.facts, rows, place.limit, device.kind, nproc)
+    place = place_of_rank(device, world, free=free_memory(device, nproc))
+    planned = outlook(spec, made.facts, rows, place)
     return _forecast(spec, inputs, planned, place, dtype, packed=made.attention.padding_free)
 
 
@@ -120,20 +120,6 @@ def _from_config(
     if not packed:
         require_exchange(empty, spec.train.expert_parallel, quantization=spec.model.quantization)
     return to_train(empty, spec, base_name=spec.model.name), config
-
-
-def device_name(device: Device) -> str:
-    """The hardware, as `forecast/without_torch.py` calls it too."""
-    if device.kind == "cuda":
-        return torch.cuda.get_device_name(device.index)
-    return f"{device.kind}, {usable_cores()} cores"
-
-
-def _place(device: Device, world: World, free: int = 0) -> Place:
-    limit = memory_limit(device, world.local_world_size)
-    alone = world.local_world_size == world.world_size  # what lies between nodes is not known here
-    network = Network(world.local_world_size, 0.0) if alone and device.kind == "cuda" else None
-    return Place(device.kind, device_name(device), limit, free, world.world_size, network)
 
 
 def _forecast(

@@ -26,7 +26,7 @@ from rankzero.data.cache.stream.plan import Stream
 from rankzero.engine.balance import Balance
 from rankzero.engine.console import logger
 from rankzero.engine.context_group import ContextGroup, context_group
-from rankzero.engine.device import Device, free_memory, memory_limit
+from rankzero.engine.device import Device, free_memory
 from rankzero.engine.distributed import World, gather_objects
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.inputs import Inputs
@@ -34,6 +34,7 @@ from rankzero.engine.optim import make_optimizer
 from rankzero.engine.parallel.base import Parallel
 from rankzero.engine.parallel.placing import keep_as_stored
 from rankzero.engine.passes import PassMemory, remembered, ways_to_less
+from rankzero.engine.place import place_of_all
 from rankzero.engine.samples import Samples
 from rankzero.engine.step import Stepper
 from rankzero.engine.streams import open_stream
@@ -133,9 +134,9 @@ def build_session(
         # Asked of all ranks alike, before one of them spreads this very model: FSDP gives it a class of its own.
         asks_ahead = inputs.kind != "classifier" and brings_code(shape)  # of others their configs tell
         quantization, use = spec.model.quantization, spec.task_section.uses
-        limit = memory_limit(device, world.local_world_size)
+        place = place_of_all(device, world)
         rows = facts_of_rows(inputs.train, inputs.eval, spec.data.max_length)
-        planned = outlook(spec, facts, rows, limit, device.kind, world.world_size)
+        planned = outlook(spec, facts, rows, place)
         sharding, memory, need = planned.sharding, planned.plan, planned.need
         may_pack = spec.lora is not None and quantization == "none" and sharding_section(sharding).packed_weights
         in_4_bits = partial(
@@ -143,8 +144,7 @@ def build_session(
         )
         # All ranks decide alike: one that went on alone would wait for the others.
         now_free = min(gather_objects(free_memory(device, world.local_world_size)))
-        least = min(gather_objects(limit))
-        require_room(need, least, now_free, packed=in_4_bits if may_pack else None, where=device.describe())
+        require_room(need, place.limit, now_free, packed=in_4_bits if may_pack else None, where=device.describe())
         passes = pass_memory(spec, run_dir, world, device, sharding, memory)
         memory = remembered(run_dir, memory, passes.setting)
         model = own_model(spec, inputs, device, dtype, attention, shape, sharding=sharding, is_main=world.is_main)

@@ -5,6 +5,7 @@ Shapes come from the model's files here, or from its config alone; rows are coun
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from rankzero.data.cache.known_tokenizers import known_tokenizer
@@ -67,8 +68,7 @@ def forecast_elsewhere(run: RunSpec, directory: Path, facts: ModelFacts, place: 
     """Put together what is known here. Raises ConfigError for what a run would be refused for."""
     data = _data_here(run, directory)
     rows = facts_of_rows(None if data is None else data.train, None if data is None else data.eval, run.data.max_length)
-    limit = place.limit or _NO_LIMIT
-    planned = outlook(run, facts, rows, limit, place.kind, place.world_size)
+    planned = outlook(run, facts, rows, replace(place, limit=place.limit or _NO_LIMIT))
     packed = place.kind == "cuda" and run.train.padding_free is not False and facts.compute_bytes == 2
     packed = packed or run.train.context_parallel > 1
     return make_forecast(run, data, planned, place, Conditions(precision, packed, borders_of(run, directory)))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 from rankzero.data.cache.training_data import TrainingData
 from rankzero.errors import ConfigError
@@ -17,6 +17,9 @@ from rankzero.model.memory import MemoryPlan, checkpoint_bytes, choose_sharding,
 from rankzero.spec.run_spec import Every, RunSpec, Sharding
 from rankzero.spec.schedule import Schedule, make_schedule
 from rankzero.spec.shardings import sharding_section
+
+SURELY_FASTER = 0.1
+"""Share of a step's time that recomputing has to save by shapes to be chosen: less is within their error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,8 @@ class MemoryOutlook:
     need: Need
     basis: str = "sums"
     """What the memory of a pass is known by: sums over shapes, or a simulated pass."""
+    for_speed: bool = False
+    """Activations are recomputed though they could stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +127,7 @@ class Forecast:
             "passes_a_step": self.passes,
             "pass_tokens": memory.plan.micro_batch_tokens,
             "recomputing": memory.need.recomputing,
+            "recomputing_for_speed": memory.for_speed,
             "sharding": memory.sharding,
             "place": asdict(self.place),
             "memory": {name: round(size) for name, size in memory.need.parts.items()},
@@ -143,38 +149,52 @@ def method_of(spec: RunSpec) -> str:
     return f"{kind} r={spec.lora.r}{packed}"
 
 
-def outlook(spec: RunSpec, facts: ModelFacts, rows: RowFacts, limit: int, kind: str, world_size: int) -> MemoryOutlook:
-    """Sharding, passes and what they need of `limit` bytes, as a run decides them. Raises ConfigError where a single
-    process is to offload and cannot."""
-    slices = spec.train.context_parallel
+def outlook(spec: RunSpec, facts: ModelFacts, rows: RowFacts, place: Place) -> MemoryOutlook:
+    """Sharding, passes and what they need of a place's memory, as a run decides them. Where weights are spread and
+    activations could stay, they are recomputed if larger passes, which gather weights less often, make that faster by
+    far. Raises ConfigError where a single process is to offload and cannot."""
+    slices, train = spec.train.context_parallel, spec.train
     max_length = -(-spec.data.max_length // slices)
     trained_share = min(1.0, rows.trained_share * slices)  # all that is trained of a row may lie on one process
-    sharding = choose_sharding(spec.train, max_length, facts, limit, world_size)
-    if world_size == 1:
+    sharding = choose_sharding(train, max_length, facts, place.limit, place.world_size)
+    if place.world_size == 1:
         sharding = alone(sharding, spec)
-    plan = plan_memory(
-        spec.train,
-        max_length,
-        facts,
-        limit,
-        kind,
-        sharding=sharding,
-        world_size=world_size,
-        trained_share=trained_share,
-    )
-    need = Need(
-        spec.train,
-        facts,
-        longest=-(-rows.longest // slices),
-        tokens=plan.micro_batch_tokens,
-        recomputing=plan.gradient_checkpointing,
-        offloading=spec.train.activation_offloading,
-        sharding=sharding,
-        world_size=world_size,
-        device_kind=kind,
-        trained_share=trained_share,
-    )
-    return MemoryOutlook(sharding, plan, need)
+
+    def laid(recomputing: Literal["auto"] | bool) -> MemoryOutlook:
+        plan = plan_memory(
+            train.model_copy(update={"gradient_checkpointing": recomputing}),
+            max_length,
+            facts,
+            place.limit,
+            place.kind,
+            sharding=sharding,
+            world_size=place.world_size,
+            trained_share=trained_share,
+        )
+        need = Need(
+            train,
+            facts,
+            longest=-(-rows.longest // slices),
+            tokens=plan.micro_batch_tokens,
+            recomputing=plan.gradient_checkpointing,
+            offloading=train.activation_offloading,
+            sharding=sharding,
+            world_size=place.world_size,
+            device_kind=place.kind,
+            trained_share=trained_share,
+        )
+        return MemoryOutlook(sharding, plan, need)
+
+    kept = laid(train.gradient_checkpointing)
+    if train.gradient_checkpointing != "auto" or kept.plan.gradient_checkpointing:
+        return kept
+    if sharding_section(sharding).whole_weights:
+        return kept
+    recomputed = laid(True)
+    costs = [of_equal_rows(found.need, place, rows, train.global_batch_size) for found in (kept, recomputed)]
+    if costs[0] is None or costs[1] is None or costs[1].seconds > (1 - SURELY_FASTER) * costs[0].seconds:
+        return kept
+    return replace(recomputed, for_speed=True)
 
 
 def alone(sharding: Sharding, spec: RunSpec) -> Sharding:
@@ -225,19 +245,35 @@ def make_forecast(
         disk=_disk(spec, facts, schedule, conditions.free_disk),
         rate=conditions.rate,
         done=conditions.done,
-        estimate=_by_shapes(memory.need, place, rows, spec.train.global_batch_size, passes),
+        estimate=_estimate(memory.need, place, rows, spec.train.global_batch_size, passes),
     )
 
 
-def _by_shapes(need: Need, place: Place, rows: RowFacts, rows_a_step: int, passes: float | None) -> StepCost | None:
-    """A step's time; None where device, network or rows are not known, or shapes do not say it."""
+def _estimate(need: Need, place: Place, rows: RowFacts, rows_a_step: int, passes: float | None) -> StepCost | None:
+    """A step's time; None where rows are not known either."""
+    if passes is None or not rows.rows or not rows.tokens:
+        return None
+    return _by_shapes(need, place, rows.tokens / rows.rows, rows_a_step, passes)
+
+
+def of_equal_rows(need: Need, place: Place, rows: RowFacts, rows_a_step: int) -> StepCost | None:
+    """A step's time if all rows had the same length; where they are not counted, that of the longest."""
+    row = rows.tokens / rows.rows if rows.rows and rows.tokens else float(rows.longest)
+    slices = need.train.context_parallel
+    busiest = -(-rows_a_step // max(1, place.world_size // slices))
+    in_a_pass = max(1.0, need.tokens * slices // row)
+    return _by_shapes(need, place, row, rows_a_step, -(-busiest // in_a_pass))
+
+
+def _by_shapes(need: Need, place: Place, row: float, rows_a_step: int, passes: float) -> StepCost | None:
+    """A step's time, of rows of `row` tokens on average; None where device or network are not known, or shapes do not
+    say it."""
     device = find_device(place.name)
     network = Network(1, 0.0) if place.world_size == 1 else place.network
-    if device is None or network is None or passes is None or not rows.rows or not rows.tokens or not covers(need):
+    if device is None or network is None or not covers(need):
         return None
-    row = rows.tokens / rows.rows
     slices = need.train.context_parallel
-    busiest = -(-rows_a_step // (place.world_size // slices)) / slices
+    busiest = -(-rows_a_step // max(1, place.world_size // slices)) / slices
     return step_cost(need, device, network, Work(busiest * row, passes, row, useful=rows_a_step * row))
 
 

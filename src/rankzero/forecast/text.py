@@ -68,7 +68,8 @@ def _count(number: int) -> str:
 def _model(forecast: Forecast) -> str:
     facts = forecast.facts
     share = 100 * facts.trainable / max(1, facts.total)
-    trained = "all of them" if facts.trainable == facts.total else f"{_count(facts.trainable)} ({share:.2g} %)"
+    percent = f"{share:.2g}" if share < 10 else f"{share:.0f}"
+    trained = "all of them" if facts.trainable == facts.total else f"{_count(facts.trainable)} ({percent} %)"
     name = forecast.model
     if name.startswith("/"):  # a directory of this machine
         name = name.rstrip("/").rpartition("/")[2]
@@ -123,7 +124,8 @@ def _memory(forecast: Forecast) -> str:
     of = f" of {in_bytes(place.limit)}" if place.limit else ""
     now = f", {in_bytes(place.free)} of it free now" if place.free else ""
     on = f" on {place.name}{now}" if place.limit else f" on {place.name}"
-    less = "; activations are recomputed" if need.recomputing else ""
+    why = ", for larger passes that gather weights less often" if forecast.memory.for_speed else ""
+    less = f"; activations are recomputed{why}" if need.recomputing else ""
     short = "; IT DOES NOT FIT" if place.limit and need.bytes > place.limit else ""
     basis = "" if forecast.memory.basis == "sums" else f" (by {forecast.memory.basis})"
     return f"{in_bytes(need.bytes)}{each}{of}{on}: {parts}{less}{basis}{short}"

@@ -64,7 +64,7 @@ def forecast_without_torch(spec: RunSpec, nproc: int) -> Forecast | None:
     if found is None:
         return None
     rows = facts_of_rows(found.data.train, found.data.eval, spec.data.max_length)
-    planned = outlook(spec, found.facts, rows, found.place.limit, found.place.kind, nproc)
+    planned = outlook(spec, found.facts, rows, found.place)
     packed, borders = found.packed, found.borders
     conditions = conditions_here(spec, planned.need, found.place.name, found.precision, packed=packed, borders=borders)
     return make_forecast(spec, found.data, planned, found.place, conditions)

@@ -232,7 +232,8 @@ class TrainSpec(Section):
     """Where routers of experts are trained: what their load balancing loss is multiplied by. 0: without it. auto: what
     the model's config says."""
     gradient_checkpointing: Literal["auto"] | bool = "auto"
-    """Recompute activations in the backward pass to save memory. auto: only where they would not fit."""
+    """Recompute activations in the backward pass to save memory. auto: where they would not fit, and where weights are
+    spread over a network so slow that fewer, larger passes save more time than that."""
     activation_offloading: bool = False
     """Keep activations in the machine's memory between forward and backward pass."""
     padding_free: Literal["auto"] | bool = "auto"

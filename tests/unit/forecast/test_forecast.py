@@ -12,15 +12,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rankzero.cli import forecasting
+from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.known_tokenizers import known_tokenizer, remember_tokenizer
+from rankzero.data.cache.training_data import TrainingData
 from rankzero.engine.forecasting import dry_run
 from rankzero.engine.hooks import Hooks
 from rankzero.errors import ConfigError
+from rankzero.forecast.conditions import Conditions
+from rankzero.forecast.devices import Network
 from rankzero.forecast.elsewhere import facts_from_files, forecast_elsewhere, place_of
-from rankzero.forecast.forecast import Forecast
+from rankzero.forecast.forecast import SURELY_FASTER, Forecast, Place, make_forecast, of_equal_rows, outlook
+from rankzero.forecast.rows import facts_of_rows
 from rankzero.forecast.text import lines, printed, rows
 from rankzero.forecast.without_torch import forecast_without_torch
 from rankzero.machine import cache_root
@@ -31,6 +37,8 @@ from rankzero.spec.cluster_spec import ClusterSpec
 from rankzero.spec.resolve import to_yaml
 from rankzero.spec.run_spec import RunSpec
 from tests.support.architectures import save
+from tests.support.memory import make_spec
+from tests.support.memory_table import H100, METHODS, facts_of_shape
 from tests.support.runs import log, run_here, run_root, small_spec
 
 
@@ -294,3 +302,53 @@ def test_processes_that_share_passes_have_longer_ones_and_half_of_a_row_each(tra
     assert shared.passes is not None and alone.passes is not None and shared.passes < alone.passes
     said = " ".join(line.strip() for line in lines(shared))
     assert "of up to 256 tokens" in said and "on 2 processes (ddp, each pass on 2 of them)" in said
+
+
+class LongRows(TokenizedDataset):
+    """Rows of 4,096 tokens, all of them trained; nothing on disk."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    @property
+    def lengths(self) -> Any:
+        return np.full(self.count, 4096, dtype=np.int32)
+
+    @property
+    def supervised(self) -> Any:
+        return self.lengths
+
+
+def thirty_billion(between: float, **train: Any) -> Forecast:
+    """Full fine-tuning of Qwen3 30B-A3B on 8 nodes of 8 H100, 512 rows a step; `between` bytes a second of a node."""
+    fields = {"global_batch_size": 512, "sharding": "fsdp", **train}
+    spec = make_spec(**METHODS["full"], train=fields)
+    place = Place("cuda", "NVIDIA H100 80GB HBM3", H100, 0, 64, Network(8, between))
+    data = TrainingData(LongRows(1024), None)
+    facts, counted = facts_of_shape("Qwen3 30B-A3B", "full"), facts_of_rows(data.train, None, 4096)
+    planned = outlook(spec, facts, counted, place)
+    return make_forecast(spec, data, planned, place, Conditions("bfloat16", packed=True))
+
+
+def test_activations_are_recomputed_where_larger_passes_over_a_slow_network_are_faster() -> None:
+    slow, fast = thirty_billion(12.5e9), thirty_billion(400e9)
+    kept = thirty_billion(12.5e9, gradient_checkpointing=False)
+    assert slow.memory.for_speed and slow.memory.need.recomputing
+    assert not fast.memory.for_speed and not fast.memory.need.recomputing
+    assert slow.estimate is not None and kept.estimate is not None
+    assert slow.estimate.seconds <= (1 - SURELY_FASTER) * kept.estimate.seconds
+    assert slow.passes is not None and kept.passes is not None and slow.passes < kept.passes
+    said = dict(rows(slow))["memory"]
+    assert "activations are recomputed, for larger passes that gather weights less often" in said
+    assert "recomputed" not in dict(rows(fast))["memory"]
+    assert slow.to_json()["recomputing_for_speed"] is True
+    asked = thirty_billion(400e9, gradient_checkpointing=True)
+    assert asked.memory.need.recomputing and not asked.memory.for_speed
+
+
+def test_the_cost_that_decides_is_that_of_counted_rows() -> None:
+    found = thirty_billion(12.5e9)
+    assert of_equal_rows(found.memory.need, found.place, found.rows, 512) == found.estimate
