@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rankzero.engine import setup
+from rankzero.engine import place, setup
 from rankzero.errors import ConfigError, ExitCode, RankzeroError
 from rankzero.model.facts import ModelFacts
 from rankzero.model.fitting import GB, Need, require_room, ways_out
@@ -119,7 +119,7 @@ def test_memory_that_others_use_may_be_waited_for() -> None:
 
 
 def test_it_is_refused_before_the_model_is_loaded(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setup, "memory_limit", lambda *_: 100_000)
+    monkeypatch.setattr(place, "memory_limit", lambda *_: 100_000)
     monkeypatch.setattr(setup, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
     spec = small_spec(tmp_path, tiny)
     with pytest.raises(ConfigError, match="the run is expected to need") as caught:
