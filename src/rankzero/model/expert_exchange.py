@@ -23,7 +23,8 @@ from peft import PeftModel
 from peft.tuners.lora.layer import ParamWrapper
 
 from rankzero.errors import ConfigError, Problem
-from rankzero.model.low_bits import NF4_BLOCK, keep_some
+from rankzero.model.low_bits import keep_some
+from rankzero.model.nf4 import NF4_BLOCK
 from rankzero.model.parts import inside, part_finder
 from rankzero.spec.run_spec import Quantization
 

@@ -17,10 +17,10 @@ import torch
 from torch.nn import functional
 from torch.nn.utils import parametrize
 
+from rankzero.model.nf4 import NF4_BLOCK, unpack_nf4
+
 FLOAT8 = torch.float8_e4m3fn
 FLOAT8_MAX = torch.finfo(FLOAT8).max
-NF4_BLOCK = 64
-"""So many values of a 4-bit weight have a scale."""
 BLOCK = 128
 """One scale for BLOCK x BLOCK values of a matrix, as published FP8 checkpoints have it: theirs are kept exactly."""
 
@@ -57,10 +57,7 @@ class Nf4Weight(torch.nn.Module):
 
     @torch.no_grad()
     def forward(self, packed: torch.Tensor) -> torch.Tensor:
-        from bitsandbytes.functional import dequantize_4bit
-
-        weight: torch.Tensor = dequantize_4bit(packed, self.quant_state)
-        return weight
+        return unpack_nf4(packed, self.quant_state)
 
     def outline(self, packed: torch.Tensor) -> torch.Tensor:
         """Stands for the unpacked weight where only its shape, precision and place matter."""

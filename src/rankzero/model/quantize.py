@@ -14,6 +14,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from rankzero.errors import ConfigError
 from rankzero.model.low_bits import Float8Linear, Float8Weight, Nf4Weight, hold, release, to_float8
+from rankzero.model.nf4 import pack_nf4, require_bitsandbytes, unpack_nf4
 from rankzero.model.targets import expert_tensors, linear_parts
 from rankzero.spec.run_spec import ModelSpec
 
@@ -69,9 +70,7 @@ def outline_packed(model: Any, quantization: Quantization, dtype: torch.dtype) -
     packer.preprocess_model(model)
     pack = Pack(packer)
     if quantization == "nf4":  # it keeps the first table of numbers that it makes, which has to be a real one
-        from bitsandbytes.functional import quantize_4bit
-
-        quantize_4bit(torch.zeros(256), compress_statistics=True, quant_type="nf4")
+        pack_nf4(torch.zeros(256), torch.uint8)
     for name in packer.packed:
         owner, _, parameter = name.rpartition(".")
         module = model.get_submodule(owner)
@@ -121,7 +120,7 @@ def _method(source: dict[str, Any] | None) -> str | None:
 
 def _require_bitsandbytes() -> None:
     try:
-        import bitsandbytes  # noqa: F401
+        require_bitsandbytes()
     except ImportError as error:
         hint = "pip install 'rankzero[quantization]'"
         raise ConfigError("nf4 needs the package bitsandbytes", where="model.quantization", hint=hint) from error
@@ -282,12 +281,9 @@ class Pack(ConversionOps):  # type: ignore[misc]
         if settings.weights == "fp8":
             packed, scale = _one_by_one(weight) if weight.ndim == 3 else to_float8(weight)
             return _kept(packed.to(home), Float8Weight(scale.to(home), settings.dtype))
-        from bitsandbytes.functional import quantize_4bit
         from bitsandbytes.nn import Linear4bit, Params4bit
 
-        packed, state = quantize_4bit(
-            weight.contiguous(), compress_statistics=True, quant_type="nf4", quant_storage=settings.dtype
-        )
+        packed, state = pack_nf4(weight, settings.dtype)
         packed = packed.to(home)
         if home.type != "meta":
             state.to(home)
@@ -344,9 +340,7 @@ def _plain_layer(module: Any) -> torch.nn.Module:
     """The layer that a packed one replaced. Its weight is already unpacked, or of bitsandbytes."""
     weight = module.weight
     if (state := getattr(weight, "quant_state", None)) is not None:
-        from bitsandbytes.functional import dequantize_4bit
-
-        weight = dequantize_4bit(weight.data, state)
+        weight = unpack_nf4(weight.data, state)
     transposed = getattr(module, "transposed", False) or getattr(module, "source_cls", None) is Conv1D
     with torch.device("meta"):
         rows, columns = weight.shape

@@ -52,13 +52,20 @@ def use_of(name: str) -> ModelUse:
 
 
 def saved(
-    name: str, directory: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32, vocabulary: int = 64
+    name: str,
+    directory: Path,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    vocabulary: int = 64,
+    **changes: Any,
 ) -> ModelSource:
-    """Random weights of an architecture, as its own class saves them; encoders without a head."""
+    """Random weights of an architecture, as its own class saves them; encoders without a head. `changes`: fields of its
+    config."""
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText
 
     config = CONFIGS[name]()
-    config.get_text_config().vocab_size = vocabulary
+    config.get_text_config().update({"vocab_size": vocabulary, **changes})
     auto = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
     auto = AutoModel if name in ENCODERS else auto
     with torch.random.fork_rng():
