@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from rankzero.errors import ExitCode
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
+from tests.support.architectures import save
 from tests.support.forked import Ordeal, in_ranks, run_forked
 from tests.support.runs import metrics, run_here, run_processes_here, run_root, small_spec
 from tests.support.tasks import task_spec
@@ -36,6 +37,13 @@ OTHER_TASKS: dict[str, dict[str, Any]] = {
     "vision": {},
     "moe": {},
     "moe in 4 bits": {"model__quantization": "nf4"},
+}
+IN_BFLOAT16: dict[str, tuple[str, dict[str, Any]]] = {
+    "full": ("llama", {"lora": None}),
+    "DoRA": ("llama", {"lora__use_dora": True}),
+    "DoRA in 4 bits": ("llama", {"lora__use_dora": True, "model__quantization": "nf4"}),
+    "experts": ("qwen3_moe", {"train__parts": ["language", "experts", "router"]}),
+    "tokens": ("llama", {"lora__modules_to_save": ["norm"], "lora__trainable_token_indices": [3, 5, 9]}),
 }
 
 
@@ -177,6 +185,25 @@ def test_checkpoints_unpickle_nothing_and_full_ones_are_spread(
     assert len(sizes) == 2 and min(sizes) > 0.9 * max(sizes), "each rank writes its half"
     whole = sum(path.stat().st_size for path in replica.rglob("*.safetensors"))
     assert sum(sizes) == pytest.approx(whole, rel=0.1), "weights and optimizer once"
+
+
+@pytest.mark.parametrize("kind", IN_BFLOAT16)
+def test_in_bfloat16_the_same_rows_have_the_same_gradients_from_the_first_pass_on(kind: str, tmp_path: Path) -> None:
+    """Three steps of all rows each, between which weights hardly move; the same as in one process."""
+    name, changes = IN_BFLOAT16[kind]
+    model = save(name, tmp_path / "model")
+    steps: dict[str, Any] = {"train__max_steps": 3, "train__learning_rate": 1e-9, "train__max_grad_norm": None}
+    steps |= {"rows": 25, "eval_rows": 0, "train__global_batch_size": 25, "train__micro_batch_tokens": 3000}
+    steps |= {"model__dtype": "bfloat16", "lora__dropout": 0.0, **changes}
+    one, fsdp = (
+        small_spec(tmp_path / sharding, model, train__sharding=sharding, **steps) for sharding in ("ddp", "fsdp")
+    )
+    run_here(one)
+    run(fsdp)
+    found, wanted = ([line["grad_norm"] for line in metrics(spec)] for spec in (fsdp, one))
+    assert len(found) == 3
+    assert found == pytest.approx(found[:1] * 3, rel=0.01)
+    assert found == pytest.approx(wanted, rel=0.01)
 
 
 @pytest.mark.faults

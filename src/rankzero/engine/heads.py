@@ -112,6 +112,9 @@ class SupervisedHead:
             why = None
         except (ValueError, TypeError, AttributeError) as error:
             why = error
+        # Casts of weights, which autocast would have the real pass use again: made before its blocks begin, their
+        # backward would come after FSDP has taken the blocks' gradients.
+        torch.clear_autocast_cache()
         others = self._together and any_rank(why is not None, batch.targets_N.device)
         if why is not None or others:
             logger.debug("[TRAIN] logits of a pass are computed at once: %s", why or "on another rank they must be")

@@ -290,7 +290,7 @@ class Pack(ConversionOps):  # type: ignore[misc]
         if not isinstance(module, Linear4bit):
             return _kept(packed, Nf4Weight(state))
         module.quant_state = state
-        return Params4bit(
+        parameter = Params4bit(
             packed,
             requires_grad=False,
             quant_state=state,
@@ -300,6 +300,9 @@ class Pack(ConversionOps):  # type: ignore[misc]
             module=module,
             bnb_quantized=True,
         )
+        if home.type == "meta":  # theirs cannot be copied without memory, as peft does for DoRA, and need not be
+            parameter.__deepcopy__ = lambda _memo: parameter
+        return parameter
 
 
 def _one_by_one(experts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
