@@ -15,10 +15,13 @@ from safetensors.torch import load_file
 from rankzero.errors import ExitCode
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
+from tests.support import vision_families
 from tests.support.architectures import save
 from tests.support.forked import Ordeal, in_ranks, run_forked
+from tests.support.images import picture_rows
 from tests.support.runs import metrics, run_here, run_processes_here, run_root, small_spec
 from tests.support.tasks import task_spec
+from tests.support.tiny import write_jsonl
 from tests.unit.engine.test_resume import assert_same_state, final_state, without_clock
 
 pytestmark = pytest.mark.distributed
@@ -204,6 +207,25 @@ def test_in_bfloat16_the_same_rows_have_the_same_gradients_from_the_first_pass_o
     assert len(found) == 3
     assert found == pytest.approx(found[:1] * 3, rel=0.01)
     assert found == pytest.approx(wanted, rel=0.01)
+
+
+@pytest.mark.parametrize("family", ["internvl", "smolvlm"])
+def test_a_rank_without_rows_asks_for_the_weights_that_others_ask_for(family: str, tmp_path: Path) -> None:
+    """One row a step for two ranks; what the tower says of a picture is an output of these models, beside logits."""
+    model = vision_families.save(family, tmp_path / "model")
+    rows = write_jsonl(tmp_path / "pictures/rows.jsonl", picture_rows(tmp_path / "pictures", 6, every=2))
+    changes: dict[str, Any] = {"train__parts": ["vision_tower"], "lora__dropout": 0.0, "data__train": str(rows)}
+    changes |= {"train__global_batch_size": 1, "train__max_steps": 6, "lora__target_modules": "auto"}
+    one, fsdp = (
+        small_spec(tmp_path / sharding, model, eval_rows=0, train__sharding=sharding, **changes)
+        for sharding in ("ddp", "fsdp")
+    )
+    run_here(one)
+    run(fsdp)
+    found, wanted = ([(line["loss"], line["grad_norm"]) for line in metrics(spec)] for spec in (fsdp, one))
+    assert any(norm > 0 for _, norm in wanted)
+    for step, expected in zip(found, wanted, strict=True):
+        assert step == pytest.approx(expected, rel=LOSS_TOLERANCE)
 
 
 @pytest.mark.faults

@@ -82,7 +82,7 @@ class SupervisedHead:
         if self._in_parts and self._tail is None and places_N is not None:
             self._tail = self._find_tail(batch)
         tail = self._tail
-        if tail is None or places_N is None or not len(places_N):
+        if tail is None or places_N is None:
             return of_logits(self.logits(batch), batch)
         hidden_NH, output = tail.decoded(places_N, lambda: self._logits_at(batch, places_N[:0]))
 

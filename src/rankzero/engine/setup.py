@@ -27,7 +27,7 @@ from rankzero.engine.balance import Balance
 from rankzero.engine.console import logger
 from rankzero.engine.context_group import ContextGroup, context_group
 from rankzero.engine.device import Device, free_memory
-from rankzero.engine.distributed import World, gather_objects
+from rankzero.engine.distributed import World, broadcast_object, gather_objects
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.inputs import Inputs
 from rankzero.engine.optim import make_optimizer
@@ -219,7 +219,8 @@ def build_session(
     if asks_ahead:
         with stepper.autocast():
             require_not_ahead(parallel.model, device.torch_device)
-    stop_ids = stop_token_ids(parallel.module, inputs.tokenizer)
+    # Of the main rank's model: others may have one that was never read, with a generation_config.json.
+    stop_ids = broadcast_object(stop_token_ids(parallel.module, inputs.tokenizer))
     samples = None
     if inputs.prompts:
         samples = Samples(

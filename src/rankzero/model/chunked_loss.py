@@ -67,7 +67,8 @@ class Tail:
         return logits_1NV[0]
 
     def loss_sum(self, hidden_NH: torch.Tensor, output: type[ModelOutput], part_loss: PartLoss) -> torch.Tensor:
-        """The sum of the losses of N targets, at least one."""
+        """The sum of the losses of N targets, of which there may be none: ranks that wait for each other pass through
+        the same parts of a model, whatever they have of targets."""
         trained = self._trained()
         width = hidden_NH.shape[1] if trained else 0
         parts = list(_parts(len(hidden_NH), targets_at_once(hidden_NH.device.type, self._vocabulary, width)))
@@ -145,5 +146,5 @@ class _LossSum(torch.autograd.Function):
 
 
 def _parts(count: int, at_once: int) -> Iterator[slice]:
-    for first in range(0, count, at_once):
+    for first in range(0, max(count, 1), at_once):
         yield slice(first, first + at_once)

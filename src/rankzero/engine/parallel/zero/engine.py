@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 import torch
@@ -114,10 +114,32 @@ def _other_tensors(module: torch.nn.Module) -> Iterator[tuple[MutableMapping[str
                     yield holder, key, value
 
 
-def start(deepspeed: Any, module: torch.nn.Module, optimizer: torch.optim.Optimizer, config: Any) -> Any:
-    """A DeepSpeed engine around `module`, whose optimizer then works on this rank's parts. A collective."""
+def start(deepspeed: Any, module: Any, optimizer: torch.optim.Optimizer, config: Any) -> Any:
+    """A DeepSpeed engine around `module`, whose optimizer then works on this rank's parts. A collective.
+
+    ZeRO-3 gathers weights that something else than their own module reads, such as adapters on tensors of experts, in
+    the engine's forward pass alone; `module.generate`, where there is one, then does so too.
+    """
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)
+    if engine.zero_optimization_partition_weights() and hasattr(module, "generate"):
+        module.generate = _gathering(module, module.generate)
     return engine
+
+
+def _gathering(module: torch.nn.Module, generate: Callable[..., Any]) -> Callable[..., Any]:
+    from deepspeed.runtime.zero.parameter_offload import ZeROOrderedDict
+
+    def generate_gathering(*args: Any, **kwargs: Any) -> Any:
+        watched = [part._parameters for part in module.modules() if isinstance(part._parameters, ZeROOrderedDict)]
+        for parameters in watched:
+            parameters._in_forward = True
+        try:
+            return generate(*args, **kwargs)
+        finally:
+            for parameters in watched:
+                parameters._in_forward = False
+
+    return generate_gathering
 
 
 def gradient_norm(engine: Any) -> torch.Tensor:
