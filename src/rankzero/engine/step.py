@@ -81,7 +81,7 @@ class Stepper:
         trained."""
         self._head = head
         self._places = places
-        self._watched = False
+        self._warned = False
         self._parallel = parallel
         self._loss_sum = loss_sum
         self._device = device
@@ -199,14 +199,15 @@ class Stepper:
 
     @contextmanager
     def _watch_generators(self) -> Iterator[None]:
-        """In the first step, warn where something still draws from this process's stream of random numbers: what it
-        draws depends on what else the process computes."""
-        if self._watched:
+        """Warn once where something still draws from this process's stream of random numbers: what it draws depends on
+        what else the process computes. That may be no sooner than in the first step with an image."""
+        if self._warned:
             yield
             return
-        self._watched, before = True, _generators(self._device)
+        before = _generators(self._device)
         yield
         if not torch.equal(before, _generators(self._device)):
+            self._warned = True
             logger.warning("[TRAIN] %s", self._places.what_is_left())
 
 

@@ -245,3 +245,13 @@ def test_dropout_that_depends_on_the_layout_is_warned_of(
     spec = task_spec(task, tmp_path, rows=8, eval_rows=0, train__max_steps=1, **changes)
     run_here(spec)
     assert ("losses depend on processes and passes" in log(spec)) is warned
+
+
+def test_dropout_of_a_tower_is_warned_of_where_the_first_step_has_no_image(tmp_path: Path) -> None:
+    changes = {"train__parts": ["language", "vision_tower"], "train__global_batch_size": 1}
+    spec = task_spec("vision", tmp_path, rows=8, eval_rows=0, train__max_steps=1, **changes)
+    run_here(spec)
+    assert "losses depend on processes" not in log(spec), "the seed's first row has none"
+    whole = spec.model_copy(update={"name": "whole", "train": spec.train.model_copy(update={"max_steps": 8})})
+    run_here(whole)
+    assert log(whole).count("losses depend on processes and passes") == 1
