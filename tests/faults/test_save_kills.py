@@ -160,7 +160,8 @@ def outcome_of(directory: Path, root: Path, suffer: Any) -> dict[str, Any]:
 
 def in_child(function: Any, root: Path, twin: Path) -> int:
     """Call it with a copy of the run directory, in a child of this process. Returns the child's status."""
-    shutil.copytree(root, twin, symlinks=True)
+    living = shutil.ignore_patterns(".tmp-*")  # which its owner renames beside this, as each time that it says it lives
+    shutil.copytree(root, twin, symlinks=True, ignore=living)
     child = os.fork()
     if child == 0:
         try:
