@@ -5,9 +5,10 @@ A checkpoint is whole when its manifest is there, which is written last here as 
 
 from __future__ import annotations
 
+import os
 import posixpath
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rankzero.errors import StorageError
@@ -33,6 +34,30 @@ def is_plain(name: str) -> bool:
     return not hidden and parts[0] not in ("checkpoints", *LINKS) and parts[-1] not in _NOT_COPIED
 
 
+def _plain_files(root: Path) -> Iterator[Path]:
+    """Those that are copied as they are. What is saved, replaced and removed meanwhile is not looked into."""
+    for place, folders, files in os.walk(root, onerror=_unless_gone):
+        parent = Path(place)
+        folders[:] = [name for name in folders if is_plain((parent / name).relative_to(root).as_posix())]
+        for path in (parent / name for name in files):
+            if is_plain(path.relative_to(root).as_posix()) and path.is_file() and not path.is_symlink():
+                yield path
+
+
+def _unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def _state(path: Path) -> tuple[int, int, int] | None:
+    """Another one for each thing that a file was replaced by; None where there is no file."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
 class RunStore:
     """The copy of one run directory."""
 
@@ -40,7 +65,7 @@ class RunStore:
         self._run_dir, self.url = run_dir, url
         with store_errors(url):
             self._store, self._root = open_store(url)
-        self._sent: dict[str, tuple[int, int]] = {}
+        self._sent: dict[str, tuple[int, ...]] = {}
         self._steps: set[int] | None = None
         self._damaged: set[int] = set()
 
@@ -111,10 +136,8 @@ class RunStore:
             for step in sorted(set(here) - self._steps):
                 if self._upload_checkpoint(step):
                     self._steps.add(step)
-            for path in sorted(self._run_dir.root.rglob("*"), key=lambda path: (path.name == MANIFEST, path)):
-                name = path.relative_to(self._run_dir.root).as_posix()
-                if path.is_file() and not path.is_symlink() and is_plain(name):
-                    self._upload_file(path, name)
+            for path in sorted(_plain_files(self._run_dir.root), key=lambda path: (path.name == MANIFEST, path)):
+                self._upload_file(path, path.relative_to(self._run_dir.root).as_posix())
             for link in LINKS:
                 self._upload_link(link)
             for step in sorted(self._steps - set(here)):  # pruned here, now that newer ones are there
@@ -130,9 +153,9 @@ class RunStore:
     def _upload_checkpoint(self, step: int) -> bool:
         """Files first, manifest last. False where it was pruned meanwhile."""
         directory = self._run_dir.checkpoint(step)
-        files = [path for path in directory.rglob("*") if path.is_file()]
         remote = posixpath.join(self._root, "checkpoints", directory.name)
         try:
+            files = [path for path in directory.rglob("*") if path.is_file()]
             for path in sorted(files, key=lambda path: path.name == MANIFEST):
                 self._put(path, posixpath.join(remote, path.relative_to(directory).as_posix()))
         except FileNotFoundError:
@@ -144,18 +167,23 @@ class RunStore:
         return True
 
     def _upload_file(self, path: Path, name: str) -> None:
-        stat = path.stat()
-        state = (stat.st_size, stat.st_mtime_ns)
-        if self._sent.get(name) != state:
+        state = _state(path)
+        if state is None or self._sent.get(name) == state:
+            return
+        try:
             self._put(path, posixpath.join(self._root, name))
-            self._sent[name] = state
+        except FileNotFoundError:
+            if _state(path) == state:
+                raise
+            return  # replaced or removed meanwhile: the next copy has it, or needs it no more
+        self._sent[name] = state
 
     def _upload_link(self, link: str) -> None:
         step = self._run_dir.read_link("best" if link == "best" else "last")
-        if step is not None and self._sent.get(link) != (step, 0):
+        if step is not None and self._sent.get(link) != (step,):
             self._store.makedirs(self._root, exist_ok=True)
             self._store.pipe_file(posixpath.join(self._root, link), f"checkpoints/step-{step}\n".encode())
-            self._sent[link] = (step, 0)
+            self._sent[link] = (step,)
 
     def _put(self, path: Path, remote: str) -> None:
         self._store.makedirs(posixpath.dirname(remote), exist_ok=True)

@@ -14,13 +14,14 @@ import fsspec
 import pytest
 
 import rankzero.persist.run_store
+from rankzero.engine.checkpoint import prune_checkpoints
 from rankzero.errors import ConfigError, StoppedError, StorageError
 from rankzero.launch.node.mirror import downloaded, mirrored
 from rankzero.launch.node.settings import Mirror, NodeSettings
 from rankzero.persist import copying
 from rankzero.persist.objects import download_tree
 from rankzero.persist.run_store import RunStore
-from rankzero.run_dir.atomic import MANIFEST, commit_directory, verify_directory
+from rankzero.run_dir.atomic import MANIFEST, commit_directory, verify_directory, write_text
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
 
@@ -95,6 +96,47 @@ def test_pruned_ones_go_once_newer_ones_are_there(run: RunDir, url: str) -> None
     file_system, root = fsspec.core.url_to_fs(url)
     assert not file_system.exists(f"{root}/checkpoints/step-5")
     assert file_system.exists(f"{root}/checkpoints/step-10/{MANIFEST}")
+
+
+def test_a_run_that_saves_meanwhile_is_copied(run: RunDir, url: str) -> None:
+    """Directories that get their names, and lose them, while the run directory is gone through."""
+    checkpoint(run, 1)
+    ended, failures = Event(), []
+
+    def save() -> None:
+        for step in range(2, 150):
+            checkpoint(run, step)
+            write_text(run.root / "status.json", str(step))
+            checkpoint(RunDir(run.root / "elsewhere"), 1)
+            prune_checkpoints(run, keep=1, best_step=None)
+        ended.set()
+
+    with ThreadPoolExecutor(1) as trains:
+        saving = trains.submit(save)
+        store = RunStore(run, url)
+        while not ended.is_set() and not saving.done():
+            try:
+                store.upload()
+            except StorageError as error:
+                failures.append(error)
+        saving.result()
+    assert not failures, failures[0]
+    store.upload()
+    file_system, root = fsspec.core.url_to_fs(url)
+    assert file_system.exists(f"{root}/checkpoints/step-149/{MANIFEST}")
+
+
+def test_what_cannot_be_read_of_a_run_is_an_error(run: RunDir, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scan = os.scandir
+
+    def refused(path: Any) -> Any:
+        if Path(path).name == "logs":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(StorageError, match="Permission denied"):
+        RunStore(run, url).upload()
 
 
 def test_nothing_to_bring_back(tmp_path: Path, url: str) -> None:
