@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,22 @@ from transformers import AutoModelForCausalLM
 from rankzero.errors import ExitCode
 from rankzero.spec.checks import check
 from rankzero.spec.run_spec import RunSpec
+from tests.support import architectures, vision_families
 from tests.support.forked import Ordeal, Outcome, run_forked
+from tests.support.images import picture_rows
+from tests.support.recipes import sentiment_rows
 from tests.support.runs import final_weights, metrics, small_spec
-from tests.support.tiny import tiny_tokenizer
+from tests.support.tiny import tiny_tokenizer, write_jsonl
 from tests.support.tiny_configs import CONFIGS
 
 pytestmark = [pytest.mark.faults, pytest.mark.distributed]
 
 SEEDS = range(int(os.environ.get("COMBINATIONS", "1")))
 MIXTURES = ("deepseek_v3", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
-NAMES = (*MIXTURES, "gpt2", "gpt_oss", "llama", "llama")
-DRAWS = 30
+SEEING = ("internvl", "qwen3_vl", "smolvlm")
+NAMES = (*MIXTURES, "gpt2", "gpt_oss", "llama", "llama", "distilbert", *SEEING)
+WITH_DEEPSPEED = ("zero2", "zero3") if len(SEEDS) > 1 and find_spec("deepspeed") else ()
+DRAWS = 60
 """A draw of settings that are refused together is followed by another."""
 TOLERANCE = 2e-4
 """Of a weight that steps of 0.003 have moved, in float32."""
@@ -51,7 +57,8 @@ class Draw:
 
     def spec(self, root: Path, models: Path) -> RunSpec:
         root.mkdir()
-        return small_spec(root, saved(self.name, models, tied=self.tied), **self.what, **self.how)
+        base = saved(self.name, models, tied=self.tied)
+        return small_spec(root, base, **rows_for(self.name, root), **self.what, **self.how)
 
     def __str__(self) -> str:
         return f"{self.name}, tied {self.tied}: {self.what}, {self.how}, {self.processes} processes, {self.stop}"
@@ -75,12 +82,15 @@ def drawn(chance: random.Random, *, dtype: str) -> Draw:
         what["model__quantization"] = chance.choice(["none", "none", "none", "nf4", "fp8"])
         if name in MIXTURES and chance.random() < 0.4:
             what["train__parts"] = ["language", "experts"]
+        if name in SEEING and chance.random() < 0.6:
+            what["train__parts"] = chance.choice([["vision_tower"], ["language", "projector", "vision_tower"]])
+            adapters["dropout"] = 0.0  # which nothing places in a tower
     elif dtype == "bfloat16":
         what["train__master_weights"] = chance.choice(["float32", "kahan", "stochastic_rounding"])
         what["train__optimizer"] = chance.choice(["adamw", "adamw_8bit"])
-    if chance.random() < 0.3:
+    if name != "distilbert" and chance.random() < 0.3:
         what |= {"eval__every": 3, "eval__prompts": ["Say alpha"], "eval__max_new_tokens": 5}
-    how: dict[str, Any] = {"train__sharding": chance.choice(["ddp", "fsdp", "fsdp"])}
+    how: dict[str, Any] = {"train__sharding": chance.choice(["ddp", "fsdp", "fsdp", *WITH_DEEPSPEED])}
     how |= {"train__gradient_checkpointing": chance.random() < 0.5, "checkpoint__every": chance.choice([1, 2, 3])}
     how |= {"train__micro_batch_tokens": chance.choice([64, 128, 300])}
     how |= {"train__activation_offloading": chance.random() < 0.2}
@@ -98,6 +108,10 @@ def drawn(chance: random.Random, *, dtype: str) -> Draw:
 def saved(name: str, models: Path, *, tied: bool) -> Path:
     """The architecture with random weights, norms and biases too, and room for all rows."""
     directory = models / f"{name}-{'tied' if tied else 'apart'}"
+    if name in SEEING or name == "distilbert":
+        if not directory.exists():
+            (vision_families if name in vision_families.FAMILIES else architectures).save(name, directory)
+        return directory
     if not directory.exists():
         config = CONFIGS[name]()
         config.vocab_size, config.max_position_embeddings, config.tie_word_embeddings = 384, 256, tied
@@ -109,6 +123,18 @@ def saved(name: str, models: Path, *, tied: bool) -> Path:
         model.save_pretrained(directory)
         tiny_tokenizer().save_pretrained(directory)
     return directory
+
+
+def rows_for(name: str, root: Path) -> dict[str, Any]:
+    """What a spec says of them; nothing where it is about chats."""
+    if name == "distilbert":
+        rows, more = sentiment_rows(37), {"task": "classify", "data__labels": ["negative", "positive"]}
+    elif name in SEEING:
+        rows, more = picture_rows(root, 37, every=3), {}
+    else:
+        return {}
+    parts = {"data__train": rows[:30], "data__eval": rows[30:]}
+    return more | {field: str(write_jsonl(root / f"{field}.jsonl", part)) for field, part in parts.items()}
 
 
 def trained(spec: RunSpec, processes: int, stop: int | None = None) -> Outcome | None:
