@@ -48,10 +48,10 @@ from rankzero.model.attention import Attention, choose_attention
 from rankzero.model.compiling import compile_blocks
 from rankzero.model.context import position_borders
 from rankzero.model.dropout import Places, place_dropout
-from rankzero.model.embeddings import look_up_trained_tokens, sum_embeddings
 from rankzero.model.facts import ModelFacts, fused_of
 from rankzero.model.files import stored_precision
 from rankzero.model.fitting import require_room
+from rankzero.model.float32_sums import sum_in_float32
 from rankzero.model.fused_lora import fuse_adapters
 from rankzero.model.kernels import apply_kernels
 from rankzero.model.load import ClassHead, empty_model, load_model, padding_counts, stop_token_ids
@@ -61,7 +61,7 @@ from rankzero.model.norms import fuse_norms
 from rankzero.model.parts import freeze_to, wanted_parts
 from rankzero.model.quantize import packed_while_read
 from rankzero.model.routers import Routers
-from rankzero.model.saved_modules import compute_in_base_precision
+from rankzero.model.saved_modules import compute_in_base_precision, look_up_trained_tokens
 from rankzero.model.shapes import model_facts
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec, Sharding
@@ -264,11 +264,11 @@ def fit_layers(model: Any, spec: RunSpec, device: Device, attention: Attention, 
         fuse_adapters(model)
     if fused.norms and spec.model.kernels == "none":
         fuse_norms(model)
+    if device.kind == "cpu":
+        sum_in_float32(model)
     if spec.lora is not None:
         compute_in_base_precision(model)
         look_up_trained_tokens(model)
-    elif device.kind == "cpu":
-        sum_embeddings(model)
     if attention.implementation == dropout_attention.NAME:
         dropout_attention.place_attention(model, places)
     return compile_blocks(model) if spec.train.torch_compile else None

@@ -2,19 +2,26 @@
 
 They are held in float32, as adapters are. Autocast rounds the weights of linear layers for each pass, and of no others:
 what an embedding or a norm in float32 gives would be in float32, and so would be all that is behind it, in twice the
-memory that it has in full fine-tuning or under FSDP, which round all. Knows no model's name.
+memory that it has in full fine-tuning or under FSDP, which round all.
+
+Where only some tokens are trained, peft copies the whole table with their rows in it in each pass, and takes the
+gradient of the copy; here their rows are looked up by themselves. Knows no model's name.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
+from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 from peft.utils.other import ModulesToSaveWrapper
 from transformers.pytorch_utils import Conv1D
 
-from rankzero.model.embeddings import lent, looked_up, rows_of
+from rankzero.model.float32_sums import lent, looked_up
+
+Lookup = Callable[[torch.Tensor], torch.Tensor]
 
 _ROUNDED_BY_AUTOCAST = (torch.nn.Linear, torch.nn.modules.conv._ConvNd, Conv1D)
 
@@ -68,8 +75,53 @@ class RoundedEmbedding(RoundedLayer):
         return rows_of(table, rows, input, super(RoundedLayer, self).forward)
 
 
+def rows_of(table: Any, rows: torch.Tensor, ids: torch.Tensor, forward: Lookup) -> torch.Tensor:
+    """What a model's own kind of embedding, which may scale or normalise, makes of `ids`, whose `rows` were looked up
+    elsewhere. `forward` is how the table does it. Shapes: rows [..., h], ids [...]."""
+    padding, table.padding_idx = table.padding_idx, None
+    try:
+        with lent(table, weight=rows.reshape(-1, rows.shape[-1])):
+            return forward(torch.arange(ids.numel(), device=ids.device).view(ids.shape))
+    finally:
+        table.padding_idx = padding
+
+
 @cache
 def _in_base_precision(kind: type[Any]) -> type[Any]:
     """One name for both: what is looked up by it goes on to be found."""
     part = RoundedEmbedding if issubclass(kind, torch.nn.Embedding) else RoundedLayer
     return type(kind.__name__, (part, kind), {"__module__": kind.__module__})
+
+
+def look_up_trained_tokens(model: torch.nn.Module) -> int:
+    """Let the rows of trained tokens be looked up by themselves, and no table be copied. How many tables there are."""
+    found = [module for module in model.modules() if isinstance(module, TrainableTokensLayer)]
+    tables = [module for module in found if isinstance(module.base_layer, torch.nn.Embedding)]
+    for module in tables:
+        module.__class__ = TokensLookedUp
+    return len(tables)
+
+
+class TokensLookedUp(TrainableTokensLayer):  # type: ignore[misc]
+    """Rows of some tokens beside a frozen table. As peft's, the rows stand in the place of the table's."""
+
+    def forward_adapters(self, x: torch.Tensor, active_adapters: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if self.disable_adapters or self.merged or len(active_adapters) != 1:
+            before: torch.Tensor = super().forward_adapters(x, active_adapters, *args, **kwargs)
+            return before
+        tokens_k, places_k = self._sorted_tokens(active_adapters[0], x.device)
+        at = torch.searchsorted(tokens_k, x).clamp(max=len(tokens_k) - 1)
+        table: Any = self.base_layer
+        others: torch.Tensor = table(x)
+        rows = looked_up(self.trainable_tokens_delta[active_adapters[0]], places_k[at]).to(table.weight.dtype)
+        if table.padding_idx is not None:
+            rows = torch.where((x == table.padding_idx).unsqueeze(-1), rows.detach(), rows)
+        return torch.where((tokens_k[at] == x).unsqueeze(-1), rows_of(table, rows, x, table.forward), others)
+
+    def _sorted_tokens(self, name: str, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tokens, ascending, and where the row of each is. Sent to a device once."""
+        kept: dict[Any, Any] = self.__dict__.setdefault("_kept_tokens", {})
+        if (name, device) not in kept:
+            kept[name, device] = tuple(torch.tensor(self.token_indices[name], device=device).sort())
+        tokens, places = kept[name, device]
+        return tokens, places

@@ -11,10 +11,9 @@ from peft.utils.other import ModulesToSaveWrapper
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.pytorch_utils import Conv1D
 
-from rankzero.model.embeddings import look_up_trained_tokens
 from rankzero.model.lora import apply_lora
 from rankzero.model.norms import fuse_norms
-from rankzero.model.saved_modules import compute_in_base_precision
+from rankzero.model.saved_modules import compute_in_base_precision, look_up_trained_tokens
 from rankzero.spec.run_spec import LoraSpec
 from tests.support.tiny_configs import CONFIGS
 
