@@ -6,6 +6,7 @@ import glob
 import os
 from pathlib import Path
 
+from rankzero.directories import files_below
 from rankzero.errors import DataError
 from rankzero.launch.plan import MOST_SHIPPED_BYTES
 from rankzero.spec.local_paths import is_pattern, local_part, path_fields
@@ -28,10 +29,20 @@ def local_files(run: RunSpec, base: Path | None = None) -> dict[str, bytes]:
         names = glob.glob(part.path, root_dir=base, recursive=True) if is_pattern(part.path, base) else [part.path]
         for name in sorted(names):
             root = base / name
-            for file in sorted(root.rglob("*")) if root.is_dir() else [root]:
-                if file.is_file():
-                    contents[os.path.normpath(os.path.join(name, file.relative_to(root)))] = _read(file)
+            for file in _files(root):
+                contents[os.path.normpath(os.path.join(name, file.relative_to(root)))] = _read(file)
     return contents
+
+
+def _files(root: Path) -> list[Path]:
+    """As a run that reads the directory finds them: behind links too."""
+    if not root.is_dir():
+        return [root] if root.is_file() else []
+    try:
+        return list(files_below(root, follow_links=True))
+    except OSError as error:
+        where = str(error.filename or root)
+        raise DataError(f"cannot read it: {error.strerror}", where=where, hint=f"try: ls -l {where}") from error
 
 
 def _read(file: Path) -> bytes:

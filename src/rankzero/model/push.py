@@ -7,10 +7,11 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from rankzero.directories import files_below
 from rankzero.errors import AccessError, ConfigError, Problem, RankzeroError, ServiceError, StorageError
 from rankzero.machine import offline
 from rankzero.redaction import Redactor
-from rankzero.run_dir.atomic import MANIFEST
+from rankzero.run_dir.atomic import MANIFEST, storage_errors
 from rankzero.run_dir.paths import MERGE
 from rankzero.run_dir.result import ADAPTER_CONFIG
 from rankzero.wording import first_line
@@ -42,7 +43,9 @@ def push_problems(directory: Path, repo: str) -> list[Problem]:
         hint = "push the merged model (--to safetensors first), or write the base's name on the Hub there"
         problems.append(Problem(f"its base is a directory of this machine, {base}", ADAPTER_CONFIG, hint))
     redact = Redactor(os.environ)
-    for file in sorted(directory.rglob("*")):
+    with storage_errors(directory):
+        files = list(files_below(directory))
+    for file in files:
         if file.suffix in _READ and file.name not in (*KEPT_HERE, *_VOCABULARIES) and file.is_file():
             text = file.read_text(encoding="utf-8", errors="replace")
             if redact(text) != text:

@@ -5,12 +5,12 @@ A checkpoint is whole when its manifest is there, which is written last here as 
 
 from __future__ import annotations
 
-import os
 import posixpath
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
+from rankzero.directories import files_below
 from rankzero.errors import StorageError
 from rankzero.persist.objects import fetch, inside, open_store, store_errors
 from rankzero.run_dir.atomic import MANIFEST, TEMPORARY_PREFIX, stage_name, verify_directory
@@ -32,21 +32,6 @@ def is_plain(name: str) -> bool:
     parts = name.split("/")
     hidden = any(part.startswith((TEMPORARY_PREFIX, ".lease")) for part in parts)
     return not hidden and parts[0] not in ("checkpoints", *LINKS) and parts[-1] not in _NOT_COPIED
-
-
-def _plain_files(root: Path) -> Iterator[Path]:
-    """Those that are copied as they are. What is saved, replaced and removed meanwhile is not looked into."""
-    for place, folders, files in os.walk(root, onerror=_unless_gone):
-        parent = Path(place)
-        folders[:] = [name for name in folders if is_plain((parent / name).relative_to(root).as_posix())]
-        for path in (parent / name for name in files):
-            if is_plain(path.relative_to(root).as_posix()) and path.is_file() and not path.is_symlink():
-                yield path
-
-
-def _unless_gone(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError):
-        raise error
 
 
 def _state(path: Path) -> tuple[int, int, int] | None:
@@ -136,8 +121,12 @@ class RunStore:
             for step in sorted(set(here) - self._steps):
                 if self._upload_checkpoint(step):
                     self._steps.add(step)
-            for path in sorted(_plain_files(self._run_dir.root), key=lambda path: (path.name == MANIFEST, path)):
-                self._upload_file(path, path.relative_to(self._run_dir.root).as_posix())
+            root = self._run_dir.root
+            found = files_below(root, into=is_plain, living=True)
+            for path in sorted(found, key=lambda path: (path.name == MANIFEST, path)):
+                name = path.relative_to(root).as_posix()
+                if is_plain(name) and not path.is_symlink():
+                    self._upload_file(path, name)
             for link in LINKS:
                 self._upload_link(link)
             for step in sorted(self._steps - set(here)):  # pruned here, now that newer ones are there
@@ -155,7 +144,7 @@ class RunStore:
         directory = self._run_dir.checkpoint(step)
         remote = posixpath.join(self._root, "checkpoints", directory.name)
         try:
-            files = [path for path in directory.rglob("*") if path.is_file()]
+            files = list(files_below(directory))
             for path in sorted(files, key=lambda path: path.name == MANIFEST):
                 self._put(path, posixpath.join(remote, path.relative_to(directory).as_posix()))
         except FileNotFoundError:

@@ -32,7 +32,10 @@ _LIST = """
 import json, os, sys
 root, links = sys.argv[1], sys.argv[2:]
 files, pointers = {}, {}
-for place, names, own in os.walk(root):
+def unless_gone(error):
+    if not isinstance(error, FileNotFoundError):
+        raise error
+for place, names, own in os.walk(root, onerror=unless_gone):
     for name in own:
         path = os.path.join(place, name)
         if os.path.isfile(path) and not os.path.islink(path):

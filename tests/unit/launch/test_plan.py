@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rankzero.errors import ConfigError
+from rankzero.errors import ConfigError, DataError
 from rankzero.launch.node.settings import NodeSettings
 from rankzero.launch.plan import MOST_SHIPPED_BYTES, Plan, make_plan
 from rankzero.launch.render import render
@@ -66,6 +67,31 @@ def test_local_files_travel_with_the_run(tmp_path: Path, monkeypatch: pytest.Mon
     assert [source.path for source in sources] == ["/etc/rankzero/files/train.jsonl", "/outputs/b.jsonl"]  # type: ignore[union-attr]
     config = next(manifest for manifest in render(made) if manifest["kind"] == "ConfigMap")
     assert len(config["binaryData"]) == 2
+
+
+def test_of_a_directory_all_travels_that_is_read_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also behind a link; what cannot be read is an error, and not left out."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("data/a.jsonl", "data/in/b.jsonl", "disk/c.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "data" / "more").symlink_to(tmp_path / "disk")
+    run = run_spec(data={"train": "data"})
+    assert local_files(run).keys() == {"data/a.jsonl", "data/in/b.jsonl", "data/more/c.jsonl"}
+    (tmp_path / "data" / "d.jsonl").symlink_to(tmp_path / "gone.jsonl")
+    with pytest.raises(DataError, match="cannot read it"):
+        local_files(run)
+    (tmp_path / "data" / "d.jsonl").unlink()
+    scan = os.scandir
+
+    def refused(path: Any) -> Any:
+        if Path(path).name == "in":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(DataError, match="Permission denied"):
+        local_files(run)
 
 
 def test_the_plain_chat_template_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

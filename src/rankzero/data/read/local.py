@@ -5,10 +5,14 @@ from __future__ import annotations
 import glob
 import json
 import os
+import posixpath
 import re
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rankzero.data.read.file_names import files_of_directory, is_data_file
+from rankzero.directories import files_below
 from rankzero.errors import Problem
 from rankzero.spec.nearby import dangling, near, shown
 
@@ -25,7 +29,10 @@ def local_files(path: str) -> tuple[str, ...] | Problem:
         return (path,)
     if not glob.has_magic(path):
         return Problem("no such file", path, missing_hint(path))
-    found = sorted(name for name in glob.glob(path, recursive=True) if os.path.isfile(name))
+    matched = sorted(glob.glob(path, recursive=True))
+    if lost := _lead_nowhere(matched):
+        return lost
+    found = [name for name in matched if os.path.isfile(name)]
     if not found:
         return Problem("no file matches the pattern", path, _pattern_hint(path))
     return tuple(found)
@@ -64,25 +71,31 @@ def _of_directory(path: str) -> tuple[str, ...] | Problem:
     except OSError as error:
         where = str(error.filename or path)
         return Problem(f"cannot be read: {error.strerror}", where, f"try: ls -l {where}")
+    meant = [os.path.join(path, name) for name in names if is_data_file(name) or not posixpath.splitext(name)[1]]
+    if lost := _lead_nowhere(meant):
+        return lost
     files = files_of_directory(names, path)
     return files if isinstance(files, Problem) else tuple(os.path.join(path, name) for name in files)
 
 
+def _lead_nowhere(names: Sequence[str]) -> Problem | None:
+    """Links among data whose targets are not there: what they stood for would not be trained on."""
+    hints = {name: hint for name in names if (hint := dangling(name))}
+    if not hints:
+        return None
+    first, hint = next(iter(hints.items()))
+    what = "a link leads nowhere" if len(hints) == 1 else f"{len(hints)} links lead nowhere, this one first"
+    return Problem(what, first, hint)
+
+
 def _names_below(folder: str) -> list[str]:
-    """Files of a directory and of the folders in it, by their paths from there, but for hidden ones. Raises OSError."""
+    """Files of a directory and of the folders in it, and links, by their paths from there, but for those in hidden
+    folders. Raises OSError."""
 
-    def fail(error: OSError) -> None:
-        raise error
+    def is_shown(name: str) -> bool:
+        return not posixpath.basename(name).startswith((".", "_"))
 
-    names: list[str] = []
-    seen = {os.path.realpath(folder)}
-    for at, folders, files in os.walk(folder, onerror=fail, followlinks=True):
-        real = {name: os.path.realpath(os.path.join(at, name)) for name in folders if not name.startswith((".", "_"))}
-        folders[:] = sorted(name for name in real if real[name] not in seen)  # a link may lead back up
-        seen.update(real.values())
-        paths = (os.path.join(at, name) for name in files)
-        names += [os.path.relpath(path, folder) for path in paths if os.path.isfile(path)]
-    return names
+    return [os.path.relpath(path, folder) for path in files_below(Path(folder), into=is_shown, follow_links=True)]
 
 
 def _saved_to_disk(path: str) -> tuple[str, ...] | Problem | None:

@@ -52,6 +52,29 @@ def test_a_directory_is_its_data_files() -> None:
     assert located("d").files == ("d/part-0.parquet", "d/part-1.parquet")
 
 
+@pytest.mark.parametrize("path", ["d", "d/*.jsonl", "d/**/*.jsonl"])
+def test_a_link_among_data_that_leads_nowhere_is_an_error(path: str, tmp_path: Path) -> None:
+    """What it stands for would not be trained on."""
+    make("d/a.jsonl", "d/in/b.jsonl")
+    away = tmp_path / "away"
+    Path("d/c.jsonl").symlink_to(away / "c.jsonl")
+    found = fault(path)
+    assert (found.where, found.what) == ("d/c.jsonl", "a link leads nowhere")
+    assert f"{away}/c.jsonl, which is not there" in found.hint
+    Path("d/d.jsonl").symlink_to(away / "d.jsonl")
+    assert "2 links lead nowhere" in fault(path).what
+    make(f"{away}/c.jsonl", f"{away}/d.jsonl")
+    assert {"d/a.jsonl", "d/c.jsonl", "d/d.jsonl"} <= set(located(path).files)
+
+
+def test_a_folder_that_is_a_link_and_not_there_is_an_error(tmp_path: Path) -> None:
+    make("d/a.jsonl")
+    Path("d/notes.txt").symlink_to(tmp_path / "away.txt")
+    assert located("d").files == ("d/a.jsonl",)
+    Path("d/more").symlink_to(tmp_path / "away")
+    assert fault("d").where == "d/more"
+
+
 def test_a_directory_is_its_folders_too() -> None:
     make("d/part-1.jsonl", "d/more/part-2.jsonl", "d/more/deep/part-0.jsonl", "d/.cache/x.jsonl", "d/_old/y.jsonl")
     make("elsewhere/z.jsonl")

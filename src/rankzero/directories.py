@@ -1,0 +1,38 @@
+"""What lies below a directory. pathlib and os.walk leave out in silence what they may not read. Knows no meaning."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+
+def files_below(
+    directory: Path,
+    *,
+    into: Callable[[str], bool] = lambda name: True,
+    follow_links: bool = False,
+    living: bool = False,
+) -> Iterator[Path]:
+    """Every file below a directory, and every link that leads to one or nowhere. Raises OSError where a directory
+    cannot be read.
+
+    `into` is asked for each folder, by its path from `directory` with forward slashes. `follow_links`: also into
+    folders that links lead to, each folder once. `living`: what goes meanwhile is no error.
+    """
+
+    def fail(error: OSError) -> None:
+        if not (living and isinstance(error, FileNotFoundError)):
+            raise error
+
+    seen = {os.path.realpath(directory)}
+    for place, folders, files in os.walk(directory, onerror=fail, followlinks=follow_links):
+        parent = Path(place)
+        folders[:] = sorted(name for name in folders if into((parent / name).relative_to(directory).as_posix()))
+        if follow_links:
+            real = {name: os.path.realpath(parent / name) for name in folders}
+            folders[:] = [name for name in folders if real[name] not in seen]  # a link may lead back up
+            seen.update(real.values())
+        for path in (parent / name for name in sorted(files)):
+            if path.is_file() or (path.is_symlink() and not path.exists()):
+                yield path

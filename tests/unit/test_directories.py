@@ -1,0 +1,75 @@
+"""What is found below a directory, and what cannot be left out in silence."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankzero.directories import files_below
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    for name in ("a", "in/b", "in/deep/c", ".hidden/d"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "e").write_text("e")
+    (root / "file-link").symlink_to(elsewhere / "e")
+    (root / "linked").symlink_to(elsewhere)
+    (root / "up").symlink_to(root)
+    (root / "nowhere").symlink_to(tmp_path / "gone")
+    os.mkfifo(root / "pipe")
+    return root
+
+
+def names(root: Path, **how: Any) -> set[str]:
+    return {path.relative_to(root).as_posix() for path in files_below(root, **how)}
+
+
+ALL = {"a", "in/b", "in/deep/c", ".hidden/d", "file-link", "nowhere"}
+
+
+def test_files_and_links(tree: Path) -> None:
+    assert names(tree) == ALL
+    assert names(tree, follow_links=True) == {*ALL, "linked/e"}
+    left_out = ("in/deep", ".hidden")
+    assert names(tree, into=lambda name: name not in left_out) == ALL - {"in/deep/c", ".hidden/d"}
+
+
+def refusing(monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
+    scan = os.scandir
+
+    def refused(path: Any) -> Any:
+        if Path(path).name == "deep":
+            raise error
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+
+
+def test_what_may_not_be_read_is_an_error(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing(monkeypatch, PermissionError(13, "Permission denied"))
+    for living in (False, True):
+        with pytest.raises(PermissionError):
+            names(tree, living=living)
+
+
+def test_what_goes_meanwhile_is_one_where_nothing_should(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing(monkeypatch, FileNotFoundError(2, "No such file or directory"))
+    with pytest.raises(FileNotFoundError):
+        names(tree)
+    assert names(tree, living=True) == ALL - {"in/deep/c"}
+
+
+def test_a_file_that_goes_while_others_are_looked_at(tree: Path) -> None:
+    found = files_below(tree, living=True)
+    next(found)
+    shutil.rmtree(tree / "in")
+    assert {path.relative_to(tree).as_posix() for path in found} == {"file-link", "nowhere", ".hidden/d"}
