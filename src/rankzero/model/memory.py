@@ -5,7 +5,7 @@ state, attention and inside, L = blocks, V = vocabulary, c = bytes of a value in
 
 weights      frozen as they are held (nf4: 0.516, fp8: 1.0002 bytes for each packed one); trained 4a, or 2a in bfloat16.
              Where float32 ones are computed with in bfloat16, replicas also have copies: 2a
-gradients    as the trained weights
+gradients    as the trained weights; under fsdp twice that where those are bfloat16: of a pass, and the sum before it
 optimizer    AdamW twice the trained weights; 8 bits: 2a and a scale for each 128 of them; kahan: 2a more.
              DeepSpeed has float32 weights of its own besides: 4a, and computes with bfloat16 ones
 sharding     divides weights (fsdp, zero3), gradients and optimizer (zero2 too) by Z, except that adapters' gradients
@@ -183,6 +183,8 @@ def state_parts(
         weights /= world_size
     if "gradients" in section.divides and (section.divides_adapters_gradients or not facts.adapters):
         gradients /= world_size
+        if _in_bfloat16(facts) and not section.own_masters:
+            gradients *= 2
     if "optimizer" in section.divides:
         optimizer /= world_size
     if kept_off != "none":
@@ -293,9 +295,13 @@ def checkpoint_bytes(train: TrainSpec, facts: ModelFacts) -> int:
 def _optimizer_bytes(train: TrainSpec, facts: ModelFacts) -> float:
     if train.optimizer == "adamw_8bit":
         return facts.trainable * (2 + 2 * 4 / 256)
-    in_bfloat16 = facts.trained_bytes < 4 * facts.trainable
-    compensation = facts.trained_bytes if train.master_weights == "kahan" and in_bfloat16 else 0
+    compensation = facts.trained_bytes if train.master_weights == "kahan" and _in_bfloat16(facts) else 0
     return 2.0 * facts.trained_bytes + compensation
+
+
+def _in_bfloat16(facts: ModelFacts) -> bool:
+    """Whether trained weights are held so."""
+    return facts.trained_bytes < 4 * facts.trainable
 
 
 def _whole_bytes(facts: ModelFacts) -> float:

@@ -90,7 +90,7 @@ ADAPTED_WHOLE = 2 * (BLOCK + 4 * ADAPTERS // LAYERS) + ROOT
     ("sharding", "train", "expected"),
     [
         ("fsdp", {}, (4 + 4 + 8) * N / 8 + WHOLE),
-        ("fsdp", {"master_weights": "kahan"}, (2 + 2 + 6) * N / 8 + WHOLE),
+        ("fsdp", {"master_weights": "kahan"}, (2 + 4 + 6) * N / 8 + WHOLE),
         ("fsdp", {"sharding": "fsdp", "offload": "all"}, WHOLE),
         ("zero2", {}, 2 * N + (4 + 4 + 8) * N / 8 + BUCKETS),
         ("zero2", {"sharding": "zero2", "offload": "optimizer"}, 2 * N + BUCKETS),

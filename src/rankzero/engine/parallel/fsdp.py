@@ -39,6 +39,7 @@ from rankzero.engine.parallel.formats import (
     read_weights,
     whole_on_main,
 )
+from rankzero.engine.parallel.half_sums import HalfSums
 from rankzero.engine.parallel.parts import Cut, cut_of, local
 from rankzero.engine.parallel.placing import check_same_model, take_from_main, tensors
 from rankzero.errors import ConfigError
@@ -85,6 +86,7 @@ class Fsdp:
             for name, parameter in self._parameters.items()
             if parameter.requires_grad
         }
+        self._half = HalfSums(self._parameters[name] for name in self._parts)
         own = [self._parameters[name] for name in self._own if name in self._parts]
         self._sum_of_experts = None if group is None else GradientSum(own, group.holders)
         begins = {name: self._cut_of(name).begin(self._shape(name)) for name in self._parts}
@@ -93,10 +95,13 @@ class Fsdp:
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
         if self._adapters:  # their gradients are small enough to be summed whole over the passes and travel once
             self.model.set_requires_gradient_sync(last)
+        self._half.begin_pass()
         if loss.requires_grad:
             torch.autograd.backward(loss)
+        self._half.take_all()
 
     def reduce_gradients(self, max_grad_norm: float | None, *, loss_scale: float = 1.0) -> torch.Tensor:
+        self._half.give_all()
         if self._sum_of_experts is not None:
             self._sum_of_experts.finish()
         squares = []
@@ -122,6 +127,7 @@ class Fsdp:
     def zero_grad(self) -> None:
         for name, part in self._parts.items():
             part.grad = self._parameters[name].grad = None
+        self._half.drop()
 
     def snapshot(self) -> Snapshot:
         if not self._adapters:

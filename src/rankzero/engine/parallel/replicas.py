@@ -19,6 +19,7 @@ from rankzero.engine.parallel.formats import (
     read_optimizer,
     read_weights,
 )
+from rankzero.engine.parallel.half_sums import HalfSums
 from rankzero.engine.parallel.masters import Masters, copies_in
 from rankzero.model.weights import file_layout
 from rankzero.spec.run_spec import RunSpec, Sharding
@@ -50,15 +51,27 @@ class Replicated:
         broadcast_parameters(trained.values())
         self._masters = Masters(trained, dtype)
         self._parameters = self._masters.weights
-        self._sum = GradientSum(self._parameters.values(), computed=self._masters.computed)
+        self._half, self._last_pass = HalfSums(self._parameters.values()), False
+        for weight in self._parameters.values():
+            if weight in self._half:
+                weight.register_post_accumulate_grad_hook(self._add_half)  # type: ignore[no-untyped-call]
+        self._sum = GradientSum(self._parameters.values(), computed=self._masters.computed)  # whose hooks come after
         self.optimizer = make_optimizer(self._parameters)
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        self._half.begin_pass()
+        self._last_pass = last
         self._sum.begin_pass(last=last and not self.same_passes)
         if loss.requires_grad:
             torch.autograd.backward(loss)
 
+    def _add_half(self, weight: Any) -> None:
+        self._half.take(weight)
+        if self._last_pass:
+            self._half.give(weight)
+
     def reduce_gradients(self, max_grad_norm: float | None, *, loss_scale: float = 1.0) -> torch.Tensor:
+        self._half.give_all()
         self._sum.finish()
         parameters = list(self._parameters.values())
         gradients = [p.grad for p in parameters if p.grad is not None]
@@ -78,6 +91,7 @@ class Replicated:
 
     def zero_grad(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
+        self._half.drop()
 
     def snapshot(self) -> Snapshot:
         if not self._world.is_main:
