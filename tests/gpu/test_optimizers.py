@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from rankzero.engine.adamw_bfloat16 import by_kernel, moves_the_same, random_bits, round_at_random
 from rankzero.engine.optim import make_optimizer
+from rankzero.engine.parallel.half_sums import add_at_random
 from rankzero.spec.run_spec import TrainSpec
 from tests.gpu.support import gpu_spec, losses, needs, on_gpu
 from tests.support.runs import run_root
@@ -27,6 +28,16 @@ def test_random_bits_are_the_same_on_every_device() -> None:
     values, bits = torch.randn(4096), random_bits("key", 0, 4096, CPU) & 0xFFFF
     there = round_at_random(values.cuda(), bits.cuda()).cpu()
     torch.testing.assert_close(there, round_at_random(values, bits), atol=0, rtol=0)
+
+
+def test_gradients_of_many_passes_are_added_up_as_on_a_cpu() -> None:
+    here = torch.randn(100_000).bfloat16()
+    there = here.cuda()
+    for number in range(20):
+        more = torch.randn(100_000).bfloat16()
+        add_at_random(here, more, place=number * 40_503)
+        add_at_random(there, more.cuda(), place=number * 40_503)
+    torch.testing.assert_close(there.cpu(), here, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("master_weights", ["kahan", "stochastic_rounding"])
