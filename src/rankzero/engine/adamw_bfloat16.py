@@ -107,7 +107,7 @@ class BFloat16AdamW(torch.optim.Optimizer):
 
 
 def round_at_random(values: torch.Tensor, random_bits: torch.Tensor) -> torch.Tensor:
-    """Float32 `values`, shape (N,), as bfloat16: each is rounded to one of its two neighbours, and if the integers
+    """Float32 `values`, of any shape, as bfloat16: each is rounded to one of its two neighbours, and if the integers
     from 0 to 65535 in `random_bits` (int32) are equally likely, its expectation is itself."""
     bits = values.view(torch.int32) + random_bits
     return bits.bitwise_and_(~_LOW_HALF).view(torch.float32).to(torch.bfloat16)

@@ -13,6 +13,7 @@ from functools import cache
 
 import torch
 
+from rankzero.engine.adamw_bfloat16 import round_at_random
 from rankzero.engine.parallel.parts import local
 
 _DRAWN = 1 << 16
@@ -74,20 +75,17 @@ class HalfSums:
 def add_at_random(total: torch.Tensor, more: torch.Tensor, *, place: int) -> None:
     """Add `more` to `total`, both bfloat16 of one shape, and round at random. `place`: which random numbers."""
     if not total.is_contiguous():
-        whole = total.contiguous()
-        add_at_random(whole, more, place=place)
-        total.copy_(whole)
+        packed = total.contiguous()
+        add_at_random(packed, more, place=place)
+        total.copy_(packed)
         return
     drawn = _numbers(total.device).roll(-(place % _DRAWN))
     for part, added in zip(torch.split(total.view(-1), _AT_ONCE), torch.split(more.reshape(-1), _AT_ONCE), strict=True):
         # A CPU adds numbers of one precision only, and torch would make the same copy unseen.
         wide = part.float().add_(added.float() if added.device.type == "cpu" else added)
-        bits = wide.view(torch.int32)
-        rounds = len(bits) // _DRAWN * _DRAWN
-        bits[:rounds].view(-1, _DRAWN).add_(drawn)
-        bits[rounds:].add_(drawn[: len(bits) - rounds])
-        bits.bitwise_and_(-_DRAWN)  # what is left is bfloat16's; infinities and NaN stay what they are
-        part.copy_(wide)
+        whole, rest = len(wide) // _DRAWN * _DRAWN, len(wide) % _DRAWN
+        part[:whole].view(-1, _DRAWN).copy_(round_at_random(wide[:whole].view(-1, _DRAWN), drawn))
+        part[whole:].copy_(round_at_random(wide[whole:], drawn[:rest]))
 
 
 @cache
