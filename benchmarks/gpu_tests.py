@@ -20,7 +20,10 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE.parent / "tests" / "gpu"
-ORDER = ("attention", "dropout", "optimizers", "memory_plan", "low_bits", "resume", "sharding", "compile")
+ORDER = (
+    *("attention", "dropout", "rounded_gradients", "optimizers", "memory_plan", "low_bits", "resume", "sharding"),
+    "compile",
+)
 """Files of tests/gpu. What compiles takes longest, so it comes last."""
 MOST_SECONDS = 90
 """Of one test, where pytest-timeout is installed."""

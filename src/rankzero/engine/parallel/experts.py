@@ -64,6 +64,7 @@ class ReplicatedBesideExperts(Replicated):
         broadcast_parameters(p for name, p in trained.items() if name not in own)
         self._masters = Masters(trained, dtype)
         self._parameters, computed = self._masters.weights, self._masters.computed
+        self._add_up_passes()
         rest = [p for name, p in self._parameters.items() if name not in own]
         self._experts = [p for name, p in self._parameters.items() if name in own]
         self._sum = GradientSum(rest, computed=computed)
@@ -73,6 +74,7 @@ class ReplicatedBesideExperts(Replicated):
 
     def reduce_gradients(self, max_grad_norm: float | None, *, loss_scale: float = 1.0) -> torch.Tensor:
         """Each expert counts once in the norm, on whichever rank it is."""
+        self._half.give_all()
         self._sum.finish()
         self._sum_of_experts.finish()
         parameters = list(self._parameters.values())

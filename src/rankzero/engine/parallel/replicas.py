@@ -51,11 +51,8 @@ class Replicated:
         broadcast_parameters(trained.values())
         self._masters = Masters(trained, dtype)
         self._parameters = self._masters.weights
-        self._half, self._last_pass = HalfSums(self._parameters.values()), False
-        for weight in self._parameters.values():
-            if weight in self._half:
-                weight.register_post_accumulate_grad_hook(self._add_half)  # type: ignore[no-untyped-call]
-        self._sum = GradientSum(self._parameters.values(), computed=self._masters.computed)  # whose hooks come after
+        self._add_up_passes()
+        self._sum = GradientSum(self._parameters.values(), computed=self._masters.computed)
         self.optimizer = make_optimizer(self._parameters)
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
@@ -64,6 +61,13 @@ class Replicated:
         self._sum.begin_pass(last=last and not self.same_passes)
         if loss.requires_grad:
             torch.autograd.backward(loss)
+
+    def _add_up_passes(self) -> None:
+        """Before whatever else asks for gradients as a pass leaves them: weights have that of the step by then."""
+        self._half, self._last_pass = HalfSums(self._parameters.values()), False
+        for weight in self._parameters.values():
+            if weight in self._half:
+                weight.register_post_accumulate_grad_hook(self._add_half)  # type: ignore[no-untyped-call]
 
     def _add_half(self, weight: Any) -> None:
         self._half.take(weight)
