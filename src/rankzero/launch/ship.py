@@ -39,7 +39,8 @@ def _files(root: Path) -> list[Path]:
     if not root.is_dir():
         return [root] if root.is_file() else []
     try:
-        return list(files_below(root, follow_links=True))
+        found = files_below(root, follow_links=True)
+        return [path for path in found if path.is_file() or not path.name.startswith(".")]  # editors lock by such links
     except OSError as error:
         where = str(error.filename or root)
         raise DataError(f"cannot read it: {error.strerror}", where=where, hint=f"try: ls -l {where}") from error

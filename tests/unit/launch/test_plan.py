@@ -76,6 +76,7 @@ def test_of_a_directory_all_travels_that_is_read_here(tmp_path: Path, monkeypatc
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("{}")
     (tmp_path / "data" / "more").symlink_to(tmp_path / "disk")
+    (tmp_path / "data" / ".#a.jsonl").symlink_to("somebody@somewhere")
     run = run_spec(data={"train": "data"})
     assert local_files(run).keys() == {"data/a.jsonl", "data/in/b.jsonl", "data/more/c.jsonl"}
     (tmp_path / "data" / "d.jsonl").symlink_to(tmp_path / "gone.jsonl")

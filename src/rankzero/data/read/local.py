@@ -71,11 +71,16 @@ def _of_directory(path: str) -> tuple[str, ...] | Problem:
     except OSError as error:
         where = str(error.filename or path)
         return Problem(f"cannot be read: {error.strerror}", where, f"try: ls -l {where}")
-    meant = [os.path.join(path, name) for name in names if is_data_file(name) or not posixpath.splitext(name)[1]]
-    if lost := _lead_nowhere(meant):
+    if lost := _lead_nowhere([os.path.join(path, name) for name in names if _may_be_data(name)]):
         return lost
     files = files_of_directory(names, path)
     return files if isinstance(files, Problem) else tuple(os.path.join(path, name) for name in files)
+
+
+def _may_be_data(name: str) -> bool:
+    """Whether a link of this name may stand for rows, or for a folder of them. Editors lock files by hidden ones."""
+    base = posixpath.basename(name)
+    return is_data_file(name) or not (base.startswith((".", "_")) or posixpath.splitext(base)[1])
 
 
 def _lead_nowhere(names: Sequence[str]) -> Problem | None:

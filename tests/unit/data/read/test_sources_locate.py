@@ -69,7 +69,8 @@ def test_a_link_among_data_that_leads_nowhere_is_an_error(path: str, tmp_path: P
 
 def test_a_folder_that_is_a_link_and_not_there_is_an_error(tmp_path: Path) -> None:
     make("d/a.jsonl")
-    Path("d/notes.txt").symlink_to(tmp_path / "away.txt")
+    for name in ("notes.txt", ".#a.jsonl", ".#README"):
+        (Path("d") / name).symlink_to(tmp_path / "away.txt")
     assert located("d").files == ("d/a.jsonl",)
     Path("d/more").symlink_to(tmp_path / "away")
     assert fault("d").where == "d/more"
