@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rankzero.directories import files_below
+from tests.support.unreadable import refuse
 
 
 @pytest.fixture
@@ -43,26 +44,15 @@ def test_files_and_links(tree: Path) -> None:
     assert names(tree, into=lambda name: name not in left_out) == ALL - {"in/deep/c", ".hidden/d"}
 
 
-def refusing(monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
-    scan = os.scandir
-
-    def refused(path: Any) -> Any:
-        if Path(path).name == "deep":
-            raise error
-        return scan(path)
-
-    monkeypatch.setattr(os, "scandir", refused)
-
-
 def test_what_may_not_be_read_is_an_error(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refusing(monkeypatch, PermissionError(13, "Permission denied"))
+    refuse(monkeypatch, "deep")
     for living in (False, True):
         with pytest.raises(PermissionError):
             names(tree, living=living)
 
 
 def test_what_goes_meanwhile_is_one_where_nothing_should(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refusing(monkeypatch, FileNotFoundError(2, "No such file or directory"))
+    refuse(monkeypatch, "deep", FileNotFoundError)
     with pytest.raises(FileNotFoundError):
         names(tree)
     assert names(tree, living=True) == ALL - {"in/deep/c"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import posixpath
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from rankzero.launch.ship import local_files
 from rankzero.spec.cluster_spec import ClusterSpec
 from rankzero.spec.resolve import resolve
 from rankzero.spec.run_spec import RunSpec
+from tests.support.unreadable import refuse
 
 CLAIM = {"mount": "/outputs", "claim": "outputs"}
 
@@ -83,14 +83,7 @@ def test_of_a_directory_all_travels_that_is_read_here(tmp_path: Path, monkeypatc
     with pytest.raises(DataError, match="cannot read it"):
         local_files(run)
     (tmp_path / "data" / "d.jsonl").unlink()
-    scan = os.scandir
-
-    def refused(path: Any) -> Any:
-        if Path(path).name == "in":
-            raise PermissionError(13, "Permission denied", str(path))
-        return scan(path)
-
-    monkeypatch.setattr(os, "scandir", refused)
+    refuse(monkeypatch, "in")
     with pytest.raises(DataError, match="Permission denied"):
         local_files(run)
 

@@ -24,6 +24,7 @@ from rankzero.persist.run_store import RunStore
 from rankzero.run_dir.atomic import MANIFEST, commit_directory, verify_directory, write_text
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
+from tests.support.unreadable import refuse
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -127,14 +128,7 @@ def test_a_run_that_saves_meanwhile_is_copied(run: RunDir, url: str) -> None:
 
 
 def test_what_cannot_be_read_of_a_run_is_an_error(run: RunDir, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    scan = os.scandir
-
-    def refused(path: Any) -> Any:
-        if Path(path).name == "logs":
-            raise PermissionError(13, "Permission denied", str(path))
-        return scan(path)
-
-    monkeypatch.setattr(os, "scandir", refused)
+    refuse(monkeypatch, "logs")
     with pytest.raises(StorageError, match="Permission denied"):
         RunStore(run, url).upload()
 
