@@ -90,13 +90,16 @@ def warm_pods(backend: Backend, name: str) -> list[WarmPod]:
     return running(backend.collect(name, log_lines=0))
 
 
-def sync(backend: Backend, pods: Sequence[WarmPod], directory: Path) -> dict[str, Synced]:
-    """Make the pods' working directories hold a directory's files, as git would take them. Returns what changed, by the
-    pods' names. Raises ConfigError, UsageError, or ServiceError where a pod cannot."""
-    from rankzero.launch.warm.files import local_files
+def sync(backend: Backend, pods: Sequence[WarmPod], directory: Path, say: Say) -> dict[str, Synced]:
+    """Make the pods' working directories hold a directory's files, as git would take them; say what cannot be sent.
+    Returns what changed, by the pods' names. Raises ConfigError, UsageError, or ServiceError where a pod cannot."""
+    from rankzero.launch.warm.files import own_files
     from rankzero.launch.warm.sync import WORK
 
-    return _send(backend, pods, WORK, local_files(directory))
+    found = own_files(directory)
+    for problem in found.left_out:
+        say(f"warning: {problem}")
+    return _send(backend, pods, WORK, found.files)
 
 
 def run_command(backend: Backend, pods: Sequence[WarmPod], command: Sequence[str], line: Line) -> int:

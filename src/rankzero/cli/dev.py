@@ -86,10 +86,11 @@ def sync(cluster: ClusterOption = None, name: NameOption = NAME, source: FromOpt
     `.git` and what .gitignore names stay here. Files deleted here go there too, if they were sent before.
     """
     from rankzero.api import dev
+    from rankzero.cli.cluster_option import say
 
     _, backend = _place(cluster)
     pods = dev.warm_pods(backend, _object_name(name))
-    for pod, done in dev.sync(backend, pods, Path(source)).items():
+    for pod, done in dev.sync(backend, pods, Path(source), say).items():
         typer.echo(f"{pod}: {_changes(done)}")
 
 
@@ -120,7 +121,7 @@ def run(
         typer.echo(f"[{pod.name}] {printable(text)}")
 
     if not no_sync:
-        for pod, done in dev.sync(backend, pods, Path(source)).items():
+        for pod, done in dev.sync(backend, pods, Path(source), say).items():
             if done.put or done.removed:
                 say(f"{pod}: {_changes(done)}")
     if reading is None:

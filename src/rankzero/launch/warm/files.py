@@ -7,26 +7,56 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from rankzero.errors import ConfigError, UsageError
+from rankzero.errors import ConfigError, Problem, UsageError
+
+_FOLDERS = "copy its files here, or put them on a volume of the pods"
 
 
-def local_files(directory: Path) -> dict[str, Path]:
-    """Files below a directory by their relative names, without `.git` and what .gitignore names.
+@dataclass(frozen=True, slots=True)
+class OwnFiles:
+    """A user's own files."""
 
-    A link stands for the file that it leads to; directories of other repositories are left out. Raises ConfigError
-    where nobody can say what is ignored, UsageError where nothing is left.
+    files: dict[str, Path]
+    """By their names relative to the directory."""
+    left_out: tuple[Problem, ...] = ()
+    """What git names, or cannot look into, and what is no file that could be sent."""
+
+
+def own_files(directory: Path) -> OwnFiles:
+    """What lies below a directory, without `.git` and what .gitignore names.
+
+    A link stands for the file that it leads to. Raises ConfigError where nobody can say what is ignored, UsageError
+    where nothing is left.
     """
-    names = _by_git(directory) if shutil.which("git") else _all(directory)
-    found = {name: directory / name for name in sorted(names) if (directory / name).is_file()}
-    if not found:
+    names, left_out = _by_git(directory) if shutil.which("git") else _all(directory)
+    files = {}
+    for name in sorted(names):
+        path = directory / name
+        if why := _no_file(path):
+            left_out.append(Problem(why, name, _FOLDERS if path.is_dir() else ""))
+        elif path.is_file():
+            files[name] = path
+    if not files:
         hint = "is it the right directory? What .gitignore names is not sent"
         raise UsageError("there are no files to send", where=str(directory), hint=hint)
-    return found
+    return OwnFiles(files, tuple(left_out))
 
 
-def _by_git(directory: Path) -> list[str]:
+def _no_file(path: Path) -> str:
+    """Why something is not sent that somebody may miss; empty for a file, and for what git remembers and is gone."""
+    if path.is_dir():
+        return "a link to a folder is not sent" if path.is_symlink() else "a repository of its own is not sent"
+    if path.is_symlink() and not path.exists() and not path.name.startswith("."):  # editors lock by hidden ones
+        return "a link that leads nowhere is not sent"
+    if path.is_file() and not os.access(path, os.R_OK):
+        return "a file that may not be read is not sent"
+    return ""
+
+
+def _by_git(directory: Path) -> tuple[list[str], list[Problem]]:
     inside = _git(directory, ["rev-parse", "--is-inside-work-tree"])
     if inside.returncode == 0:
         return _listed(directory, ["ls-files", "--cached", "--others", "--exclude-standard", "-z"])
@@ -36,12 +66,13 @@ def _by_git(directory: Path) -> list[str]:
         return _listed(directory, [*place, "ls-files", "--others", "--exclude-standard", "-z"])
 
 
-def _listed(directory: Path, arguments: Sequence[str]) -> list[str]:
+def _listed(directory: Path, arguments: Sequence[str]) -> tuple[list[str], list[Problem]]:
     done = _git(directory, arguments)
+    said = done.stderr.decode(errors="replace").strip()
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip()
         raise ConfigError(f"git does not say which files are yours: {said}", where=str(directory))
-    return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
+    names = [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
+    return names, [Problem(f"git: {line}", str(directory)) for line in said.splitlines()]
 
 
 def _git(directory: Path, arguments: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
@@ -53,12 +84,18 @@ def _env(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name not in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")}
 
 
-def _all(directory: Path) -> list[str]:
+def _all(directory: Path) -> tuple[list[str], list[Problem]]:
     names: list[str] = []
-    for place, folders, files in os.walk(directory):
+    left_out: list[Problem] = []
+
+    def unreadable(error: OSError) -> None:
+        left_out.append(Problem(f"it is not sent: {error.strerror}", str(error.filename)))
+
+    for place, folders, files in os.walk(directory, onerror=unreadable):
         folders[:] = [folder for folder in folders if folder != ".git"]
         if ".gitignore" in files:
             hint = "install git, which reads it"
             raise ConfigError("what it names cannot be left out", where=f"{place}/.gitignore", hint=hint)
-        names += [os.path.relpath(os.path.join(place, name), directory) for name in files]
-    return names
+        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
+        names += [os.path.relpath(os.path.join(place, name), directory) for name in (*files, *links)]
+    return names, left_out

@@ -67,10 +67,10 @@ def test_files_and_commands_go_through_the_api(bench: Bench, pods: list[WarmPod]
     project.mkdir()
     (project / "small.py").write_text("import os, sys; print('ran', flush=True); sys.exit(4)\n", encoding="utf-8")
     (project / "large.bin").write_bytes(bytes(range(256)) * 1000)
-    done = sync(backend, pods, project)
+    done = sync(backend, pods, project, bench.said.append)
     assert [one.put for one in done.values()] == [2, 2]
     assert (tmp_path / "dev-1/work/large.bin").read_bytes() == bytes(range(256)) * 1000
-    assert sync(backend, pods, project)["dev-0"].put == 0
+    assert sync(backend, pods, project, bench.said.append)["dev-0"].put == 0
     heard: list[tuple[str, str]] = []
     env = {pod.name: ranks(pod, pods) for pod in pods}
     command = [sys.executable, "small.py"]
@@ -119,7 +119,7 @@ def test_what_a_pod_cannot_do_is_said(bench: Bench, pods: list[WarmPod]) -> None
     backend = bench.backend()
     bench.cluster.feed = lambda _pod, _command, _sent: (1, b"", b"No module named 'rankzero'")
     with pytest.raises(ServiceError, match="No module named") as caught:
-        sync(backend, pods, Path(__file__).parent)
+        sync(backend, pods, Path(__file__).parent, print)
     assert "its image has no rankzero" in caught.value.problems[0].hint
     assert look(backend, "dev-0").trouble.startswith("nvidia-smi: No module")
 
