@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rankzero.launch.diagnose.finding import Finding, Severity
 from rankzero.launch.joined import JoinedEvidence
-from rankzero.launch.kinds.slurm import CONDITION, UNKNOWN
+from rankzero.launch.kinds.slurm import CONDITION, SUBMITTING, UNKNOWN
 
 _RESUMES = "submit again to continue from the newest checkpoint"
 ENDED_BY_SLURM = ("TIMEOUT", "PREEMPTED", "NODE_FAIL", "CANCELLED", "BOOT_FAIL", "DEADLINE", "REVOKED")
@@ -35,6 +35,13 @@ def _reason(pattern: str, code: str, severity: Severity, cause: str, fix: str) -
 
 _SHOW_LIMITS = "`sacctmgr show qos format=name,maxtresperuser,maxtresperjob,maxwall` shows the limits"
 _WAITING = (
+    _reason(
+        rf"^{SUBMITTING}\b",
+        "slurm-submitting",
+        "waiting",
+        "it is being handed to sbatch, which has not said the number of its job",
+        "wait; where no `rankzero submit` is at it any more, submit it again",
+    ),
     _reason(
         r"^(Resources|Priority)\b",
         "slurm-waiting",

@@ -23,6 +23,8 @@ CONDITION = "SlurmJob"
 """Condition of a node's pod: the job's state as its reason, and `JOB: why` in Slurm's words as its message."""
 UNKNOWN = "UNKNOWN"
 """State of a job that Slurm does not know any more."""
+SUBMITTING = "Submitting"
+"""Why a run waits that Slurm has given no number yet."""
 STATE_DIR = "slurm"
 """Directory of the outputs volume that has what is known of the runs, one directory each."""
 

@@ -69,7 +69,7 @@ def written(files: Mapping[str, bytes], about: str) -> Iterator[str]:
     yield 'mkdir -p -m 700 "$state"'
     for name in dict.fromkeys(["nodes", "logs", *map(posixpath.dirname, files)]):
         yield f'mkdir -p "$state"/{shlex.quote(name)}'
-    yield f'[ -e "$state/about.json" ] || cat > "$state/about.json" <<\'{end}\''
+    yield f'[ -e "$state/about.json" ] || {{ cat > "$state/about.json.new" && {_put("about.json")}; }} <<\'{end}\''
     yield about
     yield end
     for name, content in files.items():
@@ -81,6 +81,16 @@ def written(files: Mapping[str, bytes], about: str) -> Iterator[str]:
             yield f"cat > {target} <<'{end}'"
             yield content.decode().rstrip("\n")
         yield end
+
+
+def noted_job(name: str) -> str:
+    """This job's number in a file of the run's directory, for `RunState`."""
+    return f'echo "$SLURM_JOB_ID" > "$state/{name}.new" && {_put(name)}'
+
+
+def _put(name: str) -> str:
+    """In place of what is there at once: who looks meanwhile reads one or the other, and never half of it."""
+    return f'mv "$state/{name}.new" "$state/{name}"'
 
 
 def environment(values: Mapping[str, str]) -> Iterator[str]:

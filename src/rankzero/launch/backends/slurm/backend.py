@@ -22,6 +22,7 @@ from rankzero.launch.backends.slurm.logs import followed, recent
 from rankzero.launch.backends.slurm.state import PREPARATION, Part, RunState, states
 from rankzero.launch.backends.slurm.stop import MARGIN_SECONDS, end
 from rankzero.launch.evidence import Evidence
+from rankzero.launch.kinds.slurm import SUBMITTING
 from rankzero.launch.labels import Manifest
 from rankzero.launch.log_lines import Wanted
 from rankzero.launch.survey import Survey
@@ -155,7 +156,7 @@ class SlurmBackend:
 
     def _job(self, state: RunState) -> Job | None:
         number = state.job
-        return self._slurm.jobs([number]).get(number) if number else None
+        return _known(self._slurm.jobs([number]) if number else {}, number) if state.about else None
 
     def _evidence(self, state: RunState, jobs: Mapping[str, Job]) -> Evidence:
         """Nodes have pods when what goes before them is done; when they have begun, that has none any more."""
@@ -166,10 +167,16 @@ class SlurmBackend:
         if first and not any(node.notes.began for node in nodes):
             seen = _seen(state, PREPARATION, first)
             pods, waits = [preparation_pod(metadata, jobs.get(first), first, seen)], not is_done(seen)
+        job = _known(jobs, number)
         if not waits:
-            pods += pods_of(metadata, jobs.get(number), number, nodes)
-        objects = (config_map(metadata, jobs.get(number)),)
+            pods += pods_of(metadata, job, number, nodes)
+        objects = (config_map(metadata, job),)
         return Evidence(run=state.root.name, now=datetime.now(UTC), objects=objects, pods=tuple(pods))
+
+
+def _known(jobs: Mapping[str, Job], number: str) -> Job | None:
+    """None where Slurm does not know the job any more; a run without a number has not got one yet."""
+    return jobs.get(number) if number else Job("", "PENDING", reason=SUBMITTING)
 
 
 def _seen(state: RunState, part: Part, job: str) -> NodeSeen:

@@ -327,6 +327,20 @@ def test_a_node_that_noted_nothing_has_failed(tmp_path: Path) -> None:
     assert stage.run([0], [0]) == 1 and stage.asked == ""
 
 
+def test_who_looks_while_a_script_notes_what_it_is_reads_no_half_of_it(tmp_path: Path) -> None:
+    """`status`, `logs` and `submit` read these at any moment: one that is emptied first is a job that nobody knows."""
+    stage = Stage(tmp_path)
+    stage.state.mkdir(parents=True)
+    for name, text in (("job", stage.after_first), ("prepare_job", stage.first)):
+        path, seen = stage.state / name, stage.state / f"{name}.seen"
+        path.write_text("7\n", encoding="utf-8")
+        seen.hardlink_to(path)  # its own is not taken by another file
+        stage.run([0], text=text)
+        assert path.read_text() == "7\n" and not path.samefile(seen), "written in place"
+    assert json.loads((stage.state / "about.json").read_text())["name"] == "alpaca-qwen3-8b"
+    assert not list(stage.state.glob("*.new"))
+
+
 def test_the_files_are_where_the_node_command_looks(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     stage.run([0])

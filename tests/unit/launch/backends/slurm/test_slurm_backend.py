@@ -94,6 +94,42 @@ def test_a_secret_that_is_not_set_is_asked_for_before_anything_is_sent(site: Sit
     assert site.slurm.scripts == {} and not (site.root / "slurm").exists()
 
 
+@pytest.mark.parametrize("prepare", ["never", "always"])
+def test_who_looks_while_sbatch_is_asked_sees_a_run_that_waits(site: Site, prepare: str) -> None:
+    seen: list[RunStatus] = []
+
+    def look(arguments: Sequence[str], text: str, env: Mapping[str, str]) -> Answer:
+        if arguments[0] == "sbatch":
+            seen.append(site.status())
+            assert len(site.backend.runs()) == 1
+        return site.slurm.execute(arguments, text, env)
+
+    slurm = Slurm(site.env, look)
+    outside = SlurmBackend(site.root / "slurm", slurm, env=site.env, sleep=site.sleep)
+    cache = f"storage.cache={{mount: {site.root}/cache, host_path: {site.root}/cache}}"
+    outside.submit(site.objects(f"prepare={prepare}", cache), site.said.append)
+    assert [one.phase for one in seen] == ["Pending", "Preparing"][: 2 if prepare == "always" else 1]
+    assert seen[0].findings[0].code == "slurm-submitting" and "sbatch" in seen[0].verdict
+
+
+def test_logs_are_followed_from_before_the_job_has_a_number(site: Site) -> None:
+    site.submit()
+    number = site.root / "slurm/r/job"
+    number.rename(number.with_name("later"))
+
+    def wake(seconds: float) -> None:
+        site.sleep(seconds)
+        if site.pauses == 1:
+            number.with_name("later").rename(number)
+            site.log(0, "at last\n")
+        else:
+            site.becomes("COMPLETED")
+
+    backend = SlurmBackend(site.root / "slurm", Slurm(site.env, site.slurm.execute), env=site.env, sleep=wake)
+    assert [line.text for line in backend.logs("r", LogQuery(follow=True))] == ["at last"]
+    assert list(backend.logs("nothing", LogQuery(follow=True))) == []
+
+
 def test_a_refused_job_leaves_nothing(site: Site) -> None:
     site.slurm.refuses = "sbatch: error: invalid partition specified: nope"
     with pytest.raises(ConfigError, match="slurm.partition"):
