@@ -266,7 +266,7 @@ def some_targets_at_a_time(directory: Path, cache: str, spec: str) -> None:
     from rankzero.model import chunked_loss
 
     os.environ["RANKZERO_CACHE"] = cache
-    logits, counts = chunked_loss.Tail.logits, []
+    logits, counts = chunked_loss.Tail._logits, []
 
     def noted(tail: Any, hidden_NH: torch.Tensor, output: Any) -> torch.Tensor:
         counts.append(len(hidden_NH))
@@ -274,13 +274,13 @@ def some_targets_at_a_time(directory: Path, cache: str, spec: str) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunked_loss, "targets_at_once", lambda *_: 3)
-        patch.setattr(chunked_loss.Tail, "logits", noted)
+        patch.setattr(chunked_loss.Tail, "_logits", noted)
         worker.run(RunSpec.model_validate_json(spec), RunOptions(log_level="WARNING"))
     (directory / f"{os.environ['RANK']}.json").write_text(json.dumps(counts))
 
 
 @pytest.mark.parametrize("method", ["full", "head saved whole"])
-@pytest.mark.parametrize("sharding", ["fsdp", pytest.param("zero2", marks=pytest.mark.deepspeed)])
+@pytest.mark.parametrize("sharding", ["fsdp", *(pytest.param(f"zero{n}", marks=pytest.mark.deepspeed) for n in (2, 3))])
 def test_the_loss_of_some_targets_at_a_time_is_that_of_all(
     method: str, sharding: str, runs: dict[tuple[str, str], RunSpec], tiny: Path, tmp_path: Path
 ) -> None:
@@ -292,7 +292,10 @@ def test_the_loss_of_some_targets_at_a_time_is_that_of_all(
     assert codes == [0, 0], (tmp_path / "said-0").read_text()
     for rank in range(2):
         counts = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert max(counts) == 3 and len(counts) > 20
+        if (method, sharding) == ("head saved whole", "zero3"):  # the head and its copy are gathered one by one
+            assert counts == []
+        else:
+            assert max(counts) == 3 and len(counts) > 20
     whole = runs["full", "one"]
     if method != "full":
         whole = spec_in(tmp_path / "whole", tiny, "lora", **changes)

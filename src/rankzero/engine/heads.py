@@ -47,14 +47,17 @@ class SupervisedHead:
         *,
         offload_activations: bool = False,
         in_parts: bool = False,
+        called_once: bool = False,
         together: bool = False,
     ) -> None:
         """`model` is called; `module` is the Hugging Face model inside it, whose output head is hooked. `in_parts`:
-        whether the head's weights can be used behind a call of `model`. `together`: all ranks run the same passes."""
+        the loss is computed some targets at a time, where it can be. `called_once`: as in `Tail`. `together`: all ranks
+        run the same passes."""
         self._model = model
         self._module = module
         self._offload = offload_activations
         self._in_parts = in_parts
+        self._called_once = called_once
         self._together = together
         self._places_N: torch.Tensor | None = None
         self._tail: Tail | None = None
@@ -84,7 +87,8 @@ class SupervisedHead:
         tail = self._tail
         if tail is None or places_N is None:
             return of_logits(self.logits(batch), batch)
-        hidden_NH, output = tail.decoded(places_N, lambda: self._logits_at(batch, places_N[:0]))
+        with tail.without_head():
+            hidden_NH, output = tail.decoded(places_N, lambda: self._logits_at(batch, None))
 
         def part_loss(logits_nV: torch.Tensor, part: slice) -> torch.Tensor:
             weights_N = None if batch.weights_N is None else batch.weights_N[part]
@@ -100,7 +104,7 @@ class SupervisedHead:
         have slices of the same rows make together.
         """
         try:
-            tail = Tail(self._module)
+            tail = Tail(self._module, called_once=self._called_once)
             place_1 = torch.zeros(1, dtype=torch.int64, device=batch.targets_N.device)
             with torch.no_grad(), same_draws_again(place_1.device):
                 usual: list[torch.Tensor] = []

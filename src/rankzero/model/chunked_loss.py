@@ -10,8 +10,9 @@ softcap, adapters on the head) is done. Knows models by what transformers gives 
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -27,8 +28,10 @@ PartLoss = Callable[[torch.Tensor, slice], torch.Tensor]
 class Tail:
     """What a model does behind its decoder, and what of it is trained."""
 
-    def __init__(self, model: Any) -> None:
-        """`model` is transformers' own, or one with adapters. Raises ValueError where this cannot be done apart."""
+    def __init__(self, model: Any, *, called_once: bool = False) -> None:
+        """`model` is transformers' own, or one with adapters. `called_once`: the head's weights are there while it is
+        called, and for its backward pass; all ranks then call it as often. Raises ValueError where this cannot be done
+        apart."""
         self._model = model.get_base_model() if isinstance(model, PeftModel) else model
         self.decoder: torch.nn.Module = self._model.base_model
         head = model.get_output_embeddings()
@@ -39,6 +42,11 @@ class Tail:
         inside = set(self.decoder.modules())
         owners = [*head.modules(), *(module for module in self._model.modules() if module not in inside)]
         self._places = [(owner, name) for owner in dict.fromkeys(owners) for name in owner._parameters]
+        self.head_alone = all(owner is head for owner, _ in self._places)
+        """Nothing else behind the decoder has weights."""
+        if called_once and not self.head_alone:
+            raise ValueError("more than the head has weights behind the decoder")
+        self._head, self._called_once = head, called_once
         self._vocabulary = int(self._model.config.get_text_config().vocab_size)
         accepted = inspect.signature(self._model.forward).parameters
         self._options = {"output_router_logits": False} if "output_router_logits" in accepted else {}
@@ -58,23 +66,49 @@ class Tail:
         hidden_BTH: torch.Tensor = output["last_hidden_state"]
         return hidden_BTH.flatten(0, 1).index_select(0, places_N), type(output)
 
+    def without_head(self) -> AbstractContextManager[None]:
+        """Within the block the head computes nothing: logits of no target."""
+        return _instead(self._head, lambda hidden, *_args, **_kwargs: hidden.new_empty(0, self._vocabulary))
+
     def logits(self, hidden_NH: torch.Tensor, output: type[ModelOutput]) -> torch.Tensor:
         """Hidden states, (N, H), as the decoder returns them in an `output`, to logits, (N, V)."""
-        tokens_1N = torch.zeros(1, len(hidden_NH), dtype=torch.long, device=hidden_NH.device)
-        with self._returning(output(last_hidden_state=hidden_NH[None])):
-            # Past the hooks of the whole model, which are for passes of all of it.
-            logits_1NV: torch.Tensor = self._model.forward(input_ids=tokens_1N, use_cache=False, **self._options).logits
-        return logits_1NV[0]
+        return self._with_weights(lambda hidden_NH: self._logits(hidden_NH, output), hidden_NH)
 
     def loss_sum(self, hidden_NH: torch.Tensor, output: type[ModelOutput], part_loss: PartLoss) -> torch.Tensor:
         """The sum of the losses of N targets, of which there may be none: ranks that wait for each other pass through
         the same parts of a model, whatever they have of targets."""
+        return self._with_weights(lambda hidden_NH: self._loss_sum(hidden_NH, output, part_loss), hidden_NH)
+
+    def _with_weights(self, compute: Callable[[torch.Tensor], torch.Tensor], hidden_NH: torch.Tensor) -> torch.Tensor:
+        """What `compute` makes of hidden states where the weights are there that it needs, here and in its backward
+        pass."""
+        if not self._called_once:
+            return compute(hidden_NH)
+        own = self._head.forward
+
+        def forward(hidden_NH: torch.Tensor) -> torch.Tensor:
+            with _instead(self._head, own):  # as often as there are parts, past the hooks that bring the weights
+                return compute(hidden_NH)
+
+        with _instead(self._head, forward, hooks=True):
+            result: torch.Tensor = self._head(hidden_NH)
+        return result
+
+    def _logits(self, hidden_NH: torch.Tensor, output: type[ModelOutput]) -> torch.Tensor:
+        tokens_1N = torch.zeros(1, len(hidden_NH), dtype=torch.long, device=hidden_NH.device)
+        decoded = output(last_hidden_state=hidden_NH[None])
+        with _instead(self.decoder, lambda *_args, **_kwargs: decoded):
+            # Past the hooks of the whole model, which are for passes of all of it.
+            logits_1NV: torch.Tensor = self._model.forward(input_ids=tokens_1N, use_cache=False, **self._options).logits
+        return logits_1NV[0]
+
+    def _loss_sum(self, hidden_NH: torch.Tensor, output: type[ModelOutput], part_loss: PartLoss) -> torch.Tensor:
         trained = self._trained()
         width = hidden_NH.shape[1] if trained else 0
         parts = list(_parts(len(hidden_NH), targets_at_once(hidden_NH.device.type, self._vocabulary, width)))
 
         def loss_of(hidden_nH: torch.Tensor, part: slice) -> torch.Tensor:
-            return part_loss(self.logits(hidden_nH, output), part)
+            return part_loss(self._logits(hidden_nH, output), part)
 
         if len(parts) == 1 or not torch.is_grad_enabled():  # one part needs no gradients of its own
             return torch.stack([loss_of(hidden_NH[part], part) for part in parts]).sum()
@@ -86,30 +120,28 @@ class Tail:
         found = (owner._parameters[name] for owner, name in self._places)
         return list({id(p): p for p in found if p is not None and p.requires_grad}.values())
 
-    @contextmanager
-    def _returning(self, output: ModelOutput) -> Iterator[None]:
-        """Within the block the decoder computes nothing and returns this. Hooks on it do not run."""
-        own, hooks, ahead = self.decoder.forward, self.decoder._forward_hooks, self.decoder._forward_pre_hooks
-        instance = "forward" in self.decoder.__dict__
-        self.decoder.forward = lambda *_args, **_kwargs: output
-        self.decoder._forward_hooks, self.decoder._forward_pre_hooks = type(hooks)(), type(ahead)()
-        try:
-            yield
-        finally:
-            self.decoder._forward_hooks, self.decoder._forward_pre_hooks = hooks, ahead
-            if instance:
-                self.decoder.forward = own
-            else:
-                del self.decoder.forward
 
-
-def has_tail(model: Any) -> bool:
-    """Whether what a model does behind its decoder can be done by itself, as far as its modules tell."""
+@contextmanager
+def _instead(module: torch.nn.Module, forward: Callable[..., object], *, hooks: bool = False) -> Iterator[None]:
+    """Within the block a call of the module does this. `hooks`: those on it run, as in any call."""
+    changed = ("_forward_hooks", "_forward_pre_hooks", "forward")
+    kept: dict[str, object] = {name: vars(module)[name] for name in changed if name in vars(module)}
+    module.forward = forward
+    if not hooks:
+        module._forward_hooks, module._forward_pre_hooks = OrderedDict(), OrderedDict()
     try:
-        Tail(model)
+        yield
+    finally:
+        del module.forward
+        vars(module).update(kept)
+
+
+def find_tail(model: Any) -> Tail | None:
+    """What a model does behind its decoder, where that can be done by itself as far as its modules tell."""
+    try:
+        return Tail(model)
     except (ValueError, AttributeError):
-        return False
-    return True
+        return None
 
 
 class _LossSum(torch.autograd.Function):

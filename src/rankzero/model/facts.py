@@ -103,6 +103,8 @@ class ModelFacts:
     """Whether it computes in float16, whose range sums between blocks may leave."""
     logits_in_parts: bool = False
     """Whether logits of some targets at a time are enough (model/chunked_loss.py), where a replica computes them."""
+    head_alone: bool = True
+    """Whether nothing behind the decoder has weights but the head: no copy of it (`lora.modules_to_save`) above all."""
 
     @property
     def float32_masters(self) -> bool:

@@ -139,8 +139,9 @@ def plan_memory(
 
 
 def computes_in_parts(facts: ModelFacts, sharding: Sharding) -> bool:
-    """Whether the loss of a pass is computed some targets at a time: not where a head is whole for the moment only."""
-    return facts.logits_in_parts and sharding_section(sharding).head_stays
+    """Whether the loss of a pass is computed some targets at a time: of heads that are whole for the moment only, those
+    that are called once for all of them."""
+    return facts.logits_in_parts and (facts.head_alone or sharding_section(sharding).head_stays)
 
 
 def state_bytes(

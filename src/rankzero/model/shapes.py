@@ -9,7 +9,7 @@ import torch
 from peft import PeftModel
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 
-from rankzero.model.chunked_loss import has_tail
+from rankzero.model.chunked_loss import find_tail
 from rankzero.model.facts import (
     IN_SEVERAL_STEPS,
     NOT_ON_A_GPU,
@@ -80,6 +80,7 @@ def model_facts(
     tower_names = [name for name in names if name not in text_names]
     tower = getattr(config, "vision_config", None)
     in_training = tower is not None and _is_trained(base, tower_names)
+    tail = None if use == "classifies" else find_tail(shape)
     return ModelFacts(
         total=total,
         trainable=trainable,
@@ -95,7 +96,8 @@ def model_facts(
         tower=_tower_blocks(tower, base, tower_names, compute, fused) if in_training else None,
         patches=_patches(config) if tower else 1,
         logits=0 if use == "classifies" else config.get_text_config().vocab_size,
-        logits_in_parts=use != "classifies" and has_tail(shape),
+        logits_in_parts=tail is not None,
+        head_alone=tail is not None and tail.head_alone,
         eager=getattr(base.config, "_attn_implementation", None) == "eager",
         idle=_idle(config.get_text_config(), sum(weights for weights, _, _ in experts)),
         experts=_experts(experts, unpacked["rest"]),

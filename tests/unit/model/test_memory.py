@@ -37,6 +37,7 @@ from tests.support.memory import (
     full,
     llama_8b,
     lora,
+    make_spec,
 )
 
 MIB, GB = 2**20, 10**9
@@ -236,7 +237,7 @@ def test_less_is_trained_so_more_fits() -> None:
 
 
 def spread_plan(spec: RunSpec, limit: int, share: float) -> MemoryPlan:
-    facts = llama_8b(spec)
+    facts = replace(llama_8b(spec), head_alone=False)
     return plan_memory(spec.train, LONGEST, facts, limit, "cuda", sharding="zero3", world_size=8, trained_share=share)
 
 
@@ -253,7 +254,11 @@ def test_logits_of_some_targets_at_a_time() -> None:
     assert found == V * max(12 * H, 4 * H + 8 * H)
     few = pass_parts(LONGEST, trained, 100, recomputing=True, in_parts_on="cpu")["logits"]
     assert few == 12 * V * 100, "one part needs no gradients of its own"
-    assert [kind for kind in ("ddp", "fsdp", "zero2", "zero3") if not computes_in_parts(frozen, kind)] == ["zero3"]
+    copied = llama_8b(make_spec(lora={"r": 16, "modules_to_save": ["lm_head"]}))
+    assert (frozen.head_alone, copied.head_alone) == (True, False)
+    for kind in ("ddp", "fsdp", "zero2", "zero3"):
+        found = [computes_in_parts(facts, kind) for facts in (frozen, trained, copied)]
+        assert found == [True, True, kind != "zero3"], "a head and its copy are gathered one by one"
 
 
 def test_a_cpu_has_passes_of_its_own() -> None:

@@ -48,7 +48,8 @@ class SupervisedFineTuning:
             parallel.model,
             parallel.module,
             offload_activations=offload_activations,
-            in_parts=sharding_section(parallel.name).head_stays,
+            in_parts=True,
+            called_once=not sharding_section(parallel.name).head_stays,
             together=parallel.same_passes,
         )
 
