@@ -68,6 +68,17 @@ def test_the_same_for_other_tasks_and_methods(task: str, sharding: str, tmp_path
     assert task != "nf4" or losses[-1] < losses[0]
 
 
+@pytest.mark.parametrize("lora", [{"r": 4}, None], ids=["adapters", "full"])
+def test_routers_alone_are_trained(lora: dict[str, Any] | None, tmp_path: Path) -> None:
+    """Nothing before the first router has a gradient."""
+    changes: dict[str, Any] = {"lora": lora, "train__parts": ["router"], "train__max_steps": 3}
+    replica, spec = (task_spec("moe", tmp_path / name, **changes, train__sharding=name) for name in ("ddp", "zero3"))
+    run_here(replica)
+    outcome = run_forked(spec)
+    assert outcome.codes == [0, 0], outcome.said
+    assert_same_curve(spec, replica)
+
+
 def test_adapters_through_the_product_s_launcher_with_a_user_s_file(
     tmp_path: Path, tiny: Path, replicas: dict[str, RunSpec]
 ) -> None:

@@ -150,8 +150,11 @@ def build_session(
         memory = remembered(run_dir, memory, passes.setting)
         model = own_model(spec, inputs, device, dtype, attention, shape, sharding=sharding, is_main=world.is_main)
         apply_kernels(model, spec.model.kernels, device_kind=device.kind, local_files_only=spec.model.local_files_only)
-        if memory.gradient_checkpointing:
+        if memory.gradient_checkpointing or sharding_section(sharding).gathered_by_call:
+            # Else nothing tells DeepSpeed when it may take the weights of layers before the first that is trained, and
+            # it takes those of layers behind it.
             model.enable_input_require_grads()
+        if memory.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         places = Places(spec.train.seed)
         compiled = fit_layers(model, spec, device, attention, places)

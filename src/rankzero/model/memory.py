@@ -172,14 +172,15 @@ def state_parts(
         float(facts.trained_bytes),
         _optimizer_bytes(train, facts),
     )
-    copies = 0.0
+    copies, frozen = 0.0, float(facts.frozen_bytes)
     if section.own_masters and not facts.adapters:
         weights, gradients = float(facts.trainable * facts.compute_bytes), 4.0 * facts.trainable
     if section.own_masters:
         optimizer = 4.0 * facts.trainable + 8.0 * facts.trainable
     elif not section.divides and facts.float32_masters and not facts.adapters:
         copies = float(facts.trainable * facts.compute_bytes)
-    weights += facts.frozen_bytes
+        frozen *= facts.compute_bytes / 4  # engine/parallel/masters.py
+    weights += frozen
     if "weights" in section.divides:
         weights /= world_size
     if "gradients" in section.divides and (section.divides_adapters_gradients or not facts.adapters):

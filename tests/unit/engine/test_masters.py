@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,10 @@ from rankzero.engine.device import Device
 from rankzero.engine.distributed import World
 from rankzero.engine.parallel.masters import Masters, copies_in
 from rankzero.engine.parallel.replicas import Replicated
+from tests.support import vision_families
+from tests.support.images import picture_rows
+from tests.support.runs import metrics, run_here, small_spec
+from tests.support.tiny import write_jsonl
 from tests.support.tiny_configs import CONFIGS
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -21,7 +26,10 @@ def llama(dtype: torch.dtype = FP32) -> Any:
     from transformers import LlamaForCausalLM
 
     torch.manual_seed(0)
-    return LlamaForCausalLM._from_config(CONFIGS["llama"](), dtype=dtype)
+    model = LlamaForCausalLM._from_config(CONFIGS["llama"](), dtype=FP32)
+    for parameter in model.parameters():  # not drawn anew: another torch draws other numbers in bfloat16
+        parameter.data = parameter.data.to(dtype)
+    return model
 
 
 def loss_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -30,11 +38,11 @@ def loss_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return loss
 
 
-def replica(rate: float = 0.1) -> Replicated:
+def replica(rate: float = 0.1, model: Any = None) -> Replicated:
     def make_optimizer(named: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD(named.values(), lr=rate)
 
-    return Replicated(llama(), make_optimizer, world=World(), device=Device("cpu"), dtype=BF16)
+    return Replicated(model or llama(), make_optimizer, world=World(), device=Device("cpu"), dtype=BF16)
 
 
 def test_a_pass_is_that_of_a_model_in_bfloat16() -> None:
@@ -97,6 +105,47 @@ def test_a_checkpoint_is_of_the_masters(tmp_path: Any) -> None:
     assert all(torch.equal(wanted[name], found[name]) and found[name].dtype is FP32 for name in wanted)
     for ours, theirs in zip(again.module.parameters(), parallel.module.parameters(), strict=True):
         assert ours.dtype is BF16 and torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("stored", [BF16, FP32])
+def test_what_is_not_trained_is_computed_with_alike_and_kept_as_it_was(stored: torch.dtype, tmp_path: Path) -> None:
+    def half_frozen() -> Any:
+        model = llama()
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(stored).float()
+        model.model.embed_tokens.requires_grad_(False)
+        return model
+
+    base = {name: p.detach().clone() for name, p in half_frozen().named_parameters()}
+    parallel, again = replica(model=half_frozen()), replica(model=half_frozen())
+    assert {p.dtype for p in parallel.module.parameters()} == {BF16} and parallel.module.dtype is BF16
+    assert set(parallel._frozen.whole) == (set() if stored is BF16 else {"model.embed_tokens.weight"})
+    loss = loss_of(parallel.model, IDS)
+    parallel.backward(loss, last=True)
+    parallel.reduce_gradients(None)
+    parallel.step()
+    parallel.snapshot().copied().write(tmp_path)
+    again.load(tmp_path)
+    for one in (parallel, again):
+        state = one.export_state() or {}
+        changed = {name for name, whole in base.items() if not torch.equal(state[name].float(), whole)}
+        assert changed == base.keys() - {"model.embed_tokens.weight"}
+        assert torch.equal(loss_of(one.model, IDS), loss_of(parallel.model, IDS)) and loss_of(one.model, IDS) < loss
+
+
+@pytest.mark.parametrize("name", ["smolvlm", "idefics3"])
+def test_a_frozen_tower_has_the_precision_of_what_is_trained_behind_it(name: str, tmp_path: Path) -> None:
+    """These cast what a tower has seen to the precision of the model's first weight, which is the tower's."""
+    vision_families.save(name, tmp_path / "model")
+    rows = str(write_jsonl(tmp_path / "seen.jsonl", picture_rows(tmp_path, 16)))
+    spec = small_spec(
+        *(tmp_path, tmp_path / "model"),
+        **{"lora": None, "model__dtype": "bfloat16", "data__train": rows, "eval_rows": 0},
+        **{"train__max_steps": 4, "train__micro_batch_tokens": 256},
+    )
+    run_here(spec)
+    losses = [row["loss"] for row in metrics(spec) if "loss" in row]
+    assert len(losses) == 4 and losses[-1] < losses[0]
 
 
 @pytest.mark.parametrize("dtype", [FP32, torch.float16])

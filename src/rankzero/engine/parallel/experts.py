@@ -32,7 +32,7 @@ from rankzero.engine.parallel.formats import (
     read_weights,
     whole_on_main,
 )
-from rankzero.engine.parallel.masters import Masters, copies_in
+from rankzero.engine.parallel.masters import Frozen, Masters, copies_in
 from rankzero.engine.parallel.replicas import Replicated, norm_of
 from rankzero.model.expert_exchange import place_experts
 from rankzero.model.weights import file_layout
@@ -62,7 +62,7 @@ class ReplicatedBesideExperts(Replicated):
         self._world, self._group, self._own, self._cut = world, group, own, group.cut
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         broadcast_parameters(p for name, p in trained.items() if name not in own)
-        self._masters = Masters(trained, dtype)
+        self._masters, self._frozen = Masters(trained, dtype), Frozen(module, dtype)
         self._parameters, computed = self._masters.weights, self._masters.computed
         self._add_up_passes()
         rest = [p for name, p in self._parameters.items() if name not in own]
@@ -106,6 +106,7 @@ class ReplicatedBesideExperts(Replicated):
     def load_weights(self, directory: Path) -> None:
         read_weights(self._layout, self._weights(), directory, self._mine)
         self._masters.round()
+        self._frozen.round()
 
     def export_state(self) -> dict[str, torch.Tensor] | None:
         return whole_on_main(self._weights(), (self._cut,), self._world)

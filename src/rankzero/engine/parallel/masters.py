@@ -1,4 +1,5 @@
-"""Float32 weights that an optimizer moves, beside their bfloat16 copies, which a replica computes with.
+"""Float32 weights that an optimizer moves, beside their bfloat16 copies, which a replica computes with; and those that
+nothing moves, in bfloat16 too.
 
 A weight is rounded once a step instead of once a pass, and what goes from block to block has the precision of matrix
 products, as in a model that is spread. Gradients are rounded as they come out of a pass and added up in float32.
@@ -7,6 +8,7 @@ products, as in a model that is spread. Gradients are rounded as they come out o
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fnmatch import fnmatch
 from functools import partial
 from typing import Any
 
@@ -42,6 +44,34 @@ class Masters:
         """Give the copies what their masters are now."""
         if self.computed:
             torch._foreach_copy_(list(self.computed.values()), list(self.computed))
+
+
+class Frozen:
+    """Weights that are not trained, in the precision that trained ones are computed with: some models cast what they
+    see to that of their first weight, and a block passes on what its weights have."""
+
+    def __init__(self, module: Any, dtype: torch.dtype) -> None:
+        """Float32 ones of `module` become `dtype`, in place; what its architecture keeps in float32 stays. `dtype` is
+        what `copies_in` says."""
+        stay = module._get_dtype_plan(dtype) if dtype is not torch.float32 else ()
+        self.whole: dict[str, torch.Tensor] = {}
+        """What rounding has changed, by name and on the CPU: results have it as it was."""
+        self._rounded = {}
+        for name, weight in module.named_parameters() if dtype is not torch.float32 else ():
+            if weight.requires_grad or weight.dtype is not torch.float32:
+                continue
+            if any(fnmatch(name, f"*{pattern}*") for pattern in stay):
+                continue
+            rounded = weight.data.to(dtype)
+            if not torch.equal(rounded.float(), weight.data):
+                self.whole[name], self._rounded[name] = weight.data.cpu(), weight
+            weight.data = rounded
+
+    @torch.no_grad()
+    def round(self) -> None:
+        """Give the model what they are now."""
+        for name, weight in self._rounded.items():
+            weight.copy_(self.whole[name])
 
 
 def _take_gradient(master: torch.nn.Parameter, weight: torch.Tensor) -> None:

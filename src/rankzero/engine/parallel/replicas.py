@@ -20,7 +20,7 @@ from rankzero.engine.parallel.formats import (
     read_weights,
 )
 from rankzero.engine.parallel.half_sums import HalfSums
-from rankzero.engine.parallel.masters import Masters, copies_in
+from rankzero.engine.parallel.masters import Frozen, Masters, copies_in
 from rankzero.model.weights import file_layout
 from rankzero.spec.run_spec import RunSpec, Sharding
 
@@ -49,7 +49,7 @@ class Replicated:
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._world = world
         broadcast_parameters(trained.values())
-        self._masters = Masters(trained, dtype)
+        self._masters, self._frozen = Masters(trained, dtype), Frozen(module, dtype)
         self._parameters = self._masters.weights
         self._add_up_passes()
         self._sum = GradientSum(self._parameters.values(), computed=self._masters.computed)
@@ -113,6 +113,7 @@ class Replicated:
     def load_weights(self, directory: Path) -> None:
         read_weights(self._layout, self._state(), directory, lambda _name, whole: whole)
         self._masters.round()
+        self._frozen.round()
 
     def export_state(self) -> dict[str, torch.Tensor] | None:
         if not self._masters.computed:
@@ -120,8 +121,9 @@ class Replicated:
         return {name: tensor.cpu() for name, tensor in self._state().items()} if self._world.is_main else {}
 
     def _state(self) -> dict[str, torch.Tensor]:
-        """The model's, with masters in place of their copies."""
-        return model_state(self.module) | {name: master.detach() for name, master in self._parameters.items()}
+        """The model's, with what was rounded in place of what is computed with."""
+        masters = {name: master.detach() for name, master in self._parameters.items()}
+        return model_state(self.module) | self._frozen.whole | masters
 
 
 def norm_of(gradients: list[torch.Tensor]) -> torch.Tensor:
