@@ -30,6 +30,7 @@ from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.setting import is_finished
 from rankzero.spec.run_spec import RunSpec
 
+NEWS_SECONDS = 0.2
 PEER_NEWS_SECONDS = 90.0
 """How long a node whose processes lost a peer waits for node 0 to say which; longer than a silent node is borne."""
 FINISHED_SECONDS = 30.0
@@ -240,14 +241,18 @@ class Node:
 
     def _await_news(self, failure: RankzeroError | None, limit: float) -> None:
         """The processes are over; node 0 says what follows. Without news the node leaves with what it has."""
-        deadline = time.monotonic() + limit
-        while time.monotonic() < deadline:
+        waited = 0.0
+        while waited < limit:
             if self._stop.wanted:
                 if failure is not None:
                     raise failure
                 return
-            message = self._news(0.2)
-            if message is None:
+            asked = time.monotonic()
+            message = self._news(NEWS_SECONDS)
+            if (
+                message is None
+            ):  # a machine that stood still meanwhile has not waited, and node 0 may have stood as well
+                waited += min(time.monotonic() - asked, 5 * NEWS_SECONDS)
                 continue
             if message.get("end") == ExitCode.DONE:
                 return

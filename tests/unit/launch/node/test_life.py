@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -17,7 +17,7 @@ import pytest
 from rankzero.errors import RankzeroError, ServiceError, StoppedError
 from rankzero.launch.node import command
 from rankzero.launch.node.client import Client
-from rankzero.launch.node.command import Node
+from rankzero.launch.node.command import GatherAgainError, Node
 from rankzero.launch.node.output import Output
 from rankzero.launch.node.pid1 import StopWish
 from rankzero.launch.node.platform import Place
@@ -134,6 +134,38 @@ def test_what_ended_another_node_is_said_here_too(tmp_path: Path) -> None:
     error, _ = play.run((play.happened("up"), lambda: end))
     assert error is not None and error.exit_code == 77
     assert str(error) == "m: node 0: the model is gated\n  hint: accept its licence"
+
+
+class Sleeper:
+    """Node 0 as this node sees it, and the clock: before its first answer the machine stands still for a while."""
+
+    def __init__(self, *answers: dict[str, Any]) -> None:
+        self.answers, self.now, self.still = list(answers), 0.0, 300.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def next(self, timeout: float) -> dict[str, Any] | None:
+        self.now += self.still or timeout
+        if self.still:
+            self.still = 0.0
+            return None
+        return self.answers.pop(0) if self.answers else None
+
+
+@pytest.mark.parametrize("answers", [[{"again": "node 0 was stopped"}], []])
+def test_a_machine_that_stood_still_has_not_waited_for_news(
+    answers: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All nodes may have stood: their machines were moved, or are one that was suspended."""
+    sleeper = Sleeper(*answers)
+    monkeypatch.setattr(command, "time", sleeper)
+    play, stopped = Play(tmp_path), StoppedError("stopped by another process")
+    client, output = cast(Client, sleeper), Output(Redactor({}))
+    node = Node(small_spec(tmp_path, tmp_path), play.settings, Place(1, 2, 1, "x"), {}, output, play.stop, client)
+    with pytest.raises(GatherAgainError if answers else StoppedError):
+        node._await_news(stopped, command.PEER_NEWS_SECONDS)
+    assert answers or 380 < sleeper.now < 400, "without news a node leaves all the same"
 
 
 def test_done_and_asked_to_stop_is_done(tmp_path: Path) -> None:
