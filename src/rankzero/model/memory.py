@@ -179,7 +179,7 @@ def state_parts(
         optimizer = 4.0 * facts.trainable + 8.0 * facts.trainable
     elif not section.divides and facts.float32_masters and not facts.adapters:
         copies = float(facts.trainable * facts.compute_bytes)
-        frozen *= facts.compute_bytes / 4  # engine/parallel/masters.py
+        frozen *= 1 if facts.float16 else facts.compute_bytes / 4  # engine/parallel/masters.py
     weights += frozen
     if "weights" in section.divides:
         weights /= world_size

@@ -249,9 +249,8 @@ class Node:
                 return
             asked = time.monotonic()
             message = self._news(NEWS_SECONDS)
-            if (
-                message is None
-            ):  # a machine that stood still meanwhile has not waited, and node 0 may have stood as well
+            if message is None:
+                # A machine that stood still meanwhile has not waited, and node 0 may have stood as well.
                 waited += min(time.monotonic() - asked, 5 * NEWS_SECONDS)
                 continue
             if message.get("end") == ExitCode.DONE:
