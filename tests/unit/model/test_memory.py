@@ -261,6 +261,15 @@ def test_logits_of_some_targets_at_a_time() -> None:
         assert found == [True, True, kind != "zero3"], "a head and its copy are gathered one by one"
 
 
+@pytest.mark.parametrize(("float16", "bytes_each"), [(False, 2), (True, 4)])
+def test_what_is_not_trained_in_full_is_held_as_it_is_computed_with(float16: bool, bytes_each: int) -> None:
+    """In bfloat16; float16 keeps float32 weights."""
+    without = replace(llama_8b(full()), float16=float16)
+    beside = replace(without, frozen_bytes=4 * 1000)
+    one, two = (state_bytes(full().train, facts, "ddp", 1) for facts in (without, beside))
+    assert two - one == bytes_each * 1000
+
+
 def test_a_cpu_has_passes_of_its_own() -> None:
     made = plan(lora(), 32 * GB, "cpu")
     assert (made.micro_batch_tokens, made.pass_cost_tokens) == (CPU_TOKENS[0], 32)
