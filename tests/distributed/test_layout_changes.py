@@ -7,13 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from rankzero.errors import ExitCode
 from rankzero.spec.run_spec import RunSpec
 from tests.faults.scene import COUNTS
+from tests.support import vision_families
 from tests.support.forked import Ordeal, run_forked
-from tests.support.runs import run_here, small_spec
+from tests.support.images import picture_rows
+from tests.support.runs import run_here, run_root, small_spec
 from tests.support.seeds import SEEDS
+from tests.support.tiny import write_jsonl
 from tests.support.zero import NEEDS_DEEPSPEED, assert_same_curve
 
 pytestmark = [pytest.mark.distributed, pytest.mark.faults]
@@ -82,3 +87,28 @@ def test_replicas_and_fsdp(method: str, tiny: Path, tmp_path: Path) -> None:
 def test_zero_with_the_others(method: str, tiny: Path, tmp_path: Path) -> None:
     few = (REPLICAS[0], ZERO[0], ZERO[2])
     endure(few if SEEDS == 1 else (REPLICAS[0], REPLICAS[2], SHARDED[0], *ZERO), method, tiny, tmp_path)
+
+
+@pytest.mark.parametrize("layouts", [("ddp", "fsdp"), ("fsdp", "ddp")])
+def test_a_tower_that_is_not_trained_stays_as_it_was(layouts: tuple[str, str], tmp_path: Path) -> None:
+    """Its files are float32, and it is computed with in bfloat16."""
+    vision_families.save("smolvlm", tmp_path / "model")
+    rows = str(write_jsonl(tmp_path / "seen.jsonl", picture_rows(tmp_path, 16)))
+    spec = small_spec(
+        tmp_path,
+        tmp_path / "model",
+        eval_rows=0,
+        lora=None,
+        model__dtype="bfloat16",
+        data__train=rows,
+        train__max_steps=4,
+        train__sharding=layouts[0],
+    )
+    assert run_forked(spec, 2, Ordeal(stop_in_step=2)).codes == [ExitCode.STOPPED] * 2
+    after = spec.model_copy(update={"train": spec.train.model_copy(update={"sharding": layouts[1]})})
+    outcome = run_forked(after, 2)
+    assert outcome.codes == [ExitCode.DONE] * 2, outcome.said
+    result, base = (load_file(path / "model.safetensors") for path in (run_root(spec) / "final", tmp_path / "model"))
+    tower = [name for name in base if "vision_model" in name]
+    assert tower and all(torch.equal(result[name], base[name]) for name in tower)
+    assert any(not torch.equal(result[name], base[name]) for name in base)

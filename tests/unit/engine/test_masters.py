@@ -139,9 +139,14 @@ def test_a_frozen_tower_has_the_precision_of_what_is_trained_behind_it(name: str
     vision_families.save(name, tmp_path / "model")
     rows = str(write_jsonl(tmp_path / "seen.jsonl", picture_rows(tmp_path, 16)))
     spec = small_spec(
-        *(tmp_path, tmp_path / "model"),
-        **{"lora": None, "model__dtype": "bfloat16", "data__train": rows, "eval_rows": 0},
-        **{"train__max_steps": 4, "train__micro_batch_tokens": 256},
+        tmp_path,
+        tmp_path / "model",
+        eval_rows=0,
+        lora=None,
+        model__dtype="bfloat16",
+        data__train=rows,
+        train__max_steps=4,
+        train__micro_batch_tokens=256,
     )
     run_here(spec)
     losses = [row["loss"] for row in metrics(spec) if "loss" in row]
