@@ -175,7 +175,7 @@ class Cluster:
             },
         }
         self.api.create(Pod.from_dict(pod))
-        deadline = time.monotonic() + 180
+        deadline = time.monotonic() + 300
         while True:
             found = self.api.get(Pod, name)
             phase = found.status.phase if found.status else None

@@ -160,7 +160,7 @@ def test_a_suspended_rank_is_ended_and_the_run_goes_on(cluster: Cluster, local_l
     place, run = cluster.cluster_yaml("job"), "suspended"
     assert cluster.rankzero("submit", cluster.run_yaml(run, max_steps=LONG), "--cluster", place, "--detach").code == 0
     cluster.until(run, place, running, "at step 6")
-    assert cluster.in_run(run, 1, SUSPEND).wait(60) == 0
+    assert cluster.in_run(run, 1, SUSPEND).wait(300) == 0
     seen = cluster.until(run, place, ended, "ended")
     assert seen["phase"] == "Succeeded", seen
     metrics = cluster.metrics(run)
@@ -274,7 +274,7 @@ def assert_nothing_is_left(cluster: Cluster, run: str) -> None:
     from lightkube.resources.core_v1 import ConfigMap, PersistentVolumeClaim, Pod, Secret, Service, ServiceAccount
     from lightkube.resources.rbac_authorization_v1 import Role, RoleBinding
 
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     kinds = (StatefulSet, Job, ConfigMap, Pod, Secret, Service, ServiceAccount, Role, RoleBinding)
     while True:
         left = [

@@ -43,7 +43,7 @@ def start(spec: RunSpec, tmp_path: Path) -> subprocess.Popen[str]:
 
 def wait_for_steps(spec: RunSpec, steps: int, process: subprocess.Popen[str]) -> None:
     path = run_root(spec) / "metrics.jsonl"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not path.exists() or path.read_text().count("\n") < steps:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
@@ -67,7 +67,7 @@ def test_a_signal_to_the_launcher_stops_all_ranks_after_the_same_step(number: in
     workers = workers_of(process)
     assert len(workers) == 2
     process.send_signal(number)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=300)
     assert process.returncode == 75, stderr
     assert "saved at step" in stderr and "same command" in stderr
     saved = json.loads((run_root(spec) / "last/manifest.json").read_text())["step"]
@@ -81,7 +81,7 @@ def test_a_signal_to_one_rank_alone_stops_all(tmp_path: Path, tiny: Path) -> Non
     process = start(spec, tmp_path)
     wait_for_steps(spec, 3, process)
     workers_of(process)[1].send_signal(signal.SIGTERM)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=300)
     assert process.returncode == 75, stderr
     assert json.loads((run_root(spec) / "last/manifest.json").read_text())["step"] == len(metrics(spec))
 
@@ -92,8 +92,8 @@ def test_a_killed_launcher_leaves_no_orphans(tmp_path: Path, tiny: Path) -> None
     wait_for_steps(spec, 3, process)
     workers = workers_of(process)
     process.kill()
-    process.communicate(timeout=60)
-    gone, alive = psutil.wait_procs(workers, timeout=20)
+    process.communicate(timeout=300)
+    gone, alive = psutil.wait_procs(workers, timeout=300)
     assert not alive and len(gone) == 2
 
 
@@ -114,7 +114,7 @@ def test_two_processes_stop_and_resume_bit_exactly(tmp_path: Path, tiny: Path) -
     process = start(spec, tmp_path)
     wait_for_steps(spec, 2, process)
     (run_root(spec) / "stop").touch()
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     if process.returncode == 75:
         run_processes_here(spec, 2)
     for name in ("final/adapter_model.safetensors", "last/optimizer.safetensors", "last/rng-rank-1.json"):
@@ -132,7 +132,7 @@ def test_torchrun_of_the_user(tmp_path: Path, tiny: Path) -> None:
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(worker)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads((run_root(spec) / "report.json").read_text())["world_size"] == 2
     assert done.stderr.count("[DONE]") == 1, "only rank 0 speaks"

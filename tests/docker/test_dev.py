@@ -103,8 +103,8 @@ def test_jupyter_is_reached_through_exec_alone(project: Path, cli: Any) -> None:
     (project / "mine.py").write_text("ANSWER = 42\n")
     assert cli("dev sync").code == 0
     with forwarding() as url:
-        assert httpx2.get(url, follow_redirects=True, timeout=60).status_code == 200
-        assert httpx2.get(url.split("/lab")[0] + "/api/contents", timeout=60).status_code == 403
+        assert httpx2.get(url, follow_redirects=True, timeout=300).status_code == 200
+        assert httpx2.get(url.split("/lab")[0] + "/api/contents", timeout=300).status_code == 403
         code = "import mine, os; print(mine.ANSWER, sorted(os.listdir('/outputs')) is not None, os.uname().nodename)"
         assert said_by_kernel(url, "/tmp/rankzero-dev/work", code).split() == ["42", "True", "dev-0"]
     token = token_of(url)

@@ -52,7 +52,7 @@ class Server:
         env = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"}
         with (self._directory / "log").open("ab") as said:
             self._process = subprocess.Popen(command, env=env, stdout=said, stderr=said, start_new_session=True)
-        until = time.monotonic() + 120
+        until = time.monotonic() + 300
         while time.monotonic() < until and self._process.poll() is None:
             try:
                 if httpx2.get(f"{self.url}/health").is_success:

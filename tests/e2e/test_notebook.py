@@ -22,7 +22,7 @@ def run(monkeypatch: pytest.MonkeyPatch, **env: str) -> tuple[str, int]:
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    nbclient.NotebookClient(notebook, timeout=180, kernel_name="python3").execute()
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
     outputs: list[Any] = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     text = "".join(output.get("text", "") for output in outputs)
     return text, sum("image/png" in output.get("data", {}) for output in outputs)

@@ -68,7 +68,7 @@ def test_killed_in_the_middle_nothing_is_taken_for_whole(tmp_path: Path, tiny: P
     command = [sys.executable, "-m", "rankzero", "data", "prepare", str(run), "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
     tokenized = own_cache / "tokenized"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not any(path.stat().st_size for path in tokenized.rglob(".tmp-*.arrow-*")):
         assert process.poll() is None
         assert time.monotonic() < deadline

@@ -154,7 +154,7 @@ TORCHRUN = {
 def test_under_torchrun(name: str, places: dict[str, str], tmp_path: Path) -> None:
     line, world_size, global_batch = TORCHRUN[name]
     process = start(line, places, tmp_path, free_port())
-    _, stderr = process.communicate(timeout=280)
+    _, stderr = process.communicate(timeout=300)
     assert process.returncode == 0, stderr
     directory = tmp_path / ("run" if "/out/run" in line else "out")
     report = json.loads((directory / "report.json").read_text())
@@ -172,6 +172,6 @@ def test_two_nodes_under_torchrun(places: dict[str, str], tmp_path: Path) -> Non
     )
     port = free_port()
     nodes = [start(line.format(rank=rank), places, tmp_path, port) for rank in (0, 1)]
-    errors = [node.communicate(timeout=280)[1] for node in nodes]
+    errors = [node.communicate(timeout=300)[1] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], errors
     assert json.loads((tmp_path / "out/report.json").read_text())["world_size"] == 2

@@ -85,7 +85,7 @@ def trackio_server(directory: Path, port: int) -> Iterator[None]:
             [sys.executable, "-c", program], env=env, stdout=said, stderr=said, start_new_session=True
         )
     try:
-        until = time.monotonic() + 120
+        until = time.monotonic() + 300
         while time.monotonic() < until and process.poll() is None:
             try:
                 if httpx2.get(f"http://127.0.0.1:{port}/version").is_success:

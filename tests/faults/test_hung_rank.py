@@ -17,7 +17,7 @@ from tests.support.runs import metrics, small_spec
 
 pytestmark = [pytest.mark.faults, pytest.mark.distributed]
 
-SECONDS = 120.0
+SECONDS = 300.0
 GONE = 9
 """Exit code of the rank that hung, when the test lets it go."""
 

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.distributed]
 
 MOMENTS = 3 * SEEDS
 STEPS = 4
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 300.0
 
 
 def rank_of_a_start(directory: Path, cache: str, text: str, at_call: int, to_stop_in: int) -> None:

@@ -131,7 +131,7 @@ class Cluster:
         with (self.root / f"{'-'.join(arguments[:1] + arguments[3:4])}-out.log".replace("/", "_")).open("ab") as log:
             self._daemons.append(subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
 
-    def _until(self, what: str, done, seconds: float = 60) -> None:  # type: ignore[no-untyped-def]
+    def _until(self, what: str, done, seconds: float = 300) -> None:  # type: ignore[no-untyped-def]
         deadline = time.monotonic() + seconds
         while not done():
             assert time.monotonic() < deadline, f"no {what} in {seconds} s\n{self.logs()}"

@@ -73,7 +73,7 @@ def forwarding(*more: str, cwd: Path | None = None) -> Iterator[str]:
             assert url, process.stderr.read()
             yield url
             process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 0, process.stderr.read()
+            assert process.wait(300) == 0, process.stderr.read()
             assert process.stdout.read() == "" and token_of(url) not in process.stderr.read()
         finally:
             process.kill()
@@ -89,7 +89,7 @@ def said_by_kernel(url: str, directory: str | Path, code: str) -> str:
     parts = urlsplit(url)
     headers = {"Authorization": f"token {token_of(url)}"}
     wish = {"path": str(directory).lstrip("/")}
-    started = httpx2.post(f"http://{parts.netloc}/api/kernels", json=wish, headers=headers, timeout=120).json()
+    started = httpx2.post(f"http://{parts.netloc}/api/kernels", json=wish, headers=headers, timeout=300).json()
     channels = f"ws://{parts.netloc}/api/kernels/{started['id']}/channels?token={token_of(url)}"
     return asyncio.run(_said(channels, code))
 

@@ -77,7 +77,7 @@ class Pods:
         value: dict[str, Any] = json.loads((self.folder / f"termination-{node}").read_text())
         return value
 
-    def wait_for_step(self, step: int, seconds: float = 120) -> None:
+    def wait_for_step(self, step: int, seconds: float = 300) -> None:
         """Until metrics.jsonl has this step."""
         path = run_root(self.spec) / "metrics.jsonl"
         deadline = time.monotonic() + seconds

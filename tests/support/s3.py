@@ -103,7 +103,7 @@ def _client() -> Any:
 def _empty(port: int) -> None:
     """What an earlier server of this process has kept is gone: moto has one memory for all of them."""
     request = urllib.request.Request(f"http://127.0.0.1:{port}/moto-api/reset", method="POST")
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=300) as answer:
         assert answer.status == 200
 
 

@@ -13,7 +13,7 @@ import torch
 from rankzero.data.batches.collators.sliced import Gather
 
 _Result = TypeVar("_Result")
-SECONDS = 120
+SECONDS = 300
 
 
 class Together:

@@ -116,7 +116,7 @@ def langfuse() -> Iterator[Langfuse]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             told.asked.set()
             if told.mood == "slow":
-                told.proceed.wait(60)
+                told.proceed.wait(300)
             login = f"Basic {base64.b64encode(f'{PUBLIC}:{SECRET}'.encode()).decode()}"
             right = self.headers["Authorization"] == login and told.mood != "refused"
             if told.mood in {"well", "slow"} and right:

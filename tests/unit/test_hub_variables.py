@@ -43,7 +43,7 @@ def test_the_seed_s_token_is_sent(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "rankzero", "data", "check", "rows.jsonl", "--model", "org/model"]
     with serving(Hub) as endpoint:
         env |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path), "HUGGINGFACE_HUB_TOKEN": "hf_canary"}
-        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 77, done.stderr
     assert "Bearer hf_canary" in Hub.tokens
     assert done.stderr.startswith("HUGGINGFACE_HUB_TOKEN is taken as HF_TOKEN\nerror: ")

@@ -68,7 +68,7 @@ def test_five_mistakes_are_told_at_once_without_torch(project: Path) -> None:
         "try: main()\nexcept SystemExit as end: code = end.code\n"
         "print(code, sorted({'torch', 'transformers', 'peft', 'datasets'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout == "78 []\n", done.stderr
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert [error.split(": ")[1] for error in errors] == [

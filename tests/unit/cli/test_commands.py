@@ -402,7 +402,7 @@ class TestRoot:
         env = {**os.environ, "COMP_WORDS": f"rankzero {line}", "COMP_CWORD": str(len(line.split()))}
         env["_RANKZERO_COMPLETE"] = "complete_bash"
         words = [sys.executable, "-m", "rankzero"]
-        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
         assert (done.stdout.split(), done.stderr) == (completed, "")
 
     @pytest.mark.parametrize("command", ["train", "init", "generate", "quickstart", "data check", "data show"])

@@ -44,7 +44,7 @@ def test_a_hub_that_does_not_answer_is_told_as_training_tells_it(command: str, t
     flag = [] if command.endswith("yaml") else ["--model", "org/model"]
     env = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
     words = [sys.executable, "-m", "rankzero", "data", *command.split(), *flag]
-    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
     where = "--model" if flag else "model.name"
     lines = done.stderr.splitlines()
     assert done.returncode == 69, done.stderr

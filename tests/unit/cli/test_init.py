@@ -123,7 +123,7 @@ def test_the_data_job_does_what_it_says(name: str, tmp_path: Path) -> None:
     env = {**os.environ, "PATH": f"{noting.parent}:{os.environ['PATH']}", "NOTED": str(tmp_path / "noted")}
     env["COCO"] = (tmp_path / "coco").as_uri()
     for _ in range(2):  # the second time, nothing is fetched
-        subprocess.run([*container["command"], script], env=env, check=True, timeout=60)
+        subprocess.run([*container["command"], script], env=env, check=True, timeout=300)
         shutil.rmtree(tmp_path / "coco", ignore_errors=True)
     assert (tmp_path / "cache/coco/val2017.zip").read_bytes() == b"val2017"
     first, second = (tmp_path / "noted").read_text().splitlines()

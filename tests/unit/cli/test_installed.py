@@ -39,7 +39,7 @@ print(json.dumps(done))
 def type_all(lines: list[str], without: tuple[str, ...], cwd: Path) -> list[tuple[int, str, str]]:
     """Type commands one after the other in one process that lacks packages."""
     words = [sys.executable, "-c", TYPE_ALL, json.dumps(without), json.dumps(lines)]
-    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=300, check=True)
     return [(code, out, err) for code, out, err in json.loads(done.stdout)]
 
 

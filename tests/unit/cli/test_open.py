@@ -113,7 +113,7 @@ def test_a_run_of_this_machine(tmp_path: Path) -> None:
     with (tmp_path / "said").open("w") as said:
         process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=said, stderr=said, start_new_session=True)
     try:
-        until = time.monotonic() + 120
+        until = time.monotonic() + 300
         while time.monotonic() < until and process.poll() is None:
             try:
                 found = httpx2.get(f"http://127.0.0.1:{port}/data/runs")
@@ -122,7 +122,7 @@ def test_a_run_of_this_machine(tmp_path: Path) -> None:
                 time.sleep(0.1)
         assert found.is_success and found.json() == ["."]
         os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(60) == 0, (tmp_path / "said").read_text()
+        assert process.wait(300) == 0, (tmp_path / "said").read_text()
     finally:
         process.kill()
 

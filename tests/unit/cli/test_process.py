@@ -15,7 +15,7 @@ import pytest
 from rankzero.cli.first_line import first_line, leave_out_first_line, say_first_line, say_step
 from rankzero.cli.output import print_error
 from rankzero.errors import ConfigError
-from tests.support.cpu_time import of_children
+from tests.support.work import calls_of_command
 
 HEAVY = ("torch", "transformers", "datasets", "numpy", "peft", "pyarrow", "rich", "pydantic", "yaml")
 
@@ -31,12 +31,12 @@ threading.Timer = Timer
 
 def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "rankzero", *words]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_importing_the_command_line_imports_nothing_heavy() -> None:
     code = f"import sys, rankzero.cli.main; print(sorted(set(sys.modules) & set({HEAVY!r})))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.strip() == "[]"
 
 
@@ -46,7 +46,7 @@ def test_reading_a_spec_imports_nothing_of_the_engine() -> None:
         "resolve(load_run_spec(None, ['model.name=m', 'data.train=t'], env={}).spec);"
         f"print(sorted(set(sys.modules) & set({HEAVY[:7]!r})))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.strip() == "[]"
 
 
@@ -56,7 +56,7 @@ def test_the_engine_s_libraries_say_nothing_by_themselves() -> None:
         "import logging, rankzero.engine.worker, rankzero.model.merge;"
         "logging.getLogger('bitsandbytes.backends.cpu.ops').warning('Failed to load CPU gemm_4bit_forward')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert (done.stdout, done.stderr) == ("", "")
 
 
@@ -64,7 +64,7 @@ def test_the_first_line_comes_before_anything_is_imported(tmp_path: Path) -> Non
     """Nothing that takes a moment is in its way, whenever it is due: here, at once."""
     code = f"{AT_ONCE}from rankzero.__main__ import main; sys.argv[1:] = ['train', 'nope.yaml']; main()"
     command = [sys.executable, "-X", "importtime", "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     before, _, after = done.stderr.partition("[STEP] rankzero train: look at the spec and at what it names\n")
     assert "rankzero.spec.load" in after, "the spec was looked at"
     imported = {line.rpartition("|")[2].strip() for line in before.splitlines() if line.startswith("import time")}
@@ -119,12 +119,8 @@ def test_who_says_a_first_line(words: list[str], env: dict[str, str], said: bool
 
 
 def test_help_answers_at_once(tmp_path: Path) -> None:
-    """0.2 s of work on an idle machine; the same work costs up to twice that where another program shares the core."""
-
-    def ask() -> None:
-        assert run("--help", cwd=tmp_path).returncode == 0
-
-    assert min(of_children(ask) for _ in range(5)) < 0.45
+    """280,000 calls, imports and all: 0.2 s of an idle machine."""
+    assert calls_of_command("--help", cwd=tmp_path) < 400_000
 
 
 @pytest.mark.parametrize(
@@ -186,7 +182,7 @@ def test_sigterm_while_the_command_line_is_imported(tmp_path: Path) -> None:
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
     process.terminate()
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 75 and "stopped: stopped by SIGTERM" in err.splitlines(), err
 
 
@@ -196,5 +192,5 @@ def test_sigterm_while_the_interpreter_ends_changes_no_outcome(tmp_path: Path) -
         "from rankzero.__main__ import main; main()"
     )
     command = [sys.executable, "-c", program, "train", "nope.yaml"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 78, done.stderr

@@ -151,7 +151,7 @@ def test_every_second_of_all_starts_is_of_some_kind(tmp_path: Path, tiny: Path) 
     wall = time.monotonic() - began
     goodput = json.loads((run_root(spec) / "goodput.json").read_text())
     seconds = goodput["seconds"]
-    assert goodput["wall_seconds"] == pytest.approx(wall, rel=0.01, abs=0.25)  # letting go of the directory
+    assert goodput["wall_seconds"] == pytest.approx(wall, rel=0.05, abs=1)  # letting go of the directory
     assert sum(seconds.values()) == pytest.approx(goodput["wall_seconds"], abs=0.02)
     assert set(seconds) == set(KINDS) and seconds["lost"] == seconds["compile"] == 0
     rest = ("startup", "model_files", "data", "model", "resume", "step", "input_wait", "save_wait", "evaluation")

@@ -32,7 +32,7 @@ from tests.support.tiny_configs import CONFIGS
 from tests.support.unasked import nothing_asked_of_models
 from tests.unit.model.support import spec_of
 
-PATIENCE = 60.0
+PATIENCE = 300.0
 
 
 class Config:

@@ -210,7 +210,7 @@ def typed(spec: RunSpec, folder: Path, *words: str) -> tuple[int, str, str, list
         "print('END', code, *sorted({'torch', 'transformers', 'peft'} & set(sys.modules)))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=300, check=True
     )
     out, _, end = done.stdout.rpartition("END ")
     return int(end.split()[0]), out, done.stderr, end.split()[1:]

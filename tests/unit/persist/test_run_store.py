@@ -277,7 +277,7 @@ def test_a_store_that_fails_for_a_while_is_spoken_of_once_and_made_up_for(
     monkeypatch.setattr(store, "upload", failing_at_first)
     with copying.copied([store], said.append) as failures:
         checkpoint(run, 5)
-        assert recovered.wait(60)
+        assert recovered.wait(300)
     assert not failures
     assert [line for line in said if "no route" in line] == said[:1]
     assert RunStore(run, url).newest_step() == 5

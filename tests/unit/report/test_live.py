@@ -93,7 +93,7 @@ def test_the_server(tmp_path: Path) -> None:
         assert parts.hostname == "127.0.0.1" and len(parts.path) > 30
 
         def ask(method: str, path: str) -> tuple[http.client.HTTPResponse, bytes]:
-            connection = http.client.HTTPConnection("127.0.0.1", parts.port, timeout=30)
+            connection = http.client.HTTPConnection("127.0.0.1", parts.port, timeout=300)
             connection.request(method, path)
             response = connection.getresponse()
             return response, response.read()

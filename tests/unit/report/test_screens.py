@@ -82,7 +82,7 @@ def browse(folder: Path, *arguments: str) -> str:
     fixed = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars")
     profile = f"--user-data-dir={folder / 'profile'}"
     words = [str(CHROMIUM), *fixed, profile, "--virtual-time-budget=20000", *arguments]
-    return subprocess.run(words, capture_output=True, text=True, timeout=240, check=True).stdout
+    return subprocess.run(words, capture_output=True, text=True, timeout=300, check=True).stdout
 
 
 def measured(folder: Path, page: str, *, dark: bool) -> list[dict[str, Any]]:

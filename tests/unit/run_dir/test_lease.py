@@ -25,11 +25,9 @@ def test_a_second_run_is_refused_at_once_and_told_who_holds_it(tmp_path: Path) -
     first.acquire()
     code = (
         "import sys; from pathlib import Path; from rankzero.run_dir.lease import Lease\n"
-        "Lease(Path(sys.argv[1])).acquire()"
+        "Lease(Path(sys.argv[1])).acquire(wait=lambda seconds: sys.exit(f'it waits for {seconds} s'))"
     )
-    started = time.monotonic()
     second = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
-    assert time.monotonic() - started < 60
     assert f"in use by process {os.getpid()}" in second.stderr
     first.release()
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
@@ -94,7 +92,7 @@ def test_the_heartbeat_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("rankzero.run_dir.lease.BEAT_SECONDS", 0.01)
     lease = Lease(tmp_path)
     lease.acquire()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while json.loads((tmp_path / "lease.json").read_text())["beat"] < 2 and time.monotonic() < deadline:
         pass
     lease.release()

@@ -40,7 +40,7 @@ def test_the_next_is_made_while_the_last_is_used_and_no_more() -> None:
 
     for number in ahead(make).each(range(4)):
         if number < 3:
-            assert begun[number + 1].wait(10), "the next one is not under way"
+            assert begun[number + 1].wait(300), "the next one is not under way"
         assert not any(event.is_set() for event in begun[number + 2 :])
 
 
@@ -81,9 +81,9 @@ def test_what_is_expected_next_is_made_once_while_the_last_is_used() -> None:
 
     made = ahead(make)
     for number in made.each([0, 1], lambda: 2):
-        assert begun[number + 1].wait(10)
+        assert begun[number + 1].wait(300)
     assert list(made.each([2, 3], lambda: 8)) == [2, 3]
-    assert begun[8].wait(10) and asked == [0, 1, 2, 3, 8]
+    assert begun[8].wait(300) and asked == [0, 1, 2, 3, 8]
     assert list(made.each([4])) == [4], "what came otherwise than expected is made when it is asked for"
 
 

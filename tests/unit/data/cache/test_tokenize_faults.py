@@ -76,7 +76,7 @@ def test_two_processes_at_once_write_once(tmp_path: Path, path: str, own_cache: 
     both = [start(tmp_path, path, own_cache, pause=0.5) for _ in range(2)]
     for process in both:
         go(process)
-    outputs = [process.communicate(timeout=60)[0].split("\n") for process in both]
+    outputs = [process.communicate(timeout=300)[0].split("\n") for process in both]
     assert sorted(output.count("writing") for output in outputs) == [0, 1]
     assert outputs[0][-2] == outputs[1][-2] and outputs[0][-2].startswith("done")
     assert len(left_behind(own_cache)) == 1
@@ -90,13 +90,13 @@ def test_killed_while_preparing(tmp_path: Path, path: str, own_cache: Path, work
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) >= (2 if workers > 1 else 0)
     process.send_signal(signal.SIGKILL)
-    process.wait(10)
+    process.wait(300)
     (staged,) = left_behind(own_cache)
     assert staged.endswith(".partial")
     dataset = prepare([SourceSpec(path=path)], tiny_tokenizer(), TokenRules(), own_cache)
     assert len(dataset) == 50
     assert left_behind(own_cache) == [dataset.fingerprint], "the next attempt clears up"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline and any(child.is_running() for child in children):
         time.sleep(0.05)
     assert not any(child.is_running() for child in children), "workers must not outlive their parent"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import statistics
 import time
 import tracemalloc
 
@@ -77,12 +78,13 @@ def test_every_line_is_counted_once() -> None:
     source = random.Random(20)
     formats = ("auto", "auto", *FORMATS)
     columns = (None, None, {"query": "text", "response": "answer"}, {"messages": "conversations", "text": "sentence"})
-    slowest, good, seen, before = 0.0, 0, 0, 0
+    took: list[float] = []
+    good, seen, before = 0, 0, 0
     for number in range(LINES // PER_CHUNK):
         lines = [damaged(source) for _ in range(PER_CHUNK)]
-        began = time.perf_counter()
+        began = time.process_time()
         parsed = parse(Chunk(0, 1, b"\n".join(lines)), source.choice(formats), source.choice(columns))
-        slowest = max(slowest, time.perf_counter() - began)
+        took.append(time.process_time() - began)
         bad = {problem.line for problem in parsed.problems}
         kept = {conversation.line for conversation in parsed.conversations}
         assert not bad & kept and (bad | kept) <= set(range(1, PER_CHUNK + 1))
@@ -102,4 +104,4 @@ def test_every_line_is_counted_once() -> None:
             assert after - before < 4 << 20
     assert seen == LINES
     assert good > LINES // 20, "the damage leaves too little to say anything"
-    assert slowest < 20
+    assert max(took) < 200 * statistics.median(took)

@@ -87,11 +87,11 @@ def test_following_waits_for_containers_that_are_about_to_start(
     monkeypatch.setattr(backend, "_containers", watched)
     thread = threading.Thread(target=lambda: lines.extend(backend.logs("tiny", LogQuery(follow=True))), daemon=True)
     thread.start()
-    assert waited.wait(60)
+    assert waited.wait(300)
     state = daemon.state["behaviour"]
     daemon.behave(ends={NODES[0]: [[0]]}, says=state["says"])
     os.spawnvp(os.P_WAIT, "docker", ["docker", "start", NODES[0]])
-    thread.join(60)
+    thread.join(300)
     assert [line.text for line in lines] == ["at last"]
 
 
