@@ -23,6 +23,9 @@ def main() -> None:
         minded = [signal.SIGTERM, *([signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else [])]
     for number in minded:
         signal.signal(number, _leave)
+    from rankzero.collector import look_seldom
+
+    look_seldom()
     from rankzero.cli.first_line import leave_out_first_line, say_first_line
 
     say_first_line()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,19 +18,12 @@ import pytest
 
 from rankzero.errors import StoppedError
 from tests.support.cli import Cli
+from tests.support.ports import free_port
 from tests.support.runs import log, metrics, run_here, run_root, small_spec, stop_in
 
 pytestmark = pytest.mark.trackers
 pytest.importorskip("mlflow.server", reason="`make test-trackers` installs MLflow's server")
 pytest.importorskip("flask", reason="`make test-trackers` installs MLflow's server")
-
-
-def free_port() -> int:
-    """Of loopback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Server:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 import torch
 
 from rankzero.engine.device import Device, computes_bfloat16
+from tests.support.ports import free_port
 from tests.support.tiny import tiny_gpt2, tiny_model, write_jsonl
 
 pytestmark = pytest.mark.e2e
@@ -109,12 +109,6 @@ def test_one_process(
     assert ("the tokenizer has no chat template" in done.err) == plain
     if plain:
         assert "### Assistant:" in (final / "chat_template.jinja").read_text()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start(line: str, places: dict[str, str], tmp_path: Path, port: int) -> subprocess.Popen[str]:

@@ -14,17 +14,12 @@ import pytest
 
 import rankzero
 from tests.support.adapters import tiny_adapter
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.e2e
 
 for needed in ("fastapi", "uvicorn", "openai"):
     pytest.importorskip(needed, reason="the extra `serve` is not installed")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_it_answers_under_its_name_and_ends_when_told(tiny: Path, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from rankzero.run_dir.paths import RunDir
 from rankzero.track.send import Delivery
 from rankzero.track.trackio import connect, problems
 from tests.support.cli import Cli
+from tests.support.ports import free_port
 from tests.support.runs import log, metrics, run_here, run_root, small_spec, stop_in
 
 pytestmark = [
@@ -101,9 +101,7 @@ def trackio_server(directory: Path, port: int) -> Iterator[None]:
 
 
 def test_a_server_that_comes_back(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     monkeypatch.setenv("TRACKIO_SERVER_URL", f"http://127.0.0.1:{port}/?write_token={TOKEN}")
     spec = small_spec(tmp_path, tiny, tracking__trackio=True, train__max_steps=3, eval_rows=0)
     run_here(spec)

@@ -35,7 +35,8 @@ WAIT_SECONDS = 300.0
 
 
 def rank_of_a_start(directory: Path, cache: str, text: str, at_call: int, to_stop_in: int) -> None:
-    """One rank. `at_call`: where rank 0's start-up asks all ranks to stop; 0: never. `to_stop_in`: a step."""
+    """One rank. `at_call`: where rank 0's start-up asks all ranks to stop, at its end if it has fewer calls; 0: never.
+    `to_stop_in`: a step."""
     from rankzero.engine import signals, worker
 
     os.environ["RANKZERO_CACHE"] = cache
@@ -61,7 +62,10 @@ def rank_of_a_start(directory: Path, cache: str, text: str, at_call: int, to_sto
 
     def begin(stop: Any, *rest: Any) -> None:
         sys.setprofile(None)
-        (directory / "calls").write_text(str(calls)) if rank == 0 else None
+        if rank == 0:
+            (directory / "calls").write_text(str(calls))
+            if calls < at_call:
+                stop_all(directory, nproc)
         defer(stop, *rest)
 
     worker.stop_on_signals, signals.StopRequest.defer = listening, begin
@@ -135,7 +139,9 @@ def test_a_stop_at_any_moment_of_start_up_is_a_stop(
         shutil.copytree(template.root / "cache", tmp_path / "cache")
         shutil.copytree(run_root(template.spec), run_root(starts.spec), symlinks=True)
     codes = starts.start(at_call=1 + int(0.98 * total * (moment + 0.5) / MOMENTS))
-    assert (starts.last / "asked").exists(), "start-up had fewer calls than it was measured to have"
+    assert (starts.last / "asked").exists()
+    # Either of two ranks tokenises, which takes some calls; one alone has as many calls as were measured.
+    assert nproc > 1 or not (starts.last / "calls").exists()
     left = [ExitCode.STOPPED, ExitCode.SERVICE] if nproc > 1 else [ExitCode.STOPPED]  # 69: a peer was faster
     assert ExitCode.STOPPED in codes and all(code in left for code in codes), (codes, starts.said())
     assert starts.start() == [0] * nproc, starts.said()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nodes import free_port
+from tests.support.ports import free_port
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel", "sinfo", "srun")
 CREDENTIAL_SECONDS = 5

@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rankzero.launch.node.settings import NodeSettings
 from rankzero.spec.resolve import resolve, to_yaml
 from rankzero.spec.run_spec import RunSpec
+from tests.support.ports import free_port
 from tests.support.runs import run_root
-
-
-def free_port() -> int:
-    """A port that was free a moment ago, of those that no outgoing connection is given in the meantime."""
-    while True:
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", random.randrange(12_000, 30_000)))
-            return int(probe.getsockname()[1])
 
 
 class Pods:

@@ -85,9 +85,9 @@ def _ready(
     if there or wrong:
         raise ConfigError([*there, *wrong])
     tell(verify_result(place))
-    from rankzero.model.load import quiet_libraries
+    from rankzero.model.load import settle_libraries
 
-    quiet_libraries()
+    settle_libraries()
     return place, adapter
 
 

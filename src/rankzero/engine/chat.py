@@ -13,7 +13,7 @@ from rankzero.engine.console import results_alone_on_stdout
 from rankzero.engine.device import pick_device, pick_dtype
 from rankzero.model.converse import reply
 from rankzero.model.generate import Speaker, Turn, load_speaker
-from rankzero.model.load import quiet_libraries
+from rankzero.model.load import settle_libraries
 from rankzero.run_dir.result import Result
 from rankzero.spec.sampling import Sampling
 
@@ -96,7 +96,7 @@ def open_voices(result: Result, base: Result | None = None) -> list[Voice]:
 
 
 def _speaker(result: Result) -> Speaker:
-    quiet_libraries()
+    settle_libraries()
     device = pick_device(0)
     with results_alone_on_stdout():
         return load_speaker(result, pick_dtype(result.model.dtype, device), device.torch_device)

@@ -15,7 +15,7 @@ from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.engine.console import logger, results_alone_on_stdout
 from rankzero.errors import RankzeroError, StorageError
 from rankzero.model.files import TOKENIZER_FILES
-from rankzero.model.load import load_tokenizer, quiet_libraries
+from rankzero.model.load import load_tokenizer, settle_libraries
 from rankzero.model.merge import BaseWeights, Merged, merge
 from rankzero.model.source import locate
 from rankzero.run_dir.atomic import write_json
@@ -39,7 +39,7 @@ def merge_adapter(
 ) -> Merged:
     """Write base and adapter as one model to `output`, whole or not at all, and note in the run how far the two are
     from each other. `known_as`: what is made of the model, where it does not stay. Raises as `merge` does."""
-    quiet_libraries()
+    settle_libraries()
     with results_alone_on_stdout():
         rows = [] if found.run is None else first_rows(spec_of(found.run), found.directory)
         done = merge(

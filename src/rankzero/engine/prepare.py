@@ -15,7 +15,7 @@ from rankzero.engine.goodput import Ledger
 from rankzero.engine.inputs import read_inputs
 from rankzero.engine.process import die_with_parent, hand_over
 from rankzero.engine.resume import refuse_before_gpus
-from rankzero.model.load import quiet_libraries
+from rankzero.model.load import settle_libraries
 from rankzero.model.source import weights_fingerprint
 from rankzero.run_dir.handover import read_payload
 from rankzero.run_dir.paths import RunDir
@@ -25,7 +25,7 @@ def main() -> None:
     """Read the payload of a worker, prepare, and hand an error over as a worker does."""
     die_with_parent()
     spec, options = read_payload(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    quiet_libraries()
+    settle_libraries()
     console = RunConsole(speaks=True, level=options.log_level)
     try:
         inputs = read_inputs(spec, World(), Ledger())

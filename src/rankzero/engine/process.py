@@ -32,7 +32,8 @@ from rankzero.spec.run_spec import RunSpec
 
 
 def process(work: Callable[[RunSpec, RunOptions], dict[str, Any]]) -> None:
-    """`python -m MODULE RUN.json`: what rankzero's own launcher starts, one for each process. `work` makes its report.
+    """`python -m rankzero.start MODULE RUN.json`: what rankzero's own launcher starts, one for each process. `work`
+    makes its report.
 
     Errors go to a file and are printed by the launcher, once and for the process that failed first: peers of a dead
     process fail too, and theirs would only bury the cause.

@@ -46,7 +46,7 @@ from rankzero.engine.setup import Session, build_session, collect_environment
 from rankzero.engine.signals import Activity, Tell, stop_on_signals
 from rankzero.engine.train import RunContext, train
 from rankzero.errors import StorageError
-from rankzero.model.load import quiet_libraries
+from rankzero.model.load import settle_libraries
 from rankzero.run_dir.atomic import put_back_displaced, remove_stale, write_json, write_text
 from rankzero.run_dir.handover import (
     BEAT_FILE_VARIABLE,
@@ -78,7 +78,7 @@ def run(
     ledger = Ledger(begun)
     world = world_from_env(dict(os.environ))
     require_whole_groups(spec, world.world_size)
-    quiet_libraries()
+    settle_libraries()
     with beats() as tell, stop_on_signals(logger.warning, tell) as stop, ExitStack() as stack:
         console = RunConsole(speaks=world.is_main, level=options.log_level)
         stack.callback(console.close)

@@ -1,6 +1,6 @@
 """The processes of a run on one machine: started, watched, signalled, and none left behind. Knows nothing of nodes.
 
-A worker is `python -m MODULE RUN.json`. Rank 0's standard output is its report; errors come as files.
+A worker is `python -m rankzero.start MODULE RUN.json`. Rank 0's standard output is its report; errors come as files.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Workers:
                 stderr = open_stderr(local)
                 self.processes.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", self._module, str(payload)],
+                        [sys.executable, "-m", "rankzero.start", self._module, str(payload)],
                         env={**defaults, **env, **{key: str(value) for key, value in place.items()}},
                         stdin=subprocess.DEVNULL,
                         stdout=stdout,

@@ -22,6 +22,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from rankzero.collector import look_as_usual
 from rankzero.data.tokens.built_in_templates import read_template
 from rankzero.errors import ConfigError
 from rankzero.model.parts import after_encoder
@@ -53,8 +54,10 @@ class ClassHead:
     stand for other classes and cannot be kept."""
 
 
-def quiet_libraries() -> None:
-    """One progress bar at a time, ours; what the libraries warn of is either handled here or not the user's."""
+def settle_libraries() -> None:
+    """To be called once they are imported. One progress bar at a time, ours; what the libraries warn of is either
+    handled here or not the user's; and what they brought is not looked through for cycles."""
+    look_as_usual()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     if not torch.cuda.is_available():  # where DeepSpeed is installed, other libraries import it, and it would say so

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from rankzero.launch.backends.kubernetes.serve import serve
 from rankzero.launch.render.tensorboard import tensorboard
 from rankzero.spec.cluster_spec import ClusterSpec
 from rankzero.track.tensorboard import TensorBoard
+from tests.support.ports import free_port
 from tests.unit.cli.conftest import Place
 from tests.unit.launch.backends.kubernetes.conftest import bench as bench
 from tests.unit.launch.backends.kubernetes.runs import STORAGE, Bench
@@ -105,9 +105,7 @@ def test_a_run_of_this_machine(tmp_path: Path) -> None:
     writer.log(1, {"loss": 1.0})
     writer.close()
     (root / "run.yaml").write_text("name: small\nmodel: {name: m}\ndata: {train: t}\n")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "rankzero", "open", "tensorboard", "small", "--port", str(port)]
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with (tmp_path / "said").open("w") as said:

@@ -71,7 +71,7 @@ def test_the_first_line_comes_before_anything_is_imported(tmp_path: Path) -> Non
     assert "rankzero.errors" in imported
     assert not {name.partition(".")[0] for name in imported} & {*HEAVY, "typer", "click"}
     assert {name for name in imported if name.startswith("rankzero.")} == {
-        *("rankzero.errors", "rankzero.__main__", "rankzero.cli", "rankzero.cli.first_line"),
+        *("rankzero.errors", "rankzero.collector", "rankzero.__main__", "rankzero.cli", "rankzero.cli.first_line"),
     } - ({"rankzero.__main__"} - imported)
 
 

@@ -21,6 +21,7 @@ from rankzero.launch.render.content import to_yaml
 from rankzero.launch.serving import Server, choose_engine, require_free, serving, wait_until_ready
 from rankzero.spec.cluster_load import profiles
 from tests.support.manifests import CORE_VERSIONS, check_core
+from tests.support.ports import free_port
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "serve"
 PROFILES = [name for name in profiles() if name not in ("docker", "slurm")]
@@ -149,12 +150,6 @@ def test_a_server_that_ends_at_once_is_told(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "transformers").write_text("#!/bin/sh\nexit 3\n")
     (tmp_path / "transformers").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    server = Server("transformers", tmp_path / "m", "m", port=_free())
+    server = Server("transformers", tmp_path / "m", "m", port=free_port())
     with serving(server) as process, pytest.raises(ServiceError, match="ended with 3"):
         wait_until_ready(server, process, 60)
-
-
-def _free() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -35,13 +35,13 @@ def prepare(
     from rankzero.cli.train import read_spec
     from rankzero.data.cache.training_data import prepare_part
     from rankzero.machine import cache_root
-    from rankzero.model.load import kind_of, load_config, load_tokenizer, quiet_libraries
+    from rankzero.model.load import kind_of, load_config, load_tokenizer, settle_libraries
     from rankzero.model.source import locate
     from rankzero.model.vision import load_vision
 
     part = parse_shard(shard)
     spec = read_spec(arguments, SeedFlags(), world_size=1)
-    quiet_libraries()
+    settle_libraries()
     source = locate(spec.model)
     tokenizer = load_tokenizer(source, spec.model, spec.data.chat_template)
     vision = None

@@ -167,7 +167,7 @@ class TokenizedDataset:
         """The class of each row by its name."""
         whole = pa.chunked_array([chunk for part in self._parts for chunk in part.chunks("label")], pa.string())
         encoded = whole.dictionary_encode().combine_chunks()
-        codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        codes = _array(encoded.indices.fill_null(-1))
         return RowLabels(tuple(encoded.dictionary.to_pylist()), self._chosen(codes))
 
     def images(self, i: int) -> tuple[str, ...]:
@@ -253,7 +253,7 @@ class _Part:
         return np.concatenate([np.diff(offsets) for offsets, _ in self._ids] or [np.empty(0, np.int32)])
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        return np.concatenate([b.column(name).to_numpy() for b in self._batches] or [np.empty(0, np.int32)])
+        return np.concatenate([_array(b.column(name)) for b in self._batches] or [np.empty(0, np.int32)])
 
     def chunks(self, name: str) -> list[Any]:
         return [batch.column(name) for batch in self._batches]
@@ -293,7 +293,13 @@ class _Part:
 
 def _lists(column: Any) -> tuple[Int32, npt.NDArray[Any]]:
     """Offsets and values of a list column, as arrays over the map."""
-    return column.offsets.to_numpy(), column.values.to_numpy()
+    return _array(column.offsets), _array(column.values)
+
+
+def _array(column: Any) -> npt.NDArray[Any]:
+    """A column of numbers without nulls, as an array over the map. By DLPack: `to_numpy` imports pandas where it is
+    installed, which every process of every start would wait for."""
+    return np.from_dlpack(column)
 
 
 def verify_bytes(directory: Path, workers: int = 1) -> None:

@@ -5,16 +5,15 @@ Token arrays travel as numpy arrays, thousands of rows in one: a Python object p
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
 
+from rankzero.collector import without_collector
 from rankzero.data.rows.chunks import Chunk
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.parse import parse
@@ -115,19 +114,6 @@ def chunk_encoder(parts: TokenizerParts, rules: TokenRules) -> Callable[[Task], 
         return result
 
     return encode_chunk
-
-
-@contextmanager
-def without_collector() -> Iterator[None]:
-    """No search for reference cycles meanwhile: a chunk makes many objects and next to no cycles, and looking through
-    them again and again took a tenth of the time. What cycles there are go after the chunk."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _fill(result: EncodedChunk, rows: Iterator[Row], conversations: Sequence[Conversation]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from rankzero.collector import look_as_usual
 from rankzero.engine.console import RunConsole, logger, results_alone_on_stdout
 from rankzero.engine.device import Device, pick_device, set_threads
 from rankzero.engine.distributed import (
@@ -53,6 +54,7 @@ def smoke(spec: RunSpec, options: RunOptions, *, begun: float | None = None) -> 
     begun = time.monotonic() if begun is None else begun
     settings = options.smoke or SmokeSettings()
     world = world_from_env(dict(os.environ))
+    look_as_usual()
     with stop_on_signals(logger.warning), ExitStack() as stack:
         console = RunConsole(speaks=world.is_main, level=options.log_level)
         stack.callback(console.close)

@@ -27,7 +27,7 @@ from rankzero.launch.processes import Ranks, Workers
 from rankzero.redaction import Redactor
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.setting import is_finished
-from tests.support.nodes import free_port
+from tests.support.ports import free_port
 from tests.support.runs import run_here, run_root, small_spec
 
 Scene = tuple[Callable[[], bool], Callable[[], Any]]
