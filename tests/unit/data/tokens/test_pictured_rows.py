@@ -26,6 +26,7 @@ from rankzero.data.images.embedded import kept_images
 from rankzero.data.inspect.validate import CheckOptions, check
 from rankzero.data.pool import ordered_map
 from rankzero.data.rows.chunks import Chunk
+from rankzero.data.tokens.built_in_templates import read_template
 from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.errors import DataError
 from rankzero.model.vision import Vision
@@ -255,6 +256,14 @@ def test_a_template_that_leaves_images_out(place: Place) -> None:
     )
     with pytest.raises(DataError, match="prints 0 places for 1 image"):
         place.tokenise({**user_assistant("<image>hi", "a"), "images": ["0.png"]})
+
+
+def test_the_plain_template_says_that_it_has_no_place_for_them(place: Place) -> None:
+    place.tokenizer = copy.deepcopy(place.tokenizer)
+    place.tokenizer.chat_template = read_template("plain", place.tokenizer)
+    place.tokenise(user_assistant("no image", "none is needed"))
+    with pytest.raises(DataError, match="the chat template says: the plain template has no place for images"):
+        place.tokenise({**user_assistant("<image>What is it?", "seven"), "images": ["0.png"]})
 
 
 def test_a_language_model_sees_no_images(place: Place) -> None:
