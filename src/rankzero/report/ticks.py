@@ -60,10 +60,11 @@ def plain(value: float, step: float) -> str:
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
         if abs(value) >= size:
             return f"{value / size:.{_decimals(step / size)}f}{letter}"
-    if step >= 1e4 or abs(value) >= 1e5:
+    if step >= 1e4 or (abs(value) >= 1e5 and step >= 1):
         return f"{value / 1e3:.{_decimals(step / 1e3)}f}k"
     if step < 1e-4:
-        return f"{value:.3g}"
+        digits = max(3, 1 + math.floor(math.log10(abs(value))) - math.floor(math.log10(step)))
+        return f"{value:.{digits}g}"
     return f"{value:,.{_decimals(step)}f}"
 
 
@@ -98,5 +99,6 @@ def _round_step(least: float, *, whole: bool) -> float:
 
 
 def _decimals(step: float) -> int:
-    """Digits after the point that a multiple of this needs, at most six."""
-    return next((digits for digits in range(6) if abs(step * 10**digits - round(step * 10**digits)) < 1e-6), 6)
+    """Digits after the point that a multiple of this needs, at most fifteen."""
+    multiples = ((digits, step * 10**digits) for digits in range(15))
+    return next((digits for digits, at in multiples if at > 0.5 and abs(at - round(at)) < 1e-6), 15)
