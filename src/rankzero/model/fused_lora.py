@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from peft.tuners.lora.layer import Linear, LoraLayer
 
+from rankzero.model import onednn
 from rankzero.model.dropout import PlacedDropout, Share, alone, by_kernel, kept
 
 
@@ -74,6 +75,7 @@ class FusedAdapter(torch.nn.Module, LoraLayer):  # type: ignore[misc]
         adapted: torch.Tensor
         if self._takes_part(x, dtype):
             weight, bias = self.base_layer.weight, self.base_layer.bias
+            rule = replace(rule, by_onednn=type(self.base_layer) is onednn.Linear)
             adapted = _Linear.apply(x, weight, bias, a, b, keys, rule)  # type: ignore[no-untyped-call]
         else:
             rule = replace(rule, in_place=not self.base_layer._forward_hooks)
@@ -83,7 +85,7 @@ class FusedAdapter(torch.nn.Module, LoraLayer):  # type: ignore[misc]
     def _takes_part(self, x: torch.Tensor, dtype: torch.dtype) -> bool:
         """Whether the base is nothing but frozen products in this precision, which nobody listens to."""
         base = self.base_layer
-        if type(base) is not torch.nn.Linear or base._forward_hooks or base._forward_pre_hooks:
+        if type(base) not in _PLAIN or base._forward_hooks or base._forward_pre_hooks:
             return False
         held = [base.weight] if base.bias is None else [base.weight, base.bias]
         return x.dtype is dtype and all(one.dtype is dtype and not one.requires_grad for one in held)
@@ -93,8 +95,11 @@ class FusedAdapter(torch.nn.Module, LoraLayer):  # type: ignore[misc]
         names = [name for name in self.active_adapters if name in self.lora_A]
         if self.disable_adapters or self.merged or len(names) != 1 or names[0] in self.lora_variant:
             return None
-        plain = type(self.lora_A[names[0]]) is torch.nn.Linear and self.lora_B[names[0]].bias is None
+        plain = type(self.lora_A[names[0]]) in _PLAIN and self.lora_B[names[0]].bias is None
         return names[0] if plain else None
+
+
+_PLAIN = (torch.nn.Linear, onednn.Linear)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,8 @@ class _Rule:
     """Of the products."""
     in_place: bool = False
     """Nobody else has what the base computed."""
+    by_onednn: bool = False
+    """The products with the base's weights."""
 
     @property
     def scale(self) -> float:
@@ -127,7 +134,8 @@ class _Linear(torch.autograd.Function):
         rule: _Rule,
     ) -> torch.Tensor:
         with torch.autocast(x.device.type, enabled=False):
-            out_NO = torch.nn.functional.linear(x.reshape(-1, x.shape[-1]), weight, bias)
+            multiply = onednn.product if rule.by_onednn else torch.nn.functional.linear
+            out_NO = multiply(x.reshape(-1, x.shape[-1]), weight, bias)
             saved, inner, b_here = _narrow(x, a, b, keys, rule)
             out_NO.addmm_(inner, b_here.T, alpha=rule.scale)
         ctx.save_for_backward(weight, *saved)
@@ -143,7 +151,7 @@ class _Linear(torch.autograd.Function):
         of_inner_Nr, of_a, of_b = _of_adapter(of_output_NO, x, mask, b, inner_Nr, ctx)
         of_x = None
         if ctx.needs_input_grad[0]:
-            of_x_NI = of_output_NO @ weight
+            of_x_NI = onednn.product(of_output_NO, weight.T) if ctx.rule.by_onednn else of_output_NO @ weight
             if mask is None:
                 of_x_NI.addmm_(of_inner_Nr, a)
             else:

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSequenceClassification
 
 from rankzero.engine.device import Device
-from rankzero.engine.setup import fit_layers
+from rankzero.engine.layers import fit_layers
 from rankzero.model.attention import Attention
 from rankzero.model.dropout import Places
 from rankzero.spec.run_spec import RunSpec

@@ -1,0 +1,40 @@
+"""How a run has the layers of its model compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rankzero.engine.device import Device
+from rankzero.model import dropout_attention
+from rankzero.model.attention import Attention
+from rankzero.model.compiling import compile_blocks
+from rankzero.model.dropout import Places, place_dropout
+from rankzero.model.facts import fused_of
+from rankzero.model.float32_sums import sum_in_float32
+from rankzero.model.fused_lora import fuse_adapters
+from rankzero.model.norms import fuse_norms
+from rankzero.model.onednn import computes_by_onednn, multiply_by_onednn
+from rankzero.model.saved_modules import compute_in_base_precision, look_up_trained_tokens
+from rankzero.spec.run_spec import RunSpec
+
+
+def fit_layers(model: Any, spec: RunSpec, device: Device, attention: Attention, places: Places) -> str | None:
+    """Have the model's layers compute as this run does on this device, in place. Returns what `compile_blocks` does."""
+    place_dropout(model, places)
+    fused = fused_of(spec, device.kind)
+    if fused.adapters:
+        fuse_adapters(model)
+    if fused.norms and spec.model.kernels == "none":
+        fuse_norms(model)
+    if device.kind == "cpu":
+        sum_in_float32(model)
+    if spec.lora is not None:
+        compute_in_base_precision(model)
+        look_up_trained_tokens(model)
+    if attention.implementation == dropout_attention.NAME:
+        dropout_attention.place_attention(model, places)
+    if spec.train.torch_compile:
+        return compile_blocks(model)
+    if device.kind == "cpu" and computes_by_onednn():
+        multiply_by_onednn(model)
+    return None

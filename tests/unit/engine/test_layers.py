@@ -1,0 +1,46 @@
+"""Which parts a run has its layers compute with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rankzero.engine.device import Device
+from rankzero.engine.layers import fit_layers
+from rankzero.model import onednn
+from rankzero.model.attention import Attention
+from rankzero.model.dropout import Places
+from tests.support.runs import small_spec
+from tests.support.tiny_configs import CONFIGS
+
+AMD, INTEL = "avx2 sse4a avx512f avx512_bf16", "avx2 avx512f amx_bf16"
+
+
+@pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this torch is built without oneDNN")
+@pytest.mark.parametrize(
+    ("features", "dtype", "compiled", "wanted"),
+    [
+        (AMD, torch.float32, False, True),
+        (AMD, torch.bfloat16, False, False),
+        (AMD, torch.float32, True, False),
+        (INTEL, torch.float32, False, False),
+    ],
+)
+def test_who_multiplies_float32(
+    features: str,
+    dtype: torch.dtype,
+    compiled: bool,
+    wanted: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    tiny: Path,
+) -> None:
+    monkeypatch.setenv("RANKZERO_CPU_FEATURES", features)
+    spec = small_spec(tmp_path, tiny, lora=None, train={"torch_compile": compiled})
+    model = AutoModelForCausalLM.from_config(CONFIGS["llama"]()).to(dtype)
+    fit_layers(model, spec, Device("cpu"), Attention("sdpa", padding_free=False), Places(0))
+    kinds = {type(module) for module in model.modules() if isinstance(module, torch.nn.Linear)}
+    assert kinds == {onednn.Linear if wanted else torch.nn.Linear}
