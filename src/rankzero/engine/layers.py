@@ -1,4 +1,5 @@
-"""How a run has the layers of its model compute."""
+"""How a run has the layers of its model compute: what takes the place of which, on which device, in this order. Knows
+nothing of how each of them does it, and no model's name."""
 
 from __future__ import annotations
 
@@ -35,6 +36,11 @@ def fit_layers(model: Any, spec: RunSpec, device: Device, attention: Attention, 
         dropout_attention.place_attention(model, places)
     if spec.train.torch_compile:
         return compile_blocks(model)
-    if device.kind == "cpu" and computes_by_onednn():
+    if multiplies_by_onednn(spec, device):
         multiply_by_onednn(model)
     return None
+
+
+def multiplies_by_onednn(spec: RunSpec, device: Device) -> bool:
+    """Whether linear layers in float32 multiply by oneDNN, wherever torch itself would not."""
+    return device.kind == "cpu" and not spec.train.torch_compile and computes_by_onednn()

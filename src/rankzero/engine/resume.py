@@ -8,6 +8,7 @@ from typing import Any
 from rankzero import __version__
 from rankzero.engine.distributed import gather_objects
 from rankzero.engine.inputs import Inputs
+from rankzero.engine.layers import multiplies_by_onednn
 from rankzero.engine.setup import Session
 from rankzero.errors import ConfigError, Problem
 from rankzero.model.source import weights_fingerprint
@@ -113,6 +114,7 @@ def layout_of(session: Session, spec: RunSpec, environment: dict[str, Any]) -> d
         "attention": session.attention.implementation or "auto",
         "rows end to end": yes(session.attention.padding_free),
         "compiled": yes(session.compiled is not None),
+        "float32 by oneDNN": yes(multiplies_by_onednn(spec, session.device)),
         **{name: str(size) for name, size in groups.items() if size > 1},
         **{name: environment["versions"].get(name, "none") for name in ("torch", "transformers", "peft")},
     }

@@ -1,8 +1,8 @@
 """Products with float32 weights by oneDNN on AMD's CPUs with AVX-512. Knows no model's name.
 
-torch multiplies bfloat16 by oneDNN and float32 by MKL, which uses instructions of 256 bits on CPUs that Intel has not
-made. oneDNN uses what the CPU has. Which one multiplies follows from the CPU and the shapes alone, never from a
-measurement: a run that goes on must compute as the one that it continues.
+torch multiplies bfloat16 by oneDNN and float32 by MKL, which does not count CPUs of AMD's among those with AVX-512
+(MKL_VERBOSE=1 says what it takes one for). oneDNN uses what the CPU has. Which one multiplies follows from the CPU and
+the shapes alone, never from a measurement: a run that goes on must compute as the one that it continues.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
 
 
 class Linear(torch.nn.Linear):
-    """torch's layer, with its weight's name and its own."""
+    """torch's layer, under torch's name, by which others look for it. What is not float32 is computed as before."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         in_float32 = input.dtype is self.weight.dtype is torch.float32 and not torch.is_autocast_enabled("cpu")

@@ -192,6 +192,19 @@ def test_other_passes_are_not_called_bit_exact(tmp_path: Path, tiny: Path) -> No
     assert f"{said}tokens of a pass: 128 before, 64 now\n" in log(spec)
 
 
+@pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this torch is built without oneDNN")
+def test_another_maker_of_the_cpu_is_not_called_bit_exact(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = small_spec(tmp_path, tiny, train__num_train_epochs=1)
+    monkeypatch.setenv("RANKZERO_CPU_FEATURES", "avx2 sse4a avx512f")
+    with pytest.raises(StoppedError):
+        run_here(spec, hooks=stop_in(1))
+    monkeypatch.setenv("RANKZERO_CPU_FEATURES", "avx2 avx512f")
+    run_here(spec, log_level="INFO")
+    assert "not bit-exactly: float32 by oneDNN: yes before, no now\n" in log(spec)
+
+
 def test_what_was_best_on_other_data_is_not_best_on_these() -> None:
     before = Position(step=9, best={"eval_loss": 1.0}, best_step=5, evals_since_best=2, ended_early=True)
     patient = RunSpec.model_validate(
