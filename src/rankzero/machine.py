@@ -41,13 +41,36 @@ def cpu_features() -> frozenset[str]:
     told = os.environ.get(CPU_FEATURES_VARIABLE)
     if told is not None:
         return frozenset(told.split())
+    told_by_cpu = _first_cpu()
+    return frozenset((told_by_cpu.get("flags") or told_by_cpu.get("Features") or "").split())
+
+
+def cpu_kind() -> str:
+    """Which CPU this is, and the instructions by which libraries choose how to multiply: those of one kind round alike.
+    Empty where the system does not say."""
+    told_by_cpu = _first_cpu()
+    kind = " ".join(f"{words}{told_by_cpu[key]}" for key, words in _KIND.items() if told_by_cpu.get(key))
+    return f"{kind}, {' '.join(sorted(cpu_features() & _CHOSEN_BY))}" if kind else ""
+
+
+_KIND = {
+    **{"vendor_id": "", "cpu family": "family ", "model": "model "},  # x86
+    **{"CPU implementer": "implementer ", "CPU part": "part "},  # Arm
+}
+_CHOSEN_BY = frozenset(
+    ("avx2", "fma", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16")
+    + ("amx_int8", "amx_bf16", "amx_fp16", "asimd", "asimdhp", "bf16", "i8mm", "sve", "sve2")
+)
+"""A virtual machine may hide some of what the same CPU has elsewhere."""
+
+
+def _first_cpu() -> dict[str, str]:
+    """What Linux tells of the first CPU, by its names."""
     if not _CPU_INFO.is_file():
-        return frozenset()
-    for line in _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() in {"flags", "Features"}:
-            return frozenset(value.split())
-    return frozenset()
+        return {}
+    first, _, _ = _CPU_INFO.read_text(encoding="utf-8", errors="replace").strip().partition("\n\n")
+    told = (line.partition(":") for line in first.splitlines())
+    return {key.strip(): value.strip() for key, _, value in told}
 
 
 def cpu_computes(precision: str) -> bool:

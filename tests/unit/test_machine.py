@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from rankzero import machine
-from rankzero.machine import cpu_features
+from rankzero.machine import cpu_features, cpu_kind
 
 XEON = """processor\t: 0
+vendor_id\t: GenuineIntel
+cpu family\t: 6
+model\t\t: 143
 model name\t: Some CPU
 flags\t\t: fpu avx2 avx512f avx512_bf16 amx_bf16
 bugs\t\t: none
@@ -17,7 +20,11 @@ bugs\t\t: none
 processor\t: 1
 flags\t\t: fpu
 """
-GRAVITON = "processor\t: 0\nFeatures\t: fp asimd asimdhp bf16\n"
+GRAVITON = """processor\t: 0
+Features\t: fp asimd asimdhp bf16
+CPU implementer\t: 0x41
+CPU part\t: 0xd40
+"""
 
 
 @pytest.mark.parametrize(
@@ -41,3 +48,23 @@ def test_the_first_cpu_says_what_it_can(
     assert cpu_features() == {"avx2", "fma"}, "the variable is believed"
     monkeypatch.setenv("RANKZERO_CPU_FEATURES", "")
     assert not cpu_features()
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (XEON, "GenuineIntel family 6 model 143, amx_bf16 avx2 avx512_bf16 avx512f"),
+        (XEON.replace("143", "85"), "GenuineIntel family 6 model 85, amx_bf16 avx2 avx512_bf16 avx512f"),
+        (GRAVITON, "implementer 0x41 part 0xd40, asimd asimdhp bf16"),
+        ("processor\t: 0\n", ""),
+        (None, ""),
+    ],
+)
+def test_cpus_that_may_round_otherwise_are_of_other_kinds(
+    text: str | None, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RANKZERO_CPU_FEATURES", raising=False)
+    monkeypatch.setattr(machine, "_CPU_INFO", tmp_path / "cpuinfo")
+    if text is not None:
+        (tmp_path / "cpuinfo").write_text(text)
+    assert cpu_kind() == kind

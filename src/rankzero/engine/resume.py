@@ -11,6 +11,7 @@ from rankzero.engine.inputs import Inputs
 from rankzero.engine.layers import multiplies_by_onednn
 from rankzero.engine.setup import Session
 from rankzero.errors import ConfigError, Problem
+from rankzero.machine import cpu_kind
 from rankzero.model.source import weights_fingerprint
 from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.same_run import Differences, spec_changes, with_way_out
@@ -104,9 +105,11 @@ def layout_of(session: Session, spec: RunSpec, environment: dict[str, Any]) -> d
         "processes of a pass": spec.train.context_parallel,
         "processes of all experts": spec.train.expert_parallel,
     }
+    cpu = cpu_kind() if session.device.kind == "cpu" else ""
     return {
         "processes": str(environment["world_size"]),
         "device": session.device.name,
+        **({"CPU": cpu} if cpu else {}),
         "sharding": session.parallel.name,
         "offload": spec.train.offload,
         "tokens of a pass": str(session.memory.micro_batch_tokens),

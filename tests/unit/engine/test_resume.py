@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rankzero import machine
 from rankzero.engine.checkpoint import Position, under
 from rankzero.engine.hooks import Hooks
 from rankzero.engine.resume import check_same_run, how_it_continues
@@ -203,6 +204,20 @@ def test_another_maker_of_the_cpu_is_not_called_bit_exact(
     monkeypatch.setenv("RANKZERO_CPU_FEATURES", "avx2 avx512f")
     run_here(spec, log_level="INFO")
     assert "not bit-exactly: float32 by oneDNN: yes before, no now\n" in log(spec)
+
+
+def test_another_cpu_is_not_called_bit_exact(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch calls all of these AVX2; how MKL and oneDNN cut a product into blocks is the CPU's own."""
+    cpu = "vendor_id\t: {}\ncpu family\t: {}\nmodel\t\t: {}\nflags\t\t: avx2 fma\n"
+    monkeypatch.setattr(machine, "_CPU_INFO", tmp_path / "cpuinfo")
+    (tmp_path / "cpuinfo").write_text(cpu.format("GenuineIntel", 6, 79))
+    spec = small_spec(tmp_path, tiny, train__num_train_epochs=1)
+    with pytest.raises(StoppedError):
+        run_here(spec, hooks=stop_in(1))
+    (tmp_path / "cpuinfo").write_text(cpu.format("AuthenticAMD", 25, 1))
+    run_here(spec, log_level="INFO")
+    before, now = "GenuineIntel family 6 model 79, avx2 fma", "AuthenticAMD family 25 model 1, avx2 fma"
+    assert f"not bit-exactly: CPU: {before} before, {now} now\n" in log(spec)
 
 
 def test_what_was_best_on_other_data_is_not_best_on_these() -> None:
