@@ -30,7 +30,7 @@ def local_files(path: str) -> tuple[str, ...] | Problem:
     if not glob.has_magic(path):
         return Problem("no such file", path, missing_hint(path))
     matched = sorted(glob.glob(path, recursive=True))
-    if lost := _lead_nowhere(matched):
+    if lost := _not_looked_into(path) or _lead_nowhere(matched):
         return lost
     found = [name for name in matched if os.path.isfile(name)]
     if not found:
@@ -53,6 +53,28 @@ def missing_hint(path: str) -> str:
     beside = sorted(name for name in os.listdir(folder) if is_data_file(name))
     there = ", ".join(beside[:_SHOWN]) + (" …" if len(beside) > _SHOWN else "")
     return f"{folder} has {there or 'no data files'}"
+
+
+def _not_looked_into(pattern: str) -> Problem | None:
+    """A folder whose files a pattern stands for and that may not be read: `glob` passes over it in silence."""
+    parts = pattern.split("/")
+    first = next(number for number, part in enumerate(parts) if glob.has_magic(part))
+    for number, part in enumerate(parts[first:], first):
+        above = "/".join([*parts[:number], ""]) or "./"
+        folders = glob.glob(f"{above}**/" if part == "**" else above, recursive=True)
+        for folder in sorted(folders):
+            try:
+                if glob.has_magic(part):
+                    os.scandir(folder).close()
+                else:
+                    os.lstat(folder + part)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                where = str(error.filename or folder).rstrip("/")
+                hint = f"try: ls -ld {where}; or write a pattern that leaves it out"
+                return Problem(f"cannot be read: {error.strerror}", where, hint)
+    return None
 
 
 def _pattern_hint(path: str) -> str:

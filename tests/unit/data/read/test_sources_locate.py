@@ -11,6 +11,7 @@ from rankzero.data.read.locate import LocatedSource, expand
 from rankzero.data.read.network import Found, RemoteFile
 from rankzero.errors import DataError, ServiceError
 from rankzero.spec.run_spec import SourceSpec
+from tests.support.unreadable import refuse
 from tests.unit.data.read.containers.reading import put
 from tests.unit.data.read.fake_network import FakeNetwork, NoNetwork, fault, located, own_cache
 
@@ -65,6 +66,34 @@ def test_a_link_among_data_that_leads_nowhere_is_an_error(path: str, tmp_path: P
     assert "2 links lead nowhere" in fault(path).what
     make(f"{away}/c.jsonl", f"{away}/d.jsonl")
     assert {"d/a.jsonl", "d/c.jsonl", "d/d.jsonl"} <= set(located(path).files)
+
+
+@pytest.mark.parametrize(
+    ("path", "refused"),
+    [
+        ("d", "d/shut"),
+        ("d/**/*.jsonl", "d/shut"),
+        ("d/**", "d/shut"),
+        ("d/*/*.jsonl", "d/shut"),
+        ("*/shut/*.jsonl", "d/shut"),
+        ("d*/*/shut/*.jsonl", "d/x/shut"),
+    ],
+)
+def test_a_folder_that_may_not_be_read_is_an_error(path: str, refused: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files would not be trained on."""
+    make("d/a.jsonl", f"{refused}/b.jsonl", "d/open/c.jsonl")
+    assert located(path).files
+    refuse(monkeypatch, "shut")
+    found = fault(path)
+    assert (Path(found.where), found.what) == (Path(refused), "cannot be read: Permission denied")
+    assert "ls -l" in found.hint
+
+
+def test_a_pattern_need_not_read_what_it_does_not_look_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    make("d/a.jsonl", "d/shut/b.jsonl")
+    refuse(monkeypatch, "shut")
+    assert located("d/*.jsonl").files == ("d/a.jsonl",)
+    assert located("[d]/shut/b.jsonl").files == ("d/shut/b.jsonl",)
 
 
 def test_a_folder_that_is_a_link_and_not_there_is_an_error(tmp_path: Path) -> None:
