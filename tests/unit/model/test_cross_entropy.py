@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from rankzero.model import cross_entropy
 from rankzero.model.cross_entropy import cross_entropy_sum
 
 
@@ -35,14 +36,31 @@ def test_it_is_torchs(dtype: torch.dtype, weighted: bool, spread: float) -> None
     torch.testing.assert_close(of_found, of_exact.to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_how_many_are_computed_at_once_changes_no_bit(
+    dtype: torch.dtype, weighted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = []
+    for at_once in (1, 3, 7, 100):
+        monkeypatch.setattr(cross_entropy, "_AT_ONCE", at_once)
+        logits, targets, weights = drawn(dtype)
+        loss = cross_entropy_sum(logits, targets, weights if weighted else None)
+        with torch.no_grad():
+            assert cross_entropy_sum(logits, targets, weights if weighted else None).equal(loss)
+        results.append((loss.detach(), *torch.autograd.grad(loss, logits)))
+    assert all(torch.equal(*pair) for other in results[1:] for pair in zip(results[0], other, strict=True))
+
+
 def test_certain_predictions_have_a_loss_of_zero_and_wrong_ones_a_finite_one() -> None:
     logits = torch.tensor([[200.0, 0.0], [200.0, 0.0]], requires_grad=True)
     assert cross_entropy_sum(logits[:1], torch.tensor([0])).item() == 0
     assert cross_entropy_sum(logits[1:], torch.tensor([1])).item() == 200
 
 
-def test_no_targets_have_no_loss() -> None:
-    logits = torch.empty(0, 50, requires_grad=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_targets_have_no_loss(dtype: torch.dtype) -> None:
+    logits = torch.empty(0, 50, dtype=dtype, requires_grad=True)
     loss = cross_entropy_sum(logits, torch.empty(0, dtype=torch.long))
     loss.backward()
     assert loss.item() == 0 and logits.grad is not None and logits.grad.shape == (0, 50)
