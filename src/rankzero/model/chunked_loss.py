@@ -100,7 +100,7 @@ class Tail:
         with _instead(self.decoder, lambda *_args, **_kwargs: decoded):
             # Past the hooks of the whole model, which are for passes of all of it.
             logits_1NV: torch.Tensor = self._model.forward(input_ids=tokens_1N, use_cache=False, **self._options).logits
-        return logits_1NV[0]
+        return logits_1NV.squeeze(0)  # [0] would fill as much again with zeros for its gradient
 
     def _loss_sum(self, hidden_NH: torch.Tensor, output: type[ModelOutput], part_loss: PartLoss) -> torch.Tensor:
         trained = self._trained()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankzero.data.batches.collators.text import MicroBatch, PaddedText
 from rankzero.engine.balance import without_targets
@@ -160,3 +161,32 @@ def test_a_first_pass_calls_the_model_as_often_without_targets_as_with() -> None
         calls.append(len(seen))
         assert loss.requires_grad and head.loss_sum(batch, weighted_cross_entropy) > 0
     assert calls == [2, 2]
+
+
+class _LogitsWritten(TorchDispatchMode):
+    """Names of operations that make a tensor with as many values as logits of a part, and are no view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.numel() == AT_ONCE * 99 and not func.is_view:
+            self.names.append(func.overloadpacket.__name__)
+        return result
+
+
+def test_logits_and_their_gradient_are_written_no_more_often_than_the_loss_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Taking the one row of a batch by its number would fill one more such tensor with zeros, and copy into it."""
+    monkeypatch.setitem(memory.LOGITS_AT_ONCE, "cpu", AT_ONCE * 99)
+    model = tiny("llama", "sdpa", vocab_size=99)
+    model.get_output_embeddings().requires_grad_(requires_grad=False)
+    head = SupervisedHead(model, model, in_parts=True)
+    head.loss_sum(batch_of(), weighted_cross_entropy)  # looks for the tail
+    with _LogitsWritten() as written:
+        head.loss_sum(batch_of(), weighted_cross_entropy)
+    assert set(written.names) <= {"mm", "_softmax", "_unsafe_view", "scatter_add_", "mul_"}
+    assert written.names.count("_softmax") > 1
