@@ -18,6 +18,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before any import of huggingface
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch is imported; see rankzero.engine
 os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of a job that a script starts in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _LOOPBACK = ("127.", "::1", "localhost")
 
