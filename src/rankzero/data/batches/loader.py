@@ -301,7 +301,8 @@ class Streamed:
 
     def limit_passes(self, max_tokens: int) -> None:
         self._limit = max_tokens if self._limit is None else min(self._limit, max_tokens)
-        self._under_way.limit_passes(max_tokens)
+        if self._batches is not None:  # an evaluation may come to this before the first step
+            self._batches.limit_passes(max_tokens)
 
     def cut_again(self, work: Work) -> Work:
         return self._under_way.cut_again(work)
