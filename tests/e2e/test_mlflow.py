@@ -124,6 +124,24 @@ def test_a_run_stopped_and_continued(
     assert f"{server.url}/#/experiments/{found.info.experiment_id}/runs/{run}" in log(spec)
 
 
+def test_a_run_that_ends_twice_has_both_results(
+    tmp_path: Path, tiny: Path, server: Server, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it was given more steps for is there; giving the command once more adds nothing."""
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "longer")
+    for steps in (1, 3, 3):
+        spec = small_spec(tmp_path, tiny, tracking__mlflow=True, train__max_steps=steps, eval_rows=0)
+        run_here(spec, allow_changes=("train.max_steps",))
+    found = the_run(client, "longer")
+    models = client.search_logged_models([found.info.experiment_id])
+    assert {model.source_run_id for model in models} == {found.info.run_id} and len(models) == 2
+    from mlflow.artifacts import download_artifacts
+
+    here = [Path(download_artifacts(f"models:/{model.model_id}", tracking_uri=server.url)) for model in models]
+    last = (run_root(spec) / "final/adapter_model.safetensors").read_bytes()
+    assert [(path / "adapter_model.safetensors").read_bytes() == last for path in here].count(True) == 1
+
+
 def test_a_server_that_goes_away(
     tmp_path: Path, tiny: Path, server: Server, client: Any, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:

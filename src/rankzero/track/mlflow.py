@@ -16,6 +16,7 @@ from typing import Any
 
 from rankzero.errors import ConfigError, Problem
 from rankzero.redaction import without_secrets
+from rankzero.run_dir.atomic import MANIFEST, file_sha256
 from rankzero.run_dir.goodput import Ending
 from rankzero.run_dir.paths import RunDir
 from rankzero.track.server import Kind, Row, RunFacts, numbers, plotted_as
@@ -25,6 +26,8 @@ EXPERIMENT = "rankzero"
 URI, EXPERIMENT_VARIABLE = "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"
 KEY_TAG, SAVED_TAG = "rankzero.key", "rankzero.saved"
 TABLES_TAG = "mlflow.loggedArtifacts"
+RESULT_TAG = "rankzero.result"
+"""Of a logged model: the hash of the manifest of final/."""
 MOST_METRICS, MOST_PARAMS = 1000, 100
 """In one request."""
 LONGEST_PARAM = 500
@@ -166,11 +169,13 @@ class MlflowRun:
             self._client.set_terminated(self._run, status=status)
 
     def _adapter(self, final: Path) -> None:
-        """The adapter in final/ as a logged model of this run; one that an earlier attempt began is gone on with."""
-        filter_string = f"source_run_id = '{self._run}'"
+        """The adapter in final/ as a logged model of this run; one that an earlier attempt began is gone on with. A run
+        that ends again with another result has a model more."""
+        filter_string, result = f"source_run_id = '{self._run}'", file_sha256(final / MANIFEST)
         found = self._client.search_logged_models([self._experiment], filter_string=filter_string)
-        model = next(iter(found), None) or self._client.create_logged_model(
-            self._experiment, name="adapter", source_run_id=self._run, model_type="adapter"
+        model = next((model for model in found if model.tags.get(RESULT_TAG) == result), None)
+        model = model or self._client.create_logged_model(
+            self._experiment, name="adapter", source_run_id=self._run, tags={RESULT_TAG: result}, model_type="adapter"
         )
         if model.status != "READY":
             self._client.log_model_artifacts(model.model_id, str(final))
