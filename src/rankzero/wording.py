@@ -33,6 +33,11 @@ def in_bytes(count: float) -> str:
 _SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
 
+def loss_in_words(loss: float | None) -> str:
+    """`0.0281`; nan for what JSON has as null, since it was not finite."""
+    return "nan" if loss is None else f"{loss:.4f}"
+
+
 def duration(seconds: float) -> str:
     """`1:02:03` or `4:05`."""
     whole = int(seconds + 0.5)

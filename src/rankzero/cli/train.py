@@ -19,6 +19,7 @@ from rankzero.errors import StopNow, StoppedError, UsageError
 from rankzero.spec.row_formats import RowFormat
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.tasks import MEASURES, TASKS
+from rankzero.wording import loss_in_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -227,7 +228,7 @@ def summary(report: dict[str, Any], run_dir: str) -> str:
 
     lines = [
         f"run directory  {run_dir}",
-        f"train loss     {report['train_loss_first']:.4f} -> {report['train_loss_last']:.4f}",
+        f"train loss     {loss_in_words(report['train_loss_first'])} -> {loss_in_words(report['train_loss_last'])}",
     ]
     last = report["last_evaluation"]
     same = last is None or last["step"] == report["final_step"]
@@ -261,4 +262,4 @@ def _scores(evaluation: dict[str, Any]) -> str:
     """`0.0281 (perplexity 1.03)`, from a report or from one evaluation in it."""
     shown = [name for name in MEASURES if name != "eval_loss" and evaluation.get(name) is not None]
     more = ", ".join(f"{name} {evaluation[name]:.4g}" for name in shown)
-    return f"{evaluation['eval_loss']:.4f} ({more})"
+    return loss_in_words(evaluation["eval_loss"]) + (f" ({more})" if more else "")

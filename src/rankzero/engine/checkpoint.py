@@ -15,7 +15,7 @@ import base64
 import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ class Position:
     wall_seconds: float = 0.0
     """The same with evaluations and checkpoints."""
     train_loss_first: float | None = None
+    """Of the first step that was finite; None before it."""
     train_loss_last: float | None = None
     eval_first: dict[str, float] | None = None
     """The first evaluation: before training where eval.on_start is set."""
@@ -185,10 +186,28 @@ def with_eval(position: Position, metrics: dict[str, float], metric: str) -> tup
     )
 
 
-def under(spec: RunSpec, position: Position, *, same_eval_data: bool) -> Position:
-    """The position as a run with this spec continues from it: what was best on other data is not best on these, and
-    whether the run has ended early is for today's patience to say."""
-    if not same_eval_data:
+def judged_again(
+    position: Position, evaluations: Mapping[int, dict[str, float]], kept: Collection[int], metric: str
+) -> Position:
+    """The position where another metric than before says what is best: of the `evaluations` of the steps so far, those
+    of which a checkpoint is `kept`. Patience counts all of them."""
+
+    def judged(steps: Iterable[int]) -> Position:
+        after = replace(position, best=None, best_step=None, evals_since_best=0)
+        for step in sorted(steps):
+            if 0 < step <= position.step and metric in evaluations[step]:
+                after, _ = with_eval(replace(after, step=step), evaluations[step], metric)
+        return after
+
+    best, waited = judged(evaluations.keys() & set(kept)), judged(evaluations)
+    return replace(position, best=best.best, best_step=best.best_step, evals_since_best=waited.evals_since_best)
+
+
+def under(spec: RunSpec, position: Position, *, comparable: bool) -> Position:
+    """The position as a run with this spec continues from it: whether it has ended early is for today's patience to
+    say. Not `comparable`: evaluations so far were of other data, other tokens or another model than those to come."""
+    if not comparable:
         position = replace(position, best=None, best_step=None, evals_since_best=0)
+        position = replace(position, eval_first=None, eval_last=None, eval_last_step=None)
     patience = spec.eval.early_stopping_patience
     return replace(position, ended_early=patience is not None and position.evals_since_best >= patience)

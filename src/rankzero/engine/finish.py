@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rankzero.engine.checkpoint import Position, evaluation_of
 from rankzero.engine.console import logger
 from rankzero.engine.distributed import broadcast_object
 from rankzero.engine.inputs import Inputs
-from rankzero.engine.metrics import evaluations
+from rankzero.engine.metrics import evaluations, without_nan
 from rankzero.engine.setup import Session
 from rankzero.engine.train import RunContext
 from rankzero.errors import StorageError
@@ -33,7 +34,7 @@ from rankzero.run_dir.paths import RunDir
 from rankzero.run_dir.result import verify_result
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.tasks import HIGHER_IS_BETTER, MEASURES
-from rankzero.wording import duration
+from rankzero.wording import duration, loss_in_words
 
 
 def finish(
@@ -119,16 +120,22 @@ def finished_report(run_dir: RunDir, spec: RunSpec, last_step: int, total_steps:
     except (StorageError, OSError, ValueError):
         return None
     was: dict[str, Any] = report.get("spec", {})
-    if report.get("steps") != last_step or was.get("checkpoint", {}).get("final") != spec.checkpoint.final:
+    if report.get("steps") != last_step or _choice(was.get("checkpoint", {})) != _choice(dict(spec.checkpoint)):
         return None
     patience = was.get("eval", {}).get("early_stopping_patience")
     over = report.get("ended_early") and patience == spec.eval.early_stopping_patience
     return report if last_step >= total_steps or over else None
 
 
+def _choice(checkpoint: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Which step becomes the result, by this section of a spec."""
+    final = checkpoint.get("final")
+    return (final, checkpoint.get("best_metric") if final == "best" else None)
+
+
 def log_result(report: dict[str, Any], run_dir: RunDir) -> None:
     """[RESULT] and [DONE]. What final/ scores comes first; where the run's end scored otherwise, that is said too."""
-    logger.info("[RESULT] loss %.4f -> %.4f", report["train_loss_first"], report["train_loss_last"])
+    logger.info("[RESULT] loss %s -> %s", *map(loss_in_words, (report["train_loss_first"], report["train_loss_last"])))
     scores, last = in_words(report), report["last_evaluation"]
     logger.info(
         "[RESULT] final weights of step %d in %s%s", report["final_step"], run_dir.final, scores and f": {scores}"
@@ -185,7 +192,7 @@ def make_report(
     """
     final, last, before = evaluation_of(position, final_step) or {}, position.eval_last, position.eval_first or {}
     fed = position.tokens - position.rows
-    return {
+    report = {
         "name": spec.name,
         "world_size": environment["world_size"],
         "steps": position.step,
@@ -201,7 +208,7 @@ def make_report(
         "final_step": final_step,
         "eval_loss_first": before.get("eval_loss"),
         **{name: final.get(name) for name in MEASURES},
-        "last_evaluation": None if last is None else {"step": position.eval_last_step, **last},
+        "last_evaluation": None if last is None else {"step": position.eval_last_step, **without_nan(last)},
         "best_step": position.best_step,
         "best_value": None if position.best is None else position.best[spec.checkpoint.best_metric],
         "nonfinite_steps": position.nonfinite_steps,
@@ -212,3 +219,4 @@ def make_report(
         "versions": environment["versions"],
         "spec": spec.model_dump(mode="json"),
     }
+    return without_nan(report)

@@ -34,21 +34,25 @@ class Ledger:
         self._line: StartLine | None = None
         self._before: list[Start] = []
         self.seconds: dict[str, float] = {}
-        self.seen: set[str] = set()
-        """Kinds of phases that have begun in this start."""
+        self._seen: set[str] = set()
         self.time_to_first_step: float | None = None
 
     @contextmanager
     def phase(self, kind: str) -> Iterator[None]:
         """What happens inside is of this kind; of the outer one again afterwards."""
         outer = self._kind
-        self.seen.add(kind)
         self._turn_to(kind)
         try:
             yield
         finally:
             self._turn_to(outer)
             self._write()
+
+    def first(self, what: str) -> bool:
+        """Whether nobody has asked this of `what` in this start; asked once each time that it is done."""
+        known = what in self._seen
+        self._seen.add(what)
+        return not known
 
     def stage(self, kind: str) -> None:
         """What is in no phase is of this kind from now on."""

@@ -14,6 +14,7 @@ from typing import Any
 from rankzero.engine.console import logger
 from rankzero.run_dir.atomic import storage_errors, write_text
 from rankzero.run_dir.paths import RunDir
+from rankzero.spec.tasks import MEASURES
 from rankzero.track.protocol import Tracker
 
 
@@ -36,10 +37,9 @@ class MetricsLog:
         self._trackers: list[Tracker] | None = None
 
     def log(self, step: int, values: dict[str, Any]) -> None:
-        """Write a step's object. NaN and Inf become null: JSON has neither."""
-        clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+        """Write a step's object."""
         with storage_errors(self._file.name):
-            self._file.write(json.dumps({"step": step, **clean}) + "\n")
+            self._file.write(json.dumps({"step": step, **without_nan(values)}) + "\n")
             self._file.flush()
         numbers = {key: float(value) for key, value in values.items() if isinstance(value, (int, float))}
         for tracker in list(self._opened(step)):
@@ -92,6 +92,11 @@ class MetricsLog:
                     tracker.close()
 
 
+def without_nan(values: dict[str, Any]) -> dict[str, Any]:
+    """The same with null for NaN and Inf, which JSON does not have."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+
+
 def evaluations(path: Path, metric: str) -> dict[int, float]:
     """The values of a metric in metrics.jsonl, by step; NaN is not among them. {} where there is no file."""
     found = {}
@@ -100,6 +105,16 @@ def evaluations(path: Path, metric: str) -> dict[int, float]:
             found[int(row["step"])] = float(row[metric])
         except (ValueError, KeyError, TypeError):
             continue  # a step without an evaluation, or a value that was not finite
+    return found
+
+
+def all_measures(path: Path) -> dict[int, dict[str, float]]:
+    """What each evaluation in metrics.jsonl has measured, by step; null, which was not finite, is NaN."""
+    found = {}
+    for row in _rows(path):
+        if "eval_loss" in row and isinstance(row.get("step"), int):
+            measured = {name: row[name] for name in MEASURES if name in row}
+            found[row["step"]] = {name: math.nan if value is None else value for name, value in measured.items()}
     return found
 
 

@@ -94,6 +94,13 @@ def check_same_run(
     return Differences(tuple(notices), tuple(names))
 
 
+def makes_incomparable(accepted: Collection[str]) -> list[str]:
+    """Which of these changes make evaluations before and after them say different things: of other rows, other tokens,
+    or of another model than the saved weights make now."""
+    named = {"eval_data", "tokenizer", "model", "model.quantization", "lora.alpha", "lora.use_rslora"}
+    return [name for name in accepted if name in named]
+
+
 def layout_of(session: Session, spec: RunSpec, environment: dict[str, Any]) -> dict[str, str]:
     """What does not change the maths but the order in which numbers are added up, and so their last bits: names in
     words, and values."""

@@ -33,7 +33,7 @@ from rankzero.engine.setup import Session, learning_rate
 from rankzero.engine.signals import StopRequest
 from rankzero.engine.step import StepResult, non_finite_error
 from rankzero.engine.streams import wait_for_rows, what_became_of_rows
-from rankzero.errors import StoppedError
+from rankzero.errors import NonFiniteError, Problem, StoppedError
 from rankzero.model.compiling import save_artifacts
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_options import RunOptions
@@ -94,11 +94,12 @@ def train(session: Session, run: RunContext, position: Position) -> Position:
                     raise stopped(run, position)
                 position, improved = judged
                 facts |= position.eval_last or {}
-                position = under(spec, position, same_eval_data=True)
+                position = under(spec, position, comparable=True)
             log_metrics(run, position.step, facts)
             answered = ask_prompts(session, run, position, advance)
             shown = step_in_words(facts, speed.after(facts))
             advance(int(begun is None), shown)
+            position = replace(position, wall_seconds=clock.wall())
 
             over = is_over(position, schedule)
             stop_now = not answered or (stop and not over)
@@ -114,10 +115,19 @@ def train(session: Session, run: RunContext, position: Position) -> Position:
         save(session, run, position)
         wait_until_saved(run, position)
     run.ledger.loop_at(position.step)
+    require_trained(position)
     run.stop.now("result", step=position.step, saved=position.step)
     if position.ended_early:
         logger.info("[TRAIN] ended early: %d evaluations without a new best", position.evals_since_best)
-    return position
+    return replace(position, wall_seconds=clock.wall())
+
+
+def require_trained(position: Position) -> None:
+    """Raise NonFiniteError where every step was skipped: the weights are those that the run began with."""
+    if position.step and position.train_loss_last is None:
+        what = f"no step of {position.step} was finite: all were skipped, and nothing is trained"
+        hint = "the log names the rows of each; lower train.learning_rate, or look whether the model itself gives NaN"
+        raise NonFiniteError(Problem(what, "train.max_nonfinite_steps", hint))
 
 
 def await_rows(session: Session, run: RunContext, position: Position) -> None:
@@ -281,6 +291,7 @@ def apply_step(session: Session, spec: RunSpec, position: Position, work: Work, 
             raise error
         logger.warning("[TRAIN] skipped %s", error)
     parallel.zero_grad()
+    loss = result.loss if result.finite else None
     return replace(
         position,
         step=step,
@@ -289,8 +300,8 @@ def apply_step(session: Session, spec: RunSpec, position: Position, work: Work, 
         tokens=position.tokens + work.tokens,
         supervised=position.supervised + work.supervised,
         computed=position.computed + result.computed_tokens,
-        train_loss_first=result.loss if position.train_loss_first is None else position.train_loss_first,
-        train_loss_last=result.loss if result.finite else position.train_loss_last,
+        train_loss_first=loss if position.train_loss_first is None else position.train_loss_first,
+        train_loss_last=position.train_loss_last if loss is None else loss,
         nonfinite_steps=position.nonfinite_steps + (not result.finite),
     )
 
@@ -331,7 +342,7 @@ def run_evaluation(
         done += rows
         show(0, f"evaluating {done}/{len(session.eval.dataset) if session.eval else 0} rows")
 
-    with run.ledger.phase("evaluation"), patience(run, first="evaluation" not in run.ledger.seen):
+    with run.ledger.phase("evaluation"), patience(run, first=run.ledger.first("evaluation")):
         result = evaluated(session, run, session.eval, position.step, tick)
     if result is None:
         logger.info(
@@ -376,7 +387,7 @@ def ask_prompts(session: Session, run: RunContext, position: Position, show: Cal
         return True
     run.stop.now("samples", step=step, saved=run.saver.committed)
     count = len(samples.prompts)
-    with run.ledger.phase("evaluation"), patience(run, first="evaluation" not in run.ledger.seen):
+    with run.ledger.phase("evaluation"), patience(run, first=run.ledger.first("prompts")):
         rows = samples.take(
             step,
             stop_wanted=lambda: run.stop.wanted,

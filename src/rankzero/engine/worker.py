@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from rankzero.data.cache.dataset import TokenizedDataset, summary
-from rankzero.engine.checkpoint import Found, Position, find_checkpoints, load_checkpoint, under
+from rankzero.engine.checkpoint import Found, Position, find_checkpoints, judged_again, load_checkpoint, under
 from rankzero.engine.console import RunConsole, logger, results_alone_on_stdout
 from rankzero.engine.device import Device, peak_memory, pick_device, pick_dtype, set_threads
 from rankzero.engine.distributed import (
@@ -29,7 +29,7 @@ from rankzero.engine.forecasting import note_timing, say_forecast
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.hooks import Hooks
 from rankzero.engine.inputs import Inputs, read_inputs
-from rankzero.engine.metrics import MetricsLog
+from rankzero.engine.metrics import MetricsLog, all_measures
 from rankzero.engine.pace import Pace
 from rankzero.engine.passes import PassMemory, is_out_of_memory
 from rankzero.engine.process import process
@@ -37,6 +37,7 @@ from rankzero.engine.resume import (
     check_same_run,
     how_it_continues,
     layout_of,
+    makes_incomparable,
     manifest_meta,
     moved,
     refuse_different_inputs,
@@ -234,6 +235,8 @@ class Saved:
     step: int
     layout: dict[str, str] | None
     differences: Differences
+    best_metric: str
+    """By which it says what was best."""
 
 
 def find_checkpoint(
@@ -250,7 +253,8 @@ def find_checkpoint(
     differences = check_same_run(found.newest, meta, spec, run_dir, options.allow_changes)
     for notice in differences.notices:
         logger.warning("[STEP] %s", notice)
-    return found, Saved(found.newest["step"], found.newest.get("layout"), differences)
+    metric = RunSpec.model_validate(found.newest["spec"]).checkpoint.best_metric
+    return found, Saved(found.newest["step"], found.newest.get("layout"), differences, metric)
 
 
 def set_aside(run_dir: RunDir, found: Found) -> None:
@@ -318,7 +322,28 @@ def restore(
     in_order = session.device.adds_in_fixed_order
     how = how_it_continues(position.step, accepted, moved(saved.layout, layout), fixed_order=in_order)
     logger.info("[STEP] %s", how)
-    return under(spec, position, same_eval_data="eval_data" not in accepted)
+    changed = makes_incomparable(accepted)
+    if changed and (position.eval_last or position.eval_first):
+        words = "[EVAL] evaluations so far are not compared with those to come, since %s changed"
+        logger.info(words, ", ".join(changed))
+    elif saved.best_metric != spec.checkpoint.best_metric:
+        position = best_by_another_metric(run_dir, spec, position, world)
+    return under(spec, position, comparable=not changed)
+
+
+def best_by_another_metric(run_dir: RunDir, spec: RunSpec, position: Position, world: World) -> Position:
+    """The position with what is best by today's checkpoint.best_metric, and the link to it. A collective."""
+    metric = spec.checkpoint.best_metric
+    if world.is_main:
+        kept = run_dir.committed_steps()
+        position = judged_again(position, all_measures(run_dir.metrics), kept, metric)
+        if position.best_step is None:
+            run_dir.drop_link("best")
+        else:
+            run_dir.set_link("best", position.best_step)
+            logger.info("[EVAL] by %s the best so far is step %d, of those that are kept", metric, position.best_step)
+    judged: Position = broadcast_object(position)
+    return judged
 
 
 def open_metrics(run_dir: RunDir, spec: RunSpec, position: Position, stack: ExitStack) -> MetricsLog:
@@ -353,6 +378,9 @@ def log_plan(spec: RunSpec, session: Session, inputs: Inputs, world: World) -> N
     else:
         words = "[DATA] %d rows, %d steps an epoch, %d steps in all, %s"
         logger.info(words, inputs.n_rows, schedule.steps_per_epoch, schedule.total_steps, processes)
+    if spec.train.warmup_steps > schedule.total_steps:
+        words = "[MODEL] the warm-up of %d steps is cut to the run's %d: it is at its peak in the last one only"
+        logger.warning(words, spec.train.warmup_steps, schedule.total_steps)
     logger.debug(
         "[DATA] rows of a step are a function of (seed, epoch, step); passes of up to %d tokens",
         session.memory.micro_batch_tokens,

@@ -214,7 +214,8 @@ class TrainSpec(Section):
     lr_scheduler_type: LearningRateShape = "linear"
     """Shape after warm-up; linear and cosine fall towards zero, which the step after the last one would have."""
     warmup_steps: Annotated[float, Field(ge=0)] = 0.03
-    """Steps of linear warm-up: step i of W has i / W of the peak. Below 1: a share of all steps, rounded down."""
+    """Steps of linear warm-up: step i of W has i / W of the peak. Below 1: a share of all steps, rounded down. Cut to
+    the steps that there are, with a warning."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """AdamW's decoupled weight decay, on matrices only."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9

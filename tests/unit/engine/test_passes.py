@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import torch
 
 from rankzero.data.batches.loader import MicroBatch
 from rankzero.engine.device import Device
-from rankzero.engine.distributed import World
+from rankzero.engine.distributed import LONGEST_WAIT, World
 from rankzero.engine.passes import is_out_of_memory, remembered
 from rankzero.engine.setup import pass_memory
 from rankzero.engine.step import Stepper
@@ -23,6 +25,7 @@ from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
 from tests.support.forked import fail_above
 from tests.support.runs import log, metrics, run_here, run_root, small_spec, stop_in
+from tests.support.tiny import chat_rows, write_jsonl
 
 
 def too_much() -> None:
@@ -120,6 +123,37 @@ def test_an_evaluation_is_made_again_in_smaller_passes(
     assert "the evaluation after step 4: out of memory" in log(spec)
     assert json.loads((run_root(spec) / "pass-limit.json").read_text())["micro_batch_tokens"] <= 64
     assert_same_losses(metrics(spec), undisturbed)
+
+
+def test_an_evaluation_before_the_first_window_of_a_stream_is_too(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of the stream was taken yet; later windows are cut as small."""
+    rows = str(write_jsonl(tmp_path / "shards/rows.jsonl", chat_rows(30)))
+    streamed = {"data__train": rows, "data__streaming": True, "data__max_length": 256, "train__max_steps": 2}
+    spec = small_spec(tmp_path, tiny, eval__on_start=True, **streamed)
+    fail_in_evaluations(100, monkeypatch)
+    run_here(spec, log_level="INFO")
+    assert "the evaluation after step 0: out of memory" in log(spec)
+    assert json.loads((run_root(spec) / "pass-limit.json").read_text())["micro_batch_tokens"] <= 64
+
+
+def test_ranks_wait_longer_for_what_is_done_for_the_first_time(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first evaluation, the first answers and the first step of a start may compile."""
+    given: list[float] = []
+
+    @contextmanager
+    def noted(seconds: float) -> Iterator[None]:
+        given.append(seconds)
+        yield
+
+    monkeypatch.setattr("rankzero.engine.train.time_limit", noted)
+    asked = {"eval__on_start": True, "eval__every": 1, "eval__prompts": ["hello"], "eval__max_new_tokens": 1}
+    changes = {"train__max_steps": 2, "train__collective_timeout_seconds": 77}
+    run_here(small_spec(tmp_path, tiny, **asked, **changes))
+    assert given == [LONGEST_WAIT.total_seconds()] * 3 + [77] * 5
 
 
 @pytest.mark.parametrize("field", ["context_parallel", "expert_parallel"])

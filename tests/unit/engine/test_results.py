@@ -135,6 +135,13 @@ def test_the_report_adds_up(tmp_path: Path, tiny: Path) -> None:
     assert RunSpec.model_validate(report["spec"]) == spec
 
 
+def test_the_time_of_a_run_is_that_of_its_evaluations_too(tmp_path: Path, tiny: Path) -> None:
+    """Also of the one after the last step, which by default is the only one."""
+    report = run_here(small_spec(tmp_path, tiny, train__num_train_epochs=1))
+    evaluation = report["goodput"]["seconds"]["evaluation"]
+    assert evaluation > 0 and report["elapsed_seconds"] >= report["training_seconds"] + evaluation
+
+
 def test_every_second_of_all_starts_is_of_some_kind(tmp_path: Path, tiny: Path) -> None:
     """Beside a clock from outside: a run that was stopped in its sixth step, waited, and went on."""
     spec = small_spec(tmp_path, tiny, checkpoint__every=2)

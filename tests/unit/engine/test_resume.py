@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from rankzero import machine
-from rankzero.engine.checkpoint import Position, under
+from rankzero.engine.checkpoint import Position, judged_again, under
 from rankzero.engine.hooks import Hooks
 from rankzero.engine.resume import check_same_run, how_it_continues
 from rankzero.errors import ConfigError, ExitCode, RankzeroError, StoppedError
@@ -27,6 +28,7 @@ from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import LoraSpec, RunSpec
 from tests.support.runs import log, metrics, run_here, run_root, small_spec, stop_in
 from tests.support.seeds import SEEDS
+from tests.support.tasks import task_spec
 from tests.support.tiny import chat_rows, tiny_model, write_jsonl
 
 pytestmark = pytest.mark.faults
@@ -225,9 +227,78 @@ def test_what_was_best_on_other_data_is_not_best_on_these() -> None:
     patient = RunSpec.model_validate(
         {"model": {"name": "m"}, "data": {"train": "t", "eval": "e"}, "eval": {"early_stopping_patience": 2}}
     )
-    assert under(patient, before, same_eval_data=True) == before
-    after = under(patient, before, same_eval_data=False)
-    assert (after.best, after.best_step, after.evals_since_best, after.ended_early) == (None, None, 0, False)
+    assert under(patient, before, comparable=True) == before
+    before = replace(before, eval_first={"eval_loss": 2.0}, eval_last={"eval_loss": 1.5}, eval_last_step=9)
+    assert under(patient, before, comparable=False) == Position(step=9)
+
+
+@pytest.mark.parametrize(
+    ("change", "allowed"),
+    [("data__chat_template", "tokenizer"), ("lora__alpha", "lora.alpha"), ("data__eval", "eval_data")],
+)
+def test_evaluations_are_compared_only_with_those_of_the_same(
+    change: str, allowed: str, tmp_path: Path, tiny: Path
+) -> None:
+    """Of other tokens, of other rows, or of weights that count for more now: before and after say different things."""
+    spec = small_spec(tmp_path, tiny, eval__on_start=True, eval__every=2)
+    with pytest.raises(StoppedError):
+        run_here(spec, hooks=stop_in(5))
+    position = json.loads((run_root(spec) / "last/trainer.json").read_text())["position"]
+    assert position["best"] and position["eval_first"]
+    eval_rows = str(write_jsonl(tmp_path / "other.jsonl", chat_rows(5)))
+    values = {"data__chat_template": "plain", "lora__alpha": 64, "data__eval": eval_rows}
+    other = small_spec(tmp_path, tiny, eval__on_start=True, eval__every=2, **{change: values[change]})
+    report = run_here(other, allow_changes=(allowed,), log_level="INFO")
+    assert f"are not compared with those to come, since {allowed} changed" in log(other)
+    later = {row["step"]: row["eval_loss"] for row in metrics(other) if row["step"] > 5 and "eval_loss" in row}
+    assert report["eval_loss_first"] == later[6] and report["best_value"] == min(later.values())
+    assert report["best_step"] == report["final_step"] in later
+
+
+def test_what_is_best_by_another_metric_is_looked_for_among_what_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = task_spec("classify", tmp_path, eval__every=2, checkpoint__every=2, checkpoint__keep=4)
+    with pytest.raises(StoppedError):
+        run_here(spec, hooks=stop_in(9))
+    path = run_root(spec) / "metrics.jsonl"
+    scores = {2: (0.9, 0.4), 4: (0.7, 0.9), 6: (0.6, 0.8), 8: (0.5, 0.8)}  # eval_loss, accuracy
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        if row["step"] in scores:
+            row["eval_loss"], row["accuracy"] = scores[row["step"]]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    by_accuracy = spec.model_copy(update={"checkpoint": spec.checkpoint.model_copy(update={"best_metric": "accuracy"})})
+    with pytest.raises(StoppedError):
+        run_here(by_accuracy, hooks=stop_in(11), log_level="INFO")
+    position = json.loads((run_root(spec) / "last/trainer.json").read_text())["position"]
+    now = next(json.loads(line)["accuracy"] for line in path.read_text().splitlines() if json.loads(line)["step"] == 10)
+    assert "by accuracy the best so far is step 4, of those that are kept" in log(by_accuracy)
+    assert (position["best_step"], position["best"]["accuracy"]) == ((4, 0.9) if now < 0.9 else (10, now))
+    assert (run_root(spec) / "best").resolve() == run_root(spec) / f"checkpoints/step-{position['best_step']}"
+
+
+def test_patience_counts_what_is_no_longer_kept() -> None:
+    losses = {2: 0.5, 4: 0.7, 6: 0.6, 8: 0.9}
+    evaluations = {step: {"eval_loss": 1.0, "accuracy": accuracy} for step, accuracy in losses.items()}
+    position = Position(step=8, best={"eval_loss": 1.0, "accuracy": 0.5}, best_step=2, eval_last_step=8)
+    found = judged_again(position, evaluations, (6, 8), "accuracy")
+    assert (found.best_step, found.evals_since_best) == (8, 0)
+    found = judged_again(position, {**evaluations, 8: {"eval_loss": 2.0, "accuracy": 0.65}}, (6,), "accuracy")
+    assert (found.best_step, found.best, found.evals_since_best) == (6, evaluations[6], 2)
+    assert (found.step, found.eval_last_step) == (8, 8)
+    assert judged_again(position, {}, (6, 8), "accuracy").best_step is None
+
+
+def test_a_finished_run_gets_another_result_by_another_metric(tmp_path: Path) -> None:
+    spec = task_spec("classify", tmp_path, eval__every=2, checkpoint__every=2, checkpoint__keep=9)
+    run_here(spec)
+    by_f1 = spec.model_copy(update={"checkpoint": spec.checkpoint.model_copy(update={"best_metric": "macro_f1"})})
+    report = run_here(by_f1)
+    scores = {row["step"]: row["macro_f1"] for row in metrics(spec) if "macro_f1" in row}
+    assert report["best_value"] == scores[report["final_step"]] == max(scores.values())
+    assert run_here(by_f1, log_level="INFO")["final_step"] == report["final_step"]
+    assert log(by_f1).count("continuing from step") == 0, "what is chosen now is there"
 
 
 def a_manifest(spec: RunSpec, **changes: Any) -> dict[str, Any]:

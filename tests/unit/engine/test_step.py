@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM
 
+from rankzero.cli.train import summary
 from rankzero.data.batches.collators.packed import PackedText
 from rankzero.data.batches.collators.text import PaddedText
 from rankzero.data.batches.loader import Batches
@@ -213,10 +215,47 @@ def test_some_non_finite_steps_may_be_skipped(tmp_path: Path, tiny: Path, monkey
     assert [row["loss"] is None for row in metrics(spec)] == [step in {3, 5} for step in range(1, 13)]
 
 
+def test_a_run_of_skipped_steps_only_is_no_result(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that no step has moved are not exported, and a later start says the same."""
+    spec = small_spec(tmp_path, tiny, train__max_nonfinite_steps=20, train__max_steps=3)
+    for _ in range(2):
+        with pytest.raises(NonFiniteError, match="no step of 3 was finite"):
+            run_here(spec, hooks=poison(monkeypatch, {1, 2, 3}))
+        assert not (run_root(spec) / "final").exists() and not (run_root(spec) / "report.json").exists()
+
+
+def test_a_report_is_json_whatever_was_not_finite(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first loss that is told is that of the first step that moved weights."""
+    spec = small_spec(tmp_path, tiny, train__max_nonfinite_steps=1, train__max_steps=3, eval__every=1)
+    hooks, losses = poison(monkeypatch, {1}), Stepper.loss_sum
+
+    def of_evaluations(self: Stepper, batch: Any, *logits: torch.Tensor) -> torch.Tensor:
+        loss = losses(self, batch, *logits)
+        return loss if loss.requires_grad else loss * float("nan")
+
+    monkeypatch.setattr(Stepper, "loss_sum", of_evaluations)
+    report = run_here(spec, hooks=hooks, log_level="INFO")
+    path = run_root(spec) / "report.json"
+    assert json.loads(path.read_text(), parse_constant=pytest.fail) == json.loads(json.dumps(report, allow_nan=False))
+    assert report["train_loss_first"] == metrics(spec)[1]["loss"] and report["last_evaluation"]["eval_loss"] is None
+    assert "eval_loss" in metrics(spec)[0] and metrics(spec)[0]["eval_loss"] is None
+    summary(report, str(run_root(spec)))
+
+
 def test_one_more_than_allowed_ends_the_run(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hooks = poison(monkeypatch, {3, 5})
     with pytest.raises(NonFiniteError, match="step 5"):
         run_here(small_spec(tmp_path, tiny, train__max_nonfinite_steps=1), hooks=hooks)
+
+
+def test_a_warm_up_longer_than_the_run_is_said_to_be_cut(tmp_path: Path, tiny: Path) -> None:
+    """Of max_steps it is refused; how many steps the rows make is known only here."""
+    spec = small_spec(tmp_path, tiny, train__num_train_epochs=1, train__warmup_steps=100)
+    run_here(spec)
+    assert "warm-up of 100 steps is cut to the run's 4" in log(spec)
+    assert [row["learning_rate"] for row in metrics(spec)] == pytest.approx([0.0025, 0.005, 0.0075, 0.01])
 
 
 def test_bfloat16_trains(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
