@@ -149,8 +149,11 @@ def selected(obj: Object, query: dict[str, str]) -> bool:
         name, equals, value = part.partition("=")
         if name not in labels or (equals and labels[name] != value):
             return False
-    wanted = query.get("fieldSelector", "")
-    return not wanted or obj["metadata"]["name"] == wanted.removeprefix("metadata.name=")
+    path, _, value = query.get("fieldSelector", "").partition("=")
+    found: Any = obj
+    for part in filter(None, path.split(".")):
+        found = found.get(part, {})
+    return not path or found == value
 
 
 def merged(old: Any, new: Any, *, nulls: bool = True) -> Any:

@@ -60,6 +60,8 @@ class World:
     """How often log streams were told to break off."""
     deploys: bool = True
     """Pods of Deployments get ready."""
+    refused: str = ""
+    """What controllers are told instead of being let make pods; they try twice, each time with another name."""
     immortal: bool = False
     """Pods that are deleted stay: their node is lost."""
     _todo: dict[str, list[Act]] = field(default_factory=dict)
@@ -150,9 +152,22 @@ class World:
             return self._finish(obj, ok=True, message="all pods succeeded")
         for index in range(len(places)):
             if index not in taken:
+                if self.refused:
+                    return self._complain(obj)
                 self._create_pod(obj, index, places[index])
                 return True
         return False
+
+    def _complain(self, obj: Object) -> bool:
+        name, told = obj["metadata"]["name"], {key: obj["metadata"][key] for key in ("name", "uid")}
+        if self.store.find("events", f"{name}.1") is not None:
+            return False
+        for number, pod in ((1, f"{name}-x7k2p"), (2, f"{name}-9qq4z")):
+            said = f'Error creating: pods "{pod}" is forbidden: {self.refused}'
+            event: Object = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": f"{name}.{number}"}}
+            about = {"kind": obj["kind"], **told}
+            self.store.put({**event, "reason": "FailedCreate", "message": said, "involvedObject": about})
+        return True
 
     def _finish(self, obj: Object, *, ok: bool, message: str) -> bool:
         word = _LISTED[obj["kind"]][0 if ok else 1]

@@ -201,6 +201,19 @@ def test_root_where_it_is_asked_for() -> None:
     assert (security["runAsUser"], security["runAsNonRoot"]) == (0, False)
 
 
+@pytest.mark.parametrize(
+    ("resources", "asked", "limit"),
+    [({"cpu": 8, "limits": {"cpu": 16}}, "2", "16"), ({"limits": {"cpu": 1}}, "1", "1"), ({"cpu": 8}, "2", None)],
+)
+def test_a_limit_of_cores_is_the_preparations_too(resources: dict[str, Any], asked: str, limit: str | None) -> None:
+    """Under a quota that counts limits.cpu no pod is made that says none."""
+    storage = {"outputs": CLAIM, "cache": {"mount": "/cache", "claim": "cache"}}
+    made = render(plan(cluster=cluster_spec(storage=storage, resources=resources)))
+    (job,) = [one for one in made if one["metadata"]["name"] == "r-prepare"]
+    own = job["spec"]["template"]["spec"]["containers"][0]["resources"]
+    assert (own["requests"]["cpu"], own["limits"].get("cpu")) == (asked, limit)
+
+
 def test_the_preparation_goes_by_what_the_site_says_of_its_nodes() -> None:
     patch = {
         "hostNetwork": True,

@@ -78,9 +78,11 @@ def resources(plan: Plan, role: str) -> dict[str, Any]:
     """Requests and limits. Memory is limited wherever it is known, so that a pod cannot take its neighbours along."""
     asked = plan.cluster.resources
     if role == labels.PREPARE_ROLE:
-        cpu = min(asked.cpu or PREPARE_CPU, PREPARE_CPU)
+        most = asked.limits.cpu
+        cpu = min(one for one in (asked.cpu or PREPARE_CPU, PREPARE_CPU, most) if one is not None)
         memory = min(asked.memory or PREPARE_MEMORY, PREPARE_MEMORY, key=as_number)
-        return {"requests": {"cpu": cores(cpu), "memory": memory}, "limits": {"memory": memory}}
+        cpu_limit = {} if most is None else {"cpu": cores(most)}  # where a quota counts it, no pod may leave it out
+        return {"requests": {"cpu": cores(cpu), "memory": memory}, "limits": {**cpu_limit, "memory": memory}}
     requests: dict[str, str] = {}
     limits: dict[str, str] = {}
     if asked.cpu is not None:

@@ -11,6 +11,8 @@ from rankzero.launch.kinds import kind_of
 from rankzero.launch.labels import QUEUE, QUEUE_PRIORITY, Manifest
 from rankzero.launch.untyped_json import amount, at, maps, text, words
 
+_SAYABLE = frozenset({"requests.cpu", "requests.memory", "limits.cpu", "limits.memory"})
+
 
 @dataclass(slots=True)
 class Needs:
@@ -31,15 +33,17 @@ class Needs:
     pods: int = 0
     """How many train."""
     amounts: dict[str, float] = field(default_factory=dict)
-    """What the pods that train take of a ResourceQuota, all together: requests.cpu, limits.memory, pods …"""
+    """What the pods that train take of a ResourceQuota, all together: requests.cpu, limits.memory, pods … Or what the
+    preparation takes, which goes before them, where that is more."""
     unsaid: frozenset[str] = frozenset()
-    """Of requests.cpu, requests.memory, limits.cpu and limits.memory, those that a pod does not say."""
+    """Of requests.cpu, requests.memory, limits.cpu and limits.memory, those that some pod does not say."""
 
 
 def needs_of(objects: Sequence[Manifest]) -> Needs:
     """Everything that is to be there before the first of the objects is applied."""
     found = Needs()
     made = {(one["kind"], one["metadata"]["name"]) for one in objects}
+    first: dict[str, float] = {}
     for one in objects:
         if one["kind"] == CLAIM.kind:
             found.storage_classes[one["metadata"]["name"]] = text(one, "spec", "storageClassName")
@@ -47,8 +51,10 @@ def needs_of(objects: Sequence[Manifest]) -> Needs:
             found.queue, found.queue_priority = label(one, QUEUE), label(one, QUEUE_PRIORITY)
         for pod, count in pod_specs(one):
             _add_pod(found, pod, made)
-            if not is_preparation(one):
-                _add_amounts(found, pod, count)
+            found.pods += 0 if is_preparation(one) else count
+            _add_amounts(first if is_preparation(one) else found.amounts, pod, count)
+    for name, asked in first.items():
+        found.amounts[name] = max(asked, found.amounts.get(name, 0.0))
     return found
 
 
@@ -72,23 +78,28 @@ def _add_pod(found: Needs, pod: Mapping[str, Any], made: set[tuple[str, str]]) -
         found.accounts.add(account)
     if text(pod, "priorityClassName"):
         found.priorities.add(text(pod, "priorityClassName"))
+    said = {f"{kind}.{name}" for kind in ("requests", "limits") for name in _amounts_of(pod, kind)}
+    found.unsaid |= _SAYABLE - said
     for volume in maps(pod, "volumes"):
         claim = text(volume, "persistentVolumeClaim", "claimName")
         if claim and (CLAIM.kind, claim) not in made:
             found.claims.add(claim)
 
 
-def _add_amounts(found: Needs, pod: Mapping[str, Any], count: int) -> None:
-    found.pods += count
-    found.amounts["pods"] = float(found.pods)
-    said: set[str] = set()
+def _add_amounts(amounts: dict[str, float], pod: Mapping[str, Any], count: int) -> None:
+    amounts["pods"] = amounts.get("pods", 0.0) + count
+    for kind in ("requests", "limits"):
+        for name, asked in _amounts_of(pod, kind).items():
+            amounts[f"{kind}.{name}"] = amounts.get(f"{kind}.{name}", 0.0) + count * asked
+
+
+def _amounts_of(pod: Mapping[str, Any], kind: str) -> dict[str, float]:
+    """Of all containers of a pod together: its `requests` or its `limits`."""
+    total: dict[str, float] = {}
     for container in maps(pod, "containers"):
-        for kind in ("requests", "limits"):
-            own = words(at(container, "resources", kind))
-            if kind == "requests":  # what has a limit and no request asks for its limit
-                own = {**words(at(container, "resources", "limits")), **own}
-            for name, asked in own.items():
-                said.add(f"{kind}.{name}")
-                more = count * (amount(asked) or 0.0)
-                found.amounts[f"{kind}.{name}"] = found.amounts.get(f"{kind}.{name}", 0.0) + more
-    found.unsaid = frozenset({f"{kind}.{name}" for kind in ("requests", "limits") for name in ("cpu", "memory")} - said)
+        own = words(at(container, "resources", kind))
+        if kind == "requests":  # what has a limit and no request asks for its limit
+            own = {**words(at(container, "resources", "limits")), **own}
+        for name, asked in own.items():
+            total[name] = total.get(name, 0.0) + (amount(asked) or 0.0)
+    return total

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+
 from rankzero.errors import ServiceError
 from rankzero.launch import labels
 from rankzero.launch.backend import Say
 from rankzero.launch.backends.kubernetes.api import WATCH_SECONDS, Api
-from rankzero.launch.backends.kubernetes.resources import ended, is_suspended, label, name_of
+from rankzero.launch.backends.kubernetes.errors import ApiError
+from rankzero.launch.backends.kubernetes.resources import EVENT, ended, is_suspended, label, name_of
 from rankzero.launch.backends.preparation import preparation_failed
 from rankzero.launch.labels import Manifest
 from rankzero.launch.pods import parse_pod
+from rankzero.launch.refusals import Asked, reason_in
 from rankzero.launch.resource import JOB, POD, Resource
+from rankzero.launch.untyped_json import text
 
 MARGIN_SECONDS = 120
 """On top of the pods' grace period: for the controllers, and for nodes to say that a pod is gone."""
@@ -53,26 +59,53 @@ def _stuck(items: list[Manifest], seconds: float, api: Api) -> ServiceError:
 
 def wait_until_prepared(api: Api, run: str, job: str, say: Say) -> None:
     """Until the preparation Job has succeeded. Says what it waits for; raises PreparationError, or ServiceError."""
-    said: set[tuple[str, str]] = set()
+    said: set[str] = set()
     say(f"preparing: model and data are fetched before the run starts ({JOB.kind}/{job})")
     pods = f"{labels.selector(run)},{labels.ROLE}={labels.PREPARE_ROLE}"
+    there: Manifest = {}
     for change in api.follow(JOB, {"fieldSelector": f"metadata.name={job}"}, seconds=lambda: GLANCE_SECONDS):
         if change.type == "DELETED" or (change.type == "SYNC" and not change.items):
             hint = "somebody else deleted it; the same command makes it again"
             raise ServiceError("it was deleted before it had ended", where=f"{JOB.kind}/{job}", hint=hint)
-        outcome = ended(change.items[-1]) if change.items else None
+        there = change.items[-1] if change.items else there
+        outcome = ended(there)
         if outcome == "complete":
             say("prepared")
             return
         items, _ = api.list(POD, {"labelSelector": pods})
         if outcome == "failed":
             raise preparation_failed(job, items)
-        queue = label(change.items[-1], labels.QUEUE) if change.items and is_suspended(change.items[-1]) else None
-        if queue is not None and (job, queue) not in said:  # taken back by Kueue it is suspended, and has not failed
-            said.add((job, queue))
-            say(f"  {JOB.kind}/{job} waits in queue {queue}; `rankzero status {run}` says for what")
-        for pod in items:
-            words = parse_pod(pod).waits_for
-            if words is not None and (pod["metadata"]["name"], words) not in said:
-                said.add((pod["metadata"]["name"], words))
-                say(f"  {pod['metadata']['name']} waits: {words}")
+        for words in _reasons(api, run, there, items):
+            if words not in said:
+                said.add(words)
+                say(f"  {words}")
+
+
+def _reasons(api: Api, run: str, job: Manifest, pods: list[Manifest]) -> Iterator[str]:
+    """What a preparation that has not ended waits for."""
+    if is_suspended(job) and label(job, labels.QUEUE):  # taken back by Kueue it has not failed
+        yield f"{name_of(job)} waits in queue {label(job, labels.QUEUE)}; `rankzero status {run}` says for what"
+    seen = [parse_pod(pod) for pod in pods]
+    yield from (f"{pod.name} waits: {pod.waits_for}" for pod in seen if pod.waits_for is not None)
+    if all(pod.is_over for pod in seen):
+        yield from _refused(api, job)
+
+
+def _refused(api: Api, job: Manifest) -> Iterator[str]:
+    """Why the API lets a Job's controller make no pod, in words that stay the same while the reason does. Of this very
+    Job: events of an older one of its name may still be there."""
+    try:
+        about = {"fieldSelector": f"involvedObject.uid={job['metadata']['uid']}"}
+        events, _ = api.list(EVENT, about)
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        return  # who may not read events waits as before
+    name = str(job["metadata"]["name"])
+    for event in events:
+        if event.get("reason") == "FailedCreate":
+            of_a_try = rf"\b{re.escape(name)}-[a-z0-9]{{5}}\b"
+            message = re.sub(of_a_try, name, text(event, "message"))
+            cannot = f"{name_of(job)} cannot make its pod"
+            found = reason_in(message, Asked(cannot, kind=JOB.kind))
+            yield f"{cannot}: {message}" if found is None else f"{found.cause}; {found.fix}"

@@ -66,6 +66,7 @@ class Ticks:
         with self._lock:
             self.seconds += seconds
             self.slept.append(seconds)
+            assert self.seconds < 5_000, "waits for ever"
         time.sleep(0)
 
     def clock(self) -> Clock:

@@ -105,6 +105,14 @@ class TestQuota:
         missing = refused(bench, kind=kind, **self.RUN)
         assert f"of {name}, and {most} is all there is" in missing["ResourceQuota/q"]
 
+    def test_more_than_there_is_for_the_preparation(self, bench: Bench) -> None:
+        """It asks for two cores where nothing says what nodes ask for; a pod that trains gets what the site gives."""
+        self.quota(bench, {"requests.cpu": "1"})
+        limits = [{"type": "Container", "defaultRequest": {"cpu": "100m"}}]
+        put(bench.cluster, "LimitRange", "defaults", spec={"limits": limits})
+        missing = refused(bench, prepare="always", nproc_per_node=2)
+        assert missing == {"ResourceQuota/q": "the run asks for 2 of requests.cpu, and 1 is all there is"}
+
     def test_enough(self, bench: Bench) -> None:
         self.quota(bench, {"requests.nvidia.com/gpu": "4", "requests.cpu": "16", "limits.memory": "64Gi", "pods": "2"})
         bench.submit(objects(**self.RUN))

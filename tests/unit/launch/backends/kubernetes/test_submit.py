@@ -379,6 +379,29 @@ class TestPreparation:
         bench.submit(objects(prepare="always"))
         assert bench.cluster.get("jobs", "r-prepare")["metadata"]["uid"] == uid
 
+    @pytest.mark.parametrize(
+        ("refusal", "words"),
+        [
+            ("failed quota: q: must specify limits.cpu for: prepare", "ResourceQuota q wants every container to say"),
+            ("a rule that nobody has heard of", 'cannot make its pod: Error creating: pods "r-prepare" is forbidden'),
+        ],
+    )
+    def test_that_its_pod_is_refused_is_said_once(self, bench: Bench, refusal: str, words: str) -> None:
+        of_before = {"kind": "Job", "name": "r-prepare", "uid": "older"}
+        event = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": "e"}, "reason": "FailedCreate"}
+        bench.cluster.store.put({**event, "involvedObject": of_before, "message": "what an older one was told"})
+        bench.cluster.world.refused = refusal
+        bench.cluster.ends_idle_watches = True
+        bench.said.reactions[words] = lambda: setattr(bench.cluster.world, "refused", "")
+        bench.submit(objects(prepare="always"))
+        assert sum(words in line for line in bench.said) == 1 and bench.heard("Job/r-prepare cannot make its pod")
+        assert not bench.heard("an older one") and bench.heard("prepared")
+
+    def test_who_may_not_read_events_waits_all_the_same(self, bench: Bench) -> None:
+        bench.cluster.forbidden.add(("list", "events"))
+        bench.submit(objects(prepare="always"))
+        assert bench.heard("prepared")
+
     def test_a_watch_that_drops_and_a_history_that_ends(self, bench: Bench) -> None:
         bench.cluster.script("prepare", 0, life(*(f"line {number}" for number in range(5))))
         bench.cluster.fail("GET", "jobs?watch=true", drop="cut")
