@@ -39,6 +39,8 @@ _WORTH_A_RETRY = {NO_ANSWER, 429, 500, 502, 503, 504}
 _VERBS = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
+WRITE = {"fieldManager": "rankzero"}
+"""Parameters of a patch: who it is by."""
 _METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
 

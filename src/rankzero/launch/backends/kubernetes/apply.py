@@ -192,7 +192,7 @@ class Submission:
                 self._apply(step)
                 account.done.append(step)
                 if is_preparation(step.manifest) and self._must_wait(plan, step):
-                    wait_until_prepared(self.api, run, str(step.manifest["metadata"]["name"]), self.say)
+                    wait_until_prepared(self.api, self.discovery, run, step.manifest, self.say)
         except PreparationError:
             raise
         except ApiError as error:

@@ -16,6 +16,7 @@ from rankzero.launch.backend import LogLine, LogQuery
 from rankzero.launch.backends.kubernetes.api import Api
 from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.errors import ApiError
+from rankzero.launch.backends.kubernetes.kueue import is_queued
 from rankzero.launch.backends.kubernetes.log_reader import PodLog
 from rankzero.launch.backends.kubernetes.resources import (
     TRAINING,
@@ -27,7 +28,7 @@ from rankzero.launch.backends.kubernetes.resources import (
     label,
     name_of,
 )
-from rankzero.launch.backends.kubernetes.stop import is_queued, training_objects
+from rankzero.launch.backends.kubernetes.stop import training_objects
 from rankzero.launch.backends.kubernetes.streams import Change, Streams
 from rankzero.launch.labels import Manifest
 from rankzero.launch.log_lines import Wanted

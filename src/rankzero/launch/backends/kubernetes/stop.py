@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from rankzero.errors import Problem, RankzeroError
 from rankzero.launch import labels
 from rankzero.launch.backend import Say
-from rankzero.launch.backends.kubernetes.api import MERGE_PATCH, Api, list_each
+from rankzero.launch.backends.kubernetes.api import MERGE_PATCH, WRITE, Api, list_each
 from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.errors import ApiError, as_error
+from rankzero.launch.backends.kubernetes.kueue import is_active, set_active, workloads
 from rankzero.launch.backends.kubernetes.resources import (
     ADDED,
     CLAIM,
@@ -35,7 +36,6 @@ from rankzero.launch.labels import Manifest, submission_name
 from rankzero.launch.pods import parse_pod
 from rankzero.launch.resource import JOB, POD, Resource
 
-_WRITE = {"fieldManager": "rankzero"}
 FOREGROUND: Manifest = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Foreground"}
 
 
@@ -91,10 +91,10 @@ def _pods_of(api: Api, manifest: Manifest, run: str | None) -> set[str]:
 def start_again(api: Api, discovery: Discovery, there: Manifest, rendered: Manifest) -> str:
     """Let a stopped object have its pods back. Returns what was done, in words; nothing where we may not."""
     try:
-        waiting = _workloads(api, discovery, there)
-        aside = [one for one in waiting if not _is_active(one)]
+        waiting = workloads(api, discovery, there)
+        aside = [one for one in waiting if not is_active(one)]
         for workload in aside:  # Kueue decides when; it only has to be allowed to
-            _set_active(api, discovery, workload, active=True)
+            set_active(api, discovery, workload, active=True)
     except ApiError as error:
         if error.status != 403:
             raise
@@ -131,9 +131,9 @@ def _put_aside(api: Api, discovery: Discovery, manifest: Manifest) -> bool:
     Workload that is not active, and that only its administrators' roles may write.
     """
     try:
-        waiting = _workloads(api, discovery, manifest)
+        waiting = workloads(api, discovery, manifest)
         for workload in waiting:
-            _set_active(api, discovery, workload, active=False)
+            set_active(api, discovery, workload, active=False)
     except ApiError as error:
         if error.status != 403:
             raise
@@ -246,39 +246,6 @@ def _mounted_elsewhere(api: Api, discovery: Discovery, run: str) -> dict[str, st
     return users
 
 
-def _workloads(api: Api, discovery: Discovery, manifest: Manifest) -> list[Manifest]:
-    """Kueue's Workloads of an object."""
-    resource = discovery.workloads()
-    if resource is None:
-        return []
-    uid = manifest["metadata"].get("uid")
-    return [
-        one
-        for one in api.list(resource)[0]
-        if any(owner.get("uid") == uid for owner in one["metadata"].get("ownerReferences") or ())
-    ]
-
-
-def is_queued(api: Api, discovery: Discovery, manifest: Manifest) -> bool:
-    """Whether a suspended object waits for Kueue, which has not been told to leave it alone."""
-    waiting = _workloads(api, discovery, manifest)
-    if waiting:
-        return all(map(_is_active, waiting))
-    return label(manifest, labels.QUEUE) is not None
-
-
-def _is_active(workload: Manifest) -> bool:
-    return workload["spec"].get("active", True) is not False
-
-
-def _set_active(api: Api, discovery: Discovery, workload: Manifest, *, active: bool) -> None:
-    resource = discovery.workloads()
-    if resource is not None and _is_active(workload) != active:
-        body: Manifest = {"spec": {"active": active}}
-        name = str(workload["metadata"]["name"])
-        api.write("PATCH", resource, name, body, params=_WRITE, content_type=MERGE_PATCH)
-
-
 def _patch(api: Api, manifest: Manifest, body: Manifest) -> None:
     name = str(manifest["metadata"]["name"])
-    api.write("PATCH", resource_of(manifest), name, body, params=_WRITE, content_type=MERGE_PATCH)
+    api.write("PATCH", resource_of(manifest), name, body, params=WRITE, content_type=MERGE_PATCH)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from rankzero.errors import ServiceError
+from rankzero.errors import ServiceError, StoppedError
 from rankzero.launch import labels
 from rankzero.launch.backend import Say
 from rankzero.launch.backends.kubernetes.api import WATCH_SECONDS, Api
+from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.errors import ApiError
+from rankzero.launch.backends.kubernetes.kueue import is_queued
 from rankzero.launch.backends.kubernetes.resources import EVENT, ended, is_suspended, label, name_of
 from rankzero.launch.backends.preparation import preparation_failed
 from rankzero.launch.labels import Manifest
@@ -57,8 +59,10 @@ def _stuck(items: list[Manifest], seconds: float, api: Api) -> ServiceError:
     return ServiceError(f"deleted {seconds:.0f} s ago and still there{why}", where=words, hint=hint)
 
 
-def wait_until_prepared(api: Api, run: str, job: str, say: Say) -> None:
-    """Until the preparation Job has succeeded. Says what it waits for; raises PreparationError, or ServiceError."""
+def wait_until_prepared(api: Api, discovery: Discovery, run: str, preparation: Manifest, say: Say) -> None:
+    """Until the preparation Job has succeeded. Says what it waits for; raises PreparationError, StoppedError or
+    ServiceError."""
+    job = str(preparation["metadata"]["name"])
     said: set[str] = set()
     say(f"preparing: model and data are fetched before the run starts ({JOB.kind}/{job})")
     pods = f"{labels.selector(run)},{labels.ROLE}={labels.PREPARE_ROLE}"
@@ -75,15 +79,18 @@ def wait_until_prepared(api: Api, run: str, job: str, say: Say) -> None:
         items, _ = api.list(POD, {"labelSelector": pods})
         if outcome == "failed":
             raise preparation_failed(job, items)
-        for words in _reasons(api, run, there, items):
+        for words in _reasons(api, discovery, run, there, items):
             if words not in said:
                 said.add(words)
                 say(f"  {words}")
 
 
-def _reasons(api: Api, run: str, job: Manifest, pods: list[Manifest]) -> Iterator[str]:
-    """What a preparation that has not ended waits for."""
-    if is_suspended(job) and label(job, labels.QUEUE):  # taken back by Kueue it has not failed
+def _reasons(api: Api, discovery: Discovery, run: str, job: Manifest, pods: list[Manifest]) -> Iterator[str]:
+    """What a preparation that has not ended waits for. Raises StoppedError where that is nothing any more."""
+    if is_suspended(job):  # taken back by Kueue it has not failed, and comes to its turn again
+        if not is_queued(api, discovery, job):
+            hint = "submit again continues: what was fetched is kept"
+            raise StoppedError("it was stopped before it had ended", where=name_of(job), hint=hint)
         yield f"{name_of(job)} waits in queue {label(job, labels.QUEUE)}; `rankzero status {run}` says for what"
     seen = [parse_pod(pod) for pod in pods]
     yield from (f"{pod.name} waits: {pod.waits_for}" for pod in seen if pod.waits_for is not None)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rankzero.errors import AccessError, ConfigError, ServiceError
+from rankzero.errors import AccessError, ConfigError, ServiceError, StoppedError
 from rankzero.launch.backend import AlreadyRunsError, LogQuery
 from rankzero.launch.backends.preparation import PreparationError
 from rankzero.launch.labels import Manifest
@@ -397,6 +397,18 @@ class TestPreparation:
         assert sum(words in line for line in bench.said) == 1 and bench.heard("Job/r-prepare cannot make its pod")
         assert not bench.heard("an older one") and bench.heard("prepared")
 
+    def test_one_that_is_cancelled_is_not_waited_for(self, bench: Bench) -> None:
+        pulled: list[Act] = [("wait", "ImagePullBackOff", "no such image"), ("hold",)]
+        bench.cluster.script("prepare", 0, pulled, life("fetched"))
+        bench.cluster.ends_idle_watches = True
+        bench.said.reactions["ImagePullBackOff"] = lambda: bench.backend().cancel("r", bench.said.append)
+        with pytest.raises(StoppedError, match="it was stopped before") as caught:
+            bench.submit(objects(prepare="always"))
+        assert caught.value.problems[0].where == "Job/r-prepare" and caught.value.exit_code == 75
+        assert "not applied: Job/r" in str(caught.value)
+        bench.submit(objects(prepare="always"))
+        assert bench.cluster.names("jobs") == ["jobs/r", "jobs/r-prepare"]
+
     def test_who_may_not_read_events_waits_all_the_same(self, bench: Bench) -> None:
         bench.cluster.forbidden.add(("list", "events"))
         bench.submit(objects(prepare="always"))
@@ -473,13 +485,36 @@ class TestKueue:
         assert bench.heard("waits in its queue")
         assert "PATCH jobs/r" not in bench.cluster.changes()[-1:]
 
-    def test_a_preparation_waits_in_the_queue_too(self, bench: Bench) -> None:
-        """Kueue suspends it, and takes it back where others need the room: neither is its failure."""
+    def queue(self, bench: Bench) -> None:
+        """One that a preparation comes into."""
         bench.cluster.plurals |= {"workloads", "localqueues"}
         bench.cluster.publish()
         queue = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", "metadata": {"name": "gpus"}}
         bench.cluster.store.put(queue)
         bench.cluster.writes.admission.append(suspended_by_kueue)
+
+    def test_a_preparation_that_is_taken_out_of_the_queue_is_not_waited_for(self, bench: Bench) -> None:
+        """Nothing of its Job changes: it was suspended already."""
+        self.queue(bench)
+        bench.cluster.ends_idle_watches = True
+
+        def cancel() -> None:
+            uid = bench.cluster.get("jobs", "r-prepare")["metadata"]["uid"]
+            metadata = {"name": "job-r-prepare", "ownerReferences": [{"uid": uid}]}
+            workload = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload", "spec": {"active": True}}
+            bench.cluster.store.put({**workload, "metadata": metadata})
+            bench.backend().cancel("r", bench.said.append)
+
+        bench.said.reactions["waits in queue gpus"] = cancel
+        with pytest.raises(StoppedError, match="it was stopped before"):
+            bench.submit(objects(prepare="always", queue={"name": "gpus"}))
+
+    @pytest.mark.parametrize("readable", [True, False])
+    def test_a_preparation_waits_in_the_queue_too(self, bench: Bench, readable: bool) -> None:
+        """Kueue suspends it, and takes it back where others need the room: neither is its failure."""
+        self.queue(bench)
+        if not readable:
+            bench.cluster.forbidden.add(("list", "workloads"))
         bench.cluster.script("prepare", 0, life("fetched"))
 
         def admit() -> None:
