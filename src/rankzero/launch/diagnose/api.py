@@ -21,7 +21,7 @@ def find(joined: JoinedEvidence) -> Iterator[Finding]:
     """Refused calls of ours, then refused pods."""
     for refusal in joined.evidence.refused:
         yield from _from_refusal(refusal, joined)
-    if joined.finished is not None or len(joined.current) >= joined.num_nodes:
+    if joined.finished is not None or len(joined.current) >= joined.num_nodes or not joined.evidence.objects:
         return
     controllers = {_WORKLOAD, *(kind.resource.kind for kind in controlled().values())}
     for (kind, name), events in joined.events.items():

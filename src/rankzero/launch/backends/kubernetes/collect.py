@@ -165,16 +165,20 @@ def _worth_reading(pods: Sequence[Pod]) -> list[Pod]:
     return sorted(wanted, key=rank)[:MOST_LOGS]
 
 
-def _about(run: str, objects: Iterable[Manifest], events: Iterable[Manifest]) -> list[Manifest]:
-    """Events about these objects, and about pods of the run that are gone by now."""
+def _about(run: str, objects: Sequence[Manifest], events: Iterable[Manifest]) -> list[Manifest]:
+    """Events about these very objects, and about pods of the run that are gone by now; where nothing of it is left,
+    about what had its name.
+
+    Names say little: an older object had the same one, and those of a run `r-2` look like pods of `r`.
+    """
     uids = {one["metadata"].get("uid") for one in objects}
-    names = {(one["kind"], one["metadata"]["name"]) for one in objects}
     derived = re.compile(rf"{re.escape(run)}(-(\d+|node|master|worker|prepare)(-.*)?)?")
     found = []
     for event in events:
         about = event.get("involvedObject") or event.get("regarding") or {}
         name = str(about.get("name", ""))
-        if about.get("uid") in uids or (about.get("kind"), name) in names or derived.fullmatch(name):
+        gone = derived.fullmatch(name) if about.get("kind") == POD.kind else not objects and name == run
+        if about.get("uid") in uids or gone:
             found.append(event)
     return found
 

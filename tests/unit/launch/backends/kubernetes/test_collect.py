@@ -9,11 +9,12 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from rankzero.errors import ServiceError
+from rankzero.launch.status import run_status
 from tests.support.fake_cluster import Act, life, make_pods
 from tests.unit.launch.backends.kubernetes.runs import Bench, objects
 
 
-def event(name: str, about: str, *, kind: str = "Pod", uid: str = "gone") -> dict[str, Any]:
+def event(name: str, about: str, *, kind: str = "Pod", uid: str = "gone", **more: str) -> dict[str, Any]:
     """An event about an object."""
     return {
         "apiVersion": "v1",
@@ -21,6 +22,7 @@ def event(name: str, about: str, *, kind: str = "Pod", uid: str = "gone") -> dic
         "metadata": {"name": name},
         "involvedObject": {"kind": kind, "name": about, "uid": uid},
         "reason": "Because",
+        **more,
     }
 
 
@@ -40,12 +42,16 @@ def test_everything_of_one_run_and_nothing_of_another(bench: Bench) -> None:
     running(bench)
     bench.submit(objects(name="other", storage={"outputs": {"mount": "/outputs", "claim": "theirs", "size": "1Gi"}}))
     store = bench.cluster.store
-    store.put(event("a", "r", kind="Job"))
+    store.put(event("a", "r", kind="Job", uid=bench.cluster.get("jobs", "r")["metadata"]["uid"]))
+    store.put(event("a2", "r", kind="Job"))  # an older one
+    store.put(event("a3", "r-2", kind="Job"))
+    store.put(event("a4", "r-prepare", kind="Job"))
     store.put(event("b", "r-0-zzzzz"))
     store.put(event("c", "r-prepare-abcde"))
     store.put(event("d", "other-0-zzzzz"))
     store.put(event("e", "r2-0-zzzzz"))
-    store.put(event("f", "outputs", kind="PersistentVolumeClaim"))
+    claim = bench.cluster.get("persistentvolumeclaims", "outputs")["metadata"]["uid"]
+    store.put(event("f", "outputs", kind="PersistentVolumeClaim", uid=claim))
     store.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}, "")
     store.put({"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "fast"}}, "")
     evidence = bench.backend().collect("r")
@@ -64,6 +70,32 @@ def test_everything_of_one_run_and_nothing_of_another(bench: Bench) -> None:
     assert spoken(evidence.logs) == [["line of 0"], ["line of 1"]]
     assert evidence.refused == ()
     assert "data" not in next(one for one in evidence.objects if one["kind"] == "ConfigMap")
+
+
+@pytest.mark.parametrize("about", ["r", "r-2"])
+@pytest.mark.parametrize("there", [True, False])
+def test_a_run_is_not_blamed_for_what_others_were_refused(bench: Bench, about: str, there: bool) -> None:
+    """An older object of its name, and another run whose name begins alike."""
+    bench.cluster.script("node", 0, [("hold",)])
+    if there:
+        bench.submit(objects())
+    said = 'Error creating: pods "x" is forbidden: failed quota: q: must specify limits.cpu'
+    bench.cluster.store.put(event("e", about, kind="Job", reason="FailedCreate", message=said))
+    status = run_status(bench.backend().collect("r"))
+    assert [one.code for one in status.findings if one.code == "request-missing"] == []
+    assert "limits.cpu" not in status.verdict
+    if there:
+        mine = bench.cluster.get("jobs", "r")["metadata"]["uid"]
+        bench.cluster.store.put(event("f", "r", kind="Job", uid=mine, reason="FailedCreate", message=said))
+        assert "limits.cpu" in run_status(bench.backend().collect("r")).verdict
+
+
+def test_a_run_that_was_deleted_is_told_from_its_last_events(bench: Bench) -> None:
+    bench.cluster.store.put(event("e", "r", kind="Job", reason="Completed", message="Job completed"))
+    assert [one.code for one in run_status(bench.backend().collect("r")).findings] == ["removed"]
+    bench.cluster.store.drop("events", "e")
+    bench.cluster.store.put(event("f", "r-2", kind="Job", reason="Completed", message="Job completed"))
+    assert bench.backend().collect("r").events == ()
 
 
 def test_what_may_not_be_read_is_noted(bench: Bench) -> None:
