@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from rankzero.errors import AccessError
 from rankzero.run_dir.atomic import storage_errors, write_json, write_text
 
 MOST_MESSAGE_BYTES = 4096
@@ -76,7 +77,8 @@ def read_notes(text: str, job: str) -> tuple[int, NodeNotes]:
 
 
 class RunState:
-    """The directory of one run, and the log of its batch script beside it."""
+    """The directory of one run, and the log of its batch script beside it. Whatever reads raises AccessError where the
+    directory is somebody else's who keeps it to themselves, as its mode says where outputs are shared."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -194,11 +196,30 @@ class RunState:
             return (self.root / name).read_text(encoding="utf-8", errors="replace")
         except (FileNotFoundError, NotADirectoryError):
             return ""
+        except PermissionError as error:
+            raise self._closed() from error
+
+    def _closed(self) -> AccessError:
+        try:
+            owner = self.root.owner()
+        except KeyError:  # of a user that this machine does not know
+            owner = f"user {self.root.stat().st_uid}"
+        hint = "who submitted it looks at it and ends it; a run of yours needs another name"
+        return AccessError(f"it is a run of {owner}, and nobody else may read it", where=str(self.root), hint=hint)
 
 
 def states(directory: Path) -> Iterator[RunState]:
-    """Of all runs there, by their names."""
+    """Of all runs there that may be read, by their names."""
     if directory.is_dir():
         for one in sorted(directory.iterdir()):
-            if not one.name.startswith(".") and (one / "about.json").is_file():
+            if not one.name.startswith(".") and _is_open(one / "about.json"):
                 yield RunState(one)
+
+
+def _is_open(file: Path) -> bool:
+    """Whether it is there, and for us."""
+    try:
+        with file.open("rb"):
+            return True
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return False

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rankzero.errors import ConfigError
+from rankzero.api.clusters import find_run
+from rankzero.errors import AccessError, ConfigError
 from rankzero.launch.backend import AlreadyRunsError, LogQuery
 from rankzero.launch.backends.slurm.backend import SlurmBackend
 from rankzero.launch.backends.slurm.command import Answer, Slurm
@@ -526,6 +530,46 @@ def test_delete_removes_the_job_and_its_directory_and_no_result(site: Site) -> N
     assert removed == ["job 17", f"directory {site.root}/slurm/r", f"file {site.root}/slurm-r.log"]
     assert (site.root / "runs/r").is_dir() and "results stay" in site.said[-1]
     assert site.backend.runs() == [] and site.backend.collect("r").objects == ()
+
+
+@contextmanager
+def as_another_user(directory: Path) -> Iterator[None]:
+    """To whom it is closed. Root is stopped by no mode, and is nobody for a while."""
+    root = os.geteuid() == 0
+    directory.chmod(0o700 if root else 0)
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+        directory.chmod(0o700)
+
+
+def test_runs_of_others_are_left_out_and_one_that_is_named_says_whose_it_is() -> None:
+    with tempfile.TemporaryDirectory() as directory:  # pytest's are for one user alone
+        Path(directory).chmod(0o755)
+        site = Site(Path(directory))
+        site.submit()
+        site.backend.submit(site.objects(name="ours"), site.said.append)
+        theirs = site.root / "slurm/r"
+        (site.root / "slurm/ours").chmod(0o755)
+        owner = theirs.owner()
+        with as_another_user(theirs):
+            assert [one.run for one in site.backend.runs()] == ["ours"]
+            assert find_run(site.backend, "ours") == "ours"
+            for look in (
+                lambda: find_run(site.backend, "r"),
+                lambda: list(site.backend.logs("r", LogQuery())),
+                lambda: site.backend.cancel("r", site.said.append),
+                lambda: site.backend.delete("r", claims=False, say=site.said.append),
+                lambda: site.submit(),
+            ):
+                with pytest.raises(AccessError, match=f"a run of {owner}") as caught:
+                    look()
+                assert caught.value.problems[0].where == str(theirs)
+        assert len(site.slurm.scripts) == 2 and site.backend.collect("r").objects
 
 
 def test_a_survey_says_what_there_is_and_what_would_be_refused(site: Site) -> None:
