@@ -175,7 +175,7 @@ def open_backend(cluster: ClusterSpec, *, say: Say = _silent, detach: bool = Fal
         from rankzero.launch.backends.slurm.backend import SlurmBackend
         from rankzero.launch.kinds.slurm import state_directory
 
-        return SlurmBackend(Path(state_directory(cluster)))
+        return SlurmBackend(Path(state_directory(cluster)), say=say)
     from rankzero.launch.backends.kubernetes.backend import open_kubernetes
 
     return open_kubernetes(cluster.context, cluster.namespace, say=say, wait=not detach)

@@ -19,6 +19,9 @@ from rankzero.launch.survey import Survey
 Say = Callable[[str], None]
 """One line for the person who waits."""
 
+LONGEST_SILENCE = 600.0
+"""Seconds for which whoever follows a run waits for a place that does not answer: the run goes on without it."""
+
 Execute = Callable[[Sequence[str]], str]
 """Runs a command in a pod and returns what it printed. Raises ServiceError where it failed."""
 

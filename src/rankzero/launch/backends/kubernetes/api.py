@@ -15,7 +15,7 @@ from typing import Any, Literal
 import httpcore2
 import httpx2
 
-from rankzero.launch.backend import Say
+from rankzero.launch.backend import LONGEST_SILENCE, Say
 from rankzero.launch.backends.kubernetes.auth import Connection
 from rankzero.launch.backends.kubernetes.errors import NO_ANSWER, ApiError, Place
 from rankzero.launch.backends.kubernetes.streams import Change, Clock, Streams, split_lines
@@ -58,6 +58,8 @@ class _Call:
     headers: Mapping[str, str] = field(default_factory=dict)
     hide: Callable[[str], str] = str
     """What becomes of the server's words before anybody hears them: it may quote what it was sent."""
+    patient: bool = False
+    """Whether to go on asking a server that does not answer for as long as LONGEST_SILENCE."""
 
     @property
     def subject(self) -> str:
@@ -72,6 +74,7 @@ class Api:
         self.tell = say
         self.clock = clock or Clock()
         self._ahead = timedelta()
+        self._silence_told = False
         self.place = Place(connection.server, connection.context, namespace)
 
     def now(self) -> datetime:
@@ -86,11 +89,12 @@ class Api:
         """Anything, by its path."""
         return self._send(_Call("GET", path, f"get {path}"))
 
-    def read(self, resource: Resource, name: str) -> Manifest | None:
-        """One object, or None."""
+    def read(self, resource: Resource, name: str, *, patient: bool = False) -> Manifest | None:
+        """One object, or None. `patient`, for who follows a run: a silence is waited out, within bounds."""
         path = resource.path(self.place.namespace, name)
+        call = _Call("GET", path, f"get {resource.title}", resource=resource, name=name, patient=patient)
         try:
-            return self._send(_Call("GET", path, f"get {resource.title}", resource=resource, name=name))
+            return self._send(call)
         except ApiError as error:
             if error.status == 404:
                 return None
@@ -129,15 +133,17 @@ class Api:
             return None
         return [{"apiVersion": resource.api_version, "kind": resource.kind, **it} for it in answer["items"] or ()]
 
-    def list(self, resource: Resource, params: Mapping[str, str] | None = None) -> tuple[list[Manifest], str]:
-        """All objects page by page, and the version that a watch goes on from."""
+    def list(
+        self, resource: Resource, params: Mapping[str, str] | None = None, *, patient: bool = False
+    ) -> tuple[list[Manifest], str]:
+        """All objects page by page, and the version that a watch goes on from. `patient` as in `read`."""
         path, verb = resource.path(self.place.namespace), f"list {resource.title}"
         items: list[Manifest] = []
         page = {**(params or {}), "limit": str(PAGE)}
         expired = 0
         while True:
             try:
-                answer = self._send(_Call("GET", path, verb, page, resource))
+                answer = self._send(_Call("GET", path, verb, page, resource, patient=patient))
             except ApiError as error:
                 expired += 1
                 if error.status != 410 or expired > 3:
@@ -159,13 +165,16 @@ class Api:
         streams: Streams | None = None,
         seconds: Callable[[], float] = lambda: WATCH_SECONDS,
     ) -> Iterator[Change]:
-        """All objects now, then every change of them, for ever: dropped and expired watches are taken up again.
+        """All objects now, then every change of them, for ever: dropped and expired watches are taken up again, and a
+        server that has answered once and does so no more is waited for.
 
         `seconds` says how long one connection may last before IDLE is seen.
         """
         own = streams or Streams()
+        answered = False
         while not own.stopped.is_set():
-            items, version = self.list(resource, params)
+            items, version = self.list(resource, params, patient=answered)
+            answered = True
             yield Change("SYNC", tuple(items))
             while version and not own.stopped.is_set():
                 began = self.clock.monotonic()
@@ -178,21 +187,24 @@ class Api:
                     if kind != "BOOKMARK":
                         quiet = False
                         yield Change(kind, (item,))  # type: ignore[arg-type]
-                if quiet and version:
-                    yield Change("IDLE")
+                if quiet:
+                    if version:
+                        yield Change("IDLE")
                     if self.clock.monotonic() - began < 1:
                         self.clock.sleep(1)  # a server that hangs up at once is not asked without pause
 
     def _watch(
         self, resource: Resource, params: Mapping[str, str], streams: Streams, seconds: float
     ) -> Iterator[tuple[str, Manifest]]:
-        """One connection's worth of a watch. A dropped connection ends it; GONE: what it was to go on from has aged."""
+        """One connection's worth of a watch. A dropped connection ends it. GONE: what it was to go on from has aged, or
+        the server does not begin it; a list finds out why."""
         bounded = max(1, int(seconds))
+        heard = False
         asked = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(bounded), **params}
         path = resource.path(self.place.namespace)
         try:
             for line in self.lines(path, asked, resource=resource, streams=streams, silence=bounded + 30):
-                event = json.loads(line)
+                heard, event = True, json.loads(line)
                 item = event["object"]
                 if event["type"] == "ERROR":
                     if item.get("code") == 410:
@@ -201,10 +213,10 @@ class Api:
                     raise ApiError(_refusal(f"watch {resource.title}", item.get("code", 500), item), resource=resource)
                 yield event["type"], item
         except ApiError as error:
-            if error.status == 410:
-                yield "GONE", {}
-            elif error.status not in _WORTH_A_RETRY:
+            if error.status != 410 and error.status not in _WORTH_A_RETRY:
                 raise
+            if error.status == 410 or not heard:
+                yield "GONE", {}
         except json.JSONDecodeError:  # the connection broke within a line
             return
 
@@ -267,14 +279,16 @@ class Api:
 
     def _send(self, call: _Call) -> Manifest:
         """One call; again, a little later, where that may help: all of them may be given twice."""
-        attempt = 0
+        attempt, began = 0, self.clock.monotonic()
         while True:
             attempt += 1
             response = self._once(call)
             if not isinstance(response, ApiError):
+                self._silence_told = False
                 return _decoded(response, call.verb)
             hopeless = response.status not in _WORTH_A_RETRY or "CERTIFICATE_VERIFY" in response.refusal.message
-            if hopeless or attempt == ATTEMPTS:
+            waits = call.patient and self.clock.monotonic() - began < LONGEST_SILENCE
+            if hopeless or (attempt >= ATTEMPTS and not waits):
                 raise response
             self._wait(attempt, response)
 
@@ -303,8 +317,13 @@ class Api:
         delay = min(LONGEST_DELAY, 0.5 * 2 ** (attempt - 1) * random.uniform(0.8, 1.2))
         if failure.retry_after is not None:
             delay = min(max(delay, failure.retry_after), MOST_RETRY_AFTER)
-        if attempt > 1:
-            self.tell(f"{failure.refusal.message or failure.refusal.reason}; trying again in {delay:.0f} s")
+        said = failure.refusal.message or failure.refusal.reason
+        if 1 < attempt < ATTEMPTS:
+            self.tell(f"{said}; trying again in {delay:.0f} s")
+        elif attempt >= ATTEMPTS and not self._silence_told:  # others who follow the run hear the same silence
+            self._silence_told = True
+            most = f"{LONGEST_SILENCE / 60:.0f} minutes at most"
+            self.tell(f"{said}; what runs goes on, and the cluster is waited for, {most}")
         self.clock.sleep(delay)
 
 

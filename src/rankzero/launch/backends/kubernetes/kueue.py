@@ -10,26 +10,26 @@ from rankzero.launch.backends.kubernetes.resources import label
 from rankzero.launch.labels import Manifest
 
 
-def workloads(api: Api, discovery: Discovery, manifest: Manifest) -> list[Manifest]:
-    """Kueue's Workloads of an object."""
+def workloads(api: Api, discovery: Discovery, manifest: Manifest, *, patient: bool = False) -> list[Manifest]:
+    """Kueue's Workloads of an object. `patient` as in `Api.list`."""
     resource = discovery.workloads()
     if resource is None:
         return []
     uid = manifest["metadata"].get("uid")
     return [
         one
-        for one in api.list(resource)[0]
+        for one in api.list(resource, patient=patient)[0]
         if any(owner.get("uid") == uid for owner in one["metadata"].get("ownerReferences") or ())
     ]
 
 
 def is_queued(api: Api, discovery: Discovery, manifest: Manifest) -> bool:
-    """Whether a suspended object waits for Kueue, which has not been told to leave it alone.
+    """Whether a suspended object waits for Kueue, which has not been told to leave it alone; for who follows a run.
 
     Who may not see Workloads goes by the queue's label: what they cancel is removed (stop.py).
     """
     try:
-        waiting = workloads(api, discovery, manifest)
+        waiting = workloads(api, discovery, manifest, patient=True)
     except ApiError as error:
         if error.status != 403:
             raise

@@ -136,7 +136,7 @@ class PodLog:
 
     def _look(self) -> None:
         """Ask for the pod itself: the watch may be behind."""
-        there = self.api.read(POD, self._name)
+        there = self.api.read(POD, self._name, patient=True)
         if there is None or there["metadata"]["uid"] != self.pod["metadata"]["uid"]:
             self._gone = True
         elif not self._changed.is_set():

@@ -223,7 +223,7 @@ class Following:
             if self._looked_twice:
                 return True
             self._looked_twice = True  # the end may be known sooner than the last pods
-            items, _ = self.api.list(POD, {"labelSelector": labels.selector(self.run)})
+            items, _ = self.api.list(POD, {"labelSelector": labels.selector(self.run)}, patient=True)
             self._take(_Seen(POD, Change("SYNC", tuple(items))))
             return self._is_over()
         if self._deadline is None and trains and all(ended(one) for one in trains):

@@ -76,7 +76,7 @@ def wait_until_prepared(api: Api, discovery: Discovery, run: str, preparation: M
         if outcome == "complete":
             say("prepared")
             return
-        items, _ = api.list(POD, {"labelSelector": pods})
+        items, _ = api.list(POD, {"labelSelector": pods}, patient=True)
         if outcome == "failed":
             raise preparation_failed(job, items)
         for words in _reasons(api, discovery, run, there, items):
@@ -103,7 +103,7 @@ def _refused(api: Api, job: Manifest) -> Iterator[str]:
     Job: events of an older one of its name may still be there."""
     try:
         about = {"fieldSelector": f"involvedObject.uid={job['metadata']['uid']}"}
-        events, _ = api.list(EVENT, about)
+        events, _ = api.list(EVENT, about, patient=True)
     except ApiError as error:
         if error.status != 403:
             raise

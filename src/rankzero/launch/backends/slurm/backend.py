@@ -19,6 +19,7 @@ from rankzero.launch.backends.slurm import submit as slurm_submit
 from rankzero.launch.backends.slurm.command import Job, Slurm, this_environment
 from rankzero.launch.backends.slurm.evidence import NodeSeen, config_map, is_done, num_nodes, pods_of, preparation_pod
 from rankzero.launch.backends.slurm.logs import followed, recent
+from rankzero.launch.backends.slurm.silence import Silence
 from rankzero.launch.backends.slurm.state import PREPARATION, Part, RunState, states
 from rankzero.launch.backends.slurm.stop import MARGIN_SECONDS, end
 from rankzero.launch.evidence import Evidence
@@ -43,9 +44,12 @@ class SlurmBackend:
         *,
         env: Mapping[str, str] | None = None,
         sleep: Callable[[float], None] = time.sleep,
+        say: Say = lambda _line: None,
     ) -> None:
+        """`say` is told what whoever follows a run waits for."""
         self._env = this_environment() if env is None else env
         self._directory, self._slurm, self._sleep = directory, slurm or Slurm(self._env), sleep
+        self._say = say
 
     def submit(self, objects: Sequence[Manifest], say: Say, *, replace: bool = False) -> None:
         """Hand the script to sbatch. A job of this very script that waits or runs already is left alone."""
@@ -119,8 +123,15 @@ class SlurmBackend:
             yield from recent(state, names, query, wanted, now)
             return
 
+        silence = Silence(self._say)
+
         def goes_on() -> bool:
-            job = self._job(state)
+            try:
+                job = self._job(state)
+            except ServiceError as error:
+                silence.goes_on(error)
+                return True
+            silence.is_over()
             return job is not None and not job.is_over
 
         yield from followed(state, names, query, wanted, now, goes_on, lambda: self._sleep(POLL_SECONDS))

@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from rankzero.errors import ServiceError
 from rankzero.launch.backend import Say
 from rankzero.launch.backends.slurm.command import Job, Slurm
+from rankzero.launch.backends.slurm.silence import Silence
 
 MARGIN_SECONDS = 10
 
 
 def end(slurm: Slurm, job: Job, seconds: float, say: Say, pause: Callable[[], None]) -> None:
-    """Return when it is over. Raises ServiceError or AccessError.
+    """Return when it is over. Raises AccessError, and ServiceError where Slurm does not take it or stays silent.
 
     `scancel` alone gives a job KillWait, often 30 s; so its steps get the signal first, and the job ends by itself,
     which it would not do without a word in its directory that says that it is not to be queued again
@@ -25,14 +27,20 @@ def end(slurm: Slurm, job: Job, seconds: float, say: Say, pause: Callable[[], No
     say(f"job {job.id} is told to stop; it saves and leaves within {seconds:.0f} s")
     slurm.call("scancel", "--signal=TERM", job.id)
     deadline, asked_again = time.monotonic() + seconds, False
+    silence = Silence(say)
     while True:
-        now = slurm.jobs([job.id]).get(job.id)
-        if now is None or now.is_over:
-            return
-        late = time.monotonic() >= deadline
-        if (late and not asked_again) or now.is_waiting:  # queued again before the word was there
-            if late:
-                say("it has not saved in that time; its processes are ended")
-            slurm.call("scancel", job.id)
-            asked_again = True
+        try:
+            now = slurm.jobs([job.id]).get(job.id)
+            if now is None or now.is_over:
+                return
+            late = time.monotonic() >= deadline
+            if (late and not asked_again) or now.is_waiting:  # queued again before the word was there
+                if late:
+                    say("it has not saved in that time; its processes are ended")
+                slurm.call("scancel", job.id)
+                asked_again = True
+        except ServiceError as error:
+            silence.goes_on(error)
+        else:
+            silence.is_over()
         pause()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankzero.errors import AccessError
+from rankzero.errors import AccessError, ServiceError
 from rankzero.launch.backend import LogLine, LogQuery
 from rankzero.launch.backends.kubernetes.log_reader import LogPosition
 from rankzero.launch.log_lines import Wanted, read_stamp
@@ -101,6 +101,30 @@ def test_log_requests_that_fail_are_made_again(bench: Bench) -> None:
     bench.submit(objects(num_nodes=1))
     assert texts(follow(bench)) == [f"line {number}" for number in range(5)]
     assert bench.heard("kubelet is away")
+
+
+def silenced(bench: Bench, times: int) -> Any:
+    """A stream of two lines whose server, from then on, does not answer for so many calls about pods."""
+    bench.cluster.script("node", 0, [("run",), *numbered(2), ("hold",), ("cut",), *numbered(2, "more"), DONE])
+    bench.submit(objects(num_nodes=1))
+    lines = bench.backend().logs("r", LogQuery(follow=True))
+    assert [next(lines).text for _ in range(2)] == ["line 0", "line 1"]
+    bench.cluster.fail("GET", "/pods/", drop="before", times=times)
+    bench.cluster.world.release()
+    return lines
+
+
+def test_a_server_that_is_silent_for_a_while_ends_nothing(bench: Bench) -> None:
+    lines = silenced(bench, 20)
+    assert [line.text for line in lines] == ["more 0", "more 1"]
+    assert sum("what runs goes on" in line for line in bench.said) == 1 and bench.ticks.seconds > 60
+
+
+def test_a_server_that_stays_silent_ends_it(bench: Bench) -> None:
+    lines = silenced(bench, 100_000)
+    with pytest.raises(ServiceError, match="does not answer"):
+        list(lines)
+    assert bench.ticks.seconds > 600
 
 
 def test_watches_that_drop_and_age(bench: Bench) -> None:

@@ -409,6 +409,11 @@ class TestPreparation:
         bench.submit(objects(prepare="always"))
         assert bench.cluster.names("jobs") == ["jobs/r", "jobs/r-prepare"]
 
+    def test_a_server_that_is_silent_meanwhile_is_waited_for(self, bench: Bench) -> None:
+        bench.cluster.fail("GET", "/pods?", drop="before", times=15)
+        bench.submit(objects(prepare="always"))
+        assert bench.heard("prepared") and sum("what runs goes on" in line for line in bench.said) == 1
+
     def test_who_may_not_read_events_waits_all_the_same(self, bench: Bench) -> None:
         bench.cluster.forbidden.add(("list", "events"))
         bench.submit(objects(prepare="always"))

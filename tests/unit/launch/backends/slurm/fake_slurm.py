@@ -41,6 +41,8 @@ class FakeSlurm:
     calls: list[str] = field(default_factory=list)
     refuses: str = ""
     """What sbatch says instead of taking a job."""
+    silent: int = 0
+    """So many more calls of squeue are not answered."""
     on_scancel: Callable[[FakeJob, bool], None] | None = None
 
     def execute(self, arguments: Sequence[str], text: str, env: Mapping[str, str]) -> Answer:
@@ -68,6 +70,9 @@ class FakeSlurm:
 
     def _squeue(self, rest: Sequence[str], _text: str, env: Mapping[str, str]) -> Answer:
         assert env["TZ"] == "UTC"
+        if self.silent:
+            self.silent -= 1
+            return Answer(1, "", "slurm_load_jobs error: Socket timed out on send/recv operation\n")
         asked = next(one for one in rest if one.startswith("--jobs=")).removeprefix("--jobs=").split(",")
         found = {number: self.jobs[number] for number in asked if number in self.jobs}
         if not found and len(asked) == 1:

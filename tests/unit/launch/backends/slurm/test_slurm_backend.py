@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rankzero.api.clusters import find_run
-from rankzero.errors import AccessError, ConfigError
+from rankzero.errors import AccessError, ConfigError, ServiceError
 from rankzero.launch.backend import AlreadyRunsError, LogQuery
 from rankzero.launch.backends.slurm.backend import SlurmBackend
 from rankzero.launch.backends.slurm.command import Answer, Slurm
@@ -39,8 +39,9 @@ class Site:
         self.root, self.slurm = root, FakeSlurm()
         self.env = {"PATH": "/bin", "HF_TOKEN": "hf_secret0000", "AWS_SECRET_ACCESS_KEY": "not asked for"}
         self.pauses = 0
-        self.backend = SlurmBackend(root / "slurm", Slurm(self.env, self.slurm.execute), env=self.env, sleep=self.sleep)
         self.said: list[str] = []
+        slurm = Slurm(self.env, self.slurm.execute)
+        self.backend = SlurmBackend(root / "slurm", slurm, env=self.env, sleep=self.sleep, say=self.said.append)
 
     def sleep(self, _seconds: float) -> None:
         self.pauses += 1
@@ -475,6 +476,55 @@ def test_lines_are_followed_until_the_job_has_ended(site: Site) -> None:
     site.log(0, "the last has no end")
     site.becomes("COMPLETED")
     assert [line.text for line in lines] == ["the last has no end"]
+
+
+def test_lines_are_followed_through_a_silence_of_squeue(site: Site) -> None:
+    site.submit()
+    site.becomes("RUNNING")
+    site.log(0, "first\n")
+    lines = site.backend.logs("r", LogQuery(follow=True))
+    assert next(lines).text == "first"
+    site.slurm.silent = 5
+    site.log(0, "said meanwhile\n")
+    assert next(lines).text == "said meanwhile" and site.slurm.silent == 4, "what nodes write is there all the same"
+    site.log(0, "the last\n")
+    assert next(lines).text == "the last"
+    site.becomes("COMPLETED")
+    assert list(lines) == [] and site.slurm.silent == 0
+    told = [line for line in site.said if "the job goes on" in line]
+    assert len(told) == 1 and "Socket timed out" in told[0]
+
+
+def test_a_silence_that_lasts_ends_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.submit()
+    site.becomes("RUNNING")
+    clock = iter(range(0, 10_000, 50))
+    monkeypatch.setattr("rankzero.launch.backends.slurm.silence.time.monotonic", lambda: next(clock))
+    site.slurm.silent = 99
+    with pytest.raises(ServiceError, match="Slurm does not answer: .*Socket timed out"):
+        list(site.backend.logs("r", LogQuery(follow=True)))
+    assert site.pauses == 12, "ten minutes of 50 seconds each"
+
+
+def test_who_may_not_ask_does_not_wait(site: Site) -> None:
+    site.submit()
+    refused = Slurm(site.env, lambda *_: Answer(1, "", "slurm_load_jobs error: Access/permission denied\n"))
+    backend = SlurmBackend(site.root / "slurm", refused, env=site.env, sleep=site.sleep, say=site.said.append)
+    with pytest.raises(AccessError, match="permission denied"):
+        list(backend.logs("r", LogQuery(follow=True)))
+    assert site.pauses == 0
+
+
+def test_who_cancels_waits_through_a_silence_too(site: Site) -> None:
+    site.submit()
+    site.becomes("RUNNING")
+
+    def hears(job: FakeJob, _gently: bool) -> None:
+        job.state, site.slurm.silent = "FAILED", 3
+
+    site.slurm.on_scancel = hears
+    site.backend.cancel("r", site.said.append)
+    assert site.slurm.silent == 0 and sum("the job goes on" in line for line in site.said) == 1
 
 
 def test_a_job_that_waits_is_taken_out_of_the_queue(site: Site) -> None:
