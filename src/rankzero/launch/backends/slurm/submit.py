@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,6 +19,10 @@ from rankzero.launch.kinds.slurm import BATCH_SCRIPT
 from rankzero.launch.labels import Manifest
 from rankzero.launch.node.settings import TOKEN_VARIABLE
 from rankzero.redaction import looks_secret
+
+_IS_A_JOBS = re.compile(r"SLURM(D|_)")
+_OF_CLIENTS = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT", "SLURM_JWT"})
+"""Which cluster it is and how it is asked: the same inside a job and outside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +109,10 @@ def _sbatch(slurm: Slurm, script: str, env: Mapping[str, str], *options: str) ->
 
 
 def environment(request: Request, env: Mapping[str, str]) -> dict[str, str]:
-    """What travels with the job: this environment, and of what looks like a secret only what the run is given.
+    """What travels with the job: this environment, of what looks like a secret only what the run is given, and nothing
+    of a job that submits it: srun would take that job's memory and tasks for what it is asked for.
 
-    Raises ConfigError where one is not set.
+    Raises ConfigError where a secret is not set.
     """
     missing = [name for name, optional in request.secrets.items() if not env.get(name) and not optional]
     if missing:
@@ -119,6 +125,8 @@ def environment(request: Request, env: Mapping[str, str]) -> dict[str, str]:
             for name in missing
         )
     kept = {name: value for name, value in env.items() if name in request.secrets or not looks_secret(name)}
+    if "SLURM_JOB_ID" in env:
+        kept = {name: value for name, value in kept.items() if not _IS_A_JOBS.match(name) or name in _OF_CLIENTS}
     return {**kept, TOKEN_VARIABLE: token_hex(32)}
 
 

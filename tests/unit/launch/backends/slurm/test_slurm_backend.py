@@ -93,6 +93,21 @@ def test_a_job_gets_the_secrets_that_it_is_given_and_no_file_does(site: Site) ->
     assert "hf_secret0000" not in written + site.slurm.scripts["17"]
 
 
+def test_nothing_of_a_job_that_submits_travels_along(site: Site) -> None:
+    """srun refuses what says memory for a CPU and for a node, and would start as many tasks as that job has."""
+    outer = {"SLURM_MEM_PER_CPU": "2048", "SLURM_NTASKS": "3", "SLURM_CPU_BIND": "quiet", "SLURMD_NODENAME": "n1"}
+    clients = {"SLURM_CONF": "/etc/s.conf", "SLURM_CLUSTERS": "big", "SBATCH_ACCOUNT": "lab", "SLURM_MPI_TYPE": "pmix"}
+    site.env |= {**outer, **clients, "SLURM_JOB_ID": "4"}
+    site.submit()
+    site.backend.delete("r", claims=False, say=site.said.append)
+    for name in outer | {"SLURM_JOB_ID": ""}:
+        site.env.pop(name)
+    site.submit()
+    inside, outside = site.slurm.envs
+    assert {name for name in inside if name.startswith("S")} == {"SLURM_CONF", "SLURM_CLUSTERS", "SBATCH_ACCOUNT"}
+    assert clients.items() <= outside.items(), "what somebody sets for all of their jobs"
+
+
 def test_a_secret_that_is_not_set_is_asked_for_before_anything_is_sent(site: Site) -> None:
     with pytest.raises(ConfigError, match="WANDB_API_KEY is not set"):
         site.submit("secrets={WANDB_API_KEY: {name: w}}")
