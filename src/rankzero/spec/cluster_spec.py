@@ -176,7 +176,7 @@ class SlurmSpec(Section):
     python: SlurmText = "python3"
     """Python that has rankzero[train]: a path that all nodes have, or a name in PATH (the submitter's PATH travels)."""
     setup: tuple[SlurmText, ...] = ()
-    """Lines of shell that each node runs first, such as `module load cuda`."""
+    """Lines of shell that each node runs first, such as `module load cuda`. One that fails ends the run."""
     options: dict[SlurmOption, str] = {}
     """More options of sbatch, by their long names: {exclude: node7, mail-type: FAIL}. An empty value is a flag."""
 

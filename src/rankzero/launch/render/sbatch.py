@@ -29,6 +29,7 @@ from rankzero.launch.render.sbatch_parts import (
     noted_job,
     option_value,
     seen_inside,
+    setup,
     stop_options,
     written,
 )
@@ -161,7 +162,7 @@ def _node_script(plan: Plan, state: str) -> str:
 
     The node command counts its restarts; those that end by a signal are counted here, as they cannot speak.
     """
-    slurm, inside, own = plan.cluster.slurm, posixpath.dirname(plan.config_dir), seen_inside(plan, state)
+    inside, own = posixpath.dirname(plan.config_dir), seen_inside(plan, state)
     again = "|".join(str(code + RETRY_EXIT_OFFSET) for code in _RETRIED)
     stopped = int(ExitCode.STOPPED)
     return f"""\
@@ -177,7 +178,7 @@ trap 'asked=1' TERM INT
 note() {{
   echo "$1 $SLURM_JOB_ID ${{SLURM_RESTART_COUNT:-0}} $(date +%s) $2" >> "$nodes/$SLURM_NODEID"
 }}
-{"".join(f"{line}{chr(10)}" for line in slurm.setup)}\
+{setup(plan, '"$nodes/$SLURM_NODEID.words"')}\
 while :; do
   : > "$nodes/$SLURM_NODEID.words"
   note begin "$SLURMD_NODENAME"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import math
 import posixpath
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
+from rankzero.errors import ExitCode
 from rankzero.launch import labels
 from rankzero.launch.node.settings import TOKEN_VARIABLE
 from rankzero.launch.plan import Plan
@@ -108,16 +110,43 @@ def seen_inside(plan: Plan, state: str) -> str:
 def launch(plan: Plan, state: str, script: str, options: Sequence[str]) -> Iterator[str]:
     """Start the script by srun and wait for it, whatever signals come; `status` is then srun's exit code."""
     slurm, more = plan.cluster.slurm, list(options)
+    shell = "sh" if slurm.runtime == "pyxis" else "bash"  # hosts have bash, whose functions, `module`, sh may not know
     if slurm.runtime == "pyxis":
         more.append(f"--container-image={shlex.quote(slurm.image or str(plan.cluster.image))}")
         more.append(f"--container-mounts={shlex.quote(_mounts(plan))}")
         more.append("--no-container-mount-home")
     yield "trap : TERM  # who ends the job tells this shell too, which waits for what the nodes note"
-    yield " ".join(("srun", *more, "sh", shlex.quote(f"{seen_inside(plan, state)}/{script}"), "&"))
+    yield " ".join(("srun", *more, shell, shlex.quote(f"{seen_inside(plan, state)}/{script}"), "&"))
     yield "while :; do"
     yield '  wait "$!"; status=$?'
     yield '  kill -0 "$!" 2> /dev/null || break'
     yield "done"
+
+
+def setup(plan: Plan, words: str) -> str:
+    """The site's lines, each with a check: where one fails, a part of the run notes that as its end, with the line's
+    own exit code, unless that would say that the run is stopped and saved. `words` is the file that has its last words,
+    as the shell writes it."""
+    lines = []
+    for line in plan.cluster.slurm.setup:
+        said = {"rankzero": 1, "outcome": "failed", "where": "slurm.setup", "what": f"this line failed: {line}"}
+        said["hint"] = "the log says why; a line that may fail ends with `|| true`"
+        lines += [line, f"set_up $? {shlex.quote(json.dumps(said))}"]
+    if not lines:
+        return ""
+    stopped = int(ExitCode.STOPPED)
+    check = f"""\
+set_up() {{
+  [ "$1" != 0 ] || return 0
+  printf '%s\\n' "$2" > {words}
+  note begin "$SLURMD_NODENAME"
+  code=$1
+  if [ -n "$asked" ]; then code={stopped}; elif [ $code = {stopped} ]; then code={int(ExitCode.INTERNAL)}; fi
+  note end $code
+  exit $code
+}}
+"""
+    return check + "".join(f"{line}\n" for line in lines)
 
 
 def last_note(name: str) -> Iterator[str]:

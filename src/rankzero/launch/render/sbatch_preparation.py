@@ -31,6 +31,7 @@ from rankzero.launch.render.sbatch_parts import (
     noted_job,
     option_value,
     seen_inside,
+    setup,
     stop_options,
     written,
 )
@@ -111,7 +112,7 @@ trap 'asked=1' TERM INT
 note() {{
   echo "$1 $SLURM_JOB_ID ${{SLURM_RESTART_COUNT:-0}} $(date +%s) $2" >> "$nodes/prepare"
 }}
-{"".join(f"{line}{chr(10)}" for line in plan.cluster.slurm.setup)}\
+{setup(plan, '"$nodes/prepare.words"')}\
 while :; do
   : > "$nodes/prepare.words"
   note begin "$SLURMD_NODENAME"

@@ -171,7 +171,7 @@ class Stage:
         self.program(
             "srun",
             "for last; do :; done\nfor i in $(seq 0 $((STAGE_NODES - 1))); do\n"
-            '  SLURM_NODEID=$i SLURMD_NODENAME=host$i SLURM_LAUNCH_NODE_IPADDR=127.0.0.1 sh "$last"\ndone\n',
+            '  SLURM_NODEID=$i SLURMD_NODENAME=host$i SLURM_LAUNCH_NODE_IPADDR=127.0.0.1 "${@: -2:1}" "$last"\ndone\n',
         )
         self.program("squeue", 'echo "$JOB_STATE"\n')
         self.program("scontrol", 'echo "$@" >> "$ASKED"\n')
@@ -197,6 +197,7 @@ class Stage:
         restart: str = "",
         seconds_left: int | None = None,
         text: str | None = None,
+        quiet: bool = True,
     ) -> int:
         """The batch script's exit code, where the commands of each node end with these codes one after the other; a
         negative one is a signal. Slurm says how many seconds are left of the allocation, or nothing."""
@@ -212,13 +213,14 @@ class Stage:
             "JOB_STATE": state,
             "ASKED": str(self.root / "asked"),
             "SAYS": self.says,
+            "BASH_FUNC_module%%": '() {  echo "module $*" >> "$CODES/started"; [ "$2" != none ];\n}',
             **({"SLURM_RESTART_COUNT": restart} if restart else {}),
             **({"SLURM_JOB_END_TIME": str(int(time.time()) + seconds_left)} if seconds_left is not None else {}),
         }
         done = subprocess.run(
             ["bash"], input=self.text if text is None else text, text=True, capture_output=True, check=False, env=env
         )
-        assert "command not found" not in done.stderr, done.stderr
+        assert not quiet or "command not found" not in done.stderr, done.stderr
         self.left = {node: (plans / str(node)).read_text().split() for node in range(len(codes))}
         return done.returncode
 
@@ -380,6 +382,28 @@ def test_a_preparation_that_was_stopped_goes_on_in_the_queue_but_not_for_ever(tm
     assert stage.run([75], text=stage.first, restart="1") == 75 and stage.asked == "requeue 7"
     (stage.state / "cancelled").unlink()
     assert stage.run([75], text=stage.first, restart="9") == 75 and stage.asked == "requeue 7"
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_what_the_site_sets_up_may_be_a_function_of_bash(tmp_path: Path, first: bool) -> None:
+    """`module` is one on most sites, and travels in the environment, where only bash finds it."""
+    stage = Stage(tmp_path, settings=["slurm.setup=[module load cuda, '# then', export A=$(false), 'false || true']"])
+    assert stage.run([0], text=stage.first if first else stage.text) == 0
+    assert (tmp_path / "codes/started").read_text().splitlines()[0] == "module load cuda"
+
+
+@pytest.mark.parametrize(("line", "noted"), [("module load none", 1), ("(exit 75)", 70), ("no-such", 127)])
+@pytest.mark.parametrize("first", [False, True])
+def test_a_line_of_setup_that_fails_is_the_end_and_says_so(tmp_path: Path, line: str, noted: int, first: bool) -> None:
+    """With its own exit code, but for the one that says that all is saved."""
+    stage = Stage(tmp_path, settings=[f"slurm.setup=[module load cuda, {json.dumps(line)}, module load late]"])
+    assert stage.run([0], text=stage.first if first else stage.text, quiet=False) == noted
+    assert (tmp_path / "codes/started").read_text().splitlines()[1:] in ([], ["module load none"])
+    part = "prepare" if first else "0"
+    told = parse_last_words((stage.state / f"nodes/{part}.words").read_text())
+    assert told is not None and (told.outcome, told.where) == ("failed", "slurm.setup") and line in told.what
+    ending = read_notes((stage.state / f"nodes/{part}").read_text(), "7")[1]
+    assert ([one.code for one in ending.endings], ending.runs, stage.asked) == ([noted], False, "")
 
 
 def test_nodes_leave_the_hub_alone_only_when_this_very_run_was_prepared(tmp_path: Path) -> None:

@@ -369,6 +369,17 @@ def test_what_the_run_itself_says_comes_first(site: Site) -> None:
     assert failed.verdict == "node 0 failed: train.jsonl:7: row 7 has no answer"
 
 
+def test_a_line_of_setup_that_failed_is_the_verdict(site: Site) -> None:
+    site.submit()
+    for node in (0, 1):
+        said = {"outcome": "failed", "where": "slurm.setup", "what": "this line failed: module load nope"}
+        site.note(node, "begin", "end 1", words=said)
+    site.becomes("FAILED", "NonZeroExitCode")
+    failed = site.status()
+    assert (failed.phase, failed.exit_code) == ("Failed", 1)
+    assert "slurm.setup: this line failed: module load nope" in failed.verdict
+
+
 def test_what_could_not_be_started_says_the_end_of_the_log(site: Site) -> None:
     site.submit()
     for node in (0, 1):
