@@ -238,7 +238,8 @@ class ClusterSpec(Section):
     max_restarts: Annotated[int, Field(ge=0)] = 3
     """Restarts after failures that trying again may cure. Stopped, evicted and preempted pods do not count."""
     timeout_seconds: PositiveInt | None = None
-    """End the run after this time, whatever it is doing."""
+    """End the run after this time, whatever it is doing. A kind that does not count it over restarts refuses it: all
+    but job and pytorchjob."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0)] | None = None
     """Remove the finished run's object, and its pods and logs with it, after this time; absent: keep it."""
     rendezvous_timeout_seconds: PositiveInt = 1800

@@ -43,8 +43,8 @@ class KindSection:
 
 KINDS: dict[str, KindSection] = {
     "job": KindSection(cannot=frozenset(("min_nodes",))),
-    "jobset": KindSection(cannot=frozenset(("min_nodes",))),
-    "trainjob": KindSection(cannot=frozenset(("min_nodes", "ttl_seconds_after_finished"))),
+    "jobset": KindSection(cannot=frozenset(("min_nodes", "timeout_seconds"))),
+    "trainjob": KindSection(cannot=frozenset(("min_nodes", "timeout_seconds", "ttl_seconds_after_finished"))),
     "pytorchjob": KindSection(),
     "statefulset": KindSection(cannot=frozenset(("min_nodes", "timeout_seconds", "ttl_seconds_after_finished"))),
     "docker": KindSection(

@@ -185,16 +185,6 @@ def test_data_paths(path: str, expected: str, tmp_path: Path, monkeypatch: pytes
     assert bool(made.files) == expected.startswith("/etc")
 
 
-@pytest.mark.parametrize("kind", ["jobset", "trainjob"])
-def test_a_time_limit_ends_what_would_restart(kind: str) -> None:
-    made = render(plan(cluster=cluster_spec(kind=kind, timeout_seconds=60)))
-    spec = next(one["spec"] for one in made if one["kind"] in ("JobSet", "TrainingRuntime"))
-    spec = spec if kind == "jobset" else spec["template"]["spec"]
-    rules = [rule for rule in spec["failurePolicy"]["rules"] if "DeadlineExceeded" in rule["onJobFailureReasons"]]
-    assert [rule["action"] for rule in rules] == ["FailJobSet"]
-    assert spec["replicatedJobs"][0]["template"]["spec"]["activeDeadlineSeconds"] == 60
-
-
 def test_root_where_it_is_asked_for() -> None:
     (job,) = [one for one in render(plan(cluster=cluster_spec(user=0))) if one["kind"] == "Job"]
     security = job["spec"]["template"]["spec"]["securityContext"]

@@ -81,7 +81,7 @@ def clusters(draw: st.DrawFn) -> ClusterSpec:
         },
         "queue": draw(st.none() | st.fixed_dictionaries({"name": NAMES, "priority": st.none() | NAMES})),
         "image_pull_secrets": draw(st.lists(NAMES, max_size=2)),
-        "timeout_seconds": None if kind in ("statefulset", "docker") else draw(st.none() | st.integers(1, 10**6)),
+        "timeout_seconds": draw(st.none() | st.integers(1, 10**6)) if kind in ("job", "pytorchjob") else None,
         "labels": draw(st.dictionaries(NAMES, NAMES, max_size=2)),
         "service_account": {"name": draw(st.none() | NAMES), "token": draw(st.booleans())},
     }

@@ -108,11 +108,13 @@ def test_every_profile_loads_and_a_wrong_name_lists_them() -> None:
     assert all(name in str(caught.value) for name in profiles())
 
 
-@pytest.mark.parametrize("kind", ["statefulset", "docker"])
+@pytest.mark.parametrize("kind", ["statefulset", "docker", "jobset", "trainjob"])
 def test_a_time_limit_that_nothing_keeps_is_refused(kind: str) -> None:
+    """Those of a JobSet's Jobs begin anew with each restart, which makes new ones."""
     with pytest.raises(ConfigError, match=f"nothing ends a {kind} after a time"):
         load_cluster_spec(None, ["image=i", f"kind={kind}", "timeout_seconds=60"], env={})
-    load_cluster_spec(None, ["image=i", "kind=job", "timeout_seconds=60"], env={})
+    for able in ("job", "pytorchjob"):
+        load_cluster_spec(None, ["image=i", f"kind={able}", "timeout_seconds=60"], env={})
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,6 @@ def jobset_spec(plan: Plan, job_labels: dict[str, str] | None = None) -> dict[st
         "podReplacementPolicy": "Failed",
         "podFailurePolicy": {"rules": failure_rules("node", stopped="FailJob")},
     }
-    if cluster.timeout_seconds is not None:
-        job["activeDeadlineSeconds"] = cluster.timeout_seconds
     job["template"] = pod_template(plan, master=f"{plan.name}-{GROUP}-0-0.{plan.name}")
     return {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
@@ -73,7 +71,6 @@ def jobset_spec(plan: Plan, job_labels: dict[str, str] | None = None) -> dict[st
 def _rules() -> list[dict[str, Any]]:
     reason = {"onJobFailureReasons": ["PodFailurePolicy"]}
     return [
-        {"name": "outOfTime", "action": "FailJobSet", "onJobFailureReasons": ["DeadlineExceeded"]},
         {
             "name": "neverRetried",
             "action": "FailJobSet",
