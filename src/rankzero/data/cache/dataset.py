@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from rankzero.data.cache.selection import components
 from rankzero.errors import StorageError
 from rankzero.run_dir.atomic import file_sha256, read_manifest
 
@@ -34,7 +35,7 @@ SCHEMA = pa.schema(
         "loss_weight": pa.float64(),  # the sum of the weights of the trained tokens
         "line": pa.int64(),
         "source": pa.int16(),
-        "group": pa.int64(),  # equal for rows that must not be split between train and eval
+        "ties": pa.list_(pa.int64()),  # rows with an equal one must not be split between train and eval
         "digest": pa.int64(),  # equal for equal rows
         "label": pa.string(),  # task classify: the class by its name
         "images": pa.list_(pa.string()),  # where they are, in the order of their placeholders
@@ -154,8 +155,9 @@ class TokenizedDataset:
 
     @cached_property
     def groups(self) -> Indices:
-        """Equal for rows that must not be split between train and eval."""
-        return self._wide("group")
+        """Equal for rows that must not be split between train and eval, be it for the sake of rows between them."""
+        whole = components(*_joined([part.ties for part in self._parts]))
+        return whole if self._rows is None else whole[self._rows]
 
     @cached_property
     def digests(self) -> Indices:
@@ -255,6 +257,11 @@ class _Part:
     def column(self, name: str) -> npt.NDArray[Any]:
         return np.concatenate([_array(b.column(name)) for b in self._batches] or [np.empty(0, np.int32)])
 
+    @property
+    def ties(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Of all rows, as `_lists` gives those of a batch."""
+        return _joined([_lists(batch.column("ties")) for batch in self._batches])
+
     def chunks(self, name: str) -> list[Any]:
         return [batch.column(name) for batch in self._batches]
 
@@ -294,6 +301,13 @@ class _Part:
 def _lists(column: Any) -> tuple[Int32, npt.NDArray[Any]]:
     """Offsets and values of a list column, as arrays over the map."""
     return _array(column.offsets), _array(column.values)
+
+
+def _joined(lists: Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any]]]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Offsets and values of several list columns as of one."""
+    lengths = [np.diff(offsets) for offsets, _ in lists]
+    offsets = np.cumsum(np.concatenate([[0], *lengths]), dtype=np.int64)
+    return offsets, np.concatenate([np.empty(0, np.int64), *(values for _, values in lists)])
 
 
 def _array(column: Any) -> npt.NDArray[Any]:

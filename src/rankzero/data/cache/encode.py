@@ -41,8 +41,10 @@ class Block:
     loss_weight: npt.NDArray[np.float64]
     """The sum of the weights of each row's trained tokens: their number where all are 1."""
     lines: npt.NDArray[np.int64]
-    groups: npt.NDArray[np.int64]
-    """Equal for rows that must not be split between train and eval."""
+    ties: npt.NDArray[np.int64]
+    """Rows with an equal one must not be split between train and eval. Of each row, as `tie_offsets` say, one or
+    more."""
+    tie_offsets: Int32
     digests: npt.NDArray[np.int64]
     """Equal for rows of equal tokens, of which the same are trained, with equal labels and images."""
     labels: list[str | None]
@@ -53,7 +55,7 @@ class Block:
     def nbytes(self) -> int:
         """Of its arrays, about what it takes on disk."""
         arrays = (self.input_ids, self.offsets, self.ranges, self.range_offsets, self.weights, self.weight_offsets)
-        of_rows = (self.supervised, self.loss_weight, self.lines, self.groups, self.digests)
+        of_rows = (self.supervised, self.loss_weight, self.lines, self.ties, self.tie_offsets, self.digests)
         texts = [*(label or "" for label in self.labels), *(path for paths in self.images for path in paths)]
         beside = sum(len(text.encode()) + 8 for text in texts) + 16 * len(self.lines)
         return sum(array.nbytes for array in (*arrays, *of_rows)) + beside
@@ -126,7 +128,8 @@ def _fill(result: EncodedChunk, rows: Iterator[Row], conversations: Sequence[Con
     supervised: list[int] = []
     loss_weight: list[float] = []
     lines: list[int] = []
-    groups: list[int] = []
+    ties: list[int] = []
+    tie_counts: list[int] = []
     digests: list[int] = []
     labels: list[str | None] = []
     images: list[tuple[str, ...]] = []
@@ -149,8 +152,9 @@ def _fill(result: EncodedChunk, rows: Iterator[Row], conversations: Sequence[Con
         supervised.append(row.supervised)
         loss_weight.append(row.loss_weight)
         lines.append(conversation.line)
-        group = conversation.group
-        groups.append(digest64(f"{result.source}:{conversation.line}" if group is None else f"group {group}"))
+        row_ties = _ties(result.source, conversation, row.images)
+        ties += row_ties
+        tie_counts.append(len(row_ties))
         labels.append(row.label)
         images.append(row.images)
         counted = f" {row.weights}" if row.weights else ""
@@ -165,11 +169,20 @@ def _fill(result: EncodedChunk, rows: Iterator[Row], conversations: Sequence[Con
         loss_weight=np.array(loss_weight, dtype=np.float64),
         supervised=np.array(supervised, dtype=np.int32),
         lines=np.array(lines, dtype=np.int64),
-        groups=np.array(groups, dtype=np.int64),
+        ties=np.array(ties, dtype=np.int64),
+        tie_offsets=_offsets(tie_counts),
         digests=np.array(digests, dtype=np.int64),
         labels=labels,
         images=images,
     )
+
+
+def _ties(source: int, conversation: Conversation, images: Sequence[str]) -> list[int]:
+    """What ties a row to others: its group and each of its images; where it has none, its line, of which there may be
+    several rows."""
+    names = [] if conversation.group is None else [f"group {conversation.group}"]
+    names += [f"image {image}" for image in dict.fromkeys(images)]
+    return [digest64(name) for name in names or [f"{source}:{conversation.line}"]]
 
 
 def digest64(text: str, more: bytes = b"") -> int:

@@ -185,7 +185,7 @@ def record_batch(block: Block, source: int) -> Any:
             block.loss_weight,
             block.lines,
             pa.repeat(pa.scalar(source, pa.int16()), rows),
-            np.asarray(block.groups, dtype=np.int64),
+            pa.ListArray.from_arrays(block.tie_offsets, block.ties),
             np.asarray(block.digests, dtype=np.int64),
             pa.array(block.labels, type=pa.string()),
             pa.array(block.images, type=pa.list_(pa.string())),

@@ -52,6 +52,27 @@ def first_occurrences(digests: npt.NDArray[np.int64]) -> Indices:
     return np.sort(np.unique(digests, return_index=True)[1]).astype(np.int64)
 
 
+def components(offsets: npt.NDArray[np.int64], ties: npt.NDArray[np.int64]) -> Indices:
+    """A number for each row, equal where rows have a tie in common, or where other rows link them. Row i has
+    `ties[offsets[i]:offsets[i + 1]]`, one at least."""
+    counts = np.diff(offsets)
+    if len(ties) == len(counts):
+        return ties
+    row_of = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+    names, tie_of = np.unique(ties, return_inverse=True)
+    found = np.arange(len(counts), dtype=np.int64)
+    while True:
+        lowest = np.full(len(names), len(counts), dtype=np.int64)
+        np.minimum.at(lowest, tie_of, found[row_of])
+        lower = found.copy()
+        np.minimum.at(lower, found[row_of], lowest[tie_of])
+        while not np.array_equal(lower, further := lower[lower]):  # a long chain of rows takes few rounds
+            lower = further
+        if np.array_equal(lower, found):
+            return found
+        found = lower
+
+
 def held_out_by_group(groups: npt.NDArray[np.int64], *, seed: int, fraction: float) -> tuple[Indices, Indices]:
     """(train rows, eval rows), each in file order; all rows of a group on one side, at least one group on either.
 

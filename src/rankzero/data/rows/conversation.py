@@ -104,7 +104,8 @@ class Conversation:
     """JSON schemas of the functions that the model may call."""
     id: str | None = None
     group: str | None = None
-    """Rows of one group (a tree, an image) are never split between train and eval. None: the row is its own group."""
+    """Rows of one group (a tree, a conversation) are never split between train and eval, and neither are rows that have
+    an image in common. None: the row is in no group."""
     rejected: tuple[Message, ...] = ()
     """Preference rows: the worse answer; `messages` ends with the better one."""
     verbatim: bool = False

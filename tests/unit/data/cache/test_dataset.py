@@ -40,7 +40,7 @@ def directory(tmp_path: Path) -> Path:
                     "loss_weight": [0.5 if len(row) == 4 else 1.0 for row in rows],
                     "line": lines,
                     "source": [number for _ in rows],
-                    "group": [line for _ in rows],
+                    "ties": [[line] for _ in rows],
                     "digest": [len(row) for row in rows],
                     "label": [LABELS[len(row)] for row in rows],
                     "images": [[f"{len(row)}.png", "b.png"] if len(row) == 3 else None for row in rows],

@@ -129,7 +129,7 @@ def test_nothing_stays_of_a_segment_that_the_disk_has_no_room_for(tmp_path: Path
     number = np.zeros(1, dtype=np.int64)
     block = Block(
         *(ids, one, ids[:0], none, np.empty(0, np.float32), none, np.ones(1, np.int32), np.ones(1)),
-        *(number, number, number, [None], [()]),
+        *(number, number, np.arange(2, dtype=np.int32), number, [None], [()]),
     )
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     for _ in range(2):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankzero.data.cache.selection import chosen, first_occurrences, held_out_by_group, mix, sample
+from rankzero.data.cache.selection import chosen, components, first_occurrences, held_out_by_group, mix, sample
 from rankzero.data.order import permutation
 from rankzero.spec.data_paths import RowSlice
 
@@ -92,3 +92,22 @@ def test_large_groups_come_close_to_the_share() -> None:
     groups = np.repeat(np.arange(100, dtype=np.int64), 50)
     _, held = held_out_by_group(groups, seed=5, fraction=0.1)
     assert len(held) == 500
+
+
+@given(st.lists(st.sets(st.integers(0, 12), min_size=1, max_size=4), max_size=20))
+def test_rows_are_together_that_share_a_tie_or_are_linked_by_others(rows: list[set[int]]) -> None:
+    together: list[tuple[set[int], set[int]]] = []
+    for row, ties in enumerate(rows):
+        touched = [part for part in together if part[1] & ties]
+        together = [part for part in together if not part[1] & ties]
+        together.append(({row}.union(*(part[0] for part in touched)), ties.union(*(part[1] for part in touched))))
+    offsets = np.cumsum([0, *map(len, rows)])
+    found = components(offsets, np.array([tie - 6 for ties in rows for tie in ties], dtype=np.int64))
+    parts = [set(np.flatnonzero(found == number).tolist()) for number in set(found.tolist())]
+    assert sorted(map(sorted, parts)) == sorted(sorted(part[0]) for part in together)
+
+
+def test_a_long_chain_of_rows_is_one_group() -> None:
+    order = np.random.default_rng(0).permutation(200_000)
+    ties = np.stack([order, order + 1], axis=1).ravel()
+    assert set(components(np.arange(0, 400_002, 2), ties).tolist()) == {0}

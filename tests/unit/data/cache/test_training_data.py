@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.selection import held_out_by_group
 from rankzero.data.cache.tokenize import TokenRules, prepare
 from rankzero.data.cache.training_data import TrainingData, training_data
 from rankzero.data.progress import no_progress
@@ -161,6 +162,17 @@ def test_trees_stay_together(tokenizer: Any, own_cache: Path, tmp_path: Path) ->
     data = read(tokenizer, own_cache, train=str(path), eval={"fraction": 0.25})
     assert data.eval is not None
     assert (len(data.train), len(data.eval)) == (15, 5)
+
+
+def test_conversations_stay_together_as_before(tokenizer: Any, own_cache: Path, tmp_path: Path) -> None:
+    ids = [None, "a", "b", 3, None, "a", 3, "c", None, "b", None, "c", 3, "d", None]
+    rows = [user_assistant(f"q{i}", "x") | {"conversation_id": ids[i]} for i in range(15)]
+    data = read(tokenizer, own_cache, train=str(write_jsonl(tmp_path / "a.jsonl", rows)), eval={"fraction": 0.3})
+    assert data.eval is not None
+    numbers = [ids.index(name) if name is not None else i for i, name in enumerate(ids)]
+    kept, held = held_out_by_group(np.array(numbers), seed=42, fraction=0.3)
+    assert [data.eval.where(i).rpartition(":")[2] for i in range(len(data.eval))] == [str(row + 1) for row in held]
+    assert len(data.train) == len(kept)
 
 
 def test_a_hub_data_set_to_evaluate_on_names_its_split(tokenizer: Any, own_cache: Path, tmp_path: Path) -> None:

@@ -349,3 +349,23 @@ def test_a_template_that_reads_lists_alone(tmp_path: Path, own_cache: Path) -> N
 def test_rules_are_small_to_send(place: Place) -> None:
     sent = pickle.dumps(replace(TokenRules(), vision=place.vision.rules))
     assert len(sent) < 2000 and pickle.loads(sent).vision == place.vision.rules  # noqa: S301  made here
+
+
+def test_rows_that_share_an_image_or_a_conversation_are_never_parted(place: Place) -> None:
+    """Whichever of a row's images it is, and also where their conversations have names of their own."""
+    given = [
+        (["0.png", "1.png"], "a"),
+        (["2.png", "1.png"], "b"),
+        (["3.png"], "c"),
+        ([], "b"),
+        ([], "d"),
+        (["3.png"], None),
+        (["./2.png"], None),
+        ([], None),
+    ]
+    rows = [
+        {**user_assistant("<image>" * len(images) + f"q{i}", "a"), "images": images, "conversation_id": name}
+        for i, (images, name) in enumerate(given)
+    ]
+    groups = place.tokenise(*rows).groups.tolist()
+    assert [groups.index(group) for group in groups] == [0, 0, 2, 0, 4, 2, 0, 7]

@@ -35,9 +35,11 @@ def read_id(row: Row) -> str | None:
 
 
 def as_name(value: Any) -> str | None:
-    """A string or a number as a name; None for anything else."""
+    """A string or a whole number as a name; None for anything else."""
     if isinstance(value, str):
         return value or None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # as tables have numbers beside a missing one
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
 
 
@@ -135,7 +137,6 @@ def chat(
     name = group = None
     if len(row) > 1:
         name, group = read_id(row), as_name(row.get("conversation_id"))
-    group = group or (images[0] if images else None)
     conversation = Conversation(messages, True, line, completion_only, images, tools, name, group)
     return with_rules(conversation, rules)
 

@@ -127,7 +127,7 @@ def beside(conversation: Conversation) -> dict[str, Any]:
         row["tools"] = [dict(tool) for tool in conversation.tools]
     if conversation.id is not None:
         row["id"] = conversation.id
-    if conversation.group is not None and conversation.group not in conversation.images:
+    if conversation.group is not None:
         row["conversation_id"] = conversation.group
     return row
 

@@ -271,4 +271,5 @@ def test_ids_and_groups() -> None:
     assert (good(row).id, good(row).group) == ("m1", None)
     assert (good(row | {"id": 7, "conversation_id": "c"}).id, good(row | {"conversation_id": "c"}).group) == ("7", "c")
     assert good(row | {"id": [1]}).id is None and good(row | {"id": True}).id is None
-    assert good(ROWS["messages"][2]).group == "a/1.jpg"
+    for given, name in ((12, "12"), (12.0, "12"), (12.5, None), (None, None), ("", None), (True, None)):
+        assert good(row | {"conversation_id": given}).group == name

@@ -86,7 +86,7 @@ class TestImages:
     )
     def test_every_chat_format_has_them(self, row: dict[str, Any]) -> None:
         conversation = good(row | {"images": ["dir/1.jpg"]})
-        assert conversation.images == ("dir/1.jpg",) and conversation.group == "dir/1.jpg"
+        assert conversation.images == ("dir/1.jpg",)
         assert (conversation.messages[0].content, conversation.messages[0].image_offsets) == ("\nq", (0,))
         assert good(row).messages[0].content == "<image>\nq"
 
