@@ -45,7 +45,7 @@ class RemoteFile:
     version: str = ""
     """Changes with the content; empty where the place does not say."""
     hub: HubFile | None = None
-    """Where it is on the Hub, whose client then looks after size and version."""
+    """Where it is on the Hub, whose client then looks after what is brought here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,7 @@ class RealNetwork:
         """See Network."""
         with _errors(url):
             fs, path = _file_system(url)
+            fs.invalidate_cache()  # of listings: what is there now is asked for
             if url.startswith(("http://", "https://")):
                 return Found((_file(fs, path),))
             if any(character in path for character in "*?["):

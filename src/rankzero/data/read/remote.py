@@ -145,7 +145,7 @@ def _require_same(listed: RemoteFile, network: Network) -> int | None:
         raise DataError("the file is gone since it was listed", where=listed.url, hint=_NEW_DATA)
     (file,) = found
     known = [(listed.size, file.size), (listed.version, file.version)]
-    if listed.hub is None and any(before and now and before != now for before, now in known):
+    if any(before and now and before != now for before, now in known):
         raise DataError("the file changed since it was listed", where=listed.url, hint=_NEW_DATA)
     return file.size if file.size is not None else listed.size
 

@@ -90,7 +90,7 @@ def _elsewhere(number: int, text: str, path: DataPath, network: Network, offline
         what = "a stream is read from the network, and the network is not to be used"
         raise ServiceError(what, where=text, hint="copy the files here, or allow the network (HF_HUB_OFFLINE)")
     for file in listed(path, text, network):
-        version = file.version if file.hub is None else file.hub.revision
+        version = file.version or ("" if file.hub is None else file.hub.revision)
         yield Shard(file.url, number, file.name, file.size, version, file)
 
 

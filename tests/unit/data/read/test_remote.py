@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from rankzero.data.read import remote
 from rankzero.data.read.containers.stream import Place
 from rankzero.data.read.download import TRIES
-from rankzero.data.read.network import RealNetwork, RemoteFile
+from rankzero.data.read.network import HubFile, RealNetwork, RemoteFile
 from rankzero.data.read.remote import ReadInPlace
 from rankzero.data.read.shards import list_shards
 from rankzero.data.read.sources import read_rows
@@ -227,6 +227,24 @@ def test_a_file_of_the_hub_is_read_there_and_not_brought_here(own_cache: Path, t
     rows = list(shard.rows(source, network, skip=40))
     assert [number for number, _, _ in rows] == list(range(41, 51)) and not network.brought
     assert (shard.url, shard.version) == (url, "None"), "the commit, which the Hub says"
+
+
+def test_a_file_at_a_hub_url_is_known_by_its_content(own_cache: Path) -> None:
+    """A URL without a revision means a branch, whose name says nothing of what is on it."""
+
+    class Hub(FakeNetwork):
+        def file(self, url: str) -> RemoteFile:
+            return replace(super().file(url), hub=HubFile("o/n", "a.jsonl", "main"))
+
+    url = "hf://datasets/o/n/a.jsonl"
+    network, source = Hub({url: b'{"text": "one"}\n'}), SourceSpec(path=url)
+    (shard,) = list_shards([source], network=network)
+    assert len(list(shard.rows(source, network))) == 1
+    network.files[url] = b'{"text": "two"}\n'
+    (other,) = list_shards([source], network=network)
+    assert other.identity != shard.identity
+    with pytest.raises(DataError, match="changed since it was listed"):
+        list(shard.rows(source, network))
 
 
 def test_a_file_here_that_changed_since_it_was_listed_is_refused(tmp_path: Path) -> None:

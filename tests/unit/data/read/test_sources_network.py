@@ -281,6 +281,34 @@ class TestFilesOfTheHub:
         (bucket,) = RealNetwork().find("hf://buckets/o/n/c.jsonl").files
         assert bucket.hub is None and b"".join(RealNetwork().read(bucket, 0)) == b"3"
 
+    def test_a_listing_that_a_client_keeps_is_not_taken_for_what_is_there(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Keeping(MemoryFileSystem):  # type: ignore[misc]
+            protocol = "keeping"
+            store: ClassVar[dict[str, object]] = {}
+            pseudo_dirs: ClassVar[list[str]] = [""]
+            kept: ClassVar[dict[str, dict[str, object]]] = {}
+
+            @classmethod
+            def _strip_protocol(cls, path: str) -> str:
+                return str(super()._strip_protocol(path.removeprefix("keeping://")))
+
+            def info(self, path: str, **_options: object) -> dict[str, object]:
+                if path not in self.kept:
+                    self.kept[path] = {**super().info(path), "blob_id": str(self.cat_file(path))}
+                return self.kept[path]
+
+            def invalidate_cache(self, path: str | None = None) -> None:
+                self.kept.clear()
+
+        monkeypatch.setitem(sys.modules["fsspec.registry"]._registry, "keeping", Keeping)
+        Keeping().pipe({"/d/a.jsonl": b"1"})
+        (before,) = RealNetwork().find("keeping://d/a.jsonl").files
+        Keeping().pipe({"/d/a.jsonl": b"2"})
+        (after,) = RealNetwork().find("keeping://d/a.jsonl").files
+        assert (before.version, after.version) == (str(b"1"), str(b"2"))
+
     @pytest.mark.parametrize(
         ("error", "kind", "words"),
         [
