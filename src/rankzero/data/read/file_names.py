@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import PurePosixPath
 
 from rankzero.errors import Problem
@@ -71,7 +72,7 @@ def files_of_directory(names: Iterable[str], where: str) -> tuple[str, ...] | Pr
     if twice:
         what = f"the directory holds {PurePosixPath(twice[0]).name} packed and unpacked"
         return Problem(what, where, "are these the same rows? name the files that are meant")
-    splits = by_split(found)
+    splits = _every_split(found)
     if len(splits) > 1:
         what = f"the directory holds several splits: {', '.join(splits)}"
         first = next(iter(splits.values()))[0]
@@ -88,13 +89,34 @@ def by_split(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
     A file whose name has no split is in none where others have one; where none has, all are `train`.
     """
-    shards: dict[str, list[str]] = {}
+    found = next((splits for way in _WAYS if (splits := way(names))), {})
+    return _in_order(found) or {"train": tuple(sorted(names))}
+
+
+def _every_split(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Files by whatever split is in their names: where one way leaves some in none, by the next. A file without a split
+    is in none."""
+    found: dict[str, list[str]] = {}
+    left = list(names)
+    for way in _WAYS:
+        for split, files in way(left).items():
+            found.setdefault(split, []).extend(files)
+            done = set(files)
+            left = [name for name in left if name not in done]
+    return _in_order(found)
+
+
+def _in_order(splits: Mapping[str, list[str]]) -> dict[str, tuple[str, ...]]:
+    order = sorted(splits, key=lambda split: (not split.startswith("train"), split))
+    return {split: tuple(sorted(splits[split])) for split in order}
+
+
+def _by_shard(names: Sequence[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
     for name in names:
         if match := _SHARD.fullmatch(name):
-            shards.setdefault(match["split"], []).append(name)
-    found: Mapping[str, list[str]] = shards or _by_word(names, in_folders=False) or _by_word(names, in_folders=True)
-    order = sorted(found, key=lambda split: (not split.startswith("train"), split))
-    return {split: tuple(sorted(found[split])) for split in order} or {"train": tuple(sorted(names))}
+            found.setdefault(match["split"], []).append(name)
+    return found
 
 
 def _by_word(names: Sequence[str], in_folders: bool) -> dict[str, list[str]]:
@@ -108,6 +130,10 @@ def _by_word(names: Sequence[str], in_folders: bool) -> dict[str, list[str]]:
                 found.setdefault(split, []).append(name)
                 break
     return found
+
+
+_WAYS = (_by_shard, partial(_by_word, in_folders=False), partial(_by_word, in_folders=True))
+"""In which names say splits, the surest first."""
 
 
 def _unpacked(name: str) -> str:

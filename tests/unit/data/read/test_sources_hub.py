@@ -73,6 +73,7 @@ def test_words_in_names_and_folders_are_splits() -> None:
     assert of_hub("o/n[validation]", hub("a/dev.csv", "a/training.csv")) == ["a/dev.csv"]
     assert of_hub("o/n[test]", hub("train/x.jsonl", "test/x.jsonl")) == ["test/x.jsonl"]
     assert of_hub("o/n", hub("rows.json", "README.txt")) == ["rows.json"]
+    assert of_hub("o/n", hub("train.json", "test/rows.json")) == ["train.json"]
     sft = ("data/train_sft-00000-of-00001.parquet", "data/test_sft-00000-of-00001.parquet")
     assert of_hub("o/n[train_sft]", hub(*sft)) == [sft[0]]
     assert "which one is meant" in fault("o/n", hub(*sft)).what

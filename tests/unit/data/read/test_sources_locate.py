@@ -129,6 +129,9 @@ def test_folders_may_be_splits() -> None:
         (("d/a.jsonl", "d/a.jsonl.gz"), "packed and unpacked", "same rows"),
         (("d/train.jsonl", "d/test.jsonl"), "several splits: train, test", "d/train.jsonl"),
         (("d/train_sft-00000-of-00001.parquet", "d/test_sft-00000-of-00001.parquet"), "several splits", "d/"),
+        (("d/train.jsonl", "d/test/rows.jsonl"), "several splits: train, test", "d/train.jsonl"),
+        (("d/train-00000-of-00001.parquet", "d/test.parquet"), "several splits: train, test", "d/train-00000"),
+        (("d/train.csv", "d/more.csv", "d/dev/more.csv"), "several splits: train, validation", "d/train.csv"),
     ],
 )
 def test_a_directory_that_is_not_clear_is_an_error(names: tuple[str, ...], words: str, hint: str) -> None:
