@@ -34,7 +34,7 @@ SCHEMA = pa.schema(
         "supervised": pa.int32(),
         "loss_weight": pa.float64(),  # the sum of the weights of the trained tokens
         "line": pa.int64(),
-        "source": pa.int16(),
+        "source": pa.int32(),
         "ties": pa.list_(pa.int64()),  # rows with an equal one must not be split between train and eval
         "digest": pa.int64(),  # equal for equal rows
         "label": pa.string(),  # task classify: the class by its name

@@ -184,7 +184,7 @@ def record_batch(block: Block, source: int) -> Any:
             block.supervised,
             block.loss_weight,
             block.lines,
-            pa.repeat(pa.scalar(source, pa.int16()), rows),
+            pa.repeat(pa.scalar(source, pa.int32()), rows),
             pa.ListArray.from_arrays(block.tie_offsets, block.ties),
             np.asarray(block.digests, dtype=np.int64),
             pa.array(block.labels, type=pa.string()),

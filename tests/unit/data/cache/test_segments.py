@@ -14,11 +14,12 @@ import pytest
 import rankzero.data.cache.job
 import rankzero.data.cache.tokenize
 from rankzero.data.cache.dataset import TokenizedDataset
-from rankzero.data.cache.encode import Block, EncodedChunk
+from rankzero.data.cache.encode import Block, EncodedChunk, Task, chunk_encoder
 from rankzero.data.cache.segments import Segments
 from rankzero.data.cache.tokenize import Shard, TokenRules, prepare, prepare_shard
 from rankzero.data.read.containers.delimited import Header
 from rankzero.data.read.sources import Chunk, read_chunks
+from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.errors import DataError
 from rankzero.spec.run_spec import SourceSpec
 from tests.support.tiny import chat_rows, tiny_tokenizer, write_jsonl
@@ -141,3 +142,15 @@ def test_nothing_stays_of_a_segment_that_the_disk_has_no_room_for(tmp_path: Path
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert [*segments.directory.iterdir()] == []
+
+
+def test_a_data_set_may_be_of_more_files_than_16_bits_count(tokenizer: Any, tmp_path: Path) -> None:
+    line = b'{"text": "seven legs"}\n'
+    chunk = chunk_encoder(take_apart(tokenizer), TokenRules())(Task(Chunk(40_000, 1, line), "auto", encode=True))
+    segments = Segments(tmp_path / "partial")
+    with segments.write(0) as writer:
+        writer.add(chunk)
+        writer.finish()
+    segments.commit(1, tmp_path / "whole", {"fingerprint": "f", "stats": segments.tally(1).stats().as_json()})
+    dataset = TokenizedDataset.open(tmp_path / "whole", [f"{number}.jsonl" for number in range(40_001)])
+    assert dataset.source_of.tolist() == [40_000] and dataset.where(0) == "40000.jsonl:1"
