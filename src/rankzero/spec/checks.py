@@ -271,6 +271,16 @@ def _streams(spec: RunSpec) -> list[Problem]:
     return problems
 
 
+def _weights_of_epochs(spec: RunSpec) -> list[Problem]:
+    given = spec.data.eval
+    hint = "leave it out, or take fewer rows with `sample`"
+    return [
+        Problem("each row is evaluated once: only training has epochs", f"data.eval[{number}].weight", hint)
+        for number, source in enumerate(given if isinstance(given, tuple) else ())
+        if source.weight != 1
+    ]
+
+
 _GIVEN_BY_US = ("messages", "tools", "add_generation_prompt")
 
 
@@ -291,6 +301,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[RunSpec], list[Problem]]], ...] =
     (("train.warmup_steps", "train.max_steps"), _warmup_ends),
     (("train.learning_rate",), _something_is_learned),
     (("data.eval", "eval.early_stopping_patience", "eval.on_start"), _something_to_evaluate),
+    (("data.eval",), _weights_of_epochs),
     (("lora.target_modules",), _keywords_stand_alone),
     (("task", "data.labels", "checkpoint.best_metric", "train.padding_free"), _fits_the_task),
     (("data.train_on", "data.assistant_only_loss", "data.chat_template_kwargs"), _turns_to_train),

@@ -110,7 +110,7 @@ class SourceSpec(Section):
     columns: dict[str, str] = {}
     """Names in the data by the names of the row shape, where they differ: {prompt: question, completion: reply}."""
     weight: Annotated[float, Field(gt=0)] = 1.0
-    """How often an epoch has these rows: 0.5 is a random half of them, 2 is each of them twice."""
+    """How often an epoch has these rows: 0.5 is a random half of them, 2 is each of them twice. In data.train alone."""
     sample: PositiveInt | None = None
     """Only this many rows, drawn without repetition by train.seed."""
     image_root: str | None = None
@@ -138,7 +138,8 @@ class DataSpec(Section):
         | Annotated[tuple[SourceSpec, ...], Field(min_length=1)]
         | None
     ) = None
-    """The same, or {fraction: 0.02} of the training rows, split by group; absent: no evaluation."""
+    """The same but for `weight`, since each row is evaluated once; or {fraction: 0.02} of the training rows, split by
+    group; absent: no evaluation."""
     max_length: Annotated[int, Field(ge=8)] = 2048
     """Tokens per row at most."""
     over_length: OverLength = "truncate"

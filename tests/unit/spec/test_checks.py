@@ -59,6 +59,14 @@ def test_contradictions(sections: dict[str, Any], field: str, what: str) -> None
     assert check(spec(**sections), {field}) == []
 
 
+def test_only_training_has_weights_of_sources() -> None:
+    """1 says what is so anyway: manifests are written with it."""
+    sources = [{"path": "a", "weight": 1.0}, {"path": "b", "weight": 0.5}]
+    (problem,) = check(spec(data={"train": sources, "eval": sources}))
+    assert problem.where == "data.eval[1].weight" and "each row is evaluated once" in problem.what
+    assert "`sample`" in problem.hint
+
+
 @pytest.mark.parametrize(
     "sections",
     [
