@@ -23,7 +23,7 @@ from rankzero.data.progress import Progress, no_progress
 from rankzero.data.read.download import origin
 from rankzero.data.read.locate import LocatedSource
 from rankzero.data.read.sources import NO_ROWS, count_rows, read_chunks, require_readable
-from rankzero.data.rows.chunks import Chunk, lines, select
+from rankzero.data.rows.chunks import Chunk, apart, lines, select
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.formats import WRITERS, check_columns
 from rankzero.data.rows.formats.format import CannotSayError, Writer, Written
@@ -157,7 +157,7 @@ def _chunks(
         for chunk in kept if bad else []:
             yield from _bad_lines(chunk, bad)
         whole = joined.chunks
-    for chunk in whole:
+    for chunk in chain.from_iterable(map(apart, whole)):
         yield chunk, {}
 
 

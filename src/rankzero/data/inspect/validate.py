@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from rankzero.data.pool import ordered_map, worker_count
 from rankzero.data.progress import Progress, no_progress
 from rankzero.data.read.download import origin
 from rankzero.data.read.sources import NO_ROWS, count_rows, probe, read_chunks
-from rankzero.data.rows.chunks import Chunk, lines
+from rankzero.data.rows.chunks import Chunk, apart, lines
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.parse import parse
 from rankzero.data.rows.problems import KEPT, ProblemLog, RowProblem
@@ -166,7 +167,7 @@ class _Check:
             rows[index_of[path]] += len(bad)
 
         def tasks() -> Iterator[_Task]:
-            for chunk in job.chunks(on_problems):
+            for chunk in chain.from_iterable(map(apart, job.chunks(on_problems))):
                 spec = job.spec_of(chunk.source)
                 yield _Task(chunk, spec.format, spec.columns or None, job.image_root(chunk.source))
 

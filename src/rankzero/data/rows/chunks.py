@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -80,6 +81,25 @@ def _chunk(source: int, numbers: list[int], parts: list[bytes], problems: dict[i
     consecutive = numbers == list(range(first, first + len(numbers)))
     data = b"\n".join([*parts, b""])
     return Chunk(source, first, data, None if consecutive else tuple(numbers), problems)
+
+
+def apart(chunk: Chunk) -> Iterator[Chunk]:
+    """The chunk in parts in which a number stands for one row: of an array, several rows may begin on one line."""
+    if chunk.numbers is None or len(set(chunk.numbers)) == len(chunk.numbers):
+        yield chunk
+        return
+    begins = [0]
+    seen: set[int] = set()
+    for index, number in enumerate(chunk.numbers):
+        if number in seen:
+            begins.append(index)
+            seen.clear()
+        seen.add(number)
+    parts = [line for _number, line in lines(chunk)]
+    for begin, end in pairwise([*begins, len(parts)]):
+        problems = {index - begin: problem for index, problem in chunk.problems.items() if begin <= index < end}
+        part = _chunk(chunk.source, list(chunk.numbers[begin:end]), parts[begin:end], problems)
+        yield replace(part, file_bytes=0 if begin else chunk.done)
 
 
 def count_in(chunk: Chunk) -> int:

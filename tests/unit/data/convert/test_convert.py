@@ -283,6 +283,16 @@ class TestContainersIn:
         assert len((tmp_path / "bad.jsonl").read_bytes().splitlines()) == 2
         assert [turns["messages"][0]["content"] for turns in read_rows(tmp_path / "o.jsonl")] == ["q1", "q4"]
 
+    def test_rows_of_an_array_that_begin_on_one_line(self, tmp_path: Path) -> None:
+        question, answer = (json.dumps(user_assistant(*said)) for said in (("q", "a"), ("r", "b")))
+        (tmp_path / "in.json").write_text(f'[\n{question},\n{question}, {{"x": 1}}, {{"y": 1}}, {answer}\n]')
+        aside = tmp_path / "bad.jsonl"
+        source = SourceSpec(path=str(tmp_path / "in.json"))
+        result = convert([source], tmp_path / "o.jsonl", "messages", quarantine=aside)
+        assert (result.rows_in, result.converted, result.added, result.quarantined) == (5, 3, 0, 2)
+        assert read_rows(aside) == [{"x": 1}, {"y": 1}]
+        assert [row["messages"][0]["content"] for row in read_rows(tmp_path / "o.jsonl")] == ["q", "q", "r"]
+
     def test_rows_that_the_container_could_not_give_are_counted_once(self) -> None:
         from rankzero.data.rows.problems import RowProblem
 

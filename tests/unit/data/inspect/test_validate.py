@@ -180,6 +180,17 @@ class TestQuarantine:
         assert report.quarantined == report.counts.bad == 4
         assert sorted(path.name for path in aside.parent.iterdir()) == ["bad.jsonl", "bad.reasons.jsonl"]
 
+    def test_rows_that_begin_on_one_line_are_told_apart(self, tmp_path: Path) -> None:
+        """Each is counted, and only the bad ones are set aside."""
+        bad = b'{"text": 3}'
+        rows = [b"[", GOOD_TEXT + b",", GOOD + b", " + bad + b", " + bad + b", " + GOOD_TEXT + b",", GOOD_TEXT, b"]"]
+        path = write(tmp_path / "rows.json", *rows)
+        report = looked(path, quarantine=tmp_path / "bad.jsonl")
+        counts = report.counts
+        assert (counts.rows, counts.readable, counts.bad, counts.examples) == (6, 4, 2, 4)
+        assert [located.problem.line for located in report.problems] == [3, 3]
+        assert (tmp_path / "bad.jsonl").read_bytes() == (bad + b"\n") * 2 and report.quarantined == 2
+
     def test_what_is_set_aside_is_bad_again(self, tmp_path: Path) -> None:
         path = write(tmp_path / "1.jsonl", GOOD, *self.BAD)
         first = looked(path, quarantine=tmp_path / "bad.jsonl")
