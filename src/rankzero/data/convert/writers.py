@@ -7,11 +7,11 @@ import io
 from collections.abc import Callable, Mapping
 from typing import IO, Any, Literal, Protocol
 
-import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rankzero.data.rows.formats.format import Column, Writer
+from rankzero.data.rows.formats.json_text import write_text
 
 Container = Literal["jsonl", "csv", "tsv", "parquet"]
 SUFFIXES: dict[str, Container] = {
@@ -40,7 +40,7 @@ class JsonLines:
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Add a row."""
-        self._file.write(orjson.dumps(row) + b"\n")
+        self._file.write(write_text(row).encode() + b"\n")
 
     def close(self) -> None:
         """Nothing is left to write."""
@@ -103,7 +103,7 @@ def _cell(value: Any, column: Column) -> Any:
     if value is None or column in ("text", "flag", "number"):
         return value
     if column == "json":
-        return orjson.dumps(value).decode()
+        return write_text(value)
     if isinstance(column, Mapping):
         return {name: _cell(value.get(name), inner) for name, inner in column.items()}
     return [_cell(one, column[0]) for one in value]

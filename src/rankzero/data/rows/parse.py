@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -15,6 +15,7 @@ import orjson
 from rankzero.data.rows.chunks import Chunk, lines
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.formats import FORMATS, Noted, Result, Row, convert, reason, rename
+from rankzero.data.rows.formats.json_text import TwiceReadError, read_again
 from rankzero.data.rows.problems import RowProblem
 
 
@@ -63,15 +64,16 @@ def parse(chunk: Chunk, wanted: str, columns: Mapping[str, str] | None = None) -
         name, result = convert(row, number, wanted)
         if no_number is not None and (isinstance(result, list) or _reads_nan(line, FORMATS[name].reads, columns)):
             parsed.problems.append(no_number)
-        elif isinstance(result, list):
+            continue
+        if not isinstance(result, list):
+            result = _second_look(line, original, number, name, columns, result)
+        if isinstance(result, list):
             parsed.problems += result
-        elif twice := _duplicate_key(line, original, number, name, columns):
-            parsed.problems.append(twice)
-        else:
-            _count(parsed, original, row, name, result)
-            parsed.rules.update([UNREAD_NAN] if no_number is not None else ())
-            if wanted == "auto" and name not in parsed.reasons:
-                parsed.reasons[name] = reason(row, name)
+            continue
+        _count(parsed, original, row, name, result)
+        parsed.rules.update([UNREAD_NAN] if no_number is not None else ())
+        if wanted == "auto" and name not in parsed.reasons:
+            parsed.reasons[name] = reason(row, name)
     return parsed
 
 
@@ -186,43 +188,42 @@ def _json_hint(line: bytes, error: orjson.JSONDecodeError) -> str:
     return "a JSONL file has one JSON object a line"
 
 
-def _duplicate_key(
-    line: bytes, row: Row, number: int, name: str, columns: Mapping[str, str] | None
-) -> RowProblem | None:
-    """A key that is there twice, of which parsers keep the last in silence.
+def _second_look(
+    line: bytes, row: Row, number: int, name: str, columns: Mapping[str, str] | None, result: Result
+) -> Result:
+    """What comes of the row where a key that is there twice, of which parsers keep the last in silence, is a problem,
+    and whole numbers beyond 64 bits, which they round, are exact.
 
     A quote inside a JSON string is escaped, so a quoted name is a key or, rarely, a whole value; counting is cheap.
-    Only when there are more than the row's shape explains, or where letters are escaped that need not be and so might
-    be those of a key, is the line parsed again to be sure.
+    Only when there are more than the row's shape explains, where letters are escaped that need not be and so might be
+    those of a key, or where objects lie in what is read, is the line parsed again to be sure.
     """
     escaped = b"\\u00" in line and _ESCAPED_LETTER.search(line)
     if not FORMATS[name].nests and not escaped and not _more_keys_than_expected(line, row, name, columns):
-        return None
-    found: list[str] = []
-
-    def note(pairs: list[tuple[str, Any]]) -> None:
-        found.extend(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-
+        return result
     try:
-        json.loads(line, object_pairs_hook=note, parse_int=float)
-    except RecursionError:
-        what = "the row is nested too deeply to be looked at twice"
-        return RowProblem(number, "nested too deeply", what, "is the row one that a program wrote by mistake?")
-    if not found:
-        return None
-    what = f"key `{found[0][:40]}` is there twice in one object"
-    return RowProblem(number, "duplicate key", what, "which of the two is meant?")
+        exact = read_again(line)
+    except TwiceReadError as error:
+        return [RowProblem(number, error.reason, str(error), error.hint)]
+    if not _LONG_NUMBER.search(line):
+        return result
+    return FORMATS[name].to_conversation(rename(exact, columns) if columns else exact, number)
 
 
 def _more_keys_than_expected(line: bytes, row: Row, name: str, columns: Mapping[str, str] | None) -> bool:
     reads = FORMATS[name].reads
     turns: list[dict[str, Any]] = []
+    others: list[object] = []
     for key, value in row.items():
         if key in reads or columns:
             if line.count(_QUOTED.get(key) or b'"' + key.encode() + b'"') > 1:
                 return True
             if key in _TURN_LISTS and isinstance(value, list):
                 turns += value
+            else:
+                others.append(value)
+    if line.count(b"{") > 1 + len(turns) and _hold_objects(others, turns):
+        return True
     if not turns:
         return False
     if sum(map(len, turns)) == 2 * len(turns):  # who speaks and what, in every turn
@@ -230,6 +231,21 @@ def _more_keys_than_expected(line: bytes, row: Row, name: str, columns: Mapping[
         return any(line.count(_QUOTED[key]) > len(turns) for key in keys if key in _QUOTED)
     return any(line.count(_QUOTED[key]) > sum(key in turn for turn in turns) for key in _TURN_KEYS)
 
+
+def _hold_objects(values: Iterable[object], turns: Iterable[object]) -> bool:
+    """Whether there are objects in these values, or in these turns."""
+    inside = (value for turn in turns for value in (turn.values() if isinstance(turn, dict) else (turn,)))
+    lists: list[object] = [*values, *inside]
+    for value in lists:  # which becomes longer meanwhile
+        if isinstance(value, dict):
+            return True
+        if isinstance(value, list):
+            lists += value
+    return False
+
+
+_LONG_NUMBER = re.compile(rb"[0-9]{19}")
+"""What may be beyond 64 bits."""
 
 _ESCAPED_LETTER = re.compile(rb"\\u00(?:3[0-9]|[46][1-9a-fA-F]|[57][0-9aA]|5[fF])")
 """A letter, digit or underscore, of which the names of keys are made."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from rankzero.data.convert.convert import convert
+from rankzero.data.rows.chunks import Chunk
+from rankzero.data.rows.parse import parse
+from rankzero.spec.run_spec import SourceSpec
 from tests.unit.data.support import GOOD, check_file, data_error, only_problem, problems_of, write
 
 
@@ -88,6 +93,59 @@ def test_duplicate_keys(tmp_path: Path, line: bytes, key: str | None) -> None:
 def test_keys_inside_strings_and_other_objects_are_no_duplicates(tmp_path: Path) -> None:
     inside = b'{"text":"{\\"role\\":\\"x\\",\\"role\\":\\"messages\\":","id":{"role":"a","content":"b"}}'
     assert check_file(write(tmp_path / "f.jsonl", inside)).ok
+
+
+def called(arguments: bytes) -> bytes:
+    call = b'{"type":"function","function":{"name":"f","arguments":' + arguments + b"}}"
+    return GOOD.replace(b'"content":"a"', b'"content":null,"tool_calls":[' + call + b"," + call + b"]")
+
+
+def as_string(value: bytes) -> bytes:
+    return json.dumps(value.decode()).encode()
+
+
+CITY_TWICE = b'{"city":"Paris","city":"Rome"}'
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        (called(CITY_TWICE), "city"),
+        (called(as_string(CITY_TWICE)), "city"),
+        (called(b'{"in":[' + CITY_TWICE + b"]}"), "city"),
+        (GOOD[:-1] + b',"tools":[{"name":"f","parameters":' + CITY_TWICE + b"}]}", "city"),
+        (GOOD[:-1] + b',"tools":' + as_string(b'[{"name":"f","parameters":' + CITY_TWICE + b"}]") + b"}", "city"),
+        (b'{"messages":' + as_string(GOOD[12:-1].replace(b'"role":', b'"role":"x","role":')) + b"}", "role"),
+        (GOOD.replace(b'"q"', b'[{"type":"text","text":"q","text":"r"}]'), "text"),
+    ],
+)
+def test_a_duplicate_is_found_in_calls_tools_and_json_in_strings(tmp_path: Path, line: bytes, key: str) -> None:
+    problem = only_problem(write(tmp_path / "f.jsonl", GOOD, line))
+    assert (problem.line, problem.reason) == (2, "duplicate key") and f"`{key}`" in problem.what
+
+
+def test_the_same_keys_in_several_calls_are_no_duplicates(tmp_path: Path) -> None:
+    lines = (called(b'{"city":"Paris","in":{"city":"Rome"}}'), called(as_string(b'{"city":"Paris"}')))
+    assert check_file(write(tmp_path / "f.jsonl", *lines)).ok
+
+
+@pytest.mark.parametrize("number", ["123456789012345678901234", "100000000000000000000", "-9223372036854775809"])
+def test_whole_numbers_in_calls_and_tools_keep_their_digits(tmp_path: Path, number: str) -> None:
+    """Also where a float would be equal, which a template would write in another way."""
+    given = f'{{"id":{number}}}'.encode()
+    tools = b',"tools":[{"name":"f","parameters":{"least":' + number.encode() + b"}}]}"
+    whole = called(given)
+    lines = [whole[:-1] + tools, called(as_string(given)), b'{"messages":' + as_string(whole[12:-1]) + b"}"]
+    path = write(tmp_path / "f.jsonl", *lines)
+    convert([SourceSpec(path=path)], tmp_path / "out.jsonl", "messages")
+    rows = (tmp_path / "out.jsonl").read_text().splitlines()
+    assert [json.loads(row)["messages"][1]["tool_calls"][1]["function"]["arguments"] for row in rows] == [
+        given.decode()
+    ] * 3
+    assert f'"parameters":{{"least":{number}}}' in rows[0]
+    for row in parse(Chunk(0, 1, "\n".join([*map(bytes.decode, lines), *rows, ""]).encode()), "auto").conversations:
+        (value,) = row.messages[1].tool_calls[0]["function"]["arguments"].values()
+        assert str(value) == number
 
 
 def test_deep_nesting_is_a_problem_not_a_crash(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from rankzero.data.rows.formats.detection import Detector, listed
 from rankzero.data.rows.formats.format import ASKING, SEEN, Format, Noted, Result, Row, Writer
+from rankzero.data.rows.formats.json_text import TwiceReadError
 from rankzero.data.rows.formats.judged import JUDGED, judged
 from rankzero.data.rows.problems import RowProblem, kind
 from rankzero.errors import Problem
@@ -43,7 +44,10 @@ def convert(row: object, line: int, wanted: str = "auto") -> tuple[str, Result]:
     if isinstance(name, RowProblem):
         return wanted, [name]
     format_ = FORMATS[name]
-    result = format_.to_conversation(row, line)
+    try:
+        result = format_.to_conversation(row, line)
+    except TwiceReadError as error:
+        return name, [RowProblem(line, error.reason, str(error), error.hint)]
     if len(row) > 1 and not row.keys().isdisjoint(format_.unread):
         unread = [key for key in row if key in format_.unread and row[key]]
         if unread:

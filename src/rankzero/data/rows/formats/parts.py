@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import orjson
-
 from rankzero.data.rows.conversation import Message
 from rankzero.data.rows.formats.images import Slots, part_source
+from rankzero.data.rows.formats.json_text import write_text
 from rankzero.data.rows.formats.reasoning import thinking_part
 from rankzero.data.rows.formats.tools import Call, read_calls
 from rankzero.data.rows.problems import RowProblem, kind
@@ -172,7 +171,7 @@ def _told(value: object, call: object, name: str | None = None) -> Message | str
             return f"a part that is not read: {_name(item)[:60]}"
         else:
             item = item["json"] if isinstance(item, Mapping) and item.keys() == {"json"} else item
-            texts.append(item if isinstance(item, str) else orjson.dumps(item).decode())
+            texts.append(item if isinstance(item, str) else write_text(item))
     return Message("tool", "\n".join(texts), tool_call_id=call if isinstance(call, str) and call else None, name=name)
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from rankzero.data.rows.conversation import Conversation, Message, Role
 from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat
 from rankzero.data.rows.formats.format import CannotSayError, Claim, Column, Format, Result, Row, Writer, Written
 from rankzero.data.rows.formats.images import TAG, Slots
+from rankzero.data.rows.formats.json_text import write_text
 from rankzero.data.rows.formats.messages import require_reply
 from rankzero.data.rows.formats.tools import decoded
 from rankzero.data.rows.formats.turns import TURN_KEYS, empty_reply, read_messages, unread_beside, unread_keys
@@ -106,7 +105,7 @@ def to_row(conversation: Conversation) -> Written:
             if turn.content or turn.image_offsets:
                 raise CannotSayError("text beside a tool call", "sharegpt has no place for text beside a tool call")
             calls = [dict(call["function"]) for call in turn.tool_calls]
-            value = orjson.dumps(calls if len(calls) > 1 else calls[0]).decode()
+            value = write_text(calls if len(calls) > 1 else calls[0])
             rows.append({"from": "function_call", "value": value})
             waiting = [call.get("id") for call in turn.tool_calls]
             continue

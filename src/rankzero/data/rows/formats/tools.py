@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from rankzero.data.rows.formats.format import Row
+from rankzero.data.rows.formats.json_text import read_text
 from rankzero.data.rows.problems import RowProblem, kind
 
 Call = Mapping[str, Any]
@@ -83,7 +84,7 @@ def _read_call(item: object, line: int, where: str) -> Call | RowProblem:
     arguments = function.get("arguments", function.get("parameters"))
     if isinstance(arguments, str):
         try:
-            arguments = orjson.loads(arguments)
+            arguments = read_text(arguments)
         except orjson.JSONDecodeError as error:
             what = f"{where}.arguments is not valid JSON: {error.msg} at column {error.colno}"
             return RowProblem(line, "tool call arguments are not JSON", what, 'a call without arguments has "{}"')
@@ -97,10 +98,10 @@ def _read_call(item: object, line: int, where: str) -> Call | RowProblem:
 
 
 def decoded(value: object) -> object:
-    """JSON inside a string, as columns that can hold only text have it."""
+    """JSON inside a string, as columns that can hold only text have it. Raises TwiceReadError."""
     if isinstance(value, str):
         try:
-            return orjson.loads(value)
+            return read_text(value)
         except orjson.JSONDecodeError:
             return value
     return value

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
-
 from rankzero.data.rows.conversation import Conversation, Message
 from rankzero.data.rows.formats.format import CannotSayError
 from rankzero.data.rows.formats.images import TAG
+from rankzero.data.rows.formats.json_text import write_text
 
 RAW_AS_CHAT = "raw prompt and completion become chat turns"
 REASONING_AS_TEXT = "reasoning becomes <think>…</think> before the answer"
@@ -98,8 +97,7 @@ def content_parts(message: Message, images: list[str], kind: str) -> list[dict[s
 def call_row(call: Mapping[str, Any]) -> dict[str, Any]:
     """A call as OpenAI writes it: its arguments are JSON in a string."""
     function = call["function"]
-    written = orjson.dumps(function["arguments"]).decode()
-    return {**call, "function": {"name": function["name"], "arguments": written}}
+    return {**call, "function": {"name": function["name"], "arguments": write_text(function["arguments"])}}
 
 
 def turn_row(message: Message, content: Any, flag: str = "loss") -> dict[str, Any]:
