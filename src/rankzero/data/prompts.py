@@ -143,8 +143,8 @@ def _of_files(located: LocatedSource, seed: int, most: int | None = MOST) -> lis
 
 
 def _of_row(file: str, line: NumberedLine, source: SourceSpec) -> Prompt | list[RowProblem]:
-    number, content, problem = line
-    row = problem or read_json(content, number)
+    number, content, about = line
+    row = about if isinstance(about, RowProblem) else read_json(content, number)
     if isinstance(row, RowProblem):
         return [row]
     if source.columns and isinstance(row, dict):

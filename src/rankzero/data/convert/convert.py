@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -280,9 +280,7 @@ class SampledFiles:
         chunks, keep = read_chunks(source.path, index, header=source.header), self._keep[index]
         if keep is None:
             return chunks
-        return (
-            Chunk(index, chunk.first_line, chunk.data, chunk.numbers, chunk.problems) for chunk in select(chunks, keep)
-        )
+        return (replace(chunk, source=index, file_bytes=None) for chunk in select(chunks, keep))
 
 
 def _drawn(source: LocatedSource, index: int, seed: int) -> list[npt.NDArray[np.int64] | None]:

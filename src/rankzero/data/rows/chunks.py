@@ -19,9 +19,9 @@ UTF8_BOM = b"\xef\xbb\xbf"
 DAMAGE = frozenset({"cut-off file", "damaged file", "row without an end", "text after the rows"})
 """Reasons of problems that concern the file from there on, not one row."""
 
-NumberedLine = tuple[int, bytes, RowProblem | None]
-"""A row as a container gives it: its number, its JSON, and what is wrong with it. Where something is, there are the
-row's own bytes instead of JSON."""
+NumberedLine = tuple[int, bytes, RowProblem | str | None]
+"""A row as a container gives it: its number, its JSON, and what is wrong with it or by which named rule the container
+changed it. Where something is wrong, there are the row's own bytes instead of JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,8 @@ class Chunk:
     is the row as it stands in the file; it is not to be parsed."""
     file_bytes: int | None = None
     """How much of its file was read for it, where that is known: packed files and tables have other sizes than rows."""
+    rules: Mapping[int, str] = field(default_factory=dict)
+    """By index of the line: what the container did to the row, by the name of the rule."""
 
     @property
     def done(self) -> int:
@@ -60,27 +62,29 @@ def pack(rows: Iterable[NumberedLine], source: int, size: int = CHUNK_BYTES) -> 
     """Rows as chunks of about `size` bytes."""
     numbers: list[int] = []
     parts: list[bytes] = []
-    problems: dict[int, RowProblem] = {}
+    said: dict[int, RowProblem | str] = {}
     length = 0
-    for number, line, problem in rows:
-        if problem is not None:
-            problems[len(parts)] = problem
+    for number, line, about in rows:
+        if about is not None:
+            said[len(parts)] = about
             line = line.replace(b"\n", b" ")
         numbers.append(number)
         parts.append(line)
         length += len(line) + 1
         if length >= size:
-            yield _chunk(source, numbers, parts, problems)
-            numbers, parts, problems, length = [], [], {}, 0
+            yield _chunk(source, numbers, parts, said)
+            numbers, parts, said, length = [], [], {}, 0
     if parts:
-        yield _chunk(source, numbers, parts, problems)
+        yield _chunk(source, numbers, parts, said)
 
 
-def _chunk(source: int, numbers: list[int], parts: list[bytes], problems: dict[int, RowProblem]) -> Chunk:
+def _chunk(source: int, numbers: list[int], parts: list[bytes], said: Mapping[int, RowProblem | str]) -> Chunk:
     first = numbers[0]
     consecutive = numbers == list(range(first, first + len(numbers)))
     data = b"\n".join([*parts, b""])
-    return Chunk(source, first, data, None if consecutive else tuple(numbers), problems)
+    problems = {index: about for index, about in said.items() if isinstance(about, RowProblem)}
+    rules = {index: about for index, about in said.items() if isinstance(about, str)}
+    return Chunk(source, first, data, None if consecutive else tuple(numbers), problems, rules=rules)
 
 
 def apart(chunk: Chunk) -> Iterator[Chunk]:
@@ -96,9 +100,10 @@ def apart(chunk: Chunk) -> Iterator[Chunk]:
             seen.clear()
         seen.add(number)
     parts = [line for _number, line in lines(chunk)]
+    all_said: dict[int, RowProblem | str] = {**chunk.problems, **chunk.rules}
     for begin, end in pairwise([*begins, len(parts)]):
-        problems = {index - begin: problem for index, problem in chunk.problems.items() if begin <= index < end}
-        part = _chunk(chunk.source, list(chunk.numbers[begin:end]), parts[begin:end], problems)
+        said = {index - begin: about for index, about in all_said.items() if begin <= index < end}
+        part = _chunk(chunk.source, list(chunk.numbers[begin:end]), parts[begin:end], said)
         yield replace(part, file_bytes=0 if begin else chunk.done)
 
 
@@ -128,7 +133,7 @@ def select(chunks: Iterable[Chunk], keep: npt.NDArray[np.int64], size: int = CHU
             if not wanted and not chunk.problems:
                 continue
             for ordinal, row in enumerate(rows_of(chunk)):
-                if ordinal in wanted or (row[2] is not None and row[2].reason in DAMAGE):
+                if ordinal in wanted or (isinstance(row[2], RowProblem) and row[2].reason in DAMAGE):
                     yield row
 
     for chunk in pack(kept(), 0, size):
@@ -141,4 +146,4 @@ def rows_of(chunk: Chunk) -> Iterator[NumberedLine]:
     for index, (number, line) in enumerate(lines(chunk)):
         problem = chunk.problems.get(index)
         if problem is not None or (line and not line.isspace()):
-            yield number, line, problem
+            yield number, line, problem or chunk.rules.get(index)

@@ -72,6 +72,7 @@ def parse(chunk: Chunk, wanted: str, columns: Mapping[str, str] | None = None) -
             continue
         _count(parsed, original, row, name, result)
         parsed.rules.update([UNREAD_NAN] if no_number is not None else ())
+        parsed.rules.update([chunk.rules[index]] if index in chunk.rules else ())
         if wanted == "auto" and name not in parsed.reasons:
             parsed.reasons[name] = reason(row, name)
     return parsed

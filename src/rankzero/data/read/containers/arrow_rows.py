@@ -67,8 +67,9 @@ def require_distinct(names: Iterable[str]) -> None:
         raise DamagedError("header", f"two columns are named {twice[0]!r}", "which of the two is meant?")
 
 
-def rows_of_batch(batch: Any, first: int) -> Iterator[tuple[bytes, RowProblem | None]]:
-    """The rows of a batch as JSON. Where one value cannot be a Python object, its row alone is a problem."""
+def rows_of_batch(batch: Any, first: int) -> Iterator[tuple[bytes, RowProblem | str | None]]:
+    """The rows of a batch as JSON, each with the rule that changed it, if one did. Where one value cannot be a Python
+    object, its row alone is a problem."""
     names = batch.schema.names
     columns = [_as_text(column) for column in batch.columns]
     try:
@@ -80,12 +81,60 @@ def rows_of_batch(batch: Any, first: int) -> Iterator[tuple[bytes, RowProblem | 
             return
         yield b"", _value_problem(first, names, columns)
         return
+    tidiers = [(place, tidy) for place, column in enumerate(columns) if (tidy := _tidier(column.type))]
     for number, row in enumerate(zip(*values, strict=True), first):
+        made_up = [tidy(row[place]) for place, tidy in tidiers if row[place] is not None]
         try:
-            yield orjson.dumps(dict(zip(names, row, strict=True)), default=_plain), None
+            line = orjson.dumps(dict(zip(names, row, strict=True)), default=_plain)
+            yield line, MADE_UP if any(made_up) else None
         except TypeError as error:
             hint = "write the column as text or numbers, or leave it out of the file"
             yield repr(row).encode(errors="replace"), RowProblem(number, "value without JSON", str(error), hint)
+
+
+MADE_UP = "null members of tool calls and tools, which a table's columns make up, are left out"
+
+_ARGUMENTS = frozenset({"arguments", "parameters", "input", "args", "input_schema", "inputSchema"})
+_DEFINING = frozenset({"parameters", "input_schema", "inputSchema"})
+"""What a function's definition has beside its name."""
+
+
+def _tidier(kind: Any, inside: bool = False) -> Callable[[Any], bool] | None:
+    """What leaves out null members of a value of this type, wherever calls and definitions of functions are in it, and
+    says whether there were any; None where there can be none.
+
+    A column has one type: each row's arguments have the members of all rows. Which nulls were in the data is not known.
+    """
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        inner = _tidier(kind.value_type, inside)
+        return None if inner is None else lambda values: any([inner(one) for one in values if one is not None])
+    if not pa.types.is_struct(kind):
+        return None
+    inside = inside or _defines(kind)
+    calls = any(field.name == "name" for field in kind)
+    members = {
+        field.name: tidy
+        for field in kind
+        if (tidy := _tidier(field.type, inside or (calls and field.name in _ARGUMENTS)))
+    }
+
+    def tidied(value: dict[str, Any]) -> bool:
+        empty = [name for name, member in value.items() if member is None] if inside else []
+        for name in empty:
+            del value[name]
+        found = [tidy(value[name]) for name, tidy in members.items() if value.get(name) is not None]
+        return bool(empty) or any(found)
+
+    return tidied if inside or members else None
+
+
+def _defines(kind: Any) -> bool:
+    """Whether it is the definition of a function, or of a tool that is one."""
+    types = {field.name: field.type for field in kind}
+    function = types.get("function")
+    return ("name" in types and not _DEFINING.isdisjoint(types)) or (
+        function is not None and pa.types.is_struct(function) and _defines(function)
+    )
 
 
 def _as_text(column: Any) -> Any:
