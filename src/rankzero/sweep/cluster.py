@@ -10,8 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rankzero import errors
-from rankzero.errors import ExitCode, Problem, RankzeroError, StoppedError
+from rankzero.errors import ConfigError, ExitCode, Problem, RankzeroError, ServiceError, StoppedError
+from rankzero.launch import labels
 from rankzero.launch.backend import Backend
+from rankzero.launch.evidence import Evidence
+from rankzero.launch.joined import JoinedEvidence
+from rankzero.launch.labels import Manifest
 from rankzero.launch.plan import Plan, make_plan
 from rankzero.launch.render import render
 from rankzero.launch.ship import local_files
@@ -40,8 +44,12 @@ class OnCluster:
 
     def start(self, spec: RunSpec, slot: int) -> TrialStart | None:
         plan = make_plan(spec, self._cluster, files=local_files(spec, self._base), submitter=self._submitter)
-        if run_status(self._backend.collect(plan.name, log_lines=0)).phase != "Succeeded":
-            self._backend.submit(render(plan), self._say)
+        objects, there = render(plan), self._backend.collect(plan.name, log_lines=0)
+        status = run_status(there)
+        if status.phase == "Succeeded":
+            _require_same(there, objects)
+        if status.phase != "Succeeded" or _is_mute(status):
+            self._backend.submit(objects, self._say)
         return _Submitted(self._backend, plan, self._say)
 
     def saved(self, spec: RunSpec) -> int | None:
@@ -74,7 +82,12 @@ class _Submitted:
 
     def failure(self) -> RankzeroError | None:
         status = self._status
-        if status is None or status.phase == "Succeeded":
+        if status is None:
+            return None
+        if _is_mute(status):
+            what = "it is finished, and its pods are gone, which alone say what it scored"
+            return ServiceError(what, where=f"run {status.run}")
+        if status.phase == "Succeeded":
             return None
         if status.exit_code == ExitCode.STOPPED or status.phase == "Stopped":
             return StoppedError(status.verdict, where=status.run)
@@ -85,3 +98,17 @@ class _Submitted:
         return None if self._status is None else self._status.scores.get(self._metric)
 
     def close(self) -> None: ...
+
+
+def _require_same(there: Evidence, objects: list[Manifest]) -> None:
+    """Raise ConfigError where a finished run of this name was rendered from something else than the trial."""
+    digests = {(one["metadata"].get("annotations") or {}).get(labels.SPEC_HASH) for one in objects}
+    if JoinedEvidence(there).annotation(labels.SPEC_HASH) not in digests:
+        what = "a run of this name is finished already, with another spec or cluster.yaml than this trial's"
+        hint = f"give this sweep another name, or remove that run: `rankzero delete {there.run}`, and its run directory"
+        raise ConfigError(what, where=f"run {there.run}", hint=hint)
+
+
+def _is_mute(status: RunStatus) -> bool:
+    """Whether it is finished, and nothing is left there that says what it scored. Submitted again, it says so anew."""
+    return status.phase == "Succeeded" and not status.scores and not status.nodes

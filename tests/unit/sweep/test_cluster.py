@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -10,14 +11,16 @@ from pathlib import Path
 import pytest
 
 from rankzero.api.sweeps import SweepResult, run_sweep_on
-from rankzero.errors import RankzeroError
+from rankzero.errors import ConfigError, RankzeroError
 from rankzero.launch.backends.kubernetes.streams import Clock
 from rankzero.launch.evidence import Evidence
+from rankzero.launch.labels import RUN as RUN_LABEL
 from rankzero.launch.status import RunStatus, run_status
 from rankzero.spec.load import load_run_spec
 from rankzero.sweep import cluster as there
 from rankzero.sweep import run as loop
 from tests.support.fake_cluster import FakeCluster, life
+from tests.support.fake_cluster.store import KINDS
 from tests.support.sweeps import written
 from tests.unit.cli.conftest import CLUSTER
 
@@ -49,9 +52,9 @@ def later(cluster: FakeCluster) -> Callable[[Evidence], RunStatus]:
     return look
 
 
-def searched(directory: Path) -> SweepResult:
+def searched(directory: Path, *ranks: int) -> SweepResult:
     """Two trials, one after the other."""
-    parameters = {"lora.r": {"values": [4, 16]}}
+    parameters = {"lora.r": {"values": list(ranks or (4, 16))}}
     file = written(directory, RUN, name="search", sampler="grid", parameters=parameters)
     return run_sweep_on(file, cluster=str(directory / "cluster.yaml"), kind="job", say=lambda _: None)
 
@@ -80,3 +83,33 @@ def test_a_trial_that_fails_there_is_recorded_with_its_cause(tmp_path: Path, clu
         searched(tmp_path)
     assert caught.value.exit_code == 65
     assert "row 3 has no messages" in json.dumps([problem.what for problem in caught.value.problems])
+
+
+def test_another_sweeps_finished_run_is_no_trial_of_this_one(tmp_path: Path, cluster: FakeCluster) -> None:
+    """Nor is its object replaced: what it says may be all that there is of it."""
+    cluster.script("node", 0, life(words={"step": 4, "scores": {"eval_loss": 0.5}}))
+    searched(tmp_path)
+    shutil.rmtree(tmp_path / "sweeps")
+    cluster.requests.clear()
+    with pytest.raises(ConfigError, match="is finished already, with another spec") as caught:
+        searched(tmp_path, 32, 64)
+    (problem,) = caught.value.problems
+    assert problem.where == "run search-000" and "another name" in problem.hint
+    assert changes(cluster) == ""
+
+
+def test_a_finished_trial_whose_pods_are_gone_is_asked_again(tmp_path: Path, cluster: FakeCluster) -> None:
+    cluster.script("node", 0, life(words={"step": 4, "scores": {"eval_loss": 0.5}}))
+    searched(tmp_path)
+    shutil.rmtree(tmp_path / "sweeps")
+    removed(cluster, "search-000", "pods")
+    again = searched(tmp_path)
+    assert [(trial.state, trial.value) for trial in again.trials] == [("complete", 0.5)] * 2
+
+
+def removed(cluster: FakeCluster, run: str, *plurals: str) -> None:
+    """Objects of a run, by somebody else."""
+    for plural in plurals or KINDS:
+        for one in cluster.store.of(plural):
+            if (one["metadata"].get("labels") or {}).get(RUN_LABEL) == run:
+                cluster.store.drop(plural, one["metadata"]["name"])
