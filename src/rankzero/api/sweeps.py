@@ -218,13 +218,14 @@ def run_sweep_on(
     Raises as `run_sweep`, and ServiceError where the cluster does not answer: its runs go on, as does the same call.
     """
     from rankzero.api.clusters import open_backend, submitter
-    from rankzero.sweep.cluster import OnCluster
+    from rankzero.sweep.cluster import OnCluster, require_time_to_look
 
     sweep = sweep_for_pods(path, overrides)
     if sweep.spec.pruner != "none":
         hint = "pruner: none; trials on a cluster say what they scored when they end. With Katib (--render): median"
         raise ConfigError("here trials of a cluster do not end early", where=f"{path} pruner", hint=hint)
     plan = plan_of_sweep(sweep, cluster, cluster_overrides, kind)
+    require_time_to_look(plan.cluster)
     backend = open_backend(plan.cluster, say=say, detach=False)
     place = OnCluster(backend, plan.cluster, sweep.run_base, submitter(), say)
     return run_sweep(sweep, say=say, trainer=lambda _: place)

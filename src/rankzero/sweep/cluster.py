@@ -27,6 +27,8 @@ from rankzero.sweep.trainer import TrialStart
 
 LOOK_SECONDS = 5.0
 """Between two looks at a trial."""
+SHORTEST_TTL = 60
+"""Seconds that a finished trial's object has to stay: in them it is looked at, also where many trials run."""
 Say = Callable[[str], None]
 _ERRORS: dict[int, type[RankzeroError]] = {
     int(one.exit_code): one
@@ -70,7 +72,7 @@ class _Submitted:
         if time.monotonic() >= self._next:
             self._status = run_status(self._backend.collect(self._plan.name))
             self._next = time.monotonic() + LOOK_SECONDS
-        return self._status is None or not self._status.is_over
+        return self._status is None or not (self._status.is_over or _is_gone(self._status))
 
     def evaluations(self) -> list[float]:
         return []
@@ -84,6 +86,8 @@ class _Submitted:
         status = self._status
         if status is None:
             return None
+        if _is_gone(status):
+            return ServiceError("somebody has deleted it", where=f"run {status.run}")
         if _is_mute(status):
             what = "it is finished, and its pods are gone, which alone say what it scored"
             return ServiceError(what, where=f"run {status.run}")
@@ -109,6 +113,20 @@ def _require_same(there: Evidence, objects: list[Manifest]) -> None:
         raise ConfigError(what, where=f"run {there.run}", hint=hint)
 
 
+def _is_gone(status: RunStatus) -> bool:
+    """Whether nothing is there of a run that was submitted."""
+    return status.phase == "Unknown"
+
+
 def _is_mute(status: RunStatus) -> bool:
     """Whether it is finished, and nothing is left there that says what it scored. Submitted again, it says so anew."""
     return status.phase == "Succeeded" and not status.scores and not status.nodes
+
+
+def require_time_to_look(cluster: ClusterSpec) -> None:
+    """Raise ConfigError where trials are removed before they have said what they scored: they would never end."""
+    seconds = cluster.ttl_seconds_after_finished
+    if seconds is not None and seconds < SHORTEST_TTL:
+        what = f"after {seconds} s a finished trial is removed before it is asked what it scored"
+        hint = f"{SHORTEST_TTL} or more for a sweep, or leave it out"
+        raise ConfigError(what, where="ttl_seconds_after_finished", hint=hint)

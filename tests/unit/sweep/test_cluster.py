@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -35,6 +36,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClu
     monkeypatch.setattr(there, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(there, "run_status", later(cluster))
     monkeypatch.setattr(loop, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "PAUSE_SECONDS", (0.0,))
     (tmp_path / "cluster.yaml").write_text(CLUSTER.replace("num_nodes: 2", "num_nodes: 1"), encoding="utf-8")
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
     yield cluster
@@ -52,11 +54,11 @@ def later(cluster: FakeCluster) -> Callable[[Evidence], RunStatus]:
     return look
 
 
-def searched(directory: Path, *ranks: int) -> SweepResult:
+def searched(directory: Path, *ranks: int, say: Callable[[str], None] = lambda _: None) -> SweepResult:
     """Two trials, one after the other."""
     parameters = {"lora.r": {"values": list(ranks or (4, 16))}}
     file = written(directory, RUN, name="search", sampler="grid", parameters=parameters)
-    return run_sweep_on(file, cluster=str(directory / "cluster.yaml"), kind="job", say=lambda _: None)
+    return run_sweep_on(file, cluster=str(directory / "cluster.yaml"), kind="job", say=say)
 
 
 def changes(cluster: FakeCluster) -> str:
@@ -105,6 +107,42 @@ def test_a_finished_trial_whose_pods_are_gone_is_asked_again(tmp_path: Path, clu
     removed(cluster, "search-000", "pods")
     again = searched(tmp_path)
     assert [(trial.state, trial.value) for trial in again.trials] == [("complete", 0.5)] * 2
+
+
+@pytest.mark.parametrize(("phase", "plurals"), [("Running", ()), ("Succeeded", ("pods",))])
+def test_a_trial_whose_run_is_removed_meanwhile_goes_on(
+    tmp_path: Path, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, phase: str, plurals: tuple[str, ...]
+) -> None:
+    """All of it while it runs, or its pods before they were heard."""
+    once = [*life()[:2], ("hold",)] if phase == "Running" else life(words={"scores": {"eval_loss": 0.1}})
+    cluster.script("node", 0, once, life(words={"scores": {"eval_loss": 0.5}}))
+    look, looks, gone = there.run_status, 0, set()
+
+    def removing(evidence: Evidence) -> RunStatus:
+        nonlocal looks
+        looks += 1
+        assert looks < 50, "it waits for ever"
+        with cluster.store.news:
+            cluster.world.run_down()
+            if evidence.run not in gone and [pod for pod in evidence.pods if pod["status"]["phase"] == phase]:
+                gone.add(evidence.run)
+                removed(cluster, evidence.run, *plurals)
+                return run_status(replace(evidence, objects=evidence.objects if plurals else (), pods=()))
+        return look(evidence)
+
+    monkeypatch.setattr(there, "run_status", removing)
+    said: list[str] = []
+    result = searched(tmp_path, say=said.append)
+    assert [(trial.state, trial.value) for trial in result.trials] == [("complete", 0.5)] * 2
+    assert "[TRIAL 0] is started again, 1 of 3" in said
+
+
+def test_runs_that_are_removed_at_their_end_are_refused(tmp_path: Path, cluster: FakeCluster) -> None:
+    with (tmp_path / "cluster.yaml").open("a") as file:
+        file.write("ttl_seconds_after_finished: 0\n")
+    with pytest.raises(ConfigError, match="is removed before it is asked what it scored"):
+        searched(tmp_path)
+    assert changes(cluster) == ""
 
 
 def removed(cluster: FakeCluster, run: str, *plurals: str) -> None:
