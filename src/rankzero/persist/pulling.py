@@ -6,10 +6,11 @@ this one had, and gets its own name when every hash is right.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -65,8 +66,9 @@ def pull(
     """Bring a run here: all but its checkpoints, the result verified by its manifest; `checkpoints` come besides.
 
     `only` final: the result and run.yaml; report: the reports and run.yaml. Raises ConfigError where the directory is
-    another run's, or has no result that was asked for alone; StorageError where it is trained in, or bytes stay wrong;
-    ServiceError where the source does not answer. What was fetched till then is used by the next call.
+    another run's or further than the source, or where that has no result and it was asked for alone; StorageError where
+    the directory is trained in, or bytes stay wrong; ServiceError where the source does not answer. What was fetched
+    till then is used by the next call.
     """
     return _Pull(source, root, say).run(checkpoints, only)
 
@@ -97,7 +99,7 @@ class _Pull:
         return Pulled(root, self._fetched, self._kept, self._bytes, (root / FINAL).is_dir(), steps)
 
     def _require_ours(self, names: Mapping[str, int]) -> None:
-        """Nothing of another run is mixed with this one, and nobody trains here meanwhile."""
+        """Nothing of another run is mixed with this one, nobody trains here meanwhile, or has trained further."""
         root = self._run_dir.root
         if (held := holder(root)) is not None:
             raise StorageError(f"{held} trains in this directory", where=str(root), hint="give another --output")
@@ -108,12 +110,17 @@ class _Pull:
         if spec.read_bytes() != theirs and not _same_setting(spec.read_text(encoding="utf-8"), theirs.decode()):
             hint = "give another --output, or move that run away"
             raise ConfigError("this directory holds a run of another setting", where=str(root), hint=hint)
+        here = _furthest(self._run_dir.committed_steps(), _bytes(self._run_dir.report))
+        there = _furthest(_steps(names), self._read("report.json", names.get("report.json", 0)))
+        if here > there:
+            what = f"the run is at step {here} here, and only at step {there} there"
+            hint = "give another --output; this directory has the newer work, which would be replaced"
+            raise ConfigError(what, where=str(root), hint=hint)
 
     def _checkpoints(self, wanted: Checkpoints, names: Mapping[str, int]) -> tuple[int, ...]:
         if wanted == "none":
             return ()
-        there = [name.split("/")[1] for name in names if name.startswith("checkpoints/") and name.endswith(MANIFEST)]
-        steps = {int(name.removeprefix("step-")) for name in there if name.removeprefix("step-").isdigit()}
+        steps = _steps(names)
         links = tried(self._source.links, self._say)
         if wanted != "all":
             chosen = links.get(wanted, max(steps, default=None) if wanted == "last" else None)
@@ -230,6 +237,25 @@ def tried(work: Callable[[], T], say: Say) -> T:
             say(f"{error} (attempt {attempt} of {ATTEMPTS})")
             time.sleep(PAUSE_SECONDS * attempt)
     return work()
+
+
+def _steps(names: Iterable[str]) -> set[int]:
+    """Steps of the whole checkpoints among these files."""
+    there = [name.split("/")[1] for name in names if name.startswith("checkpoints/") and name.endswith(MANIFEST)]
+    return {int(name.removeprefix("step-")) for name in there if name.removeprefix("step-").isdigit()}
+
+
+def _furthest(steps: Iterable[int], report: bytes) -> int:
+    """The last step that checkpoints or report.json tell of; 0 where none does."""
+    try:
+        told = json.loads(report)["steps"]
+    except (ValueError, KeyError, TypeError):
+        told = 0
+    return max(0, *steps, told if isinstance(told, int) else 0)
+
+
+def _bytes(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() else b""
 
 
 def _same_setting(ours: str, theirs: str) -> bool:

@@ -177,6 +177,27 @@ def test_another_runs_directory_and_one_that_is_trained_in_stay(source: Source, 
     lease.release()
 
 
+@pytest.mark.parametrize("by", ["checkpoint", "report"])
+def test_a_run_that_is_further_here_stays_as_it_is(source: Source, tmp_path: Path, by: str) -> None:
+    """Trained on here since, with its checkpoints or after they were removed."""
+    here = RunDir(tmp_path / "here")
+    pull(source, here.root, print, checkpoints="last")
+    shutil.rmtree(here.final)
+    committed(here.final, "newer")
+    here.metrics.write_text('{"step": 15}\n')
+    if by == "checkpoint":
+        committed(here.checkpoint(15), "15")
+        here.set_link("last", 15)
+    else:
+        here.report.write_text('{"steps": 15}')
+    for checkpoints in ("none", "last"):
+        with pytest.raises(ConfigError, match="step 15 here, and only at step 10 there"):
+            pull(source, here.root, print, checkpoints=checkpoints)  # type: ignore[arg-type]
+    assert (here.final / "model/weights").read_text().startswith("newer")
+    assert here.metrics.read_text() == '{"step": 15}\n'
+    assert here.read_link("last") == (15 if by == "checkpoint" else 10)
+
+
 def test_a_run_without_a_result(source: Source, there: RunDir, tmp_path: Path) -> None:
     shutil.rmtree(there.final)
     done: Pulled = pull(source, tmp_path / "here", print, checkpoints="last")
