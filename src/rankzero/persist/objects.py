@@ -38,6 +38,13 @@ def open_store(url: str) -> tuple[Any, str]:
     return file_system, str(path)
 
 
+def files_in(file_system: Any, root: str) -> dict[str, int]:
+    """The bytes of every file below a path, by its name there. Empty objects whose keys end in a slash, as consoles
+    make for folders, are no files."""
+    found = file_system.find(root, detail=True).items()
+    return {posixpath.relpath(path, root): int(facts["size"]) for path, facts in found if not path.endswith("/")}
+
+
 def download_tree(url: str, directory: Path, stopped: Callable[[], bool]) -> int:
     """Bring everything below a URL into a directory; what is there in the same size stays. Returns files fetched.
 
@@ -46,13 +53,13 @@ def download_tree(url: str, directory: Path, stopped: Callable[[], bool]) -> int
     with store_errors(url):
         file_system, root = open_store(url)
         fetched = 0
-        for remote, facts in file_system.find(root, detail=True).items():
+        for name, size in files_in(file_system, root).items():
             if stopped():
                 hint = "what was fetched is kept; the same command goes on from there"
                 raise StoppedError("stopped while fetching files", where=url, hint=hint)
-            local = directory / inside(posixpath.relpath(remote, root), url)
-            if not local.exists() or local.stat().st_size != facts["size"]:
-                fetch(file_system, remote, local)
+            local = directory / inside(name, url)
+            if not local.exists() or local.stat().st_size != size:
+                fetch(file_system, posixpath.join(root, name), local)
                 fetched += 1
         return fetched
 

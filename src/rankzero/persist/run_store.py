@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rankzero.directories import files_below
 from rankzero.errors import StorageError
-from rankzero.persist.objects import fetch, inside, open_store, store_errors
+from rankzero.persist.objects import fetch, files_in, inside, open_store, store_errors
 from rankzero.run_dir.atomic import MANIFEST, TEMPORARY_PREFIX, stage_name, verify_directory
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
@@ -70,7 +70,7 @@ class RunStore:
         with store_errors(self.url):
             if not self._store.exists(self._root):
                 return None
-            names = [posixpath.relpath(path, self._root) for path in self._store.find(self._root)]
+            names = list(files_in(self._store, self._root))
             for name in names:
                 if is_plain(name):
                     fetch(self._store, posixpath.join(self._root, name), self._run_dir.root / inside(name, self.url))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from rankzero.errors import ConfigError, ServiceError
-from rankzero.persist.objects import open_store, store_errors
+from rankzero.persist.objects import files_in, open_store, store_errors
 from rankzero.persist.run_store import LINKS
 
 Execute = Callable[[Sequence[str]], str]
@@ -109,8 +109,7 @@ class ObjectSource:
 
     def files(self) -> dict[str, int]:
         with store_errors(self.where):
-            found = self._store.find(self._root, detail=True).items()
-        sizes = {posixpath.relpath(path, self._root): int(facts["size"]) for path, facts in found}
+            sizes = files_in(self._store, self._root)
         return {name: size for name, size in sizes.items() if name not in LINKS}
 
     def links(self) -> dict[str, int]:

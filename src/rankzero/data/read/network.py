@@ -95,7 +95,8 @@ class RealNetwork:
                 return Found(tuple(_file(fs, name) for name in names))
             if fs.isdir(path):
                 inside = f"{path.rstrip('/')}/"
-                names = sorted(name for name in fs.find(path) if name.startswith(inside))
+                found = (name for name in fs.find(path) if name.startswith(inside))
+                names = sorted(name for name in found if not name.endswith("/"))  # empty objects that stand for folders
                 files = (replace(_file(fs, name), name=name.removeprefix(inside)) for name in names)
                 return Found(tuple(files), is_directory=True)
             return Found((_file(fs, path),))

@@ -24,6 +24,7 @@ from rankzero.data.read.locate import expand
 from rankzero.data.read.network import HubFile, RealNetwork, RemoteFile, _as_ours
 from rankzero.errors import AccessError, ConfigError, DataError, RankzeroError, ServiceError, StorageError
 from rankzero.spec.run_spec import SourceSpec
+from tests.support.s3 import BUCKET, s3_store
 from tests.support.servers import serving
 from tests.support.tiny import tiny_tokenizer
 from tests.unit.data.read.fake_network import fault, located, own_cache
@@ -49,6 +50,14 @@ def test_files_patterns_and_directories(memory: fsspec.AbstractFileSystem) -> No
     assert [file.name for file in found.files] == ["a.jsonl", "c.jsonl", "x/README.md"] and found.is_directory
     assert b"".join(network.read(found.files[0], 2)) == b"e\n"
     assert network.find("memory://b/*.nothing").files == ()
+
+
+def test_folders_that_a_console_made_in_a_bucket_are_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    with s3_store(monkeypatch) as store:
+        for name, content in (("b/", b""), ("b/x/", b""), ("b/x/a.jsonl", b"one\n")):
+            store.put(name, content)
+        found = RealNetwork().find(f"s3://{BUCKET}/b")
+    assert [(file.name, file.size) for file in found.files] == [("x/a.jsonl", 4)]
 
 
 def test_it_all_works_together(
