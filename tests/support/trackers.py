@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from rankzero.run_dir.goodput import Ending
+from rankzero.run_dir.goodput import Ending, Start, StartLine
+from rankzero.run_dir.paths import RunDir
 from rankzero.track.server import Kind, Row, RunFacts, numbers
 from tests.support.servers import serving
 
@@ -60,6 +61,13 @@ class MemoryServer:
     def end(self, ended: Ending | None) -> None:
         with self._request():
             self.ended.append(ended)
+
+
+def note_start(run_dir: RunDir, begun: float, ended: Ending | None) -> None:
+    """A start that has ended so; None: it was killed."""
+    line = StartLine(run_dir.starts, Start(begun=begun, updated=begun, ended=ended))
+    line.write({"step": 1.0})
+    line.close()
 
 
 PUBLIC, SECRET = "pk-lf-of-a-test", "sk-lf-0123456789abcdef-of-a-test"

@@ -28,12 +28,11 @@ from typing import Any
 from rankzero.errors import StorageError
 from rankzero.redaction import Redactor
 from rankzero.run_dir.atomic import storage_errors
-from rankzero.run_dir.goodput import read_starts
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.resolve import spec_hash
 from rankzero.spec.run_spec import RunSpec, TrackingSpec
 from rankzero.track.server import Row, RunFacts, Server, shown
-from rankzero.track.spool import KINDS, Sent, Spool, path_of
+from rankzero.track.spool import KINDS, Sent, Spool, last_end, path_of
 from rankzero.track.system import SYSTEM_SECONDS, Sampler
 from rankzero.wording import printable
 
@@ -97,15 +96,15 @@ class Delivery:
         if self._server is None:
             self.sent = Sent.read(self._path)
             self._server = self._begin()
-        starts = read_starts(self._run_dir.starts)
-        ended = starts[-1].ended if starts else None
+        end = ended, begun = last_end(self._run_dir)
         for kind in KINDS:
             while self._batch(kind, self._server):
                 pass
-        if ended != self.sent.ended:
+        is_new = end != (self.sent.ended, self.sent.ended_start)
+        if is_new:
             self._server.end(ended)
-        if ended != self.sent.ended or self.sent.error is not None:
-            self.sent = replace(self.sent, ended=ended, error=None)
+        if is_new or self.sent.error is not None:
+            self.sent = replace(self.sent, ended=ended, ended_start=begun, error=None)
             self.sent.write(self._path)
 
     def _begin(self) -> Server:

@@ -14,7 +14,7 @@ from rankzero.run_dir.paths import RunDir
 from rankzero.spec.resolve import spec_hash
 from rankzero.spec.run_spec import RunSpec
 from rankzero.track.send import FLUSH_SECONDS, server_modules
-from rankzero.track.spool import Sent, unsent
+from rankzero.track.spool import Sent, last_end, unsent
 
 Say = Callable[[str], None]
 _IDLE_SECONDS = 5.0
@@ -136,12 +136,12 @@ def _left(run_dir: RunDir, name: str) -> str | None:
     """What a server lacks of a run that is over, in words; None where it has everything."""
     sent = _read(run_dir, name)
     try:
-        steps = unsent(run_dir, sent)
+        steps, end = unsent(run_dir, sent), last_end(run_dir)
     except (OSError, StorageError):
         return None
     reason = f" ({sent.error})" if sent.error else ""
     if steps:
         return f"{steps} step{'s' * (steps != 1)} not sent yet{reason}"
-    if sent.ended is None or sent.error:
+    if sent.ended is None or end != (sent.ended, sent.ended_start) or sent.error:
         return f"the end of the run not sent yet{reason}"
     return None

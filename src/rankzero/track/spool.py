@@ -16,7 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 from rankzero.run_dir.atomic import write_json
-from rankzero.run_dir.goodput import Ending
+from rankzero.run_dir.goodput import Ending, read_starts
 from rankzero.run_dir.paths import RunDir
 from rankzero.track.server import Kind, Row
 
@@ -47,6 +47,8 @@ class Sent:
     unsure: dict[str, int] = field(default_factory=dict)
     """By kind: the step up to which rows were sent without an answer so far."""
     ended: Ending | None = None
+    ended_start: float | None = None
+    """When the start began that has ended so: a run that is continued may end in the same way again."""
     error: str | None = None
     """Why the last attempt failed; None where it did not."""
 
@@ -124,6 +126,13 @@ def _row(line: bytes) -> Row | None:
         return {**row, "step": int(row["step"]), "time": float(row.get("time") or 0.0)}
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def last_end(run_dir: RunDir) -> tuple[Ending | None, float | None]:
+    """How the last start ended, and when it had begun (Unix seconds); nothing of one that runs or was killed. Raises
+    OSError."""
+    starts = read_starts(run_dir.starts)
+    return (starts[-1].ended, starts[-1].begun) if starts and starts[-1].ended else (None, None)
 
 
 def unsent(run_dir: RunDir, sent: Sent) -> int:

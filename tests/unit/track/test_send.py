@@ -16,7 +16,7 @@ from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
 from rankzero.track.send import Delivery, only_sender, settings_of
 from rankzero.track.spool import BATCH_ROWS, Sent, Spool, unsent
-from tests.support.trackers import MemoryServer
+from tests.support.trackers import MemoryServer, note_start
 
 SPEC = RunSpec.model_validate({"name": "r", "model": {"name": "m"}, "data": {"train": "t.jsonl"}})
 
@@ -102,6 +102,22 @@ def test_an_evaluation_that_a_stop_cut_short_follows(tmp_path: Path) -> None:
     tried(server, run_dir)
     assert server.points[("metrics", 5, "eval_loss")] == 1
     assert set(server.points.values()) == {1}
+
+
+def test_the_end_of_each_start_is_sent(tmp_path: Path) -> None:
+    """A run that was continued for longer finishes again, while the server is away."""
+    run_dir, server = RunDir(tmp_path / "r"), MemoryServer()
+    write(run_dir, 1, 5)
+    note_start(run_dir, 1000.125, "finished")
+    tried(server, run_dir)
+    tried(server, run_dir)
+    assert server.ended == ["finished"]
+    write(run_dir, 6, 7)
+    note_start(run_dir, 2000.0, "finished")
+    server.failing = {server.requests + 2: "before"}
+    tried(server, run_dir)
+    tried(server, run_dir)
+    assert server.ended == ["finished"] * 2
 
 
 def test_a_failure_is_noted_and_no_row_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
 from rankzero.track import sender
 from rankzero.track.sender import Sending
+from rankzero.track.spool import Sent
+from tests.support.trackers import note_start
 
 SPEC = RunSpec.model_validate(
     {"name": "r", "model": {"name": "m"}, "data": {"train": "t.jsonl"}, "tracking": {"langfuse": True}}
@@ -96,3 +98,18 @@ def test_what_is_not_sent_is_said_where_no_other_can_be_started(
     with suppress(OSError):
         sending.end(lines.append)
     assert "rankzero track sync" in " ".join(lines)
+
+
+def test_an_end_that_an_earlier_start_sent_is_not_that_of_the_run(run_dir: RunDir) -> None:
+    for begun in (1000.0, 2000.0):
+        note_start(run_dir, begun, "finished")
+    Sent(ended="finished", ended_start=1000.0).write(run_dir.tracking / "langfuse.json")
+    lines: list[str] = []
+    sending = Sending(run_dir, SPEC, lines.append)
+    sending.finish_what_is_left()
+    sending.end(lines.append)
+    assert "the end of the run not sent yet" in " ".join(lines)
+    Sent(ended="finished", ended_start=2000.0).write(run_dir.tracking / "langfuse.json")
+    done = Sending(run_dir, SPEC, lines.append)
+    done.finish_what_is_left()
+    assert done._process is None, "there is nothing left to send"
