@@ -30,7 +30,8 @@ RESULT_TAG = "rankzero.result"
 """Of a logged model: the hash of the manifest of final/."""
 MOST_METRICS, MOST_PARAMS = 1000, 100
 """In one request."""
-LONGEST_PARAM = 500
+LONGEST_PARAM, LONGEST_TAG = 500, 5000
+"""Characters. MLflow cuts off what is longer, and says nothing."""
 _STATUS: dict[Ending | None, str] = {
     None: "RUNNING",
     "finished": "FINISHED",
@@ -149,9 +150,11 @@ class MlflowRun:
             data = [[sample.get(column) for column in columns] for sample in row["samples"]]
             text = json.dumps({"columns": columns, "data": data}, ensure_ascii=False)
             self._client.log_text(self._run, text, name)
-        there = json.loads(self._client.get_run(self._run).data.tags.get(TABLES_TAG, "[]"))
+        there = _tables_listed(self._client.get_run(self._run).data.tags.get(TABLES_TAG, "[]"))
         there += [entry for name in names if (entry := {"path": name, "type": "table"}) not in there]
-        self._client.set_tag(self._run, TABLES_TAG, json.dumps(there))
+        while len(text := json.dumps(there)) > LONGEST_TAG:  # the oldest ones are not listed, and stay as files
+            del there[0]
+        self._client.set_tag(self._run, TABLES_TAG, text)
 
     def end(self, ended: Ending | None) -> None:
         """As in `Server`. Files are written over, so that sending them again changes nothing."""
@@ -186,6 +189,15 @@ def _files_beside(uri: str) -> str | None:
     """Where files go of runs in a SQLite file: MLflow would take the working directory. None: the server decides."""
     database = uri.removeprefix("sqlite:///")
     return (Path(database).absolute().parent / "mlflow-files").as_uri() if database != uri else None
+
+
+def _tables_listed(tag: str) -> list[Any]:
+    """What the tag has; nothing of one that was cut off, whoever wrote it."""
+    try:
+        found = json.loads(tag)
+    except ValueError:
+        return []
+    return found if isinstance(found, list) else []
 
 
 def _name(kind: Kind, name: str) -> str:

@@ -1,0 +1,80 @@
+"""What is sent to MLflow, against a client in memory: tests/e2e/test_mlflow.py has a real server."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rankzero.run_dir.paths import RunDir
+from rankzero.track.mlflow import TABLES_TAG, MlflowRun
+from rankzero.track.server import Row, RunFacts
+
+LONGEST_TAG = 5000
+"""What MLflow keeps of a tag; it cuts the rest off without a word."""
+
+
+class Client:
+    """One run's tags and files."""
+
+    def __init__(self, tracking_uri: str) -> None:
+        self.tags: dict[str, str] = {}
+        self.files: list[str] = []
+
+    def get_run(self, run: str) -> Any:
+        return SimpleNamespace(
+            info=SimpleNamespace(run_id=run, experiment_id="1"), data=SimpleNamespace(tags=self.tags, params={})
+        )
+
+    def set_tag(self, _run: str, name: str, value: str) -> None:
+        self.tags[name] = value[:LONGEST_TAG]
+
+    def log_text(self, _run: str, _text: str, name: str) -> None:
+        self.files.append(name)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowRun:
+    """One that is there already."""
+    mlflow, entities = ModuleType("mlflow"), ModuleType("mlflow.entities")
+    mlflow.__dict__["MlflowClient"] = Client
+    entities.__dict__.update(Metric=tuple, Param=tuple, RunTag=tuple)
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+    found = MlflowRun("http://127.0.0.1:9")
+    found.begin(RunFacts("r", RunDir(tmp_path), {}), "key", "run")
+    return found
+
+
+def answers(*steps: int) -> list[Row]:
+    """What the model said after each."""
+    return [{"step": step, "time": 0.0, "samples": [{"prompt": "Who?", "text": "Me."}]} for step in steps]
+
+
+def listed(client: Client) -> list[str]:
+    """The tables that MLflow shows."""
+    return [entry["path"] for entry in json.loads(client.tags[TABLES_TAG])]
+
+
+def test_more_tables_than_a_tag_has_room_for(run: MlflowRun) -> None:
+    """All are files there, and the newest are listed."""
+    client: Client = run._client
+    steps = range(10, 3010, 10)
+    for first in range(0, len(steps), 40):
+        run.send("samples", answers(*steps[first : first + 40]))
+    assert client.files == [f"samples/step-{step}.json" for step in steps]
+    newest = listed(client)
+    assert 50 < len(newest) < len(steps) and newest == client.files[-len(newest) :]
+    run.send("samples", answers(3000))
+    assert listed(client) == newest, "sent again, it is listed once"
+
+
+def test_a_tag_that_was_cut_off_does_not_keep_the_rest_here(run: MlflowRun) -> None:
+    client: Client = run._client
+    client.tags[TABLES_TAG] = '[{"path": "samples/step-1.json", "type": "ta'
+    run.send("samples", answers(2, 3))
+    assert listed(client) == ["samples/step-2.json", "samples/step-3.json"]
