@@ -9,15 +9,19 @@ from pathlib import Path
 import pytest
 
 from rankzero.api.pulling import pull
+from rankzero.api.sweeps import load_sweep, run_sweep
 from rankzero.api.training import kept_elsewhere
 from rankzero.engine.hooks import Hooks
 from rankzero.errors import StoppedError
 from rankzero.persist import copying, pulling
 from rankzero.run_dir.atomic import MANIFEST, read_manifest, verify_directory
+from rankzero.run_dir.goodput import read_starts
 from rankzero.run_dir.paths import RunDir
+from rankzero.spec.load import load_run_spec
 from rankzero.spec.run_spec import RunSpec
 from tests.support.runs import metrics, run_here, run_root, small_spec, stop_in
 from tests.support.s3 import BUCKET, Store, s3_store
+from tests.support.sweeps import written
 
 SAME = ("step", "loss", "grad_norm", "learning_rate")
 
@@ -87,3 +91,24 @@ def test_through_an_outage_and_without_its_directory(
     assert weights(pulled.root) == weights(run_root(here))
     verify_directory(pulled.final)
     verify_directory(pulled.checkpoint(12))
+
+
+def test_a_sweeps_trials_are_copied_under_its_name(store: Store, tmp_path: Path, tiny: Path) -> None:
+    """Trials of two sweeps have the same names. One that is in the store and not here is not trained again."""
+    asked = {"train__max_steps": 1, "output_url": f"s3://{BUCKET}/results"}
+    run = small_spec(tmp_path, tiny, **asked).model_dump(mode="json", exclude={"name"})
+    file = written(tmp_path / "sweep", run, name="search", trials=1)
+    sweep = load_sweep(file)
+    first = run_sweep(sweep, say=print)
+    there = "results/search/trial-000"
+    assert {f"{there}/run.yaml", f"{there}/final/{MANIFEST}", f"{there}/checkpoints/step-1/{MANIFEST}"} <= set(
+        store.objects()
+    )
+    best = load_run_spec(sweep.directory / "best.yaml", env={}).spec
+    assert best.output_url == run["output_url"], "that is a run of its own"
+    shutil.rmtree(sweep.directory)
+    said: list[str] = []
+    again = run_sweep(sweep, say=said.append)
+    assert [trial.value for trial in again.trials] == [trial.value for trial in first.trials]
+    assert "[COPY] trial-000: step 1 brought back from s3://rows/results/search/trial-000" in said
+    assert len(read_starts(RunDir(sweep.directory / "trials/trial-000").starts)) == 1

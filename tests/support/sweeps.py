@@ -59,6 +59,7 @@ class Formula:
     def __init__(self, evaluations: int = 3, failures: dict[str, list[RankzeroError]] | None = None) -> None:
         self.evaluations, self.failures = evaluations, failures or {}
         self.started: list[str] = []
+        self.asked_to_stop: list[str] = []
         self.at_once = 0
         self.most_at_once = 0
         self.looked: Callable[[], None] = lambda: None
@@ -94,6 +95,8 @@ class FormulaStart:
         return [score(self._spec) + 1 / (number + 1) for number in range(count)]
 
     def stop(self) -> None:
+        if not self._stopped:
+            self._place.asked_to_stop.append(str(self._spec.name))
         self._stopped = True
 
     def failure(self) -> RankzeroError | None:

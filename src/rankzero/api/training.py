@@ -16,7 +16,6 @@ from rankzero.spec.run_options import RunOptions
 
 if TYPE_CHECKING:
     from rankzero.api.runs import Run
-    from rankzero.errors import StorageError
     from rankzero.spec.run_spec import RunSpec
 
 
@@ -118,18 +117,12 @@ def run_to_end(
 
 @contextmanager
 def kept_elsewhere(spec: RunSpec) -> Iterator[None]:
-    """Where the spec names an object store: what it has of the run comes first, what is committed goes there.
-
-    A store that fails is spoken of and changes no run's end: all is here, and the same command copies what is missing.
-    Under torchrun rank 0 does it. Raises StorageError before the run where it may be in a store that does not answer.
-    """
+    """As copying.kept_elsewhere, said on standard error. Under torchrun rank 0 does it."""
     if spec.output_url is None or os.environ.get("RANK", "0") != "0":
         yield
         return
-    from rankzero.persist.copying import bring_back, copied
-    from rankzero.persist.run_store import RunStore, copy_url
+    from rankzero.persist import copying
     from rankzero.redaction import Redactor
-    from rankzero.run_dir.paths import RunDir
     from rankzero.wording import printable
 
     redact = Redactor(os.environ)
@@ -138,14 +131,5 @@ def kept_elsewhere(spec: RunSpec) -> Iterator[None]:
         sys.stderr.write(redact(printable(f"{datetime.now():%H:%M:%S} [COPY] {text}\n")))
         sys.stderr.flush()
 
-    run_dir = RunDir(Path(spec.output_dir) / str(spec.name))
-    store = RunStore(run_dir, str(copy_url(spec)))
-    bring_back(run_dir, store, say)
-    failures: list[StorageError] = []
-    try:
-        with copied([store], say) as failures:
-            yield
-    finally:
-        for failure in failures:
-            say(f"not all of the run is in {store.url}: {failure}")
-            say(f"all of it is in {run_dir.root}; the same command copies what is missing")
+    with copying.kept_elsewhere(spec, say):
+        yield

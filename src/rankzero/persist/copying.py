@@ -9,12 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 from rankzero.errors import Problem, StopNow, StorageError
-from rankzero.persist.run_store import RunStore
+from rankzero.persist.run_store import RunStore, copy_url
 from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
+from rankzero.spec.run_spec import RunSpec
 
 T = TypeVar("T")
 Say = Callable[[str], None]
@@ -49,6 +51,30 @@ def bring_back(run_dir: RunDir, store: RunStore, say: Say) -> None:
         return
     if step is not None:
         say(f"step {step} brought back from {store.url}")
+
+
+@contextmanager
+def kept_elsewhere(spec: RunSpec, say: Say) -> Iterator[None]:
+    """Where the spec names an object store: what it has of the run comes first, what is committed goes there.
+
+    A store that fails is spoken of and changes no run's end: all is here, and the same command copies what is missing.
+    Raises StorageError before the run where it may be in a store that does not answer.
+    """
+    url = copy_url(spec)
+    if url is None:
+        yield
+        return
+    run_dir = RunDir(Path(spec.output_dir) / str(spec.name))
+    store = RunStore(run_dir, url)
+    bring_back(run_dir, store, say)
+    failures: list[StorageError] = []
+    try:
+        with copied([store], say) as failures:
+            yield
+    finally:
+        for failure in failures:
+            say(f"not all of the run is in {store.url}: {failure}")
+            say(f"all of it is in {run_dir.root}; the same command copies what is missing")
 
 
 @contextmanager

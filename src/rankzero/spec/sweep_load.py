@@ -5,6 +5,7 @@ Reads the two files and nothing else; what run.yaml names is looked at by whoeve
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,6 +144,15 @@ def trial_spec(sweep: Sweep, values: Mapping[str, Any], name: str, output_dir: s
     reading = read_spec(RunSpec, None, settings, env={}, renames=RUN_RENAMES, check=check)
     spec = resolve(reading.loaded().spec)
     return spec if sweep.for_pods else absolute(spec, sweep.base)
+
+
+def trial_run(sweep: Sweep, values: Mapping[str, Any], number: int) -> RunSpec:
+    """As `trial_spec`, under the trial's own name. On this machine every sweep has the same names, so its copies in an
+    object store lie below the sweep's."""
+    spec = trial_spec(sweep, values, sweep.run_name(number), sweep.runs)
+    if sweep.for_pods or spec.output_url is None:
+        return spec
+    return spec.model_copy(update={"output_url": posixpath.join(spec.output_url, sweep.name)})
 
 
 def _place(found: Loaded[SweepSpec], path: KeyPath) -> str:

@@ -16,6 +16,7 @@ from rankzero.launch.local import GRACE_SECONDS
 from rankzero.launch.processes import Ranks, started
 from rankzero.launch.start_directory import start_directory
 from rankzero.machine import usable_cores
+from rankzero.persist.copying import kept_elsewhere
 from rankzero.run_dir.goodput import read_starts
 from rankzero.run_dir.handover import RENDEZVOUS_VARIABLE, write_payload
 from rankzero.run_dir.lease import holder
@@ -44,9 +45,11 @@ class Here:
                 self._say(f"{spec.name}: {other} has its run directory; waiting for it")
             self._waited.add(root)
             return None
-        if is_finished(RunDir(root), spec):
-            return Finished(spec)
-        return _Start(spec, self._processes, self._environment(slot), self._say)
+        with ExitStack() as stack:
+            stack.enter_context(kept_elsewhere(spec, lambda text: self._say(f"[COPY] {spec.name}: {text}")))
+            if is_finished(RunDir(root), spec):
+                return Finished(spec)
+            return _Start(spec, self._processes, self._environment(slot), self._say, stack)
 
     def saved(self, spec: RunSpec) -> int | None:
         steps = RunDir(Path(spec.output_dir) / str(spec.name)).committed_steps()
@@ -96,26 +99,25 @@ class Finished:
 class _Start(Finished):
     """Its processes. They die with this one, however that ends."""
 
-    def __init__(self, spec: RunSpec, processes: int, env: Mapping[str, str], say: Say) -> None:
+    def __init__(self, spec: RunSpec, processes: int, env: Mapping[str, str], say: Say, stack: ExitStack) -> None:
+        """What is in `stack` by now ends after the processes."""
         super().__init__(spec)
         self._stop_at: float | None = None
-        self._stack = ExitStack()
-        with ExitStack() as stack:
-            directory = stack.enter_context(start_directory())
-            payload = write_payload(directory, spec, RunOptions())
-            meeting = {RENDEZVOUS_VARIABLE: (directory / "rendezvous").as_uri()}
-            if "GLOO_SOCKET_IFNAME" not in env and Path("/sys/class/net/lo").exists():
-                meeting["GLOO_SOCKET_IFNAME"] = "lo"
+        directory = stack.enter_context(start_directory())
+        payload = write_payload(directory, spec, RunOptions())
+        meeting = {RENDEZVOUS_VARIABLE: (directory / "rendezvous").as_uri()}
+        if "GLOO_SOCKET_IFNAME" not in env and Path("/sys/class/net/lo").exists():
+            meeting["GLOO_SOCKET_IFNAME"] = "lo"
 
-            def stderr(local: int) -> IO[bytes]:
-                return (directory / f"stderr-{local}").open("wb")
+        def stderr(local: int) -> IO[bytes]:
+            return (directory / f"stderr-{local}").open("wb")
 
-            ranks = Ranks(first=0, count=processes, world_size=processes)
-            entered = started(directory, ranks, payload, {**env, **meeting}, time.monotonic(), stderr)
-            self._workers = stack.enter_context(entered)
-            compiled = spec.train.torch_compile
-            self._hang = HangWatch(self._workers, self._run_dir, say, compiled=compiled, alone=True, attended=False)
-            self._stack = stack.pop_all()
+        ranks = Ranks(first=0, count=processes, world_size=processes)
+        entered = started(directory, ranks, payload, {**env, **meeting}, time.monotonic(), stderr)
+        self._workers = stack.enter_context(entered)
+        compiled = spec.train.torch_compile
+        self._hang = HangWatch(self._workers, self._run_dir, say, compiled=compiled, alone=True, attended=False)
+        self._stack = stack.pop_all()
 
     def running(self) -> bool:
         if not self._workers.running():

@@ -16,7 +16,7 @@ from rankzero.launch.processes import signals_to, stop_signals
 from rankzero.launch.restarts import Restarts, may_be_cured
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.search_space import chosen_values, shown
-from rankzero.spec.sweep_load import Sweep, trial_spec
+from rankzero.spec.sweep_load import Sweep, trial_run
 from rankzero.sweep.place import SweepDir
 from rankzero.sweep.record import Record, Trial
 from rankzero.sweep.trainer import Trainer, TrialStart
@@ -119,7 +119,7 @@ class SweepRun:
         words = ", ".join(f"{name}={shown(value)}" for name, value in values.items())
         self._say(f"[TRIAL {trial.number}] {trial.number + 1} of {self._sweep.trials}: {words}")
         try:
-            spec = trial_spec(self._sweep, values, self._sweep.run_name(trial.number), self._sweep.runs)
+            spec = trial_run(self._sweep, values, trial.number)
         except ConfigError as error:
             self._fail(trial.number, error)
             return
@@ -127,8 +127,13 @@ class SweepRun:
         self._running.append(one)
 
     def _start(self, one: _Running) -> None:
-        if time.monotonic() >= one.not_before:
+        if time.monotonic() < one.not_before:
+            return
+        try:
             one.start = self._trainer.start(one.spec, one.slot)
+        except StorageError as error:  # the others save before the sweep ends
+            self._lost = self._lost or error
+            self._leave(one)
 
     def _look(self, one: _Running, start: TrialStart) -> None:
         """Record what is new of a trial that was started."""

@@ -11,11 +11,13 @@ import pytest
 
 from rankzero.errors import ConfigError, NonFiniteError, RankzeroError, StoppedError, StorageError
 from rankzero.spec.load import load_run_spec
+from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.sweep_load import Sweep
 from rankzero.sweep import run as loop
 from rankzero.sweep.outcome import keep_setting, require_a_result, write_best
 from rankzero.sweep.record import Record
 from rankzero.sweep.run import SweepRun
+from rankzero.sweep.trainer import TrialStart
 from tests.support.sweeps import Formula, sweep_of
 
 
@@ -76,6 +78,21 @@ def test_a_full_volume_ends_the_sweep_and_no_trial_is_lost(tmp_path: Path) -> No
     full = StorageError("No space left on device", where="/trials")
     with pytest.raises(StorageError, match="No space left"):
         run_it(sweep, Formula(failures={"trial-001": [full] * 4}))
+    record, _ = run_it(sweep, Formula())
+    assert [trial.state for trial in record.trials] == ["complete"] * 3
+
+
+def test_a_trial_that_cannot_be_started_ends_the_sweep_when_the_others_have_saved(tmp_path: Path) -> None:
+    class Unreachable(Formula):
+        def start(self, spec: RunSpec, slot: int) -> TrialStart | None:
+            if spec.name == "trial-001":
+                raise StorageError("the store does not answer", where="s3://bucket")
+            return super().start(spec, slot)
+
+    sweep, place = sweep_of(tmp_path, trials=3), Unreachable()
+    with pytest.raises(StorageError, match="does not answer"):
+        run_it(sweep, place, parallel=2)
+    assert place.asked_to_stop == ["trial-000"]
     record, _ = run_it(sweep, Formula())
     assert [trial.state for trial in record.trials] == ["complete"] * 3
 
