@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, TypeAlias
 
 from rankzero.spec.fields import Option, options_at
@@ -60,9 +61,8 @@ class Numbers:
         step = self.step or (1 if self.whole and not self.log else None)
         if step is None:
             return None
-        count = round((self.high - self.low) / step) + 1
-        found = (self.low + i * step for i in range(count))
-        return tuple(int(number) if self.whole else round(number, 12) for number in found)
+        found = (_multiple(self.low, step, times) for times in range(_steps(self.low, self.high, step) + 1))
+        return tuple(int(number) if self.whole else number for number in found)
 
     def __str__(self) -> str:
         kind = "whole numbers" if self.whole else "numbers"
@@ -84,7 +84,7 @@ def _dimension(name: str, parameter: ParameterSpec) -> Choices | Numbers:
         return Choices(tuple(_plain(value) for value in parameter.values))
     low, high, whole = float(parameter.min or 0), float(parameter.max or 0), is_whole(name)
     if parameter.step is not None:  # so that the last one is a point, too
-        high = low + math.floor((high - low) / parameter.step + 1e-9) * parameter.step
+        high = _multiple(low, parameter.step, _steps(low, high, parameter.step))
     return Numbers(
         int(low) if whole else low,
         int(high) if whole else high,
@@ -92,6 +92,19 @@ def _dimension(name: str, parameter: ParameterSpec) -> Choices | Numbers:
         None if parameter.step is None else int(parameter.step) if whole else parameter.step,
         parameter.log,
     )
+
+
+def _steps(low: float, high: float, step: float) -> int:
+    """How many steps there is room for, counted as they are written: binary fractions would lose the last."""
+    return int((_written(high) - _written(low)) // _written(step))
+
+
+def _multiple(low: float, step: float, times: int) -> float:
+    return float(_written(low) + times * _written(step))
+
+
+def _written(number: float) -> Decimal:
+    return Decimal(repr(number))
 
 
 def is_whole(name: str) -> bool:

@@ -9,6 +9,7 @@ import pytest
 
 from rankzero.spec.search_space import Choices, Numbers, chosen_values, grid
 from rankzero.spec.sweep_load import read_sweep, trial_spec
+from rankzero.sweep.record import Record
 from tests.support.sweeps import RUN, reading_of, sweep_of
 
 
@@ -105,6 +106,29 @@ def test_a_grid_is_every_combination_in_order(tmp_path: Path) -> None:
     points = [(point["lora.r"], point["train.warmup_steps"]) for point in grid(sweep.space)]
     assert points == [(8, 0.0), (8, 0.1), (8, 0.2), (4, 0.0), (4, 0.1), (4, 0.2)]
     assert sweep.trials == 6
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "step", "points"),
+    [
+        (0.01, 0.1, 0.03, (0.01, 0.04, 0.07, 0.1)),
+        (0.0, 0.3, 0.1, (0.0, 0.1, 0.2, 0.3)),
+        (0.01, 0.11, 0.03, (0.01, 0.04, 0.07, 0.1)),
+        (1e-14, 3e-14, 1e-14, (1e-14, 2e-14, 3e-14)),
+    ],
+)
+def test_the_last_of_stepped_numbers_is_tried(
+    tmp_path: Path, low: float, high: float, step: float, points: tuple[float, ...]
+) -> None:
+    """By a grid, and by samplers, whose library has its own idea of where such a range ends."""
+    fields: dict[str, Any] = {"parameters": {"train.weight_decay": {"min": low, "max": high, "step": step}}}
+    sweeps = {name: sweep_of(tmp_path / name, sampler=name, trials=40, **fields) for name in ("grid", "random")}
+    record = Record(sweeps["grid"], tmp_path / "grid.db")
+    drawn = [trial.labels["train.weight_decay"] for trial in iter(record.draw, None)]
+    assert tuple(drawn) == points
+    record = Record(sweeps["random"], tmp_path / "random.db")
+    found = {trial.labels["train.weight_decay"] for _ in range(40) if (trial := record.draw()) is not None}
+    assert sorted(map(float, found)) == pytest.approx(points, rel=1e-9)
 
 
 def test_a_trials_spec_is_complete_and_its_paths_are_absolute(tmp_path: Path) -> None:
