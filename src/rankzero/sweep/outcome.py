@@ -40,6 +40,10 @@ def keep_setting(sweep: Sweep) -> None:
         for field in dict.fromkeys((*old, *new))
         if old.get(field) != new.get(field)
     ]
+    first, second = (list(setting["sweep"]["parameters"]) for setting in (before, now))
+    if first != second and sorted(first) == sorted(second):  # a grid goes by it, and so does what samplers draw
+        what = f"was {', '.join(first)}, is {', '.join(second)}"
+        problems.append(Problem(what, f"{file.parent}: sweep: order of parameters", hint))
     if problems:
         raise ConfigError(problems)
 
