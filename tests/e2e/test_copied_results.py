@@ -111,4 +111,5 @@ def test_a_sweeps_trials_are_copied_under_its_name(store: Store, tmp_path: Path,
     again = run_sweep(sweep, say=said.append)
     assert [trial.value for trial in again.trials] == [trial.value for trial in first.trials]
     assert "[COPY] trial-000: step 1 brought back from s3://rows/results/search/trial-000" in said
-    assert len(read_starts(RunDir(sweep.directory / "trials/trial-000").starts)) == 1
+    (start,) = read_starts(RunDir(sweep.directory / "trials/trial-000").starts)
+    assert (start.ended, start.step, start.world_size) == ("finished", 1, 1)

@@ -14,8 +14,16 @@ from rankzero.run_dir.paths import RunDir
 BEGUN = 1_790_000_000.0
 
 
-def run_directory(root: Path, *, steps: int = 60, name: str = "made", ended: Ending | None = "finished") -> Path:
-    """A LoRA run that was killed after step 20, went on from there, and ended after `steps`."""
+def run_directory(
+    root: Path,
+    *,
+    steps: int = 60,
+    name: str = "made",
+    ended: Ending | None = "finished",
+    processes: tuple[int, int] = (8, 8),
+) -> Path:
+    """A LoRA run that was killed after step 20, went on from there, and ended after `steps`. `processes` are those of
+    its two starts; 0: the start has not noted them."""
     run_dir = RunDir(root)
     root.mkdir(parents=True)
     spec = {
@@ -25,12 +33,14 @@ def run_directory(root: Path, *, steps: int = 60, name: str = "made", ended: End
         "train": {"learning_rate": 1e-4, "seed": 3},
     }
     run_dir.spec.write_text(json.dumps(spec))  # JSON is YAML
-    environment = {"device": "NVIDIA H100", "world_size": 8, "versions": {"torch": "2.13.0"}}
+    environment = {"device": "NVIDIA H100", "world_size": processes[1] or 8, "versions": {"torch": "2.13.0"}}
     run_dir.environment.write_text(json.dumps(environment))
     metrics(run_dir, steps)
     seconds = {"startup": 4.0, "model": 6.0, "step": 80.0, "evaluation": 5.0}
-    _start(run_dir, Start(begun=BEGUN, updated=BEGUN + 95, step=min(steps, 20), seconds=seconds))
+    first = Start(begun=BEGUN, updated=BEGUN + 95, step=min(steps, 20), seconds=seconds, world_size=processes[0])
+    _start(run_dir, first)
     going_on = Start(begun=BEGUN + 105, updated=BEGUN + 205, from_step=20, step=steps, ended=ended, alive_before=BEGUN)
+    going_on.world_size = processes[1]
     going_on.seconds = {"startup": 5.0, "step": 90.0, "repeated": 5.0}
     _start(run_dir, going_on)
     entry = {"time": "2026-09-21T10:00:00+00:00", "restart": 1, "from_step": 20, "where": "rank 3", "what": "Xid 79"}

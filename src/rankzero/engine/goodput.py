@@ -103,7 +103,12 @@ class Ledger:
 
     @contextmanager
     def kept_in(
-        self, run_dir: RunDir, *, alive_before: float | None, at_end: Callable[[], None] = lambda: None
+        self,
+        run_dir: RunDir,
+        *,
+        alive_before: float | None,
+        world_size: int,
+        at_end: Callable[[], None] = lambda: None,
     ) -> Iterator[None]:
         """Note in the run directory where the time goes, until the block ends, and how it did. `alive_before`: when the
         start before this one last showed that it lived, where it did not say goodbye (Unix seconds). `at_end` is called
@@ -112,7 +117,8 @@ class Ledger:
         try:
             self._before = read_starts(run_dir.starts)
             self._reached = max((start.step for start in self._before), default=0)
-            self._line = StartLine(run_dir.starts, Start(begun=begun, updated=begun, alive_before=alive_before))
+            start = Start(begun=begun, updated=begun, alive_before=alive_before, world_size=world_size)
+            self._line = StartLine(run_dir.starts, start)
         except OSError as error:
             logger.warning("[STEP] where the time goes is not noted: %s", error.strerror or error)
         self.stage(self._stage)

@@ -115,9 +115,8 @@ def run(
             return finished
         claim_directory(run_dir, spec, environment, inputs, world, console)
         if lease is not None:
-            stack.enter_context(
-                ledger.kept_in(run_dir, alive_before=lease.alive_before, at_end=partial(write_page, run_dir))
-            )
+            alive, at_end = lease.alive_before, partial(write_page, run_dir)
+            stack.enter_context(ledger.kept_in(run_dir, alive_before=alive, world_size=world.world_size, at_end=at_end))
             stop.tell_of_leaving(ledger.leaves)
             set_aside(run_dir, found)
             if deepspeed is not None:

@@ -14,7 +14,7 @@ from rankzero.report.reading import inner, leaves, number
 from rankzero.report.run import RunPage, Sample
 from rankzero.report.series import Series
 from rankzero.report.ticks import memory, plain
-from rankzero.run_dir.goodput import KINDS, START_UP
+from rankzero.run_dir.goodput import KINDS, START_UP, held_seconds
 from rankzero.spec.tasks import MEASURES
 from rankzero.wording import counted, duration
 
@@ -65,21 +65,32 @@ def facts(run: RunPage) -> list[tuple[str, str]]:
 def cost(run: RunPage) -> list[Row]:
     """Device time, and what came of it."""
     found: list[Row] = []
-    processes, device = number(run.environment, "world_size"), run.environment.get("device")
-    if run.goodput is not None and processes and device:
-        held = run.goodput.wall_seconds - run.goodput.seconds.get("down", 0.0)
-        found.append(("Devices", f"{processes:.0f} × {device}"))
-        found.append(("Held for", f"{duration(held)}, without the time between two starts"))
-        found.append(("Device-hours", f"{processes * held / 3600:.4g}"))
-        tokens = _total(run.metrics.get("tokens"))
-        if tokens and held:
-            found.append(("Tokens for a device-hour", f"{tokens / (processes * held / 3600):,.0f}"))
+    device, sizes, held = run.environment.get("device"), _processes(run), held_seconds(run.starts)
+    if sizes and device:
+        fewest, most = min(sizes), max(sizes)
+        found.append(("Devices", f"{fewest if fewest == most else f'{fewest} to {most}'} × {device}"))
+    if held:
+        found.append(("Held for", f"{duration(sum(held))}, without the time between two starts"))
+    if sizes and device and any(held):
+        hours = sum(size * seconds for size, seconds in zip(sizes, held, strict=True)) / 3600
+        found.append(("Device-hours", f"{hours:.4g}"))
+        if tokens := _total(run.metrics.get("tokens")):
+            found.append(("Tokens for a device-hour", f"{tokens / hours:,.0f}"))
     padding, first = number(run.report, "padding_fraction"), number(run.report, "time_to_first_step_seconds")
     if first is not None:
         found.append(("From the command to the first step", f"{first:.1f} s"))
     if padding is not None:
         found.append(("Padding in what was computed", f"{100 * padding:.1f} %"))
     return found
+
+
+def _processes(run: RunPage) -> list[int]:
+    """How many each start had; empty where one does not say. environment.json is the last start's."""
+    last = number(run.environment, "world_size")
+    if len(run.starts) == 1 and not run.starts[0].world_size and last:
+        return [int(last)]
+    sizes = [start.world_size for start in run.starts]
+    return sizes if all(sizes) else []
 
 
 def times(run: RunPage) -> tuple[list[Share], list[Row]]:

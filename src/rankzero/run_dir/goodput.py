@@ -13,6 +13,7 @@ kind of work to the next, so that the line of a killed process says how far it w
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -66,6 +67,8 @@ class Start:
     """None: it runs, or was killed."""
     alive_before: float | None = None
     """When the start before this one last showed a sign of life besides its line."""
+    world_size: int = 0
+    """How many processes it had; 0 where that was not noted."""
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -103,12 +106,9 @@ def summed_up(starts: Sequence[Start]) -> Goodput:
             seconds[kind] = seconds.get(kind, 0.0) + spent
         if number + 1 < len(starts):
             after = starts[number + 1]
-            gap = max(0.0, after.begun - start.updated)  # a clock that was set back has no time between
-            lost = 0.0
-            if start.ended is None and after.alive_before is not None:
-                lost = min(max(0.0, after.alive_before - start.updated), gap)
+            lost, down = _between(start, after)
             seconds["lost"] += lost
-            seconds["down"] += gap - lost
+            seconds["down"] += down
     wall = sum(seconds.values())
     return Goodput(
         wall_seconds=round(wall, 3),
@@ -118,6 +118,21 @@ def summed_up(starts: Sequence[Start]) -> Goodput:
         steps=max((start.step for start in starts), default=0),
         seconds={kind: round(spent, 3) for kind, spent in seconds.items()},
     )
+
+
+def held_seconds(starts: Sequence[Start]) -> list[float]:
+    """How long each start has held its devices: until it ended, or last showed that it lived."""
+    lost = [_between(start, after)[0] for start, after in itertools.pairwise(starts)]
+    return [sum(start.seconds.values()) + more for start, more in zip(starts, [*lost, 0.0], strict=False)]
+
+
+def _between(start: Start, after: Start) -> tuple[float, float]:
+    """The seconds from the line of a start to the next one's beginning: lost to a kill, and down."""
+    gap = max(0.0, after.begun - start.updated)  # a clock that was set back has no time between
+    if start.ended is not None or after.alive_before is None:
+        return 0.0, gap
+    lost = min(max(0.0, after.alive_before - start.updated), gap)
+    return lost, gap - lost
 
 
 def read_starts(path: Path) -> list[Start]:
@@ -141,6 +156,7 @@ def _start(line: str) -> Start | None:
             total_steps=int(value.get("total_steps", 0)),
             ended=value["ended"],
             alive_before=None if alive is None else float(alive),
+            world_size=int(value.get("world_size", 0)),
             seconds=seconds,
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
@@ -170,7 +186,7 @@ class StartLine:
         text = (
             f'{{"begun": {start.begun:.3f}, "updated": {start.updated:.3f}, "from_step": {start.from_step}, '
             f'"step": {start.step}, "total_steps": {start.total_steps}, "ended": {ended}, '
-            f'"alive_before": {alive}, "seconds": {{{spent}}}}}'
+            f'"alive_before": {alive}, "world_size": {start.world_size}, "seconds": {{{spent}}}}}'
         )
         os.pwrite(self._file, text.ljust(LINE_BYTES - 1).encode() + b"\n", self._at)
 

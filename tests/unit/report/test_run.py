@@ -49,6 +49,21 @@ def test_everything_that_is_there(tmp_path: Path) -> None:
     ]
 
 
+def test_each_starts_devices_are_counted(tmp_path: Path) -> None:
+    """A run may go on with more of them; of a start that has not noted how many, nothing is guessed."""
+    cost = dict(tables.cost(read_run(run_directory(tmp_path / "grown", processes=(2, 8)), BEGUN)))
+    hours = (2 * 95 + 8 * 100) / 3600
+    assert (cost["Devices"], cost["Device-hours"]) == ("2 to 8 × NVIDIA H100", f"{hours:.4g}")
+    assert cost["Tokens for a device-hour"] == f"{60_000 / hours:,.0f}"
+    unknown = dict(tables.cost(read_run(run_directory(tmp_path / "older", processes=(0, 8)), BEGUN)))
+    assert unknown["Held for"] and not {"Devices", "Device-hours", "Tokens for a device-hour"} & set(unknown)
+    alone = run_directory(tmp_path / "alone", processes=(0, 0))
+    lines = (alone / "starts.jsonl").read_text().splitlines(keepends=True)
+    (alone / "starts.jsonl").write_text(lines[1])
+    of_one = dict(tables.cost(read_run(alone, BEGUN)))
+    assert of_one["Device-hours"] == f"{8 * 100 / 3600:.4g}", "environment.json is of the only start"
+
+
 def test_of_many_warnings_the_rest_is_counted(tmp_path: Path) -> None:
     root = run_directory(tmp_path / "made")
     (root / "logs/rank-0.log").write_text("".join(f"10:00:00 WARNING number {n}\n" for n in range(70)))

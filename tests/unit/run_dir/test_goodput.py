@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankzero.run_dir.goodput import KINDS, LINE_BYTES, Start, StartLine, read_starts, summed_up
+from rankzero.run_dir.goodput import KINDS, LINE_BYTES, Start, StartLine, held_seconds, read_starts, summed_up
 from tests.support.work import calls
 
 
@@ -33,6 +33,16 @@ def test_a_clock_that_was_set_back_makes_no_negative_time() -> None:
     total = summed_up([Start(begun=5000, updated=5010, seconds={"step": 10}), Start(begun=1400, updated=1410)])
     assert total.wall_seconds == 10 and min(total.seconds.values()) == 0
     assert summed_up([]).goodput == 0
+
+
+def test_a_start_holds_its_devices_until_it_is_seen_to_be_gone() -> None:
+    starts = [
+        Start(begun=100, updated=160, seconds={"step": 60}),  # killed at 163
+        Start(begun=170, updated=200, alive_before=163, seconds={"step": 30}, ended="stopped"),
+        Start(begun=260, updated=270, alive_before=210, seconds={"step": 10}),
+    ]
+    assert held_seconds(starts) == [63, 30, 10]
+    assert sum(held_seconds(starts)) == summed_up(starts).wall_seconds - summed_up(starts).seconds["down"]
 
 
 def test_a_start_rewrites_its_own_line_only(tmp_path: Path) -> None:
