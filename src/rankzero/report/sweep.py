@@ -193,12 +193,12 @@ def coordinates(sweep: SweepPage) -> tuple[list[Pillar], list[Thread]]:
 def _pillar(dimension: Dimension, values: Sequence[Any]) -> tuple[tuple[Mark, ...], list[float]]:
     """Marks in per cent from the top, and how far up each value lies."""
     if dimension.kind == "names":
-        names = list(dict.fromkeys(_text(value) for value in values))
+        names = list(dict.fromkeys(_words(value) for value in values))
         step = 1 / max(len(names) - 1, 1)
         height = {name: index * step if len(names) > 1 else 0.5 for index, name in enumerate(names)}
         shown = names if len(names) <= _MOST_NAMES else []
-        return tuple(Mark(round(100 - 100 * height[name], 2), name) for name in shown), [
-            height[_text(value)] for value in values
+        return tuple(Mark(round(100 - 100 * height[name], 2), _cut(name)) for name in shown), [
+            height[_words(value)] for value in values
         ]
     numbers = [float(value) for value in values]
     axis = _axis(min(numbers), max(numbers), log=dimension.log)
@@ -222,7 +222,15 @@ def _finite(value: float | None) -> bool:
 
 
 def _text(value: object) -> str:
-    if isinstance(value, bool | str) or value is None:
-        text = "" if value is None else str(value)
-        return text if len(text) <= _TEXT_LONGEST else text[: _TEXT_LONGEST - 1] + "…"
+    return _cut(_words(value))
+
+
+def _cut(words: str) -> str:
+    return words if len(words) <= _TEXT_LONGEST else words[: _TEXT_LONGEST - 1] + "…"
+
+
+def _words(value: object) -> str:
+    """A value in full: by this it is told apart from others."""
+    if value is None:
+        return ""
     return written(float(value)) if isinstance(value, float) else str(value)

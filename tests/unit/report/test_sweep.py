@@ -62,6 +62,17 @@ def test_lines_go_through_all_axes_and_the_best_is_drawn_last() -> None:
     assert middle == pytest.approx((first + last) / 2, abs=1)  # a logarithmic axis
 
 
+def test_long_values_are_told_apart_by_all_of_their_words() -> None:
+    """Paths of one directory begin alike; only what is shown of them is cut."""
+    first, second = (f"/data/rows/collected-in-2026/{part}.jsonl" for part in ("a", "b"))
+    pillars, threads = coordinates(page_of(trial(0, 0.9, 1e-5, first), trial(1, 0.5, 1e-4, second)))
+    marks = pillars[1].marks
+    assert len(marks) == 2 and len({mark.at for mark in marks}) == 2
+    assert all(len(mark.text) == 24 for mark in marks)
+    heights = {thread.path[1:].split("L")[1] for thread in threads}
+    assert len(heights) == 2
+
+
 def test_a_page_says_all_of_it() -> None:
     text = Page(sweep_page(page_of(*TRIALS))).text
     for words in ("0.9 (trial 0)", "lower is better", "100.0 %", "Parallel coordinates", "failed: NaN", "5 of 12"):
