@@ -5,6 +5,7 @@ The runs belong to the cluster: they go on where the sweep's process ends withou
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -99,7 +100,8 @@ class _Submitted:
         return _ERRORS.get(status.exit_code or 0, RankzeroError)(causes or Problem(status.verdict, status.run))
 
     def result(self) -> float | None:
-        return None if self._status is None else self._status.scores.get(self._metric)
+        score = None if self._status is None else self._status.scores.get(self._metric)
+        return score if score is not None and math.isfinite(score) else None
 
     def close(self) -> None: ...
 

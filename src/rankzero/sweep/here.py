@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -91,7 +92,7 @@ class Finished:
             value = json.loads(self._run_dir.report.read_text(encoding="utf-8")).get(self._spec.checkpoint.best_metric)
         except (OSError, ValueError):
             return None
-        return float(value) if isinstance(value, int | float) and value == value else None
+        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
     def close(self) -> None: ...
 

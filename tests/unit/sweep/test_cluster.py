@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -85,6 +86,12 @@ def test_a_trial_that_fails_there_is_recorded_with_its_cause(tmp_path: Path, clu
         searched(tmp_path)
     assert caught.value.exit_code == 65
     assert "row 3 has no messages" in json.dumps([problem.what for problem in caught.value.problems])
+
+
+def test_a_score_that_is_no_number_is_a_failed_trial(tmp_path: Path, cluster: FakeCluster) -> None:
+    cluster.script("node", 0, life(words={"step": 4, "scores": {"eval_loss": math.nan}}))
+    with pytest.raises(RankzeroError, match="eval_loss of its result is not a finite number"):
+        searched(tmp_path)
 
 
 def test_another_sweeps_finished_run_is_no_trial_of_this_one(tmp_path: Path, cluster: FakeCluster) -> None:
