@@ -21,6 +21,7 @@ from peft import PeftConfig, PeftModel, get_peft_model_state_dict
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from rankzero.errors import StorageError
 from rankzero.model.files import weight_files
@@ -103,17 +104,28 @@ def export_final(
     Beside an adapter there is no config.json: with one, transformers would look for whole weights. `state` has the
     values by parameter name where the model itself does not hold them, as in a sharded run.
     """
-    generation = getattr(model, "generation_config", None)
-    if generation is not None and stop_ids:
-        generation.eos_token_id = stop_ids if len(stop_ids) > 1 else stop_ids[0]
     model.config.use_cache = True
     if isinstance(model, PeftModel):
         file_layout(model).write(directory, state or _under_all_names(model))
+        generation = getattr(model, "generation_config", None)
         if generation is not None and model.get_base_model().can_generate():
             generation.save_pretrained(str(directory))
     else:
         save_whole(model, directory, dtype=dtype, state=state)
+    name_stop_ids(directory, stop_ids)
     tokenizer.save_pretrained(str(directory))
+
+
+def name_stop_ids(directory: Path, stop_ids: list[int]) -> None:
+    """Name the tokens that end a turn in the generation config of a directory, where it has one.
+
+    In the file, whose other values stay: transformers refuses to save a config that was changed where it has values for
+    sampling without `do_sample`, as published ones do, and servers take these for their defaults.
+    """
+    path = directory / GENERATION_CONFIG_NAME
+    if stop_ids and path.is_file():
+        config = json.loads(path.read_text(encoding="utf-8"))
+        write_json(path, {**config, "eos_token_id": stop_ids if len(stop_ids) > 1 else stop_ids[0]})
 
 
 def save_whole(

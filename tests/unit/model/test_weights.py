@@ -14,6 +14,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
+    GenerationConfig,
 )
 
 from rankzero.engine.setup import to_train
@@ -151,3 +152,22 @@ def test_a_classifiers_adapter_loads_through_the_auto_class(tmp_path: Path) -> N
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "final", num_labels=3).eval()
     assert torch.equal(logits(model), logits(adapted))
     assert AutoModel.from_pretrained(tmp_path / "base").config.model_type == "distilbert", "the base is untouched"
+
+
+SAMPLING = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05}
+
+
+@pytest.mark.parametrize("lora", [{"dropout": 0}, None], ids=["adapter", "whole"])
+def test_sampling_values_of_the_base_stay_beside_the_stop_tokens_of_the_run(
+    lora: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    """Published ones have them without `do_sample`, which transformers does not save once anything was changed."""
+    spec = spec_of(lora=lora)
+    source = saved("llama", tmp_path / "base")
+    (tmp_path / "base/generation_config.json").write_text(json.dumps({**SAMPLING, "eos_token_id": 1}))
+    model = to_train(loaded(source, spec), spec, base_name=source.name)
+    (tmp_path / "final").mkdir()
+    export_final(model, tiny_tokenizer(), tmp_path / "final", dtype=torch.float32, stop_ids=[2, 3])
+    written = json.loads((tmp_path / "final/generation_config.json").read_text())
+    assert {name: written.get(name) for name in (*SAMPLING, "eos_token_id")} == {**SAMPLING, "eos_token_id": [2, 3]}
+    assert "do_sample" not in written and GenerationConfig.from_pretrained(tmp_path / "final").top_p == 0.95
