@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from peft.tuners.lora.layer import ParamWrapper
+from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 
 from rankzero.model.vision import Vision
 
@@ -128,6 +129,8 @@ def in_float32(model: Any) -> Iterator[None]:
         own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         if isinstance(module, ParamWrapper):  # reads the tensor that it adapts before its layer runs
             own.append(getattr(module.get_base_layer(), module.parameter_name))
+        if isinstance(module, TrainableTokensLayer):  # computes with its table itself, which it does not run
+            own += module.get_base_layer().parameters(recurse=False)
         halves = [(tensor, tensor.data) for tensor in own if tensor.dtype in _HALVES]
         held.append((module, halves))
         for tensor, narrow in halves:

@@ -37,7 +37,8 @@ def trained(
     source = saved(name, root / "base", dtype=dtype, vocabulary=model_vocabulary)
     tiny_tokenizer().save_pretrained(root / "base")
     spec = spec_of(task=task_of(name), model__name=str(root / "base"), **{"lora": {"dropout": 0}, **changes})
-    adapted = shaken(to_train(loaded(source, spec, dtype), spec, base_name=source.name))
+    tokens = () if spec.lora is None else [int(token) for token in spec.lora.trainable_token_indices]
+    adapted = shaken(to_train(loaded(source, spec, dtype), spec, base_name=source.name, tokens=tokens))
     (root / "final").mkdir()
     export_final(adapted, tiny_tokenizer(), root / "final", dtype=dtype, stop_ids=[2, 3])
     return spec, adapted
