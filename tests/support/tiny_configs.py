@@ -142,6 +142,24 @@ def internvl() -> Any:
     return InternVLConfig(text_config=text, vision_config=tower, image_token_id=60, downsample_ratio=0.5)
 
 
+def phi() -> Any:
+    from transformers import PhiConfig
+
+    return PhiConfig(**TEXT)
+
+
+def gptj() -> Any:
+    from transformers import GPTJConfig
+
+    return GPTJConfig(n_layer=2, n_embd=16, n_head=2, vocab_size=64, n_positions=64, rotary_dim=4)
+
+
+def codegen() -> Any:
+    from transformers import CodeGenConfig
+
+    return CodeGenConfig(n_layer=2, n_embd=32, n_head=4, vocab_size=64, n_positions=64, rotary_dim=4)
+
+
 CONFIGS: dict[str, Callable[[], Any]] = {
     make.__name__: make
     for make in (
@@ -149,3 +167,5 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         *(qwen3_vl, qwen3_vl_moe, qwen2_5_vl, llava, gemma3, idefics3, internvl),
     )
 }
+
+HEADS_WITH_BIAS: dict[str, Callable[[], Any]] = {"phi": phi, "gptj": gptj, "codegen": codegen}

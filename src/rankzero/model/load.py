@@ -242,7 +242,7 @@ def meta_model(config: Any, spec: ModelSpec, use: ModelUse) -> Any:
 
 def padding_id(tokenizer: Any, config: Any) -> int:
     """What fills rows up where the model looks for the end of a row by it; any id serves where none is set."""
-    ids = (tokenizer.pad_token_id, config.get_text_config().pad_token_id, tokenizer.eos_token_id)
+    ids = (tokenizer.pad_token_id, getattr(config.get_text_config(), "pad_token_id", None), tokenizer.eos_token_id)
     return next((number for number in ids if isinstance(number, int)), 0)
 
 

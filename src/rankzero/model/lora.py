@@ -26,6 +26,7 @@ from rankzero.errors import ConfigError, Problem
 from rankzero.model.load import drawn_from
 from rankzero.model.low_bits import is_held, outlined, tensor_outline
 from rankzero.model.parts import inside
+from rankzero.model.saved_modules import keep_head_biases
 from rankzero.model.targets import Targets, adapted_tensor_problems, linear_parts, shortest, target_modules
 from rankzero.model.weights import adapter_file_names
 from rankzero.spec.run_spec import LoraSpec, Parts
@@ -67,6 +68,7 @@ def apply_lora(
         hint = "name other layers in lora.target_modules"
         raise ConfigError(f"peft: {first_line(error)}", where="lora.target_modules", hint=hint) from error
     over_packed_tensors(adapted)
+    keep_head_biases(adapted)
     _require_names_that_come_back(adapted)
     for parameter in adapted.parameters():
         if parameter.requires_grad:
@@ -100,6 +102,7 @@ def load_adapter(model: Any, directory: Path) -> Any:
     if lost:
         raise ConfigError(f"the adapter does not fit the model: {lost}", where=str(directory), hint=_ITS_MODEL)
     over_packed_tensors(adapted)
+    keep_head_biases(adapted)
     return adapted
 
 

@@ -89,8 +89,8 @@ def prompts_for(
 def logits_of(model: Any, prompts: Prompts) -> torch.Tensor:
     """What a model says about each token of the prompts, or of a classifier about each prompt: (N, V) in float32."""
     model.eval()
-    config = model.config.get_text_config()
-    pad = config.pad_token_id if isinstance(config.pad_token_id, int) else 0
+    named = getattr(model.config.get_text_config(), "pad_token_id", None)  # CodeGen's config has no such field
+    pad = named if isinstance(named, int) else 0
     width = max(map(len, prompts.rows))
     ids_BT = torch.full((len(prompts.rows), width), pad)
     mask_BT = torch.zeros((len(prompts.rows), width), dtype=torch.long)

@@ -5,7 +5,8 @@ what an embedding or a norm in float32 gives would be in float32, and so would b
 memory that it has in full fine-tuning or under FSDP, which round all.
 
 Where only some tokens are trained, peft copies the whole table with their rows in it in each pass, and takes the
-gradient of the copy; here their rows are looked up by themselves. Knows no model's name.
+gradient of the copy; here their rows are looked up by themselves. A head is copied, and here it has its bias. Knows no
+model's name.
 """
 
 from __future__ import annotations
@@ -125,3 +126,26 @@ class TokensLookedUp(TrainableTokensLayer):  # type: ignore[misc]
             kept[name, device] = tuple(torch.tensor(self.token_indices[name], device=device).sort())
         tokens, places = kept[name, device]
         return tokens, places
+
+
+def keep_head_biases(model: torch.nn.Module) -> int:
+    """Let heads of which some rows are trained add their bias, as their base does. How many there are."""
+    heads = [module for module in model.modules() if isinstance(module, TrainableTokensLayer) and _has_bias(module)]
+    for module in heads:
+        module.__class__ = TokensPredicted
+    return len(heads)
+
+
+def _has_bias(module: TrainableTokensLayer) -> bool:
+    return isinstance(module.base_layer, torch.nn.Linear) and module.base_layer.bias is not None
+
+
+class TokensPredicted(TrainableTokensLayer):  # type: ignore[misc]
+    """A frozen head, some of whose rows are trained, with the bias of Phi's or GPT-J's, which peft 0.21 leaves out."""
+
+    def forward_adapters(self, x: torch.Tensor, active_adapters: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if self.disable_adapters or self.merged or not active_adapters:
+            before: torch.Tensor = super().forward_adapters(x, active_adapters, *args, **kwargs)
+            return before
+        self._check_overlapping_tokens(active_adapters)
+        return torch.nn.functional.linear(x, self.get_merged_weights(active_adapters), self.base_layer.bias)

@@ -18,13 +18,16 @@ from transformers import (
 
 from rankzero.engine.setup import to_train
 from rankzero.errors import ConfigError, RankzeroError
+from rankzero.model.lora import load_adapter
 from rankzero.model.merge import add_adapters, merge
 from rankzero.model.proof import Prompts, compare, logits_of
+from rankzero.model.source import ModelSource
 from rankzero.model.weights import export_final, save_whole
 from rankzero.spec.resolve import to_yaml
 from rankzero.spec.run_spec import RunSpec
 from tests.support.cli import Cli
 from tests.support.tiny import tiny_model, tiny_tokenizer, write_jsonl
+from tests.support.tiny_configs import CONFIGS, HEADS_WITH_BIAS
 from tests.unit.model.support import CLASSES, loaded, logits, saved, shaken, spec_of, task_of
 
 CLASS = {"sft": AutoModelForCausalLM, "classify": AutoModelForSequenceClassification}
@@ -80,6 +83,19 @@ def test_merged_is_base_and_adapter(name: str, changes: dict[str, Any], tmp_path
         assert model.config.id2label == dict(enumerate(labels))
 
 
+@pytest.mark.parametrize("name", HEADS_WITH_BIAS)
+def test_the_bias_of_a_head_whose_rows_are_trained_is_merged_and_loaded(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CONFIGS, name, HEADS_WITH_BIAS[name])
+    spec, adapted = trained(name, tmp_path, lora={"dropout": 0, "trainable_token_indices": [5, 9, 17]})
+    merge(spec.model, tmp_path / "final", tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    assert merged.get_output_embeddings().bias.any() and distance(logits(merged), logits(adapted)) < 1e-5
+    base = loaded(ModelSource(tmp_path / "base", tmp_path / "base", "base"), spec)
+    assert distance(logits(load_adapter(base, tmp_path / "final").eval()), logits(adapted)) < 1e-5
+
+
 def test_a_vision_model_merges_whole(tmp_path: Path) -> None:
     parts = ["language", "projector", "vision_tower"]
     spec, adapted = trained("qwen3_vl", tmp_path, train__parts=parts)
@@ -102,8 +118,6 @@ def test_a_packed_base_merges_as_it_was_trained_on(name: str, parts: object, qua
     assert on_others.difference.largest < on_others.difference.tolerance < 1e-4 < (on_others.from_trained or 0)
     assert "from the base in fewer bits that it was trained on" in on_others.in_words
     plain = spec.model_copy(update={"model": spec.model.model_copy(update={"quantization": "none"})})
-    from rankzero.model.lora import load_adapter
-
     on_files = load_adapter(loaded(saved(name, tmp_path / "same"), plain), tmp_path / "final").eval()
     assert distance(logits(other), logits(on_files)) < 1e-5
 

@@ -15,7 +15,7 @@ from rankzero.model.lora import apply_lora
 from rankzero.model.norms import fuse_norms
 from rankzero.model.saved_modules import compute_in_base_precision, look_up_trained_tokens
 from rankzero.spec.run_spec import LoraSpec
-from tests.support.tiny_configs import CONFIGS
+from tests.support.tiny_configs import CONFIGS, HEADS_WITH_BIAS
 
 IDS = torch.tensor([[7, 3, 7, 9, 11, 2, 7, 5]])
 BFLOAT16 = torch.bfloat16
@@ -151,6 +151,21 @@ def test_single_tokens_are_trained_as_by_peft(name: str) -> None:
     torch.testing.assert_close(found[0], found[1])
     assert any("trainable_tokens_delta" in layer for layer in found[0][1])
     assert not torch.equal(found[0][0], base(input_ids=IDS).logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BFLOAT16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", HEADS_WITH_BIAS)
+def test_a_head_of_which_rows_are_trained_keeps_its_bias(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its first step a run says what its base says, to the bit."""
+    monkeypatch.setitem(CONFIGS, name, HEADS_WITH_BIAS[name])
+    base = base_of(name, dtype)
+    assert base.get_output_embeddings().bias.any()
+    model = adapted(base, trainable_token_indices=(9, 3, 7))
+    assert torch.equal(model(input_ids=IDS).logits, base(input_ids=IDS).logits)
+    with model.disable_adapter():
+        assert torch.equal(model(input_ids=IDS).logits, base(input_ids=IDS).logits)
 
 
 def test_no_table_is_copied_for_a_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
