@@ -91,8 +91,8 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
         kind = kind_of(config, spec.task_section.uses)
         vision = None
         if kind == "vision":
-            limit, template = spec.data.image_max_tokens, spec.data.chat_template
-            vision = load_vision(source, spec.model, tokenizer, max_tokens=limit, chat_template=template)
+            limit, chosen = spec.data.image_max_tokens, spec.data.chat_template is not None
+            vision = load_vision(source, spec.model, tokenizer, max_tokens=limit, keep_template=chosen)
         check_vocabulary(tokenizer, config, source)
         shape = meta_model(config, spec.model, spec.task_section.uses)
         targets = None

@@ -72,8 +72,9 @@ def load_speaker(result: Result, dtype: torch.dtype, device: torch.device) -> Sp
         raise ConfigError(f"{spec.name} puts texts into classes; it writes none", where="model", hint=hint)
     vision = None
     if kind_of(config, "writes") == "vision":
-        limit, template = result.image_max_tokens, result.chat_template
-        vision = load_vision(source, spec, tokenizer, max_tokens=limit, chat_template=template)
+        trained = result.own_tokenizer and tokenizer.chat_template is not None
+        keep = trained or result.chat_template is not None
+        vision = load_vision(source, spec, tokenizer, max_tokens=result.image_max_tokens, keep_template=keep)
     model = load_model(source, spec, config, dtype, device=device)
     if result.adapter is not None:
         model = load_adapter(model, result.adapter)

@@ -199,7 +199,7 @@ def _load(spec: ModelSpec, adapter: Path, labels: tuple[str, ...] | None) -> _Ad
     vision = None
     if head is None and kind_of(config, "writes") == "vision":
         try:
-            vision = load_vision(source, spec, tokenizer, max_tokens=None, chat_template=None)
+            vision = load_vision(source, spec, tokenizer, max_tokens=None, keep_template=False)
         except ConfigError:  # no processor, or an unknown one: it is asked about texts alone, which merge.json says
             vision = None
     model = load_model(source, spec, config, dtype, head=head)

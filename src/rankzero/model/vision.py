@@ -115,11 +115,13 @@ class Vision:
         return {name: of_image_BT for name in self._token_inputs}
 
     def save(self, directory: Path) -> None:
-        """Write the processor's files as they were, but for a limit on image tokens. Raises StorageError."""
+        """Write the processor's files as they were, but for a limit on image tokens, and a chat template, which would
+        come before that of the tokenizer beside them. Raises StorageError."""
         for name in _FILES:
             file = Path(self.rules.place.name, name)
             if file.is_file():
                 content = json.loads(file.read_text(encoding="utf-8"))
+                content.pop("chat_template", None)
                 write_json(directory / name, content if self.rules.max_tokens is None else self._limited(content))
 
     def _limited(self, content: dict[str, Any]) -> dict[str, Any]:
@@ -217,10 +219,10 @@ class Vision:
 
 
 def load_vision(
-    source: ModelSource, spec: ModelSpec, tokenizer: Any, *, max_tokens: int | None, chat_template: str | None
+    source: ModelSource, spec: ModelSpec, tokenizer: Any, *, max_tokens: int | None, keep_template: bool
 ) -> Vision:
-    """The model's processor, with images of up to `max_tokens`. A chat template that only the processor has becomes the
-    tokenizer's, unless `chat_template` (as data.chat_template) names one. Raises ConfigError."""
+    """The model's processor, with images of up to `max_tokens`. Its chat template, where it has one, becomes the
+    tokenizer's, unless that is to `keep_template`: one that was chosen, or trained with. Raises ConfigError."""
     found = (place for place in (source.weights, source.tokenizer) if any((place / name).is_file() for name in _FILES))
     place = ProcessorPlace(
         name=str(next(found, source.weights)),
@@ -229,6 +231,6 @@ def load_vision(
         max_tokens=max_tokens,
     )
     vision = Vision(place)
-    if chat_template is None and vision.chat_template is not None:
+    if vision.chat_template is not None and not keep_template:
         tokenizer.chat_template = vision.chat_template
     return vision

@@ -41,6 +41,8 @@ class Result:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     image_max_tokens: int | None = None
     """Most tokens that one image becomes; None: as the model's processor has it."""
+    own_tokenizer: bool = False
+    """Whether the tokenizer was saved with the weights, with the chat template that they were trained with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +228,7 @@ def _of_run(run: Path, use: ModelUse, *, base: bool) -> Result:
         labels=_labels(final) or spec.data.labels,
         changed=verify_result(final),
         chat_template=None,  # the tokenizer of the result carries the one that was trained with
+        own_tokenizer=True,
     )
 
 
@@ -240,8 +243,9 @@ def spec_of(run: Path) -> RunSpec:
 
 def _of_adapter(directory: Path) -> Result:
     name = _base_of(directory, f"write base_model_name_or_path into {ADAPTER_CONFIG}")
-    model = {"name": name, "tokenizer_dir": str(directory) if (directory / "tokenizer.json").is_file() else None}
-    return replace(_untrained(model), adapter=directory, labels=_labels(directory))
+    own = (directory / "tokenizer.json").is_file()
+    result = _untrained({"name": name, "tokenizer_dir": str(directory) if own else None})
+    return replace(result, adapter=directory, labels=_labels(directory), own_tokenizer=own)
 
 
 def _base_of(adapter: Path, hint: str) -> str:

@@ -83,7 +83,7 @@ def test_a_model_that_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     )
     source = locate(spec.model)
     tokenizer = load_tokenizer(source, spec.model, None)
-    vision = load_vision(source, spec.model, tokenizer, max_tokens=None, chat_template=None)
+    vision = load_vision(source, spec.model, tokenizer, max_tokens=None, keep_template=False)
     adapted = shaken(to_train(loaded(source, spec), spec, base_name=source.name))
     final = tmp_path / "final"
     final.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,16 @@ from rankzero.data.rows.conversation import Conversation, Message
 from rankzero.data.tokens.chat import Rendered, Renderer, TokenRules
 from rankzero.data.tokens.row_tokens import Encoder
 from rankzero.data.tokens.tokenizer import take_apart
+from rankzero.engine.setup import to_train
 from rankzero.engine.text_scores import without_reasoning
 from rankzero.errors import ConfigError, DataError, UsageError
 from rankzero.model.converse import _Told, reply
 from rankzero.model.generate import Speaker, Turn, answer, load_speaker, prompt_ids, text_of
-from rankzero.run_dir.result import as_it_was
+from rankzero.model.load import load_config, load_model, load_tokenizer
+from rankzero.model.source import locate
+from rankzero.model.weights import export_final
+from rankzero.run_dir.result import as_it_was, find_result
+from rankzero.spec.resolve import to_yaml
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.sampling import Sampling
 from tests.support.architectures import save
@@ -61,6 +67,32 @@ def test_a_batch_answers_as_the_library_does_one_by_one(architecture: str, tmp_p
         expected.append(tokenizer.decode(reply[0, ids["input_ids"].shape[1] :], skip_special_tokens=True).strip())
     assert answer(speaker, QUESTIONS, max_new_tokens=8) == expected
     assert len(set(expected)) == 3
+
+
+def test_the_result_of_a_vision_run_answers_by_the_template_that_it_was_trained_with(
+    sighted: Path, tmp_path: Path
+) -> None:
+    """The processor is that of the base, whose own template is another one."""
+    spec = RunSpec.model_validate({"model": {"name": str(sighted)}, "data": {"train": "t"}, "lora": {"dropout": 0}})
+    source = locate(spec.model)
+    base = load_model(source, spec.model, load_config(source, spec.model), torch.float32)
+    tokenizer = load_tokenizer(source, spec.model, None)
+    before = tokenizer.chat_template
+    tokenizer.chat_template = trained = before + " "
+    final = tmp_path / "run/final"
+    final.mkdir(parents=True)
+    adapted = to_train(base, spec, base_name=source.name)
+    export_final(adapted, tokenizer, final, dtype=torch.float32, stop_ids=[2])
+    (tmp_path / "run/run.yaml").write_text(to_yaml(spec))
+    shutil.copytree(final, tmp_path / "copied")
+
+    def template(target: Path, **which: Any) -> str:
+        speaker = load_speaker(find_result(str(target), "writes", **which), torch.float32, CPU)
+        assert speaker.vision is not None
+        return str(speaker.tokenizer.chat_template)
+
+    assert template(tmp_path / "run") == template(tmp_path / "copied") == trained
+    assert template(tmp_path / "run", base=True) == before
 
 
 @pytest.mark.parametrize("adapted", [False, True])

@@ -76,7 +76,7 @@ def test_llava_has_images_of_one_size_and_the_processor_brings_the_template(llav
     vision_in(llava, tokenizer)
     assert "ASSISTANT" in tokenizer.chat_template  # type: ignore[operator]
     tokenizer.chat_template = "mine"
-    vision_in(llava, tokenizer, chat_template="mine.jinja")
+    vision_in(llava, tokenizer, keep_template=True)
     assert tokenizer.chat_template == "mine"
 
 
@@ -86,10 +86,10 @@ def vision_in(
     *,
     tokenizer_of: Path | None = None,
     max_tokens: int | None = None,
-    chat_template: str | None = None,
+    keep_template: bool = False,
 ) -> Vision:
     source = ModelSource(directory, tokenizer_of or directory, "m")
-    return load_vision(source, ModelSpec(name="m"), tokenizer, max_tokens=max_tokens, chat_template=chat_template)
+    return load_vision(source, ModelSpec(name="m"), tokenizer, max_tokens=max_tokens, keep_template=keep_template)
 
 
 def test_a_limit_is_of_the_spec_and_goes_into_what_is_saved(qwen: Path, tmp_path: Path) -> None:
@@ -107,6 +107,19 @@ def test_without_a_limit_files_are_saved_as_they_were(llava: Path, tmp_path: Pat
     assert {path.name for path in tmp_path.iterdir()} == {"preprocessor_config.json", "processor_config.json"}
     for path in tmp_path.iterdir():
         assert json.loads(path.read_text()) == json.loads((llava / path.name).read_text())
+
+
+def test_a_chat_template_of_the_processor_is_not_saved_beside_the_tokenizers(qwen: Path, tmp_path: Path) -> None:
+    """It would come first wherever the result is loaded as a processor, and it is not what was trained with."""
+    shutil.copytree(qwen, tmp_path / "base")
+    whole = {"processor_class": "Qwen3VLProcessor", "chat_template": "the base's"}
+    (tmp_path / "base/processor_config.json").write_text(json.dumps(whole))
+    vision = vision_of(tmp_path / "base")
+    assert vision.chat_template == "the base's"
+    shutil.copytree(qwen, tmp_path / "final")
+    vision.save(tmp_path / "final")
+    tokenizer = qwen_vl_tokenizer()
+    assert vision_of(tmp_path / "final").chat_template == tokenizer.chat_template
 
 
 def test_what_was_saved_is_a_processor_again(qwen: Path, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ class Family:
         self.vision: Vision = vision_of(self.directory)
         self.processor = self.vision.rules.place.load()
         self.tokenizer = self.processor.tokenizer
-        load_vision(place, ModelSpec(name=name), self.tokenizer, max_tokens=None, chat_template=None)
+        load_vision(place, ModelSpec(name=name), self.tokenizer, max_tokens=None, keep_template=False)
 
     def tokenise(self, *rows: dict[str, Any], **rules: Any) -> TokenizedDataset:
         source = SourceSpec(path=str(write_jsonl(self.folder / "rows.jsonl", list(rows))))

@@ -46,8 +46,8 @@ def prepare(
     tokenizer = load_tokenizer(source, spec.model, spec.data.chat_template)
     vision = None
     if kind_of(load_config(source, spec.model), spec.task_section.uses) == "vision":
-        limit, template = spec.data.image_max_tokens, spec.data.chat_template
-        vision = load_vision(source, spec.model, tokenizer, max_tokens=limit, chat_template=template).rules
+        limit, chosen = spec.data.image_max_tokens, spec.data.chat_template is not None
+        vision = load_vision(source, spec.model, tokenizer, max_tokens=limit, keep_template=chosen).rules
     made = prepare_part(spec, tokenizer, cache_root(), part, workers=None, show=show, vision=vision)
     done = {label: None if rows is None else _facts(rows) for label, rows in made.items()}
     if as_json:
