@@ -25,7 +25,7 @@ from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 
 from rankzero.errors import ConfigError, RankzeroError
-from rankzero.model.files import TOKENIZER_FILES
+from rankzero.model.files import TOKENIZER_FILES, tokenizer_problems
 from rankzero.model.load import ClassHead, kind_of, load_config, load_model, load_tokenizer, padding_id
 from rankzero.model.lora import CLASSIFIER, load_adapter
 from rankzero.model.parts import parameter_parts
@@ -48,12 +48,16 @@ from rankzero.spec.run_spec import ModelSpec
 from rankzero.wording import counted
 
 BaseWeights = Literal["trained", "files"]
-COMPANIONS = (
+OF_TOKENIZER = (
     *TOKENIZER_FILES,
-    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", "chat_template.jinja"),
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt"),
+    *("chat_template.jinja", "chat_template.json"),
+)
+"""What a tokenizer is made of, all of one place: a file of another's would change its tokens."""
+OTHERS = (
     *("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json", "generation_config.json"),
 )
-"""What belongs to a model besides weights and config; the adapter's are taken before the base's."""
+"""What else belongs to a model besides weights and config; the adapter's are taken before the base's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,12 +217,15 @@ def _prompts(adapted: _Adapted, rows: Sequence[Sequence[int]]) -> Prompts:
 
 
 def _copy_companions(places: Sequence[Path], staged: Path, *, code: bool) -> None:
-    """What belongs to a model besides its weights, of each the first there is; with `code` also the model's own."""
-    names = [*COMPANIONS, *(file.name for file in sorted(places[-1].glob("*.py")) if code)]
-    for name in names:
-        holder = next((place for place in places if (place / name).is_file()), None)
-        if holder is not None:
-            shutil.copyfile(holder / name, staged / name)
+    """What belongs to a model besides its weights: the first tokenizer there is, of the rest the first of each; with
+    `code` also the model's own."""
+    names = [*OTHERS, *(file.name for file in sorted(places[-1].glob("*.py")) if code)]
+    found = [(name, next((place for place in places if (place / name).is_file()), None)) for name in names]
+    whole = next((place for place in places if not tokenizer_problems(place)), None)
+    found += [(name, whole) for name in OF_TOKENIZER]
+    for name, place in found:
+        if place is not None and (place / name).is_file():
+            shutil.copyfile(place / name, staged / name)
 
 
 def _say_again(

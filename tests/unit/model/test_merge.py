@@ -146,6 +146,34 @@ def test_tokenizer_template_and_generation_config_come_along(tmp_path: Path) -> 
     assert not list((tmp_path / "merged").glob("adapter*"))
 
 
+def test_the_tokenizer_of_an_adapter_is_not_mixed_with_its_bases(tmp_path: Path) -> None:
+    """The base's files of older forms, which a saved tokenizer has no more, would come before what it says."""
+    spec, _ = trained("llama", tmp_path)
+    tokenizer = tiny_tokenizer(chat_template=None, eos="<|im_start|>")
+    for file in (tmp_path / "final").glob("*token*"):
+        file.unlink()
+    (tmp_path / "final/chat_template.jinja").unlink()
+    tokenizer.save_pretrained(tmp_path / "final")
+    (tmp_path / "base/special_tokens_map.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    (tmp_path / "base/added_tokens.json").write_text("{}")
+    assert (tmp_path / "base/chat_template.jinja").is_file()
+    merge(spec.model, tmp_path / "final", tmp_path / "merged")
+    merged = AutoTokenizer.from_pretrained(tmp_path / "merged")
+    assert (merged.eos_token, merged.chat_template) == ("<|im_start|>", None)
+    assert not (tmp_path / "merged/special_tokens_map.json").exists()
+    assert not (tmp_path / "merged/added_tokens.json").exists()
+
+
+def test_an_adapter_without_a_tokenizer_gets_all_of_its_bases(tmp_path: Path) -> None:
+    spec, _ = trained("llama", tmp_path)
+    for file in (*(tmp_path / "final").glob("*token*"), tmp_path / "final/chat_template.jinja"):
+        file.unlink()
+    (tmp_path / "base/special_tokens_map.json").write_text(json.dumps({"eos_token": "<|im_start|>"}))
+    merge(spec.model, tmp_path / "final", tmp_path / "merged")
+    merged = AutoTokenizer.from_pretrained(tmp_path / "merged")
+    assert (merged.eos_token, bool(merged.chat_template)) == ("<|im_start|>", True)
+
+
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     spec, _ = trained("llama", tmp_path)
     (tmp_path / "merged").mkdir()
