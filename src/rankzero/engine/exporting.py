@@ -10,7 +10,7 @@ from typing import Any
 
 from rankzero.engine.merging import merge_adapter
 from rankzero.errors import ConfigError
-from rankzero.model.files import INDEX, WEIGHTS, read_config, weight_files, weight_problems
+from rankzero.model.files import CHAT_TEMPLATES, INDEX, WEIGHTS, read_config, weight_files, weight_problems
 from rankzero.model.gguf_export import to_gguf
 from rankzero.model.merge import BaseWeights
 from rankzero.model.weights import copy_in_shards
@@ -52,6 +52,8 @@ def export_safetensors(
             for file in sorted(place.iterdir()):
                 if file.is_file() and file.name not in rest:
                     shutil.copyfile(file, staged / file.name)
+            if (place / CHAT_TEMPLATES).is_dir():
+                shutil.copytree(place / CHAT_TEMPLATES, staged / CHAT_TEMPLATES)
             commit_directory(staged, output, _kept(place))
     finally:
         shutil.rmtree(staged, ignore_errors=True)

@@ -16,6 +16,8 @@ from rankzero.machine import cache_root
 from rankzero.run_dir.atomic import file_sha256
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+CHAT_TEMPLATES = "additional_chat_templates"
+"""The folder of a tokenizer's chat templates that have names: one for tools, say, beside the default one."""
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 

@@ -25,7 +25,7 @@ from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 
 from rankzero.errors import ConfigError, RankzeroError
-from rankzero.model.files import TOKENIZER_FILES, tokenizer_problems
+from rankzero.model.files import CHAT_TEMPLATES, TOKENIZER_FILES, tokenizer_problems
 from rankzero.model.load import ClassHead, kind_of, load_config, load_model, load_tokenizer, padding_id
 from rankzero.model.lora import CLASSIFIER, load_adapter
 from rankzero.model.parts import parameter_parts
@@ -226,6 +226,8 @@ def _copy_companions(places: Sequence[Path], staged: Path, *, code: bool) -> Non
     for name, place in found:
         if place is not None and (place / name).is_file():
             shutil.copyfile(place / name, staged / name)
+    if whole is not None and (whole / CHAT_TEMPLATES).is_dir():
+        shutil.copytree(whole / CHAT_TEMPLATES, staged / CHAT_TEMPLATES)
 
 
 def _say_again(

@@ -68,6 +68,25 @@ def test_a_whole_model_is_the_same_to_the_last_bit(tmp_path: Path, cli: Cli) -> 
     AutoModelForCausalLM.from_pretrained(tmp_path / "out")
 
 
+@pytest.mark.parametrize("form", ["adapter", "whole"])
+def test_chat_templates_that_have_names_come_along(form: str, tmp_path: Path, cli: Cli) -> None:
+    trained("llama", tmp_path)
+    named = tmp_path / "final/additional_chat_templates"
+    named.mkdir()
+    (named / "tool_use.jinja").write_text("{{ tools }}")
+    target = tmp_path / "final"
+    if form == "whole":
+        assert cli(f"merge {target} -o {tmp_path}/whole").code == 0
+        target = tmp_path / "whole"
+        assert AutoTokenizer.from_pretrained(target).chat_template["tool_use"] == "{{ tools }}"
+    done = cli(f"export {target} -o {tmp_path}/out --shard-size 8KB")
+    assert done.code == 0, done.err
+    templates = AutoTokenizer.from_pretrained(tmp_path / "out").chat_template
+    assert templates == AutoTokenizer.from_pretrained(tmp_path / "final").chat_template
+    assert templates.keys() == {"default", "tool_use"}
+    verify_directory(tmp_path / "out")
+
+
 def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     trained("llama", tmp_path)
