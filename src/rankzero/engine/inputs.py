@@ -16,7 +16,7 @@ from rankzero.data.cache.training_data import TrainingData, training_data
 from rankzero.data.progress import Progress, no_progress, show_progress
 from rankzero.data.prompts import Prompt, read_prompts
 from rankzero.data.read.locate import LocatedSource, input_bytes
-from rankzero.data.tokens.built_in_templates import PLAIN, read_template
+from rankzero.data.tokens.built_in_templates import read_template
 from rankzero.engine.console import logger
 from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger
@@ -40,7 +40,7 @@ from rankzero.model.routers import balance_coefficient, trains_routers
 from rankzero.model.source import ModelSource, locate
 from rankzero.model.targets import target_modules
 from rankzero.model.vision import Vision, load_vision
-from rankzero.spec.names import PLAIN_TEMPLATE
+from rankzero.spec.names import PLAIN_NOTE, PLAIN_TEMPLATE
 from rankzero.spec.run_spec import RunSpec
 from rankzero.wording import counted
 
@@ -163,7 +163,7 @@ def require_answerable(speaker: Speaker, prompts: Sequence[Prompt], spec: RunSpe
 def _keep_plain_template(tokenizer: Any, data: TrainingData) -> None:
     """Give a tokenizer without a chat template the plain one that rows were rendered with, so that the result is used
     as it was trained."""
-    if tokenizer.chat_template is None and PLAIN in data.notes:
+    if tokenizer.chat_template is None and PLAIN_NOTE in data.notes:
         tokenizer.chat_template = read_template(PLAIN_TEMPLATE, tokenizer)
         logger.warning(
             "[DATA] the tokenizer has no chat template: chat rows are rendered with rankzero's plain one, which is "

@@ -16,7 +16,7 @@ from rankzero.engine.console import logger, results_alone_on_stdout
 from rankzero.errors import RankzeroError, StorageError
 from rankzero.model.files import TOKENIZER_FILES
 from rankzero.model.load import load_tokenizer, settle_libraries
-from rankzero.model.merge import BaseWeights, Merged, merge
+from rankzero.model.merge import BaseWeights, Merged, OfRun, merge
 from rankzero.model.source import locate
 from rankzero.run_dir.atomic import write_json
 from rankzero.run_dir.card import card_of
@@ -41,14 +41,14 @@ def merge_adapter(
     from each other. `known_as`: what is made of the model, where it does not stay. Raises as `merge` does."""
     settle_libraries()
     with results_alone_on_stdout():
-        rows = [] if found.run is None else first_rows(spec_of(found.run), found.directory)
+        rows = [] if found.run is None else first_rows(spec_of(found.run), found)
         done = merge(
             found.base,
             found.directory,
             output,
             base_weights=base_weights,
             labels=found.labels,
-            rows=rows,
+            of_run=OfRun(rows, found.rendering),
             card=card_of(found.directory),
             shard_bytes=shard_bytes,
         )
@@ -61,14 +61,16 @@ def merge_adapter(
     return done
 
 
-def first_rows(spec: RunSpec, result: Path) -> list[list[int]]:
-    """The tokens of the first rows of data.eval, of data.train where that is a share of it, as the tokenizer in
-    `result` has them. Of files that are here and can be read: what is elsewhere is not fetched for a proof."""
+def first_rows(spec: RunSpec, trained: Adapter) -> list[list[int]]:
+    """The tokens of the first rows of data.eval, of data.train where that is a share of it, as the tokenizer that
+    `trained` has been with makes them. Of files that are here and can be read: what is elsewhere is not fetched for a
+    proof."""
     try:
         parts = parts_of(spec.data)
-        own = any((result / name).is_file() for name in TOKENIZER_FILES)  # a checkpoint has none
-        place = spec.model.model_copy(update={"tokenizer_dir": str(result)} if own else {})
-        tokenizer = load_tokenizer(locate(place), place, None)
+        own = any((trained.directory / name).is_file() for name in TOKENIZER_FILES)  # a checkpoint has none
+        place = spec.model.model_copy(update={"tokenizer_dir": str(trained.directory)} if own else {})
+        template = None if trained.rendering is None else trained.rendering.chat_template
+        tokenizer = load_tokenizer(locate(place), place, template)
         of_tokenizer, rules = take_apart(tokenizer, spec.task_section.trains), token_rules(spec)
         renderer, encoder = Renderer(of_tokenizer, rules), Encoder(of_tokenizer, rules)
         found: list[list[int]] = []

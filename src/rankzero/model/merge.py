@@ -26,14 +26,22 @@ from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 
 from rankzero.errors import ConfigError, RankzeroError
 from rankzero.model.files import CHAT_TEMPLATES, TOKENIZER_FILES, tokenizer_problems
-from rankzero.model.load import ClassHead, kind_of, load_config, load_model, load_tokenizer, padding_id
+from rankzero.model.load import (
+    ClassHead,
+    kind_of,
+    load_config,
+    load_model,
+    load_tokenizer,
+    padding_id,
+    stop_token_ids,
+)
 from rankzero.model.lora import CLASSIFIER, load_adapter
 from rankzero.model.parts import parameter_parts
 from rankzero.model.proof import Difference, Prompts, compare, logits_of, prompts_for
 from rankzero.model.quantize import is_quantised, unpack
 from rankzero.model.source import ModelSource, locate
 from rankzero.model.vision import Vision, load_vision
-from rankzero.model.weights import save_whole
+from rankzero.model.weights import name_stop_ids, save_whole
 from rankzero.run_dir.atomic import (
     commit_directory,
     require_nothing_at,
@@ -44,6 +52,7 @@ from rankzero.run_dir.atomic import (
 )
 from rankzero.run_dir.card import CARD, Card, card_text
 from rankzero.run_dir.paths import MERGE
+from rankzero.run_dir.result import Rendering
 from rankzero.spec.run_spec import ModelSpec
 from rankzero.wording import counted
 
@@ -103,6 +112,19 @@ class Merged:
 
 
 @dataclass(frozen=True, slots=True)
+class OfRun:
+    """What an adapter's run knows that does not lie beside it."""
+
+    rows: Sequence[Sequence[int]] = ()
+    """Token ids of its data, which the proof asks about."""
+    rendering: Rendering | None = None
+    """Of a checkpoint: what is written beside the model is then what the run would write beside a result."""
+
+
+_NO_RUN = OfRun()
+
+
+@dataclass(frozen=True, slots=True)
 class _Adapted:
     """A base with an adapter on it, whose weights are plain ones, and what it is told by."""
 
@@ -121,14 +143,14 @@ def merge(
     *,
     base_weights: BaseWeights = "trained",
     labels: tuple[str, ...] | None = None,
-    rows: Sequence[Sequence[int]] = (),
+    of_run: OfRun = _NO_RUN,
     card: Card | None = None,
     shard_bytes: int | None = None,
 ) -> Merged:
     """Write the model `spec` with `adapter` added to its weights to `output`, whole or not at all.
 
-    `labels` are the classes of a classifier by number. The proof asks about its own prompts and about `rows` of token
-    ids. `card`: of the adapter; `shard_bytes`: the largest file. Raises ConfigError, AccessError, ServiceError,
+    `labels` are the classes of a classifier by number. The proof asks about its own prompts and about the run's rows.
+    `card`: of the adapter; `shard_bytes`: the largest file. Raises ConfigError, AccessError, ServiceError,
     StorageError; RankzeroError where the merged model does not say what base and adapter say.
     """
     require_nothing_at(output)
@@ -139,14 +161,14 @@ def merge(
         )
     as_trained = None
     if base_weights == "files" and spec.quantization != "none":
-        packed = _load(spec, adapter, labels)
-        as_trained = logits_of(packed.model, _prompts(packed, rows))
+        packed = _load(spec, adapter, labels, of_run.rendering)
+        as_trained = logits_of(packed.model, _prompts(packed, of_run.rows))
         del packed
         gc.collect()
         spec = spec.model_copy(update={"quantization": "none"})
-    adapted = _load(spec, adapter, labels)
+    adapted = _load(spec, adapter, labels, of_run.rendering)
     model, source, dtype = adapted.model, adapted.source, adapted.dtype
-    prompts = _prompts(adapted, rows)
+    prompts = _prompts(adapted, of_run.rows)
     expected = logits_of(model, prompts)
     with model.disable_adapter():
         changes = float((expected - logits_of(model, prompts)).abs().max())
@@ -160,7 +182,11 @@ def merge(
         staged.mkdir(parents=True)
     try:
         save_whole(plain, staged, dtype=dtype, shard_bytes=shard_bytes)
-        _copy_companions((adapter, source.tokenizer, source.weights), staged, code=spec.trust_remote_code)
+        places: tuple[Path, ...] = (adapter, source.tokenizer, source.weights)
+        if of_run.rendering is not None:
+            _write_companions(plain, adapted, staged)
+            places = (staged, *places)
+        _copy_companions(places, staged, code=spec.trust_remote_code)
         head = None if adapted.head is None else ClassHead(None, adapted.head.pad_token_id)
         del model, plain, adapted
         gc.collect()
@@ -192,18 +218,19 @@ def merge(
     return done
 
 
-def _load(spec: ModelSpec, adapter: Path, labels: tuple[str, ...] | None) -> _Adapted:
+def _load(spec: ModelSpec, adapter: Path, labels: tuple[str, ...] | None, rendering: Rendering | None) -> _Adapted:
     """The base with the adapter on it, in the precision of its files; what was packed is unpacked again."""
+    template, limit = (None, None) if rendering is None else (rendering.chat_template, rendering.image_max_tokens)
     source = locate(spec)
     config = load_config(source, spec)
     dtype = getattr(torch, str(config.dtype or "float32").removeprefix("torch."))
-    tokenizer, head = load_tokenizer(source, spec, None), None
+    tokenizer, head = load_tokenizer(source, spec, template), None
     if PeftConfig.from_pretrained(str(adapter)).task_type == CLASSIFIER:
         head = ClassHead(labels, padding_id(tokenizer, config))
     vision = None
     if head is None and kind_of(config, "writes") == "vision":
         try:
-            vision = load_vision(source, spec, tokenizer, max_tokens=None, keep_template=False)
+            vision = load_vision(source, spec, tokenizer, max_tokens=limit, keep_template=template is not None)
         except ConfigError:  # no processor, or an unknown one: it is asked about texts alone, which merge.json says
             vision = None
     model = load_model(source, spec, config, dtype, head=head)
@@ -216,6 +243,14 @@ def _prompts(adapted: _Adapted, rows: Sequence[Sequence[int]]) -> Prompts:
     return prompts_for(adapted.model, adapted.tokenizer, rows, adapted.vision)
 
 
+def _write_companions(plain: Any, adapted: _Adapted, staged: Path) -> None:
+    """Tokenizer, processor and end tokens, as `export_final` would write them."""
+    adapted.tokenizer.save_pretrained(str(staged))
+    name_stop_ids(staged, stop_token_ids(plain, adapted.tokenizer))
+    if adapted.vision is not None:
+        adapted.vision.save(staged)
+
+
 def _copy_companions(places: Sequence[Path], staged: Path, *, code: bool) -> None:
     """What belongs to a model besides its weights: the first tokenizer there is, of the rest the first of each; with
     `code` also the model's own."""
@@ -224,9 +259,9 @@ def _copy_companions(places: Sequence[Path], staged: Path, *, code: bool) -> Non
     whole = next((place for place in places if not tokenizer_problems(place)), None)
     found += [(name, whole) for name in OF_TOKENIZER]
     for name, place in found:
-        if place is not None and (place / name).is_file():
+        if place not in (None, staged) and (place / name).is_file():
             shutil.copyfile(place / name, staged / name)
-    if whole is not None and (whole / CHAT_TEMPLATES).is_dir():
+    if whole not in (None, staged) and (whole / CHAT_TEMPLATES).is_dir():
         shutil.copytree(whole / CHAT_TEMPLATES, staged / CHAT_TEMPLATES)
 
 

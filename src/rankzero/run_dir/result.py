@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankzero.errors import ConfigError, Problem, StorageError
 from rankzero.run_dir.atomic import MANIFEST, faults, read_manifest
+from rankzero.spec.names import PLAIN_NOTE, PLAIN_TEMPLATE
 from rankzero.spec.nearby import near
 
 if TYPE_CHECKING:
@@ -46,6 +47,15 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
+class Rendering:
+    """How a run made tokens of texts and images: of a checkpoint, which has no tokenizer of its own."""
+
+    chat_template: str | None
+    """As data.chat_template; None: the tokenizer's."""
+    image_max_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Adapter:
     """A directory with an adapter, the base that it belongs to, and of a classifier the classes by number."""
 
@@ -54,6 +64,8 @@ class Adapter:
     labels: tuple[str, ...] | None
     run: Path | None = None
     """The run directory that it lies in."""
+    rendering: Rendering | None = None
+    """Of a run's checkpoint."""
 
 
 def as_it_was(spec: RunSpec) -> Result:
@@ -69,8 +81,8 @@ def as_it_was(spec: RunSpec) -> Result:
 
 
 def find_result(target: str, use: ModelUse, *, base: bool = False) -> Result:
-    """What `target` stands for: a run directory or the final/ in it, another adapter's directory, or any model, by
-    directory or Hub id. `base`: the run's model as it was before training.
+    """What `target` stands for: a run directory or the final/ in it, the adapter of one of its checkpoints, another
+    adapter's directory, or any model, by directory or Hub id. `base`: the run's model as it was before training.
 
     Reads the whole result, to see that it is what the run wrote. Raises ConfigError where a run has no result yet, or
     a model with another use, and where there is no such run; StorageError where its weights are damaged.
@@ -83,7 +95,8 @@ def find_result(target: str, use: ModelUse, *, base: bool = False) -> Result:
     if base:
         raise ConfigError("this is no run directory: run.yaml is missing", where=target, hint="leave --base out")
     if (directory / ADAPTER_CONFIG).is_file():
-        return _of_adapter(directory)
+        run = _run_of(directory) if _is_checkpoint(directory) else None
+        return _of_adapter(directory) if run is None else _of_checkpoint(directory, run, use)
     require_target(target)
     return _untrained({"name": str(directory.absolute()) if directory.is_dir() else target})
 
@@ -107,12 +120,13 @@ def find_adapter(path: Path, base: str | None = None) -> Adapter:
             raise ConfigError("this run trained the whole model: final/ needs no merging", where=str(path))
         hint = "name a run directory that has a result, or a directory with an adapter"
         raise ConfigError(f"there is no adapter: {ADAPTER_CONFIG} is missing", where=str(path), hint=hint)
-    for parent in path.resolve().parents[:3]:  # <run>/final, <run>/checkpoints/step-<n>/model
-        if (parent / "run.yaml").is_file():
-            spec = spec_of(parent)
-            changed = {} if base is None else {"name": base, "local_dir": None, "tokenizer_dir": None}
-            return Adapter(path, spec.model.model_copy(update=changed), _labels(path) or spec.data.labels, parent)
-    return Adapter(path, ModelSpec(name=base or _base_of(path, "give --model")), _labels(path))
+    of_run = _run_of(path)
+    if of_run is None:
+        return Adapter(path, ModelSpec(name=base or _base_of(path, "give --model")), _labels(path))
+    spec = spec_of(of_run)
+    changed = {} if base is None else {"name": base, "local_dir": None, "tokenizer_dir": None}
+    model, labels = spec.model.model_copy(update=changed), _labels(path) or spec.data.labels
+    return Adapter(path, model, labels, of_run, _rendering(of_run, spec) if _is_checkpoint(path) else None)
 
 
 def find_weights(path: Path, base: str | None = None) -> tuple[Path, Adapter | None]:
@@ -210,11 +224,49 @@ def _with_hint(error: StorageError, hint: str) -> StorageError:
     return StorageError([Problem(problem.what, problem.where, hint) for problem in error.problems])
 
 
-def _of_run(run: Path, use: ModelUse, *, base: bool) -> Result:
+def _run_of(weights: Path) -> Path | None:
+    """The run directory of <run>/final or <run>/checkpoints/step-<n>/model; None of an adapter alone."""
+    return next((parent for parent in weights.resolve().parents[:3] if (parent / "run.yaml").is_file()), None)
+
+
+def _is_checkpoint(weights: Path) -> bool:
+    return weights.resolve().name == WEIGHTS
+
+
+def _of_checkpoint(weights: Path, run: Path, use: ModelUse) -> Result:
+    """As the run's result would be, had it ended there."""
+    spec = _spec_for(run, use)
+    return replace(
+        as_it_was(spec),
+        adapter=weights,
+        labels=_labels(weights) or spec.data.labels,
+        changed=verify_result(weights),
+        chat_template=_rendering(run, spec).chat_template,
+    )
+
+
+def _rendering(run: Path, spec: RunSpec) -> Rendering:
+    template = spec.data.chat_template
+    try:
+        parts = json.loads((run / "data.json").read_text(encoding="utf-8")).values()
+    except (OSError, ValueError):  # of a run that somebody has copied in part
+        parts = ()
+    if template is None and any(PLAIN_NOTE in part.get("notes", ()) for part in parts):
+        template = PLAIN_TEMPLATE
+    return Rendering(template, spec.data.image_max_tokens)
+
+
+def _spec_for(run: Path, use: ModelUse) -> RunSpec:
+    """A run's spec. Raises ConfigError where its result has another use."""
     spec = spec_of(run)
     task = spec.task_section
     if task.uses != use:
         raise ConfigError(f"this run {task.result}", where=str(run), hint=f"use `{task.command.format(run=run)}`")
+    return spec
+
+
+def _of_run(run: Path, use: ModelUse, *, base: bool) -> Result:
+    spec = _spec_for(run, use)
     if base:
         return as_it_was(spec)
     final = run / FINAL

@@ -18,8 +18,6 @@ from rankzero.data.tokens.tokenizer import Tokenizer, opens_with_bos
 from rankzero.data.tokens.turns import turn_of
 from rankzero.spec.names import PLAIN_TEMPLATE
 
-PLAIN = "chat template: plain, since the tokenizer has none"
-
 _FOLDER = Path(__file__).with_name("templates")
 _FOR_TRAINING = ("qwen3", "deepseek_r1")
 _QUESTION, _ANSWER = Message("user", "question"), Message("assistant", "answer")

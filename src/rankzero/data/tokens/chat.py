@@ -10,7 +10,7 @@ from itertools import accumulate
 from rankzero.data.rows.conversation import ANSWERING, Conversation
 from rankzero.data.rows.formats.judged import LEARN_CHOSEN, UNTRAINED
 from rankzero.data.rows.problems import RowProblem
-from rankzero.data.tokens.built_in_templates import PLAIN, TrainingTemplate, plain_template, training_template
+from rankzero.data.tokens.built_in_templates import TrainingTemplate, plain_template, training_template
 from rankzero.data.tokens.call_form import IDS_REWRITTEN, with_short_ids
 from rankzero.data.tokens.chat_text import (
     OTHER_TEMPLATE,
@@ -27,6 +27,7 @@ from rankzero.data.tokens.template import ChatTemplate, TemplateRefusedError
 from rankzero.data.tokens.token_rules import TokenRules, turn_weights, with_wanted_reasoning
 from rankzero.data.tokens.tokenizer import TokenizerParts
 from rankzero.data.tokens.turns import first_left_out, reads_parts_only
+from rankzero.spec.names import PLAIN_NOTE
 
 __all__ = ["AS_TEXT", "Rendered", "Renderer", "TokenRules"]
 
@@ -163,7 +164,7 @@ class Renderer:
         row = self._trained(text)
         if not text.all_shown:
             self._require_context(text)
-        notes = [PLAIN] if self._parts.chat_template is None else []
+        notes = [PLAIN_NOTE] if self._parts.chat_template is None else []
         if not self.template.reasoning_keys and any(message.reasoning for message in conversation.messages):
             notes.append(AS_TEXT)
         return replace(row, notes=tuple(notes)) if notes else row

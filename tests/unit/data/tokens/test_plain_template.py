@@ -13,9 +13,10 @@ from rankzero.data.cache.tokenize import prepare
 from rankzero.data.inspect.serving import compare
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.formats import convert
-from rankzero.data.tokens.built_in_templates import PLAIN, read_template
+from rankzero.data.tokens.built_in_templates import read_template
 from rankzero.data.tokens.chat import Rendered, Renderer, TokenRules
 from rankzero.data.tokens.tokenizer import take_apart
+from rankzero.spec.names import PLAIN_NOTE
 from rankzero.spec.run_spec import SourceSpec
 from tests.support.tiny import tiny_tokenizer, write_jsonl
 from tests.unit.data.support import chat, user_assistant
@@ -48,7 +49,7 @@ def test_a_tokenizer_without_a_template() -> None:
         "\n\n### User:\nAnd?\n\n### Assistant:\nPang</s>"
     )
     assert [result.text[start:end] for start, end in result.spans] == ["Pong</s>", "Pang</s>"]
-    assert result.notes == (PLAIN,) and not result.add_eos and not result.raw
+    assert result.notes == (PLAIN_NOTE,) and not result.add_eos and not result.raw
 
 
 def test_a_text_begins_as_those_that_the_model_was_trained_on() -> None:
@@ -93,7 +94,8 @@ def test_calls_have_no_place_in_it() -> None:
 def test_rows_are_counted(tmp_path: Path, own_cache: Path) -> None:
     path = str(write_jsonl(tmp_path / "f.jsonl", [CHAT, {"text": "t"}, CHAT]))
     for _made_and_found in range(2):
-        assert prepare([SourceSpec(path=path)], base_tokenizer(), TokenRules(), own_cache).stats.notes == {PLAIN: 2}
+        found = prepare([SourceSpec(path=path)], base_tokenizer(), TokenRules(), own_cache)
+        assert found.stats.notes == {PLAIN_NOTE: 2}
 
 
 def test_on_the_command_line(tmp_path: Path) -> None:

@@ -27,10 +27,10 @@ from rankzero.data.cache.joined import JoinedRows
 from rankzero.data.cache.stream.feeder import FAILED, window_name
 from rankzero.data.cache.stream.order import Cursor, epoch_order, shuffled
 from rankzero.data.cache.stream.plan import Stream
-from rankzero.data.tokens.built_in_templates import PLAIN
 from rankzero.errors import ConfigError, DataError, RankzeroError
 from rankzero.run_dir.atomic import place_given_by, read_manifest, storage_errors
 from rankzero.run_dir.handover import read_error
+from rankzero.spec.names import PLAIN_NOTE
 
 COUNTED = ("rows_in", "rows", "truncated")
 _LOCK = ".lock"
@@ -188,7 +188,7 @@ class RowStream:
 
     def _require_template(self, notes: Mapping[str, int], dataset: TokenizedDataset) -> None:
         """The plain template is saved with the result where the first rows needed it: nobody would save it later."""
-        if PLAIN in notes and PLAIN not in self._stream.noted:
+        if PLAIN_NOTE in notes and PLAIN_NOTE not in self._stream.noted:
             what = "chat rows come behind first rows that are none, and the tokenizer has no chat template"
             hint = "data.chat_template: plain says that rankzero's is meant; a Jinja file takes another one"
             raise ConfigError(what, where=f"data.chat_template ({', '.join(dataset.sources)})", hint=hint)

@@ -1,0 +1,52 @@
+"""The adapter of a checkpoint is used and merged as the result would be, had the run ended there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rankzero.model.generate import load_speaker
+from rankzero.run_dir.result import find_result
+from tests.support.cli import Cli
+from tests.support.runs import run_here, run_root, small_spec
+from tests.support.tiny import CHATML, tiny_gpt2, tiny_model, tiny_tokenizer
+
+
+def named_base(root: Path) -> tuple[Path, dict[str, Any]]:
+    """A base whose template and end token are not those of the run."""
+    tokenizer = tiny_tokenizer()
+    base = tiny_model(root / "base", tokenizer=tokenizer)
+    other = tiny_tokenizer(eos="<|im_start|>")
+    other.save_pretrained(root / "tokenizer")
+    (root / "mine.jinja").write_text("{# mine #}" + CHATML)
+    return base, {"data__chat_template": str(root / "mine.jinja"), "model__tokenizer_dir": str(root / "tokenizer")}
+
+
+def base_without_a_template(root: Path) -> tuple[Path, dict[str, Any]]:
+    return tiny_gpt2(root / "base"), {}
+
+
+@pytest.mark.parametrize("make", [named_base, base_without_a_template])
+def test_a_checkpoint_is_merged_and_asked_as_the_result(make: Any, tmp_path: Path, cli: Cli) -> None:
+    base, changes = make(tmp_path)
+    spec = small_spec(tmp_path, base, **changes)
+    run_here(spec)
+    run = run_root(spec)
+    saved = run / "checkpoints/step-12/model"
+    for name, target in (("final", run / "final"), ("saved", saved)):
+        done = cli(f"merge {target} -o {tmp_path}/{name}")
+        assert done.code == 0, done.err
+        assert json.loads((run / "merge.json").read_text())["rows_of_data"] == 4
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        assert (tmp_path / "saved" / file).read_text() == (tmp_path / "final" / file).read_text()
+    names = [{file.name for file in (tmp_path / name).iterdir()} for name in ("final", "saved")]
+    assert names[0] - {"README.md"} == names[1]
+    speakers = [
+        load_speaker(find_result(str(target), "writes"), torch.float32, torch.device("cpu")) for target in (run, saved)
+    ]
+    templates = [speaker.tokenizer.chat_template for speaker in speakers]
+    assert templates[0] == templates[1] is not None
