@@ -44,6 +44,8 @@ class Blocks:
     """What a norm keeps of a value: its copy in float32, or what it was given."""
     remade_bytes: int = 0
     """Weights of a block that adapters make anew in every pass: those of experts that are one tensor."""
+    states: int = 0
+    """Of a block that has states in the place of attention: their values for each token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ activations  for each token and block, frozen under adapters: 8h + c(4A + 3I), 2
              each layer's where peft computes them. Trained: 16h + c(2h + 4A + 4I), and 3ch more under float32 weights
              that are rounded for products. 2I less where nothing is gated. Recomputed: each block's input, and one
              block's activations
+             A block with states in the place of attention keeps 16 for each value of them
              Where S processes share a pass: 2ck(S - 1) more, keys and values of the others' tokens, k their width
 logits       12 V for each trained token: as computed, in float32, their softmax, and its gradient. Where they are
              computed for some tokens at a time, those of these alone; where the head is trained, then 4 V for each and
@@ -41,6 +42,8 @@ CPU_PASS_COST, GPU_PASS_COST = 32, 512
 """What starting a forward and backward pass costs, in tokens: reading all weights, launching all kernels."""
 USABLE = 0.85
 """Share of the memory that is planned with; the rest is for the context, fragmentation and what this leaves out."""
+STATE_BYTES = 16
+"""What a block without attention keeps for a value of its states: how it decays, what is added and it, in float32."""
 STATISTICS = 16
 """What norms of a block keep of a token: means and deviations of two, in float32. Attention has a sum for each head."""
 LOGIT_BYTES = 12
@@ -285,6 +288,7 @@ def block_bytes(blocks: Blocks, facts: ModelFacts, row: int) -> float:
         kept = (normed + STATISTICS if held < 4 else 2 * normed) + c * (rounded + 4 * blocks.attention)
         kept += inner * (blocks.inside_kept + 1) * blocks.intermediate
     kept += 2 * blocks.experts * h * facts.stream_bytes  # each expert is given a token, and gives one
+    kept += STATE_BYTES * blocks.states
     return kept + (blocks.heads * row * (4 + c) if facts.eager else 0)
 
 

@@ -105,8 +105,8 @@ def model_facts(
 
 
 def _text_blocks(text: Any, base: Any, names: list[str], compute: int, fused: Fused) -> Blocks:
-    hidden, heads = text.hidden_size, text.num_attention_heads
-    head = getattr(text, "head_dim", None) or hidden // heads
+    hidden, heads = text.hidden_size, getattr(text, "num_attention_heads", None) or 0
+    head = getattr(text, "head_dim", None) or hidden // max(heads, 1)
     if getattr(text, "qk_nope_head_dim", None):  # DeepSeek's heads have two parts
         head = max(text.qk_nope_head_dim + text.qk_rope_head_dim, text.v_head_dim)
     keys = (getattr(text, "num_key_value_heads", None) or heads) * head
@@ -135,7 +135,20 @@ def _text_blocks(text: Any, base: Any, names: list[str], compute: int, fused: Fu
         adapted_bytes=_adapted_bytes(base, names, compute, fused),
         norm_bytes=compute if fused.norms and _norms_are_fused(base, names) else 4,
         remade_bytes=_remade(base, names, compute),
+        states=0 if heads else _states(text),
     )
+
+
+def _states(text: Any) -> int:
+    """Of models without attention, for each token: the inside of a block, for each value of its state where that has
+    several. Where tokens are computed in chunks, the state is that of a chunk, beside its pairs of tokens by heads."""
+    recurrent = getattr(text, "attention_hidden_size", None)
+    if recurrent:
+        return 6 * int(recurrent)  # RWKV's: two sums and the largest exponent, before and after the token
+    inside = _dense(text)
+    values = inside * (getattr(text, "state_size", None) or 1)
+    chunk = getattr(text, "chunk_size", None)
+    return values if chunk is None else values // chunk + text.num_heads * chunk + inside
 
 
 def _experts(found: Sequence[tuple[int, int, bool]], unpacked_beside: int) -> Experts | None:

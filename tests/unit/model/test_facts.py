@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    AutoConfig,
     BertConfig,
     DistilBertConfig,
     GPT2Config,
@@ -143,6 +144,30 @@ def test_estimated_activations_are_those_that_torch_keeps(family: str, method: s
     assert facts.text.count == 3
     most = 1.6 if "DoRA" in method else 1.5
     assert 1 <= block_bytes(facts.text, facts, tokens) / measured < most
+
+
+WITHOUT_ATTENTION: dict[str, dict[str, Any]] = {
+    "falcon_mamba": {"state_size": 16},
+    "mamba": {"state_size": 16},
+    "mamba2": {"state_size": 16, "num_heads": 8, "head_dim": 32, "n_groups": 1, "chunk_size": 16},
+    "rwkv": {"attention_hidden_size": 128, "context_length": 512},
+    "xlstm": {"num_heads": 4, "chunk_size": 16},
+}
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize("name", WITHOUT_ATTENTION)
+def test_models_without_attention_have_plausible_activations(name: str, method: str) -> None:
+    """As transformers' own code computes their states; kernels keep less."""
+    targets = ["in_proj"] if "mamba" in name else "all-linear"
+    spec = make_spec(lora={"r": 4, "dropout": 0, "target_modules": targets}) if method == "lora" else full()
+    tokens = 64
+    sizes = {"hidden_size": 128, "vocab_size": 64, "use_cache": False, **WITHOUT_ATTENTION[name]}
+    configs = [AutoConfig.for_model(name, num_hidden_layers=layers, **sizes) for layers in (2, 4)]
+    facts = facts_of(spec, configs[1], FP32)
+    shallow, deep = (kept_for_backward(spec, config, FP32, tokens, fused=True) for config in configs)
+    measured = (deep - shallow) / 2 / tokens
+    assert 1 <= block_bytes(facts.text, facts, tokens) / measured < 1.5
 
 
 def test_eager_attention_keeps_a_weight_for_each_pair() -> None:
