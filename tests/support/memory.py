@@ -49,7 +49,8 @@ def make_model(spec: RunSpec, config: PretrainedConfig, dtype: torch.dtype, *, e
         model = empty_model(spec.model, config, weights, head=ClassHead() if spec.task == "classify" else None)
     else:
         model = _CLASSES[kind_of(config, spec.task_section.uses)].from_config(config, dtype=weights)
-    return to_train(model, spec, base_name="m")
+    tokens = () if spec.lora is None else [int(token) for token in spec.lora.trainable_token_indices]
+    return to_train(model, spec, base_name="m", tokens=tokens)
 
 
 def facts_of(

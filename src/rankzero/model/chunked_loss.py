@@ -103,7 +103,7 @@ class Tail:
         return logits_1NV.squeeze(0)  # [0] would fill as much again with zeros for its gradient
 
     def _loss_sum(self, hidden_NH: torch.Tensor, output: type[ModelOutput], part_loss: PartLoss) -> torch.Tensor:
-        trained = self._trained()
+        trained = self.trained()
         width = hidden_NH.shape[1] if trained else 0
         parts = list(_parts(len(hidden_NH), targets_at_once(hidden_NH.device.type, self._vocabulary, width)))
 
@@ -115,7 +115,7 @@ class Tail:
         loss: torch.Tensor = _LossSum.apply(hidden_NH, loss_of, parts, *trained)  # type: ignore[no-untyped-call]
         return loss
 
-    def _trained(self) -> list[torch.nn.Parameter]:
+    def trained(self) -> list[torch.nn.Parameter]:
         """What is trained behind the decoder. Looked up each time: FSDP2 puts whole weights in the place of parts."""
         found = (owner._parameters[name] for owner, name in self._places)
         return list({id(p): p for p in found if p is not None and p.requires_grad}.values())

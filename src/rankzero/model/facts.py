@@ -105,6 +105,10 @@ class ModelFacts:
     """Whether it computes in float16, whose range sums between blocks may leave."""
     logits_in_parts: bool = False
     """Whether logits of some targets at a time are enough (model/chunked_loss.py), where a replica computes them."""
+    behind: int = 0
+    """Trained weights behind the decoder: of the head, of a copy of it, of adapters or single rows on it."""
+    head_copied: int = 0
+    """Weights of a head that every pass copies: with trained rows in it, or rounded for products."""
     head_alone: bool = True
     """Whether nothing behind the decoder has weights but the head: no copy of it (`lora.modules_to_save`) above all."""
 

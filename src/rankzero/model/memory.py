@@ -20,8 +20,10 @@ activations  for each token and block, frozen under adapters: 8h + c(4A + 3I), 2
              A block with states in the place of attention keeps 16 for each value of them
              Where S processes share a pass: 2ck(S - 1) more, keys and values of the others' tokens, k their width
 logits       12 V for each trained token: as computed, in float32, their softmax, and its gradient. Where they are
-             computed for some tokens at a time, those of these alone; where the head is trained, then 4 V for each and
-             two gradients of the head, 8 V h, if that is more
+             computed for some tokens at a time, those of these alone; where something behind the decoder is trained,
+             beside adapters too, of h tokens at least, or 4 V for each and two gradients of what is, 8 for each of its
+             weights, if that is more. A head that is copied, since rows of it are trained or it is rounded: c V h more,
+             and beside the latter as much again, the copy's gradient
 
 Where the numbers come from: adding up what the backward pass is given by each operation of transformers' blocks; a test
 compares them with what torch says it keeps. Pure: knows nothing of devices but how much memory they have.
@@ -261,14 +263,18 @@ def pass_parts(
         stay = min(2, blocks.count) if offloading else blocks.count
         total += given * stay + one if recomputing else one * stay
         total += blocks.remade_bytes * (1 + (1 if recomputing else blocks.count)) if blocks.remade_bytes else 0
-    targets = tokens * trained_share
-    logits = LOGIT_BYTES * facts.logits * targets
+    return {"activations": total, "logits": _logit_bytes(facts, tokens * trained_share, in_parts_on)}
+
+
+def _logit_bytes(facts: ModelFacts, targets: float, in_parts_on: str | None) -> float:
+    """Of the logits of so many targets, with copies and gradients of weights that make them."""
+    gradients = 0
     if in_parts_on is not None and facts.logits:
-        width = 0 if facts.adapters else facts.text.hidden
-        at_once = targets_at_once(in_parts_on, facts.logits, width)
+        at_once = targets_at_once(in_parts_on, facts.logits, facts.text.hidden if facts.behind else 0)
         if targets > at_once:
-            logits = facts.logits * max(LOGIT_BYTES * at_once, 4 * at_once + 8 * width)
-    return {"activations": total, "logits": logits}
+            targets, gradients = at_once, 8 * facts.behind
+    copy = facts.compute_bytes * facts.head_copied
+    return max(LOGIT_BYTES * facts.logits * targets + copy, 4 * facts.logits * targets + 2 * copy + gradients)
 
 
 def block_bytes(blocks: Blocks, facts: ModelFacts, row: int) -> float:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from peft import PeftModel
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
+from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
+from peft.utils.other import ModulesToSaveWrapper
 
 from rankzero.model.chunked_loss import find_tail
 from rankzero.model.facts import (
@@ -97,6 +99,8 @@ def model_facts(
         patches=_patches(config) if tower else 1,
         logits=0 if use == "classifies" else config.get_text_config().vocab_size,
         logits_in_parts=tail is not None,
+        behind=0 if tail is None else sum(weight.numel() for weight in tail.trained()),
+        head_copied=0 if use == "classifies" else _copied_head(shape, compute),
         head_alone=tail is not None and tail.head_alone,
         eager=getattr(base.config, "_attn_implementation", None) == "eager",
         idle=_idle(config.get_text_config(), sum(weights for weights, _, _ in experts)),
@@ -149,6 +153,18 @@ def _states(text: Any) -> int:
     values = inside * (getattr(text, "state_size", None) or 1)
     chunk = getattr(text, "chunk_size", None)
     return values if chunk is None else values // chunk + text.num_heads * chunk + inside
+
+
+def _copied_head(shape: Any, compute: int) -> int:
+    """How many weights a head has that is not computed with as it is held: rows of it are trained beside it, or all of
+    it beside adapters, in float32."""
+    head = shape.get_output_embeddings()
+    if isinstance(head, TrainableTokensLayer):
+        return int(head.get_base_layer().weight.numel())
+    if isinstance(head, ModulesToSaveWrapper):
+        held = head.modules_to_save.parameters()
+        return sum(weight.numel() for weight in held if weight.element_size() > compute)
+    return 0
 
 
 def _experts(found: Sequence[tuple[int, int, bool]], unpacked_beside: int) -> Experts | None:

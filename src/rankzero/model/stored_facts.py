@@ -123,7 +123,14 @@ def decoder_facts(
         logits=int(config["vocab_size"]),
         eager=model.attention == "eager",
         logits_in_parts=True,
+        behind=_head_values(shapes) if full else 0,
     )
+
+
+def _head_values(shapes: Shapes) -> int:
+    """Of a head of its own, or of the embeddings that it is tied to."""
+    own = sum(prod(shape) for name, shape in shapes.items() if name.startswith("lm_head."))
+    return own or sum(prod(shape) for name, shape in shapes.items() if name.endswith("embed_tokens.weight"))
 
 
 def _is_plain(config: Mapping[str, Any]) -> bool:

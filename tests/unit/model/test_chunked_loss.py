@@ -14,8 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rankzero.data.batches.collators.text import MicroBatch, PaddedText
 from rankzero.engine.balance import without_targets
 from rankzero.engine.heads import SupervisedHead
+from rankzero.engine.simulation import LiveBytes
 from rankzero.engine.tasks.protocol import weighted_cross_entropy
 from rankzero.model import chunked_loss, memory
+from rankzero.model.saved_modules import compute_in_base_precision, look_up_trained_tokens
+from tests.support.memory import facts_of, make_model, make_spec
 from tests.unit.model.packed import Rows, collated, tiny
 
 AT_ONCE = 5
@@ -161,6 +164,43 @@ def test_a_first_pass_calls_the_model_as_often_without_targets_as_with() -> None
         calls.append(len(seen))
         assert loss.requires_grad and head.loss_sum(batch, weighted_cross_entropy) > 0
     assert calls == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "trained",
+    [
+        {"trainable_token_indices": [3, 5]},
+        {"modules_to_save": ["embed_tokens", "lm_head"]},
+    ],
+    ids=["rows of the head", "the head"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_what_is_trained_behind_the_decoder_is_planned_for(
+    trained: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside adapters: what a pass takes at its highest point, against the sums that a run is planned by."""
+    monkeypatch.setitem(memory.LOGITS_AT_ONCE, "cpu", AT_ONCE * 4000)
+    spec = make_spec(lora={"r": 2, "dropout": 0, **trained})
+    config = tiny("llama", "sdpa", vocab_size=4000).config
+    facts, model = facts_of(spec, config, dtype), make_model(spec, config, dtype, empty=False)
+    compute_in_base_precision(model)
+    look_up_trained_tokens(model)
+    batch = batch_of()
+    head = SupervisedHead(model, model, in_parts=True)
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16)
+    with autocast:
+        head.loss_sum(batch, weighted_cross_entropy).backward()  # looks for the tail; from here on gradients are there
+    held = (*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters()))
+    with LiveBytes() as counter:
+        for tensor in held:
+            counter.count(tensor)
+        before = counter.now
+        with autocast:
+            head.loss_sum(batch, weighted_cross_entropy).backward()
+
+    targets, tokens = len(batch.targets_N), batch.inputs["input_ids"].numel()
+    planned = memory.pass_bytes(60, facts, tokens, recomputing=False, trained_share=targets / tokens, in_parts_on="cpu")
+    assert 0.95 < planned / (counter.most - before) < 1.5
 
 
 class _LogitsWritten(TorchDispatchMode):
