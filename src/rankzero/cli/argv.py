@@ -10,7 +10,8 @@ from pathlib import Path
 
 from rankzero.errors import UsageError
 
-_SPREAD = ("--target-modules", "--splits")
+_SPREAD = {("train",): "--target-modules", ("data", "fire"): "--splits", ("data", "volcano"): "--splits"}
+"""By command. Words of other commands are left alone: `dev run` is given somebody's own command line."""
 
 
 def spread_values(arguments: Sequence[str]) -> list[str]:
@@ -18,12 +19,15 @@ def spread_values(arguments: Sequence[str]) -> list[str]:
 
     Values end at the next flag, at a spec file or at a key=value.
     """
+    flag = next((flag for command, flag in _SPREAD.items() if tuple(arguments[: len(command)]) == command), None)
     spread: list[str] = []
     i = 0
     while i < len(arguments):
         argument = arguments[i]
         i += 1
-        if argument not in _SPREAD:
+        if argument == "--":  # what follows is no flag
+            return [*spread, *arguments[i - 1 :]]
+        if argument != flag:
             spread.append(argument)
             continue
         first = i

@@ -36,10 +36,18 @@ def spec(flags: SeedFlags, *overrides: str, world_size: int = 1) -> RunSpec:
         ("train --target-modules --bf16", "train --target-modules --bf16"),
         ("train --target-modules", "train --target-modules"),
         ("train --target-modules=a b", "train --target-modules=a b"),
+        ("train run.yaml -- --target-modules a b", "train run.yaml -- --target-modules a b"),
+        ("data volcano x --splits train test", "data volcano x --splits train --splits test"),
     ],
 )
 def test_several_values_after_one_flag(line: str, expected: str) -> None:
     assert spread_values(line.split()) == expected.split()
+
+
+@pytest.mark.parametrize("words", ["-- torchrun x.py --target-modules q k", "torchrun x.py --splits q k"])
+def test_the_words_of_somebody_s_own_command_stay_as_they_are(words: str) -> None:
+    typed = ["dev", "run", "--cluster", "c", *words.split()]
+    assert spread_values(typed) == typed
 
 
 @pytest.mark.parametrize(
