@@ -29,6 +29,9 @@ def main() -> None:
     from rankzero.cli.first_line import leave_out_first_line, say_first_line
 
     say_first_line()
+    from rankzero.stderr import outlive_readers
+
+    outlive_readers()
     from rankzero.cli.main import main as command_line
 
     try:

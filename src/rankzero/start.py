@@ -6,11 +6,13 @@ import runpy
 import sys
 
 from rankzero.collector import look_seldom
+from rankzero.stderr import outlive_readers
 
 
 def main() -> None:
     """Run the module."""
     look_seldom()
+    outlive_readers()
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 

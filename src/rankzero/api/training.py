@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
@@ -123,13 +122,13 @@ def kept_elsewhere(spec: RunSpec) -> Iterator[None]:
         return
     from rankzero.persist import copying
     from rankzero.redaction import Redactor
+    from rankzero.stderr import write_stderr
     from rankzero.wording import printable
 
     redact = Redactor(os.environ)
 
     def say(text: str) -> None:
-        sys.stderr.write(redact(printable(f"{datetime.now():%H:%M:%S} [COPY] {text}\n")))
-        sys.stderr.flush()
+        write_stderr(redact(printable(f"{datetime.now():%H:%M:%S} [COPY] {text}\n")))
 
     with copying.kept_elsewhere(spec, say):
         yield

@@ -5,9 +5,12 @@ Command modules import only what parsing needs; torch and its like are imported 
 
 from __future__ import annotations
 
+import errno
 import os
+import select
 import sys
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, TextIO
 
 import typer
 
@@ -120,7 +123,7 @@ def main() -> None:
         if said and os.environ.get("LOCAL_RANK", "0") == "0":
             typer.echo("\n".join(said), err=True)
     try:
-        code = app(args=spread_values(sys.argv[1:]), prog_name="rankzero", standalone_mode=False)
+        code = _run(sys.argv[1:])
     except RankzeroError as error:
         if debug:
             print_traceback()
@@ -128,9 +131,6 @@ def main() -> None:
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(INTERRUPTED)
-    except BrokenPipeError:  # `rankzero … | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(ExitCode.DONE)
     except Exception as error:
         if is_parser_error(error):
             _print_usage_error(error)
@@ -143,6 +143,31 @@ def main() -> None:
         sys.exit(ExitCode.INTERNAL)
     if isinstance(code, int) and code:  # a command that ended by typer.Exit
         sys.exit(code)
+
+
+def _run(arguments: Sequence[str]) -> object:
+    """What a command returns; its exit code, where it ended by typer.Exit.
+
+    A command whose output nobody reads any more (`rankzero … | head`, a terminal that was closed) has done its work.
+    """
+    stdout = sys.stdout  # the parser puts another in its place, and ends the process itself
+    try:
+        return app(args=spread_values(arguments), prog_name="rankzero", standalone_mode=False)
+    except (OSError, SystemExit) as end:
+        error = end.__context__ if isinstance(end, SystemExit) else end
+        if not isinstance(error, OSError) or error.errno not in (errno.EPIPE, errno.EIO):
+            raise
+        if not _is_gone(stdout):
+            raise error from None
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())  # for what is still to be flushed
+        return ExitCode.DONE
+
+
+def _is_gone(stream: TextIO) -> bool:
+    """Whether nothing that is written there arrives anywhere."""
+    looked_at = select.poll()
+    looked_at.register(stream.fileno(), 0)
+    return bool(looked_at.poll(0))
 
 
 def _print_usage_error(error: Exception) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -89,10 +88,10 @@ def _print(objects: list[Manifest], output: str | None) -> None:
 
 def _say(line: str) -> None:
     from rankzero.redaction import Redactor
+    from rankzero.stderr import write_stderr
     from rankzero.wording import printable
 
-    sys.stderr.write(Redactor(os.environ)(printable(f"{datetime.now():%H:%M:%S} {line}\n")))
-    sys.stderr.flush()
+    write_stderr(Redactor(os.environ)(printable(f"{datetime.now():%H:%M:%S} {line}\n")))
 
 
 def space_text(sweep: Sweep) -> str:

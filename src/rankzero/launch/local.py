@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -28,6 +27,7 @@ from rankzero.run_dir.handover import RENDEZVOUS_VARIABLE, write_payload
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
+from rankzero.stderr import write_stderr
 from rankzero.wording import printable
 
 GRACE_SECONDS = 170.0
@@ -180,8 +180,7 @@ class _Local:
             self._say(f"[RESTART] not noted in {self._run_dir.restarts}: {error.strerror or error}")
 
     def _say(self, text: str) -> None:
-        sys.stderr.write(self._redact(printable(f"{datetime.now():%H:%M:%S} {text}\n")))
-        sys.stderr.flush()
+        write_stderr(self._redact(printable(f"{datetime.now():%H:%M:%S} {text}\n")))
 
 
 def _given_up(failure: RankzeroError, refused: str) -> RankzeroError:

@@ -31,6 +31,7 @@ from rankzero.run_dir.atomic import storage_errors
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.resolve import spec_hash
 from rankzero.spec.run_spec import RunSpec, TrackingSpec
+from rankzero.stderr import write_stderr
 from rankzero.track.server import Row, RunFacts, Server, shown
 from rankzero.track.spool import KINDS, Sent, Spool, last_end, path_of
 from rankzero.track.system import SYSTEM_SECONDS, Sampler
@@ -172,8 +173,7 @@ def only_sender(run_dir: RunDir) -> Iterator[bool]:
 
 def say(text: str) -> None:
     """A line among those of the run."""
-    sys.stderr.write(printable(f"{datetime.now():%H:%M:%S} [TRACK] {text}\n"))
-    sys.stderr.flush()
+    write_stderr(printable(f"{datetime.now():%H:%M:%S} [TRACK] {text}\n"))
 
 
 def keep_sending(delivery: Delivery, over: threading.Event) -> None:
@@ -248,7 +248,7 @@ def main(root: str) -> None:
     wait_for_the_end(parent)
     over.set()
     work.join(FLUSH_SECONDS)
-    sys.stderr.flush()
+    write_stderr("")  # what libraries have said
     os._exit(0)  # a request may still be waiting for its answer
 
 

@@ -27,6 +27,7 @@ from rankzero.engine.console import (
 from rankzero.engine.process import hand_over
 from rankzero.errors import ServiceError
 from rankzero.wording import printable
+from tests.support.gone import Gone
 
 
 def test_what_libraries_print_goes_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
@@ -132,22 +133,6 @@ def test_an_error_is_handed_over_without_secrets(tmp_path: Path, monkeypatch: py
             hand_over(raised)
         assert "canary-4711" not in (tmp_path / "error.json").read_text()
     assert "Traceback" in json.loads((tmp_path / "error.json").read_text())["traceback"]
-
-
-class Gone:
-    """A stream that takes nothing."""
-
-    def __init__(self, number: int) -> None:
-        self._error = OSError(number, os.strerror(number))
-
-    def write(self, _text: str) -> None:
-        raise self._error
-
-    def flush(self) -> None:
-        raise self._error
-
-    def isatty(self) -> bool:
-        return False
 
 
 @pytest.mark.parametrize("number", [errno.EPIPE, errno.EIO])

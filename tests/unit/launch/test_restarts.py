@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from rankzero.launch.restarts import Restarts, may_be_cured
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
+from tests.support.gone import Gone
 from tests.support.runs import run_root, small_spec
 
 
@@ -96,6 +99,15 @@ def test_a_failed_start_is_followed_by_another_and_why_is_kept(
         (1, 5, 70, "rank 1 on gpu-a"),
         (2, 5, 70, "hub"),
     ]
+
+
+@pytest.mark.parametrize("number", [errno.EPIPE, errno.EIO])
+def test_a_restart_needs_nobody_who_reads_of_it(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = small_spec(tmp_path, tmp_path)
+    starts = Starts(spec, monkeypatch, (5, killed(7)), (10, "done"))
+    monkeypatch.setattr(sys, "stderr", Gone(number))
+    assert local.run_processes(spec, RunOptions(), 2, os.environ, max_restarts=3) == "done"
+    assert starts.count == 2
 
 
 def test_it_is_given_up_with_the_last_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

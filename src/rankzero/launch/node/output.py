@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections import deque
 from contextlib import suppress
@@ -13,6 +12,7 @@ from typing import IO
 
 from rankzero.errors import RankzeroError
 from rankzero.redaction import Redactor
+from rankzero.stderr import write_stderr
 
 STAMPS_VARIABLE = "RANKZERO_LOG_STAMPS"
 """Is set where the platform keeps no times of lines (launch/render/sbatch.py)."""
@@ -67,5 +67,4 @@ class Output:
     def _write(self, text: str) -> None:
         stamp = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ} " if self._stamps else ""
         with self._lock:
-            sys.stderr.write(stamp + self.redact(text))
-            sys.stderr.flush()
+            write_stderr(stamp + self.redact(text))
