@@ -101,7 +101,7 @@ def verdict(run: RunView) -> str:
         case "Killed":
             return f"its process is gone and said nothing; {again} {saved}"
         case "Unknown":
-            return "a process of another host has this directory"
+            return "a process of another host or container has this directory"
 
 
 def _what_next(run: RunView) -> tuple[str, ...]:

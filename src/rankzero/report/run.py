@@ -197,7 +197,9 @@ def _state(view: RunView, report: Mapping[str, Any], *, began: bool, logged: boo
         return State("interrupted", f"by a second Ctrl-C, after step {view.step:,}; {again}")
     if view.phase == "Killed":
         return State("killed", f"its last start ended without a word; {again}")
-    return State("stopped", again) if view.phase == "Stopped" else State("unknown", "it belongs to another host")
+    if view.phase == "Stopped":
+        return State("stopped", again)
+    return State("unknown", "it belongs to another host or container")
 
 
 def _checkpoints(run_dir: RunDir) -> list[Checkpoint]:

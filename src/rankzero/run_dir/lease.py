@@ -1,8 +1,9 @@
 """The lease: one run directory belongs to one run at a time. Knows nothing of what the run does.
 
 `lease.json` holds a fencing token that grows with every owner, who the owner is, and a heartbeat counter. An owner on
-this host is judged by its process; one on another host by whether its counter moves while we watch, so clocks that
-disagree between hosts do not matter. The file is only changed under a short `flock`.
+this host is judged by its process; one on another host, or in a container of this one where processes have numbers of
+their own, by whether its counter moves while we watch, so clocks that disagree between hosts do not matter. The file is
+only changed under a short `flock`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rankzero.run_dir.atomic import storage_errors, write_text
 
 BEAT_SECONDS = 5.0
 WATCH_SECONDS = 30.0
-"""An owner on another host that has not beaten for this long has lost the directory."""
+"""An owner elsewhere that has not beaten for this long has lost the directory."""
 
 
 def _process_identity(pid: int) -> str | None:
@@ -43,12 +44,28 @@ def _process_identity(pid: int) -> str | None:
     return None if fields[0] == "Z" else f"{boot}:{fields[19]}"
 
 
+def _pid_namespace() -> str | None:
+    """Within what process numbers mean the same: containers may share a host's name and not its processes. None where
+    the system does not say."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return None
+
+
+def is_of_here(current: dict[str, Any]) -> bool:
+    """Whether the owner that lease.json names can be judged here by its process number."""
+    theirs, ours = current.get("pid_namespace"), _pid_namespace()
+    same_numbers = theirs is None or ours is None or theirs == ours  # a lease of before does not say
+    return bool(current.get("host") == socket.gethostname() and same_numbers)
+
+
 def holder(root: Path) -> str | None:
-    """The process of this host that holds a run directory. One of another host is only told by watching it."""
+    """The process that holds a run directory, where it is known here. One elsewhere is only told by watching it."""
     lease = Lease(root)
     current = lease.read()
-    here = current.get("host") == socket.gethostname()
-    return f"process {current['pid']} on {current['host']}" if here and lease.is_held(current) else None
+    held = is_of_here(current) and lease.is_held(current)
+    return f"process {current['pid']} on {current['host']}" if held else None
 
 
 class Lease:
@@ -117,7 +134,12 @@ class Lease:
                 continue  # a full or slow volume is reported by whoever writes results; check() guards commits
 
     def _write(self, beat: int) -> None:
-        holder = {"host": socket.gethostname(), "pid": os.getpid(), "process": _process_identity(os.getpid())}
+        holder = {
+            "host": socket.gethostname(),
+            "pid_namespace": _pid_namespace(),
+            "pid": os.getpid(),
+            "process": _process_identity(os.getpid()),
+        }
         write_text(self.path, json.dumps({"token": self._token, "beat": beat, **holder}))
 
     def read(self) -> dict[str, Any]:
@@ -134,12 +156,12 @@ class Lease:
         """Whether its owner may be alive, by what can be told from here at once."""
         if "pid" not in current:
             return False
-        if current.get("host") == socket.gethostname():
+        if is_of_here(current):
             return _process_identity(int(current["pid"])) == current.get("process")
         return True
 
     def _refuse_unless_lapsed(self, current: dict[str, Any], wait: Callable[[float], None]) -> None:
-        if current.get("host") == socket.gethostname():
+        if is_of_here(current):
             raise self._held(current)
         waited = 0.0
         while waited < WATCH_SECONDS:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,12 +12,12 @@ from typing import Any, Literal
 
 from rankzero.run_dir.goodput import Goodput, Start, read_starts, summed_up
 from rankzero.run_dir.handover import read_error
-from rankzero.run_dir.lease import holder
+from rankzero.run_dir.lease import holder, is_of_here
 from rankzero.run_dir.paths import RunDir
 
 Phase = Literal["Running", "Succeeded", "Stopped", "Interrupted", "Failed", "Killed", "Unknown"]
 """Interrupted: by a second Ctrl-C, without saving. Killed: its process is gone and has said nothing. Unknown: a process
-of another host has the directory."""
+of another host, or of a container, has the directory."""
 
 _TAIL_BYTES = 1 << 16
 """Of metrics.jsonl: some hundred steps. Evaluations further back are looked for in all of it."""
@@ -149,7 +148,7 @@ def _phase(root: Path, starts: list[Start], report: dict[str, Any] | None) -> Ph
         return "Succeeded" if report is not None else "Stopped"
     ended = starts[-1].ended
     if ended is None:
-        return "Killed" if _is_of_this_host(lease) else "Unknown"
+        return "Killed" if "host" not in lease or is_of_here(lease) else "Unknown"
     phases: dict[str, Phase] = {
         "finished": "Succeeded",
         "stopped": "Stopped",
@@ -157,11 +156,6 @@ def _phase(root: Path, starts: list[Start], report: dict[str, Any] | None) -> Ph
         "failed": "Failed",
     }
     return phases.get(ended, "Unknown")
-
-
-def _is_of_this_host(lease: dict[str, Any]) -> bool:
-    here = socket.gethostname()
-    return bool(lease.get("host", here) == here)
 
 
 def _goodput(starts: list[Start], phase: Phase) -> Goodput:

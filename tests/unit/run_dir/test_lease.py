@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -46,24 +47,30 @@ def test_the_directory_of_a_dead_process_is_free(tmp_path: Path) -> None:
     lease.release()
 
 
-def test_a_beating_owner_on_another_host_keeps_it(tmp_path: Path) -> None:
-    hold_elsewhere(tmp_path)
+ELSEWHERE = [{"host": "other-host"}, {"host": socket.gethostname(), "pid_namespace": "pid:[1]"}]
+"""On another machine, and in a container that has the name of this one but processes of its own."""
+
+
+@pytest.mark.parametrize("place", ELSEWHERE)
+def test_a_beating_owner_elsewhere_keeps_it(place: dict[str, str], tmp_path: Path) -> None:
+    hold_elsewhere(tmp_path, **place)
     waits = 0
 
     def wait(_seconds: float) -> None:
         nonlocal waits
         waits += 1
         if waits == 3:
-            hold_elsewhere(tmp_path, beat=2)
+            hold_elsewhere(tmp_path, beat=2, **place)
 
-    with pytest.raises(StorageError, match="in use by process 7 on other-host") as refused:
+    with pytest.raises(StorageError, match=f"in use by process 7 on {place['host']}") as refused:
         Lease(tmp_path).acquire(wait=wait)
     assert refused.value.exit_code == ExitCode.STORAGE
     assert waits == 3
 
 
-def test_a_silent_owner_on_another_host_loses_it(tmp_path: Path) -> None:
-    hold_elsewhere(tmp_path)
+@pytest.mark.parametrize("place", ELSEWHERE)
+def test_a_silent_owner_elsewhere_loses_it(place: dict[str, str], tmp_path: Path) -> None:
+    hold_elsewhere(tmp_path, **place)
     waited = 0.0
 
     def wait(seconds: float) -> None:
@@ -75,6 +82,17 @@ def test_a_silent_owner_on_another_host_loses_it(tmp_path: Path) -> None:
     assert waited >= 30
     assert json.loads((tmp_path / "lease.json").read_text())["token"] == 4
     lease.check()
+    lease.release()
+
+
+@pytest.mark.parametrize("known", [{}, {"pid_namespace": None}])
+def test_an_owner_that_does_not_say_where_its_number_counts_is_judged_by_it(
+    known: dict[str, None], tmp_path: Path
+) -> None:
+    """A lease of a version before, or of a system without such places."""
+    hold_elsewhere(tmp_path, host=socket.gethostname(), **known)
+    lease = Lease(tmp_path)
+    lease.acquire(wait=lambda _seconds: pytest.fail("a dead process was waited for"))
     lease.release()
 
 

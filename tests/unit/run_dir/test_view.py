@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -83,9 +84,10 @@ def test_one_that_is_gone_without_a_word_was_killed(tmp_path: Path) -> None:
     assert view_run(tmp_path / "run").phase == "Killed"
 
 
-def test_one_of_another_host_may_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", [{"host": "elsewhere"}, {"host": socket.gethostname(), "pid_namespace": "pid:[1]"}])
+def test_one_of_another_host_or_container_may_run(place: dict[str, str], tmp_path: Path) -> None:
     start(tmp_path / "run", step=4)
-    (tmp_path / "run/lease.json").write_text(json.dumps({"token": 1, "host": "elsewhere", "pid": 1, "beat": 3}))
+    (tmp_path / "run/lease.json").write_text(json.dumps({"token": 1, "pid": 1, "beat": 3, **place}))
     seen = view_run(tmp_path / "run")
     assert seen.phase == "Unknown" and not seen.is_over
 
