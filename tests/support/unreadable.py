@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 from typing import Any
@@ -20,3 +21,32 @@ def refuse(monkeypatch: pytest.MonkeyPatch, folder: str, error: type[OSError] = 
         return scan(path)
 
     monkeypatch.setattr(os, "scandir", refused)
+
+
+def close(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """From here on a folder is another user's, of mode 0700: what lies in it can neither be seen nor changed."""
+    closed = folder.absolute()
+
+    def is_closed(path: Any, *, itself: bool) -> bool:
+        if isinstance(path, int):
+            return False
+        place = Path(os.fsdecode(path)).absolute()
+        return closed in place.parents or (itself and place == closed)
+
+    def guard(module: Any, name: str, *, itself: bool) -> None:
+        call = getattr(module, name)
+
+        def guarded(path: Any, *arguments: Any, **named: Any) -> Any:
+            if is_closed(path, itself=itself):
+                raise PermissionError(13, "Permission denied", str(path))
+            return call(path, *arguments, **named)
+
+        monkeypatch.setattr(module, name, guarded)
+
+    for name in ("stat", "lstat"):
+        guard(os, name, itself=False)
+    for name in ("listdir", "scandir", "mkdir"):
+        guard(os, name, itself=name != "mkdir")
+    guard(io, "open", itself=False)
+    may = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: not is_closed(path, itself=True) and may(path, mode))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -179,12 +180,18 @@ def named_run(target: str) -> str:
 
 
 def runs_in(directory: Path) -> list[str]:
-    """The run directories in a directory, the latest first."""
+    """The run directories in a directory, the latest first. None where it cannot be read; one that may not be looked
+    into (lost+found), or goes meanwhile, is left out."""
     try:
-        found = [entry for entry in directory.iterdir() if (entry / "run.yaml").is_file()]
+        entries = list(directory.iterdir())
     except OSError:
         return []
-    return [str(entry) for entry in sorted(found, key=lambda entry: entry.stat().st_mtime, reverse=True)]
+    found: dict[str, float] = {}
+    for entry in entries:
+        with suppress(OSError):
+            if (entry / "run.yaml").is_file():
+                found[str(entry)] = entry.stat().st_mtime
+    return sorted(found, key=found.__getitem__, reverse=True)
 
 
 def _choices(directory: Path) -> str:

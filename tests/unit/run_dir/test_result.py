@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rankzero.errors import ConfigError
-from rankzero.run_dir.result import find_result, named_run
+from rankzero.run_dir.result import find_result, named_run, runs_in
 from rankzero.spec.resolve import to_yaml
 from rankzero.spec.run_spec import RunSpec
+from tests.support.unreadable import close
 
 
 def run_of(tmp_path: Path, *, final: bool = True, manifest: dict[str, Any] | None = None, **spec: Any) -> Path:
@@ -130,3 +132,21 @@ class TestNoSuchRun:
     @pytest.mark.parametrize("target", ["org/model", "gpt2", "Qwen/Qwen3-0.6B"])
     def test_what_the_hub_may_have_is_left_to_it(self, target: str) -> None:
         assert find_result(target, "writes").model.name == target
+
+
+def test_entries_that_may_not_be_looked_into_or_are_gone_hide_no_other_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("lost+found", "deleted", "mine"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.yaml").touch()
+    close(monkeypatch, tmp_path / "lost+found")
+    look = os.stat
+
+    def stat(path: Any, **named: Any) -> os.stat_result:
+        if path == tmp_path / "deleted":  # since its run.yaml was seen
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        return look(path, **named)
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert runs_in(tmp_path) == [str(tmp_path / "mine")]
