@@ -1,6 +1,7 @@
 """Everything about a run that costs no seconds to find out, in one go with what is wrong in the spec itself.
 
-Reads directories, configs and headers; imports no torch and asks no network.
+Reads directories, configs and headers; imports no torch and asks no network. Paths are asked for by os.path, to which
+one that may not be looked at is none: pathlib raises then, and the other findings would be lost.
 """
 
 from __future__ import annotations
@@ -263,7 +264,7 @@ def run_directory_findings(found: Loaded[RunSpec]) -> list[Finding]:
         return [Finding("output_dir", f"{output_dir} is no directory", hint)]
     root = Path(in_base(output_dir, found.base)) / name
     here = Path(in_base(output_dir, Path.cwd())) / name
-    if not root.exists() and here != root and RunDir(here).spec.is_file():
+    if not os.path.exists(root) and here != root and os.path.isfile(RunDir(here).spec):
         what = f"this run is in {shown(here)} already, and relative paths of a spec are relative to its file"
         hint = f"move it to {shown(root)}, or give output_dir={output_dir} on the command line to continue it there"
         return [Finding("output_dir", what, hint)]
@@ -300,7 +301,7 @@ def tracker_findings(spec: RunSpec) -> list[Finding]:
 
 def _not_writable(root: Path) -> list[Finding]:
     there = next(path for path in (root, *root.parents) if os.path.lexists(path))
-    if not there.is_dir():
+    if not os.path.isdir(there):
         return [Finding("output_dir", f"{shown(there)} is a file, where a directory is needed", error=StorageError)]
     if not os.access(there, os.W_OK | os.X_OK):
         hint = "set output_dir to a directory that can be written"
@@ -328,7 +329,7 @@ def model_findings(found: Loaded[RunSpec]) -> list[Finding]:
     field, directory = _directory(model, found.base)
     if directory is None:
         return _hub_findings(model)
-    if not directory.is_dir():
+    if not os.path.isdir(directory):
         return []  # a finding of its own, about the path
     problems = weight_problems(directory, trust_pickle=model.trust_pickle)
     if not problems:
@@ -340,7 +341,7 @@ def model_findings(found: Loaded[RunSpec]) -> list[Finding]:
     findings = [_of(problem, field) for problem in problems]
     if model.tokenizer_dir is not None:
         tokenizer = Path(in_base(model.tokenizer_dir, found.base))
-        if tokenizer.is_dir():
+        if os.path.isdir(tokenizer):
             findings += [_of(problem, "model.tokenizer_dir") for problem in tokenizer_problems(tokenizer)]
     return [*findings, *_layer_findings(found.spec, directory), *_context_findings(found, read_config(directory))]
 

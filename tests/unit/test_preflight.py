@@ -17,6 +17,7 @@ from rankzero.preflight import look, look_for_files
 from rankzero.run_dir.lease import Lease
 from rankzero.spec.load import read_run_spec
 from tests.support.paper_model import paper_model
+from tests.support.unreadable import close
 
 GOOD = """model: {name: m}
 data: {train: train.jsonl}
@@ -272,6 +273,24 @@ def test_a_run_directory_that_cannot_be_written(project: Path) -> None:
     (project / "closed").mkdir(mode=0o500)
     error = found("output_dir=closed/runs")
     assert type(error) is StorageError and "nothing can be written to closed" in str(error)
+
+
+def test_a_run_directory_that_may_not_be_looked_at_hides_no_other_finding(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "theirs").mkdir()
+    close(monkeypatch, project / "theirs")
+    error = found("output_dir=theirs/runs")
+    assert type(error) is StorageError and "nothing can be written to theirs" in str(error)
+    places = [problem.where for problem in found("output_dir=theirs/runs", "data.train=nope.jsonl").problems]
+    assert len(places) == 2, places
+
+
+def test_a_model_that_may_not_be_looked_at_is_a_finding(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paper_model(project / "theirs/m")
+    close(monkeypatch, project / "theirs")
+    error = found("model.local_dir=theirs/m")
+    assert type(error) is ConfigError and "theirs/m" in str(error)
 
 
 def test_of_several_kinds_the_exit_code_is_of_what_never_mends_itself(project: Path) -> None:

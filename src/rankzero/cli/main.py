@@ -47,7 +47,7 @@ from rankzero.cli.submit import submit
 from rankzero.cli.sweep import sweep
 from rankzero.cli.train import train
 from rankzero.cli.watch import watch
-from rankzero.errors import INTERRUPTED, ExitCode, RankzeroError
+from rankzero.errors import INTERRUPTED, ExitCode, RankzeroError, StorageError
 from rankzero.hub_variables import adopt_hub_variables
 
 app = typer.Typer(
@@ -153,14 +153,24 @@ def _run(arguments: Sequence[str]) -> object:
     stdout = sys.stdout  # the parser puts another in its place, and ends the process itself
     try:
         return app(args=spread_values(arguments), prog_name="rankzero", standalone_mode=False)
+    except PermissionError as error:
+        raise _no_access(error) from error
     except (OSError, SystemExit) as end:
-        error = end.__context__ if isinstance(end, SystemExit) else end
-        if not isinstance(error, OSError) or error.errno not in (errno.EPIPE, errno.EIO):
+        cause = end.__context__ if isinstance(end, SystemExit) else end
+        if not isinstance(cause, OSError) or cause.errno not in (errno.EPIPE, errno.EIO):
             raise
         if not _is_gone(stdout):
-            raise error from None
+            raise cause from None
         os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())  # for what is still to be flushed
         return ExitCode.DONE
+
+
+def _no_access(error: PermissionError) -> Exception:
+    """A path that this user may not look at, or not change, wherever a command comes upon it."""
+    if error.filename is None:
+        return error
+    hint = "name another place, or have who owns it let this user in"
+    return StorageError(error.strerror or str(error), where=str(error.filename), hint=hint)
 
 
 def _is_gone(stream: TextIO) -> bool:

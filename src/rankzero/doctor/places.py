@@ -1,4 +1,7 @@
-"""Where a run writes: shared memory, temporary files, results, caches. Writes nothing but an empty temporary file."""
+"""Where a run writes: shared memory, temporary files, results, caches. Writes nothing but an empty temporary file.
+
+Paths are asked for by os.path, to which one that may not be looked at is none: pathlib raises then.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _LONGEST_WALK = 2.0
 
 def shared_memory(*, several_gpus: bool) -> Iterator[Finding]:
     """Of /dev/shm, where there is one."""
-    if not SHM.is_dir():
+    if not os.path.isdir(SHM):
         return
     size = os.statvfs(SHM).f_frsize * os.statvfs(SHM).f_blocks
     free = os.statvfs(SHM).f_frsize * os.statvfs(SHM).f_bavail
@@ -44,13 +47,14 @@ def disks(output: Path) -> Iterator[Finding]:
         with tempfile.TemporaryFile():
             pass
     except OSError as error:
-        what = f"{tempfile.gettempdir() if os.environ.get('TMPDIR') else '/tmp'}: {error.strerror or error}"
+        place = f"{tempfile.tempdir}: " if tempfile.tempdir else ""  # None: no directory could be written
+        what = f"{place}{error.strerror or error}"
         yield wrong("temporary files", what, "set TMPDIR to a directory that can be written", ExitCode.STORAGE)
 
 
 def _room(name: str, directory: Path, fix: str) -> Finding:
     """Whether something can be written there, and how much."""
-    there = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir())
+    there = next(path for path in (directory.absolute(), *directory.absolute().parents) if os.path.isdir(path))
     if not os.access(there, os.W_OK | os.X_OK):
         return wrong(name, f"{there} cannot be written", fix, ExitCode.STORAGE)
     free = shutil.disk_usage(there).free
@@ -62,20 +66,28 @@ def _room(name: str, directory: Path, fix: str) -> Finding:
 
 def caches(env: Mapping[str, str]) -> Iterator[Finding]:
     """rankzero's own and the Hub's."""
-    root = cache_root()
-    found = _room("cache", root, "set RANKZERO_CACHE to a directory on a volume that has room")
-    if found.state == "ok" and root.is_dir():
-        kept = entries(root)
-        size = sum(entry.bytes for entry in kept) / 1e9
-        words = f"{root}, {size:.1f} GB; {found.what.partition(' on the volume')[0]}"
-        found = ok("cache", f"{words}; `rankzero cache list`" if kept else words)
+    root, fix = cache_root(), "set RANKZERO_CACHE to a directory on a volume that has room"
+    found = _room("cache", root, fix)
+    if found.state == "ok" and os.path.isdir(root):
+        found = _kept(root, found, fix)
     yield found
     hub = hub_cache(env)
-    if hub.is_dir():
+    if os.path.isdir(hub):
         size, whole = _size(hub)
         yield ok("Hub's cache", f"{hub}, {'' if whole else 'more than '}{size / 1e9:.1f} GB; `hf cache` manages it")
     else:
         yield _room("Hub's cache", hub, "set HF_HOME to a directory on a volume that has room")
+
+
+def _kept(root: Path, room: Finding, fix: str) -> Finding:
+    """What rankzero's own cache has, beside the room for more."""
+    try:
+        kept = entries(root)
+    except OSError as error:
+        return wrong("cache", f"{error.filename or root}: {error.strerror or error}", fix, ExitCode.STORAGE)
+    size = sum(entry.bytes for entry in kept) / 1e9
+    words = f"{root}, {size:.1f} GB; {room.what.partition(' on the volume')[0]}"
+    return ok("cache", f"{words}; `rankzero cache list`" if kept else words)
 
 
 def hub_home(env: Mapping[str, str]) -> Path:

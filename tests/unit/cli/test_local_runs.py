@@ -17,6 +17,7 @@ from rankzero.cli.local_runs import sparkline
 from rankzero.cli.logs import log_lines
 from rankzero.run_dir.goodput import Start, StartLine
 from tests.support.cli import Cli
+from tests.support.unreadable import close
 
 
 def make_run(root: Path, *losses: float, eval_loss: float | None = None, **changes: Any) -> Path:
@@ -109,6 +110,17 @@ def test_no_such_run(cli: Cli, two: Path) -> None:
     done = cli("compare good god")
     assert done.code == 78 and "there is no such run here" in done.err and "runs/good" in done.err
     assert cli("list nowhere").code == 78
+
+
+@pytest.mark.parametrize("command", ["list theirs/runs", "status theirs/runs/good", "report theirs/runs"])
+def test_a_place_that_may_not_be_looked_at_is_said_with_the_way_out(
+    command: str, cli: Cli, two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(two.parent / "theirs/runs/good", 3.0)
+    close(monkeypatch, two.parent / "theirs")
+    done = cli(command)
+    assert done.code == 74, done.err
+    assert "theirs" in done.err and "Permission denied\n  hint: name another place" in done.err
 
 
 def test_logs(cli: Cli, two: Path) -> None:

@@ -21,6 +21,7 @@ from rankzero.doctor.hub import reach_hub, tokens
 from rankzero.errors import ExitCode
 from rankzero.machine import Gpu
 from tests.support.cli import Cli
+from tests.support.unreadable import close
 
 CONSTRAINTS = (Path(__file__).parents[3] / "constraints.txt").read_text(encoding="utf-8")
 SECRET = "hf_itmaynotbeshown"
@@ -162,6 +163,34 @@ def test_caches(own_cache: Path, tmp_path: Path) -> None:
     found = names(places.caches({"HF_HOME": str(tmp_path / "hf")}))
     assert f"{own_cache}, 0.2 GB" in found["cache"].what
     assert found["Hub's cache"].what == f"{tmp_path}/hf/hub, 0.1 GB; `hf cache` manages it"
+
+
+def test_places_that_may_not_be_looked_at_are_findings(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "theirs").mkdir()
+    (own_cache / "downloads").mkdir(parents=True)
+    for closed in (tmp_path / "theirs", own_cache / "downloads"):
+        close(monkeypatch, closed)
+    results = names(places.disks(tmp_path / "theirs/runs"))["results"]
+    assert (results.state, results.code, results.what) == ("wrong", 74, f"{tmp_path}/theirs cannot be written")
+    found = names(places.caches({"HF_HOME": str(tmp_path / "theirs/hf")}))
+    assert {name: (one.state, one.code) for name, one in found.items()} == {
+        "cache": ("wrong", 74),
+        "Hub's cache": ("wrong", 74),
+    }
+    assert f"{own_cache}/downloads: Permission denied" in found["cache"].what
+    monkeypatch.setattr(places, "SHM", tmp_path / "theirs/shm")
+    assert list(places.shared_memory(several_gpus=True)) == []
+
+
+def test_no_place_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "nowhere")])
+    found = names(places.disks(tmp_path))["temporary files"]
+    assert (found.state, found.code) == ("wrong", 74) and "TMPDIR" in found.fix
+    assert f"{tmp_path}/nowhere" in found.what
 
 
 def test_tokens(tmp_path: Path) -> None:
