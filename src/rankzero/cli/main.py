@@ -45,7 +45,7 @@ from rankzero.cli.serve import serve
 from rankzero.cli.smoke import smoke
 from rankzero.cli.submit import submit
 from rankzero.cli.sweep import sweep
-from rankzero.cli.train import train
+from rankzero.cli.train import is_first_here, train
 from rankzero.cli.watch import watch
 from rankzero.errors import INTERRUPTED, ExitCode, RankzeroError, StorageError
 from rankzero.hub_variables import adopt_hub_variables
@@ -120,7 +120,7 @@ def main() -> None:
     debug = os.environ.get(DEBUG_VARIABLE, "") not in {"", "0"}
     if sys.argv[1:2] and sys.argv[1] in _ASK_THE_HUB:
         said = adopt_hub_variables(os.environ)
-        if said and os.environ.get("LOCAL_RANK", "0") == "0":
+        if said and is_first_here():
             typer.echo("\n".join(said), err=True)
     try:
         code = _run(sys.argv[1:])

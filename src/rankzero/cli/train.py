@@ -112,7 +112,7 @@ def train(
     with stopped_by_sigterm():
         nproc, restarts = process_count(nproc_per_node), restart_count(max_restarts)
         # One process of a machine says what is wrong there.
-        parts = EVERYTHING if os.environ.get("LOCAL_RANK", "0") == "0" else ()
+        parts = EVERYTHING if is_first_here() else ()
         spec = read_spec(arguments or [], flags, parts, world_size=world_size(nproc))
         options = RunOptions(log_level, log_batches, report_json, tuple(allow_change or ()))
         require_same_run(spec, options)
@@ -148,6 +148,12 @@ def stopped_by_sigterm() -> Iterator[None]:
             yield
     except StopNow:
         raise StoppedError(f"stopped by {name}", hint="give the same command again") from None
+
+
+def is_first_here() -> bool:
+    """Whether this process is the first of a run on this machine. Without RANK it is the only one, whatever else is
+    left over in the environment."""
+    return "RANK" not in os.environ or os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def process_count(wanted: str) -> int:

@@ -39,7 +39,10 @@ class World:
 
 
 def world_from_env(env: dict[str, str]) -> World:
-    """RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE; absent: a single process. Raises ConfigError."""
+    """RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE. Without RANK it is a single process: the others are left over
+    from something else, as in a shell or an image. Raises ConfigError."""
+    if "RANK" not in env:
+        return World()
     values = {}
     for name, default in (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_WORLD_SIZE", 1)):
         text = env.get(name, str(default))

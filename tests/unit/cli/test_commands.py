@@ -138,6 +138,17 @@ class TestTrain:
         assert started.last[2] == 1
         assert done.out == "", "only rank 0 reports"
 
+    def test_what_is_left_over_of_another_launcher_is_no_world(
+        self, cli: Cli, started: Started, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name, value in (("LOCAL_RANK", "1"), ("WORLD_SIZE", "6"), ("MASTER_ADDR", "10.0.0.1")):
+            monkeypatch.setenv(name, value)
+        done = cli("train run.yaml --batch 2 data.train=nope.jsonl")
+        assert done.code == 65 and "nope.jsonl" in done.err, "what is wrong here is found here"
+        assert not started.calls
+        cli("train run.yaml --batch 2")
+        assert started.last[0].train.global_batch_size == 2
+
     def test_a_pod_starts_a_run_again_and_a_terminal_does_not(
         self, cli: Cli, started: Started, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -64,7 +64,7 @@ def check_options(config: dict[str, Any], path: str) -> None:
 
 def join_processes(deepspeed: Any, world: World, device: Device) -> None:
     """Let DeepSpeed use the run's process group, or one of this process alone. A collective."""
-    os.environ.setdefault("LOCAL_RANK", str(world.local_rank))
+    os.environ["LOCAL_RANK"] = str(world.local_rank)
     if not dist.is_initialized():
         alone = dist.HashStore()  # type: ignore[attr-defined]  # torch has it without declaring it
         dist.init_process_group(device.backend, store=alone, rank=0, world_size=1)
