@@ -20,6 +20,7 @@ _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _MEMORY_USED = Path("/sys/fs/cgroup/memory.current")
 _MEMORY_PARTS = Path("/sys/fs/cgroup/memory.stat")
 _MEMORY_INFO = Path("/proc/meminfo")
+_AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 
 
 def usable_cores() -> int:
@@ -195,8 +196,14 @@ def _nvidia_count() -> int:
 
 
 def _amd_count() -> int:
-    nodes = Path("/sys/class/kfd/kfd/topology/nodes")
-    if not nodes.is_dir():
-        return 0
-    simds = (re.search(r"simd_count (\d+)", p.read_text(encoding="utf-8")) for p in nodes.glob("*/properties"))
-    return sum(1 for match in simds if match and int(match.group(1)) > 0)  # CPUs are nodes without SIMDs
+    return sum(map(_has_simds, _AMD_NODES.glob("*/properties")))
+
+
+def _has_simds(node: Path) -> bool:
+    """Whether a node is a GPU, by its properties: CPUs are nodes without SIMDs. One that a container may not use says
+    nothing."""
+    try:
+        match = re.search(r"simd_count (\d+)", node.read_text(encoding="utf-8"))
+    except OSError:
+        return False
+    return match is not None and int(match.group(1)) > 0

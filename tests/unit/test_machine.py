@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rankzero import machine
-from rankzero.machine import cpu_features, cpu_kind
+from rankzero.machine import cpu_features, cpu_kind, local_gpu_count
 
 XEON = """processor\t: 0
 vendor_id\t: GenuineIntel
@@ -68,3 +69,26 @@ def test_cpus_that_may_round_otherwise_are_of_other_kinds(
     if text is not None:
         (tmp_path / "cpuinfo").write_text(text)
     assert cpu_kind() == kind
+
+
+def test_gpus_of_amd_that_a_container_may_not_use_are_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel lists the nodes of all and refuses what their files say."""
+    for number, simds in enumerate((0, 256, 256)):  # the first is a CPU
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "properties").write_text(f"cpu_cores_count 0\nsimd_count {simds}\n")
+    read = Path.read_text
+
+    def read_text(path: Path, *arguments: Any, **named: Any) -> str:
+        if path == tmp_path / "2/properties":
+            raise PermissionError(1, "Operation not permitted", str(path))
+        return read(path, *arguments, **named)
+
+    monkeypatch.setattr(machine, "_AMD_NODES", tmp_path)
+    monkeypatch.setattr(machine, "_nvidia_count", lambda: 0)
+    assert local_gpu_count({}) == 2
+    monkeypatch.setattr(Path, "read_text", read_text)
+    assert local_gpu_count({}) == 1
+    monkeypatch.setattr(machine, "_AMD_NODES", tmp_path / "none")
+    assert local_gpu_count({}) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import time
@@ -22,7 +21,6 @@ HERE_SECONDS, THERE_SECONDS = 1.0, 5.0
 LINES = 6
 CURVES = ("loss", "eval_loss", "learning_rate", "grad_norm", "tokens_per_second")
 _MARGIN = 20
-_GPU_QUERY = ("--query-gpu=index,utilization.gpu,memory.used,memory.total", "--format=csv,noheader,nounits")
 
 Page = Callable[[int], tuple[str, bool]]
 """What is to be shown at a width, and whether the run is over."""
@@ -101,9 +99,19 @@ def page_of_cluster(evidence: Evidence, width: int) -> tuple[str, bool]:
 
 
 def gpu_lines() -> list[str]:
-    """What nvidia-smi says of each GPU; nothing where there is none."""
-    if shutil.which("nvidia-smi") is None:
+    """What nvidia-smi says of each GPU; nothing where there is none, or where it does not answer."""
+    from rankzero.launch.warm.gpus import COMMAND, parse
+
+    try:
+        done = subprocess.run(COMMAND, capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
         return []
-    done = subprocess.run(["nvidia-smi", *_GPU_QUERY], capture_output=True, text=True, check=False, timeout=10)
-    rows = [line.split(", ") for line in done.stdout.splitlines()] if done.returncode == 0 else []
-    return [f"GPU {i:>2}  {busy:>3} %  {int(used):,} of {int(total):,} MiB" for i, busy, used, total in rows]
+    found = parse(done.stdout) if done.returncode == 0 else []
+    return [
+        f"GPU {gpu.index:>2}  {_said(gpu.utilization):>3} %  {_said(gpu.memory_used)} of {_said(gpu.memory_total)} MiB"
+        for gpu in found
+    ]
+
+
+def _said(number: int | None) -> str:
+    return "?" if number is None else f"{number:,}"

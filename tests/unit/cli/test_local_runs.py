@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -184,6 +185,41 @@ def test_the_page_of_a_run(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "GPU  0   97 %  1,000 of 80,000 MiB" in lines
     assert "two" in lines
     assert all(len(line) <= 60 for line in lines if "\x1b" not in line and str(two) not in line)
+
+
+SMI = f"""#!{sys.executable}
+import sys
+fields = sys.argv[1].removeprefix("--query-gpu=").split(",")
+busy = {{"index": "0", "name": "A", "utilization.gpu": "97", "memory.used": "1000", "memory.total": "80000"}}
+for gpu in (busy, {{"index": "1", "name": "B"}}):
+    print(", ".join(gpu.get(field, "[N/A]") for field in fields))
+"""
+"""The second is of those that share their memory with the processor, or are divided."""
+
+
+@pytest.fixture
+def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "bin/nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(SMI)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+
+
+def test_a_page_shows_what_a_gpu_says(two: Path, smi: None) -> None:
+    lines = watch.page_of_here(two / "good", 80)[0].splitlines()
+    assert "GPU  0   97 %  1,000 of 80,000 MiB" in lines and "GPU  1    ? %  ? of ? MiB" in lines
+
+
+@pytest.mark.parametrize("error", [subprocess.TimeoutExpired("nvidia-smi", 10), PermissionError(13, "no")])
+def test_a_driver_that_does_not_answer_ends_no_page(
+    error: Exception, two: Path, smi: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert "two" in watch.page_of_here(two / "good", 60)[0].splitlines()
 
 
 def test_nothing_is_drawn_where_there_is_no_terminal(cli: Cli, two: Path) -> None:
