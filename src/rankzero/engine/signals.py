@@ -165,12 +165,16 @@ def stop_on_signals(say: Say, tell: Tell | None = None) -> Iterator[StopRequest]
     """Turn SIGTERM, SIGINT and SIGHUP into a StopRequest for the duration; `say` shows what it answers, and `tell`
     hears what the loop does.
 
-    A SIGHUP that is ignored already, as under nohup, stays so.
+    A SIGHUP that is ignored already, as under nohup, stays so. Only a program's main thread can mind signals: in
+    another one the request is of the flag file alone.
 
     Raises StoppedError where a request ended the block before the first step, whatever the block made of it: an error
     that follows from having been stopped is not the user's.
     """
     request = StopRequest(say, tell)
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
     hearing, telling = socket.socketpair()
     telling.setblocking(False)
     hearing.settimeout(_LOOK_SECONDS)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -231,3 +233,16 @@ def test_a_closed_terminal_is_a_stop_and_nohup_stays_deaf() -> None:
             assert not stop.wanted
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_run_in_another_thread_ends_by_its_own_end_and_hears_of_its_flag_alone(tmp_path: Path, tiny: Path) -> None:
+    """`rankzero.train(…, in_process=True)` from a thread, where a program hears no signals."""
+    spec = small_spec(tmp_path, tiny, eval_rows=0)
+    before = signal.getsignal(signal.SIGTERM)
+    stop_in_two = Hooks(step_begins=lambda step: (run_root(spec) / "stop").touch() if step == 2 else None)
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(StoppedError):
+            pool.submit(run_here, spec, hooks=stop_in_two).result()
+        assert pool.submit(run_here, spec).result()["steps"] == 12
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert not [thread for thread in threading.enumerate() if thread.name == "signals"]
