@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PREFIX = "rankzero-start-"
@@ -20,7 +20,7 @@ _HELD = ".held"
 def start_directory() -> Iterator[Path]:
     """A new directory, gone at the end. Those of processes that were killed go first: they could not do it."""
     _remove_abandoned(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as name, _kept_from_ageing(name):
         directory = Path(name)
         unseen = directory / f"{_HELD}.new"  # else another start could meet it before it is locked
         held = os.open(unseen, os.O_CREAT | os.O_RDWR, 0o600)
@@ -30,6 +30,19 @@ def start_directory() -> Iterator[Path]:
             yield directory
         finally:
             os.close(held)
+
+
+@contextmanager
+def _kept_from_ageing(directory: str) -> Iterator[None]:
+    """Lock the directory itself: systemd-tmpfiles, which deletes what has been idle in /tmp for ten days, passes over
+    what is locked, and all below it (tmpfiles.d(5))."""
+    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # a volume that locks no directories
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(opened)
 
 
 def _remove_abandoned(parent: Path) -> None:

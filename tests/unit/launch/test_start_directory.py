@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import signal
 import subprocess
 import sys
@@ -54,3 +56,22 @@ def test_what_a_killed_process_left_goes_with_the_next_start_and_what_is_held_st
         second.kill()
     assert {path.name for path in temporary.iterdir()} == {f"{PREFIX}being-made", f"{PREFIX}elsewhere"}
     assert (temporary.parent / ".held").exists()
+
+
+def test_what_deletes_idle_files_finds_it_locked(temporary: Path) -> None:
+    """systemd-tmpfiles asks for this lock, and passes over what another process has locked; a run may take weeks."""
+
+    def is_locked(directory: Path) -> bool:
+        opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(opened)
+        return False
+
+    assert not is_locked(temporary)
+    with start_directory() as own:
+        assert is_locked(own)
+    assert not own.exists()
