@@ -1,9 +1,9 @@
 """The lease: one run directory belongs to one run at a time. Knows nothing of what the run does.
 
 `lease.json` holds a fencing token that grows with every owner, who the owner is, and a heartbeat counter. An owner on
-this host is judged by its process; one on another host, or in a container of this one where processes have numbers of
-their own, by whether its counter moves while we watch, so clocks that disagree between hosts do not matter. The file is
-only changed under a short `flock`.
+this host is judged by its process; one on another host, or in a container that has this one's network and so its name,
+but numbers of its own for processes, by whether its counter moves while we watch, so clocks that disagree between hosts
+do not matter. The file is only changed under a short `flock`.
 """
 
 from __future__ import annotations
@@ -44,20 +44,27 @@ def _process_identity(pid: int) -> str | None:
     return None if fields[0] == "Z" else f"{boot}:{fields[19]}"
 
 
-def _pid_namespace() -> str | None:
-    """Within what process numbers mean the same: containers may share a host's name and not its processes. None where
-    the system does not say."""
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return None
+def _namespaces() -> dict[str, str]:
+    """Within what process numbers mean the same (`pid`), and with whom a name is shared (`net`), by Linux."""
+    found = {}
+    for kind in ("pid", "net"):
+        with suppress(OSError):
+            found[kind] = os.readlink(f"/proc/self/ns/{kind}")
+    return found
 
 
 def is_of_here(current: dict[str, Any]) -> bool:
-    """Whether the owner that lease.json names can be judged here by its process number."""
-    theirs, ours = current.get("pid_namespace"), _pid_namespace()
-    same_numbers = theirs is None or ours is None or theirs == ours  # a lease of before does not say
-    return bool(current.get("host") == socket.gethostname() and same_numbers)
+    """Whether the owner that lease.json names can be judged here by its process number.
+
+    It cannot from beside it, in the same network with other process numbers. A container that has a network of its own
+    and an earlier one's name has taken that one's place: by its number here, nobody has, the earlier one is gone.
+    """
+    if current.get("host") != socket.gethostname():
+        return False
+    theirs, ours = current.get("namespaces"), _namespaces()
+    if not isinstance(theirs, dict) or not theirs or not ours:  # a lease of before, or no Linux
+        return True
+    return theirs.get("pid") == ours.get("pid") or theirs.get("net") != ours.get("net")
 
 
 def holder(root: Path) -> str | None:
@@ -136,7 +143,7 @@ class Lease:
     def _write(self, beat: int) -> None:
         holder = {
             "host": socket.gethostname(),
-            "pid_namespace": _pid_namespace(),
+            "namespaces": _namespaces(),
             "pid": os.getpid(),
             "process": _process_identity(os.getpid()),
         }

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,12 +48,13 @@ def test_the_directory_of_a_dead_process_is_free(tmp_path: Path) -> None:
     lease.release()
 
 
-ELSEWHERE = [{"host": "other-host"}, {"host": socket.gethostname(), "pid_namespace": "pid:[1]"}]
-"""On another machine, and in a container that has the name of this one but processes of its own."""
+BESIDE = {"pid": "pid:[1]", "net": os.readlink("/proc/self/ns/net")}
+ELSEWHERE: list[dict[str, Any]] = [{"host": "other-host"}, {"host": socket.gethostname(), "namespaces": BESIDE}]
+"""On another machine, and in a container that has the network and name of this one but processes of its own."""
 
 
 @pytest.mark.parametrize("place", ELSEWHERE)
-def test_a_beating_owner_elsewhere_keeps_it(place: dict[str, str], tmp_path: Path) -> None:
+def test_a_beating_owner_elsewhere_keeps_it(place: dict[str, Any], tmp_path: Path) -> None:
     hold_elsewhere(tmp_path, **place)
     waits = 0
 
@@ -69,7 +71,7 @@ def test_a_beating_owner_elsewhere_keeps_it(place: dict[str, str], tmp_path: Pat
 
 
 @pytest.mark.parametrize("place", ELSEWHERE)
-def test_a_silent_owner_elsewhere_loses_it(place: dict[str, str], tmp_path: Path) -> None:
+def test_a_silent_owner_elsewhere_loses_it(place: dict[str, Any], tmp_path: Path) -> None:
     hold_elsewhere(tmp_path, **place)
     waited = 0.0
 
@@ -85,11 +87,12 @@ def test_a_silent_owner_elsewhere_loses_it(place: dict[str, str], tmp_path: Path
     lease.release()
 
 
-@pytest.mark.parametrize("known", [{}, {"pid_namespace": None}])
-def test_an_owner_that_does_not_say_where_its_number_counts_is_judged_by_it(
-    known: dict[str, None], tmp_path: Path
-) -> None:
-    """A lease of a version before, or of a system without such places."""
+@pytest.mark.parametrize(
+    "known", [{}, {"namespaces": {}}, {"namespaces": None}, {"namespaces": {"pid": "pid:[1]", "net": "net:[1]"}}]
+)
+def test_an_owner_whose_number_is_nobodys_is_not_waited_for(known: dict[str, Any], tmp_path: Path) -> None:
+    """A lease of a version before, or of a system without namespaces; and of a pod whose place one of the same name has
+    taken: a restart would else cost the time of a watch."""
     hold_elsewhere(tmp_path, host=socket.gethostname(), **known)
     lease = Lease(tmp_path)
     lease.acquire(wait=lambda _seconds: pytest.fail("a dead process was waited for"))

@@ -84,8 +84,11 @@ def test_one_that_is_gone_without_a_word_was_killed(tmp_path: Path) -> None:
     assert view_run(tmp_path / "run").phase == "Killed"
 
 
-@pytest.mark.parametrize("place", [{"host": "elsewhere"}, {"host": socket.gethostname(), "pid_namespace": "pid:[1]"}])
-def test_one_of_another_host_or_container_may_run(place: dict[str, str], tmp_path: Path) -> None:
+BESIDE = {"pid": "pid:[1]", "net": os.readlink("/proc/self/ns/net")}
+
+
+@pytest.mark.parametrize("place", [{"host": "elsewhere"}, {"host": socket.gethostname(), "namespaces": BESIDE}])
+def test_one_of_another_host_or_container_may_run(place: dict[str, Any], tmp_path: Path) -> None:
     start(tmp_path / "run", step=4)
     (tmp_path / "run/lease.json").write_text(json.dumps({"token": 1, "pid": 1, "beat": 3, **place}))
     seen = view_run(tmp_path / "run")
