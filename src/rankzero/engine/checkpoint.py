@@ -58,6 +58,8 @@ class Position:
     best: dict[str, float] | None = None
     """The evaluation that checkpoint.best_metric prefers, and the step that it was after."""
     best_step: int | None = None
+    compared_from: int = 0
+    """Evaluations of earlier steps are compared with none: they were of other data, tokens or weights."""
     evals_since_best: int = 0
     """Evaluations in a row without progress. One whose best_metric equals the best may become the best, but is none."""
     nonfinite_steps: int = 0
@@ -169,7 +171,8 @@ def with_eval(position: Position, metrics: dict[str, float], metric: str) -> tup
 
     An evaluation before the first step is a baseline to compare with: nothing trained could be saved as best there.
     """
-    position = replace(position, eval_last=metrics, eval_last_step=position.step)
+    since = min(position.compared_from, position.step)
+    position = replace(position, eval_last=metrics, eval_last_step=position.step, compared_from=since)
     if position.step == 0:
         return replace(position, eval_first=metrics), False
     best = becomes_best(metric, metrics, position.best)
@@ -189,18 +192,19 @@ def with_eval(position: Position, metrics: dict[str, float], metric: str) -> tup
 def judged_again(
     position: Position, evaluations: Mapping[int, dict[str, float]], kept: Collection[int], metric: str
 ) -> Position:
-    """The position where another metric than before says what is best: of the `evaluations` of the steps so far, those
-    of which a checkpoint is `kept`. Patience counts all of them."""
+    """The position where another metric than before says what is best: of the comparable `evaluations` so far, those of
+    which a checkpoint is `kept`. Patience counts all of them; a run that has ended early stays one."""
 
     def judged(steps: Iterable[int]) -> Position:
         after = replace(position, best=None, best_step=None, evals_since_best=0)
         for step in sorted(steps):
-            if 0 < step <= position.step and metric in evaluations[step]:
+            if max(1, position.compared_from) <= step <= position.step and metric in evaluations[step]:
                 after, _ = with_eval(replace(after, step=step), evaluations[step], metric)
         return after
 
-    best, waited = judged(evaluations.keys() & set(kept)), judged(evaluations)
-    return replace(position, best=best.best, best_step=best.best_step, evals_since_best=waited.evals_since_best)
+    best = judged(evaluations.keys() & set(kept))
+    waited = position.evals_since_best if position.ended_early else judged(evaluations).evals_since_best
+    return replace(position, best=best.best, best_step=best.best_step, evals_since_best=waited)
 
 
 def under(spec: RunSpec, position: Position, *, comparable: bool) -> Position:
@@ -209,5 +213,6 @@ def under(spec: RunSpec, position: Position, *, comparable: bool) -> Position:
     if not comparable:
         position = replace(position, best=None, best_step=None, evals_since_best=0)
         position = replace(position, eval_first=None, eval_last=None, eval_last_step=None)
+        position = replace(position, compared_from=position.step + 1)
     patience = spec.eval.early_stopping_patience
     return replace(position, ended_early=patience is not None and position.evals_since_best >= patience)

@@ -89,7 +89,7 @@ def chosen_step(spec: RunSpec, run_dir: RunDir, position: Position) -> int:
     if spec.checkpoint.final != "best" or not best:
         return position.step
     values = evaluations(run_dir.metrics, spec.checkpoint.best_metric)
-    there = {position.step, *run_dir.committed_steps()}
+    there = {step for step in (position.step, *run_dir.committed_steps()) if step >= position.compared_from}
     sign = -1 if spec.checkpoint.best_metric in HIGHER_IS_BETTER else 1
     others = sorted((sign * values[step], -step) for step in there & values.keys() - {best})
     for step in (best, *(-negative for _, negative in others)):

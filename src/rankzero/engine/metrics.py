@@ -118,6 +118,12 @@ def all_measures(path: Path) -> dict[int, dict[str, float]]:
     return found
 
 
+def step_of(path: Path, step: int) -> dict[str, Any] | None:
+    """What metrics.jsonl has of a step besides what an evaluation has measured; None where it has nothing."""
+    rows = (row for row in _rows(path) if row.get("step") == step)
+    return next(({k: v for k, v in row.items() if k not in ("step", *MEASURES)} for row in rows), None)
+
+
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a file; none where there is no file. A line that a kill has cut off is left out."""
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else ():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from rankzero import __version__
+from rankzero.data.prompts import Prompt
 from rankzero.engine.distributed import gather_objects
 from rankzero.engine.inputs import Inputs
 from rankzero.engine.layers import multiplies_by_onednn
@@ -42,16 +43,25 @@ def _identities(inputs: Inputs) -> dict[str, Any]:
     }
 
 
-def refuse_different_inputs(meta: dict[str, Any]) -> None:
+def refuse_different_inputs(meta: dict[str, Any], prompts: Sequence[Prompt]) -> None:
     """Raise ConfigError, on every rank, where nodes have other files of the same model: replicas of a frozen base would
-    each train on their own; and where they have other data, since each plans every step for all. A collective."""
-    found = gather_objects((meta["model"], meta["data"]))
-    if len({model for model, _ in found}) > 1:
-        hint = "put the files on a volume that all nodes mount, or copy them again; of a Hub model set model.revision"
-        raise ConfigError("the processes have different weights", where="model.name", hint=hint)
-    if len({data for _, data in found}) > 1:
-        hint = "put the files on a volume that all nodes mount; of a stream, begin again when none of them changes"
-        raise ConfigError("the processes have different data", where="data.train", hint=hint)
+    each train on their own; and where they have other data or prompts, since each plans every step, every evaluation
+    and every round of answers for all. A collective."""
+    mounted = "put the files on a volume that all nodes mount"
+    kinds = {
+        "model.name": ("weights", meta["model"], f"{mounted}, or copy them again; of a Hub model set model.revision"),
+        "data.train": ("data", meta["data"], f"{mounted}; of a stream, begin again when none of them changes"),
+        "data.eval": ("data to evaluate on", meta["eval_data"], mounted),
+        "eval.prompts": ("prompts", tuple(prompts), mounted),
+    }
+    everyones = gather_objects({field: own for field, (_, own, _) in kinds.items()})
+    problems = [
+        Problem(f"the processes have different {what}", field, hint)
+        for field, (what, _, hint) in kinds.items()
+        if any(theirs[field] != everyones[0][field] for theirs in everyones)
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def refuse_before_gpus(run_dir: RunDir, spec: RunSpec, inputs: Inputs, options: RunOptions) -> None:

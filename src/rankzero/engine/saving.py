@@ -179,10 +179,7 @@ class Saver:
     def _point_to(self, position: Position) -> None:
         """Move `last` and `best` to the new checkpoint, and drop what is no longer kept."""
         self._run_dir.set_link("last", position.step)
-        if position.best_step == position.step:
-            self._run_dir.set_link("best", position.step)
-        elif position.best_step is None:
-            self._run_dir.drop_link("best")
+        self._run_dir.point_to_best(position.best_step)
         prune_checkpoints(self._run_dir, keep=self._keep, best_step=position.best_step)
 
     def _agree(self, failure: str | None, value: Any, staged: Path) -> list[Any]:

@@ -6,7 +6,6 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,32 +13,28 @@ from typing import Any
 import torch
 
 from rankzero.data.cache.dataset import TokenizedDataset, summary
-from rankzero.engine.checkpoint import Found, Position, find_checkpoints, judged_again, load_checkpoint, under
+from rankzero.engine.checkpoint import Position
 from rankzero.engine.console import RunConsole, logger, results_alone_on_stdout
+from rankzero.engine.continuing import find_checkpoint, finished_before, restore, set_aside, what_is_next
 from rankzero.engine.device import Device, peak_memory, pick_device, pick_dtype, set_threads
 from rankzero.engine.distributed import (
     World,
-    broadcast_object,
     gather_objects,
     process_group,
     world_from_env,
 )
-from rankzero.engine.finish import copy_report, finish, finished_report, write_page
+from rankzero.engine.finish import copy_report, finish, write_page
 from rankzero.engine.forecasting import note_timing, say_forecast
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.hooks import Hooks
 from rankzero.engine.inputs import Inputs, read_inputs
-from rankzero.engine.metrics import MetricsLog, all_measures
+from rankzero.engine.metrics import MetricsLog
 from rankzero.engine.pace import Pace
 from rankzero.engine.passes import PassMemory, is_out_of_memory
 from rankzero.engine.process import process
 from rankzero.engine.resume import (
-    check_same_run,
-    how_it_continues,
     layout_of,
-    makes_incomparable,
     manifest_meta,
-    moved,
     refuse_different_inputs,
 )
 from rankzero.engine.saving import Saver
@@ -48,7 +43,7 @@ from rankzero.engine.signals import Activity, Tell, stop_on_signals
 from rankzero.engine.train import RunContext, train
 from rankzero.errors import StorageError
 from rankzero.model.load import settle_libraries
-from rankzero.run_dir.atomic import put_back_displaced, remove_stale, write_json, write_text
+from rankzero.run_dir.atomic import remove_stale, write_json, write_text
 from rankzero.run_dir.handover import (
     BEAT_FILE_VARIABLE,
     Beat,
@@ -56,7 +51,7 @@ from rankzero.run_dir.handover import (
 )
 from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
-from rankzero.run_dir.same_run import Differences, refuse_foreign_directory
+from rankzero.run_dir.same_run import refuse_foreign_directory
 from rankzero.spec.process_groups import require_whole_groups
 from rankzero.spec.resolve import to_yaml
 from rankzero.spec.run_options import RunOptions
@@ -104,11 +99,11 @@ def run(
             stack.enter_context(process_group(world, device, dict(os.environ)))
         with ledger.phase("model_files"):
             meta = manifest_meta(spec, inputs, environment)
-            refuse_different_inputs(meta)
+            refuse_different_inputs(meta, inputs.prompts)
         with ledger.phase("resume"):
             found, saved = find_checkpoint(run_dir, spec, meta, options, world)
         sender = stack.enter_context(sending(run_dir, spec if world.is_main else None, logger.info, logger.warning))
-        finished = finished_before(run_dir, spec, saved.step, total_steps(inputs, spec), world) if saved else None
+        finished = finished_before(run_dir, spec, saved, options, total_steps(inputs, spec), world) if saved else None
         if finished is not None:
             sender.finish_what_is_left()
             logger.info("[DONE] %s", what_is_next(finished))
@@ -227,61 +222,6 @@ def place_of(world: World) -> str:
     return "one process" if world.world_size == 1 else f"rank {world.rank} of {world.world_size} processes"
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """The checkpoint that a run goes on from, and how the run that made it differs from this one."""
-
-    step: int
-    layout: dict[str, str] | None
-    differences: Differences
-    best_metric: str
-    """By which it says what was best."""
-
-
-def find_checkpoint(
-    run_dir: RunDir, spec: RunSpec, meta: dict[str, Any], options: RunOptions, world: World
-) -> tuple[Found, Saved | None]:
-    """What the directory holds and, on every rank, the newest intact checkpoint. Raises ConfigError where that is of
-    another run."""
-    if world.is_main:
-        for name in [*put_back_displaced(run_dir.root), *put_back_displaced(run_dir.checkpoints)]:
-            logger.info("[STEP] %s was being replaced when an earlier start was killed; the older one is used", name)
-    found: Found = broadcast_object(find_checkpoints(run_dir, logger.warning) if world.is_main else None)
-    if found.newest is None:
-        return found, None
-    differences = check_same_run(found.newest, meta, spec, run_dir, options.allow_changes)
-    for notice in differences.notices:
-        logger.warning("[STEP] %s", notice)
-    metric = RunSpec.model_validate(found.newest["spec"]).checkpoint.best_metric
-    return found, Saved(found.newest["step"], found.newest.get("layout"), differences, metric)
-
-
-def set_aside(run_dir: RunDir, found: Found) -> None:
-    """Rename what is damaged, so that nothing counts it as kept or takes it for the last one."""
-    for step in found.damaged:
-        logger.warning("[STEP] step-%d is now %s; delete it when you have looked", step, run_dir.set_aside(step))
-    if found.newest is not None:
-        run_dir.set_link("last", found.newest["step"])
-    elif found.damaged:
-        logger.warning("[STEP] no checkpoint is intact: the run begins again")
-
-
-def finished_before(
-    run_dir: RunDir, spec: RunSpec, last_step: int, total_steps: int, world: World
-) -> dict[str, Any] | None:
-    """The report of a run that has nothing left to do, on every rank. One of them reads the whole result for it."""
-    report = finished_report(run_dir, spec, last_step, total_steps) if world.is_main else None
-    found: dict[str, Any] | None = broadcast_object(report)
-    return found
-
-
-def what_is_next(report: dict[str, Any]) -> str:
-    """What to do with a run that is over."""
-    if report["ended_early"]:
-        return "this run has ended early; raise eval.early_stopping_patience, or give it another name to train again"
-    return "this run is finished; raise its length (train.num_train_epochs), or give it another name to train again"
-
-
 def claim_directory(
     run_dir: RunDir, spec: RunSpec, environment: dict[str, Any], inputs: Inputs, world: World, console: RunConsole
 ) -> None:
@@ -301,48 +241,6 @@ def claim_directory(
         known = {name: part for name, part in parts.items() if isinstance(part, TokenizedDataset)}
         write_json(run_dir.data, {name: summary(part) for name, part in known.items()})
     console.log_to(run_dir.log(world.rank))
-
-
-def restore(
-    run_dir: RunDir,
-    saved: Saved | None,
-    session: Session,
-    spec: RunSpec,
-    layout: dict[str, str],
-    world: World,
-    ledger: Ledger,
-) -> Position:
-    """Continue from `saved`, or start. Says what is as if the run had never stopped, and what is not."""
-    if saved is None:
-        return Position()
-    with ledger.phase("resume"):
-        position = load_checkpoint(run_dir.checkpoint(saved.step), session.parallel, world)
-    accepted = saved.differences.accepted
-    in_order = session.device.adds_in_fixed_order
-    how = how_it_continues(position.step, accepted, moved(saved.layout, layout), fixed_order=in_order)
-    logger.info("[STEP] %s", how)
-    changed = makes_incomparable(accepted)
-    if changed and (position.eval_last or position.eval_first):
-        words = "[EVAL] evaluations so far are not compared with those to come, since %s changed"
-        logger.info(words, ", ".join(changed))
-    elif saved.best_metric != spec.checkpoint.best_metric:
-        position = best_by_another_metric(run_dir, spec, position, world)
-    return under(spec, position, comparable=not changed)
-
-
-def best_by_another_metric(run_dir: RunDir, spec: RunSpec, position: Position, world: World) -> Position:
-    """The position with what is best by today's checkpoint.best_metric, and the link to it. A collective."""
-    metric = spec.checkpoint.best_metric
-    if world.is_main:
-        kept = run_dir.committed_steps()
-        position = judged_again(position, all_measures(run_dir.metrics), kept, metric)
-        if position.best_step is None:
-            run_dir.drop_link("best")
-        else:
-            run_dir.set_link("best", position.best_step)
-            logger.info("[EVAL] by %s the best so far is step %d, of those that are kept", metric, position.best_step)
-    judged: Position = broadcast_object(position)
-    return judged
 
 
 def open_metrics(run_dir: RunDir, spec: RunSpec, position: Position, stack: ExitStack) -> MetricsLog:

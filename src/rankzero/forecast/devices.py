@@ -72,8 +72,11 @@ class Network:
 
 
 def find_device(name: str) -> Device | None:
-    """The device whose words are in a driver's or a node label's name; None where there is none."""
+    """The device whose words are in a driver's or a node label's name; None where there is none, and for a slice of one
+    (MIG) or a laptop's, which are others than the name says."""
     plain = re.sub(r"[-_]", " ", name)
+    if re.search(r"\b(MIG|Laptop)\b", plain, flags=re.IGNORECASE):
+        return None
     return next((one for one in DEVICES if re.search(rf"\b{one.name}\b", plain, flags=re.IGNORECASE)), None)
 
 

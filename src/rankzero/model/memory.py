@@ -299,9 +299,12 @@ def block_bytes(blocks: Blocks, facts: ModelFacts, row: int) -> float:
 
 
 def checkpoint_bytes(train: TrainSpec, facts: ModelFacts) -> int:
-    """What a checkpoint takes on disk: trained weights as they are held, and the optimizer's state of them."""
-    masters = 4 * facts.trainable if sharding_section(train.sharding).own_masters else 0
-    return round(facts.trained_bytes + _optimizer_bytes(train, facts)) + masters
+    """What a checkpoint takes on disk: weights as they are held, without a frozen base beneath adapters, and the
+    optimizer's state. DeepSpeed's has all weights in float32."""
+    whole = sharding_section(train.sharding).own_masters
+    frozen = 4 * (facts.total - facts.trainable) if whole else facts.frozen_bytes
+    masters = 4 * facts.trainable if whole else 0
+    return round(facts.trained_bytes + _optimizer_bytes(train, facts)) + masters + (0 if facts.adapters else frozen)
 
 
 def _optimizer_bytes(train: TrainSpec, facts: ModelFacts) -> float:

@@ -173,6 +173,13 @@ class RunDir:
             else:
                 os.replace(staged, link)
 
+    def point_to_best(self, step: int | None) -> None:
+        """Point `best` at this step's checkpoint, or at none. One whose checkpoint is lost is left as it is."""
+        if step is None:
+            self.drop_link("best")
+        elif self.checkpoint(step).is_dir():
+            self.set_link("best", step)
+
     def drop_link(self, name: LinkName) -> None:
         """Nothing is `best` or `last` any more."""
         with storage_errors(self.root / name):

@@ -142,6 +142,13 @@ def test_the_time_of_a_run_is_that_of_its_evaluations_too(tmp_path: Path, tiny: 
     assert evaluation > 0 and report["elapsed_seconds"] >= report["training_seconds"] + evaluation
 
 
+def test_the_report_of_a_finished_run_is_copied_too(tmp_path: Path, tiny: Path) -> None:
+    spec, copy = small_spec(tmp_path, tiny, train__max_steps=1), tmp_path / "copy.json"
+    report = run_here(spec)
+    run_here(spec, report_json=str(copy))
+    assert json.loads(copy.read_text()) == json.loads(json.dumps(report))
+
+
 def test_every_second_of_all_starts_is_of_some_kind(tmp_path: Path, tiny: Path) -> None:
     """Beside a clock from outside: a run that was stopped in its sixth step, waited, and went on."""
     spec = small_spec(tmp_path, tiny, checkpoint__every=2)

@@ -13,9 +13,11 @@ import torch
 from safetensors.torch import load_file
 
 from rankzero import machine
-from rankzero.engine.checkpoint import Position, judged_again, under
+from rankzero.data.prompts import Prompt
+from rankzero.data.rows.conversation import Message
+from rankzero.engine.checkpoint import Position, judged_again, under, with_eval
 from rankzero.engine.hooks import Hooks
-from rankzero.engine.resume import check_same_run, how_it_continues
+from rankzero.engine.resume import check_same_run, how_it_continues, refuse_different_inputs
 from rankzero.errors import ConfigError, ExitCode, RankzeroError, StoppedError
 from rankzero.launch.node import preparation
 from rankzero.launch.node.output import Output
@@ -26,6 +28,7 @@ from rankzero.redaction import Redactor
 from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import LoraSpec, RunSpec
+from tests.support.recipes import sentiment_rows
 from tests.support.runs import log, metrics, run_here, run_root, small_spec, stop_in
 from tests.support.seeds import SEEDS
 from tests.support.tasks import task_spec
@@ -229,7 +232,7 @@ def test_what_was_best_on_other_data_is_not_best_on_these() -> None:
     )
     assert under(patient, before, comparable=True) == before
     before = replace(before, eval_first={"eval_loss": 2.0}, eval_last={"eval_loss": 1.5}, eval_last_step=9)
-    assert under(patient, before, comparable=False) == Position(step=9)
+    assert under(patient, before, comparable=False) == Position(step=9, compared_from=10)
 
 
 @pytest.mark.parametrize(
@@ -276,6 +279,90 @@ def test_what_is_best_by_another_metric_is_looked_for_among_what_is_kept(
     assert "by accuracy the best so far is step 4, of those that are kept" in log(by_accuracy)
     assert (position["best_step"], position["best"]["accuracy"]) == ((4, 0.9) if now < 0.9 else (10, now))
     assert (run_root(spec) / "best").resolve() == run_root(spec) / f"checkpoints/step-{position['best_step']}"
+
+
+def test_best_points_to_what_is_best_now_after_there_and_back(tmp_path: Path) -> None:
+    """A start that only chooses anew saves no checkpoint, so the next one finds the metric of the one before."""
+    spec = task_spec("classify", tmp_path, eval__every=2, checkpoint__every=2, checkpoint__keep=9)
+    run_here(spec)
+    rows = metrics(spec)
+    for number, row in enumerate(row for row in rows if "accuracy" in row):
+        row["accuracy"] = 1.0 - number / 10  # the first is the best, where losses fall
+    (run_root(spec) / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    by_accuracy = spec.model_copy(update={"checkpoint": spec.checkpoint.model_copy(update={"best_metric": "accuracy"})})
+    found = []
+    for now in (spec, by_accuracy, spec):
+        step = run_here(now)["final_step"]
+        assert (run_root(spec) / "best").resolve() == run_root(spec) / f"checkpoints/step-{step}"
+        found.append(step)
+    assert found[1] == 2 != found[0] == found[2]
+
+
+def test_what_ended_early_stays_so_by_another_metric_and_not_on_other_data(tmp_path: Path) -> None:
+    """Another choice of the best trains nothing; other data to evaluate on begin patience again."""
+    patient = {"eval__early_stopping_patience": 1, "eval__every": 2, "checkpoint__every": 2}
+    fields = {**patient, "checkpoint__best_metric": "accuracy", "train__learning_rate": 1e-7}  # no score moves
+    spec = task_spec("classify", tmp_path, **fields)
+    report = run_here(spec)
+    assert report["ended_early"] and report["steps"] < 12
+    by_f1 = spec.model_copy(update={"checkpoint": spec.checkpoint.model_copy(update={"best_metric": "macro_f1"})})
+    again = run_here(by_f1)
+    assert (again["ended_early"], again["steps"]) == (True, report["steps"])
+    other = write_jsonl(tmp_path / "other.jsonl", sentiment_rows(20)[-9:])
+    elsewhere = by_f1.model_copy(update={"data": by_f1.data.model_copy(update={"eval": str(other)})})
+    assert run_here(elsewhere, allow_changes=("eval_data",))["steps"] > report["steps"]
+
+
+@pytest.mark.parametrize("change", ["shorter", "other data"])
+def test_a_start_without_a_step_left_evaluates_the_last(change: str, tmp_path: Path, tiny: Path) -> None:
+    """It was made the last by a length that the run had already, or what is evaluated on is other than before."""
+    spec = small_spec(tmp_path, tiny, eval__every="epoch", checkpoint__keep=9, train__num_train_epochs=2)
+    if change == "shorter":
+        with pytest.raises(StoppedError):
+            run_here(spec, hooks=stop_in(5))
+        now, allowed, last = small_spec(tmp_path, tiny, checkpoint__keep=9, train__max_steps=5), "train.max_steps", 5
+    else:
+        run_here(spec)
+        rows = str(write_jsonl(tmp_path / "other.jsonl", chat_rows(5)))
+        now, allowed, last = small_spec(tmp_path, tiny, data__eval=rows, train__num_train_epochs=2), "eval_data", 8
+    before = metrics(spec)
+    report = run_here(now, allow_changes=(allowed, "train.num_train_epochs"))
+    after = metrics(spec)
+    assert report["steps"] == report["last_evaluation"]["step"] == last == after[-1]["step"]
+    assert after[-1]["eval_loss"] == report["last_evaluation"]["eval_loss"]
+    assert [row["loss"] for row in after] == [row["loss"] for row in before], "no step was made again"
+    if change == "other data":
+        assert report["final_step"] == last and report["eval_loss"] != before[-1]["eval_loss"]
+    assert run_here(now)["last_evaluation"] == report["last_evaluation"]
+
+
+def test_processes_that_have_other_files_are_refused_with_all_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    meta = {"model": "m", "data": "d", "eval_data": "e"}
+    prompt, other = (Prompt((Message("user", text),)) for text in ("hello", "bye"))
+
+    def beside(**theirs: Any) -> None:
+        def everyones(own: Any) -> list[Any]:
+            return [own, {**own, **theirs}]
+
+        monkeypatch.setattr("rankzero.engine.resume.gather_objects", everyones)
+
+    beside()
+    refuse_different_inputs(meta, (prompt,))
+    beside(**{"data.eval": "other", "eval.prompts": (other,)})
+    with pytest.raises(ConfigError) as refused:
+        refuse_different_inputs(meta, (prompt,))
+    assert [problem.where for problem in refused.value.problems] == ["data.eval", "eval.prompts"]
+
+
+def test_only_what_is_comparable_is_compared() -> None:
+    """Also where a metric changes in a later start than the data did, and where the best is lost."""
+    evaluations = {step: {"eval_loss": 1.0, "accuracy": value} for step, value in {2: 0.9, 8: 0.6, 10: 0.7}.items()}
+    spec = RunSpec.model_validate({"model": {"name": "m"}, "data": {"train": "t", "eval": "e"}})
+    position = under(spec, Position(step=6, best={"eval_loss": 1.0}, best_step=2), comparable=False)
+    for step in (8, 10):
+        position, _ = with_eval(replace(position, step=step), evaluations[step], "eval_loss")
+    found = judged_again(position, evaluations, (2, 8, 10), "accuracy")
+    assert (found.best_step, found.evals_since_best, found.compared_from) == (10, 0, 7)
 
 
 def test_patience_counts_what_is_no_longer_kept() -> None:

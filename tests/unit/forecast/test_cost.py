@@ -325,6 +325,12 @@ def test_devices_are_found_by_the_names_that_drivers_and_nodes_give() -> None:
         "NVIDIA GeForce RTX 4090": "RTX 4090",
     }
     assert {name: device(name).name for name in names} == names
+    slices = (
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+    )
+    assert not any(map(find_device, slices)), "they are others than the whole GPU, or the desktop's, of that name"
     assert find_device("NVIDIA RTX A1000") is find_device("a GPU (assumed: no node says what its GPUs have)") is None
     assert all(find_device(one.name) is one for one in DEVICES), "none stands before a longer name"
 

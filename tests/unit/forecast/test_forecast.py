@@ -108,6 +108,15 @@ def test_what_it_says_is_what_happened(trained: tuple[RunSpec, int]) -> None:
     assert found.disk.result == tensor_bytes(run_dir.final / "adapter_model.safetensors")
 
 
+def test_a_checkpoint_of_a_full_fine_tune_has_what_is_frozen_too(tmp_path: Path) -> None:
+    """Of a mixture whose experts stay as they are: most of its weights."""
+    parts = {"lora": None, "train__parts": ["language"], "train__max_steps": 1, "eval_rows": 0}
+    spec = small_spec(tmp_path, save("qwen3_moe", tmp_path / "model"), **parts)
+    run_here(spec)
+    tensors = sum(map(tensor_bytes, RunDir(run_root(spec)).checkpoint(1).rglob("*.safetensors")))
+    assert dry_run(spec, 1).disk.checkpoint == pytest.approx(tensors, rel=0.02)
+
+
 def test_rows_that_share_no_pass_are_counted_apart(tiny: Path, tmp_path: Path) -> None:
     """Of a model with other positions for longer rows, as longrope has, by files, by torch and by a run itself."""
     shutil.copytree(tiny, model := tmp_path / "model")

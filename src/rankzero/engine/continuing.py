@@ -1,0 +1,135 @@
+"""Where a start goes on: what its run directory holds, whether anything is left to do, and the position that it loads.
+Knows nothing of how a step is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rankzero.engine.checkpoint import Found, Position, find_checkpoints, judged_again, load_checkpoint, under
+from rankzero.engine.console import logger
+from rankzero.engine.distributed import World, broadcast_object
+from rankzero.engine.finish import copy_report, finished_report
+from rankzero.engine.goodput import Ledger
+from rankzero.engine.metrics import all_measures, step_of
+from rankzero.engine.resume import check_same_run, how_it_continues, makes_incomparable, moved
+from rankzero.engine.setup import Session
+from rankzero.engine.train import is_over
+from rankzero.run_dir.atomic import put_back_displaced
+from rankzero.run_dir.paths import RunDir
+from rankzero.run_dir.same_run import Differences
+from rankzero.spec.run_options import RunOptions
+from rankzero.spec.run_spec import RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The checkpoint that a run goes on from, and how the run that made it differs from this one."""
+
+    step: int
+    layout: dict[str, str] | None
+    differences: Differences
+    best_metric: str
+    """By which it says what was best."""
+
+
+def find_checkpoint(
+    run_dir: RunDir, spec: RunSpec, meta: dict[str, Any], options: RunOptions, world: World
+) -> tuple[Found, Saved | None]:
+    """What the directory holds and, on every rank, the newest intact checkpoint. Raises ConfigError where that is of
+    another run."""
+    if world.is_main:
+        for name in [*put_back_displaced(run_dir.root), *put_back_displaced(run_dir.checkpoints)]:
+            logger.info("[STEP] %s was being replaced when an earlier start was killed; the older one is used", name)
+    found: Found = broadcast_object(find_checkpoints(run_dir, logger.warning) if world.is_main else None)
+    if found.newest is None:
+        return found, None
+    differences = check_same_run(found.newest, meta, spec, run_dir, options.allow_changes)
+    for notice in differences.notices:
+        logger.warning("[STEP] %s", notice)
+    metric = RunSpec.model_validate(found.newest["spec"]).checkpoint.best_metric
+    return found, Saved(found.newest["step"], found.newest.get("layout"), differences, metric)
+
+
+def set_aside(run_dir: RunDir, found: Found) -> None:
+    """Rename what is damaged, so that nothing counts it as kept or takes it for the last one."""
+    for step in found.damaged:
+        logger.warning("[STEP] step-%d is now %s; delete it when you have looked", step, run_dir.set_aside(step))
+    if found.newest is not None:
+        run_dir.set_link("last", found.newest["step"])
+    elif found.damaged:
+        logger.warning("[STEP] no checkpoint is intact: the run begins again")
+
+
+def finished_before(
+    run_dir: RunDir, spec: RunSpec, saved: Saved, options: RunOptions, total_steps: int, world: World
+) -> dict[str, Any] | None:
+    """The report of a run that has nothing left to do, on every rank. One of them reads the whole result for it, and
+    copies the report where --report-json says."""
+    if makes_incomparable(saved.differences.accepted):
+        return None  # its weights are to be evaluated anew, and to train on where an evaluation has ended it early
+    report = finished_report(run_dir, spec, saved.step, total_steps) if world.is_main else None
+    if report is not None:
+        copy_report(report, options.report_json)
+    found: dict[str, Any] | None = broadcast_object(report)
+    return found
+
+
+def what_is_next(report: dict[str, Any]) -> str:
+    """What to do with a run that is over."""
+    if report["ended_early"]:
+        return "this run has ended early; raise eval.early_stopping_patience, or give it another name to train again"
+    return "this run is finished; raise its length (train.num_train_epochs), or give it another name to train again"
+
+
+def restore(
+    run_dir: RunDir,
+    saved: Saved | None,
+    session: Session,
+    spec: RunSpec,
+    layout: dict[str, str],
+    world: World,
+    ledger: Ledger,
+) -> Position:
+    """Continue from `saved`, or start. Says what is as if the run had never stopped, and what is not."""
+    if saved is None:
+        return Position()
+    with ledger.phase("resume"):
+        position = load_checkpoint(run_dir.checkpoint(saved.step), session.parallel, world)
+    accepted = saved.differences.accepted
+    in_order = session.device.adds_in_fixed_order
+    how = how_it_continues(position.step, accepted, moved(saved.layout, layout), fixed_order=in_order)
+    logger.info("[STEP] %s", how)
+    changed = makes_incomparable(accepted)
+    if changed and (position.eval_last or position.eval_first):
+        words = "[EVAL] evaluations so far are not compared with those to come, since %s changed"
+        logger.info(words, ", ".join(changed))
+    elif saved.best_metric != spec.checkpoint.best_metric:
+        position = best_by_another_metric(run_dir, spec, position, world)
+    position = under(spec, position, comparable=not changed)
+    if world.is_main:
+        run_dir.point_to_best(position.best_step)
+    return with_end_evaluated(position, session, run_dir, world)
+
+
+def best_by_another_metric(run_dir: RunDir, spec: RunSpec, position: Position, world: World) -> Position:
+    """The position with what is best by today's checkpoint.best_metric. A collective."""
+    metric = spec.checkpoint.best_metric
+    if world.is_main:
+        kept = run_dir.committed_steps()
+        position = judged_again(position, all_measures(run_dir.metrics), kept, metric)
+        if position.best_step is not None:
+            logger.info("[EVAL] by %s the best so far is step %d, of those that are kept", metric, position.best_step)
+    judged: Position = broadcast_object(position)
+    return judged
+
+
+def with_end_evaluated(position: Position, session: Session, run_dir: RunDir, world: World) -> Position:
+    """The position of a start that finds no step left to do, whose last one was not evaluated: the run was made shorter
+    than it was to be, or its evaluation data changed. That evaluation is made as one that a stop has cut short. A
+    collective."""
+    known = position.unevaluated is not None or position.eval_last_step == position.step
+    if session.eval is None or known or not position.step or not is_over(position, session.schedule):
+        return position
+    facts: dict[str, Any] | None = broadcast_object(step_of(run_dir.metrics, position.step) if world.is_main else None)
+    return replace(position, unevaluated=facts)
