@@ -97,13 +97,13 @@ def evaluate(
     there is no result; AccessError or ServiceError where a judge does not answer.
     """
     from rankzero.api.installed import require_engine
-    from rankzero.run_dir.result import find_result
+    from rankzero.run_dir.result import find_result, run_at
 
     several = [data] if isinstance(data, str | os.PathLike | Mapping) else list(data)
     if not several and tasks is None:
         raise UsageError("there is nothing to measure with", where="eval", hint="--data FILE, or --task NAME")
     result = find_result(target, "writes")
-    run = _run_of(target)
+    run = run_at(Path(target))
     before = find_result(target, "writes", base=True) if base and run is not None else None
     tell(result.changed)
     require_engine()
@@ -173,15 +173,6 @@ def _unique(name: str, taken: Mapping[str, object]) -> str:
     if name not in taken:
         return name
     return next(f"{name} ({n})" for n in range(2, len(taken) + 3) if f"{name} ({n})" not in taken)
-
-
-def _run_of(target: str) -> Path | None:
-    """The run directory that is meant; None where it is none."""
-    from rankzero.run_dir.result import FINAL
-
-    path = Path(target)
-    path = path.parent if path.name == FINAL and (path.parent / "run.yaml").is_file() else path
-    return path if (path / "run.yaml").is_file() else None
 
 
 def _keep(run: Path, found: Evaluation) -> None:

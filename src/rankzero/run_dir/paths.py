@@ -128,6 +128,10 @@ class RunDir:
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step}"
 
+    def is_checkpoint(self, directory: Path) -> bool:
+        """Whether a directory has the name and the place of a committed checkpoint."""
+        return directory.parent == self.checkpoints and _STEP.fullmatch(directory.name) is not None
+
     def committed_steps(self) -> list[int]:
         """Steps that have a checkpoint directory under its final name, newest first. Says nothing of their content."""
         if not self.checkpoints.is_dir():

@@ -9,8 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from rankzero.errors import ConfigError, Problem, StorageError
 from rankzero.run_dir.atomic import MANIFEST, faults, read_manifest
+from rankzero.run_dir.paths import LINKS, RunDir
 from rankzero.spec.names import PLAIN_NOTE, PLAIN_TEMPLATE
 from rankzero.spec.nearby import near
 
@@ -89,14 +92,12 @@ def find_result(target: str, use: ModelUse, *, base: bool = False) -> Result:
     a model with another use, and where there is no such run; StorageError where its weights are damaged.
     """
     directory = Path(target)
-    if directory.name == FINAL and (directory.parent / "run.yaml").is_file():
-        directory = directory.parent
-    if (directory / "run.yaml").is_file():
-        return _of_run(directory, use, base=base)
+    if (run := run_at(directory)) is not None:
+        return _of_run(run, use, base=base)
     if base:
         raise ConfigError("this is no run directory: run.yaml is missing", where=target, hint="leave --base out")
     if (directory / ADAPTER_CONFIG).is_file():
-        run = _run_of(directory) if _is_checkpoint(directory) else None
+        run = _run_of(directory)
         return _of_adapter(directory) if run is None else _of_checkpoint(directory, run, use)
     require_target(target)
     return _untrained({"name": str(directory.absolute()) if directory.is_dir() else target})
@@ -231,9 +232,57 @@ def _with_hint(error: StorageError, hint: str) -> StorageError:
     return StorageError([Problem(problem.what, problem.where, hint) for problem in error.problems])
 
 
+def run_at(directory: Path) -> Path | None:
+    """The run directory that this is, or whose final/ it is; None where it is neither."""
+    if (directory / "run.yaml").is_file():
+        return directory
+    return None if _is_checkpoint(directory) else _run_of(directory)
+
+
 def _run_of(weights: Path) -> Path | None:
-    """The run directory of <run>/final or <run>/checkpoints/step-<n>/model; None of an adapter alone."""
-    return next((parent for parent in weights.resolve().parents[:3] if (parent / "run.yaml").is_file()), None)
+    """The run that wrote <run>/final or <run>/checkpoints/step-<n>/model; None of any other directory, and of a copy
+    beside the run.yaml of something else."""
+    for place in (weights, weights.resolve()):
+        saved = place if place.name == FINAL else place.parent
+        run = _run_around(place)
+        if run is not None and (run / "run.yaml").is_file() and _is_of(run, saved, place):
+            return run
+    return None
+
+
+def _run_around(weights: Path) -> Path | None:
+    """Where a run would be that has its weights here: in final/, in a checkpoint, or in best/ or last/ of a copy that
+    followed the links."""
+    if weights.name == FINAL:
+        return weights.parent
+    if weights.name == WEIGHTS and weights.parent.name in LINKS:
+        return weights.parent.parent
+    run = weights.parent.parent.parent
+    return run if weights.name == WEIGHTS and RunDir(run).is_checkpoint(weights.parent) else None
+
+
+def _is_of(run: Path, saved: Path, weights: Path) -> bool:
+    """Whether what was saved is of the run that run.yaml describes: by the manifest, else by the adapter's own words.
+    Where neither says anything, the place does."""
+    try:
+        spec = yaml.safe_load((run / "run.yaml").read_text(encoding="utf-8"))
+        name, model = spec.get("name"), spec["model"]["name"]
+    except (OSError, ValueError, yaml.YAMLError, AttributeError, KeyError, TypeError):
+        return True  # read again where it is used, which says what is wrong with it
+    by = _words(saved / MANIFEST).get("spec")
+    if isinstance(by, dict) and isinstance(by.get("model"), dict):
+        return (by.get("name"), by["model"].get("name")) == (name, model)
+    base = _words(weights / ADAPTER_CONFIG).get("base_model_name_or_path")
+    return base in (None, model, str((run / model).resolve())) or model.endswith(".gguf")  # whose files are elsewhere
+
+
+def _words(path: Path) -> dict[str, Any]:
+    """A JSON object; {} where there is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _is_checkpoint(weights: Path) -> bool:

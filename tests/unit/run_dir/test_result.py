@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rankzero.errors import ConfigError
-from rankzero.run_dir.result import find_result, named_run, runs_in
+from rankzero.run_dir.result import find_adapter, find_result, named_run, runs_in
 from rankzero.spec.resolve import to_yaml
 from rankzero.spec.run_spec import RunSpec
 from tests.support.unreadable import close
@@ -150,3 +150,51 @@ def test_entries_that_may_not_be_looked_into_or_are_gone_hide_no_other_runs(
 
     monkeypatch.setattr(os, "stat", stat)
     assert runs_in(tmp_path) == [str(tmp_path / "mine")]
+
+
+def adapter_in(directory: Path, base: str = "org/own", spec: dict[str, Any] | None = None) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
+    if spec is not None:
+        (directory / "manifest.json").write_text(json.dumps({"format": 1, "files": {}, "spec": spec}))
+    return directory
+
+
+class TestBesideASpec:
+    """An adapter is of a run only where a run writes one, and where the run.yaml there is that run's."""
+
+    @pytest.mark.parametrize("place", ["adapters/foo", "model", "a/b/model", "checkpoints/best/model", "final"])
+    def test_an_adapter_that_lies_near_a_spec_goes_on_its_own_base(self, place: str, tmp_path: Path) -> None:
+        project = run_of(tmp_path, final=False, lora={})
+        adapter = adapter_in(project / place)
+        assert (find_adapter(adapter).base.name, find_adapter(adapter).run) == ("org/own", None)
+        result = find_result(str(adapter), "writes")
+        assert (result.model.name, result.adapter) == ("org/own", adapter)
+
+    @pytest.mark.parametrize(
+        "by", [{"name": "other", "model": {"name": "base"}}, {"name": "run", "model": {"name": "b"}}]
+    )
+    def test_a_result_that_was_copied_beside_another_spec(self, by: dict[str, Any], tmp_path: Path) -> None:
+        project = run_of(tmp_path, final=False, lora={})
+        adapter = adapter_in(project / "final", spec=by)
+        assert find_adapter(adapter).base.name == find_result(str(adapter), "writes").model.name == "org/own"
+
+    @pytest.mark.parametrize("place", ["final", "checkpoints/step-5/model", "last/model"])
+    @pytest.mark.parametrize("manifest", [True, False])
+    def test_what_a_run_wrote_is_the_runs(self, manifest: bool, place: str, tmp_path: Path) -> None:
+        run = run_of(tmp_path, final=False, lora={}, model={"name": "/gone/base", "quantization": "nf4"})
+        adapter = adapter_in(run / place, base="/gone/base")
+        if manifest:
+            saved = adapter if place == "final" else adapter.parent
+            adapter_in(saved, base="/gone/base", spec={"name": "run", "model": {"name": "/gone/base"}})
+        copied = tmp_path / "copied elsewhere"
+        run.rename(copied)
+        found = find_adapter(copied / place)
+        assert (found.run, found.base.quantization) == (copied, "nf4")
+        assert find_result(str(copied / place), "writes").model.quantization == "nf4"
+
+    def test_from_within(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        run = run_of(tmp_path, lora={}, model={"name": "base", "quantization": "nf4"})
+        adapter_in(run / "final", base="base")
+        monkeypatch.chdir(run / "final")
+        assert find_result(".", "writes").model.quantization == find_adapter(Path()).base.quantization == "nf4"
