@@ -9,10 +9,12 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from rankzero.engine.text_scores import without_reasoning
 from rankzero.errors import AccessError, ServiceError
 from rankzero.redaction import without_secrets
 
@@ -21,6 +23,7 @@ BEST = 10
 TRIES, PAUSE_SECONDS = 4, 2.0
 TIMEOUT_SECONDS = 120.0
 _SCORE = re.compile(r'"score"\s*:\s*"?(-?\d+(?:\.\d+)?)')
+_LEADING = re.compile(r"^-?\d+(?:\.\d+)?")
 _NUMBER = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)(?:\s*/\s*10)?(?!\w|\.\d)")
 _TASK = (
     "You grade the answer of an assistant. 10: right, complete and to the point; 0: wrong, or no answer. Where there "
@@ -95,10 +98,24 @@ class Judge:
 
 
 def score_in(words: str) -> float | None:
-    """The grade in an answer: of its JSON, else the only number that it has. None where there is none from 0 to 10."""
-    found = _SCORE.search(words)
-    numbers = [found[1]] if found else _NUMBER.findall(words)
-    if len(numbers) != 1:
-        return None
-    score = float(numbers[0])
-    return score if 0 <= score <= BEST else None
+    """The grade in an answer, behind its reasoning: of its JSON, else the only number that it has. Of several that
+    differ the last one that stands in a whole object. None where there is none from 0 to 10."""
+    words = without_reasoning(words)
+    found = list({float(score) for score in _SCORE.findall(words)})
+    if len(found) > 1:
+        found = _in_objects(words)[-1:]
+    elif not found:
+        found = [float(number) for number in _NUMBER.findall(words)]
+    return found[0] if len(found) == 1 and 0 <= found[0] <= BEST else None
+
+
+def _in_objects(words: str) -> list[float]:
+    """The scores of the whole JSON objects in a text, in their order."""
+    decoder, found, at = json.JSONDecoder(), [], words.find("{")
+    while at >= 0:
+        end = at + 1
+        with suppress(ValueError, RecursionError):
+            value, end = decoder.raw_decode(words, at)
+            found += [float(score) for score in _LEADING.findall(str(value.get("score")))]
+        at = words.find("{", end)
+    return found

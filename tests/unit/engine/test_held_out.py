@@ -94,6 +94,14 @@ def test_what_is_said_behind_reasoning(text: str, said: str) -> None:
         ('{"score": 11}', None),
         ('{"score": -1}', None),
         ("I cannot grade this", None),
+        ('<think>\nMaybe {"score": 3}, as 1 of 2.\n</think>\n\n{"score": 9, "reason": "right"}', 9.0),
+        ('It is to be {"score": 0 to 10}: a 3?\n</think>\n{"score": "8/10"}', 8.0),
+        ('<think>\n{"score": 3} or', None),
+        ('First {"score": 3, "reason": "short"}. No: {"score": 7, "reason": "it has {all}"} I think.', 7.0),
+        ('{"score": 7, "parts": [{"score": 3}]}', 7.0),
+        ("7 of 7 facts", None),
+        ('{"score": 4} said twice {"score": 4', 4.0),
+        ('{"score": 4, "or {"score": 5', None),
     ],
 )
 def test_grades_are_read_or_missing_and_never_guessed(words: str, score: float | None) -> None:
