@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankzero.api.data import DataSource
 from rankzero.api.results import Tell, warn
-from rankzero.errors import DataError, UsageError
+from rankzero.errors import DataError, StorageError, UsageError
 
 if TYPE_CHECKING:
     from rankzero.engine.held_out import Row
@@ -37,6 +37,16 @@ class TaskSpec:
     limit: int | None = None
     """Rows of each; None: all."""
     batch_size: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Who hears of an evaluation while it goes on."""
+
+    tick: Callable[[int, int], None] = lambda _done, _all: None
+    """How many answers there are, of how many."""
+    answered: Callable[[Mapping[str, Sequence[Row]]], None] = lambda _rows: None
+    """After each data set, every question and answer till then: before any is graded, which may fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +95,17 @@ def evaluate(
     judge: JudgeSpec | None = None,
     max_new_tokens: int = 256,
     base: bool = True,
-    tick: Callable[[int, int], None] = lambda _done, _all: None,
+    listener: Listener | None = None,
     tell: Tell = warn,
 ) -> Evaluation:
     """Ask the result of a run, and with `base` its model before training, and compare with what was wanted.
 
     `data` is rows of any format that training reads: their last answers are the references. A run keeps what was
-    measured in eval.json, for its page. `tick` hears how many answers there are of how many.
+    measured in eval.json, for its page. `listener` hears of it while it goes on.
 
     Raises DataError for rows that are no questions, or have nothing to compare with and no judge; ConfigError where
-    there is no result; AccessError or ServiceError where a judge does not answer.
+    there is no result or no such task; AccessError or ServiceError where a judge does not answer, which is asked once
+    before all else.
     """
     from rankzero.api.installed import require_engine
     from rankzero.run_dir.result import find_result, run_at
@@ -107,11 +118,7 @@ def evaluate(
     before = find_result(target, "writes", base=True) if base and run is not None else None
     tell(result.changed)
     require_engine()
-    if tasks is not None:
-        from rankzero.engine.harness import require_harness
-
-        require_harness()
-    found = _measured(result, before, several, tasks, judge, max_new_tokens, tick)
+    found = _measured(result, before, several, tasks, judge, max_new_tokens, listener or Listener())
     if run is not None:
         _keep(run, found)
     return found
@@ -124,14 +131,14 @@ def _measured(
     tasks: TaskSpec | None,
     judge: JudgeSpec | None,
     max_new_tokens: int,
-    tick: Callable[[int, int], None],
+    listener: Listener,
 ) -> Evaluation:
     from contextlib import ExitStack
 
     from rankzero.data.prompts import read_questions
     from rankzero.engine.chat import open_voices
-    from rankzero.engine.harness import run_tasks
-    from rankzero.engine.held_out import about, ask_all, summed_up
+    from rankzero.engine.harness import find_tasks, run_tasks
+    from rankzero.engine.held_out import about, ask_all, graded, summed_up
     from rankzero.engine.judge import Judge
     from rankzero.spec.run_spec import SourceSpec
 
@@ -141,30 +148,32 @@ def _measured(
         if judge is None and all(prompt.reference is None for prompt in prompts):
             hint = "rows end with the answer that is wanted; or name a judge"
             raise DataError("no row has an answer to compare with", where=path, hint=hint)
-    voices = open_voices(result, before)
-    total = sum(map(len, questions.values())) * len(voices)
-    sets: dict[str, dict[str, Any]] = {}
+    manager = None if tasks is None else find_tasks(tasks.names, tasks.directory)
     rows: dict[str, Sequence[Row]] = {}
     with ExitStack() as stack:
         judging = None if judge is None else stack.enter_context(Judge(judge.url, judge.model, os.environ))
-        done = 0
+        if judging is not None and questions:
+            judging.require_answer()
+        voices = open_voices(result, before)
+        done, total = 0, sum(map(len, questions.values())) * len(voices)
         for path, prompts in questions.items():
-            name = _unique(Path(path).name, sets)
-            asked = ask_all(
+            rows[_unique(Path(path).name, rows)] = ask_all(
                 voices,
                 prompts,
                 max_new_tokens=max_new_tokens,
-                judge=judging,
-                tick=lambda count, before=done: tick(before + count, total),  # type: ignore[misc]
+                tick=lambda count, before=done: listener.tick(before + count, total),  # type: ignore[misc]
             )
             done += len(prompts) * len(voices)
-            rows[name] = asked
-            sets[name] = {**about(asked, max_new_tokens=max_new_tokens, judge=judging), **summed_up(asked)}
+            listener.answered(rows)
+        if judging is not None:
+            rows = {name: graded(asked, judging) for name, asked in rows.items()}
+    sets = {
+        name: {**about(asked, max_new_tokens=max_new_tokens, judge=judging), **summed_up(asked)}
+        for name, asked in rows.items()
+    }
     by_task: dict[str, dict[str, dict[str, float]]] = {}
     if tasks is not None:
-        by_task = run_tasks(
-            voices, tasks.names, directory=tasks.directory, limit=tasks.limit, batch_size=tasks.batch_size
-        )
+        by_task = run_tasks(voices, tasks.names, manager, limit=tasks.limit, batch_size=tasks.batch_size)
     return Evaluation(sets, by_task, rows)
 
 
@@ -176,7 +185,9 @@ def _unique(name: str, taken: Mapping[str, object]) -> str:
 
 
 def _keep(run: Path, found: Evaluation) -> None:
-    """In eval.json, beside what was measured on other sets and tasks before. Raises StorageError."""
+    """In eval.json, beside what was measured on other sets and tasks before. A run that cannot be written, as somebody
+    else's, does not keep it."""
+    from rankzero.engine.console import logger
     from rankzero.run_dir.atomic import write_json
     from rankzero.run_dir.paths import RunDir
 
@@ -189,4 +200,7 @@ def _keep(run: Path, found: Evaluation) -> None:
         part: {**(kept.get(part) if isinstance(kept.get(part), dict) else {}), **new}
         for part, new in found.to_json().items()
     }
-    write_json(path, merged)
+    try:
+        write_json(path, merged)
+    except StorageError as error:
+        logger.warning("[RESULT] the run does not keep what was measured: %s: %s", path, error.problems[0].what)

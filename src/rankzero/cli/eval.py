@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +19,7 @@ from rankzero.errors import UsageError
 
 if TYPE_CHECKING:
     from rankzero.api.evaluation import Evaluation
+    from rankzero.engine.held_out import Row
 
 
 def evaluate(
@@ -50,7 +55,7 @@ def evaluate(
     On own rows by exact match and token F1, and by a judge behind any OpenAI-compatible URL, to which questions and
     answers are then sent (its key: $RANKZERO_JUDGE_API_KEY); on tasks of lm-eval. Kept in eval.json of the run.
     """
-    from rankzero.api.evaluation import JudgeSpec, TaskSpec
+    from rankzero.api.evaluation import JudgeSpec, Listener, TaskSpec
     from rankzero.api.evaluation import evaluate as measure
     from rankzero.cli.output import warn_of_changes
 
@@ -58,6 +63,8 @@ def evaluate(
         raise UsageError("a judge is a URL and the name of a model there", where="--judge, --judge-model")
     if task_dir is not None and not task:
         raise UsageError("which of its tasks?", where="--task-dir", hint="--task NAME")
+    if answers is not None:
+        _require_place(answers)
     shape = {"format": row_format, "columns": column_map(columns)}
     found = measure(
         model,
@@ -66,11 +73,11 @@ def evaluate(
         judge=JudgeSpec(judge, judge_model) if judge and judge_model else None,
         max_new_tokens=max_new_tokens,
         base=base,
-        tick=_progress,
+        listener=Listener(_progress) if answers is None else Listener(_progress, partial(_write_answers, answers)),
         tell=warn_of_changes,
     )
     if answers is not None:
-        _write_answers(answers, found)
+        _write_answers(answers, found.rows)
     typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False) if as_json else str(found))
     _tell_what_is_missing(found)
 
@@ -81,10 +88,22 @@ def _progress(done: int, total: int) -> None:
         typer.echo(f"\r{done} of {total} answers" + ("\n" if done == total else ""), nl=False, err=True)
 
 
-def _write_answers(path: Path, found: Evaluation) -> None:
+def _require_place(path: Path) -> None:
+    """Raise StorageError where answers could not be written in the end; what is there is left as it is."""
+    from rankzero.run_dir.atomic import place_given_by, storage_errors
+
+    with place_given_by("--answers"), storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=path.parent).close()
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "a directory stands there")
+
+
+def _write_answers(path: Path, sets: Mapping[str, Sequence[Row]]) -> None:
+    """Anew each time: with those of each data set once it was asked, and with grades in the end."""
     from rankzero.run_dir.atomic import place_given_by, write_text
 
-    rows = [{"set": name, **row.to_json()} for name, rows in found.rows.items() for row in rows]
+    rows = [{"set": name, **row.to_json()} for name, rows in sets.items() for row in rows]
     with place_given_by("--answers"):
         write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 

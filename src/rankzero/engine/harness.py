@@ -18,25 +18,35 @@ def require_harness() -> None:
         raise ConfigError("lm-eval is not installed", where="--task", hint="pip install 'rankzero[train,eval]'")
 
 
-def run_tasks(
-    voices: Sequence[Voice], tasks: Sequence[str], *, directory: str | None, limit: int | None, batch_size: int
-) -> dict[str, dict[str, dict[str, float]]]:
-    """Metrics as the harness names them, by task and by who answered. `directory` has the tasks, as YAML files,
-    instead of those that the harness brings.
+def find_tasks(tasks: Sequence[str], directory: str | None) -> Any:
+    """The harness's own register of tasks: of those that it brings, or of `directory`, which has them as YAML files.
 
-    A model with a chat template is asked through it. Raises ConfigError for a task that there is not.
+    Raises ConfigError where it is not installed, and for tasks that there are not.
     """
-    from lm_eval import simple_evaluate
-    from lm_eval.models.huggingface import HFLM
+    require_harness()
     from lm_eval.tasks import TaskManager
 
     with results_alone_on_stdout():
         # The harness reads thousands of files to know its own tasks; those of a directory are known at once.
         manager = TaskManager(include_path=directory, include_defaults=directory is None)
         unknown = [task for task in tasks if not manager.match_tasks([task])]
-        if unknown:
-            hint = "`lm-eval ls tasks` lists what the harness brings; --task-dir names a directory with others"
-            raise ConfigError(f"there is no task {', '.join(unknown)}", where="--task", hint=hint)
+    if unknown:
+        hint = "`lm-eval ls tasks` lists what the harness brings; --task-dir names a directory with others"
+        raise ConfigError(f"there is no task {', '.join(unknown)}", where="--task", hint=hint)
+    return manager
+
+
+def run_tasks(
+    voices: Sequence[Voice], tasks: Sequence[str], manager: Any, *, limit: int | None, batch_size: int
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Metrics as the harness names them, by task and by who answered. `manager`: what `find_tasks` has found.
+
+    A model with a chat template is asked through it. Raises ConfigError for a task that cannot be asked.
+    """
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+
+    with results_alone_on_stdout():
         found: dict[str, dict[str, dict[str, float]]] = {}
         for voice in voices:
             speaker = voice.speaker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rankzero.data.prompts import Prompt
@@ -48,13 +48,11 @@ def ask_all(
     prompts: Sequence[Prompt],
     *,
     max_new_tokens: int,
-    judge: Judge | None = None,
     tick: Callable[[int], None] = lambda _done: None,
 ) -> list[Row]:
-    """Every voice's greedy answers, in the order of the prompts. `tick` hears how many answers there are.
+    """Every voice's greedy answers, in the order of the prompts, without grades. `tick` hears how many there are.
 
-    Raises ConfigError where a prompt has images and the model sees none, DataError where one cannot be read, and what
-    the judge raises.
+    Raises ConfigError where a prompt has images and the model sees none, DataError where one cannot be read.
     """
     said: dict[str, list[Reply]] = {}
     done = 0
@@ -70,9 +68,16 @@ def ask_all(
     rows = []
     for index, prompt in enumerate(prompts):
         replies = {name: answers[index] for name, answers in said.items()}
-        grades = {} if judge is None else {name: _grade(judge, prompt, found) for name, found in replies.items()}
-        rows.append(Row(prompt, replies, grades))
+        rows.append(Row(prompt, replies, {}))
     return rows
+
+
+def graded(rows: Sequence[Row], judge: Judge) -> list[Row]:
+    """The same with a judge's grades. Raises what the judge raises."""
+    return [
+        replace(row, grades={name: _grade(judge, row.prompt, found) for name, found in row.replies.items()})
+        for row in rows
+    ]
 
 
 def summed_up(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:

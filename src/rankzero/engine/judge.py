@@ -21,6 +21,8 @@ from rankzero.redaction import without_secrets
 KEY_VARIABLE = "RANKZERO_JUDGE_API_KEY"
 BEST = 10
 TRIES, PAUSE_SECONDS = 4, 2.0
+MOST_PAUSE_SECONDS = 60.0
+"""However long a judge that is busy asks to be left alone."""
 TIMEOUT_SECONDS = 120.0
 _SCORE = re.compile(r'"score"\s*:\s*"?(-?\d+(?:\.\d+)?)')
 _LEADING = re.compile(r"^-?\d+(?:\.\d+)?")
@@ -51,6 +53,8 @@ class Judge:
         key = env.get(KEY_VARIABLE)
         self._url = url.rstrip("/") + ("" if url.rstrip("/").endswith("/chat/completions") else "/chat/completions")
         self.model, self._sleep, self._failures = model, sleep, httpx2.HTTPError
+        self._at_zero = True
+        """Whether it is asked for its likeliest words: some models refuse to be told a temperature."""
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = httpx2.Client(timeout=TIMEOUT_SECONDS, headers=headers)
 
@@ -67,34 +71,51 @@ class Judge:
         parts = [f"<question>\n{question}\n</question>", f"<answer>\n{answer}\n</answer>"]
         if reference is not None:
             parts.insert(1, f"<reference>\n{reference}\n</reference>")
-        messages = [{"role": "system", "content": _TASK}, {"role": "user", "content": "\n".join(parts)}]
-        words = self._ask({"model": self.model, "messages": messages, "temperature": 0})
+        words = self._ask([{"role": "system", "content": _TASK}, {"role": "user", "content": "\n".join(parts)}])
         return Graded(score_in(words), words)
 
-    def _ask(self, body: dict[str, Any]) -> str:
+    def require_answer(self) -> None:
+        """Have it grade a made-up answer, before there are any: a key or a model that is wrong is known by it. Raises
+        as `grade` does."""
+        self.grade("What is 1 + 1?", "2", "2")
+
+    def _ask(self, messages: list[dict[str, str]]) -> str:
         where = without_secrets(self._url)
-        what = ""
+        what, wanted = "", 0.0
         for attempt in range(TRIES):
             if attempt:
-                self._sleep(PAUSE_SECONDS * 2 ** (attempt - 1))
+                self._sleep(max(PAUSE_SECONDS * 2 ** (attempt - 1), min(wanted, MOST_PAUSE_SECONDS)))
             try:
-                response = self._http.post(self._url, json=body)
+                response = self._post({"model": self.model, "messages": messages})
             except self._failures as error:
-                what = f"no answer: {error or type(error).__name__}"
+                what, wanted = f"no answer: {error or type(error).__name__}", 0.0
                 continue
-            if response.status_code in (401, 403):
-                hint = f"set {KEY_VARIABLE} to a key that this judge takes"
-                raise AccessError(f"the judge answered {response.status_code}", where=where, hint=hint)
-            if response.status_code == 429 or response.status_code >= 500:
-                what = f"answered {response.status_code}"
-                continue
-            if response.status_code != 200:
-                raise ServiceError(f"the judge answered {response.status_code}: {response.text[:200]}", where=where)
-            try:
-                return str(json.loads(response.text)["choices"][0]["message"]["content"] or "")
-            except (ValueError, KeyError, IndexError, TypeError):
-                raise ServiceError("the judge answered with what is no chat completion", where=where) from None
+            if response.status_code != 429 and response.status_code < 500:
+                return _words_of(response, where)
+            after = response.headers.get("Retry-After", "")
+            what, wanted = f"answered {response.status_code}", float(after) if after.isdigit() else 0.0
         raise ServiceError(f"the judge: {what}, {TRIES} times", where=where, hint="is the server up?")
+
+    def _post(self, body: dict[str, Any]) -> Any:
+        if self._at_zero:
+            response = self._http.post(self._url, json={**body, "temperature": 0})
+            if response.status_code != 400 or "temperature" not in response.text:
+                return response
+            self._at_zero = False
+        return self._http.post(self._url, json=body)
+
+
+def _words_of(response: Any, where: str) -> str:
+    """What a judge wrote. Raises AccessError where it refused the key, ServiceError where it wrote nothing."""
+    if response.status_code in (401, 403):
+        hint = f"set {KEY_VARIABLE} to a key that this judge takes"
+        raise AccessError(f"the judge answered {response.status_code}", where=where, hint=hint)
+    if response.status_code != 200:
+        raise ServiceError(f"the judge answered {response.status_code}: {response.text[:200]}", where=where)
+    try:
+        return str(json.loads(response.text)["choices"][0]["message"]["content"] or "")
+    except (ValueError, KeyError, IndexError, TypeError):
+        raise ServiceError("the judge answered with what is no chat completion", where=where) from None
 
 
 def score_in(words: str) -> float | None:

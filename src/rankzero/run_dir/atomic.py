@@ -41,6 +41,7 @@ _HINTS = {
     errno.EPERM: "this user may not write here: {}",
     errno.ENOENT: "no directory can be made here: {}",
     errno.ENOTDIR: "a file stands where a directory is needed: {}",
+    errno.EISDIR: "a directory stands where a file is needed: {}",
     errno.EEXIST: "a file stands where a directory is needed: {}",
 }
 _way_out = ContextVar("way_out", default="set output_dir to a place that can be written")

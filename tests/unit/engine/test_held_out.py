@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -63,7 +66,7 @@ def test_reasoning_is_no_part_of_what_is_scored(text: str, monkeypatch: pytest.M
     judge = cast(Judge, SimpleNamespace(grade=lambda _question, said, _wanted: asked.append(said) or Graded(7, "")))
     monkeypatch.setattr(held_out, "_answers", lambda *_others: [Reply(text, 9, ended=True)])
     voice = Voice("", cast(Speaker, None))
-    [row] = held_out.ask_all([voice], [prompt], max_new_tokens=9, judge=judge)
+    [row] = held_out.graded(held_out.ask_all([voice], [prompt], max_new_tokens=9), judge)
     written = row.to_json()["tuned"]
     assert (written["text"], written["exact_match"], written["token_f1"]) == (text, True, 1.0)
     scores = held_out.summed_up([row])["tuned"]
@@ -115,17 +118,28 @@ class StandIn(BaseHTTPRequestHandler):
     asked: list[dict[str, Any]] = []
     keys: list[str | None] = []
     words: str | None = None
+    refuses = ""
+    """A part of the request that is answered with 400, by its name."""
+    fails_after: int | None = None
+    """How many answers come before it answers 500 for good."""
+    retry_after = ""
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         type(self).asked.append({"path": self.path, **body})
         type(self).keys.append(self.headers.get("Authorization"))
         status = self.statuses.pop(0) if self.statuses else 200
+        if self.fails_after is not None and len(self.asked) > self.fails_after:
+            status = 500
         text = body["messages"][-1]["content"]
         parts = {name: text.split(f"<{name}>\n")[-1].split(f"\n</{name}>")[0] for name in ("answer", "reference")}
         words = self.words or json.dumps({"score": 10 if parts["answer"] == parts["reference"] else 2, "reason": "x"})
         answer = json.dumps({"choices": [{"message": {"role": "assistant", "content": words}}]}).encode()
+        if self.refuses and self.refuses in body:
+            status, answer = 400, json.dumps({"error": {"message": f"Unsupported value: '{self.refuses}'"}}).encode()
         self.send_response(status)
+        if self.retry_after:
+            self.send_header("Retry-After", self.retry_after)
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
         self.wfile.write(answer)
@@ -137,6 +151,7 @@ class StandIn(BaseHTTPRequestHandler):
 @pytest.fixture
 def judge() -> Iterator[str]:
     StandIn.statuses, StandIn.asked, StandIn.keys, StandIn.words = [], [], [], None
+    StandIn.refuses, StandIn.fails_after, StandIn.retry_after = "", None, ""
     with serving(StandIn) as url:
         yield f"{url}/v1"
 
@@ -174,7 +189,7 @@ def test_base_and_tuned_on_own_rows(run: Path, rows: Path, judge: str, monkeypat
     assert one["tuned"]["judge"] == pytest.approx((10 + 10 + 2) / 3)
     assert one["base"]["judge"] < one["tuned"]["judge"]
     assert one["tuned"]["judged"] == 3 and one["tuned"]["without_grade"] == 0
-    assert {asked["path"] for asked in StandIn.asked} == {"/v1/chat/completions"} and len(StandIn.asked) == 6
+    assert {asked["path"] for asked in StandIn.asked} == {"/v1/chat/completions"} and len(StandIn.asked) == 1 + 6
     assert set(StandIn.keys) == {f"Bearer {KEY}"} and KEY not in (run / "eval.json").read_text()
     assert json.loads((run / "eval.json").read_text()) == json.loads(json.dumps(found.to_json()))
     assert found.table[0][:2] == ("held.jsonl (3 rows)", "exact match") and found.table[0][3] == "100.0 %"
@@ -229,6 +244,83 @@ def test_a_judge_that_is_busy_is_asked_again_and_one_that_refuses_is_not(judge: 
     StandIn.words = "between 3 and 5"
     with Judge(judge, "big", {}, waited.append) as asked:
         assert asked.grade("q", "a", None).score is None
+
+
+def test_a_judge_says_when_it_may_be_asked_again(judge: str) -> None:
+    waited: list[float] = []
+    for after, wanted in (("7", 7.0), ("1", 2.0), ("86400", 60.0), ("Wed, 21 Oct 2026 07:28:00 GMT", 2.0)):
+        StandIn.statuses, StandIn.retry_after = [429], after
+        with Judge(judge, "big", {}, waited.append) as asked:
+            assert asked.grade("q", "a", "a").score == 10.0
+        assert waited.pop() == wanted
+
+
+def test_a_judge_that_takes_no_temperature_is_asked_without(judge: str) -> None:
+    StandIn.refuses = "temperature"
+    with Judge(judge, "big", {}, pytest.fail) as asked:
+        assert asked.grade("q", "a", "a").score == asked.grade("q", "b", "b").score == 10.0
+    assert ["temperature" in body for body in StandIn.asked] == [True, False, False]
+    StandIn.refuses = "messages"
+    with Judge(judge, "big", {}, pytest.fail) as asked, pytest.raises(ServiceError, match="400.*Unsupported value"):
+        asked.grade("q", "a", "a")
+
+
+class TestNothingIsLost:
+    """Answers take hours: what can be wrong besides them is found first, or costs only itself."""
+
+    def test_a_judge_is_asked_before_anything_is_generated(
+        self, run: Path, rows: Path, judge: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(held_out, "ask_all", lambda *_others, **_more: pytest.fail("it was asked"))
+        for status, code in ((401, 77), (404, 69)):
+            StandIn.statuses = [status]
+            assert cli(f"eval {run} --data {rows} --judge {judge} --judge-model big").code == code
+
+    def test_answers_stay_where_grading_fails(
+        self, run: Path, rows: Path, judge: str, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("rankzero.engine.judge.PAUSE_SECONDS", 0.0)
+        StandIn.fails_after = 3
+        kept = tmp_path / "answers.jsonl"
+        flags = f"--judge {judge} --judge-model big --max-new-tokens 5 --answers {kept}"
+        done = cli(f"eval {run} --data {rows} {flags}")
+        assert done.code == 69 and "answered 500" in done.err
+        answers = [json.loads(line) for line in kept.read_text().splitlines()]
+        assert [set(answer) >= {"base", "tuned"} for answer in answers] == [True] * 3
+        StandIn.fails_after = None
+        assert cli(f"eval {run} --data {rows} {flags}").code == 0
+        assert all("judge" in json.loads(line)["tuned"] for line in kept.read_text().splitlines())
+
+    def test_a_run_that_cannot_be_written_keeps_nothing_and_the_scores_are_told(
+        self, run: Path, rows: Path, tmp_path: Path, cli: Cli, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        theirs = tmp_path / "theirs"
+        shutil.copytree(run, theirs)
+        (theirs / "eval.json").unlink(missing_ok=True)
+        (theirs / "eval.json").mkdir()
+        done = cli(f"eval {theirs} --data {rows} --no-base --max-new-tokens 5 --answers {tmp_path}/a.jsonl")
+        assert done.code == 0 and "100.0 %" in done.out and "does not keep what was measured" in caplog.text
+        assert len((tmp_path / "a.jsonl").read_text().splitlines()) == 3
+
+    def test_a_place_for_answers_is_tried_first(
+        self, run: Path, rows: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(held_out, "ask_all", lambda *_others, **_more: pytest.fail("it was asked"))
+        for place in (tmp_path, rows / "answers.jsonl"):
+            done = cli(f"eval {run} --data {rows} --answers {place}")
+            assert done.code == 74 and "--answers" in done.err
+
+    def test_unknown_tasks_are_found_before_anything_is_asked(
+        self, run: Path, rows: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(held_out, "ask_all", lambda *_others, **_more: pytest.fail("it was asked"))
+        register = SimpleNamespace(TaskManager=lambda **_places: SimpleNamespace(match_tasks=lambda _names: []))
+        module = ModuleType("lm_eval")
+        module.__spec__ = ModuleSpec("lm_eval", None)
+        monkeypatch.setitem(sys.modules, "lm_eval", module)
+        monkeypatch.setitem(sys.modules, "lm_eval.tasks", cast(ModuleType, register))
+        done = cli(f"eval {run} --data {rows} --task no_such_task")
+        assert done.code == 78 and "there is no task no_such_task" in done.err
 
 
 def test_tasks_of_a_directory(run: Path, tmp_path: Path, cli: Cli) -> None:
