@@ -103,9 +103,9 @@ def evaluate(
     `data` is rows of any format that training reads: their last answers are the references. A run keeps what was
     measured in eval.json, for its page. `listener` hears of it while it goes on.
 
-    Raises DataError for rows that are no questions, or have nothing to compare with and no judge; ConfigError where
-    there is no result or no such task; AccessError or ServiceError where a judge does not answer, which is asked once
-    before all else.
+    Raises DataError for rows that are no questions, are longer than the model takes, or have nothing to compare with
+    and no judge; ConfigError where there is no result or no such task; AccessError or ServiceError where a judge does
+    not answer, which is asked once before all else.
     """
     from rankzero.api.installed import require_engine
     from rankzero.run_dir.result import find_result, run_at
@@ -138,7 +138,7 @@ def _measured(
     from rankzero.data.prompts import read_questions
     from rankzero.engine.chat import open_voices
     from rankzero.engine.harness import find_tasks, run_tasks
-    from rankzero.engine.held_out import about, ask_all, graded, summed_up
+    from rankzero.engine.held_out import about, ask_all, graded, require_askable, summed_up
     from rankzero.engine.judge import Judge
     from rankzero.spec.run_spec import SourceSpec
 
@@ -155,6 +155,7 @@ def _measured(
         if judging is not None and questions:
             judging.require_answer()
         voices = open_voices(result, before)
+        require_askable(voices, [prompt for prompts in questions.values() for prompt in prompts], max_new_tokens)
         done, total = 0, sum(map(len, questions.values())) * len(voices)
         for path, prompts in questions.items():
             rows[_unique(Path(path).name, rows)] = ask_all(

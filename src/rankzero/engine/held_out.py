@@ -12,7 +12,7 @@ from rankzero.engine.chat import Voice
 from rankzero.engine.judge import BEST, Judge
 from rankzero.engine.text_scores import exact_match, mean, token_f1, without_reasoning
 from rankzero.errors import ConfigError
-from rankzero.model.generate import Reply, Speaker, replies_together, reply, require_sight
+from rankzero.model.generate import Reply, Speaker, answer_limits, prompt_inputs, replies_together, reply, require_sight
 from rankzero.model.load import stop_token_ids
 
 BATCH = 16
@@ -43,6 +43,16 @@ class Row:
         return found
 
 
+def require_askable(voices: Sequence[Voice], prompts: Sequence[Prompt], max_new_tokens: int) -> None:
+    """Before anything is asked. Raises ConfigError where a prompt has images and the model sees none, DataError for
+    prompts whose images cannot be read, or that are longer than the model takes."""
+    for speaker in {id(voice.speaker): voice.speaker for voice in voices}.values():
+        for prompt in prompts:
+            require_sight(speaker, prompt, hint="take rows without images", where=prompt.where)
+        tokens = [prompt_inputs(speaker, prompt)["input_ids"].shape[1] for prompt in prompts]
+        answer_limits(speaker, tokens, max_new_tokens, [prompt.where for prompt in prompts])
+
+
 def ask_all(
     voices: Sequence[Voice],
     prompts: Sequence[Prompt],
@@ -50,10 +60,7 @@ def ask_all(
     max_new_tokens: int,
     tick: Callable[[int], None] = lambda _done: None,
 ) -> list[Row]:
-    """Every voice's greedy answers, in the order of the prompts, without grades. `tick` hears how many there are.
-
-    Raises ConfigError where a prompt has images and the model sees none, DataError where one cannot be read.
-    """
+    """Every voice's greedy answers, in the order of the prompts, without grades. `tick` hears how many there are."""
     said: dict[str, list[Reply]] = {}
     done = 0
 
@@ -120,7 +127,6 @@ def _answers(speaker: Speaker, prompts: Sequence[Prompt], longest: int, more: Ca
         raise ConfigError("neither the model nor the tokenizer names an end token", where="generation_config.json")
     found: dict[int, Reply] = {}
     for index, prompt in enumerate(prompts):
-        require_sight(speaker, prompt, hint="take rows without images", where=prompt.where)
         if prompt.images:
             found[index] = reply(speaker, prompt, stop_ids, longest)
             more(1)

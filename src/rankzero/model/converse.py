@@ -9,7 +9,17 @@ import torch
 from transformers import TextStreamer
 
 from rankzero.errors import ConfigError
-from rankzero.model.generate import ANSWER, THOUGHT, Speaker, Turn, as_asked, prompt_inputs, prompt_of, text_of
+from rankzero.model.generate import (
+    ANSWER,
+    THOUGHT,
+    Speaker,
+    Turn,
+    answer_limits,
+    as_asked,
+    prompt_inputs,
+    prompt_of,
+    text_of,
+)
 from rankzero.model.load import stop_token_ids
 from rankzero.spec.sampling import Sampling
 
@@ -21,12 +31,15 @@ def reply(speaker: Speaker, turns: Sequence[Turn], sampling: Sampling, on_text: 
     """What the model says next. Without a chat template it goes on with the last turn's text.
 
     Images stand where a turn has `<image>`, else before its text. Raises ConfigError where the model sees none, or
-    names no end token; UsageError where there are more places than images; DataError where one cannot be read.
+    names no end token; UsageError where there are more places than images; DataError where one cannot be read, or the
+    turns are longer than the model takes.
     """
     stop_ids = stop_token_ids(speaker.model, speaker.tokenizer)
     if not stop_ids:
         raise ConfigError("neither the model nor the tokenizer names an end token", where="generation_config.json")
     inputs = prompt_inputs(speaker, prompt_of(speaker, turns))
+    tokens = inputs["input_ids"].shape[1]
+    (longest,) = answer_limits(speaker, [tokens], sampling.max_new_tokens, ["what was said"])
     device = next(speaker.model.parameters()).device
     streamer = _Told(speaker.tokenizer, on_text)
     warm = sampling.temperature > 0
@@ -36,7 +49,7 @@ def reply(speaker: Speaker, turns: Sequence[Turn], sampling: Sampling, on_text: 
     with torch.inference_mode(), as_asked(speaker.model):
         written_1T = speaker.model.generate(
             **{name: value.to(device) for name, value in inputs.items()},
-            max_new_tokens=sampling.max_new_tokens,
+            max_new_tokens=longest,
             do_sample=warm,
             use_cache=True,
             eos_token_id=stop_ids,
@@ -44,7 +57,7 @@ def reply(speaker: Speaker, turns: Sequence[Turn], sampling: Sampling, on_text: 
             streamer=streamer,
             **chosen,
         )
-    return text_of(speaker.tokenizer, written_1T[0, inputs["input_ids"].shape[1] :].tolist())
+    return text_of(speaker.tokenizer, written_1T[0, tokens:].tolist())
 
 
 class _Told(TextStreamer):  # type: ignore[misc]

@@ -20,7 +20,7 @@ from rankzero.data.rows.formats.images import Slots
 from rankzero.data.tokens.template import ChatTemplate
 from rankzero.data.tokens.tokenizer import take_apart
 from rankzero.data.tokens.turns import reads_parts_only, turn_of
-from rankzero.errors import ConfigError, UsageError
+from rankzero.errors import ConfigError, DataError, Problem, UsageError
 from rankzero.model.load import (
     kind_of,
     left_padding_counts,
@@ -30,6 +30,7 @@ from rankzero.model.load import (
     stop_token_ids,
 )
 from rankzero.model.lora import load_adapter
+from rankzero.model.parts import position_limit
 from rankzero.model.source import locate
 from rankzero.model.vision import Vision, load_vision
 from rankzero.run_dir.result import Result
@@ -90,7 +91,8 @@ def answer(
     """One greedy reply to each question, as a chat where the tokenizer has a template, else as raw text.
 
     Every question is about all `images`, which stand where it has `<image>`, else before it. Raises ConfigError where
-    the model sees none, UsageError where there are more places than images, DataError where one cannot be read.
+    the model sees none, UsageError where there are more places than images, DataError where one cannot be read or a
+    question is longer than the model takes.
     """
     stop_ids = stop_token_ids(speaker.model, speaker.tokenizer)
     if not stop_ids:
@@ -98,21 +100,39 @@ def answer(
     if images:
         about = [prompt_of(speaker, [Turn("user", text, tuple(images))]) for text in questions]
         return [reply(speaker, prompt, stop_ids, max_new_tokens).text for prompt in about]
-    prompts = [question(text) for text in questions]
+    prompts = [question(text, f"prompt {n}") for n, text in enumerate(questions, 1)]
     return [found.text for found in replies_together(speaker, prompts, stop_ids, max_new_tokens)]
 
 
 def replies_together(speaker: Speaker, prompts: Sequence[Prompt], stop_ids: Sequence[int], longest: int) -> list[Reply]:
     """The greedy replies to several prompts without images, computed in one batch; in one for each length where a model
-    is not told of padding."""
+    is not told of padding, and in others where a model has no positions for the longest answer. Raises DataError for
+    prompts that are longer than the model takes."""
     rows = [prompt_ids(speaker, prompt) for prompt in prompts]
-    if not left_padding_counts(speaker.model.config):
-        return _in_a_batch(speaker, rows, stop_ids, longest)
+    limits = answer_limits(speaker, list(map(len, rows)), longest, [prompt.where for prompt in prompts])
+    apart = left_padding_counts(speaker.model.config)
+    kinds = [(limit, len(ids) if apart else 0) for limit, ids in zip(limits, rows, strict=True)]
     found: dict[int, Reply] = {}
-    for length in sorted({len(ids) for ids in rows}):
-        alike = [i for i, ids in enumerate(rows) if len(ids) == length]
-        found |= dict(zip(alike, _in_a_batch(speaker, [rows[i] for i in alike], stop_ids, longest), strict=True))
+    for limit, length in sorted(set(kinds)):
+        alike = [i for i, kind in enumerate(kinds) if kind == (limit, length)]
+        found |= dict(zip(alike, _in_a_batch(speaker, [rows[i] for i in alike], stop_ids, limit), strict=True))
     return [found[i] for i in range(len(rows))]
+
+
+def answer_limits(speaker: Speaker, tokens: Sequence[int], longest: int, places: Sequence[str]) -> list[int]:
+    """How long the answer to each prompt of so many `tokens` may be: `longest`, or what is left where the model has
+    learned so many positions and no more. Raises DataError for prompts that leave nothing, by their `places`."""
+    limit = position_limit(_inner(speaker.model))
+    if limit is None:
+        return [longest] * len(tokens)
+    beyond = [
+        Problem(f"it has {count} tokens, and the model takes {limit} with its answer", where, "shorten it")
+        for count, where in zip(tokens, places, strict=True)
+        if count >= limit
+    ]
+    if beyond:
+        raise DataError(beyond)
+    return [min(longest, limit - count) for count in tokens]
 
 
 def _in_a_batch(speaker: Speaker, rows: Sequence[list[int]], stop_ids: Sequence[int], longest: int) -> list[Reply]:
@@ -149,9 +169,11 @@ def reply(
 
     `together`: weights lie in parts on several processes. A collective then: each calls it for a prompt of its own, all
     with images or all without, and goes on computing until every one of them is done, so `cut_short` is asked equally
-    often on all and may be a collective. Raises DataError where an image cannot be read.
+    often on all and may be a collective. Raises DataError where an image cannot be read, or the prompt is longer than
+    the model takes.
     """
     inputs = prompt_inputs(speaker, prompt)
+    (longest,) = answer_limits(speaker, [inputs["input_ids"].shape[1]], longest, [prompt.where])
     (found,) = _replies(speaker, inputs, stop_ids, longest, cut_short=cut_short, together=together)
     return found
 

@@ -13,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 import rankzero
 from rankzero.api.evaluation import Evaluation, JudgeSpec
@@ -27,7 +28,7 @@ from rankzero.model.generate import Reply, Speaker
 from tests.support.adapters import tiny_adapter
 from tests.support.cli import Cli
 from tests.support.servers import serving
-from tests.support.tiny import write_jsonl
+from tests.support.tiny import tiny_gpt2, write_jsonl
 
 KEY = "sk-judge-0123456789abcdefghij"
 
@@ -309,6 +310,27 @@ class TestNothingIsLost:
         for place in (tmp_path, rows / "answers.jsonl"):
             done = cli(f"eval {run} --data {rows} --answers {place}")
             assert done.code == 74 and "--answers" in done.err
+
+    def test_rows_that_are_too_long_are_named_before_anything_is_asked(
+        self, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from transformers import GPT2LMHeadModel
+
+        model = tiny_gpt2(tmp_path / "model")
+        small = GPT2LMHeadModel.from_pretrained(model)
+        small.transformer.wpe = torch.nn.Embedding(24, 32)
+        small.config.n_positions = 24
+        small.save_pretrained(model)
+        rows = [{"q": text, "a": "Pong"} for text in ("Ping", "Hello " * 40, "Hi", "Ping " * 40)]
+        held = write_jsonl(tmp_path / "held.jsonl", rows)
+        command = f"eval {model} --columns question=q,answer=a --data"
+        done = cli(f"{command} {write_jsonl(tmp_path / 'short.jsonl', rows[::2])} --max-new-tokens 100 --json")
+        assert done.code == 0 and json.loads(done.out)["sets"]["short.jsonl"]["tuned"]["cut_off"] == 2
+        monkeypatch.setattr(held_out, "ask_all", lambda *_others, **_more: pytest.fail("it was asked"))
+        done = cli(f"{command} {held}")
+        assert (
+            done.code == DataError.exit_code and "held.jsonl:2: it has" in done.err and "held.jsonl:4: it" in done.err
+        )
 
     def test_unknown_tasks_are_found_before_anything_is_asked(
         self, run: Path, rows: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch

@@ -22,7 +22,8 @@ from rankzero.engine.setup import to_train
 from rankzero.engine.text_scores import without_reasoning
 from rankzero.errors import ConfigError, DataError, UsageError
 from rankzero.model.converse import _Told, reply
-from rankzero.model.generate import Speaker, Turn, answer, load_speaker, prompt_ids, text_of
+from rankzero.model.generate import Speaker, Turn, answer, load_speaker, prompt_ids, replies_together, text_of
+from rankzero.model.generate import reply as reply_to
 from rankzero.model.load import load_config, load_model, load_tokenizer
 from rankzero.model.source import locate
 from rankzero.model.weights import export_final
@@ -138,6 +139,40 @@ def test_a_batch_answers_as_one_by_one_whatever_holds_what_was_read(model_type: 
     speaker = Speaker(model, tokenizer, None)
     alone = [answer(speaker, [question], max_new_tokens=6) for question in QUESTIONS]
     assert [[text] for text in answer(speaker, QUESTIONS, max_new_tokens=6)] == alone
+
+
+LEARNED: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 24},
+    "opt": {**SMALL, "ffn_dim": 64, "word_embed_proj_dim": 32, "max_position_embeddings": 24},
+}
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+@pytest.mark.parametrize("model_type", LEARNED)
+def test_an_answer_ends_where_learned_positions_do(model_type: str, adapted: bool) -> None:
+    """Cut off, not with an error; those beside it in a batch are as long as they may be."""
+    tokenizer = tiny_tokenizer(chat_template=None)
+    config = AutoConfig.for_model(model_type, **LEARNED[model_type], vocab_size=len(tokenizer) + 1)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    if adapted:
+        model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "c_attn"], task_type="CAUSAL_LM"))
+    speaker = Speaker(model, tokenizer, None)
+    ids = [tokenizer(text)["input_ids"] for text in ("Hi", "Hello " * 4)]
+    assert len(ids[0]) < len(ids[1]) < 24
+    never = [len(tokenizer)]  # which this model does not write
+    long = [asked_of(text) for text in ("Hi", "Hello " * 4)]
+    for longest in (3, 100):
+        found = replies_together(speaker, long, never, longest)
+        assert [reply.tokens for reply in found] == [min(longest, 24 - len(row)) for row in ids]
+        assert not any(reply.ended for reply in found)
+        assert found == [reply_to(speaker, prompt, never, longest) for prompt in long]
+    assert reply(speaker, [Turn("user", "Hello")], Sampling(max_new_tokens=100), lambda _piece: None) is not None
+    beyond = "Hello " * 40
+    with pytest.raises(DataError, match="prompt 2: it has .* tokens, and the model takes 24"):
+        answer(speaker, ["Hi", beyond], max_new_tokens=4)
+    with pytest.raises(DataError, match="the model takes 24"):
+        reply(speaker, [Turn("user", beyond)], Sampling(max_new_tokens=4), lambda _piece: None)
 
 
 HELLO, PING, AGAIN = Message("user", "Hello"), Message("assistant", "Ping"), Message("user", "again")
