@@ -110,7 +110,7 @@ def replies_together(speaker: Speaker, prompts: Sequence[Prompt], stop_ids: Sequ
     prompts that are longer than the model takes."""
     rows = [prompt_ids(speaker, prompt) for prompt in prompts]
     limits = answer_limits(speaker, list(map(len, rows)), longest, [prompt.where for prompt in prompts])
-    apart = left_padding_counts(speaker.model.config)
+    apart = left_padding_counts(_inner(speaker.model))
     kinds = [(limit, len(ids) if apart else 0) for limit, ids in zip(limits, rows, strict=True)]
     found: dict[int, Reply] = {}
     for limit, length in sorted(set(kinds)):

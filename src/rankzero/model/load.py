@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 import warnings
 from collections.abc import Iterator
@@ -263,10 +264,11 @@ _LEFT_PADDING_COUNTS = frozenset(
 )
 
 
-def left_padding_counts(config: Any) -> bool:
+def left_padding_counts(model: Any) -> bool:
     """Whether a model says something else of a prompt that stands behind padding, whatever the mask says: it has states
-    that the padding goes into, or counts places from the first column."""
-    return config.model_type in _LEFT_PADDING_COUNTS
+    that the padding goes into, or counts places from the first column. One that takes no mask does, as xLSTM."""
+    takes_mask = "attention_mask" in inspect.signature(type(model).forward).parameters
+    return not takes_mask or model.config.model_type in _LEFT_PADDING_COUNTS
 
 
 def stop_token_ids(model: Any, tokenizer: Any) -> list[int]:

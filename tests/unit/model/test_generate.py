@@ -122,6 +122,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "recurrent_gemma": {**SMALL, "num_key_value_heads": 1, "lru_width": 32, "attention_window_size": 64},
     "rwkv": {"hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32, "context_length": 64},
     "mamba": {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
+    "xlstm": {"hidden_size": 128, "num_blocks": 2, "num_heads": 2, "chunk_size": 16},
     "bart": {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 64},
 }
 
