@@ -83,7 +83,7 @@ def chat(
 def predict(target: str, texts: Sequence[str], *, tell: Tell = warn) -> Iterator[Prediction]:
     """The class of each text, with the probability of each. `target` is a run of task classify, or a classifier.
 
-    Raises ConfigError, or StorageError where its weights are damaged.
+    Raises ConfigError, StorageError where its weights are damaged, or DataError for texts without any token.
     """
     from rankzero.api.installed import require_engine
     from rankzero.run_dir.result import find_result

@@ -23,7 +23,7 @@ def ask(result: Result, prompts: Sequence[str], *, images: Sequence[str] = (), m
 
 
 def put_into_classes(result: Result, texts: Sequence[str]) -> Iterator[Prediction]:
-    """The class of each text, in order. Raises ConfigError."""
+    """The class of each text, in order. Raises ConfigError, or DataError for texts without any token."""
     settle_libraries()
     device = pick_device(0)
     dtype = pick_dtype(result.model.dtype, device)

@@ -11,7 +11,7 @@ import torch
 from rankzero.data.tokens.chat import Rendered, TokenRules
 from rankzero.data.tokens.row_tokens import Encoder
 from rankzero.data.tokens.tokenizer import take_apart
-from rankzero.errors import ConfigError
+from rankzero.errors import ConfigError, DataError, Problem
 from rankzero.model.load import ClassHead, load_config, load_model, load_tokenizer, padding_counts, padding_id
 from rankzero.model.lora import load_adapter
 from rankzero.model.parts import position_limit
@@ -70,10 +70,17 @@ def load_classifier(result: Result, dtype: torch.dtype, device: torch.device) ->
 
 
 def classify(classifier: Classifier, texts: Sequence[str]) -> Iterator[Prediction]:
-    """The class of each text, in order; longer texts are cut as in training."""
+    """The class of each text, in order; longer texts are cut as in training. Raises DataError for texts without any
+    token, as rows of files are refused that have no text."""
     for start in range(0, len(texts), _WINDOW):
-        rendered = [Rendered(text, [], raw=True, add_eos=False, label="") for text in texts[start : start + _WINDOW]]
+        window = texts[start : start + _WINDOW]
+        rendered = [Rendered(text, [], raw=True, add_eos=False, label="") for text in window]
         ids = [row.ids for row in classifier.encoder.encode(rendered)]
+        empty = [
+            n for n, (text, row) in enumerate(zip(window, ids, strict=True), start + 1) if not text.strip() or not row
+        ]
+        if empty:
+            raise DataError([Problem("this text has no tokens", f"text {n}", "leave it out") for n in empty])
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
         found: dict[int, Prediction] = {}
         for batch in _batches(order, [len(row) for row in ids], alike=padding_counts(classifier.model.config)):

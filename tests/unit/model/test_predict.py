@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from rankzero.errors import ConfigError
+from rankzero.errors import ConfigError, DataError
 from rankzero.model.load import padding_counts
 from rankzero.model.predict import _batches, classify, load_classifier
 from rankzero.run_dir.result import as_it_was
@@ -60,6 +60,21 @@ def test_long_texts_are_cut_as_in_training(trained: Path) -> None:
     unbounded = load_classifier(as_it_was(spec(trained)), torch.float32, CPU)
     whole, cut = classify(unbounded, ["dull " * 126, "dull " * 2000])  # the model has 128 positions
     assert whole.probabilities == pytest.approx(cut.probabilities, abs=1e-6)
+
+
+@pytest.mark.parametrize("architecture", ["distilbert", "qwen3"])
+def test_a_text_without_tokens_is_named(architecture: str, tmp_path: Path) -> None:
+    """Whether or not the tokenizer puts marks around every text."""
+    directory = save(architecture, tmp_path)
+    AutoModelForSequenceClassification.from_pretrained(directory).save_pretrained(directory)
+    classifier = load_classifier(as_it_was(spec(directory)), torch.float32, CPU)
+    assert len(list(classify(classifier, ["fine"]))) == 1
+    with pytest.raises(DataError) as refused:
+        list(classify(classifier, ["", "fine", " \n"]))
+    assert [(problem.what, problem.where) for problem in refused.value.problems] == [
+        ("this text has no tokens", "text 1"),
+        ("this text has no tokens", "text 3"),
+    ]
 
 
 def test_an_adapters_classes(tmp_path: Path, trained: Path) -> None:
