@@ -54,7 +54,8 @@ def push_problems(directory: Path, repo: str) -> list[Problem]:
 
 
 def push(directory: Path, repo: str, *, private: bool) -> str:
-    """Make the repository and put the directory's files into it, in one commit. Returns its URL.
+    """Make the repository and put the directory's files into it, in one commit. Returns its URL. A name without an
+    owner is one of whose token it is.
 
     One that is there already is left alone; of one that could not be filled nothing is left. Raises ConfigError,
     AccessError, ServiceError, StorageError.
@@ -64,14 +65,14 @@ def push(directory: Path, repo: str, *, private: bool) -> str:
     from huggingface_hub.errors import HfHubHTTPError
 
     api = HfApi()
-    made = False
+    made = None
     try:
-        url = str(api.create_repo(repo, private=private, exist_ok=False))
-        made = True
+        made = api.create_repo(repo, private=private, exist_ok=False)
+        repo = made.repo_id
         message = "Upload by rankzero"
         api.upload_folder(repo_id=repo, folder_path=directory, ignore_patterns=list(KEPT_HERE), commit_message=message)
     except BaseException as error:
-        if made:
+        if made is not None:
             with suppress(Exception):  # the first error is the one to tell
                 api.delete_repo(repo)
         if isinstance(error, HfHubHTTPError):  # which is an OSError too
@@ -81,7 +82,7 @@ def push(directory: Path, repo: str, *, private: bool) -> str:
         if isinstance(error, OSError):
             raise StorageError(f"it cannot be read: {error.strerror or error}", where=str(directory)) from error
         raise
-    return url
+    return str(made)
 
 
 def _refused(error: Exception, repo: str) -> RankzeroError:

@@ -184,6 +184,16 @@ def test_a_result_is_pushed_on_request(tmp_path: Path) -> None:
         assert Hub.made == {"me/mine": True} and Hub.deleted == []
 
 
+def test_a_repository_without_an_owner_is_that_of_the_token(tmp_path: Path) -> None:
+    class Hub(TakingHub):
+        pass
+
+    with serving(Hub) as url:
+        done = pushed(whole(tmp_path), "mine", url, tmp_path)
+        assert done.returncode == 0 and done.stdout == f"{url}/me/mine (private)\n", done.stderr
+        assert Hub.made == {"me/mine": True} and Hub.files.keys() == {"me/mine"}
+
+
 def test_of_a_push_that_fails_nothing_is_left(tmp_path: Path) -> None:
     class Hub(TakingHub):
         refuses = ("/commit/", 403)
