@@ -107,7 +107,7 @@ def answer(
 def replies_together(speaker: Speaker, prompts: Sequence[Prompt], stop_ids: Sequence[int], longest: int) -> list[Reply]:
     """The greedy replies to several prompts without images, computed in one batch; in one for each length where a model
     is not told of padding, and in others where a model has no positions for the longest answer. Raises DataError for
-    prompts that are longer than the model takes."""
+    prompts that are longer than the model takes, or have no tokens."""
     rows = [prompt_ids(speaker, prompt) for prompt in prompts]
     limits = answer_limits(speaker, list(map(len, rows)), longest, [prompt.where for prompt in prompts])
     apart = left_padding_counts(_inner(speaker.model))
@@ -121,18 +121,19 @@ def replies_together(speaker: Speaker, prompts: Sequence[Prompt], stop_ids: Sequ
 
 def answer_limits(speaker: Speaker, tokens: Sequence[int], longest: int, places: Sequence[str]) -> list[int]:
     """How long the answer to each prompt of so many `tokens` may be: `longest`, or what is left where the model has
-    learned so many positions and no more. Raises DataError for prompts that leave nothing, by their `places`."""
+    learned so many positions and no more. Raises DataError for prompts that leave nothing or are nothing, by their
+    `places`."""
     limit = position_limit(_inner(speaker.model))
-    if limit is None:
-        return [longest] * len(tokens)
-    beyond = [
-        Problem(f"it has {count} tokens, and the model takes {limit} with its answer", where, "shorten it")
-        for count, where in zip(tokens, places, strict=True)
-        if count >= limit
-    ]
-    if beyond:
-        raise DataError(beyond)
-    return [min(longest, limit - count) for count in tokens]
+    problems = []
+    for count, where in zip(tokens, places, strict=True):
+        if count == 0:
+            problems.append(Problem("it has no tokens", where, "write something"))
+        elif limit is not None and count >= limit:
+            what = f"it has {count} tokens, and the model takes {limit} with its answer"
+            problems.append(Problem(what, where, "shorten it"))
+    if problems:
+        raise DataError(problems)
+    return [longest if limit is None else min(longest, limit - count) for count in tokens]
 
 
 def _in_a_batch(speaker: Speaker, rows: Sequence[list[int]], stop_ids: Sequence[int], longest: int) -> list[Reply]:

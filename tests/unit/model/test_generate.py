@@ -176,6 +176,15 @@ def test_an_answer_ends_where_learned_positions_do(model_type: str, adapted: boo
         reply(speaker, [Turn("user", beyond)], Sampling(max_new_tokens=4), lambda _piece: None)
 
 
+def test_a_prompt_without_tokens_is_named(tmp_path: Path) -> None:
+    """Of a model without a chat template, whose tokenizer puts no mark before a text."""
+    speaker = speaker_of(tiny_gpt2(tmp_path))
+    with pytest.raises(DataError, match="prompt 2: it has no tokens"):
+        answer(speaker, ["Hi", ""], max_new_tokens=3)
+    with pytest.raises(DataError, match="it has no tokens"):
+        reply(speaker, [Turn("user", "")], Sampling(max_new_tokens=3), lambda _piece: None)
+
+
 HELLO, PING, AGAIN = Message("user", "Hello"), Message("assistant", "Ping"), Message("user", "again")
 CHATS = {
     "one turn": (HELLO, PING),
