@@ -181,14 +181,15 @@ _NAMES = ("position_embeddings", "embed_positions", "wpe")
 def position_limit(model: Any) -> int | None:
     """Tokens of the longest row; None where positions are computed, so that longer rows are possible.
 
-    RoBERTa's table begins with rows that stand for no position: as many as the padding's number and one.
+    RoBERTa's table begins with rows that stand for no position: as many as the padding's number and one. One that an
+    adapter trains in full lies in peft's wrapper.
     """
     part_of = part_finder(model)
     limits = [
         module.num_embeddings - (module.padding_idx + 1 if module.padding_idx else 0)
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Embedding)
-        and name.rpartition(".")[2] in _NAMES
+        and name.removesuffix(".original_module").rpartition(".")[2] in _NAMES
         and part_of(name) not in ("vision_tower", "projector")
     ]
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)

@@ -157,7 +157,9 @@ def test_an_answer_ends_where_learned_positions_do(model_type: str, adapted: boo
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
     if adapted:
-        model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "c_attn"], task_type="CAUSAL_LM"))
+        table = ["wpe" if model_type == "gpt2" else "embed_positions"]
+        lora = LoraConfig(r=2, target_modules=["q_proj", "c_attn"], modules_to_save=table, task_type="CAUSAL_LM")
+        model = get_peft_model(model, lora)
     speaker = Speaker(model, tokenizer, None)
     ids = [tokenizer(text)["input_ids"] for text in ("Hi", "Hello " * 4)]
     assert len(ids[0]) < len(ids[1]) < 24
