@@ -90,7 +90,7 @@ def make_plan(
     kept = cache is not None and _is_kept(cache)
     prepare = cluster.prepare == "always" or (cluster.prepare == "auto" and kept and _has_place_to_prepare(cluster))
     if prepare and not kept:
-        hint = "add storage.cache with a claim, or leave prepare: auto"
+        hint = "add storage.cache with a claim or host_path, or leave prepare: auto"
         raise ConfigError("there is no volume to prepare into", where="prepare", hint=hint)
     return Plan(
         run=seen,
@@ -193,7 +193,7 @@ class _Paths:
         if "://" in path:
             hint = "set storage.outputs.url in cluster.yaml to copy checkpoints to an object store"
             self.problems.append(Problem("run directories are on a file system", self._where("output_dir"), hint))
-        elif volume is None or volume.read_only or not _is_kept(volume):
+        elif volume is None or volume.read_only or not (_is_kept(volume) or _is_copied(volume, outputs)):
             hint = f"volumes are mounted at {self._mounts()}; a relative path is on the outputs volume"
             what = f"{path} is not on a volume that keeps what is written"
             self.problems.append(Problem(what, self._where("output_dir"), hint))
@@ -283,17 +283,21 @@ def _volume_of(path: str, volumes: Mapping[str, VolumeSpec]) -> VolumeSpec | Non
 
 
 def _is_kept(volume: VolumeSpec) -> bool:
-    """Whether what is written outlives the pod."""
-    return volume.claim is not None or volume.host_path is not None or volume.url is not None
+    """Whether what is written outlives the pod, for others to read. A url alone fills a directory of each pod's own."""
+    return volume.claim is not None or volume.host_path is not None
+
+
+def _is_copied(volume: VolumeSpec, outputs: VolumeSpec | None) -> bool:
+    """Whether what is written is copied to an object store: only what `outputs` has."""
+    return volume is outputs and volume.url is not None
 
 
 def _access_problems(cluster: ClusterSpec) -> list[Problem]:
     if cluster.num_nodes == 1 or kind_section(cluster.kind).on_this_machine:
         return []
     outputs = cluster.storage.get("outputs")
-    alone = outputs is not None and outputs.claim is None and outputs.host_path is None
     problems = []
-    if alone:
+    if outputs is not None and not _is_kept(outputs):
         hint = "give storage.outputs a claim or host_path that all nodes mount; its url then keeps a copy"
         problems.append(Problem("several nodes need one volume for results", "cluster.yaml storage.outputs", hint))
     what = f"ReadWriteOnce can be mounted on one host at a time, and num_nodes is {cluster.num_nodes}"

@@ -51,6 +51,15 @@ def test_scratch_keeps_nothing() -> None:
         plan(run_spec(output_dir="/scratch/runs"), cluster_spec(storage=storage))
 
 
+def test_only_the_outputs_are_copied_to_their_url() -> None:
+    """What another volume's url fills is a scratch directory all the same."""
+    kept = cluster_spec(storage={"outputs": {"mount": "/outputs", "url": "s3://b/o"}})
+    assert plan(run_spec(output_dir="/outputs/runs"), kept).run.output_dir == "/outputs/runs"
+    storage = {"outputs": CLAIM, "data": {"mount": "/data", "url": "s3://b/d"}}
+    with pytest.raises(ConfigError, match="not on a volume that keeps"):
+        plan(run_spec(output_dir="/data/runs"), cluster_spec(storage=storage))
+
+
 def test_local_files_travel_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
@@ -149,6 +158,15 @@ def test_preparing_needs_a_place() -> None:
     with pytest.raises(ConfigError, match="no volume to prepare into"):
         plan(cluster=cluster_spec(prepare="always"))
     assert not plan(cluster=cluster_spec(storage={"outputs": CLAIM, "cache": {"mount": "/cache"}})).prepare
+
+
+def test_a_cache_that_each_pod_has_for_itself_is_not_prepared() -> None:
+    """The training pods would wait for a marker that only the preparation's own directory has."""
+    storage = {"outputs": CLAIM, "cache": {"mount": "/cache", "url": "s3://b/cache"}}
+    made = plan(cluster=cluster_spec(storage=storage))
+    assert not made.prepare and made.settings.prepared_marker is None
+    with pytest.raises(ConfigError, match="no volume to prepare into"):
+        plan(cluster=cluster_spec(storage=storage, prepare="always"))
 
 
 def test_changes_change_the_hash_and_claims_do_not() -> None:
