@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+PROJECT = "project-1"
 VARIABLE = "STAND_IN_STATE"
 OUTAGE = (1, "", "Error: rpc error: code = Unavailable desc = try again, token {token}")
 CHANGING = ("create", "delete", "get-credentials", "pull", "upgrade", "uninstall", "export")
@@ -24,7 +25,8 @@ Answer = tuple[int, str, str]
 def fresh(**changes: Any) -> State:
     """`fail_at`: which call fails, counted from 1; `after`: once it has done what it was to do. `slow`: how often
     things are found unready."""
-    return {"things": {}, "calls": [], "fail_at": 0, "after": False, "slow": 0, "contexts": [], **changes}
+    nothing: State = {"things": {}, "calls": [], "fail_at": 0, "after": False, "slow": 0, "contexts": []}
+    return {**nothing, "project": PROJECT, "elsewhere": {}, **changes}
 
 
 def called(state: State, words: Sequence[str], stdin: str = "", env: Mapping[str, str] | None = None) -> Answer:
@@ -59,11 +61,14 @@ def parsed(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def nebius(state: State, options: dict[str, str], rest: list[str]) -> Answer:
+    if rest == ["config", "get", "parent-id"]:
+        return 0, f"{state['project']}\n", ""
     service, kind, verb = rest
     if (kind, verb) == ("subnet", "list"):
         return 0, json.dumps({"items": [{"metadata": {"id": "subnet-1"}}]}), ""
     assert KINDS[kind] == service, rest
-    things = state["things"].setdefault(kind, {})
+    there = state["things"] if state["project"] == PROJECT else state["elsewhere"]
+    things = there.setdefault(kind, {})
     if verb == "get-credentials":
         assert any(one["id"] == options["--id"] for one in things.values()), "there is no such cluster"
         if "nebius-mk8s" in state["contexts"]:
@@ -71,17 +76,7 @@ def nebius(state: State, options: dict[str, str], rest: list[str]) -> Answer:
         state["contexts"].append("nebius-mk8s")
         return 0, "", ""
     if verb == "delete":
-        name = next((name for name, one in things.items() if one["id"] == options["--id"]), None)
-        if name is None:
-            return 1, "", "rpc error: code = NotFound desc = resource not found"
-        if kind == "cluster" and state["things"].get("node-group"):
-            return 1, "", "rpc error: code = FailedPrecondition desc = the cluster has node groups"
-        if kind == "cluster":
-            state["things"].pop("release", None)
-        if kind == "filesystem" and state["things"].get("node-group"):
-            return 1, "", "rpc error: code = FailedPrecondition desc = the file system is attached"
-        del things[name]
-        return 0, "{}", ""
+        return deleted(there, kind, options["--id"])
     name = options["--name"]
     if verb == "create":
         if name in things:
@@ -95,6 +90,21 @@ def nebius(state: State, options: dict[str, str], rest: list[str]) -> Answer:
     status = {"state": "PROVISIONING" if thing["looks"] >= 0 else "RUNNING"}
     thing["looks"] = max(0, thing["looks"])
     return 0, json.dumps({"metadata": {"id": thing["id"], "name": name}, "status": status}), ""
+
+
+def deleted(there: dict[str, dict[str, Any]], kind: str, id: str) -> Answer:
+    things = there[kind]
+    name = next((name for name, one in things.items() if one["id"] == id), None)
+    if name is None:
+        return 1, "", "rpc error: code = NotFound desc = resource not found"
+    if kind == "cluster" and there.get("node-group"):
+        return 1, "", "rpc error: code = FailedPrecondition desc = the cluster has node groups"
+    if kind == "cluster":
+        there.pop("release", None)
+    if kind == "filesystem" and there.get("node-group"):
+        return 1, "", "rpc error: code = FailedPrecondition desc = the file system is attached"
+    del things[name]
+    return 0, "{}", ""
 
 
 def helm(state: State, options: dict[str, str], rest: list[str]) -> Answer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rankzero.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rankzero.provision.steps import Step, Walk
+    from rankzero.provision.steps import Inventory, Step, Walk
     from rankzero.spec.infra_spec import InfraSpec
 
 Say = Callable[[str], None]
@@ -26,6 +26,18 @@ class Planned:
     """As they could be typed; ids that are not known yet stand between < and >."""
     there: bool
     """It is there already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """What a deletion would do."""
+
+    doomed: list[Step]
+    """What is deleted, the last one made first."""
+    kept: list[Step]
+    """What is there, and stays for what is on it."""
+    there: Inventory
+    """Of what was made here: what is gone, too, and what nobody could be asked about."""
 
 
 class Provisioning:
@@ -71,12 +83,12 @@ class Provisioning:
         """Give this machine access to the cluster, which has to be there. Returns the context of the kubeconfig."""
         return self.walk.create(["kubeconfig"])["kubeconfig"]
 
-    def deletable(self, *, with_data: bool) -> tuple[list[Step], list[Step]]:
-        """What was made here and is there: what would be deleted, the last one made first, and what stays."""
-        ours = self.walk.ours()
-        return [step for step in ours if with_data or not step.data], [s for s in ours if s.data and not with_data]
+    def deletion(self, *, with_data: bool) -> Deletion:
+        """What was made here, and what becomes of it. Changes nothing."""
+        there = self.walk.inventory()
+        kept = [step for step in there.ours if step.data and not with_data]
+        return Deletion([step for step in there.ours if step not in kept], kept, there)
 
-    def delete(self, steps: Sequence[Step], kept: Sequence[Step]) -> None:
-        """Take these down. Raises the first failure."""
-        self.walk.delete(steps)
-        self.walk.forget(kept)
+    def delete(self, deletion: Deletion) -> None:
+        """Take it down, and forget what is gone. Raises the first failure."""
+        self.walk.delete(deletion.doomed, deletion.there)

@@ -17,7 +17,7 @@ from rankzero.spec.providers import Provider
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rankzero.api.provisioning import Planned, Provisioning
+    from rankzero.api.provisioning import Deletion, Planned, Provisioning
 
 app = typer.Typer(
     cls=Sections, help="Make a cluster at a provider, and take it down.", no_args_is_help=True, rich_markup_mode=None
@@ -85,21 +85,41 @@ def delete(
     """Take down what create made, and nothing else. File systems stay, unless asked for."""
     wanted = opened(file, provider)
     wanted.require()
-    doomed, kept = wanted.deletable(with_data=with_data)
-    for step in doomed:
-        typer.echo(f"{step.title} will be deleted{' WITH ALL THAT IS ON IT' if step.data else ''}")
-    for step in kept:
-        typer.echo(f"{step.title} stays, with what is on it; --with-data deletes it, too")
-    if not doomed:
-        typer.echo("nothing else is there that was made from this file" if kept else "nothing that was made is there")
-        wanted.delete([], kept)
+    deletion = wanted.deletion(with_data=with_data)
+    doomed, gone = deletion.doomed, deletion.there.gone
+    typer.echo("\n".join(foretold(deletion)))
+    if not doomed and not gone:
         return
+    question = (
+        f"delete {len(doomed)} of {wanted.spec.name}?" if doomed else f"forget {len(gone)} of {wanted.spec.name}?"
+    )
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError("there is nobody to ask", where="delete", hint="--yes deletes without asking")
-        typer.confirm(f"delete {len(doomed)} of {wanted.spec.name}?", abort=True, err=True)
-    wanted.delete(doomed, kept)
-    typer.echo(f"deleted: {', '.join(step.title for step in doomed)}")
+        typer.confirm(question, abort=True, err=True)
+    wanted.delete(deletion)
+    for word, steps in (("deleted", doomed), ("forgotten", gone)):
+        if steps:
+            typer.echo(f"{word}: {', '.join(step.title for step in steps)}")
+
+
+def foretold(deletion: Deletion) -> list[str]:
+    """What a deletion will do, line by line."""
+    lines = [
+        f"{step.title} will be deleted{' WITH ALL THAT IS ON IT' if step.data else ''}" for step in deletion.doomed
+    ]
+    lines += [f"{step.title} stays, with what is on it; --with-data deletes it, too" for step in deletion.kept]
+    lines += [
+        f"{step.title} was made, and is not found there any more: it will be forgotten" for step in deletion.there.gone
+    ]
+    lines += [
+        f"{title} was made from this file, and not asked for: give what has another name now its old one to delete it"
+        for title in deletion.there.unasked
+    ]
+    if not deletion.doomed and not deletion.there.gone:
+        kept = deletion.kept or deletion.there.unasked
+        lines.append("nothing else is there that was made from this file" if kept else "nothing that was made is there")
+    return lines
 
 
 def opened(file: str, provider: str | None) -> Provisioning:

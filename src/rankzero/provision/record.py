@@ -1,7 +1,8 @@
 """What was made for an infra.yaml, in a file beside it, so that nothing else is ever deleted. Names and ids, no secret.
 
-That something is about to be made is written down before it is asked for: what a program made, and did not live to
-say, is then known to be ours.
+Each thing has an entry by its kind and its own name, so that an infra.yaml that names another does not lose it. That
+something is about to be made is written down before it is asked for: what a program made, and did not live to say, is
+then known to be ours.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rankzero.errors import StorageError
+from rankzero.errors import ConfigError, StorageError
 from rankzero.run_dir.atomic import storage_errors, write_text
 
 
@@ -23,6 +24,8 @@ class Made:
     """Empty: it was asked for, and whether it was made nobody has said."""
     others: tuple[str, ...] = ()
     """What there was of its kind before, where its own name is only known from what is new."""
+    place: str = ""
+    """Id of the place that it was made in; empty: the provider has but one."""
 
 
 class Record:
@@ -30,37 +33,51 @@ class Record:
 
     def __init__(self, infra: Path) -> None:
         self.path = infra.with_name(f"{infra.stem}.made.json")
-        self._made: dict[str, Made] = {}
+        self._made: dict[tuple[str, str], Made] = {}
+        self._place = ""
         try:
             text = self.path.read_text(encoding="utf-8")
-            self._made = {
-                kind: Made(one["name"], one["id"], tuple(one["others"])) for kind, one in json.loads(text).items()
-            }
+            for key, one in json.loads(text).items():
+                kind, _, _ = key.partition("/")
+                self._made[kind, one["name"]] = Made(one["name"], one["id"], tuple(one["others"]), one.get("place", ""))
         except FileNotFoundError:
             return
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             hint = "it says what may be deleted; put it back, or move it away: then nothing that is there is ours"
             raise StorageError(f"it cannot be read: {error}", where=str(self.path), hint=hint) from error
 
+    @property
+    def titles(self) -> list[str]:
+        """Kind and name of all."""
+        return [f"{kind} {name}" for kind, name in self._made]
+
+    def enter(self, place: str) -> None:
+        """What is made from now on is there. Raises ConfigError where something was made in another place."""
+        for title, one in zip(self.titles, self._made.values(), strict=True):
+            if one.place not in ("", place):
+                hint = "log in there again; for a cluster here, copy infra.yaml to a directory of its own"
+                what = f"{title} was made in {one.place}, and this is {place}"
+                raise ConfigError(what, where=str(self.path), hint=hint)
+        self._place = place
+
     def of(self, kind: str, name: str) -> Made | None:
         """What was made of this kind, under this name."""
-        made = self._made.get(kind)
-        return made if made is not None and made.name == name else None
+        return self._made.get((kind, name))
 
     def put(self, kind: str, name: str, id: str = "", others: tuple[str, ...] = ()) -> None:
         """Before it is made, and after. Raises StorageError."""
-        self._made[kind] = Made(name, id, others)
+        self._made[kind, name] = Made(name, id, others, self._place)
         self._write()
 
-    def drop(self, kind: str) -> None:
+    def drop(self, kind: str, name: str) -> None:
         """It is gone."""
-        if self._made.pop(kind, None) is not None:
+        if self._made.pop((kind, name), None) is not None:
             self._write()
 
     def _write(self) -> None:
         with storage_errors(self.path):
             if self._made:
-                text = json.dumps({kind: asdict(one) for kind, one in self._made.items()}, indent=1)
+                text = json.dumps({f"{kind}/{name}": asdict(one) for (kind, name), one in self._made.items()}, indent=1)
                 write_text(self.path, text + "\n")
             else:
                 self.path.unlink(missing_ok=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rankzero.errors import ServiceError
+from rankzero.errors import ConfigError, ServiceError
 from rankzero.provision.programs import Command, Programs, Say
 from rankzero.provision.record import Record
 from rankzero.spec.infra_spec import InfraSpec
@@ -54,6 +54,8 @@ class Step:
     """Kind of the step that it is gone with."""
     data: bool = False
     """People's data are on it."""
+    place: bool = False
+    """All that is made is in it. Nothing is made, found or deleted for the same infra.yaml in another one."""
 
     @property
     def title(self) -> str:
@@ -77,6 +79,19 @@ class Provider(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Inventory:
+    """What was written down, held against what there is."""
+
+    ours: list[Step]
+    """What there is that was made here, the last one made first. What is gone with another is not among them."""
+    gone: list[Step]
+    """What was made here and was not found."""
+    unasked: list[str]
+    """Titles of what was made here and nobody could be asked about: it, or what it is in, has another name now."""
+    facts: Facts
+
+
+@dataclass(frozen=True, slots=True)
 class Walk:
     """A spec's steps, with all that walking over them takes."""
 
@@ -96,7 +111,7 @@ class Walk:
         planned: list[tuple[Step, list[Command] | None]] = []
         for step in self.steps:
             askable = look and step.among is None and facts.keys() >= set(step.needs)
-            found = step.find(self.programs, facts) if askable else None
+            found = self._found(step, facts) if askable else None
             if found is not None:
                 facts[step.kind] = found.id
             else:
@@ -107,6 +122,8 @@ class Walk:
     def create(self, kinds: Collection[str] | None = None) -> dict[str, str]:
         """Make what is not there, in order, and wait for it; returns the ids. With `kinds` no more than these, from
         what has to be there. Raises the first failure; the next call goes on from there."""
+        if kinds is None:
+            self._refuse_new_names()
         facts: dict[str, str] = {}
         wanted = {step.kind for step in self.steps} if kinds is None else self._with_needs(kinds)
         for step in self.steps:
@@ -114,18 +131,35 @@ class Walk:
                 facts[step.kind] = self._there(step, facts, makes=kinds is None or step.kind in kinds)
         return facts
 
+    def _refuse_new_names(self) -> None:
+        """Raise ConfigError where what others were made with has another name now: they would be lost from sight."""
+        for step in self.steps:
+            before = [title for title in self.record.titles if title.startswith(f"{step.kind} ")]
+            with_it = [one for one in self.steps if step.kind in one.needs and self.record.of(one.kind, one.name)]
+            if before and with_it and self.record.of(step.kind, step.name) is None:
+                what = f"{before[0]} was made from this file, and {with_it[0].title} with it; now it is {step.name}"
+                hint = "give it its name again; for another cluster, copy infra.yaml to a directory of its own"
+                raise ConfigError(what, where=step.kind, hint=hint)
+
     def _with_needs(self, kinds: Collection[str]) -> set[str]:
-        wanted = set(kinds)
+        wanted = {*kinds, *(step.kind for step in self.steps if step.place)}
         for step in reversed(self.steps):
             if step.kind in wanted:
                 wanted |= set(step.needs)
         return wanted
 
+    def _found(self, step: Step, facts: Facts) -> Found | None:
+        """Raises ConfigError in another place than the one in which things were made."""
+        found = step.find(self.programs, facts)
+        if found is not None and step.place:
+            self.record.enter(found.id)
+        return found
+
     def _there(self, step: Step, facts: Facts, *, makes: bool) -> str:
         """The id of what a step is about, which is there and ready afterwards."""
         if step.among is not None:
             return self._done_again(step, step.among, facts)
-        found = step.find(self.programs, facts)
+        found = self._found(step, facts)
         if found is None:
             if not (makes and step.is_made):
                 hint = "`rankzero cluster create` makes it" if step.is_made else "it has to be there before"
@@ -189,46 +223,54 @@ class Walk:
         made = self.record.of(step.kind, step.name)
         return made is not None and made.id in ("", found.id)
 
-    def ours(self) -> list[Step]:
-        """What there is that was made here, the last one made first. What is gone with another is not among them."""
-        return list(reversed(self._ours()[0]))
-
-    def _ours(self) -> tuple[list[Step], dict[str, str]]:
+    def inventory(self) -> Inventory:
+        """Ask for all that was made here. Raises the first failure: an outage is no answer."""
         facts: dict[str, str] = {}
         mine: list[Step] = []
+        gone: list[Step] = []
         for step in self.steps:
-            goes_along = step.inside in [one.kind for one in mine]
-            if goes_along or not facts.keys() >= set(step.needs):
-                continue
+            askable = facts.keys() >= set(step.needs)
             if step.among is not None:
-                if self._is_needed_to_delete(step.kind, mine):
+                if askable and self._is_needed_to_delete(step.kind, mine):
                     facts[step.kind] = self._there(step, facts, makes=True)
                 continue
-            found = step.find(self.programs, facts)
+            if step.inside in [one.kind for one in mine]:
+                continue
+            found = self._found(step, facts) if askable else None
             if found is not None:
                 facts[step.kind] = found.id
-                if self._is_ours(step, found):
-                    mine.append(step)
-        return mine, facts
+            if found is not None and self._is_ours(step, found):
+                mine.append(step)
+            elif self._was_asked(step, facts, gone) and self.record.of(step.kind, step.name) is not None:
+                gone.append(step)
+        known = {step.title for step in (*mine, *gone)}
+        known |= {step.title for step in self.steps if step.inside in [one.kind for one in (*mine, *gone)]}
+        unasked = [title for title in self.record.titles if title not in known]
+        return Inventory(mine[::-1], gone, unasked, facts)
+
+    def _was_asked(self, step: Step, facts: Facts, gone: Sequence[Step]) -> bool:
+        """Or is gone with what it needs."""
+        gone_kinds = [one.kind for one in gone]
+        return all(kind in facts or kind in gone_kinds for kind in step.needs)
 
     def _is_needed_to_delete(self, kind: str, mine: Sequence[Step]) -> bool:
         kinds = [one.kind for one in mine]
         later = (step for step in self.steps if kind in step.needs and step.inside not in kinds)
         return any(self.record.of(step.kind, step.name) is not None for step in later)
 
-    def delete(self, steps: Sequence[Step]) -> None:
-        """Take these down, in their order. Raises the first failure; the next call goes on from there."""
-        facts = self._ours()[1]
+    def delete(self, steps: Sequence[Step], there: Inventory) -> None:
+        """Take these down, in their order, and forget what is gone. Raises the first failure; the next call goes on
+        from there. What was made here and is neither stays written down."""
         for step in steps:
-            for command in step.remove(facts):
+            for command in step.remove(there.facts):
                 self.programs.do(command)
-            self.record.drop(step.kind)
-            for other in self.steps:
-                if other.inside == step.kind:
-                    self.record.drop(other.kind)
+            self._forget(step)
+        for step in there.gone:
+            self._forget(step)
 
-    def forget(self, kept: Sequence[Step]) -> None:
-        """After a deletion: nothing is ours any more but what was kept."""
-        for step in self.steps:
-            if step not in kept:
-                self.record.drop(step.kind)
+    def _forget(self, step: Step) -> None:
+        """With what is gone with it."""
+        for other in self.steps:
+            if other.inside == step.kind:
+                self.record.drop(other.kind, other.name)
+        self.record.drop(step.kind, step.name)

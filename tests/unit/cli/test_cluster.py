@@ -54,6 +54,28 @@ def test_another_provider_by_the_same_commands(cli: Cli, tmp_path: Path) -> None
     assert wrong.code == 78 and "the file says kind" in wrong.err
 
 
+def test_what_is_not_found_is_not_forgotten_without_asking(cli: Cli, tmp_path: Path) -> None:
+    """Another docker daemon, say, has none of it."""
+    installed(tmp_path / "bin", "kind", "kubectl")
+    Path("infra.yaml").write_text(KIND)
+    assert cli("cluster create -f infra.yaml").code == 0
+    here = json.loads(Path("state.json").read_text())
+    Path("state.json").write_text(json.dumps({**here, "things": {}}))
+    refused = cli("cluster delete -f infra.yaml")
+    assert refused.code == 2 and "nobody to ask" in refused.err
+    assert "cluster here was made, and is not found there any more: it will be forgotten" in refused.out
+    Path("infra.yaml").write_text(KIND.replace("name: here", "name: there"))
+    renamed = cli("cluster delete -f infra.yaml --yes")
+    assert renamed.code == 0 and "cluster here was made from this file, and not asked for" in renamed.out
+    Path("state.json").write_text(json.dumps(here))
+    Path("infra.yaml").write_text(KIND)
+    assert "deleted: cluster here" in cli("cluster delete -f infra.yaml --yes").out
+    assert cli("cluster create -f infra.yaml").code == 0
+    Path("state.json").write_text(json.dumps({**here, "things": {}}))
+    assert "forgotten: cluster here" in cli("cluster delete -f infra.yaml --yes").out
+    assert "nothing that was made is there" in cli("cluster delete -f infra.yaml").out
+
+
 def test_programs_that_are_not_installed(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     Path("infra.yaml").write_text(NEBIUS)

@@ -66,10 +66,9 @@ class Bench:
 
     def delete(self, *, with_data: bool = False) -> list[str]:
         walk = self.walk()
-        ours = walk.ours()
-        doomed = [step for step in ours if with_data or not step.data]
-        walk.delete(doomed)
-        walk.forget([step for step in ours if step not in doomed])
+        there = walk.inventory()
+        doomed = [step for step in there.ours if with_data or not step.data]
+        walk.delete(doomed, there)
         return [step.kind for step in doomed]
 
     @property
@@ -216,6 +215,71 @@ def test_data_stay_unless_they_are_asked_for(bench: Bench) -> None:
     assert bench.delete(with_data=True) == ["filesystem"], "it is still known whose it is"
 
 
+def test_in_another_project_nothing_is_made_deleted_or_forgotten(bench: Bench) -> None:
+    bench.create()
+    before = Record(bench.file).path.read_text()
+    bench.state["project"] = "project-of-another-profile"
+    for act in (bench.create, bench.delete, lambda: bench.walk().create(["kubeconfig"]), bench.walk().plan):
+        with pytest.raises(ConfigError, match="was made in project-1, and this is project-of-another-profile"):
+            act()
+    assert bench.things == WHOLE and not bench.state["elsewhere"]
+    assert Record(bench.file).path.read_text() == before
+    bench.state["project"] = "project-1"
+    bench.delete(with_data=True)
+    assert bench.things == {}
+
+
+def test_a_name_that_was_edited_loses_nothing(bench: Bench) -> None:
+    bench.create()
+    bench.file.write_text(NEBIUS.replace("mk8s-node-group-reza", "another-group"))
+    there = bench.walk().inventory()
+    assert there.unasked == ["node-group mk8s-node-group-reza"] and there.gone == []
+    with pytest.raises(RankzeroError, match="FailedPrecondition"):
+        bench.delete(with_data=True)
+    bench.create()
+    assert bench.things["node-group"] == ["another-group", "mk8s-node-group-reza"]
+    bench.file.write_text(NEBIUS)
+    with pytest.raises(RankzeroError, match="FailedPrecondition"):
+        bench.delete(with_data=True)
+    bench.file.write_text(NEBIUS.replace("mk8s-node-group-reza", "another-group"))
+    bench.delete(with_data=True)
+    assert bench.things == {}
+
+
+def test_a_cluster_that_was_renamed_loses_none_of_its_hosts(bench: Bench) -> None:
+    """Hosts are asked for within their cluster: without it nobody knows whether they are there."""
+    bench.create()
+    bench.file.write_text(NEBIUS.replace("reza-k8s1", "another"))
+    there = bench.walk().inventory()
+    assert there.gone == [] and "node-group mk8s-node-group-reza" in there.unasked
+    with pytest.raises(ConfigError, match="cluster reza-k8s1 was made from this file"):
+        bench.create()
+    assert bench.things == WHOLE
+    bench.file.write_text(NEBIUS)
+    bench.delete(with_data=True)
+    assert bench.things == {} and not Record(bench.file).path.exists()
+
+
+def test_what_was_not_found_is_forgotten_only_by_its_own_name(bench: Bench) -> None:
+    bench.create()
+    del bench.state["things"]["node-group"]["mk8s-node-group-reza"]
+    assert [step.title for step in bench.walk().inventory().gone] == ["node-group mk8s-node-group-reza"]
+    bench.delete()
+    assert Record(bench.file).titles == ["filesystem mk8s-csi-storage"]
+
+
+def test_a_record_of_before_names_had_entries_is_read(bench: Bench) -> None:
+    bench.create()
+    path = Record(bench.file).path
+    entries = json.loads(path.read_text())
+    old = {
+        key.partition("/")[0]: {name: one[name] for name in ("name", "id", "others")} for key, one in entries.items()
+    }
+    path.write_text(json.dumps(old))
+    bench.delete(with_data=True)
+    assert bench.things == {}
+
+
 def test_what_is_still_being_made_is_waited_for(tmp_path: Path) -> None:
     bench = Bench(tmp_path, NEBIUS, slow=3)
     bench.create()
@@ -229,7 +293,7 @@ def test_what_is_still_being_made_is_waited_for(tmp_path: Path) -> None:
 def test_an_outage_is_no_answer(bench: Bench) -> None:
     """Whatever is not said to be missing is not made a second time."""
     bench.create()
-    bench.fail_at(2)
+    bench.fail_at(3)
     with pytest.raises(ServiceError, match="Unavailable"):
         bench.create()
     assert len([one for one in bench.changes() if "cluster create" in one]) == 1
@@ -280,8 +344,8 @@ def test_a_plan_changes_nothing_and_says_what_is_there(bench: Bench) -> None:
     bench.state["things"]["filesystem"] = {"mk8s-csi-storage": {"id": "fs-1", "looks": 0}}
     planned = bench.walk().plan()
     assert not bench.changes()
-    assert [step.kind for step, commands in planned if commands is None] == ["subnet", "filesystem"]
-    assert '"id": "fs-1"' in str(planned[4][1])
+    assert [step.kind for step, commands in planned if commands is None] == ["project", "subnet", "filesystem"]
+    assert '"id": "fs-1"' in str(planned[5][1])
 
 
 def test_a_record_that_cannot_be_read_is_no_empty_one(bench: Bench) -> None:

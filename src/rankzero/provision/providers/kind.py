@@ -44,4 +44,4 @@ def _kubeconfig(spec: InfraSpec) -> Step:
     def make(_facts: Facts) -> list[Command]:
         return [Command(("kind", "export", "kubeconfig", "--name", spec.name))]
 
-    return Step("kubeconfig", spec.name, context_of, make, needs=("cluster",), among=contexts)
+    return Step("kubeconfig", spec.name, context_of, make, needs=("cluster",), among=contexts, inside="cluster")

@@ -22,8 +22,8 @@ class Nebius:
     programs = ("nebius", "helm", "kubectl")
 
     def steps(self, spec: InfraSpec) -> list[Step]:
-        """Control plane, account, file system, hosts, access, driver, and then whether the hosts are ready."""
-        made = [_subnet(spec), _cluster(spec)]
+        """Project, control plane, account, file system, hosts, access, driver, then whether the hosts are ready."""
+        made = [_project(), _subnet(spec), _cluster(spec)]
         if spec.nodes.service_account is not None:
             made.append(_account(spec.nodes.service_account))
         if spec.filesystem is not None:
@@ -36,6 +36,13 @@ class Nebius:
 
 
 PROVIDER = Nebius()
+
+
+def _project() -> Step:
+    def find(programs: Programs, _facts: Facts) -> Found:
+        return Found(programs.ask("nebius", "config", "get", "parent-id").strip())
+
+    return Step("project", "of the profile", find, place=True)
 
 
 def _subnet(spec: InfraSpec) -> Step:
@@ -135,7 +142,7 @@ def _kubeconfig(spec: InfraSpec) -> Step:
     def make(facts: Facts) -> list[Command]:
         return [_nebius("mk8s", "cluster", "get-credentials", "--id", facts["cluster"], where)]
 
-    return Step("kubeconfig", spec.name, context_of, make, needs=("cluster",), among=contexts)
+    return Step("kubeconfig", spec.name, context_of, make, needs=("cluster",), among=contexts, inside="cluster")
 
 
 def _nebius(*words: str) -> Command:
