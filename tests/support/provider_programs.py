@@ -24,8 +24,8 @@ Answer = tuple[int, str, str]
 
 def fresh(**changes: Any) -> State:
     """`fail_at`: which call fails, counted from 1; `after`: once it has done what it was to do. `slow`: how often
-    things are found unready."""
-    nothing: State = {"things": {}, "calls": [], "fail_at": 0, "after": False, "slow": 0, "contexts": []}
+    things are found unready. `refuse`: words of a call that is refused, each time, as in `said`."""
+    nothing: State = {"things": {}, "calls": [], "fail_at": 0, "after": False, "slow": 0, "contexts": [], "refuse": []}
     return {**nothing, "project": PROJECT, "elsewhere": {}, **changes}
 
 
@@ -35,6 +35,8 @@ def called(state: State, words: Sequence[str], stdin: str = "", env: Mapping[str
     token = (env or {}).get("NEBIUS_IAM_TOKEN", "")
     failed = (OUTAGE[0], OUTAGE[1], OUTAGE[2].format(token=token))
     fails = len(state["calls"]) == state["fail_at"]
+    if state["refuse"] and set(state["refuse"]) <= set(words):
+        fails, failed = True, (1, "", state["said"])
     if fails and not state["after"]:
         return failed
     options, rest = parsed(words[1:])

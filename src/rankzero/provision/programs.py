@@ -25,6 +25,16 @@ _HOW = {
 _ABSENT = ("code = notfound", "code=notfound", "not_found", "resource not found")
 """What services say of a thing that is not there. A profile, or a program, that is `not found` is another matter."""
 _REFUSED = ("permissiondenied", "permission denied", "unauthenticated", "unauthorized", "forbidden")
+_THERE = ("already exists", "alreadyexists", "already_exists")
+_NOT_DONE = (
+    "resourceexhausted",
+    "resource_exhausted",
+    "quota",
+    "invalidargument",
+    "failedprecondition",
+    "unimplemented",
+)
+"""Besides those: what services say when they did nothing at all. After an outage or a timeout nobody knows."""
 _LAST_LINES = 3
 
 
@@ -47,12 +57,20 @@ class Answer:
     @property
     def says_absent(self) -> bool:
         """Whether it failed because there is no such thing, and for no other reason."""
-        return self.code != 0 and any(words in self.err.lower() for words in _ABSENT)
+        return self._says(_ABSENT)
 
     @property
     def says_there(self) -> bool:
         """Whether it failed because there is such a thing already."""
-        return self.code != 0 and "already exists" in self.err.lower()
+        return self._says(_THERE)
+
+    @property
+    def says_refused(self) -> bool:
+        """Whether it failed because it was not to be, so that nothing came of it."""
+        return self._says((*_REFUSED, *_NOT_DONE, *_THERE))
+
+    def _says(self, signs: tuple[str, ...]) -> bool:
+        return self.code != 0 and any(words in self.err.lower() for words in signs)
 
 
 class Programs:

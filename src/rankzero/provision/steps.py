@@ -164,9 +164,7 @@ class Walk:
             if not (makes and step.is_made):
                 hint = "`rankzero cluster create` makes it" if step.is_made else "it has to be there before"
                 raise ServiceError(f"there is no {step.title}", where=step.kind, hint=hint)
-            self.record.put(step.kind, step.name)
-            for command in step.make(facts):
-                self.programs.do(command)
+            self._make(step, facts)
             found = step.find(self.programs, facts)
             if found is None:
                 raise ServiceError(f"{step.title} was made, and is not to be found", hint="give the same command again")
@@ -176,6 +174,20 @@ class Walk:
         if self._is_ours(step, found):
             self.record.put(step.kind, step.name, found.id)
         return found.id
+
+    def _make(self, step: Step, facts: Facts) -> None:
+        """What was refused before anything was done is not noted as asked for: whoever makes it later, it is theirs."""
+        asked_before = self.record.of(step.kind, step.name) is not None
+        self.record.put(step.kind, step.name)
+        for number, command in enumerate(step.make(facts)):
+            answer = self.programs.run(command)
+            if answer.code == 0:
+                continue
+            if number == 0 and answer.says_refused:
+                theirs = answer.says_there and not asked_before
+                if theirs or step.find(self.programs, facts) is None:
+                    self.record.drop(step.kind, step.name)
+            raise self.programs.failure(command.words, answer)
 
     def _done_again(self, step: Step, among: Callable[[Programs], list[str]], facts: Facts) -> str:
         """Its id. A program may refuse to do it twice: then it is the one of before, or the one that is new since then,

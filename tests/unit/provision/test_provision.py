@@ -329,6 +329,37 @@ def test_tokens_are_in_no_output(bench: Bench) -> None:
     assert TOKEN not in text and "nebius mk8s cluster create --name reza-k8s1" in text
 
 
+REFUSALS = {
+    "a right": "rpc error: code = PermissionDenied desc = no",
+    "a quota": "rpc error: code = ResourceExhausted desc = Quota limit exceeded",
+    "a name": "rpc error: code = AlreadyExists desc = made a moment ago by another",
+}
+
+
+@pytest.mark.parametrize("said", REFUSALS.values(), ids=REFUSALS)
+def test_what_was_refused_is_not_ours_when_another_makes_it(bench: Bench, said: str) -> None:
+    bench.state.update(refuse=["filesystem", "create"], said=said)
+    with pytest.raises(RankzeroError):
+        bench.create()
+    bench.state["things"]["filesystem"] = {"mk8s-csi-storage": {"id": "theirs", "looks": 0}}
+    bench.state["refuse"] = []
+    bench.create()
+    assert "filesystem mk8s-csi-storage was there before: it is used, and will not be deleted" in bench.said
+    bench.delete(with_data=True)
+    assert bench.things == {"filesystem": ["mk8s-csi-storage"]}
+
+
+def test_what_was_made_in_spite_of_a_refusal_is_ours(bench: Bench) -> None:
+    """Hosts were asked for, and the last of them was refused."""
+    bench.state.update(refuse=["node-group", "create"], said=REFUSALS["a quota"], after=True)
+    with pytest.raises(RankzeroError, match="Quota"):
+        bench.create()
+    bench.state["refuse"] = []
+    bench.create()
+    bench.delete(with_data=True)
+    assert bench.things == {}
+
+
 def test_a_right_that_is_missing(bench: Bench) -> None:
     programs = StandIns(bench.state, bench.file.parent)
     refused = Answer(1, "", "rpc error: code = PermissionDenied desc = no")
