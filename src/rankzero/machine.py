@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 CPU_FEATURES_VARIABLE = "RANKZERO_CPU_FEATURES"
@@ -147,12 +148,24 @@ _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES
 
 def local_gpu_count(env: Mapping[str, str]) -> int:
     """GPUs that a process here may use: what the environment shows, else what the drivers list."""
-    for name in _VISIBLE:
-        if name in env:
-            shown = [entry.strip() for entry in env[name].split(",")]
-            usable = [entry for entry in shown if entry and not entry.startswith("-")]
-            return min(len(usable), _nvidia_count() + _amd_count()) if usable else 0
-    return _nvidia_count() or _amd_count()
+    return len(local_gpus(env))
+
+
+def local_gpus(env: Mapping[str, str]) -> tuple[str, ...]:
+    """The same, each by its number or UUID, as the environment has it. Drivers read up to the first that is none."""
+    shown = next((env[name] for name in _VISIBLE if name in env), None)
+    if shown is None:
+        return tuple(str(number) for number in range(_nvidia_count() or _amd_count()))
+    entries = [entry.strip() for entry in shown.split(",")]
+    if not entries[0] or entries[0].startswith("-"):
+        return ()
+    there = _nvidia_count() + _amd_count()
+    usable = takewhile(lambda entry: entry and not entry.startswith("-") and not _is_beyond(entry, there), entries)
+    return tuple(dict.fromkeys(usable))[:there]
+
+
+def _is_beyond(entry: str, there: int) -> bool:
+    return entry.isdecimal() and int(entry) >= there
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from rankzero.launch.evidence import Evidence
 from rankzero.launch.labels import Manifest
 from rankzero.launch.log_lines import Wanted
 from rankzero.launch.survey import Survey
-from rankzero.machine import local_gpu_count, nvidia_gpus, usable_cores, usable_memory
+from rankzero.machine import local_gpus, nvidia_gpus, usable_cores, usable_memory
 from rankzero.wording import counted
 
 Inspected = dict[str, Any]
@@ -56,11 +56,11 @@ class DockerBackend:
         docker: Docker | None = None,
         *,
         env: Mapping[str, str] | None = None,
-        gpu_count: Callable[[Mapping[str, str]], int] = local_gpu_count,
+        gpus: Callable[[Mapping[str, str]], tuple[str, ...]] = local_gpus,
     ) -> None:
         self._docker = docker or Docker()
         self._env = os.environ if env is None else env
-        self._gpu_count = gpu_count
+        self._gpus = gpus
         self._told: set[str] = set()
         """Containers whose lines submit has passed on already."""
 
@@ -68,16 +68,14 @@ class DockerBackend:
         """Check, make, prepare, start. Containers of this very rendering that run already are left alone."""
         request = docker_submit.read(objects)
         files = self._files(request.run)
-        told = docker_submit.submit(
-            self._docker, request, files, say, env=self._env, gpu_count=self._gpu_count, replaces=replace
-        )
+        told = docker_submit.submit(self._docker, request, files, say, env=self._env, gpus=self._gpus, replaces=replace)
         self._told |= {told} if told else set()
 
     def survey(self, objects: Sequence[Manifest]) -> Survey:
         """This machine's GPUs and memory, and whether its daemon would take the run."""
         refused: RankzeroError | None = None
         try:
-            docker_submit.judge(self._docker, docker_submit.read(objects), env=self._env, gpu_count=self._gpu_count)
+            docker_submit.judge(self._docker, docker_submit.read(objects), env=self._env, gpus=self._gpus)
         except ServiceError:
             raise
         except RankzeroError as error:

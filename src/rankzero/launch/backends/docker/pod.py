@@ -74,7 +74,7 @@ def container_name(pod: str) -> str:
     return f"rankzero-{pod}"
 
 
-def container_of(pod: Manifest, host: Host, gpus: tuple[int, ...] = ()) -> Container:
+def container_of(pod: Manifest, host: Host, gpus: tuple[str, ...] = ()) -> Container:
     """`gpus` are the devices that this pod gets. Raises ConfigError with everything that docker cannot play."""
     spec = pod["spec"]
     problems = _unplayable(pod)
@@ -93,7 +93,7 @@ def container_of(pod: Manifest, host: Host, gpus: tuple[int, ...] = ()) -> Conta
         *("--shm-size", str(shm or _default_shm(limits, host))),
         *_user(security),
         *_resources(limits, host),
-        *(("--gpus", '"device={}"'.format(",".join(map(str, gpus)))) if gpus else ()),
+        *(("--gpus", '"device={}"'.format(",".join(gpus))) if gpus else ()),
         *(("--workdir", only["workingDir"]) if "workingDir" in only else ()),
         *memory_mounts,
     ]
@@ -113,15 +113,15 @@ def container_of(pod: Manifest, host: Host, gpus: tuple[int, ...] = ()) -> Conta
     )
 
 
-def share_gpus(pods: list[Manifest], available: int) -> list[tuple[int, ...]]:
+def share_gpus(pods: list[Manifest], available: tuple[str, ...]) -> list[tuple[str, ...]]:
     """Devices of each pod: no device is in two. Raises ConfigError where there are not enough."""
     wanted = [gpus_of(pod) for pod in pods]
-    if sum(wanted) > available:
-        what = f"{len(pods)} containers ask for {sum(wanted)} GPUs; this machine has {available}"
+    if sum(wanted) > len(available):
+        what = f"{len(pods)} containers ask for {sum(wanted)} GPUs; this machine has {len(available)} to use"
         hint = "lower num_nodes or nproc_per_node, or set `gpu: false`"
         raise ConfigError(what, where="cluster.yaml nproc_per_node", hint=hint)
     starts = [sum(wanted[:index]) for index in range(len(pods))]
-    return [tuple(range(start, start + count)) for start, count in zip(starts, wanted, strict=True)]
+    return [available[start : start + count] for start, count in zip(starts, wanted, strict=True)]
 
 
 def mount_option(kind: str, source: str, target: str, *, read_only: bool = False) -> str:

@@ -87,7 +87,7 @@ def submit(
     say: Say,
     *,
     env: Mapping[str, str],
-    gpu_count: Callable[[Mapping[str, str]], int],
+    gpus: Callable[[Mapping[str, str]], tuple[str, ...]],
     replaces: bool,
 ) -> str | None:
     """Bring the run up. What runs already, of this very rendering, is left alone.
@@ -95,7 +95,7 @@ def submit(
     Raises AlreadyRunsError, unless it `replaces`, where containers of another rendering of the run are up.
     Returns the id of the container whose lines were said: the preparation's, where there was one.
     """
-    prepare, nodes, secrets = judge(docker, request, env=env, gpu_count=gpu_count)
+    prepare, nodes, secrets = judge(docker, request, env=env, gpus=gpus)
     there = {asked_for(one)["metadata"]["name"]: one for one in docker.containers(f"{labels.RUN}={request.run}")}
     if not replaces:
         _ask(request, there)
@@ -126,12 +126,12 @@ def submit(
 
 
 def judge(
-    docker: Docker, request: Request, *, env: Mapping[str, str], gpu_count: Callable[[Mapping[str, str]], int]
+    docker: Docker, request: Request, *, env: Mapping[str, str], gpus: Callable[[Mapping[str, str]], tuple[str, ...]]
 ) -> tuple[Container | None, list[Container], dict[str, str]]:
     """The container that prepares, those that train, and their secrets' values by name. Makes nothing. Raises
     ConfigError with what cannot be had here."""
     host = docker.host()
-    prepare, nodes = _containers(request, host, lambda: gpu_count(env))
+    prepare, nodes = _containers(request, host, lambda: gpus(env))
     wanted = [*([prepare] if prepare else []), *nodes]
     _check_images(docker, wanted)
     return prepare, nodes, _secrets(wanted, env)
@@ -144,24 +144,26 @@ def _pod_of_job(job: Manifest) -> Manifest:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
 
 
-def _containers(request: Request, host: Host, gpu_count: Callable[[], int]) -> tuple[Container | None, list[Container]]:
+def _containers(
+    request: Request, host: Host, gpus: Callable[[], tuple[str, ...]]
+) -> tuple[Container | None, list[Container]]:
     """Raises ConfigError with the problems of all pods."""
     pods = list(request.pods)
-    devices: list[tuple[int, ...]] = [()] * len(pods)
+    devices: list[tuple[str, ...]] = [()] * len(pods)
     problems: list[Problem] = []
     try:
         if any(gpus_of(pod) for pod in pods):
-            devices = share_gpus(pods, gpu_count())
+            devices = share_gpus(pods, gpus())
     except ConfigError as error:
         problems += error.problems
     made: list[Container] = []
-    for pod, gpus in zip(
+    for pod, own in zip(
         [*([request.prepare] if request.prepare else []), *pods],
         [*([()] if request.prepare else []), *devices],
         strict=True,
     ):
         try:
-            made.append(container_of(pod, host, gpus))
+            made.append(container_of(pod, host, own))
         except ConfigError as error:
             problems += error.problems
     if problems:

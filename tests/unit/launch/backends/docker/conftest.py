@@ -44,7 +44,7 @@ def backend(daemon: Daemon) -> DockerBackend:
     def execute(arguments: Sequence[str], env: Mapping[str, str]) -> Answer:
         return Answer(*daemon.execute(arguments, env))
 
-    return DockerBackend(Docker(execute), gpu_count=lambda env: 2)
+    return DockerBackend(Docker(execute), gpus=lambda env: ("0", "1"))
 
 
 @pytest.fixture

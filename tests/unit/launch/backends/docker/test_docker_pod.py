@@ -106,9 +106,9 @@ def test_no_gpu_is_shared() -> None:
     for one, count in zip(pods, (2, 0, 1), strict=True):
         if count:
             one["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = str(count)
-    assert share_gpus(pods, 3) == [(0, 1), (), (2,)]
-    with pytest.raises(ConfigError, match="ask for 3 GPUs; this machine has 2"):
-        share_gpus(pods, 2)
+    assert share_gpus(pods, ("0", "1", "2")) == [("0", "1"), (), ("2",)]
+    with pytest.raises(ConfigError, match="ask for 3 GPUs; this machine has 2 to use"):
+        share_gpus(pods, ("0", "1"))
 
 
 def test_a_path_may_hold_a_comma() -> None:

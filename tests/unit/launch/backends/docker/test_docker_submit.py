@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,24 @@ def test_gpus_are_shared_out(daemon: Daemon, submit: Submit) -> None:
     submit(*pods)
     options = [daemon.container(name)["fake"]["options"]["--gpus"] for name in NODES]
     assert options == [['"device=0"'], ['"device=1"']]
+
+
+@pytest.mark.parametrize(
+    ("visible", "devices"),
+    [("2,3", ["2", "3"]), ("GPU-b, GPU-a", ["GPU-b", "GPU-a"]), ("3,1,9,0", ["3", "1"]), ("1,2,-1,0", ["1", "2"])],
+)
+def test_gpus_that_are_hidden_here_are_left_to_others(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, visible: str, devices: list[str]
+) -> None:
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.write_text("#!/bin/sh\nfor n in 0 1 2 3; do echo GPU $n: H100; done\n", encoding="utf-8")
+    program.chmod(0o755)
+    pods = [pod(0), pod(1)]
+    for one in pods:
+        one["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = "1"
+    DockerBackend(env={**os.environ, "CUDA_VISIBLE_DEVICES": visible}).submit(objects(*pods), lambda line: None)
+    options = [daemon.container(name)["fake"]["options"]["--gpus"] for name in NODES]
+    assert options == [[f'"device={device}"'] for device in devices]
 
 
 def test_what_fails_half_way_is_named(daemon: Daemon, submit: Submit) -> None:
