@@ -5,6 +5,7 @@ Containers carry all that is to be known of a run as labels; on disk there is on
 
 from __future__ import annotations
 
+import json
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -146,7 +147,7 @@ class DockerBackend:
         self._docker.call("stop", *(one["Id"] for one in running))
 
     def delete(self, run: str, *, claims: bool, say: Say) -> list[str]:
-        """Containers, network, scratch space and files; volumes of claims only where asked, and not if in use."""
+        """Containers, network, scratch space and files; volumes of claims only where asked, and what is ours alone."""
         containers = self._containers(run)
         removed: list[str] = []
         running = [one["Id"] for one in containers if is_active(one)]
@@ -162,8 +163,7 @@ class DockerBackend:
             removed.append(f"network {network_name(run)}")
         label = f"label={labels.RUN}={run}"
         scratch = self._docker.call("volume", "ls", "--quiet", "--filter", label).split()
-        volumes = [*scratch, *((volume_name(claim) for claim in mounted) if claims else ())]
-        removed += self._remove_volumes(volumes)
+        removed += self._remove_volumes([*scratch, *(self._deletable(mounted, say) if claims else ())])
         if self._files(run).remove():
             removed.append(f"files in {self._files(run).root}")
         return removed
@@ -183,6 +183,24 @@ class DockerBackend:
         if answer.code == _DAEMON_FAILED:
             raise refusal(("exec",), answer.err)
         return Ended(answer.code, answer.err)
+
+    def _deletable(self, claims: Sequence[str], say: Say) -> list[str]:
+        """Volumes of claims that we made and that no container mounts. A volume that is gone is none."""
+        found: list[str] = []
+        for name in map(volume_name, claims):
+            answer = self._docker.try_call("volume", "inspect", name)
+            if answer.code:
+                continue
+            (volume,) = json.loads(answer.out)
+            ids = self._docker.call("ps", "--all", "--quiet", "--no-trunc", "--filter", f"volume={name}").split()
+            users = [f"container {one['Name'].lstrip('/')}" for one in self._docker.inspect(*ids)] if ids else []
+            if (volume["Labels"] or {}).get(labels.MANAGED_BY) != "rankzero":
+                say(f"volume {name} was not made by rankzero; kept")
+            elif users:
+                say(f"volume {name} is also used by {', '.join(users)}; kept")
+            else:
+                found.append(name)
+        return found
 
     def _remove_volumes(self, names: Sequence[str]) -> list[str]:
         """Raises one error for all that could not be removed."""

@@ -140,8 +140,13 @@ def show(state: dict[str, Any], names: list[str]) -> None:
 
 def listing(state: dict[str, Any], arguments: list[str]) -> None:
     options, _ = parse(arguments)
-    wanted = options["--filter"][0].removeprefix("label=").partition("=")
+    what, _, value = options["--filter"][0].partition("=")
+    wanted = value.partition("=")
     for one in state["containers"].values():
+        if what == "volume":
+            if any(f"source={value}," in mount for mount in one["fake"]["options"].get("--mount", [])):
+                print(one["Id"])
+            continue
         labels = one["Config"]["Labels"]
         if wanted[0] in labels and wanted[2] in ("", labels[wanted[0]]):
             print(one["Id"])
@@ -160,6 +165,8 @@ def kept(kind: str) -> Callable[[dict[str, Any], list[str]], None]:
             print("\n".join(name for name, labels in things.items() if labels.get(key) == value))
         elif names[0] not in things:
             refuse(f"get {names[0]}: no such thing")
+        elif verb == "inspect":
+            print(json.dumps([{"Name": names[0], "Labels": things[names[0]] or None}]))
         elif verb == "rm":
             del things[names[0]]
 

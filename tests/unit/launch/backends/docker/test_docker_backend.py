@@ -129,6 +129,28 @@ def test_delete_removes_claims_where_asked_and_names_those_in_use(
     assert "volume rankzero-results" in backend.delete("tiny", claims=True, say=lambda line: None)
 
 
+def test_volumes_of_others_stay(daemon: Daemon, submit: Submit, backend: DockerBackend) -> None:
+    """Whoever made a volume by hand, for a claim without a size, keeps it."""
+    daemon.change(volumes={"rankzero-results": {}})
+    submit()
+    said: list[str] = []
+    removed = backend.delete("tiny", claims=True, say=said.append)
+    assert list(daemon.state["volumes"]) == ["rankzero-results"] and "volume rankzero-results" not in removed
+    assert "volume rankzero-results was not made by rankzero; kept" in said
+
+
+def test_volumes_that_another_run_uses_stay(daemon: Daemon, submit: Submit, backend: DockerBackend) -> None:
+    submit()
+    mount = "type=volume,source=rankzero-results,target=/outputs"
+    other = {"Id": "id9", "Name": "/rankzero-other-0", "State": {"Running": False, "Status": "exited"}}
+    other |= {"Config": {"Labels": {}}, "fake": {"options": {"--mount": [mount]}}}
+    daemon.change(containers={**daemon.state["containers"], "id9": other})
+    said: list[str] = []
+    backend.delete("tiny", claims=True, say=said.append)
+    assert list(daemon.state["volumes"]) == ["rankzero-results"]
+    assert "volume rankzero-results is also used by container rankzero-other-0; kept" in said
+
+
 @pytest.mark.parametrize(
     ("message", "kind", "hint"),
     [
