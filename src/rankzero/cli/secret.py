@@ -81,11 +81,12 @@ def refuse_values(keys: list[str]) -> None:
 def chosen(spec: ClusterSpec, keys: list[str], file: str | None, name: str | None) -> Choice:
     """What goes to which Secret. Raises UsageError or ConfigError."""
     from rankzero.launch.secrets import Choice, choose, from_environment, read_env_file
+    from rankzero.spec.cluster_checks import env_name_of
 
     source = file or "environment"
     if name is None:
         for number, key in enumerate(keys, start=1):
-            if key not in spec.secrets:  # not shown: it may be a value that slipped in
+            if env_name_of(key) not in map(env_name_of, spec.secrets):  # not shown: it may be a value that slipped in
                 hint = f"those of cluster.yaml are: {', '.join(spec.secrets) or 'none'}"
                 raise UsageError(
                     "not a variable that cluster.yaml's secrets have", where=f"argument {number}", hint=hint

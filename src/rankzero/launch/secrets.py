@@ -13,6 +13,7 @@ from pydantic import SecretStr
 from rankzero.errors import ConfigError, Problem
 from rankzero.launch import labels
 from rankzero.launch.labels import Manifest
+from rankzero.spec.cluster_checks import env_name_of
 from rankzero.spec.cluster_spec import SecretRef
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -116,33 +117,37 @@ def _parse_quoted(value: str) -> str | Problem:
 
 
 def from_environment(names: Collection[str], env: Mapping[str, str]) -> Values:
-    """Those of `names` that are set."""
-    return {name: SecretStr(env[name]) for name in names if name in env}
+    """Those of `names` that are set, in capitals or as they are spelled."""
+    spelled = {name: (env_name_of(name), name) for name in names}
+    found = {name: next((env[one] for one in both if one in env), None) for name, both in spelled.items()}
+    return {name: SecretStr(value) for name, value in found.items() if value is not None}
 
 
 def choose(refs: Mapping[str, SecretRef], values: Values, wanted: Collection[str] | None, source: str) -> Choice:
     """Which value goes to which key of which Secret, as cluster.yaml refers to them. Raises ConfigError.
 
-    `wanted` are the variables asked for by name: all of them must be there.
+    `wanted` are the variables asked for by name: all of them must be there. `hf_token` is HF_TOKEN, wherever it stands.
     """
-    asked = list(refs) if wanted is None else list(wanted)
+    meant = {env_name_of(name): ref for name, ref in refs.items()}
+    given = {**{env_name_of(name): value for name, value in values.items()}, **values}
+    asked = list(meant) if wanted is None else [env_name_of(name) for name in wanted]
     problems = [
         Problem(f"{name} is not set", source, "set it there, or leave it out")
         for name in asked
-        if wanted is not None and name not in values
+        if wanted is not None and name not in given
     ]
-    problems += [Problem(f"{name} is empty", source) for name in asked if name in values and _is_empty(values[name])]
+    problems += [Problem(f"{name} is empty", source) for name in asked if name in given and _is_empty(given[name])]
     found: dict[str, Values] = {}
     for name in asked:
-        if name in values:
-            found.setdefault(refs[name].name, {})[refs[name].key] = values[name]
+        if name in given:
+            found.setdefault(meant[name].name, {})[meant[name].key] = given[name]
     if not found and not problems:
         names = ", ".join(refs) or "none at all"
         problems.append(Problem("there is nothing in it that cluster.yaml refers to", source, f"its secrets: {names}"))
     if problems:
         raise ConfigError(problems)
-    missing = tuple(name for name in asked if name not in values)
-    return Choice(found, missing, tuple(sorted(set(values) - set(refs))))
+    missing = tuple(name for name in asked if name not in given)
+    return Choice(found, missing, tuple(sorted(name for name in values if env_name_of(name) not in meant)))
 
 
 def secret_manifest(name: str, namespace: str, values: Values) -> Manifest:

@@ -86,6 +86,10 @@ def _environment(spec: ClusterSpec) -> list[Problem]:
             problems.append(Problem("rankzero or the platform sets it", f"env.{name}", hint))
         if env_name_of(name) in {env_name_of(secret) for secret in spec.secrets}:
             problems.append(Problem("set twice: it is also a secret", f"env.{name}", "leave one out"))
+    for name in spec.secrets:
+        if name != env_name_of(name) and env_name_of(name) in spec.secrets:
+            what = f"set twice: {env_name_of(name)} is the same variable"
+            problems.append(Problem(what, f"secrets.{name}", "leave one out"))
     return problems
 
 

@@ -65,6 +65,23 @@ def test_from_the_environment(place: Place, monkeypatch: pytest.MonkeyPatch) -> 
     assert nothing_shows(place)
 
 
+@pytest.mark.parametrize("variable", ["HF_TOKEN", "hf_token"])
+@pytest.mark.parametrize("arguments", ["", "HF_TOKEN ", "hf_token "])
+def test_small_letters_mean_the_same_variable(
+    place: Place, monkeypatch: pytest.MonkeyPatch, arguments: str, variable: str
+) -> None:
+    text = Path("cluster.yaml").read_text(encoding="utf-8")
+    Path("cluster.yaml").write_text(text.replace("{HF_TOKEN:", "{hf_token:"), encoding="utf-8")
+    Path(".env").write_text(f"{variable}={CANARY}\n", encoding="utf-8")
+    assert place(f"secret set {arguments}--from-env-file .env").code == 0
+    assert plain(place.cluster.get("secrets", "hf-token")) == {"token": CANARY}
+    monkeypatch.setenv(variable, OTHER)
+    done = place(f"secret set {arguments}--from-env")
+    assert done.code == 0 and "HF_TOKEN" not in done.err, done.err
+    assert plain(place.cluster.get("secrets", "hf-token")) == {"token": OTHER}
+    assert nothing_shows(place)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

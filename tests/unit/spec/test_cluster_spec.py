@@ -88,6 +88,7 @@ def test_problems(example: Path, override: str, where: str, text: str) -> None:
         (["resources.memory=12 GB"], "resources.memory", "a quantity such as"),
         (["gpu_resource=gpu"], "gpu_resource", "device resource"),
         (["secrets.HF_TOKEN=canary"], "secrets.HF_TOKEN", "not shown"),
+        (["secrets={HF_TOKEN: {name: a}, hf_token: {name: b}}"], "secrets.hf_token", "HF_TOKEN is the same variable"),
         (["storage.outputs.url=bucket"], "storage.outputs.url", "a URL"),
     ],
 )
