@@ -72,6 +72,10 @@ def _volume(name: str, volume: VolumeSpec) -> list[Problem]:
         problems.append(Problem("checkpoints would end with the pod", "", hint))
     if name == "outputs" and (volume.read_only or volume.access == "ReadOnlyMany"):
         problems.append(Problem("run directories are written here", "read_only", "make it writable"))
+    elif volume.url is not None and (volume.read_only or volume.access == "ReadOnlyMany"):
+        field = "read_only" if volume.read_only else "access"
+        hint = "make it writable, or leave url out where the files are on the volume already"
+        problems.append(Problem("the volume is filled from its url, and cannot be written", field, hint))
     return problems
 
 

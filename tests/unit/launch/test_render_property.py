@@ -40,7 +40,7 @@ def volumes(draw: st.DrawFn) -> dict[str, Any]:
         if how == "host_path":
             volume["host_path"] = f"/data/{name}"
         if how == "url":
-            volume["url"] = f"s3://bucket/{name}"
+            volume |= {"url": f"s3://bucket/{name}", "read_only": False}  # it is filled from there
         storage[name] = volume
     return storage
 

@@ -77,6 +77,16 @@ def test_problems(example: Path, override: str, where: str, text: str) -> None:
         (["storage.cache.mount=/etc/rankzero"], "storage.cache.mount", "not free"),
         (["storage.cache.size="], "storage.cache.size", "needs a size"),
         (["storage.outputs.read_only=true"], "storage.outputs.read_only", "written here"),
+        (
+            ["storage.cache={mount: /c, url: 's3://b', read_only: true}"],
+            "storage.cache.read_only",
+            "filled from its url",
+        ),
+        (
+            ["storage.cache={mount: /c, claim: c, url: 's3://b/c', access: ReadOnlyMany}"],
+            "storage.cache.access",
+            "filled from its url",
+        ),
         (["env.WANDB_API_KEY=canary"], "env.WANDB_API_KEY", "looks like a secret"),
         (["env.WORLD_SIZE=4"], "env.WORLD_SIZE", "rankzero or the platform sets it"),
         (["resources.shm=1Ti"], "resources.shm", "larger than all memory"),

@@ -122,7 +122,7 @@ def _ours(code: ExitCode, pod: Pod, end: Ended, said: SaidError, severity: Sever
         )
     elif code is ExitCode.STORAGE and _READ_ONLY.search(said.text):
         slug = "storage-read-only"
-        fix = "set storage.outputs.read_only: false in cluster.yaml, and user to one that may write the volume"
+        fix = "make that volume writable (read_only in storage of cluster.yaml), and set user to one that may write it"
     elif code is ExitCode.STORAGE and _LEASE.search(said.text):
         slug = "run-directory-held"
     at = f" after step {end.words.step}" if end.words is not None and end.words.step else ""

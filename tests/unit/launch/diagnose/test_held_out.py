@@ -70,3 +70,8 @@ def test_what_a_queue_put_aside_says_why() -> None:
     status = run_status(one.evidence)
     assert status.phase == "Stopped"
     assert "maximum execution time of 2 h" in status.verdict
+
+
+def test_a_volume_that_cannot_be_written_is_not_taken_for_the_outputs() -> None:
+    (one,) = [one for one in situations("seen") if one.name == "read_only_mirror"]
+    assert "outputs" not in diagnose(one.evidence)[0].fix
