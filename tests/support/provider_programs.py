@@ -130,6 +130,11 @@ def kubectl(state: State, options: dict[str, str], rest: list[str]) -> Answer:
         return 0, f"{state['contexts'][-1]}\n", ""
     if rest[:2] == ["config", "get-contexts"]:
         return 0, "\n".join(state["contexts"]), ""
+    if rest[:2] == ["config", "delete-context"]:
+        if rest[2] not in state["contexts"]:
+            return 1, "", f"error: cannot delete context {rest[2]}, not in the kubeconfig"
+        state["contexts"].remove(rest[2])
+        return 0, f"deleted context {rest[2]}", ""
     assert rest == ["get", "nodes"] and options["--context"] in state["contexts"]
     ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
     groups = state["things"].get("node-group", {}).values()
@@ -148,6 +153,7 @@ def kind(state: State, options: dict[str, str], rest: list[str]) -> Answer:
         things[name] = {"options": options}
     elif rest[0] == "delete":
         things.pop(name, None)
+        state["contexts"] = [one for one in state["contexts"] if one != f"kind-{name}"]
     else:
         state["contexts"].append(f"kind-{name}")
     return 0, "", ""

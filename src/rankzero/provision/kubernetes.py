@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rankzero.provision.programs import Command, Programs
-from rankzero.provision.steps import Facts, Found, Step
+from rankzero.provision.steps import Commands, Facts, Found, Step
 from rankzero.spec.infra_spec import ChartSpec
 
 
-def context_of(programs: Programs, _facts: Facts) -> Found | None:
-    """The context that was made current by the command before."""
-    return Found(programs.ask("kubectl", "config", "current-context").strip())
+def access(name: str, make: Commands) -> Step:
+    """This machine's access to the cluster of a name: the context that `make` adds to the kubeconfig."""
+
+    def find(programs: Programs, _facts: Facts) -> Found | None:
+        return Found(programs.ask("kubectl", "config", "current-context").strip())
+
+    def remove(facts: Facts) -> list[Command]:
+        return [Command(("kubectl", "config", "delete-context", facts["kubeconfig"]))]
+
+    return Step("kubeconfig", name, find, make, remove, needs=("cluster",), among=_contexts, inside="cluster")
 
 
-def contexts(programs: Programs) -> list[str]:
-    """All that the kubeconfig has."""
+def _contexts(programs: Programs) -> list[str]:
     return programs.ask("kubectl", "config", "get-contexts", "--output", "name").split()
 
 

@@ -49,7 +49,7 @@ class Step:
     """Kinds of the steps before it whose ids its commands have."""
     among: Callable[[Programs], list[str]] | None = None
     """Of what is done each time, on this machine alone, twice being once: the ids that there are of its kind. `find`
-    tells the one that was made just now. Never deleted."""
+    tells the one that was made just now. It goes with what it is inside of, unless it was there before."""
     inside: str | None = None
     """Kind of the step that it is gone with."""
     data: bool = False
@@ -256,7 +256,8 @@ class Walk:
             elif self._was_asked(step, facts, gone) and self.record.of(step.kind, step.name) is not None:
                 gone.append(step)
         known = {step.title for step in (*mine, *gone)}
-        known |= {step.title for step in self.steps if step.inside in [one.kind for one in (*mine, *gone)]}
+        with_them = [one.kind for one in (*mine, *gone)]
+        known |= {step.title for step in self.steps if step.among is not None or step.inside in with_them}
         unasked = [title for title in self.record.titles if title not in known]
         return Inventory(mine[::-1], gone, unasked, facts)
 
@@ -281,8 +282,17 @@ class Walk:
             self._forget(step)
 
     def _forget(self, step: Step) -> None:
-        """With what is gone with it."""
+        """With what is gone with it. The step itself last: after a failure the next call comes by here again."""
         for other in self.steps:
             if other.inside == step.kind:
+                if other.among is not None:
+                    self._take_back(other, other.among)
                 self.record.drop(other.kind, other.name)
         self.record.drop(step.kind, step.name)
+
+    def _take_back(self, step: Step, among: Callable[[Programs], list[str]]) -> None:
+        """What it left on this machine, where that was not there before: it would be in the way of the next one."""
+        made = self.record.of(step.kind, step.name)
+        if made is not None and made.id and made.id not in made.others and made.id in among(self.programs):
+            for command in step.remove({step.kind: made.id}):
+                self.programs.do(command)

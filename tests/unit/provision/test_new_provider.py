@@ -8,7 +8,7 @@ from tests.support.additions import Package
 
 SHED = '''"""A shed: a cluster of old laptops."""
 
-from rankzero.provision.kubernetes import context_of, contexts
+from rankzero.provision.kubernetes import access
 from rankzero.provision.programs import Command
 from rankzero.provision.steps import Found, Step
 
@@ -21,10 +21,10 @@ class Shed:
             return Found(spec.name) if spec.name in programs.ask("shed", "ls").split() else None
 
         made = [Command(("shed", "open", spec.name))]
-        access = [Command(("shed", "key", spec.name))]
+        key = [Command(("shed", "key", spec.name))]
         return [
             Step("cluster", spec.name, find, lambda facts: made, lambda facts: [Command(("shed", "shut", spec.name))]),
-            Step("kubeconfig", spec.name, context_of, lambda facts: access, needs=("cluster",), among=contexts),
+            access(spec.name, lambda facts: key),
         ]
 
 

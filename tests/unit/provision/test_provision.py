@@ -199,6 +199,9 @@ def test_a_cluster_that_was_there_loses_only_what_was_put_into_it(bench: Bench) 
     bench.create()
     assert bench.delete(with_data=True) == ["chart", "node-group", "filesystem", "service-account"]
     assert bench.things == {"cluster": ["reza-k8s1"]}
+    assert bench.walk().inventory().unasked == [] and bench.state["contexts"] == ["nebius-mk8s"]
+    bench.create()
+    assert bench.things == WHOLE
 
 
 def test_something_of_the_same_name_and_another_id_is_somebody_elses(bench: Bench) -> None:
@@ -319,6 +322,36 @@ def test_a_context_of_another_cluster_is_never_installed_into(bench: Bench) -> N
         bench.create()
 
 
+@pytest.mark.parametrize(("text", "things"), [(NEBIUS, WHOLE), (KIND, {"kind": ["here"]})], ids=["nebius", "kind"])
+def test_what_was_deleted_can_be_made_again(tmp_path: Path, text: str, things: dict[str, list[str]]) -> None:
+    bench = Bench(tmp_path, text, contexts=["production"])
+    for _ in range(2):
+        bench.create()
+        assert bench.things == things
+        bench.delete(with_data=True)
+        assert bench.things == {} and bench.state["contexts"] == ["production"]
+        assert not Record(bench.file).path.exists()
+
+
+def test_a_cluster_that_went_elsewhere_leaves_no_context_that_stops_the_next(bench: Bench) -> None:
+    bench.create()
+    for kind in ("node-group", "filesystem", "service-account", "cluster", "release"):
+        bench.state["things"].pop(kind)
+    bench.delete(with_data=True)
+    bench.create()
+    assert bench.things == WHOLE
+
+
+def test_a_context_that_was_there_before_stays(bench: Bench) -> None:
+    """It is that of somebody's cluster, into which the same name leads."""
+    bench.state["contexts"].append("nebius-mk8s")
+    with pytest.raises(ServiceError, match="already exists"):
+        bench.create()
+    assert bench.things == {"cluster": ["reza-k8s1"]}, "no hosts are made before access is sure"
+    bench.delete(with_data=True)
+    assert bench.state["contexts"] == ["nebius-mk8s"]
+
+
 def test_tokens_are_in_no_output(bench: Bench) -> None:
     bench.fail_at(3)
     with pytest.raises(ServiceError) as raised:
@@ -370,13 +403,13 @@ def test_a_plan_changes_nothing_and_says_what_is_there(bench: Bench) -> None:
     planned = bench.walk().plan(look=False)
     assert not bench.state["calls"]
     assert [step.kind for step, commands in planned if commands] == [
-        *("cluster", "service-account", "filesystem", "node-group", "kubeconfig", "chart"),
+        *("cluster", "kubeconfig", "service-account", "filesystem", "node-group", "chart"),
     ]
     bench.state["things"]["filesystem"] = {"mk8s-csi-storage": {"id": "fs-1", "looks": 0}}
     planned = bench.walk().plan()
     assert not bench.changes()
     assert [step.kind for step, commands in planned if commands is None] == ["project", "subnet", "filesystem"]
-    assert '"id": "fs-1"' in str(planned[5][1])
+    assert '"id": "fs-1"' in str(planned[6][1])
 
 
 def test_a_record_that_cannot_be_read_is_no_empty_one(bench: Bench) -> None:

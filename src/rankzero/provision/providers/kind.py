@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankzero.provision.kubernetes import context_of, contexts, nodes_ready
+from rankzero.provision.kubernetes import access, nodes_ready
 from rankzero.provision.programs import Command, Programs
 from rankzero.provision.steps import Facts, Found, Step
 from rankzero.spec.infra_spec import InfraSpec
@@ -44,4 +44,4 @@ def _kubeconfig(spec: InfraSpec) -> Step:
     def make(_facts: Facts) -> list[Command]:
         return [Command(("kind", "export", "kubeconfig", "--name", spec.name))]
 
-    return Step("kubeconfig", spec.name, context_of, make, needs=("cluster",), among=contexts, inside="cluster")
+    return access(spec.name, make)

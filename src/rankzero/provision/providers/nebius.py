@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from rankzero.errors import ServiceError
-from rankzero.provision.kubernetes import context_of, contexts, helm_release, nodes_ready
+from rankzero.provision.kubernetes import access, helm_release, nodes_ready
 from rankzero.provision.programs import Command, Programs
 from rankzero.provision.steps import Facts, Find, Found, Step
 from rankzero.spec.infra_spec import FilesystemSpec, InfraSpec, NodesSpec
@@ -22,13 +22,16 @@ class Nebius:
     programs = ("nebius", "helm", "kubectl")
 
     def steps(self, spec: InfraSpec) -> list[Step]:
-        """Project, control plane, account, file system, hosts, access, driver, then whether the hosts are ready."""
-        made = [_project(), _subnet(spec), _cluster(spec)]
+        """Project, control plane, access, account, file system, hosts, driver, then whether the hosts are ready.
+
+        Access may fail for what this machine's kubeconfig has already: so it comes before what costs most.
+        """
+        made = [_project(), _subnet(spec), _cluster(spec), _kubeconfig(spec)]
         if spec.nodes.service_account is not None:
             made.append(_account(spec.nodes.service_account))
         if spec.filesystem is not None:
             made.append(_filesystem(spec.filesystem))
-        made += [_node_group(spec), _kubeconfig(spec)]
+        made.append(_node_group(spec))
         if spec.chart is not None and spec.filesystem is not None:
             data_dir = f"{spec.filesystem.mount_point}/{spec.chart.name}-data/"
             made.append(helm_release(spec.chart, {"dataDir": data_dir}))
@@ -142,7 +145,7 @@ def _kubeconfig(spec: InfraSpec) -> Step:
     def make(facts: Facts) -> list[Command]:
         return [_nebius("mk8s", "cluster", "get-credentials", "--id", facts["cluster"], where)]
 
-    return Step("kubeconfig", spec.name, context_of, make, needs=("cluster",), among=contexts, inside="cluster")
+    return access(spec.name, make)
 
 
 def _nebius(*words: str) -> Command:
