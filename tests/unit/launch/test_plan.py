@@ -60,6 +60,28 @@ def test_only_the_outputs_are_copied_to_their_url() -> None:
         plan(run_spec(output_dir="/data/runs"), cluster_spec(storage=storage))
 
 
+@pytest.mark.parametrize("outputs_last", [False, True])
+def test_a_claim_is_read_only_where_nobody_writes_to_it(outputs_last: bool) -> None:
+    reading = {"claim": "shared", "access": "ReadOnlyMany", "size": "1Gi"}
+    entries = {
+        "data": {"mount": "/data", "sub_path": "data", **reading},
+        "outputs": {"mount": "/outputs", "claim": "shared", "sub_path": "runs"},
+        "models": {"mount": "/models", "claim": "models", "access": "ReadOnlyMany"},
+        "more": {"mount": "/more", "claim": "models", "access": "ReadOnlyMany"},
+    }
+    names = list(entries) if outputs_last else list(reversed(entries))
+    storage = {name: entries[name] for name in names}
+    made = render(plan(cluster=cluster_spec(storage=storage)))
+    (claim,) = [one for one in made if one["kind"] == "PersistentVolumeClaim"]
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    (job,) = [one for one in made if one["kind"] == "Job"]
+    pod = job["spec"]["template"]["spec"]
+    claims = [one["persistentVolumeClaim"] for one in pod["volumes"] if "persistentVolumeClaim" in one]
+    assert sorted(claims, key=str) == [{"claimName": "models", "readOnly": True}, {"claimName": "shared"}]
+    mounts = {mount["mountPath"]: mount.get("readOnly", False) for mount in pod["containers"][0]["volumeMounts"]}
+    assert [mounts[path] for path in ("/data", "/outputs", "/models", "/more")] == [True, False, True, True]
+
+
 def test_local_files_travel_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()

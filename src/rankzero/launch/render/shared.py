@@ -96,7 +96,7 @@ def claims(plan: Plan) -> list[Manifest]:
         if volume.claim is None or volume.size is None or volume.claim in made:
             continue
         spec: dict[str, Any] = {
-            "accessModes": [volume.access],
+            "accessModes": [_as_written(plan, volume).access],
             "resources": {"requests": {"storage": volume.size}},
         }
         if volume.storage_class is not None:
@@ -178,8 +178,14 @@ def volumes(plan: Plan) -> list[dict[str, Any]]:
         TMP_VOLUME: {"emptyDir": {}},
     }
     for name, volume in plan.cluster.storage.items():
-        found.setdefault(volume_name(plan, name), volume_source(volume))
+        found.setdefault(volume_name(plan, name), volume_source(_as_written(plan, volume)))
     return [{"name": name, **source} for name, source in found.items()]
+
+
+def _as_written(plan: Plan, volume: VolumeSpec) -> VolumeSpec:
+    """The first entry that writes to the same claim, for what holds for the claim as a whole; else the entry itself."""
+    entries = plan.cluster.storage.values() if volume.claim is not None else ()
+    return next((one for one in entries if one.claim == volume.claim and one.access != "ReadOnlyMany"), volume)
 
 
 def volume_name(plan: Plan, name: str) -> str:
