@@ -193,7 +193,7 @@ class _Paths:
         if "://" in path:
             hint = "set storage.outputs.url in cluster.yaml to copy checkpoints to an object store"
             self.problems.append(Problem("run directories are on a file system", self._where("output_dir"), hint))
-        elif volume is None or volume.read_only or not (_is_kept(volume) or _is_copied(volume, outputs)):
+        elif volume is None or volume.is_read_only or not (_is_kept(volume) or _is_copied(volume, outputs)):
             hint = f"volumes are mounted at {self._mounts()}; a relative path is on the outputs volume"
             what = f"{path} is not on a volume that keeps what is written"
             self.problems.append(Problem(what, self._where("output_dir"), hint))

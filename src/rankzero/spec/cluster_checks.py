@@ -70,9 +70,9 @@ def _volume(name: str, volume: VolumeSpec) -> list[Problem]:
     if name == "outputs" and volume.claim is None and volume.host_path is None and volume.url is None:
         hint = "give it a claim, a host_path, or a url to copy checkpoints to"
         problems.append(Problem("checkpoints would end with the pod", "", hint))
-    if name == "outputs" and (volume.read_only or volume.access == "ReadOnlyMany"):
+    if name == "outputs" and volume.is_read_only:
         problems.append(Problem("run directories are written here", "read_only", "make it writable"))
-    elif volume.url is not None and (volume.read_only or volume.access == "ReadOnlyMany"):
+    elif volume.url is not None and volume.is_read_only:
         field = "read_only" if volume.read_only else "access"
         hint = "make it writable, or leave url out where the files are on the volume already"
         problems.append(Problem("the volume is filled from its url, and cannot be written", field, hint))

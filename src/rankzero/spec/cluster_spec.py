@@ -96,6 +96,11 @@ class VolumeSpec(Section):
     """Object store that the directory is filled from before training; `outputs` is copied to it as checkpoints are
     committed, and filled from it when a run continues. Any fsspec URL: s3://bucket/prefix."""
 
+    @property
+    def is_read_only(self) -> bool:
+        """Whether nothing can be written through this entry, by its mount or by its claim."""
+        return self.read_only or self.access == "ReadOnlyMany"
+
 
 class SecretRef(Section):
     """One key of a Kubernetes secret. The value itself is never in a spec."""

@@ -51,6 +51,13 @@ def test_scratch_keeps_nothing() -> None:
         plan(run_spec(output_dir="/scratch/runs"), cluster_spec(storage=storage))
 
 
+@pytest.mark.parametrize("how", [{"read_only": True}, {"access": "ReadOnlyMany"}])
+def test_outputs_on_a_volume_that_cannot_be_written_are_refused(how: dict[str, Any]) -> None:
+    storage = {"outputs": CLAIM, "data": {"mount": "/data", "claim": "data", **how}}
+    with pytest.raises(ConfigError, match="not on a volume that keeps"):
+        plan(run_spec(output_dir="/data/runs"), cluster_spec(storage=storage))
+
+
 def test_only_the_outputs_are_copied_to_their_url() -> None:
     """What another volume's url fills is a scratch directory all the same."""
     kept = cluster_spec(storage={"outputs": {"mount": "/outputs", "url": "s3://b/o"}})

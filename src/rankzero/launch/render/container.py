@@ -121,7 +121,7 @@ def mounts(plan: Plan) -> list[dict[str, Any]]:
     ]
     for name, volume in plan.cluster.storage.items():
         mount: dict[str, Any] = {"name": volume_name(plan, name), "mountPath": volume.mount}
-        if volume.read_only or volume.access == "ReadOnlyMany":
+        if volume.is_read_only:
             mount["readOnly"] = True
         if volume.sub_path is not None:
             mount["subPath"] = volume.sub_path

@@ -179,6 +179,6 @@ def _mounts(plan: Plan) -> str:
     """`host:inside`, as both runtimes take them."""
     found = []
     for volume in plan.cluster.storage.values():
-        read_only = ":ro" if volume.read_only or volume.access == "ReadOnlyMany" else ""
+        read_only = ":ro" if volume.is_read_only else ""
         found.append(f"{volume.host_path}:{volume.mount}{read_only}")
     return ",".join(found)
