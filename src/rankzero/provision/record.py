@@ -24,6 +24,8 @@ class Made:
     """Empty: it was asked for, and whether it was made nobody has said."""
     others: tuple[str, ...] = ()
     """What there was of its kind before, where its own name is only known from what is new."""
+    within: str = ""
+    """Id of what it is gone with, where its own id does not tell."""
     place: str = ""
     """Id of the place that it was made in; empty: the provider has but one."""
 
@@ -39,7 +41,9 @@ class Record:
             text = self.path.read_text(encoding="utf-8")
             for key, one in json.loads(text).items():
                 kind, _, _ = key.partition("/")
-                self._made[kind, one["name"]] = Made(one["name"], one["id"], tuple(one["others"]), one.get("place", ""))
+                self._made[kind, one["name"]] = Made(
+                    one["name"], one["id"], tuple(one["others"]), one.get("within", ""), one.get("place", "")
+                )
         except FileNotFoundError:
             return
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -64,9 +68,9 @@ class Record:
         """What was made of this kind, under this name."""
         return self._made.get((kind, name))
 
-    def put(self, kind: str, name: str, id: str = "", others: tuple[str, ...] = ()) -> None:
+    def put(self, kind: str, name: str, id: str = "", others: tuple[str, ...] = (), within: str = "") -> None:
         """Before it is made, and after. Raises StorageError."""
-        self._made[kind, name] = Made(name, id, others, self._place)
+        self._made[kind, name] = Made(name, id, others, within, self._place)
         self._write()
 
     def drop(self, kind: str, name: str) -> None:

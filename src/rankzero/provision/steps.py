@@ -191,33 +191,35 @@ class Walk:
 
     def _done_again(self, step: Step, among: Callable[[Programs], list[str]], facts: Facts) -> str:
         """Its id. A program may refuse to do it twice: then it is the one of before, or the one that is new since then,
-        never just the one that is current."""
+        never just the one that is current, nor one for something that is gone."""
+        within = "" if step.inside is None else facts[step.inside]
         known = self.record.of(step.kind, step.name)
-        if known is None:
-            others = tuple(among(self.programs))
-            self.record.put(step.kind, step.name, others=others)
-        else:
-            others = known.others
+        if known is not None and known.within not in ("", within):
+            self._take_back(step, among)
+            known = None
+        others = tuple(among(self.programs)) if known is None else known.others
+        self.record.put(step.kind, step.name, known.id if known is not None else "", others, within)
         for command in step.make(facts):
             answer = self.programs.run(command)
             if answer.says_there and known is not None:
-                return self._known(step, known.id, [one for one in among(self.programs) if one not in others])
+                id = self._known(step, known.id, [one for one in among(self.programs) if one not in others])
+                break
             if answer.code != 0:
                 raise self.programs.failure(command.words, answer)
-        found = step.find(self.programs, facts)
-        if found is None or not found.id:
-            raise ServiceError(f"{step.title} is not to be found", where=step.kind, hint="give the same command again")
-        self.record.put(step.kind, step.name, found.id, others)
-        return found.id
+        else:
+            found = step.find(self.programs, facts)
+            if found is None or not found.id:
+                hint = "give the same command again"
+                raise ServiceError(f"{step.title} is not to be found", where=step.kind, hint=hint)
+            id = found.id
+        self.record.put(step.kind, step.name, id, others, within)
+        return id
 
     def _known(self, step: Step, known: str, new: Sequence[str]) -> str:
         if not known and len(new) != 1:
             what = f"which {step.kind} is that of {step.name} cannot be told"
             raise ServiceError(what, where=step.kind, hint="remove the one of this cluster, and give the command again")
-        id = known or new[0]
-        made = self.record.of(step.kind, step.name)
-        self.record.put(step.kind, step.name, id, made.others if made is not None else ())
-        return id
+        return known or new[0]
 
     def _ready(self, step: Step, facts: Facts, found: Found) -> Found:
         until = self.clock() + self.ready_seconds

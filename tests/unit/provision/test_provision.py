@@ -342,6 +342,19 @@ def test_a_cluster_that_went_elsewhere_leaves_no_context_that_stops_the_next(ben
     assert bench.things == WHOLE
 
 
+def test_access_to_a_cluster_of_before_is_not_taken_for_that_to_the_next(bench: Bench) -> None:
+    """Somebody took the cluster down at the provider; one of the same name has another id, and is elsewhere."""
+    bench.create()
+    path = Record(bench.file).path
+    path.write_text(path.read_text().replace("cluster-reza-k8s1", "cluster-of-before"))
+    bench.state["things"].clear()
+    before = len(bench.state["calls"])
+    assert bench.create()["kubeconfig"] == "nebius-mk8s"
+    calls = [" ".join(call) for call in bench.state["calls"][before:]]
+    away = calls.index("kubectl config delete-context nebius-mk8s")
+    assert away < calls.index("nebius mk8s cluster get-credentials --id cluster-reza-k8s1 --external")
+
+
 def test_a_context_that_was_there_before_stays(bench: Bench) -> None:
     """It is that of somebody's cluster, into which the same name leads."""
     bench.state["contexts"].append("nebius-mk8s")
