@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -20,6 +21,8 @@ def outlive_readers() -> None:
 
     Else whoever speaks next raises, in the middle of its work, and the interpreter's end makes 120 of any exit code.
     """
+    if sys.stderr is None:  # it was closed before Python began
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open till the end
     sys.stderr = cast(TextIO, _Lossy(sys.stderr))
 
 

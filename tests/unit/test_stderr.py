@@ -48,6 +48,13 @@ def test_a_command_keeps_its_exit_code_where_nobody_reads_what_it_says(body: str
         assert typed(body, out=writing, err=writing).returncode == code
 
 
+def test_a_command_that_is_started_without_a_stderr_keeps_its_exit_code() -> None:
+    """`rankzero … 2>&-`, or a supervisor that opens none."""
+    for body, code in (("print(1)", ExitCode.DONE), ('raise StoppedError("stopped and saved")', ExitCode.STOPPED)):
+        command = ["sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, NEW_COMMAND.format(body)]
+        assert subprocess.run(command, capture_output=True, timeout=300, check=False).returncode == code
+
+
 @pytest.mark.parametrize("size", [1, 100_000])
 def test_a_result_that_is_read_in_part_is_no_failure(size: int) -> None:
     """`rankzero … | head`."""

@@ -19,7 +19,7 @@ from rankzero.report.series import Series, read_series
 from rankzero.run_dir.atomic import read_manifest
 from rankzero.run_dir.goodput import Goodput, Start, read_starts
 from rankzero.run_dir.paths import LINKS, RunDir
-from rankzero.run_dir.view import RunView, view_run
+from rankzero.run_dir.view import RunView, up_to_now, view_run
 from rankzero.wording import counted, duration
 
 _LONGEST_TEXT = 200_000
@@ -159,7 +159,7 @@ def read_run(root: Path, now: float) -> RunPage:
         metrics=metrics,
         report=report,
         goodput=view.goodput,
-        starts=starts,
+        starts=up_to_now(starts, view.phase),
         spec=spec,
         spec_text=spec_text[:_LONGEST_TEXT],
         environment=environment,

@@ -262,8 +262,10 @@ def _run_around(weights: Path) -> Path | None:
 
 
 def _is_of(run: Path, saved: Path, weights: Path) -> bool:
-    """Whether what was saved is of the run that run.yaml describes: by the manifest, else by the adapter's own words.
-    Where neither says anything, the place does."""
+    """Whether what was saved is of the run that run.yaml describes. In a run directory it is: names and places of a run
+    may change. Beside some spec, as copies are, by the manifest, else by the adapter's own words."""
+    if RunDir(run).environment.is_file():
+        return True
     try:
         spec = yaml.safe_load((run / "run.yaml").read_text(encoding="utf-8"))
         name, model = spec.get("name"), spec["model"]["name"]

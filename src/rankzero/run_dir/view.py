@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -105,7 +105,7 @@ def view_run(root: Path) -> RunView:
         updated=starts[-1].updated if starts else newest.get("time"),
         resumable=steps[0] if steps else None,
         error=_error(run_dir) if phase == "Failed" else "",
-        goodput=_goodput(starts, phase) if starts else None,
+        goodput=summed_up(up_to_now(starts, phase)) if starts else None,
     )
 
 
@@ -158,16 +158,15 @@ def _phase(root: Path, starts: list[Start], report: dict[str, Any] | None) -> Ph
     return phases.get(ended, "Unknown")
 
 
-def _goodput(starts: list[Start], phase: Phase) -> Goodput:
-    """Of a run that is under way, up to now: the kind that it is in at this moment is not in its line yet."""
-    return summed_up(starts) if phase != "Running" else summed_up([*starts[:-1], _until_now(starts[-1])])
-
-
-def _until_now(start: Start) -> Start:
-    spent = dict(start.seconds)
-    last = next(reversed(spent), "step")
-    spent[last] = spent.get(last, 0.0) + max(0.0, time.time() - start.updated)
-    return Start(start.begun, time.time(), start.from_step, start.step, seconds=spent)
+def up_to_now(starts: Sequence[Start], phase: Phase) -> list[Start]:
+    """The starts of a run with, where it is under way, the kind that it is in at this moment: its line has not."""
+    if phase != "Running" or not starts:
+        return list(starts)
+    last, now = starts[-1], time.time()
+    spent = dict(last.seconds)
+    kind = next(reversed(spent), "step")
+    spent[kind] = spent.get(kind, 0.0) + max(0.0, now - last.updated)
+    return [*starts[:-1], replace(last, updated=now, seconds=spent)]
 
 
 def _newest_evaluation(metrics: Path, rows: list[dict[str, Any]]) -> float | None:

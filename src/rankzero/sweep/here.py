@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import math
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
-from rankzero.errors import RankzeroError
+from rankzero.errors import RankzeroError, StopNow, StoppedError
 from rankzero.launch.hang import HangWatch
 from rankzero.launch.local import GRACE_SECONDS
 from rankzero.launch.processes import Ranks, started
 from rankzero.launch.start_directory import start_directory
 from rankzero.machine import usable_cores
 from rankzero.persist.copying import kept_elsewhere
+from rankzero.persist.run_store import copy_url
 from rankzero.run_dir.goodput import read_starts
 from rankzero.run_dir.handover import RENDEZVOUS_VARIABLE, write_payload
 from rankzero.run_dir.lease import holder
@@ -46,11 +48,15 @@ class Here:
                 self._say(f"{spec.name}: {other} has its run directory; waiting for it")
             self._waited.add(root)
             return None
-        with ExitStack() as stack:
-            stack.enter_context(kept_elsewhere(spec, lambda text: self._say(f"[COPY] {spec.name}: {text}")))
+
+        def begin() -> TrialStart:
             if is_finished(RunDir(root), spec):
                 return Finished(spec)
-            return _Start(spec, self._processes, self._environment(slot), self._say, stack)
+            return _Start(spec, self._processes, self._environment(slot), self._say)
+
+        if copy_url(spec) is None:
+            return begin()
+        return Kept(spec, begin, lambda text: self._say(f"[COPY] {spec.name}: {text}"))
 
     def saved(self, spec: RunSpec) -> int | None:
         steps = RunDir(Path(spec.output_dir) / str(spec.name)).committed_steps()
@@ -100,25 +106,26 @@ class Finished:
 class _Start(Finished):
     """Its processes. They die with this one, however that ends."""
 
-    def __init__(self, spec: RunSpec, processes: int, env: Mapping[str, str], say: Say, stack: ExitStack) -> None:
-        """What is in `stack` by now ends after the processes."""
+    def __init__(self, spec: RunSpec, processes: int, env: Mapping[str, str], say: Say) -> None:
         super().__init__(spec)
         self._stop_at: float | None = None
-        directory = stack.enter_context(start_directory())
-        payload = write_payload(directory, spec, RunOptions())
-        meeting = {RENDEZVOUS_VARIABLE: (directory / "rendezvous").as_uri()}
-        if "GLOO_SOCKET_IFNAME" not in env and Path("/sys/class/net/lo").exists():
-            meeting["GLOO_SOCKET_IFNAME"] = "lo"
+        self._stack = ExitStack()
+        with ExitStack() as stack:
+            directory = stack.enter_context(start_directory())
+            payload = write_payload(directory, spec, RunOptions())
+            meeting = {RENDEZVOUS_VARIABLE: (directory / "rendezvous").as_uri()}
+            if "GLOO_SOCKET_IFNAME" not in env and Path("/sys/class/net/lo").exists():
+                meeting["GLOO_SOCKET_IFNAME"] = "lo"
 
-        def stderr(local: int) -> IO[bytes]:
-            return (directory / f"stderr-{local}").open("wb")
+            def stderr(local: int) -> IO[bytes]:
+                return (directory / f"stderr-{local}").open("wb")
 
-        ranks = Ranks(first=0, count=processes, world_size=processes)
-        entered = started(directory, ranks, payload, {**env, **meeting}, time.monotonic(), stderr)
-        self._workers = stack.enter_context(entered)
-        compiled = spec.train.torch_compile
-        self._hang = HangWatch(self._workers, self._run_dir, say, compiled=compiled, alone=True, attended=False)
-        self._stack = stack.pop_all()
+            ranks = Ranks(first=0, count=processes, world_size=processes)
+            entered = started(directory, ranks, payload, {**env, **meeting}, time.monotonic(), stderr)
+            self._workers = stack.enter_context(entered)
+            compiled = spec.train.torch_compile
+            self._hang = HangWatch(self._workers, self._run_dir, say, compiled=compiled, alone=True, attended=False)
+            self._stack = stack.pop_all()
 
     def running(self) -> bool:
         if not self._workers.running():
@@ -139,6 +146,66 @@ class _Start(Finished):
 
     def close(self) -> None:
         self._stack.close()
+
+
+class Kept(Finished):
+    """A trial that an object store has too: brought back from there before it starts, and copied until all of it is
+    there. In a thread of its own, since a store may be slow or down, and who looks at this looks after others."""
+
+    def __init__(self, spec: RunSpec, begin: Callable[[], TrialStart], say: Say) -> None:
+        super().__init__(spec)
+        self._begin = begin
+        self._start: TrialStart | None = None
+        self._is_here, self._over = threading.Event(), threading.Event()
+        self._stopping = self._in_a_hurry = False
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._keep, args=(spec, say), name="copy", daemon=True)
+        self._thread.start()
+
+    def _keep(self, spec: RunSpec, say: Say) -> None:
+        try:
+            with kept_elsewhere(spec, say):
+                self._is_here.set()
+                self._over.wait()
+                if self._in_a_hurry:
+                    raise StopNow
+        except StopNow:
+            pass
+        except Exception as error:  # raised again where the sweep looks
+            self._error = error
+        finally:
+            self._is_here.set()
+
+    def running(self) -> bool:
+        if not self._is_here.is_set():
+            return True
+        if self._error is not None and not isinstance(self._error, RankzeroError):
+            raise self._error
+        if self._start is None and self._error is None and not self._stopping:
+            self._start = self._begin()
+        if self._start is not None and self._start.running():
+            return True
+        self._over.set()
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        self._stopping = True
+        if self._start is not None:
+            self._start.stop()
+
+    def failure(self) -> RankzeroError | None:
+        if isinstance(self._error, RankzeroError):
+            return self._error
+        if self._start is None:
+            return StoppedError("stopped before it had begun", hint="the same command goes on")
+        return self._start.failure()
+
+    def close(self) -> None:
+        """What is not copied by now is not waited for: the same command copies it."""
+        self._in_a_hurry = True
+        self._over.set()
+        if self._start is not None:
+            self._start.close()
 
 
 def evaluations(run_dir: RunDir, metric: str) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,21 @@ def test_each_starts_devices_are_counted(tmp_path: Path) -> None:
     (alone / "starts.jsonl").write_text(lines[1])
     of_one = dict(tables.cost(read_run(alone, BEGUN)))
     assert of_one["Device-hours"] == f"{8 * 100 / 3600:.4g}", "environment.json is of the only start"
+
+
+def test_devices_of_a_run_under_way_are_held_up_to_now(tmp_path: Path) -> None:
+    """In the middle of an evaluation, say, of which its line knows nothing yet."""
+    before = run_directory(tmp_path / "run", processes=(2, 8))
+    lines = [json.loads(line) for line in (before / "starts.jsonl").read_text().splitlines()]
+    lines[1] |= {"ended": None, "updated": time.time() - 3600}
+    (before / "starts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    stopped = dict(tables.cost(read_run(before, BEGUN)))
+    lease = Lease(before)
+    lease.acquire()
+    cost = dict(tables.cost(read_run(before, BEGUN)))
+    lease.release()
+    more = float(cost["Device-hours"]) - float(stopped["Device-hours"])
+    assert more == pytest.approx(8, abs=0.1) and cost["Held for"] != stopped["Held for"]
 
 
 def test_of_many_warnings_the_rest_is_counted(tmp_path: Path) -> None:

@@ -193,6 +193,17 @@ class TestBesideASpec:
         assert (found.run, found.base.quantization) == (copied, "nf4")
         assert find_result(str(copied / place), "writes").model.quantization == "nf4"
 
+    @pytest.mark.parametrize("place", ["checkpoints/step-5/model", "final"])
+    def test_what_a_run_saved_before_it_was_renamed_or_its_base_moved(self, place: str, tmp_path: Path) -> None:
+        """Both may change where a run goes on, and what is in its directory is still its own."""
+        run = run_of(tmp_path, final=False, lora={}, model={"name": "/data/base", "quantization": "nf4"})
+        (run / "environment.json").write_text("{}")
+        adapter = adapter_in(run / place, base="/models/base")
+        saved = adapter if place == "final" else adapter.parent
+        adapter_in(saved, base="/models/base", spec={"name": "before", "model": {"name": "/models/base"}})
+        found = find_adapter(adapter)
+        assert (found.run, found.base.name, found.base.quantization) == (run, "/data/base", "nf4")
+
     def test_from_within(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         run = run_of(tmp_path, lora={}, model={"name": "base", "quantization": "nf4"})
         adapter_in(run / "final", base="base")

@@ -1,0 +1,123 @@
+"""Trials on this machine whose results an object store has too: copying keeps nobody waiting."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rankzero.errors import ExitCode, RankzeroError, StopNow, StorageError
+from rankzero.spec.run_spec import RunSpec
+from rankzero.sweep.here import Finished, Kept
+from rankzero.sweep.trainer import TrialStart
+
+
+def until(true: Callable[[], bool]) -> None:
+    """It takes another thread a moment."""
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+class Store:
+    """What copies a run, as slowly as is asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answers, self.takes = threading.Event(), threading.Event()
+        self.error: RankzeroError | None = None
+        self.ended_by: type[BaseException] | None = None
+        monkeypatch.setattr("rankzero.sweep.here.kept_elsewhere", self.kept)
+
+    @contextmanager
+    def kept(self, _spec: RunSpec, _say: object) -> Iterator[None]:
+        self.answers.wait()
+        if self.error is not None:
+            raise self.error
+        try:
+            yield
+        except BaseException as error:
+            self.ended_by = type(error)
+            raise
+        self.takes.wait()
+
+
+class Training(Finished):
+    """The trial itself."""
+
+    alive, stopped, closed = True, False, False
+
+    def running(self) -> bool:
+        return self.alive
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Store:
+    return Store(monkeypatch)
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Training:
+    spec = {"name": "trial-000", "model": {"name": "m"}, "data": {"train": "t"}, "output_dir": str(tmp_path)}
+    return Training(RunSpec.model_validate(spec))
+
+
+def kept(training: Training) -> Kept:
+    return Kept(training._spec, lambda: training, print)
+
+
+def test_a_slow_store_keeps_nobody_waiting(store: Store, training: Training) -> None:
+    """Neither before the trial, nor while it is trained, nor after it, when the last of it is copied."""
+    trial = kept(training)
+    assert trial.running() and trial.running(), "it is being brought back"
+    store.answers.set()
+    until(lambda: trial.running() and trial._start is training)
+    trial.stop()
+    assert training.stopped
+    training.alive = False
+    assert trial.running(), "the last of it is being copied"
+    store.takes.set()
+    until(lambda: not trial.running())
+    assert trial.failure() is None and store.ended_by is None
+
+
+def test_a_stop_before_it_has_begun_begins_nothing(store: Store, training: Training) -> None:
+    def begin() -> TrialStart:
+        raise AssertionError("it was to stop")
+
+    trial = Kept(training._spec, begin, print)
+    assert trial.running()
+    trial.stop()
+    store.answers.set()
+    store.takes.set()
+    until(lambda: not trial.running())
+    failure = trial.failure()
+    assert failure is not None and failure.exit_code == ExitCode.STOPPED
+
+
+def test_a_store_that_does_not_answer_is_the_trials_failure(store: Store, training: Training) -> None:
+    store.error = StorageError("it does not answer", where="s3://bucket")
+    store.answers.set()
+    trial = kept(training)
+    until(lambda: not trial.running())
+    assert trial.failure() is store.error and trial._start is None
+
+
+def test_who_leaves_at_once_waits_for_no_copy(store: Store, training: Training) -> None:
+    """As at a second Ctrl-C."""
+    store.answers.set()
+    trial = kept(training)
+    until(lambda: trial.running() and trial._start is training)
+    trial.close()
+    until(lambda: not trial._thread.is_alive())
+    assert training.closed and store.ended_by is StopNow
