@@ -158,7 +158,7 @@ MATRIX: tuple[Row, ...] = (
         "is the new owner",
         (
             f"{LEASE}::test_the_directory_of_a_dead_process_is_free",
-            f"{LEASE}::test_a_silent_owner_on_another_host_loses_it",
+            f"{LEASE}::test_a_silent_owner_elsewhere_loses_it",
             f"{LEASE}::test_an_owner_that_lost_the_directory_may_not_commit",
         ),
     ),

@@ -172,13 +172,15 @@ def _about(run: str, objects: Sequence[Manifest], events: Iterable[Manifest]) ->
     Names say little: an older object had the same one, and those of a run `r-2` look like pods of `r`.
     """
     uids = {one["metadata"].get("uid") for one in objects}
+    names = {(one["kind"], one["metadata"]["name"]) for one in objects}
     derived = re.compile(rf"{re.escape(run)}(-(\d+|node|master|worker|prepare)(-.*)?)?")
     found = []
     for event in events:
         about = event.get("involvedObject") or event.get("regarding") or {}
         name = str(about.get("name", ""))
         gone = derived.fullmatch(name) if about.get("kind") == POD.kind else not objects and name == run
-        if about.get("uid") in uids or gone:
+        this = about["uid"] in uids if about.get("uid") else (about.get("kind"), name) in names
+        if this or gone:
             found.append(event)
     return found
 
