@@ -7,13 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from rankzero.data.rows.conversation import Conversation, Message
-from rankzero.data.rows.formats.format import Result, Row, with_rules
+from rankzero.data.rows.formats.format import SYSTEM_KEYS, Result, Row, with_rules
 from rankzero.data.rows.formats.images import Slots
 from rankzero.data.rows.formats.tools import TOOL_KEYS, read_tools
 from rankzero.data.rows.problems import RowProblem, kind
 
-CHAT_FIELDS = frozenset({"id", "conversation_id", "system", "images", "image", *TOOL_KEYS})
+CHAT_FIELDS = frozenset({"id", "conversation_id", "images", "image", *SYSTEM_KEYS, *TOOL_KEYS})
 """Read beside the turns by every format that has turns."""
+
+_SYSTEM = frozenset(SYSTEM_KEYS)
 
 EMPTY_SYSTEM = "an empty system prompt is left out"
 
@@ -122,7 +124,7 @@ def chat(
     tools: tuple[Any, ...] = ()
     images: tuple[str, ...] = ()
     if len(row) > 1:
-        if row.get("system") is not None:
+        if not _SYSTEM.isdisjoint(row):
             messages, more, empty = _with_system(row, line, messages)
             problems, rules = problems + more, (*rules, *empty)
         if any(row.get(key) for key in TOOL_KEYS):
@@ -144,11 +146,20 @@ def chat(
 def _with_system(
     row: Row, line: int, turns: tuple[Message, ...]
 ) -> tuple[tuple[Message, ...], list[RowProblem], tuple[str, ...]]:
-    system, problems, rules = read_system(row, "system", line)
-    if system and any(turn.role in ("system", "developer") for turn in turns):
-        what = "the row has `system` and a system turn besides"
-        return turns, [RowProblem(line, "two system prompts", what, "which of the two is meant?")], ()
-    return (*system, *turns), problems, rules
+    """The turns under the system prompt beside them; one that only says again what another says is one with it."""
+    prompts: dict[str, str] = {}
+    problems: list[RowProblem] = []
+    rules: tuple[str, ...] = ()
+    for key in SYSTEM_KEYS:
+        found, bad, rules_of_key = read_system(row, key, line)
+        prompts |= {message.content: f"`{key}`" for message in found if message.content not in prompts}
+        problems, rules = problems + bad, rules or rules_of_key
+    own = {turn.content for turn in turns if turn.role in ("system", "developer")}
+    places = [*prompts.values(), *(["a system turn"] if own else [])]
+    if len(prompts) > 1 or (prompts and own and own.isdisjoint(prompts)):
+        what = f"the row has {' and '.join(places)} of different texts"
+        return turns, [RowProblem(line, "two system prompts", what, "which of the two is meant? keep one")], ()
+    return (turns if own else (*(Message("system", text) for text in prompts), *turns)), problems, rules
 
 
 def untrained(turns: Iterable[Message]) -> list[Message]:

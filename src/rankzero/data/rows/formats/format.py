@@ -15,9 +15,12 @@ from rankzero.data.rows.problems import RowProblem
 Row = Mapping[str, Any]
 Keys = frozenset[str]
 
+SYSTEM_KEYS = ("system", "system_prompt", "systemInstruction", "system_instruction")
+"""Where rows have a system prompt beside their turns."""
+
 SEEN: Keys = frozenset(
-    {"tools", "functions", "toolConfig", "documents", "system", "image", "images", "video", "videos", "audio", "audios"}
-)
+    {"tools", "functions", "toolConfig", "documents", "image", "images", "video", "videos", "audio", "audios"}
+) | {*SYSTEM_KEYS}
 """Keys of what the model would have to see: leaving one out in silence would train something else."""
 
 ASKING: Keys = SEEN | {"context", "passage", "choices", "options", "history"}

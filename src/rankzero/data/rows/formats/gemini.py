@@ -9,12 +9,10 @@ from rankzero.data.rows.formats.messages import require_reply
 from rankzero.data.rows.formats.tools import decoded
 from rankzero.data.rows.formats.turn_loss import LOSS_KEYS
 from rankzero.data.rows.formats.turns import read_messages, unread_beside
-from rankzero.data.rows.problems import RowProblem
 
 KEYS = frozenset({"contents"})
 SHAPE = '{"contents": [{"role": "user", "parts": [{"text": "…"}]}, {"role": "model", "parts": [{"text": "…"}]}]}'
 
-_SYSTEM = ("systemInstruction", "system_instruction")
 _READ = frozenset({"role", "parts", *LOSS_KEYS})
 
 
@@ -32,18 +30,13 @@ def to_conversation(row: Row, line: int) -> Result:
     messages, problems = read_messages(turns if isinstance(contents, list) else contents, line, "contents", slots)
     if not problems:
         problems = require_reply(messages, line)
-    system = [key for key in ("system", *_SYSTEM) if row.get(key) is not None]
-    if len(system) > 1:
-        what = " and ".join(f"`{key}`" for key in system)
-        problems = [*problems, RowProblem(line, "two system prompts", f"the row has {what}", "keep one of the two")]
-    given = {**row, "system": row[system[0]]} if system else row
-    return chat(given, line, messages, problems, slots)
+    return chat(row, line, messages, problems, slots)
 
 
 FORMAT = Format(
     name="gemini",
     needs=(KEYS,),
-    reads=KEYS | CHAT_FIELDS | frozenset(_SYSTEM),
+    reads=KEYS | CHAT_FIELDS,
     shape=SHAPE,
     to_conversation=to_conversation,
     claims=(Claim(KEYS),),

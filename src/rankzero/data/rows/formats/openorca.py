@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat, read_system, read_text
+from rankzero.data.rows.conversation import Role
+from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat, read_text
 from rankzero.data.rows.formats.format import ASKING, Claim, Format, Result, Row
 from rankzero.data.rows.formats.images import Slots
 from rankzero.data.rows.problems import RowProblem
 
 KEYS = frozenset({"system_prompt", "question", "response"})
+_ROLES: tuple[Role, Role] = ("user", "assistant")
 
 
 def to_conversation(row: Row, line: int) -> Result:
     """Question and answer, under a system prompt where that says anything."""
     slots = Slots(row, line)
-    system, problems, rules = read_system(row, "system_prompt", line)
-    question, response = read_text(row, "question", line), read_text(row, "response", line)
-    problems = problems + [text for text in (question, response) if isinstance(text, RowProblem)]
-    if isinstance(question, RowProblem) or isinstance(response, RowProblem):
-        return problems
-    turns = [*system, slots.message("user", question), slots.message("assistant", response)]
-    return chat(row, line, turns, problems, slots, rules)
+    texts = [read_text(row, key, line) for key in ("question", "response")]
+    problems = [text for text in texts if isinstance(text, RowProblem)]
+    said = zip(_ROLES, texts, strict=True)
+    turns = [slots.message(role, text) for role, text in said if isinstance(text, str)]
+    return chat(row, line, turns, problems, slots)
 
 
 FORMAT = Format(
     name="openorca",
     needs=(KEYS,),
-    reads=KEYS | (CHAT_FIELDS - {"system"}),
+    reads=KEYS | CHAT_FIELDS,
     shape='{"system_prompt": "…", "question": "…", "response": "…"}',
     to_conversation=to_conversation,
     unread=ASKING,

@@ -6,8 +6,9 @@ from typing import Any
 
 from rankzero.data.rows.conversation import Conversation, Message
 from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat, read_id, untrained
-from rankzero.data.rows.formats.format import CannotSayError, Format, Keys, Result, Row, Writer, Written
+from rankzero.data.rows.formats.format import SYSTEM_KEYS, CannotSayError, Format, Keys, Result, Row, Writer, Written
 from rankzero.data.rows.formats.images import Slots
+from rankzero.data.rows.formats.tools import TOOL_KEYS
 from rankzero.data.rows.formats.turns import TURN_KEYS, read_messages, unread_keys
 from rankzero.data.rows.formats.writing import beside, one_round, require_plain, turn_rows
 from rankzero.data.rows.problems import RowProblem, kind
@@ -17,7 +18,7 @@ KEYS = frozenset({"prompt", "completion"})
 CHAT_AS_RAW = "a question and its answer become raw prompt and completion"
 
 _ANSWERS = ("completion", "response", "output", "answer", "target", "label")
-_CHAT_ONLY = ("system", "tools", "functions", "images", "image")
+_CHAT_ONLY = (*SYSTEM_KEYS, *TOOL_KEYS, "images", "image")
 
 
 def to_conversation(row: Row, line: int) -> Result:

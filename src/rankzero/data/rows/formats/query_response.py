@@ -11,11 +11,10 @@ from rankzero.data.rows.formats.fields import (
     CONTEXT_KEYS,
     chat,
     read_history,
-    read_system,
     read_text,
     with_context,
 )
-from rankzero.data.rows.formats.format import ASKING, Claim, Format, Result, Row
+from rankzero.data.rows.formats.format import ASKING, SYSTEM_KEYS, Claim, Format, Result, Row
 from rankzero.data.rows.formats.images import Slots
 from rankzero.data.rows.problems import RowProblem
 
@@ -34,10 +33,9 @@ RESPONSE = (
     "content",
     "targets_pretokenized",
 )
-SYSTEM = ("system", "system_prompt")
 FIRST_ANSWER = "the first of several answers is taken"
 
-ALIASES = {"query": QUERY, "response": RESPONSE, "system": SYSTEM}
+ALIASES = {"query": QUERY, "response": RESPONSE, "system": SYSTEM_KEYS}
 
 _QUESTIONS = frozenset(QUERY)
 # Names that mean an answer even where nobody says so; text, content and completion do not.
@@ -61,13 +59,10 @@ def to_conversation(row: Row, line: int) -> Result:
             texts.append(text)
     if problems:
         return problems
-    # `system` itself is read by `chat`, as everywhere.
-    other = names["system"] if names["system"] != "system" else None
-    system, problems, rules = read_system(row, other, line) if other else ([], [], ())
-    history, more = read_history(row, line, slots)
+    history, problems = read_history(row, line, slots)
     question, bad, below = with_context(row, texts[0], line)
-    turns = [*system, *history, slots.message("user", question), slots.message("assistant", texts[1])]
-    return chat(row, line, turns, [*problems, *more, *bad], slots, (*rules, *first, *below))
+    turns = [*history, slots.message("user", question), slots.message("assistant", texts[1])]
+    return chat(row, line, turns, [*problems, *bad], slots, (*first, *below))
 
 
 def _with_one_answer(row: Row, name: str | None) -> tuple[Row, tuple[str, ...]]:
@@ -110,7 +105,7 @@ def _judge(row: Row, keys: Set[str], line: int) -> bool | RowProblem:
 FORMAT = Format(
     name="query_response",
     needs=(frozenset(),),  # which of its many names a row has, `to_conversation` finds out
-    reads=CHAT_FIELDS | {*QUERY, *RESPONSE, *SYSTEM, "history", *CONTEXT_KEYS},
+    reads=CHAT_FIELDS | {*QUERY, *RESPONSE, "history", *CONTEXT_KEYS},
     shape='{"query": "…", "response": "…"}',
     to_conversation=to_conversation,
     unread=ASKING,

@@ -6,13 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from rankzero.data.rows.conversation import Conversation, Message, Role
-from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat
+from rankzero.data.rows.formats.fields import CHAT_FIELDS, chat, read_system
 from rankzero.data.rows.formats.format import CannotSayError, Claim, Column, Format, Result, Row, Writer, Written
 from rankzero.data.rows.formats.images import TAG, Slots
 from rankzero.data.rows.formats.json_text import write_text
 from rankzero.data.rows.formats.messages import require_reply
 from rankzero.data.rows.formats.tools import decoded
-from rankzero.data.rows.formats.turns import TURN_KEYS, empty_reply, read_messages, unread_beside, unread_keys
+from rankzero.data.rows.formats.turns import (
+    TURN_KEYS,
+    empty_reply,
+    read_messages,
+    unread_beside,
+    unread_beside_content,
+    unread_keys,
+)
 from rankzero.data.rows.formats.writing import beside, plain_turns, tagged
 from rankzero.data.rows.problems import RowProblem, kind
 
@@ -31,8 +38,9 @@ def to_conversation(row: Row, line: int) -> Result:
     slots = Slots(row, line)
     key = next(key for (key,) in KEYS if row.get(key) is not None)
     items = decoded(row[key])
+    empty: tuple[str, ...] = ()
     if isinstance(items, list) and items and all(_pair(item) for item in items):
-        turns, problems = _read_pairs(items, line, key, slots)
+        turns, problems, empty = _read_pairs(items, line, key, slots)
     elif isinstance(items, list) and items and key != "texts" and all(isinstance(item, str) for item in items):
         turns, problems = _read_texts(items, line, key, slots)
     else:
@@ -40,7 +48,7 @@ def to_conversation(row: Row, line: int) -> Result:
     if not problems:
         problems = require_reply(turns, line)
     spoken = (turn.role for turn in turns if turn.role != "system")
-    rules = (ASSISTANT_FIRST,) if not problems and next(spoken) == "assistant" else ()
+    rules = (*empty, *((ASSISTANT_FIRST,) if not problems and next(spoken) == "assistant" else ()))
     return chat(row, line, turns, problems, slots, rules)
 
 
@@ -52,12 +60,23 @@ def _pair(item: object) -> tuple[str, str] | None:
     return whole or next((pair for pair in _PAIRS[:1] if item.keys() & set(pair)), None)
 
 
-def _read_pairs(items: list[Any], line: int, key: str, slots: Slots) -> tuple[tuple[Message, ...], list[RowProblem]]:
+def _read_pairs(
+    items: list[Any], line: int, key: str, slots: Slots
+) -> tuple[tuple[Message, ...], list[RowProblem], tuple[str, ...]]:
+    """The rounds, each under the system prompt that it has where that is another than the one before (XTuner)."""
     turns: list[Message] = []
     problems: list[RowProblem] = []
+    rules: tuple[str, ...] = ()
+    said = ""
     roles: tuple[Role, Role] = ("user", "assistant")
     for index, item in enumerate(items):
         where = f"{key}[{index}]"
+        problems += unread_beside_content(item, line, where)
+        system, bad, empty = read_system(item, "system", line)
+        problems, rules = problems + bad, rules or empty
+        if system and system[0].content != said:
+            turns += system
+            said = system[0].content
         for name, role in zip(_pair(item) or (), roles, strict=False):
             text = item.get(name)
             if not isinstance(text, str):
@@ -67,7 +86,7 @@ def _read_pairs(items: list[Any], line: int, key: str, slots: Slots) -> tuple[tu
                 problems.append(empty_reply(line, where))
             else:
                 turns.append(slots.message(role, text))
-    return tuple(turns), problems
+    return tuple(turns), problems, rules
 
 
 def _read_texts(items: list[str], line: int, key: str, slots: Slots) -> tuple[tuple[Message, ...], list[RowProblem]]:
@@ -77,12 +96,12 @@ def _read_texts(items: list[str], line: int, key: str, slots: Slots) -> tuple[tu
     return tuple(slots.message(roles[i % 2], text) for i, text in enumerate(items)), problems
 
 
-_READ_OF_PAIRS = frozenset[str]().union(*_PAIRS)
+_READ_OF_PAIRS = frozenset({"system"}).union(*_PAIRS)
 
 
 def _unread_in_turn(item: Mapping[str, Any]) -> set[str]:
     """In whichever of its forms the turn is."""
-    return unread_beside(item, frozenset(_pair(item) or ())) if _pair(item) else unread_keys(item)
+    return unread_beside(item, frozenset({"system", *(_pair(item) or ())})) if _pair(item) else unread_keys(item)
 
 
 _FROM = {"user": "human", "assistant": "gpt", "system": "system", "tool": "observation"}

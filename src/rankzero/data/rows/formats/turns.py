@@ -12,7 +12,7 @@ from rankzero.data.rows.formats.images import Slots
 from rankzero.data.rows.formats.parts import Content, read_content
 from rankzero.data.rows.formats.reasoning import REASONING_KEYS, read_reasoning
 from rankzero.data.rows.formats.roles import is_calling, role_of
-from rankzero.data.rows.formats.tools import Call, decoded, read_calls
+from rankzero.data.rows.formats.tools import TOOL_KEYS, Call, decoded, read_calls
 from rankzero.data.rows.formats.turn_loss import LOSS_KEYS, TurnLoss, read_loss
 from rankzero.data.rows.problems import RowProblem, kind
 
@@ -20,7 +20,10 @@ SHAPE = '{"messages": [{"role": "user", "content": "…"}, {"role": "assistant",
 
 _ROLES = frozenset(CHAT_ROLES)
 # Text that the model would have to see or to write, so it is never left out in silence.
-_UNREAD = ("refusal", "images", "audio")
+_UNREAD = (
+    *("refusal", "tools", "functions"),
+    *("image", "images", "image_url", "video", "videos", "audio", "audios"),
+)
 
 
 @dataclass(slots=True)
@@ -133,11 +136,8 @@ class _TurnReader:
     def _content(self, is_call: bool) -> Content:
         """What the turn says; problems where it says nothing that can be read."""
         item, value = self._item, self._item.get(self._what)
-        unread = [key for key in _UNREAD if item.get(key)]
-        for key in unread:
-            what = f"{self._where} has `{key}`, which is not read yet"
-            hint = "write it into content as the model is to produce it, or remove the key"
-            self._problems.append(RowProblem(self._line, f"`{key}` is not read", what, hint))
+        unread = unread_beside_content(item, self._line, self._where)
+        self._problems += unread
         if is_call:
             calls, bad = read_calls(value, self._line, f"{self._where}.{self._what}")
             self._problems += bad
@@ -191,6 +191,24 @@ class _TurnReader:
         reason = "content is null" if value is None else "content is not a string"
         hint = "remove the turn or give it text" if value is None else "write it as a JSON string"
         return RowProblem(line, reason, f"{where}.{self._what} is {kind(value)}, not a string", hint)
+
+
+def unread_beside_content(item: Mapping[str, Any], line: int, where: str) -> list[RowProblem]:
+    """Keys of a turn that say what the model would have to see or to write, and that nothing reads there."""
+    problems = []
+    for key in _UNREAD:
+        if item.get(key):
+            what = f"{where} has `{key}`, which is not read yet"
+            problems.append(RowProblem(line, f"`{key}` is not read", what, _unread_hint(key)))
+    return problems
+
+
+def _unread_hint(key: str) -> str:
+    if key in TOOL_KEYS:
+        return f"tools stand beside the turns of a row: move `{key}` out of the turn"
+    if key.startswith("image"):
+        return 'images stand in `images` beside the turns, or in content as parts ({"type": "image", "image": "…"})'
+    return "write it into content as the model is to produce it, or remove the key"
 
 
 def empty_reply(line: int, where: str) -> RowProblem:

@@ -174,7 +174,7 @@ class TestOpenOrca:
 
     def test_problems(self) -> None:
         row = {"system_prompt": 1, "question": "", "response": " "}
-        assert reasons(row) == ["system_prompt is not a string", "empty question", "empty response"]
+        assert reasons(row) == ["empty question", "empty response", "system_prompt is not a string"]
 
 
 class TestPreference:
@@ -262,8 +262,62 @@ class TestSystemBesideTheTurns:
         assert turns(good(row))[0] == ("system", "s")
 
     def test_twice(self) -> None:
-        assert reasons(ROWS["messages"][1] | {"system": "s"}) == ["two system prompts"]
+        assert reasons(ROWS["messages"][1] | {"system": "another"}) == ["two system prompts"]
         assert reasons(ROWS["messages"][0] | {"system": 3}) == ["system is not a string"]
+        assert reasons(ROWS["messages"][0] | {"system": "s", "system_prompt": "t"}) == ["two system prompts"]
+
+    @pytest.mark.parametrize("key", ["system", "system_prompt", "systemInstruction", "system_instruction"])
+    @pytest.mark.parametrize(
+        "row",
+        [
+            {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]},
+            {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
+            {"conversations": [{"human": "q", "assistant": "a"}]},
+            {"instruction": "q", "output": "a"},
+            {"query": "q", "response": "a"},
+            {"contents": [{"parts": [{"text": "q"}]}, {"role": "model", "parts": [{"text": "a"}]}]},
+            {
+                "prompt": [{"role": "user", "content": "q"}],
+                "completion": [{"role": "assistant", "content": "a"}],
+            },
+        ],
+        ids=lambda row: next(iter(row)),
+    )
+    def test_under_each_of_its_names_in_every_format_with_turns(self, row: Any, key: str) -> None:
+        assert turns(good(row | {key: "s"})) == [("system", "s"), ("user", "q"), ("assistant", "a")]
+
+    @pytest.mark.parametrize("row", [{"prompt": "p", "completion": "c"}, {"text": "t"}])
+    def test_raw_text_has_no_place_for_it(self, row: Any) -> None:
+        assert "`system_prompt` is not read" in reasons(row | {"system_prompt": "s"})
+
+    def test_said_again_in_the_same_words(self) -> None:
+        _, (conversation,), rules = read(ROWS["messages"][1] | {"system": "s", "system_prompt": "s"})
+        assert conversation == good(ROWS["messages"][1]) and rules == ()
+
+    def test_in_the_rounds_of_xtuner(self) -> None:
+        rounds = [
+            {"system": "s", "input": "q", "output": "a"},
+            {"system": "s", "input": "r", "output": "b"},
+            {"input": "t", "output": "c"},
+        ]
+        said = [role for role, _ in turns(good({"conversation": rounds}))]
+        assert said == ["system", *["user", "assistant"] * 3]
+        _, (conversation,), rules = read({"conversation": [{"system": "", "input": "q", "output": "a"}]})
+        assert turns(conversation) == [("user", "q"), ("assistant", "a")] and rules == (EMPTY_SYSTEM,)
+        assert reasons({"conversation": [{"system": 3, "input": "q", "output": "a"}]}) == ["system is not a string"]
+
+
+_UNREAD_IN_TURN = ("image", "images", "image_url", "video", "videos", "audio", "audios", "tools", "functions")
+
+
+@pytest.mark.parametrize("key", _UNREAD_IN_TURN)
+def test_what_the_model_would_have_to_see_is_not_left_out_of_a_turn(key: str) -> None:
+    turn = {"role": "system", "content": "s", key: [{"name": "add"}]}
+    rest = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    (problem,) = bad({"messages": [turn, *rest]})
+    assert problem.reason == f"`{key}` is not read" and problem.hint
+    assert reasons({"conversations": [{"human": "q", "assistant": "a", key: "x"}]}) == [f"`{key}` is not read"]
+    assert good({"messages": [{**turn, key: None}, *rest]})
 
 
 def test_ids_and_groups() -> None:

@@ -224,7 +224,7 @@ CASES: dict[str, dict[str, tuple[Row, str]]] = {
         "alpaca": ({"instruction": "q", "output": "a", "system": ""}, KEPT),
         "sharegpt": (pairs(HUMAN, ("system", "s"), GPT), KEPT),
         "query_response": ({"query": "q", "response": "a", "system_prompt": ""}, KEPT),
-        "openorca": ({"system_prompt": "s", "question": "q", "response": "a", "system": "t"}, "`system` is not read"),
+        "openorca": ({"system_prompt": "s", "question": "q", "response": "a", "system": "t"}, "two system prompts"),
         "oasst": (tree(node("prompter", "q", node("system", "s"))), "unknown role"),
         "preference": (prefer(USER, ("system", "s"), BOT), KEPT),
         "classification": ({"text": "t", "label": 1, "system": "s"}, "`system` is not read"),

@@ -160,7 +160,7 @@ class TestUnread:
                 ]
             },
             {"conversations": [{"from": "human", "value": "q", "mood": "good"}, {"from": "gpt", "value": "a"}]},
-            {"conversation": [{"human": "q", "assistant": "a", "system": "s", "note": ""}]},
+            {"conversation": [{"human": "q", "assistant": "a", "system": "s", "note": "n"}]},
         ]
         path = write(tmp_path / "f.jsonl", *(json.dumps(row).encode() for row in rows))
         report = check_file(path)
@@ -170,7 +170,7 @@ class TestUnread:
             "messages[].name": 1,
             "messages[].id": 1,
             "conversations[].mood": 1,
-            "conversation[].system": 1,
+            "conversation[].note": 1,
         }
 
     def test_turns_of_a_list_that_is_not_read_are_not_looked_into(self, tmp_path: Path) -> None:
