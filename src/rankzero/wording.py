@@ -4,7 +4,7 @@ what they speak of."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 def first_line(error: BaseException) -> str:
@@ -22,6 +22,13 @@ def listed(names: Iterable[str], most: int = 6) -> str:
 def counted(count: int, one: str, several: str | None = None) -> str:
     """`1 pod`, `3 pods` or `1,200 rows`."""
     return f"{count:,} {one if count == 1 else several or one + 's'}"
+
+
+def named_counts(counts: Mapping[str, int], most: int = 8) -> list[str]:
+    """`source 1,000`, `idx 12`, `and 3 more`: the most common first, names that come from strangers made fit."""
+    common = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    shown = [f"{printable(name[:40])} {count:,}" for name, count in common[:most]]
+    return [*shown, f"and {len(common) - most:,} more"] if len(common) > most else shown
 
 
 def in_bytes(count: float) -> str:

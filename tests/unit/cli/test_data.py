@@ -354,6 +354,13 @@ class TestConvert:
         done = cli(f"data convert {tmp_path / 'in.csv'} -o {out} --as alpaca --force --json")
         assert json.loads(done.out)["rows_out"] == 2 and '"instruction"' in out.read_text()
 
+    def test_keys_that_are_not_read_are_named(self, cli: Cli, tmp_path: Path) -> None:
+        rows = [{"prompt": "q", "completion": "a", "source": "web", "score": i} for i in range(3)]
+        path = write_jsonl(tmp_path / "a.jsonl", rows)
+        done = cli(f"data convert {path} -o {tmp_path / 'out.jsonl'}")
+        assert done.code == 0
+        assert "keys that are not read, and so not written: score 3, source 3" in done.out
+
     def test_there_and_back(self, cli: Cli, tmp_path: Path) -> None:
         rows = [{"prompt": f"q {i}", "completion": f"a {i}"} for i in range(9)]
         first = write_jsonl(tmp_path / "a.jsonl", rows)

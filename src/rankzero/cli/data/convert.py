@@ -10,6 +10,7 @@ import typer
 
 from rankzero.api.installed import require_data
 from rankzero.cli.data.inputs import ColumnsOption, FormatOption, HeaderOption, column_map
+from rankzero.wording import named_counts
 
 if TYPE_CHECKING:
     from rankzero.data.convert.convert import Conversion
@@ -81,4 +82,7 @@ def _summary(done: Conversion, output: Path, quarantine: Path | None) -> list[st
         ("rows more, since one row became several", done.added),
         *((f"rows: {rule}", count) for rule, count in done.rules.most_common()),
     ]
-    return lines + [f"  {count:,} {what}" for what, count in parts if count]
+    lines += [f"  {count:,} {what}" for what, count in parts if count]
+    if done.ignored_keys:
+        lines.append(f"  keys that are not read, and so not written: {', '.join(named_counts(done.ignored_keys))}")
+    return lines

@@ -60,6 +60,8 @@ class DatasetStats:
     """Rows whose answers lack what the chat template opens an answer with in use, by that text."""
     notes: Mapping[str, int] = field(default_factory=dict)
     """Rows to which a rule did something, by what it did; which chat template was used where it is not the model's."""
+    ignored_keys: Mapping[str, int] = field(default_factory=dict)
+    """Rows with a key that nothing reads, by the key; `messages[].source` is one of a turn."""
 
     def as_json(self) -> dict[str, Any]:
         """For the manifest and for reports."""

@@ -76,6 +76,7 @@ class EncodedChunk:
     dropped: Counter[str] = field(default_factory=Counter)
     unopened: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
+    ignored_keys: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,7 @@ def chunk_encoder(parts: TokenizerParts, rules: TokenRules) -> Callable[[Task], 
             task.chunk.source, task.chunk.done, problems=parsed.problems, rows_in=parsed.rows, blank=parsed.blank
         )
         result.dropped.update(parsed.dropped)
+        result.ignored_keys.update(parsed.ignored_keys)
         rendered: list[Rendered] = []
         kept: list[Conversation] = []
         for conversation in parsed.conversations:

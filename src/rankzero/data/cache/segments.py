@@ -37,6 +37,7 @@ class Tally:
     dropped: Counter[str] = field(default_factory=Counter)
     unopened: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
+    ignored_keys: Counter[str] = field(default_factory=Counter)
     totals: Counter[str] = field(default_factory=Counter)
     """The plain numbers of DatasetStats."""
 
@@ -46,6 +47,7 @@ class Tally:
         self.dropped.update(chunk.dropped)
         self.unopened.update(chunk.unopened)
         self.notes.update(chunk.notes)
+        self.ignored_keys.update(chunk.ignored_keys)
         self.totals.update(blank_lines=chunk.blank, truncated=chunk.truncated, boundary_rows=chunk.straddling)
         if chunk.block is not None:
             self.totals.update(
@@ -66,6 +68,7 @@ class Tally:
             dropped=dict(self.dropped),
             unopened=dict(self.unopened),
             notes=dict(self.notes),
+            ignored_keys=dict(self.ignored_keys),
             **self.totals,
         )
 
@@ -77,7 +80,8 @@ class Tally:
     def from_json(cls, value: Mapping[str, Any]) -> Tally:
         """Read what `as_json` gave; JSON has no whole numbers as keys."""
         rows_of = Counter({int(source): rows for source, rows in value["rows_of"].items()})
-        return cls(rows_of, *(Counter(value[name]) for name in ("dropped", "unopened", "notes", "totals")))
+        counters = ("dropped", "unopened", "notes", "ignored_keys", "totals")
+        return cls(rows_of, **{name: Counter(value[name]) for name in counters})
 
 
 class Segments:

@@ -11,12 +11,11 @@ from collections.abc import Iterable, Mapping
 from rankzero.data.inspect.report import CheckReport
 from rankzero.data.inspect.serving import Comparison
 from rankzero.data.inspect.statistics import Bin, Counts, Spread, TokenCounts, by_count, histogram, share
-from rankzero.wording import counted
+from rankzero.wording import counted, named_counts
 
 _LABEL = 13
 _BAR_COLUMNS = 60
 _EIGHTHS = " ▏▎▍▌▋▊▉"
-_SHOWN = 8
 _NARROWEST = 40
 
 
@@ -29,11 +28,11 @@ def report_lines(report: CheckReport, comparison: Comparison | None = None, widt
     if counts.turns:
         turns = Spread.of(counts.turns)
         page.say("turns", [f"{turns.mean:.1f} a chat on average, {turns.minimum} to {turns.maximum}"])
-    page.say("roles", _counted(counts.roles))
-    page.say("languages", _counted(counts.languages))
-    page.say("labels", _counted(counts.labels))
+    page.say("roles", named_counts(counts.roles))
+    page.say("languages", named_counts(counts.languages))
+    page.say("labels", named_counts(counts.labels))
     page.say("done to rows", (f"{rule} ({rows:,})" for rule, rows in by_count(counts.rules)), separator="; ")
-    page.say("not read", _counted(counts.ignored_keys))
+    page.say("not read", named_counts(counts.ignored_keys))
     _duplicates(page, report)
     _images(page, report)
     if counts.tokens is None:
@@ -90,13 +89,6 @@ def detected_by(counts: Counts, name: str) -> str:
     return counts.detected.get(name, "").removeprefix(f"{name}: ")
 
 
-def _counted(counter: Mapping[str, int]) -> list[str]:
-    common = by_count(counter)
-    shown = [f"{name[:40]} {rows:,}" for name, rows in common[:_SHOWN]]
-    more = len(common) - _SHOWN
-    return [*shown, f"and {more:,} more"] if more > 0 else shown
-
-
 def _duplicates(page: _Page, report: CheckReport) -> None:
     found = report.duplicates
     for label, number, pairs in (
@@ -113,10 +105,8 @@ def _images(page: _Page, report: CheckReport) -> None:
     counts = report.counts
     if not counts.images:
         return
-    page.say(
-        "images",
-        [f"{counts.images:,} in {counted(counts.image_rows, 'example')}: {', '.join(_counted(counts.image_sources))}"],
-    )
+    sources = ", ".join(named_counts(counts.image_sources))
+    page.say("images", [f"{counts.images:,} in {counted(counts.image_rows, 'example')}: {sources}"])
     if report.images is None:
         return
     bad = len(report.images.problems)

@@ -82,6 +82,19 @@ def test_duplicates_are_dropped_by_name(tokenizer: Any, own_cache: Path, tmp_pat
     assert [data.train.where(i) for i in range(10)] == [f"{path}:{i + 1}" for i in range(10)]
 
 
+def test_keys_that_nothing_reads_are_named_once(tokenizer: Any, own_cache: Path, tmp_path: Path) -> None:
+    rows = [{**row, "source": "web", "score": i} for i, row in enumerate(chat_rows(10))]
+    path = write_jsonl(tmp_path / "a.jsonl", [*rows, *chat_rows(2)])
+    line = "train: keys of rows that nothing reads: score 10, source 10"
+    for _made_then_found in "ab":
+        said: list[str] = []
+        read(tokenizer, own_cache, said, train=str(path))
+        assert said.count(line) == 1
+    said = []
+    read(tokenizer, own_cache, said, train=str(write_jsonl(tmp_path / "b.jsonl", chat_rows(2))))
+    assert not any("nothing reads" in words for words in said)
+
+
 def test_weights_that_leave_nothing(tokenizer: Any, own_cache: Path, tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", chat_rows(3))
     with pytest.raises(DataError, match="leave no row"):

@@ -27,7 +27,7 @@ from rankzero.data.tokens.chat import TokenRules
 from rankzero.data.tokens.tokenizer import Tokenizer, TokenizerParts, take_apart
 from rankzero.errors import ConfigError, DataError, Problem
 from rankzero.spec.run_spec import SourceSpec
-from rankzero.wording import counted
+from rankzero.wording import counted, named_counts
 
 FIRST_ROWS = 64
 """Of each source, looked at before anything else is done."""
@@ -48,6 +48,8 @@ class Stream:
     """How much disk tokenised rows take at most, on each node."""
     noted: frozenset[str] = frozenset()
     """What was done to the first rows, by its name."""
+    unread: tuple[str, ...] = ()
+    """Keys of the first rows that nothing reads, each with how many have it."""
 
     @cached_property
     def fingerprint(self) -> str:
@@ -74,7 +76,8 @@ class Stream:
     def in_words(self) -> str:
         """`24 files of 20 GB, streamed: their first rows are fine`."""
         size = "" if self.nbytes is None else f" of {_in_words(self.nbytes)}"
-        return f"{counted(len(self.shards), 'file')}{size}, streamed; the first rows of each source are fine"
+        fine = f"{counted(len(self.shards), 'file')}{size}, streamed; the first rows of each source are fine"
+        return f"{fine}; keys of them that nothing reads: {', '.join(self.unread)}" if self.unread else fine
 
     def rows(self, shard: int, skip: int, network: Network) -> Iterator[NumberedLine]:
         """A shard's rows behind the first `skip`. Raises as `Shard.rows` does."""
@@ -110,12 +113,13 @@ def make_stream(
     shards = list_shards(sources, network=network)
     parts = take_apart(tokenizer, rules.trains)
     stream = Stream(tuple(sources), shards, parts, rules, seed, window_rows, cache_bytes)
-    return replace(stream, noted=frozenset(_first_rows(stream, network)))
+    notes, ignored_keys = _first_rows(stream, network)
+    return replace(stream, noted=frozenset(notes), unread=tuple(named_counts(ignored_keys)))
 
 
-def _first_rows(stream: Stream, network: Network) -> Counter[str]:
+def _first_rows(stream: Stream, network: Network) -> tuple[Counter[str], Counter[str]]:
     encode = chunk_encoder(stream.parts, stream.rules)
-    log, notes = ProblemLog(), Counter[str]()
+    log, notes, ignored_keys = ProblemLog(), Counter[str](), Counter[str]()
     columns: list[Problem] = []
     for number, source in enumerate(stream.sources):
         first = next(index for index, shard in enumerate(stream.shards) if shard.source == number)
@@ -136,8 +140,9 @@ def _first_rows(stream: Stream, network: Network) -> Counter[str]:
             result = encode(stream.task(chunk, first, encode=True))
             log.add(url, result.problems)
             notes.update(result.notes)
+            ignored_keys.update(result.ignored_keys)
     if columns:
         raise ConfigError(columns)
     if log.total:
         raise log.error()
-    return notes
+    return notes, ignored_keys
