@@ -26,6 +26,9 @@ _Weighted = tuple[int, int, float]
 _BATCH_CHARS = 256 * 1024
 """Text tokenised in one call: tokenizers needs some hundred bytes of memory for each token until its ids are taken."""
 
+BEGINS = "the text begins with the tokenizer's own first token, which is not put before it once more"
+ENDS = "the text ends with the tokenizer's own last token, which is not put behind it once more"
+
 _CHARS_PER_TOKEN = 64
 _SPARE_TOKENS = 1024
 
@@ -88,6 +91,14 @@ class Encoder:
         at = next((at for at in range(len(whole)) if whole[at : at + len(plain)] == plain), 0)
         return whole[:at], whole[at + len(plain) :]
 
+    def _around(self, text: list[int]) -> tuple[list[int], list[int], tuple[str, ...]]:
+        """What is to stand before and behind a text's tokens, and a note where the text brings it: one that was written
+        for a trainer that adds nothing has the tokenizer's own tokens as text."""
+        begins = bool(self._before) and text[: len(self._before)] == self._before
+        ends = bool(self._after) and text[-len(self._after) :] == self._after
+        notes = (*((BEGINS,) if begins else ()), *((ENDS,) if ends else ()))
+        return [] if begins else self._before, [] if ends else self._after, notes
+
     def encode(self, rows: Sequence[Rendered]) -> Iterator[Row]:
         """The rows in order, some hundred kilobytes of text at a time."""
         for batch in _batches(rows):
@@ -104,7 +115,7 @@ class Encoder:
     def _row(self, row: Rendered, encoding: Encoding, whole: bool) -> Row:
         if row.label is not None:
             return self._labelled(row.label, encoding.ids, whole)
-        before, after = (self._before, self._after) if row.raw else ([], [])
+        before, after, notes = self._around(encoding.ids) if row.raw else ([], [], ())
         ids = [*before, *encoding.ids, *after]
         ranges, straddles = _token_ranges(row, encoding, len(before))
         if row.add_eos:
@@ -123,7 +134,7 @@ class Encoder:
             unopened=row.unopened,
             images=tuple(picture.path for picture in row.pictures),
             images_end=images_end,
-            notes=row.notes,
+            notes=(*row.notes, *notes),
         )
         if whole and not ranges:
             return replace(made, dropped="nothing_to_train")
@@ -167,12 +178,15 @@ class Encoder:
 
     def _labelled(self, label: str, text: list[int], whole: bool) -> Row:
         """A text and its class. A cut leaves the tokens that close the text: an encoder has never seen one without."""
+        before, after, notes = self._around(text)
+        text = text[len(self._before) - len(before) : len(text) - len(self._after) + len(after)]
         room = self._max_length - len(self._before) - len(self._after)
         ids = [*self._before, *text[: max(room, 0)], *self._after]
         if not ids:
-            return Row(ids, [], dropped="empty_text", label=label)
+            return Row(ids, [], dropped="empty_text", label=label, notes=notes)
         long = not whole or len(text) > room
-        return Row(ids, [], long, "over_length" if long and self._drop_long else "", label=label)
+        dropped = "over_length" if long and self._drop_long else ""
+        return Row(ids, [], long, dropped, label=label, notes=notes)
 
 
 def _with_ranges(row: Row, ranges: Sequence[_Weighted]) -> Row:

@@ -19,6 +19,7 @@ from rankzero.data.read.sources import Chunk
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.formats import convert
 from rankzero.data.tokens.chat import Rendered, Renderer, TokenRules
+from rankzero.data.tokens.row_tokens import BEGINS, ENDS
 from rankzero.data.tokens.tokenizer import take_apart
 from tests.support.families import FAMILIES, family_tokenizer
 from tests.support.tiny import CHATML, CORPUS, tiny_tokenizer
@@ -145,6 +146,28 @@ class TestRaw:
             encoded = encode(row, tokenizer)
             assert tokenizer.decode(encoded.ids).count("<|im_end|>") == 1
             assert trained(encoded, tokenizer) == ["Hello<|im_end|>"]
+
+    def test_what_the_tokenizer_puts_around_a_text_is_not_doubled(self) -> None:
+        from tokenizers import processors
+
+        mistral = family_tokenizer("mistral")
+        row = encode({"text": "<s>[INST] hi [/INST] yo</s>"}, mistral)
+        assert mistral.decode(row.ids).count("<s>") == 1 and row.ranges == [(1, len(row.ids))]
+        assert row.notes == (BEGINS,)
+        row = encode({"prompt": "<s>Hello", "completion": " World"}, mistral)
+        assert mistral.decode(row.ids) == "<s>Hello World</s>" and trained(row, mistral) == [" World</s>"]
+        both = tiny_tokenizer()
+        both.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single="<|im_start|> $A <|im_end|>",
+            special_tokens=[(t, both.convert_tokens_to_ids(t)) for t in ("<|im_start|>", "<|im_end|>")],
+        )
+        row = encode({"text": "<|im_start|>Hello<|im_end|>"}, both)
+        plain = encode({"text": "Hello"}, both)
+        assert (row.ids, row.ranges, row.notes) == (plain.ids, plain.ranges, (BEGINS, ENDS))
+        assert plain.notes == ()
+        texts = ("<|im_start|>Hello<|im_end|>", "Hello")
+        brought, bare = (encode({"text": text, "label": 1}, both, trains="label") for text in texts)
+        assert brought.ids == bare.ids == plain.ids and brought.notes == (BEGINS, ENDS)
 
     def test_eos_in_the_text_is_not_doubled(self) -> None:
         tokenizer = tiny_tokenizer()
