@@ -241,7 +241,7 @@ def shown(wanted: Wanted, *, line: int | None, rows: int) -> list[ShownRow]:
     assert wanted.tokenizer is not None and wanted.rules is not None
     tokenizer = load_tokenizer(wanted.tokenizer, wanted.chat_template)
     rules = _with_images(wanted.rules, wanted, tokenizer)
-    return list(rows_to_show(wanted.train[0], tokenizer, rules, line=line, count=rows))
+    return list(rows_to_show(wanted.train[0], tokenizer, rules, line=line, count=rows, seed=wanted.seed))
 
 
 def _with_images(rules: TokenRules, wanted: Wanted, tokenizer: Any) -> TokenRules:

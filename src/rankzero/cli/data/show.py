@@ -47,7 +47,9 @@ def show(
     model: Annotated[
         str | None, typer.Option("--model", metavar="DIR|ID", help="Whose tokens they are; needed without a run spec.")
     ] = None,
-    row: Annotated[int | None, typer.Option("--row", min=1, help="Show the row on this line of the file.")] = None,
+    row: Annotated[
+        int | None, typer.Option("--row", min=1, help="Show what is on this line of the (first) file.")
+    ] = None,
     rows: Annotated[int, typer.Option("--rows", min=1, help="Show the first rows.")] = 3,
     max_length: MaxLengthOption = None,
     chat_template: TemplateOption = None,
@@ -60,7 +62,7 @@ def show(
 ) -> None:
     """Print rows token by token as the model gets them.
 
-    Trained tokens are green, or in ⟦brackets⟧. Of several files, rows of the first one are shown.
+    Trained tokens are green, or in ⟦brackets⟧. Of several sources, rows of the first one are shown.
     """
     require_tokenizer()
     from rankzero.api.data import shown

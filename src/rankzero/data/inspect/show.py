@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, groupby
 
 from rich.text import Text
 from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
 
-from rankzero.data.read.sources import read_chunks, require_readable
+from rankzero.data.cache.job import Job
+from rankzero.data.read.download import origin
+from rankzero.data.read.locate import LocatedSource, expand
+from rankzero.data.read.sources import require_readable
+from rankzero.data.rows.chunks import apart, lines
+from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.parse import parse
 from rankzero.data.rows.problems import LocatedProblem, RowProblem
 from rankzero.data.tokens.chat import Renderer, TokenRules
@@ -90,37 +95,70 @@ class ShownRow:
 
 
 def rows_to_show(
-    source: SourceSpec, tokenizer: Tokenizer, rules: TokenRules, *, line: int | None = None, count: int = 3
+    source: SourceSpec,
+    tokenizer: Tokenizer,
+    rules: TokenRules,
+    *,
+    line: int | None = None,
+    count: int = 3,
+    seed: int = 0,
 ) -> Iterator[ShownRow]:
-    """The row at `line`, or the first `count` rows. Raises DataError at a row that cannot be read or rendered."""
-    require_readable([source.path])
+    """What lies at `line` of the source's first file, or the first `count` rows that would be trained; `seed` draws the
+    sample that the source asks for. Raises DataError at a row that cannot be read or rendered, and as `expand` does."""
+    (located,) = expand([source])
+    if line is not None:
+        located = LocatedSource(source, located.files[:1], sample=None)
+    require_readable(located.files)
     parts = take_apart(tokenizer, rules.trains)
     renderer, encoder = Renderer(parts, rules), Encoder(parts, rules)
     backend = Backend.from_str(parts.backend)
+    job = Job([located], parts, rules, seed)
     found = 0
-    for chunk in read_chunks(source.path, header=source.header):
-        if line is not None and chunk.first_line + chunk.data.count(b"\n") < line:
-            continue
-        parsed = parse(chunk, source.format, source.columns or None)
-        problems: dict[int, list[RowProblem]] = {}
-        for problem in parsed.problems:
-            problems.setdefault(problem.line, []).append(problem)
-        conversations = {conversation.line: conversation for conversation in parsed.conversations}
-        for number in sorted(problems.keys() | conversations.keys()):
-            if line is not None and number != line:
-                continue
-            if number in problems:
-                raise _error(source.path, problems[number])
-            rendered = renderer.render(conversations[number], source.image_root or os.path.dirname(source.path) or ".")
-            if isinstance(rendered, RowProblem):
-                raise _error(source.path, [rendered])
-            row = next(encoder.encode([rendered]))
-            yield _shown(f"{source.path}:{number}", row, rules, parts, backend)
-            found += 1
-            if found == (1 if line is not None else count):
-                return
+    for file, number, read in _read(job, line):
+        path = origin(job.paths[file])
+        if isinstance(read, list):
+            raise _error(path, read)
+        rendered = renderer.render(read, job.image_root(file))
+        if isinstance(rendered, RowProblem):
+            raise _error(path, [rendered])
+        yield _shown(f"{path}:{number}", next(encoder.encode([rendered])), rules, parts, backend)
+        found += 1
+        if line is None and found == count:
+            return
     if not found:
-        raise DataError("there is no row here", where=source.path if line is None else f"{source.path}:{line}")
+        where = source.path if line is None else f"{origin(job.paths[0])}:{line}"
+        raise DataError("there is no row here", where=where)
+
+
+def _read(job: Job, line: int | None) -> Iterator[tuple[int, int, Conversation | list[RowProblem]]]:
+    """The rows in their order, or those at one line: the number of their file, their line, and what they say or what is
+    wrong with them. One row may be several conversations, and of an array several rows may lie on one line."""
+    torn: dict[int, list[RowProblem]] = {}
+
+    def on_problems(_path: str, problems: list[RowProblem]) -> None:
+        """Pieces of rows that belong to none are known before the first whole row is."""
+        torn.clear()
+        torn.update({number: list(same) for number, same in groupby(problems, key=lambda problem: problem.line)})
+
+    for chunk in chain.from_iterable(map(apart, job.chunks(on_problems))):
+        numbers = [number for number, _line in lines(chunk)]
+        if line is not None and line not in numbers:
+            if chunk.first_line > line:
+                break
+            continue
+        spec = job.spec_of(chunk.source)
+        parsed = parse(chunk, spec.format, spec.columns or None)
+        bad = {number: torn.pop(number) for number in sorted(torn) if number <= numbers[-1]}
+        for problem in parsed.problems:
+            bad.setdefault(problem.line, []).append(problem)
+        for number in sorted({*bad, *(conversation.line for conversation in parsed.conversations)}):
+            if line not in (None, number):
+                continue
+            if number in bad:
+                yield chunk.source, number, bad[number]
+            yield from ((chunk.source, number, one) for one in parsed.conversations if one.line == number)
+    if line in torn:
+        yield 0, line, torn[line]
 
 
 def _error(path: str, problems: list[RowProblem]) -> DataError:

@@ -80,3 +80,48 @@ def test_bad_rows_are_errors(tmp_path: Path) -> None:
         show(path, family_tokenizer("gemma"))
     with pytest.raises(DataError, match="no such file"):
         show(str(tmp_path / "none"))
+
+
+def test_rows_that_take_several_lines_or_share_one(tmp_path: Path) -> None:
+    rows = [user_assistant("q", f"answer {i}") for i in range(3)]
+    path = write(tmp_path / "f.json", json.dumps(rows, indent=2).encode())
+    lines = [int(row.where.rpartition(":")[2]) for row in show(path)]
+    assert lines[2] > 3
+    for index, line in enumerate(lines):
+        (row,) = show(path, line=line)
+        assert row.where == f"{path}:{line}" and f"answer {index}" in row.plain().replace("│", "")
+    first, second, third = (json.dumps(row).encode() for row in rows)
+    shared = write(tmp_path / "g.json", b"[", first + b",", second + b", " + third, b"]")
+    assert [row.where for row in show(shared)] == [f"{shared}:2", f"{shared}:3", f"{shared}:3"]
+    said = [row.plain().replace("│", "") for row in show(shared, line=3)]
+    assert len(said) == 2 and "answer 1" in said[0] and "answer 2" in said[1]
+    csv = write(tmp_path / "h.csv", b"prompt,completion", b'"a', b"b", b'c",d', b"e,f")
+    assert [row.where for row in show(csv)] == [f"{csv}:2", f"{csv}:5"]
+    assert [row.where for row in show(csv, line=5)] == [f"{csv}:5"]
+
+
+def test_a_source_is_found_as_training_finds_it(tmp_path: Path) -> None:
+    for name in "ab":
+        write(tmp_path / f"{name}.jsonl", *(json.dumps({"text": f"{name} {i}"}).encode() for i in range(20)))
+    first = tmp_path / "a.jsonl"
+    for source in (f"{tmp_path}", f"{tmp_path}/*.jsonl", f"{tmp_path}#15", f"file://{first}"):
+        assert all(row.where.startswith(f"{first}:") for row in show(source)), source
+        assert [row.where for row in show(source, line=7)] == [f"{first}:7"]
+    assert [row.where for row in show(f"{first}#3")] != [f"{first}:{line}" for line in (1, 2, 3)]
+    assert len(show(f"{first}#2", count=9)) == 2
+
+
+def test_messages_of_trees(tmp_path: Path) -> None:
+    tree = {"message_tree_id": "a", "lang": "en"}
+    pieces = [
+        {**tree, "message_id": "a", "parent_id": None, "role": "prompter", "text": "question"},
+        {**tree, "message_id": "b", "parent_id": "a", "role": "assistant", "text": "answer", "rank": 0},
+        {**tree, "message_id": "x", "parent_id": "gone", "role": "assistant", "text": "lost"},
+    ]
+    path = write(tmp_path / "f.jsonl", *(json.dumps(piece).encode() for piece in pieces))
+    (row,) = show(path, line=1)
+    assert "answer" in row.plain().replace("│", "") and row.where == f"{path}:1"
+    assert next(rows_to_show(SourceSpec(path=path), tiny_tokenizer(), TokenRules(), count=1)).where == f"{path}:1"
+    with pytest.raises(DataError) as caught:
+        show(path, line=3)
+    assert caught.value.problems[0].where == f"{path}:3" and "no row here" not in str(caught.value)
