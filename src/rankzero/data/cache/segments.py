@@ -7,11 +7,13 @@ missing, and the data set is all segments in their order, none of them rewritten
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +24,7 @@ import pyarrow as pa
 
 from rankzero.data.cache.dataset import SCHEMA, DatasetStats
 from rankzero.data.cache.encode import Block, EncodedChunk
-from rankzero.run_dir.atomic import commit_directory, fsync_path, stage_name, write_json
+from rankzero.run_dir.atomic import TEMPORARY_PREFIX, commit_directory, fsync_path, stage_name, write_json
 
 SEGMENT_CHUNKS = 8
 """32 MiB of input: what a killed process loses at most, and the smallest piece that shards share."""
@@ -124,8 +126,12 @@ class Segments:
         self.forget()
 
     def forget(self) -> None:
-        """Remove what there is."""
-        shutil.rmtree(self.directory, ignore_errors=True)
+        """Remove what there is, but for what a living process is about to write: it finds out by itself."""
+        with suppress(OSError):  # another process does the same
+            for path in self.directory.iterdir():
+                if not _is_written(path):
+                    path.unlink(missing_ok=True)
+            self.directory.rmdir()
 
     def _rows(self, number: int) -> Path:
         return self.directory / f"segment-{number:05}.arrow"
@@ -134,12 +140,28 @@ class Segments:
         return self.directory / f"segment-{number:05}.json"
 
 
+def _is_written(path: Path) -> bool:
+    """Whether a writer holds the file: the kernel lets go of it when its process dies, however it dies."""
+    file = os.open(path, os.O_RDWR)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # somebody does; or nobody can tell, as on a volume without locks
+        return path.name.startswith(TEMPORARY_PREFIX)
+    finally:
+        os.close(file)
+    return False
+
+
 class SegmentWriter:
-    """One segment: rows go to a temporary file, which gets its name in `finish` and vanishes otherwise."""
+    """One segment: rows go to a temporary file, which gets its name in `finish` and vanishes otherwise. It is locked
+    meanwhile, so that others see that it is no dead process's."""
 
     def __init__(self, rows: Path, tally: Path) -> None:
         self._rows, self._tally_file = rows, tally
         self._staged = rows.with_name(stage_name(rows.name))
+        self._lock = os.open(self._staged, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        with suppress(OSError):  # a volume without locks
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._file = pa.OSFile(str(self._staged), "wb")
         self._writer = pa.ipc.new_file(self._file, SCHEMA)
         self.tally = Tally()
@@ -157,6 +179,7 @@ class SegmentWriter:
                 self._file.close()
         finally:
             self._staged.unlink(missing_ok=True)
+            os.close(self._lock)
 
     def add(self, chunk: EncodedChunk) -> None:
         """Write the rows of a chunk and count them."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -189,15 +189,28 @@ def _cache_errors(directory: Path) -> Iterator[None]:
 def _make(directory: Path, job: Job, shard: Shard, workers: int, progress: Progress) -> bool:
     """Tokenise this shard's segments and, where they are the last, commit the data set. Returns whether it is whole.
 
-    Raises DataError with every bad row of the shard once all of it has been looked at.
+    Whoever else makes the same may be faster, and then has forgotten the segments: nothing that fails for want of them
+    is an error. Raises DataError with every bad row of the shard once all of it has been looked at.
     """
     segments = _segments(directory)
-    count = _tokenise(job, segments, shard, workers, progress)
+    before = _identity(directory)
+
+    def is_made() -> bool:
+        return _identity(directory) not in (None, before)
+
+    try:
+        count = _tokenise(job, segments, shard, workers, progress, is_made)
+    except (OSError, StorageError):
+        if not is_made():
+            raise
+    if is_made():
+        segments.forget()
+        return True
     if segments.missing(count):
         return False
     with _exclusive(directory.with_name(f"{directory.name}.commit.lock")):
-        if segments.missing(count):
-            return directory.exists()  # another shard was as late, and faster
+        if is_made() or segments.missing(count):  # another was as late, and faster
+            return is_made()
         tally = segments.tally(count)
         _require_rows(job, tally)
         stats = tally.stats()
@@ -222,12 +235,24 @@ def _make(directory: Path, job: Job, shard: Shard, workers: int, progress: Progr
     return True
 
 
+def _identity(directory: Path) -> int | None:
+    """Another one for each data set that is committed there; None where there is none. (Its time is that of its last
+    use.)"""
+    try:
+        return directory.stat().st_ino
+    except FileNotFoundError:
+        return None
+
+
 def _segments(directory: Path) -> Segments:
     return Segments(directory.with_name(directory.name + PARTIAL_SUFFIX))
 
 
-def _tokenise(job: Job, segments: Segments, shard: Shard, workers: int, progress: Progress) -> int:
-    """Make the shard's segments that are missing. Returns how many segments the whole input has."""
+def _tokenise(
+    job: Job, segments: Segments, shard: Shard, workers: int, progress: Progress, is_made: Callable[[], bool]
+) -> int:
+    """Make the shard's segments that are missing, as long as nobody else has made all. Returns how many segments the
+    whole input has."""
     log = ProblemLog()
     count = 0
     at_work: deque[int] = deque()
@@ -237,6 +262,8 @@ def _tokenise(job: Job, segments: Segments, shard: Shard, workers: int, progress
         nonlocal count
         for index, chunk in enumerate(job.chunks(lambda path, found: log.add(origin(path), found))):
             number = index // SEGMENT_CHUNKS
+            if number == count and is_made():
+                return
             count = number + 1
             if number % shard.of != shard.index or segments.has(number):
                 progress(chunk.done)

@@ -98,6 +98,52 @@ def test_a_killed_shard_goes_on_where_it_was(
     assert rows_of(dataset) == rows_of(prepare(files, tokenizer, TokenRules(), tmp_path / "other"))
 
 
+@pytest.mark.parametrize("slow", ["run", "shard"])
+@pytest.mark.parametrize("at", [1, 2, 7])
+def test_a_run_and_a_shard_that_make_the_same_do_not_disturb_each_other(
+    at: int, slow: str, files: list[SourceSpec], tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one is in the middle of a segment, or between two, the other makes all of it and forgets the segments."""
+    original = rankzero.data.cache.tokenize.chunk_encoder
+    given = (files, tokenizer, TokenRules(), tmp_path / "cache")
+    encoded: list[int] = []
+    fast: list[TokenizedDataset | None] = []
+
+    def slower(*args: Any) -> Any:
+        work = original(*args)
+
+        def encode(task: Any) -> Any:
+            encoded.append(task.chunk.first_line)
+            if len(encoded) == at:
+                monkeypatch.setattr(rankzero.data.cache.tokenize, "chunk_encoder", original)
+                fast.append(prepare_shard(*given, Shard()) if slow == "run" else prepare(*given))
+            return work(task)
+
+        return encode
+
+    monkeypatch.setattr(rankzero.data.cache.tokenize, "chunk_encoder", slower)
+    dataset = prepare(*given) if slow == "run" else prepare_shard(*given, Shard())
+    assert dataset is not None and fast[0] is not None
+    assert rows_of(dataset) == rows_of(fast[0]) == rows_of(prepare(files, tokenizer, TokenRules(), tmp_path / "other"))
+    assert len(encoded) <= at + 2, "what another has made is not made again"
+    left = [path.name for path in (tmp_path / "cache" / "tokenized").iterdir() if path.is_dir()]
+    assert left == [dataset.directory.name]
+
+
+def test_bad_rows_that_one_finds_take_nothing_from_another(
+    files: list[SourceSpec], tokenizer: Any, tmp_path: Path
+) -> None:
+    segments = Segments(tmp_path / "partial")
+    chunk = chunk_encoder(take_apart(tokenizer), TokenRules())(Task(Chunk(0, 1, b'{"text": "seven"}\n'), "auto", True))
+    with segments.write(0) as writer:
+        Segments(segments.directory).forget()
+        writer.add(chunk)
+        writer.finish()
+    assert segments.has(0)
+    segments.forget()
+    assert not segments.directory.exists()
+
+
 def test_a_shard_names_the_bad_rows_of_its_part(files: list[SourceSpec], tokenizer: Any, tmp_path: Path) -> None:
     path = Path(files[1].path)
     lines = path.read_text().splitlines()
