@@ -7,6 +7,7 @@ Processes that open the same directory share its pages. Besides the map only thr
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -19,7 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from rankzero.cache.uses import use
 from rankzero.data.cache.selection import components
+from rankzero.data.images.embedded import kept_images, names_kept
 from rankzero.errors import StorageError
 from rankzero.run_dir.atomic import file_sha256, read_manifest
 
@@ -38,7 +41,7 @@ SCHEMA = pa.schema(
         "ties": pa.list_(pa.int64()),  # rows with an equal one must not be split between train and eval
         "digest": pa.int64(),  # equal for equal rows
         "label": pa.string(),  # task classify: the class by its name
-        "images": pa.list_(pa.string()),  # where they are, in the order of their placeholders
+        "images": pa.list_(pa.string()),  # where they are, in their order; relative: below `kept_images()`
     }
 )
 
@@ -177,7 +180,15 @@ class TokenizedDataset:
     def images(self, i: int) -> tuple[str, ...]:
         """Where the images of a row are, in the order of their placeholders."""
         part, local = self._locate(i)
-        return tuple(part.value("images", local) or ())
+        return tuple(str(kept_images() / path) for path in part.value("images", local) or ())
+
+    def images_gone(self) -> int:
+        """How many of the images that its rows brought are no longer in the cache, where this process uses them."""
+        brought = {name for part in self._parts for name in part.images if not os.path.isabs(name)}
+        if not brought:
+            return 0
+        use(kept_images())
+        return len(brought - names_kept({name.partition("/")[0] for name in brought}))
 
     @cached_property
     def source_of(self) -> Indices:
@@ -266,6 +277,11 @@ class _Part:
 
     def chunks(self, name: str) -> list[Any]:
         return [batch.column(name) for batch in self._batches]
+
+    @property
+    def images(self) -> list[str]:
+        """Of all rows, each once for each batch."""
+        return [name for column in self.chunks("images") for name in column.flatten().unique().to_pylist()]
 
     def value(self, name: str, row: int) -> Any:
         batch, local = self._locate(row)

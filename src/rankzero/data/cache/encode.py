@@ -49,7 +49,7 @@ class Block:
     """Equal for rows of equal tokens, of which the same are trained, with equal labels and images."""
     labels: list[str | None]
     images: list[tuple[str, ...]]
-    """Where each row's images are."""
+    """Where each row's images are; relative: in the cache, below `kept_images()`."""
 
     @property
     def nbytes(self) -> int:

@@ -22,6 +22,7 @@ from rankzero.data.cache.dataset import DatasetStats, TokenizedDataset, verify_b
 from rankzero.data.cache.encode import Task, chunk_encoder
 from rankzero.data.cache.job import CODE_VERSION, Job
 from rankzero.data.cache.segments import SEGMENT_CHUNKS, Segments, Tally
+from rankzero.data.images.embedded import kept_images
 from rankzero.data.pool import ordered_map, worker_count
 from rankzero.data.progress import Progress, no_progress
 from rankzero.data.read.download import origin
@@ -34,7 +35,7 @@ from rankzero.data.tokens.tokenizer import Tokenizer, TokenizerParts, take_apart
 from rankzero.errors import DataError, Problem, StorageError
 from rankzero.machine import usable_cores
 from rankzero.spec.run_spec import SourceSpec
-from rankzero.wording import first_line
+from rankzero.wording import counted, first_line
 
 __all__ = ["Shard", "TokenRules", "cached", "prepare", "prepare_shard", "tokenizer_fingerprint"]
 
@@ -146,12 +147,17 @@ def _job(
 
 
 def _existing(directory: Path, paths: Sequence[str], workers: int | None) -> TokenizedDataset | None:
-    """What an earlier run made, if it is there and whole to the last byte."""
+    """What an earlier run made, if it is there and whole to the last byte, with the images that its rows brought."""
     if not directory.exists():
         return None
     try:
         verify_bytes(directory, usable_cores() if workers is None else workers)
-        return TokenizedDataset.open(directory, paths)
+        dataset = TokenizedDataset.open(directory, paths)
+        if gone := dataset.images_gone():
+            raise StorageError(
+                f"{counted(gone, 'image')} that its rows brought cannot be found", where=str(kept_images())
+            )
+        return dataset
     except (StorageError, OSError, KeyError, TypeError, pa.ArrowInvalid) as error:
         _logger.warning("%s is damaged and is made again: %s", directory, first_line(error))
         return None

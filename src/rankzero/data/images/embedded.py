@@ -9,7 +9,10 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import os
 import re
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
@@ -34,6 +37,15 @@ def shown(image: str) -> str:
 def kept_images() -> Path:
     """Where they lie in the cache. Not created here."""
     return cache_root() / "images"
+
+
+def names_kept(folders: Iterable[str]) -> set[str]:
+    """What lies there in these of its folders, as `keep` names it."""
+    found: set[str] = set()
+    for folder in folders:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            found.update(f"{folder}/{name}" for name in os.listdir(kept_images() / folder))
+    return found
 
 
 def keep(image: str) -> str:

@@ -65,7 +65,7 @@ class Layout(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """An image of a row: where the file is, and how it stands in the text."""
+    """An image of a row: where the file is, and how it stands in the text. Relative: below `kept_images()`."""
 
     path: str
     layout: Layout
@@ -95,10 +95,13 @@ class Pictures:
         return self._rules.layouts()
 
     def _embedded(self, image: str) -> Picture | ImageError:
+        """By its name in the cache, which may be elsewhere when it is read."""
         try:
-            return self._look(keep(image), str(kept_images()))
+            name = keep(image)
         except ImageError as error:
             return error
+        found = self._look(name, str(kept_images()))
+        return found if isinstance(found, ImageError) else found._replace(path=name)
 
     def _first_look(self, image: str, root: str) -> Picture | ImageError:
         layouts, limit = self._layouts, self._rules.max_tokens

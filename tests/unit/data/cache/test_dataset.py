@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from rankzero.data.cache.dataset import SCHEMA, DatasetStats, TokenizedDataset, verify_bytes
+from rankzero.data.images.embedded import kept_images
 from rankzero.errors import StorageError
 from rankzero.run_dir.atomic import commit_directory
 
@@ -43,7 +44,7 @@ def directory(tmp_path: Path) -> Path:
                     "ties": [[line] for _ in rows],
                     "digest": [len(row) for row in rows],
                     "label": [LABELS[len(row)] for row in rows],
-                    "images": [[f"{len(row)}.png", "b.png"] if len(row) == 3 else None for row in rows],
+                    "images": [["/d/a.png", "b0/b"] if len(row) == 3 else None for row in rows],
                 }
                 writer.write_batch(pa.record_batch(columns, schema=SCHEMA))
     meta = {
@@ -94,8 +95,9 @@ def test_labels_and_images(directory: Path) -> None:
     assert dataset.label_names.names == ("three", "one")
     assert dataset.label_names[1:3] == ["one", None] and len(dataset.label_names) == 4
     assert list(dataset.select([3, 2, 3]).label_names) == ["one", None, "one"]
-    assert [dataset.images(i) for i in range(4)] == [("3.png", "b.png"), (), (), ()]
-    assert dataset.select([1, 0]).images(1) == ("3.png", "b.png")
+    images = ("/d/a.png", str(kept_images() / "b0" / "b"))
+    assert [dataset.images(i) for i in range(4)] == [images, (), (), ()]
+    assert dataset.select([1, 0]).images(1) == images and dataset.images_gone() == 1
 
 
 @pytest.mark.parametrize("i", [-1, 4])

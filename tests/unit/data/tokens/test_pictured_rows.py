@@ -6,6 +6,7 @@ import base64
 import copy
 import json
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -162,6 +163,34 @@ def test_images_that_rows_bring_themselves_are_those_of_files(place: Place) -> N
         sizes = [Image.open(path).tobytes() for path in dataset.images(0)]
         assert sizes == [Image.open(place.folder / name).tobytes() for name in ("0.png", "1.png")]
     assert len(list(kept_images().rglob("*/*"))) == 2, "each once, whatever brings it"
+
+
+def test_images_that_rows_bring_are_found_where_the_cache_is_now(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = {**user_assistant("<image> <image>?", "a"), "images": [url(place, "0.png"), url(place, "1.png")]}
+    first = place.tokenise(row)
+    place.cache = place.cache.rename(tmp_path / "moved")
+    monkeypatch.setenv("RANKZERO_CACHE", str(place.cache))
+    moved = place.tokenise(row)
+    assert moved.directory == place.cache / "tokenized" / first.fingerprint
+    assert all(Path(image).is_file() and tmp_path / "moved" in Path(image).parents for image in moved.images(0))
+
+
+@pytest.mark.parametrize("all_of_them", [True, False])
+def test_images_that_rows_bring_are_put_back_where_they_are_gone(
+    place: Place, all_of_them: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    row = {**user_assistant("<image> <image>?", "a"), "images": [url(place, "0.png"), url(place, "1.png")]}
+    first = place.tokenise(row)
+    if all_of_them:
+        shutil.rmtree(kept_images())
+    else:
+        Path(first.images(0)[1]).unlink()
+    again = place.tokenise(row)
+    assert place.ids(again) == place.ids(first) and again.images(0) == first.images(0)
+    assert all(Path(image).is_file() for image in again.images(0))
+    assert f"{'2 images' if all_of_them else '1 image'} that its rows brought" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import torch
 from rankzero.data.batches.collators.text import MicroBatch, pad_right, padded_places, target_weights, to_device
 from rankzero.data.cache.joined import Rows
 from rankzero.data.images.decode import load_rgb
+from rankzero.data.images.embedded import kept_images
 from rankzero.data.order import Indices
 from rankzero.errors import DataError, Problem
 
@@ -145,4 +146,7 @@ def _load(path: str, *, where: Callable[[], str]) -> Image:
     try:
         return load_rgb(Path(path).name, Path(path).parent)
     except DataError as error:
-        raise DataError([Problem(f"image {path}: {p.what}", where(), p.hint) for p in error.problems]) from error
+        brought = Path(path).is_relative_to(kept_images())
+        again = "it came with the row: remove the file, and the next start puts it there again" if brought else ""
+        problems = [Problem(f"image {path}: {p.what}", where(), again or p.hint) for p in error.problems]
+        raise DataError(problems) from error
