@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Sample:
+    """A chat row as it was read, with its file and the directory that its images are below."""
+
+    path: str
+    row: Conversation
+    image_root: str
+
+
+@dataclass(frozen=True, slots=True)
 class CheckReport:
     """What `check` found. Problems beyond those kept are in the log's `reasons` as counts."""
 
@@ -29,8 +38,7 @@ class CheckReport:
     images: ImageReport | None = None
     quarantined: int | None = None
     """Rows that were set aside; None where that was not asked for."""
-    samples: tuple[tuple[str, Conversation], ...] = ()
-    """Some chat rows with their files."""
+    samples: tuple[Sample, ...] = ()
 
     @property
     def ok(self) -> bool:

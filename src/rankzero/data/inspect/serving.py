@@ -6,13 +6,13 @@ saw in training up to each trained answer must be that very text. Knows template
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rankzero.data.inspect.report import Sample
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.tokens.chat import Rendered, Renderer, TokenRules
 from rankzero.data.tokens.template import ChatTemplate
@@ -103,24 +103,24 @@ class Comparison:
 
 
 def compare(
-    rows: Iterable[tuple[str, Conversation]],
+    samples: Iterable[Sample],
     parts: TokenizerParts,
     rules: TokenRules,
     serve: Serve,
     stops: Iterable[str] = (),
 ) -> Comparison:
-    """Compare chat rows, given with their files. `stops`: further tokens at which serving stops, besides the
+    """Compare chat rows. `stops`: further tokens at which serving stops, besides the
     tokenizer's end token."""
     comparison = Comparison()
     if parts.chat_template is None:
         return comparison
     comparer = _Comparer(parts, rules, serve, frozenset([parts.eos_token, *stops]))
-    for path, row in rows:
-        if not row.templated:
+    for sample in samples:
+        if not sample.row.templated:
             continue
         comparison.rows += 1
         found: set[Cause] = set()
-        for difference in comparer.differences(path, row, comparison):
+        for difference in comparer.differences(sample, comparison):
             comparison.first.setdefault(difference.cause, difference)
             found.add(difference.cause)
         comparison.causes.update(found)
@@ -133,12 +133,12 @@ class _Comparer:
         self._has_date = "strftime_now" in str(parts.chat_template)
         self._serve, self._stops, self._specials = serve, stops, parts.specials
 
-    def differences(self, path: str, row: Conversation, comparison: Comparison) -> Iterator[Difference]:
+    def differences(self, sample: Sample, comparison: Comparison) -> Iterator[Difference]:
         """One for each answer and cause."""
-        rendered = self._renderer.as_printed(row, os.path.dirname(path) or ".")
+        rendered = self._renderer.as_printed(sample.row, sample.image_root)
         if not isinstance(rendered, Rendered):
             return  # a bad row, which is reported as such
-        row, _ = with_wanted_reasoning(row, self._rules)
+        row, _ = with_wanted_reasoning(sample.row, self._rules)
         renderer, row = self._renderer.for_row(row)
         template, form = renderer.template, renderer.template.call_form
         keys, knows_thoughts = template.reasoning_keys, template.knows_thoughts
@@ -146,7 +146,7 @@ class _Comparer:
             turn_of(message, in_parts=renderer.in_parts, keys=keys, knows_thoughts=knows_thoughts, call_form=form)
             for message in row.messages
         ]
-        where = f"{path}:{row.line}"
+        where = f"{sample.path}:{row.line}"
         for index, (message, weight) in enumerate(zip(row.messages, turn_weights(row, self._rules), strict=True)):
             if message.role == "assistant" and weight and index:
                 comparison.answers += 1

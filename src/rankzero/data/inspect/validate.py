@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankzero.data.inspect.duplicates import DigestLog, digest
 from rankzero.data.inspect.quarantine import Quarantine, require_new
-from rankzero.data.inspect.report import CheckReport
+from rankzero.data.inspect.report import CheckReport, Sample
 from rankzero.data.inspect.statistics import Counts
 from rankzero.data.pool import ordered_map, worker_count
 from rankzero.data.progress import Progress, no_progress
@@ -89,7 +89,7 @@ class _Check:
         self._log = ProblemLog(options.keep)
         self._counts = Counts()
         self._digests = DigestLog()
-        self._samples: list[tuple[str, Conversation]] = []
+        self._samples: list[Sample] = []
         self._images: dict[Path, dict[str, list[tuple[int, int]]]] = {}
         self._late: dict[int, list[RowProblem]] = {}
         """By file: problems of rows that are found when the rows themselves are gone."""
@@ -183,7 +183,8 @@ class _Check:
             for root, image, line in chunk.images:
                 known = self._images.setdefault(Path(root), {})
                 known.setdefault(image, []).append((chunk.source, line))
-            self._samples += [(path, row) for row in chunk.samples[: self._options.samples - len(self._samples)]]
+            for row in chunk.samples[: self._options.samples - len(self._samples)]:
+                self._samples.append(Sample(path, row, job.image_root(chunk.source)))
             progress(chunk.length)
         for index, path in enumerate(job.paths):
             if path in self._spread and job.located[job.source_of[index]].is_whole:

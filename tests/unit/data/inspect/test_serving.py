@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from rankzero.api.tokenizers import TokenizerPlace, served_prompt, stop_tokens
+from rankzero.data.inspect.report import Sample
 from rankzero.data.inspect.serving import Comparison, compare
 from rankzero.data.rows.chunks import Chunk
-from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.parse import parse
 from rankzero.data.tokens.chat import TokenRules
 from rankzero.data.tokens.tokenizer import take_apart
@@ -24,9 +24,9 @@ from tests.unit.data.support import chat, user_assistant
 RULES = TokenRules()
 
 
-def rows(*values: dict[str, Any]) -> list[tuple[str, Conversation]]:
+def rows(*values: dict[str, Any]) -> list[Sample]:
     data = b"".join(json.dumps(value).encode() + b"\n" for value in values)
-    return [("f.jsonl", conversation) for conversation in parse(Chunk(0, 1, data), "auto").conversations]
+    return [Sample("f.jsonl", conversation, ".") for conversation in parse(Chunk(0, 1, data), "auto").conversations]
 
 
 def compared(tokenizer: Any, *values: dict[str, Any], stops: Sequence[str] = ()) -> Comparison:

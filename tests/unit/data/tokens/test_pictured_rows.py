@@ -20,10 +20,13 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from rankzero.api.tokenizers import served_prompt
 from rankzero.data.cache.dataset import TokenizedDataset
 from rankzero.data.cache.encode import Task, chunk_encoder
 from rankzero.data.cache.tokenize import TokenRules, prepare
 from rankzero.data.images.embedded import kept_images
+from rankzero.data.inspect.serving import compare
+from rankzero.data.inspect.token_counts import Tokens
 from rankzero.data.inspect.validate import CheckOptions, check
 from rankzero.data.pool import ordered_map
 from rankzero.data.rows.chunks import Chunk
@@ -313,6 +316,19 @@ def test_images_are_below_the_image_root_of_their_source(place: Place, tmp_path:
     assert here.images(0) == (str(place.folder / "0.png"),)
     assert there.images(0) == (str(tmp_path / "elsewhere" / "0.png"),)
     assert len(there.row(0)[0]) > len(here.row(0)[0]) and here.fingerprint != there.fingerprint
+
+
+def test_rows_are_compared_with_serving_wherever_their_images_are(place: Place, tmp_path: Path) -> None:
+    draw(tmp_path / "elsewhere", [(320, 320)])
+    path = place.write({**user_assistant("<image>", "a"), "images": ["0.png"]})
+    (place.folder / "0.png").unlink()
+    rules = TokenRules(vision=place.vision.rules)
+    parts = take_apart(place.tokenizer)
+    source = SourceSpec(path=path, image_root=str(tmp_path / "elsewhere"))
+    report = check([source], CheckOptions(tokens=Tokens(parts, rules), samples=9))
+    assert report.ok
+    found = compare(report.samples, parts, rules, partial(served_prompt, place.tokenizer))
+    assert (found.rows, found.answers) == (1, 1)
 
 
 def test_what_decides_the_tokens_decides_the_fingerprint(place: Place, files: Path) -> None:

@@ -10,6 +10,7 @@ from tokenizers import processors
 
 from rankzero.api.tokenizers import TokenizerPlace, load_tokenizer, served_prompt
 from rankzero.data.cache.tokenize import prepare
+from rankzero.data.inspect.report import Sample
 from rankzero.data.inspect.serving import compare
 from rankzero.data.rows.conversation import Conversation
 from rankzero.data.rows.formats import convert
@@ -75,7 +76,7 @@ def test_it_is_used_as_it_was_trained() -> None:
     tokenizer = with_plain(base_tokenizer(bos=True))
     _, conversation = convert(CHAT, 1)
     assert isinstance(conversation, Conversation)
-    rows = [("f.jsonl", conversation)]
+    rows = [Sample("f.jsonl", conversation, ".")]
     found = compare(
         rows, take_apart(tokenizer), TokenRules(), lambda turns, tools: served_prompt(tokenizer, turns, tools)
     )
