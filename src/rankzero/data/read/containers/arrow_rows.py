@@ -138,10 +138,27 @@ def _defines(kind: Any) -> bool:
 
 
 def _as_text(column: Any) -> Any:
-    """Times as ISO text, which keeps their nanoseconds, and years that Python has not."""
-    if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type) or pa.types.is_time(column.type):
-        return column.cast(pa.string())
-    return column
+    """Times as ISO text, which keeps their nanoseconds, and years that Python has not; those inside of other values
+    too."""
+    wanted = _text_type(column.type)
+    return column if wanted == column.type else column.cast(wanted)
+
+
+def _text_type(kind: Any) -> Any:
+    """The type with text in place of times."""
+    types = pa.types
+    if types.is_timestamp(kind) or types.is_date(kind) or types.is_time(kind):
+        return pa.string()
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_text_type(field.type)) for field in kind])
+    if types.is_map(kind):
+        return pa.map_(_text_type(kind.key_type), kind.item_field.with_type(_text_type(kind.item_type)))
+    if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+        return kind
+    value = kind.value_field.with_type(_text_type(kind.value_type))
+    if types.is_fixed_size_list(kind):
+        return pa.list_(value, kind.list_size)
+    return pa.large_list(value) if types.is_large_list(kind) else pa.list_(value)
 
 
 def _value_problem(number: int, names: list[str], columns: list[Any]) -> RowProblem:

@@ -61,6 +61,25 @@ def test_values_without_json_become_text(tmp_path: Path) -> None:
     assert (row["old"], row["nothing"]) == ("text of an older writer", None)
 
 
+def test_times_inside_of_other_values_become_text_too(tmp_path: Path) -> None:
+    stamp = pa.timestamp("ns")
+    data = table(
+        turns=pa.array([[{"role": "user", "at": 1}, {"at": None}]], pa.list_(struct(role=pa.string(), at=stamp))),
+        meta=pa.array([{"on": 10_000_000, "of": {"at": 1}}], struct(on=pa.int32(), of=struct(at=stamp))),
+        seen=pa.array([[0]], pa.large_list(pa.timestamp("s", "UTC"))),
+        pair=pa.array([[1, 2]], pa.list_(pa.time32("s"), 2)),
+    )
+    (row,) = rows(put(tmp_path / "f.parquet", data))
+    nano = "1970-01-01 00:00:00.000000001"
+    assert row["turns"] == [{"role": "user", "at": nano}, {"role": None, "at": None}]
+    assert row["meta"] == {"on": 10_000_000, "of": {"at": nano}}
+    assert row["seen"] == ["1970-01-01 00:00:00.000Z"] and row["pair"] == ["00:00:01.000", "00:00:02.000"]
+
+
+def struct(**members: Any) -> Any:
+    return pa.struct(list(members.items()))
+
+
 def test_bytes_of_images_are_read_and_those_of_sounds_are_not(tmp_path: Path) -> None:
     image = {"bytes": b"\xff\xd8\xff", "path": "1.jpg"}
     url = "data:image/jpeg;base64,/9j/"
@@ -81,15 +100,14 @@ def test_bytes_of_images_are_read_and_those_of_sounds_are_not(tmp_path: Path) ->
 
 
 def test_a_value_that_python_has_not_spoils_its_row_alone(tmp_path: Path) -> None:
-    days = pa.array([{"on": 0}, {"on": 10_000_000}, {"on": 1}], pa.struct([("on", pa.int32())]))
-    dates = pa.StructArray.from_arrays([days.field("on").cast(pa.date32())], ["on"])
-    found = entries(put(tmp_path / "f.parquet", table(day=dates)))
+    lasts = pa.array([0, 10**17, 1], pa.int64()).cast(pa.duration("s"))
+    found = entries(put(tmp_path / "f.parquet", table(took=pa.StructArray.from_arrays([lasts], ["s"]))))
     assert [(number, problem.reason if problem else "") for number, _, problem in found] == [
         (1, ""),
         (2, "value without JSON"),
         (3, ""),
     ]
-    assert found[1][2] is not None and "'day'" in found[1][2].what
+    assert found[1][2] is not None and "'took'" in found[1][2].what
 
 
 def test_two_columns_of_one_name_are_a_problem(tmp_path: Path) -> None:
