@@ -151,6 +151,20 @@ class TestText:
         found = [json.loads(line) for chunk in read_chunks(str(path)) for _, line in lines(chunk) if line.strip()]
         assert found == [{"text": "One line."}, {"text": '{Not "JSON\u2028 at all'}]
 
+    @pytest.mark.parametrize("first", ["[Chorus]", "[1] See below.", "[ ] buy milk", "{name}, hello", "[", "{"])
+    def test_a_line_that_begins_with_a_bracket_is_text(self, tmp_path: Path, first: str) -> None:
+        path = tmp_path / "f.txt"
+        path.write_text(f"{first}\nLa la\n{{}}\n")
+        report = check_file(path)
+        assert report.ok and report.counts.rows == 3 and report.counts.formats == {"text": 3}
+
+    def test_rows_in_an_array_or_in_python_s_notation_are_not(self, tmp_path: Path) -> None:
+        path = tmp_path / "f.txt"
+        path.write_bytes(b"[\n  " + GOOD + b",\n  " + GOOD + b"\n]\n")
+        assert check_file(path).counts.formats == {"messages": 2}
+        path.write_text("{'text': 'a'}\n")
+        assert "Python's notation" in only_problem(path).hint
+
     def test_json_lines_are_what_they_are_whatever_their_name(self, tmp_path: Path) -> None:
         path = tmp_path / "f.txt"
         path.write_bytes(GOOD + b"\n" + GOOD)

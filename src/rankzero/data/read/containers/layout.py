@@ -55,6 +55,9 @@ _WIDE_BOMS = {
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _TOKEN = re.compile(_STRING + rb"|[{}\[\]]", re.DOTALL)
 _STRINGS = re.compile(_STRING, re.DOTALL)
+_LIKE_JSON = re.compile(rb"(?:\[\s*+)?\{\s*+[\"']")
+"""How rows begin, in an array or not, those in Python's notation too, and lines of text hardly ever: `[Chorus]`,
+`[1] See …` and `{name}` are text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,8 @@ def _layout(head: bytes, whole: bool, path: str, packing: Packing | None) -> Lay
     if named in ("csv", "tsv"):
         return Layout(named, packing)
     first = head.removeprefix(UTF8_BOM).lstrip()
+    if named == "text" and first and not _LIKE_JSON.match(first):
+        return Layout("text", packing)
     offset = len(head) - len(first)
     if first.startswith(b"["):
         return Layout("json array", packing, offset + 1, by_row=_in_one_line(first[1:], whole))
@@ -160,7 +165,7 @@ def _layout(head: bytes, whole: bool, path: str, packing: Packing | None) -> Lay
             return Layout(kind, packing, start, by_row=_in_one_line(head[start:], whole))
         has_mark = kind == "json values" and head.startswith(UTF8_BOM)
         return Layout(kind, packing, len(UTF8_BOM) if has_mark else 0)
-    return Layout("text" if named == "text" and first else "json lines", packing)
+    return Layout("json lines", packing)
 
 
 def named_kind(path: str) -> Literal["csv", "tsv", "text"] | None:
