@@ -223,7 +223,8 @@ def _upright(image: Image) -> Image:
 
 def _rgb(image: Image) -> Image:
     if image.mode.startswith("I;16"):
-        image = image.point(lambda value: value * (1 / 256)).convert("L")
+        # By way of 32 bits, since Pillow has no such operation for pixels of the other byte order.
+        image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
     elif image.mode in ("I", "F"):
         what = f"pixels are of type {image.mode} (32 bits, no stated range), which has no RGB form"
         raise ImageError("no RGB form", what, "save the image with 8 bits a channel")

@@ -179,6 +179,13 @@ def test_16_bit_grey_is_scaled_and_not_clipped_to_white(tmp_path: Path) -> None:
     assert [grey.getpixel((x, 0)) for x in (0, 1)] == [(128, 128, 128), (16, 16, 16)]
 
 
+def test_16_bit_grey_of_the_other_byte_order(tmp_path: Path) -> None:
+    """As GDAL, ImageJ and scanners write it."""
+    image = Image.frombytes("I;16B", (2, 1), bytes([0x80, 0, 0x10, 0]))
+    grey = pixels(tmp_path, encoded(image, "TIFF"), "x.tif")
+    assert [grey.getpixel((x, 0)) for x in (0, 1)] == [(128, 128, 128), (16, 16, 16)]
+
+
 def test_float_pixels_are_refused_because_their_range_is_unknown(tmp_path: Path) -> None:
     assert fault(tmp_path, encoded(Image.new("F", (2, 2), 0.5), "TIFF")).reason == "no RGB form"
 
