@@ -41,6 +41,15 @@ def test_training_finds_what_was_prepared_in_parts(tmp_path: Path, tiny: Path, c
     assert sorted(path.name for path in (own_cache / "tokenized").iterdir() if path.is_dir()) == made
 
 
+def test_keys_that_nothing_reads_are_named(tmp_path: Path, tiny: Path, cli: Any, own_cache: Path) -> None:
+    run = spec(tmp_path, tiny, 5)
+    write_jsonl(tmp_path / "train.jsonl", [{**row, "score": 1} for row in chat_rows(5)])
+    done = cli(f"data prepare {run}")
+    assert done.code == 0 and "keys of rows that nothing reads: score 5" in done.out, done.err
+    done = cli(f"data prepare {run} data.streaming=true")
+    assert done.code == 0 and "keys of them that nothing reads: score 5" in done.out, done.err
+
+
 def test_a_stream_is_listed_and_its_evaluation_prepared(tmp_path: Path, tiny: Path, cli: Any, own_cache: Path) -> None:
     run = spec(tmp_path, tiny, 70)
     evaluated = write_jsonl(tmp_path / "eval.jsonl", chat_rows(5))
