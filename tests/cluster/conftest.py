@@ -33,7 +33,7 @@ ACCESS = os.environ.get("RANKZERO_TEST_ACCESS", "ReadWriteMany")
 CLAIM = "outputs"
 SERVICE = "look"
 """A headless Service of its own, as runs have one."""
-SHORT, LONG = 12, 200
+SHORT, LONG = 12, 800
 """Steps of a run, and of one that is to be interrupted."""
 PATIENCE_SECONDS = 600.0
 """The longest that anything here may take on a small cluster; what was seen last is in the failure."""
