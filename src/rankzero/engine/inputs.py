@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from rankzero.data.cache.dataset import TokenizedDataset
+from rankzero.data.cache.embedded import EMBEDDING_HINT, require_embedded, without_embedding
 from rankzero.data.cache.known_tokenizers import remember_tokenizer
 from rankzero.data.cache.stream.plan import Stream
 from rankzero.data.cache.tokenize import tokenizer_fingerprint
@@ -28,12 +29,12 @@ from rankzero.model.expert_exchange import require_exchange
 from rankzero.model.generate import Speaker, prompt_inputs, require_sight
 from rankzero.model.load import (
     ModelKind,
-    check_vocabulary,
     kind_of,
     load_config,
     load_tokenizer,
     meta_model,
     padding_id,
+    unembedded_tokens,
 )
 from rankzero.model.parts import position_limit
 from rankzero.model.routers import balance_coefficient, trains_routers
@@ -93,7 +94,10 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
         if kind == "vision":
             limit, chosen = spec.data.image_max_tokens, spec.data.chat_template is not None
             vision = load_vision(source, spec.model, tokenizer, max_tokens=limit, keep_template=chosen)
-        check_vocabulary(tokenizer, config, source)
+        unembedded = unembedded_tokens(tokenizer, config, kind, source)
+        if unembedded:
+            words = "[DATA] the model has no embedding for %s of its tokenizer (%s): rows with one are refused"
+            logger.info(words, counted(len(unembedded), "added token"), ", ".join(list(unembedded.values())[:5]))
         shape = meta_model(config, spec.model, spec.task_section.uses)
         targets = None
         if spec.lora is not None:
@@ -110,7 +114,7 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
         spec = within_positions(spec, positions)
     with ledger.phase("data"):
         logger.info("[STEP] read and tokenise the data")
-        data = _read_data(spec, tokenizer, vision, world)
+        data = _read_data(spec, tokenizer, vision, world, unembedded)
         if world.is_main and not spec.model.trust_remote_code:
             fingerprint = tokenizer_fingerprint(tokenizer)
             remember_tokenizer(source.tokenizer, spec.data.chat_template, fingerprint, cache_root())
@@ -125,7 +129,8 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
             prompts = read_prompts(spec.eval.prompts, seed=spec.train.seed)
             context = computed_context(config)
             limits = [positions, None if context is None or context.extended else context.length]
-            require_answerable(speaker, prompts, spec, min((limit for limit in limits if limit), default=None))
+            longest = min((limit for limit in limits if limit), default=None)
+            require_answerable(speaker, prompts, spec, longest, unembedded)
     return Inputs(
         task,
         source,
@@ -143,14 +148,21 @@ def read_inputs(spec: RunSpec, world: World, ledger: Ledger) -> Inputs:
     )
 
 
-def require_answerable(speaker: Speaker, prompts: Sequence[Prompt], spec: RunSpec, longest: int | None) -> None:
-    """Raise ConfigError or DataError for prompts that this model cannot be asked: with images where it sees none, or
-    with no room left for an answer among the `longest` tokens that it takes."""
+def require_answerable(
+    speaker: Speaker, prompts: Sequence[Prompt], spec: RunSpec, longest: int | None, unembedded: Mapping[int, str]
+) -> None:
+    """Raise ConfigError or DataError for prompts that this model cannot be asked: with images where it sees none, with
+    a token that it cannot look up, or with no room left for an answer among the `longest` tokens that it takes."""
     beyond = []
     for prompt in prompts:
         hint = "name a vision-language model, or leave the images out"
         require_sight(speaker, prompt, hint=hint, where=prompt.where)
-        tokens = prompt_inputs(speaker, prompt)["input_ids"].shape[1]
+        ids = prompt_inputs(speaker, prompt)["input_ids"][0].tolist()
+        tokens = len(ids)
+        beyond += [
+            Problem(without_embedding(unembedded, token), prompt.where, EMBEDDING_HINT)
+            for token in sorted(unembedded.keys() & set(ids))
+        ]
         if longest is not None and tokens + spec.eval.max_new_tokens > longest:
             what = f"{tokens} tokens and an answer of {spec.eval.max_new_tokens}, and the model takes {longest}"
             beyond.append(Problem(what, prompt.where, "shorten it, or lower eval.max_new_tokens"))
@@ -199,7 +211,9 @@ def _may_be_beyond(context: Context, max_length: int) -> Problem:
     return Problem(what, "data.max_length", f"set data.max_length: {context.length}")
 
 
-def _read_data(spec: RunSpec, tokenizer: Any, vision: Vision | None, world: World) -> TrainingData:
+def _read_data(
+    spec: RunSpec, tokenizer: Any, vision: Vision | None, world: World, unembedded: Mapping[int, str]
+) -> TrainingData:
     def show(label: str, sources: Sequence[LocatedSource]) -> AbstractContextManager[Progress]:
         return show_progress(label, input_bytes(sources)) if world.is_main else nullcontext(no_progress)
 
@@ -207,4 +221,10 @@ def _read_data(spec: RunSpec, tokenizer: Any, vision: Vision | None, world: Worl
     say, warn = partial(logger.info, "[DATA] %s"), partial(logger.warning, "[DATA] %s")
     rules = None if vision is None else vision.rules
     cache = cache_root()
-    return training_data(spec, tokenizer, cache, workers=workers, show=show, say=say, warn=warn, vision=rules)
+    data = training_data(spec, tokenizer, cache, workers=workers, show=show, say=say, warn=warn, vision=rules)
+    for part in (data.train, data.eval):
+        if isinstance(part, TokenizedDataset):
+            require_embedded(part, unembedded)
+    if isinstance(data.train, Stream):
+        data = replace(data, train=replace(data.train, unembedded=unembedded))
+    return data

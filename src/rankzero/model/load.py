@@ -103,16 +103,27 @@ def load_config(source: ModelSource, spec: ModelSpec) -> Any:
         ) from error
 
 
-def check_vocabulary(tokenizer: Any, config: Any, source: ModelSource) -> None:
-    """Raise ConfigError where the tokenizer can produce an id that the embedding has no row for."""
+def unembedded_tokens(tokenizer: Any, config: Any, kind: ModelKind, source: ModelSource) -> dict[int, str]:
+    """The added tokens that the embedding has no row for, by number: Gemma 3 1B shares its tokenizer with models that
+    see images. Text that has none of them is trained all the same. Raises ConfigError where what has no row is a token
+    of the vocabulary itself, or begins, ends or fills rows: that is the tokenizer of another model."""
     rows = config.get_text_config().vocab_size
-    largest = max(tokenizer.get_vocab().values(), default=-1)
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    own = vocabulary.keys() - tokenizer.get_added_vocab().keys()
+    in_every_row = [vocabulary.get(str(tokenizer.special_tokens_map.get(name)), -1) for name in _ENDS]
+    if kind == "classifier":
+        in_every_row.append(padding_id(tokenizer, config))
+    largest = max([*(vocabulary[token] for token in own), *in_every_row])
     if largest >= rows:
         raise ConfigError(
             f"the tokenizer has ids up to {largest}, the model's embedding only {rows} rows",
             where=str(source.tokenizer),
             hint="use the tokenizer that belongs to the model (model.tokenizer_dir)",
         )
+    return {number: token for token, number in vocabulary.items() if number >= rows}
+
+
+_ENDS = ("bos_token", "eos_token")
 
 
 def kind_of(config: Any, use: ModelUse) -> ModelKind:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
+from rankzero.data.cache.stream.plan import Stream
 from rankzero.engine.distributed import World
 from rankzero.engine.goodput import Ledger
 from rankzero.engine.inputs import Inputs, read_inputs
-from rankzero.errors import ConfigError, ExitCode
+from rankzero.errors import ConfigError, DataError, ExitCode
 from rankzero.spec.run_spec import RunSpec
 
 
@@ -30,12 +33,18 @@ def change_config(model: Path, **values: Any) -> None:
     (model / "config.json").write_text(json.dumps(config | values), encoding="utf-8")
 
 
-def read(tmp_path: Path, model: Path, **data: Any) -> Inputs:
+TEXTS = ("a b c", "What is the capital of Peru?", "x" * 300)
+
+
+def read(
+    tmp_path: Path, model: Path, *, texts: Sequence[str] = TEXTS, prompts: Sequence[str] = (), **data: Any
+) -> Inputs:
     """Three rows, of which one is of 300 letters."""
-    texts = ["a b c", "What is the capital of Peru?", "x" * 300]
     rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
     (tmp_path / "rows.jsonl").write_text(rows, encoding="utf-8")
     spec = {"model": {"name": str(model)}, "data": {"train": str(tmp_path / "rows.jsonl"), **data}, "lora": {}}
+    if prompts:
+        spec["eval"] = {"prompts": list(prompts)}
     return read_inputs(RunSpec.model_validate(spec), World(), Ledger())
 
 
@@ -67,3 +76,48 @@ def test_a_model_that_stretches_its_positions_is_warned_of(
 
 def test_a_length_limit_beyond_the_context_is_no_matter_where_all_rows_fit(tiny: Path, tmp_path: Path) -> None:
     assert len(read(tmp_path, tiny, max_length=2048).train) == 3
+
+
+@pytest.fixture
+def without_a_row(tiny: Path, tmp_path: Path) -> Path:
+    """The tiny model with a token more than its embedding has rows, as Gemma 3 1B."""
+    model = Path(shutil.copytree(tiny, tmp_path / "model"))
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    tokenizer.save_pretrained(model)
+    return model
+
+
+def test_an_added_token_without_an_embedding_is_no_matter_where_no_row_has_it(
+    without_a_row: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("rankzero"), "propagate", True)
+    with caplog.at_level(logging.INFO, "rankzero"):
+        assert len(read(tmp_path, without_a_row, prompts=["What is it?"]).train) == 3
+    assert "no embedding for 1 added token of its tokenizer (<image>)" in caplog.text
+
+
+@pytest.mark.parametrize("part", ["train", "eval"])
+def test_each_row_with_a_token_without_an_embedding_is_named(part: str, without_a_row: Path, tmp_path: Path) -> None:
+    texts = ["a b c", "a <image> b", "d", "<image>"]
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"text": "d"}\n', encoding="utf-8")
+    rows = tmp_path / "rows.jsonl"
+    data = {"train": str(rows)} if part == "train" else {"train": str(other), "eval": str(rows)}
+    for _ in range(2):  # the rows are in the cache for the second one
+        with pytest.raises(DataError) as refused:
+            read(tmp_path, without_a_row, texts=texts, **data)
+        assert [problem.where for problem in refused.value.problems] == [f"{rows}:2", f"{rows}:4"]
+        assert refused.value.problems[0].what == "the model has no embedding for token 384, '<image>'"
+        assert "leave it out" in refused.value.problems[0].hint
+
+
+def test_a_stream_is_told_of_tokens_without_an_embedding(without_a_row: Path, tmp_path: Path) -> None:
+    inputs = read(tmp_path, without_a_row, streaming=True, max_length=512)
+    assert isinstance(inputs.train, Stream) and inputs.train.unembedded == {384: "<image>"}
+
+
+def test_a_prompt_with_a_token_without_an_embedding_is_refused(without_a_row: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no embedding for token 384, '<image>'") as refused:
+        read(tmp_path, without_a_row, prompts=["What is it?", "What is <image>?"])
+    assert [problem.where for problem in refused.value.problems] == ["eval.prompts[1]"]

@@ -15,7 +15,7 @@ from rankzero.data.read import hashing
 from rankzero.errors import ConfigError, ExitCode
 from rankzero.forecast.without_torch import model_directory
 from rankzero.model.files import gguf_place
-from rankzero.model.load import check_vocabulary, load_config, load_model, load_tokenizer
+from rankzero.model.load import load_config, load_model, load_tokenizer, unembedded_tokens
 from rankzero.model.source import locate, weights_fingerprint
 from rankzero.run_dir.atomic import file_sha256
 from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec
@@ -94,14 +94,31 @@ def test_a_cut_off_weights_file_is_named(copy: Path) -> None:
         load_model(source, spec, load_config(source, spec), torch.float32)
 
 
-def test_a_vocabulary_larger_than_the_embedding(copy: Path) -> None:
+def test_added_tokens_that_the_embedding_has_no_row_for_are_named(copy: Path) -> None:
+    """As the image token of Gemma 3 1B, whose larger siblings see images."""
     spec = local(copy)
     source = locate(spec)
-    tokenizer = load_tokenizer(source, spec, None)
-    check_vocabulary(tokenizer, load_config(source, spec), source)
+    tokenizer, config = load_tokenizer(source, spec, None), load_config(source, spec)
+    assert unembedded_tokens(tokenizer, config, "causal", source) == {}
     tokenizer.add_tokens(["<|one-too-many|>"])
-    with pytest.raises(ConfigError, match="embedding only 384 rows"):
-        check_vocabulary(tokenizer, load_config(source, spec), source)
+    assert unembedded_tokens(tokenizer, config, "causal", source) == {384: "<|one-too-many|>"}
+
+
+@pytest.mark.parametrize("change", ["vocabulary", "end", "padding"])
+def test_a_tokenizer_of_another_model(change: str, copy: Path) -> None:
+    """Words of the vocabulary itself have no row, or what each row has."""
+    spec = local(copy)
+    source = locate(spec)
+    tokenizer, config = load_tokenizer(source, spec, None), load_config(source, spec)
+    if change == "vocabulary":
+        config.vocab_size = 380
+    elif change == "end":
+        tokenizer.add_special_tokens({"eos_token": "<|end|>"})
+    else:
+        tokenizer.add_special_tokens({"pad_token": "<|pad|>"})
+        assert unembedded_tokens(tokenizer, config, "causal", source) == {384: "<|pad|>"}
+    with pytest.raises(ConfigError, match=r"ids up to 38[34], the model's embedding only 38[04] rows"):
+        unembedded_tokens(tokenizer, config, "classifier", source)
 
 
 def test_an_unknown_architecture(copy: Path) -> None:

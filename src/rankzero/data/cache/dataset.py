@@ -217,10 +217,20 @@ class TokenizedDataset:
 
     def where(self, i: int) -> str:
         """`train.jsonl:812`."""
+        name, line = self.place(i)
+        return f"{name}:{line}"
+
+    def place(self, i: int) -> tuple[str, int]:
+        """The file of a row, and its line there."""
         part, local = self._locate(i)
         source = part.value("source", local)
         name = self.sources[source] if source < len(self.sources) else f"source {source}"
-        return f"{name}:{part.value('line', local)}"
+        return name, int(part.value("line", local))
+
+    def rows_with(self, least: int) -> Indices:
+        """Rows that have a token of this number or a larger one. Reads all tokens."""
+        found = self._chosen(np.concatenate([part.rows_with(least) for part in self._parts]))
+        return np.flatnonzero(found)
 
     def select(self, indices: Sequence[int] | Indices) -> TokenizedDataset:
         """These rows in this order; nothing is copied."""
@@ -274,6 +284,14 @@ class _Part:
     def ties(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Of all rows, as `_lists` gives those of a batch."""
         return _joined([_lists(batch.column("ties")) for batch in self._batches])
+
+    def rows_with(self, least: int) -> npt.NDArray[np.bool_]:
+        """Of each row, whether it has a token of this number or a larger one."""
+        found = np.zeros(len(self), dtype=np.bool_)
+        for start, (offsets, values) in zip(self._starts, self._ids, strict=False):
+            places = np.flatnonzero(values >= least)
+            found[start + np.searchsorted(offsets, places, side="right") - 1] = True
+        return found
 
     def chunks(self, name: str) -> list[Any]:
         return [batch.column(name) for batch in self._batches]

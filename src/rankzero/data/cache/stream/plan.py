@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 
@@ -50,6 +50,8 @@ class Stream:
     """What was done to the first rows, by its name."""
     unread: tuple[str, ...] = ()
     """Keys of the first rows that nothing reads, each with how many have it."""
+    unembedded: Mapping[int, str] = field(default_factory=dict)
+    """Tokens, by number, that the model cannot look up. Each window is asked for them as it is opened."""
 
     @cached_property
     def fingerprint(self) -> str:

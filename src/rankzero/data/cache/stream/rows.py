@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 
 from rankzero.cache.uses import use
 from rankzero.data.cache.dataset import Indices, TokenizedDataset, verify_bytes
+from rankzero.data.cache.embedded import require_embedded
 from rankzero.data.cache.joined import JoinedRows
 from rankzero.data.cache.stream.feeder import FAILED, window_name
 from rankzero.data.cache.stream.order import Cursor, epoch_order, shuffled
@@ -177,6 +178,7 @@ class RowStream:
             hint = "put back the files that were there, or give the run another name"
             raise DataError(what, where=", ".join(dataset.sources), hint=hint)
         self._require_template(manifest["stats"]["notes"], dataset)
+        require_embedded(dataset, self._stream.unembedded)
         counts, passed = _counts(manifest["stats"]), _counts(manifest["passed"])
         order = shuffled(len(dataset), cursor.window, seed=self._stream.seed)
         self._windows.append(_Window(self._next, dataset, order, cursor, counts, passed))

@@ -222,6 +222,18 @@ def test_bad_rows_are_said_all_of_a_window_and_good_windows_before_it_are_traine
     assert [problem.where for problem in bad.value.problems] == ["s3://b/d/00.jsonl:72", "s3://b/d/00.jsonl:76"]
 
 
+def test_a_row_with_a_token_that_the_model_cannot_look_up_ends_it_at_its_window(tokenizer: Any, tmp_path: Path) -> None:
+    last = max(tokenizer.get_vocab().values())
+    shards = [texts(0, 30), [*texts(1, 7), {"text": f"a {tokenizer.decode([last])}"}]]
+    network = network_of(shards)
+    stream = stream_of(network, tokenizer, window=20)
+    assert len(steps(stream, network, tmp_path / "all", 9)) == 9
+    stream = replace(stream, unembedded={last: "<image>"})
+    with pytest.raises(DataError, match=f"no embedding for token {last}, '<image>'") as refused:
+        steps(stream, network, tmp_path / "not all", 9)
+    assert [problem.where for problem in refused.value.problems] == ["s3://b/d/01.jsonl:8"]
+
+
 def test_bad_first_rows_are_said_before_anything_else(tokenizer: Any) -> None:
     with pytest.raises(DataError) as bad:
         stream_of(network_of([[{"text": "good"}, {"text": 3}]]), tokenizer)
