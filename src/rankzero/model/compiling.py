@@ -34,12 +34,16 @@ def compile_blocks(model: Any) -> str:
     """Have every block compiled when it is first called, for lengths that vary; names of weights stay as they are.
 
     What an earlier process has compiled for the same model on the same machine is taken from the cache. Returns the
-    key to give to `save_artifacts`. Raises ConfigError where there is no compiler.
+    key to give to `save_artifacts`. Raises ConfigError where there is no compiler, or nothing for it.
     """
     _check_compiler()
+    found = blocks(model)
+    if not found:
+        what = f"{type(model).__name__} has no blocks that could be compiled"
+        raise ConfigError(what, where="train.torch_compile", hint="leave it out")
     key = artifact_key(model)
     load_artifacts(key)
-    for _, block in blocks(model):
+    for _, block in found:
         block.compile(dynamic=True)
     return key
 

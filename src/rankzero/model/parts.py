@@ -11,7 +11,7 @@ projector     what lies between an encoder and the text model
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any, get_args
 
 import torch
@@ -135,12 +135,13 @@ def _siblings(model: Any, experts: list[str]) -> Iterator[str]:
 def blocks(model: Any) -> list[tuple[str, torch.nn.Module]]:
     """(name, module) of every block of the text model and of the encoders, in their order; none lies in another.
 
-    A model says itself which classes are not to be split; those of them that stand in a list are its blocks. Where only
-    something inside of what a list holds is of such a class (Idefics' tower), what the list holds is a block. Where a
-    model says nothing, blocks are what its outermost lists of modules of one class hold.
+    A model says itself which classes are not to be split; those of them that stand in a list are its blocks, and a list
+    may hold several (Jamba). Where only something inside of what a list holds is of such a class (Idefics' tower), what
+    the list holds is a block. Where a model says nothing, blocks are what its outermost lists of modules of one class
+    hold.
     """
     declared = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
-    listed = list(_in_lists(model))
+    listed = list(_in_lists(model, declared))
     names = [name for name, module in listed if type(module).__name__ in declared]
     found = [
         (name, module)
@@ -154,13 +155,14 @@ def blocks(model: Any) -> list[tuple[str, torch.nn.Module]]:
     return _outermost(found or listed)
 
 
-def _in_lists(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Members of lists whose members are all of one class and have parameters."""
+def _in_lists(model: torch.nn.Module, declared: Container[str]) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Members of lists that have parameters, where all members of a list are of one class or theirs is declared."""
     for name, module in model.named_modules():
-        if not isinstance(module, torch.nn.ModuleList) or len({type(member) for member in module}) != 1:
+        if not isinstance(module, torch.nn.ModuleList):
             continue
+        alike = len({type(member) for member in module}) == 1
         for number, member in enumerate(module):
-            if any(True for _ in member.parameters()):
+            if (alike or type(member).__name__ in declared) and any(True for _ in member.parameters()):
                 yield f"{name}.{number}" if name else str(number), member
 
 

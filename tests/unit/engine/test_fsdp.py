@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import traceback
 from datetime import timedelta
@@ -21,7 +22,7 @@ from rankzero.engine.device import Device
 from rankzero.engine.distributed import World, world_from_env
 from rankzero.engine.optim import make_optimizer
 from rankzero.engine.parallel.formats import model_state, read_optimizer, read_sharded, write_tensors
-from rankzero.engine.parallel.fsdp import Fsdp
+from rankzero.engine.parallel.fsdp import Fsdp, units
 from rankzero.engine.parallel.parts import Cut, local
 from rankzero.engine.parallel.replicas import Replicated
 from rankzero.errors import ConfigError, StorageError
@@ -60,6 +61,18 @@ def llama(*, without_memory: bool = False, tied: bool = True) -> Any:
 def spread(model: Any, world: World, spec: RunSpec = SPEC, dtype: torch.dtype = torch.float32) -> Fsdp:
     optimizer = partial(make_optimizer, spec=spec.train, learning_rate=0.01)
     return Fsdp(model, optimizer, spec=spec, world=world, device=CPU, dtype=dtype)
+
+
+def test_units_are_the_blocks_that_share_no_weight_and_none_is_said(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A weight that two units cut would be two weights from then on."""
+    monkeypatch.setattr(logging.getLogger("rankzero"), "propagate", True)
+    model = llama()
+    assert [name for name, _ in units(model)] == ["model.layers.0", "model.layers.1"] and not caplog.text
+    model.model.layers[0].mlp.up_proj.weight = model.model.layers[1].mlp.up_proj.weight
+    assert units(model) == []
+    assert "FSDP2 finds no blocks in LlamaForCausalLM" in caplog.text
 
 
 def each_rank_holds_its_share_of_rank_0s_weights(world: World, _root: Path) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+import transformers
 
 from rankzero.engine.setup import to_train
 from rankzero.model.load import meta_model
 from rankzero.model.parts import blocks
+from rankzero.model.shapes import model_facts
 from rankzero.spec.run_spec import ModelSpec
 from tests.support.tiny_configs import CONFIGS
 from tests.unit.model.support import spec_of, task_of, use_of
@@ -44,6 +49,45 @@ def test_adapters_do_not_hide_them(name: str) -> None:
     assert [n for n, _ in blocks(model)] == [
         f"base_model.model.{layers}.{number}" for layers in LAYERS[name] for number in (0, 1)
     ]
+
+
+SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+SMALL |= {"vocab_size": 64, "num_hidden_layers": 4, "pad_token_id": 0}
+
+
+def jamba() -> Any:
+    return transformers.JambaConfig(
+        **SMALL, attn_layer_period=2, attn_layer_offset=1, num_experts=1, mamba_d_state=4, use_mamba_kernels=False
+    )
+
+
+def zamba() -> Any:
+    """Its two layers with attention share their weights."""
+    sizes = {"mamba_d_state": 4, "n_mamba_heads": 2, "layers_block_type": ["mamba", "hybrid"] * 2}
+    return transformers.ZambaConfig(**SMALL, **sizes, use_mamba_kernels=False)
+
+
+def olmo_hybrid() -> Any:
+    kinds = ["linear_attention", "full_attention"] * 2
+    return transformers.OlmoHybridConfig(**SMALL, layer_types=kinds, linear_num_key_heads=2, linear_num_value_heads=2)
+
+
+@pytest.mark.parametrize("config", [jamba, zamba, olmo_hybrid])
+def test_layers_of_several_classes_in_one_list_are_blocks(config: Callable[[], Any]) -> None:
+    model = meta_model(config(), ModelSpec(name="m"), "writes")
+    assert len({type(block) for _, block in blocks(model)}) == 2
+    assert [name for name, _ in blocks(model)] == [f"model.layers.{number}" for number in range(4)]
+
+
+def test_the_memory_plan_of_a_hybrid_has_activations_and_packs_its_layers() -> None:
+    config = jamba()
+    model = meta_model(config, ModelSpec(name="m"), "writes")
+    model.requires_grad_(requires_grad=False)
+    whole, packed = (
+        model_facts(model, config, torch.float32, quantization=bits, use="writes") for bits in ("none", "nf4")
+    )
+    assert whole.text.count == 4 and whole.block_bytes
+    assert packed.frozen_bytes < whole.frozen_bytes / 2
 
 
 def test_a_model_that_declares_nothing_has_those_of_its_outermost_lists() -> None:

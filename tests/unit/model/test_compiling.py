@@ -215,3 +215,12 @@ def test_without_a_compiler_it_is_refused_before_anything_runs(monkeypatch: pyte
     with pytest.raises(ConfigError, match="there is no compiler") as caught:
         compile_blocks(tiny())
     assert caught.value.problems[0].where == "train.torch_compile"
+
+
+@needs_compiler
+def test_a_model_without_blocks_is_refused() -> None:
+    model = tiny()
+    model.model.layers = torch.nn.ModuleList()
+    with pytest.raises(ConfigError, match="no blocks that could be compiled") as caught:
+        compile_blocks(model)
+    assert caught.value.problems[0].where == "train.torch_compile"

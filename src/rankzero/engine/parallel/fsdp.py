@@ -8,6 +8,7 @@ Knows nothing of steps or of data.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
+from rankzero.engine.console import logger
 from rankzero.engine.device import Device
 from rankzero.engine.distributed import World, sum_over_ranks
 from rankzero.engine.gradient_sum import GradientSum
@@ -209,7 +211,7 @@ def wrap(
     waiting = [] if group is None else mixtures_of(model)
     shapes: dict[str, torch.Size] = {}
     placed: list[torch.Tensor] = []
-    for name, unit in [*blocks(model), ("", model)]:
+    for name, unit in [*units(model), ("", model)]:
         take_from_main(unit, world, cut.device, leave=placed)
         _check_unit(name, unit)
         if group is not None:
@@ -227,6 +229,22 @@ def wrap(
         unit.set_force_sum_reduction_for_comms(True)
     model.set_reduce_scatter_unused_params(True)  # ranks may differ in what their rows use, such as experts
     return shapes
+
+
+def units(model: Any) -> list[tuple[str, torch.nn.Module]]:
+    """What is cut, gathered and let go by itself, before the rest of the model: its blocks, but for those that share a
+    weight (Zamba's layers with attention), which would be two weights once each had cut it. Warned of where there are
+    none: a step gathers all of the model then."""
+    found = blocks(model)
+    users = Counter(weight for _, block in found for weight in block.parameters())
+    alone = [(name, block) for name, block in found if all(users[weight] == 1 for weight in block.parameters())]
+    if not alone:
+        logger.warning(
+            "[STEP] FSDP2 finds no blocks in %s that it could gather one by one: each device holds all of its weights "
+            "while it computes",
+            type(model).__name__,
+        )
+    return alone
 
 
 def _shape_of(mixture: Mixture, name: str) -> torch.Size:
