@@ -176,23 +176,33 @@ def _outermost(found: list[tuple[str, torch.nn.Module]]) -> list[tuple[str, torc
     return [(name, module) for name, module in found if not nested(name)]
 
 
-_NAMES = ("position_embeddings", "embed_positions", "wpe")
-"""What tables of learned positions are called: BERT and its kin, OPT, GPT-2."""
+_NAMES = frozenset(
+    {"position_embeddings", "embed_positions", "wpe", "positions_embed", "pos_encoding", "char_position_embeddings"}
+)
+"""What tables of positions are called: BERT and its kin, OPT and GPT-J, GPT-2, GPT, CTRL, CANINE."""
 
 
 def position_limit(model: Any) -> int | None:
     """Tokens of the longest row; None where positions are computed, so that longer rows are possible.
 
-    RoBERTa's table begins with rows that stand for no position: as many as the padding's number and one. One that an
-    adapter trains in full lies in peft's wrapper.
+    A table may be learned, or computed once for so many positions (GPT-J, CodeGen, CTRL). RoBERTa's begins with rows
+    that stand for no position: as many as the padding's number and one. One that an adapter trains in full lies in
+    peft's wrapper.
     """
     part_of = part_finder(model)
-    limits = [
-        module.num_embeddings - (module.padding_idx + 1 if module.padding_idx else 0)
+    tables = [
+        (
+            name.removesuffix(".original_module"),
+            module.weight.shape[0] - (module.padding_idx + 1 if module.padding_idx else 0),
+        )
         for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Embedding)
-        and name.removesuffix(".original_module").rpartition(".")[2] in _NAMES
-        and part_of(name) not in ("vision_tower", "projector")
+        if hasattr(module, "padding_idx") and hasattr(module, "weight")  # I-BERT's are of a class of its own
+    ]
+    tables += [(name, buffer.shape[0]) for name, buffer in model.named_buffers() if buffer.ndim == 2]
+    limits = [
+        rows
+        for name, rows in tables
+        if name.rpartition(".")[2] in _NAMES and part_of(name) not in ("vision_tower", "projector")
     ]
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return min([*limits, *([longest] if longest else [])]) if limits else None

@@ -21,12 +21,18 @@ from tests.unit.model.packed import CPU, Rows, losses, tiny
 
 SMALL = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 
+WIDTHS = {"vocab_size": 64, "n_embd": 32, "n_layer": 1, "n_head": 4}
+
 
 @pytest.mark.parametrize(
     ("config", "limit"),
     [
         (transformers.GPT2Config(vocab_size=64, n_embd=16, n_layer=1, n_head=2, n_positions=40), 40),
         (transformers.OPTConfig(**SMALL, ffn_dim=16, word_embed_proj_dim=16, max_position_embeddings=40), 40),
+        (transformers.OpenAIGPTConfig(vocab_size=64, n_embd=16, n_layer=1, n_head=2, n_positions=40), 40),
+        (transformers.GPTJConfig(**WIDTHS, rotary_dim=4, n_positions=40), 40),
+        (transformers.CodeGenConfig(**WIDTHS, rotary_dim=4, n_positions=40), 40),
+        (transformers.CTRLConfig(**WIDTHS, dff=16, n_positions=40), 40),
         (transformers.LlamaConfig(**SMALL, max_position_embeddings=40), None),
     ],
 )
@@ -41,6 +47,8 @@ def test_of_language_models(config: transformers.PretrainedConfig, limit: int | 
         (transformers.BertConfig(**SMALL, max_position_embeddings=40), 40),
         (transformers.RobertaConfig(**SMALL, max_position_embeddings=42, pad_token_id=1), 40),
         (transformers.DistilBertConfig(vocab_size=64, dim=16, n_layers=1, n_heads=2, max_position_embeddings=40), 40),
+        (transformers.IBertConfig(**SMALL, max_position_embeddings=42, pad_token_id=1), 40),
+        (transformers.CanineConfig(**SMALL, max_position_embeddings=40), 40),
     ],
 )
 def test_of_encoders(config: transformers.PretrainedConfig, limit: int) -> None:
