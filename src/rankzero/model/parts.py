@@ -191,12 +191,9 @@ def position_limit(model: Any) -> int | None:
     """
     part_of = part_finder(model)
     tables = [
-        (
-            name.removesuffix(".original_module"),
-            module.weight.shape[0] - (module.padding_idx + 1 if module.padding_idx else 0),
-        )
+        (name.removesuffix(".original_module"), _rows(module) - (module.padding_idx + 1 if module.padding_idx else 0))
         for name, module in model.named_modules()
-        if hasattr(module, "padding_idx") and hasattr(module, "weight")  # I-BERT's are of a class of its own
+        if hasattr(module, "padding_idx") and hasattr(module, "weight")
     ]
     tables += [(name, buffer.shape[0]) for name, buffer in model.named_buffers() if buffer.ndim == 2]
     limits = [
@@ -206,3 +203,8 @@ def position_limit(model: Any) -> int | None:
     ]
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return min([*limits, *([longest] if longest else [])]) if limits else None
+
+
+def _rows(table: Any) -> int:
+    """As a table says itself, for its weight may lie in parts on several processes. I-BERT's own class does not say."""
+    return int(getattr(table, "num_embeddings", None) or table.weight.shape[0])

@@ -57,6 +57,14 @@ def test_of_encoders(config: transformers.PretrainedConfig, limit: int) -> None:
     assert position_limit(model) == limit
 
 
+def test_of_a_table_that_lies_in_parts_on_several_processes() -> None:
+    """DeepSpeed leaves an empty weight in its place."""
+    config = transformers.GPT2Config(vocab_size=64, n_embd=16, n_layer=1, n_head=2, n_positions=40)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model.transformer.wpe.weight.data = torch.empty(0)
+    assert position_limit(model) == 40
+
+
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 10, "rope_theta": 1e4}
 
 
