@@ -54,8 +54,9 @@ def bring_back(run_dir: RunDir, store: RunStore, say: Say) -> None:
 
 
 @contextmanager
-def kept_elsewhere(spec: RunSpec, say: Say) -> Iterator[None]:
-    """Where the spec names an object store: what it has of the run comes first, what is committed goes there.
+def kept_elsewhere(spec: RunSpec, say: Say, *, hurried: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Where the spec names an object store: what it has of the run comes first, what is committed goes there. `hurried`
+    is as in `copied`.
 
     A store that fails is spoken of and changes no run's end: all is here, and the same command copies what is missing.
     Raises StorageError before the run where it may be in a store that does not answer.
@@ -69,7 +70,7 @@ def kept_elsewhere(spec: RunSpec, say: Say) -> Iterator[None]:
     bring_back(run_dir, store, say)
     failures: list[StorageError] = []
     try:
-        with copied([store], say) as failures:
+        with copied([store], say, hurried=hurried) as failures:
             yield
     finally:
         for failure in failures:
@@ -78,10 +79,13 @@ def kept_elsewhere(spec: RunSpec, say: Say) -> Iterator[None]:
 
 
 @contextmanager
-def copied(stores: Sequence[RunStore], say: Say) -> Iterator[list[StorageError]]:
+def copied(
+    stores: Sequence[RunStore], say: Say, *, hurried: Callable[[], bool] = lambda: False
+) -> Iterator[list[StorageError]]:
     """For the duration, what is committed goes to the stores; at the end the rest does, also of a run that failed.
 
-    What is yielded holds, after the end, the errors of stores that lack something. A second Ctrl-C leaves at once.
+    What is yielded holds, after the end, the errors of stores that lack something. A second Ctrl-C leaves at once;
+    where it is heard in another thread, `hurried` tells of it.
     """
     failures: list[StorageError] = []
     ended = threading.Event()
@@ -95,7 +99,7 @@ def copied(stores: Sequence[RunStore], say: Say) -> Iterator[list[StorageError]]
         raise
     finally:
         ended.set()
-        if not in_a_hurry:
+        if not in_a_hurry and not hurried():
             thread.join()
             failures += [error for store in stores if (error := _last_copy(store, say)) is not None]
 

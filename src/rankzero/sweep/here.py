@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
-from rankzero.errors import RankzeroError, StopNow, StoppedError
+from rankzero.errors import RankzeroError, StoppedError
 from rankzero.launch.hang import HangWatch
 from rankzero.launch.local import GRACE_SECONDS
 from rankzero.launch.processes import Ranks, started
@@ -164,13 +164,9 @@ class Kept(Finished):
 
     def _keep(self, spec: RunSpec, say: Say) -> None:
         try:
-            with kept_elsewhere(spec, say):
+            with kept_elsewhere(spec, say, hurried=lambda: self._in_a_hurry):
                 self._is_here.set()
                 self._over.wait()
-                if self._in_a_hurry:
-                    raise StopNow
-        except StopNow:
-            pass
         except Exception as error:  # raised again where the sweep looks
             self._error = error
         finally:

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from rankzero.errors import ExitCode, RankzeroError, StopNow, StorageError
+from rankzero.errors import ExitCode, RankzeroError, StorageError
+from rankzero.persist.copying import copied
+from rankzero.persist.run_store import RunStore
+from rankzero.run_dir.paths import RunDir
 from rankzero.spec.run_spec import RunSpec
 from rankzero.sweep.here import Finished, Kept
 from rankzero.sweep.trainer import TrialStart
@@ -30,20 +33,18 @@ class Store:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answers, self.takes = threading.Event(), threading.Event()
         self.error: RankzeroError | None = None
-        self.ended_by: type[BaseException] | None = None
+        self.was_hurried = False
         monkeypatch.setattr("rankzero.sweep.here.kept_elsewhere", self.kept)
 
     @contextmanager
-    def kept(self, _spec: RunSpec, _say: object) -> Iterator[None]:
+    def kept(self, _spec: RunSpec, _say: object, *, hurried: Callable[[], bool]) -> Iterator[None]:
         self.answers.wait()
         if self.error is not None:
             raise self.error
-        try:
-            yield
-        except BaseException as error:
-            self.ended_by = type(error)
-            raise
-        self.takes.wait()
+        yield
+        self.was_hurried = hurried()
+        if not self.was_hurried:
+            self.takes.wait()
 
 
 class Training(Finished):
@@ -88,7 +89,7 @@ def test_a_slow_store_keeps_nobody_waiting(store: Store, training: Training) -> 
     assert trial.running(), "the last of it is being copied"
     store.takes.set()
     until(lambda: not trial.running())
-    assert trial.failure() is None and store.ended_by is None
+    assert trial.failure() is None and not store.was_hurried
 
 
 def test_a_stop_before_it_has_begun_begins_nothing(store: Store, training: Training) -> None:
@@ -113,6 +114,16 @@ def test_a_store_that_does_not_answer_is_the_trials_failure(store: Store, traini
     assert trial.failure() is store.error and trial._start is None
 
 
+@pytest.mark.parametrize("hurried", [True, False])
+def test_a_last_copy_is_left_out_in_a_hurry(hurried: bool, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/report.json").write_text("{}")
+    store = RunStore(RunDir(tmp_path / "run"), (tmp_path / "store").as_uri())
+    with copied([store], print, hurried=lambda: hurried) as failures:
+        pass
+    assert not failures and (tmp_path / "store/report.json").exists() is not hurried
+
+
 def test_who_leaves_at_once_waits_for_no_copy(store: Store, training: Training) -> None:
     """As at a second Ctrl-C."""
     store.answers.set()
@@ -120,4 +131,4 @@ def test_who_leaves_at_once_waits_for_no_copy(store: Store, training: Training) 
     until(lambda: trial.running() and trial._start is training)
     trial.close()
     until(lambda: not trial._thread.is_alive())
-    assert training.closed and store.ended_by is StopNow
+    assert training.closed and store.was_hurried
