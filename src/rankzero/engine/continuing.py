@@ -69,9 +69,9 @@ def finished_before(
     if makes_incomparable(saved.differences.accepted):
         return None  # its weights are to be evaluated anew, and to train on where an evaluation has ended it early
     report = finished_report(run_dir, spec, saved.step, total_steps) if world.is_main else None
-    if report is not None:
-        copy_report(report, options.report_json)
     found: dict[str, Any] | None = broadcast_object(report)
+    if world.is_main and found is not None:  # after all have heard of it: the copy may fail
+        copy_report(found, options.report_json)
     return found
 
 

@@ -178,7 +178,10 @@ class Kept(Finished):
         if self._error is not None and not isinstance(self._error, RankzeroError):
             raise self._error
         if self._start is None and self._error is None and not self._stopping:
-            self._start = self._begin()
+            try:
+                self._start = self._begin()
+            except RankzeroError as error:  # the trial's failure: others go on, or save
+                self._error = error
         if self._start is not None and self._start.running():
             return True
         self._over.set()

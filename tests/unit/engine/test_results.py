@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from rankzero.engine import train as loop
 from rankzero.engine.evaluate import EvalResult
 from rankzero.engine.finish import write_page
-from rankzero.errors import StoppedError
+from rankzero.errors import StoppedError, StorageError
 from rankzero.run_dir.atomic import read_manifest
 from rankzero.run_dir.goodput import KINDS, read_starts
 from rankzero.run_dir.paths import RunDir
@@ -147,6 +147,24 @@ def test_the_report_of_a_finished_run_is_copied_too(tmp_path: Path, tiny: Path) 
     report = run_here(spec)
     run_here(spec, report_json=str(copy))
     assert json.loads(copy.read_text()) == json.loads(json.dumps(report))
+
+
+def test_a_copy_that_fails_keeps_no_other_rank_waiting(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All have heard by then that the run is finished."""
+    spec = small_spec(tmp_path, tiny, train__max_steps=1)
+    run_here(spec)
+    told: list[Any] = []
+
+    def noted(value: Any) -> Any:
+        told.append(value)
+        return value
+
+    monkeypatch.setattr("rankzero.engine.continuing.broadcast_object", noted)
+    with pytest.raises(StorageError):
+        run_here(spec, report_json=str(tmp_path))
+    assert told[-1]["steps"] == 1
 
 
 def test_every_second_of_all_starts_is_of_some_kind(tmp_path: Path, tiny: Path) -> None:

@@ -106,6 +106,18 @@ def test_a_stop_before_it_has_begun_begins_nothing(store: Store, training: Train
     assert failure is not None and failure.exit_code == ExitCode.STOPPED
 
 
+def test_a_trial_that_cannot_be_begun_is_one_that_failed(store: Store, training: Training) -> None:
+    def begin() -> TrialStart:
+        raise StorageError("no space left", where="/tmp")
+
+    store.answers.set()
+    store.takes.set()
+    trial = Kept(training._spec, begin, print)
+    until(lambda: not trial.running())
+    failure = trial.failure()
+    assert failure is not None and failure.exit_code == ExitCode.STORAGE
+
+
 def test_a_store_that_does_not_answer_is_the_trials_failure(store: Store, training: Training) -> None:
     store.error = StorageError("it does not answer", where="s3://bucket")
     store.answers.set()
