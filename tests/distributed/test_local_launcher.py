@@ -138,6 +138,21 @@ def test_torchrun_of_the_user(tmp_path: Path, tiny: Path) -> None:
     assert done.stderr.count("[DONE]") == 1, "only rank 0 speaks"
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_files_in_the_working_directory_stand_for_no_module(streaming: bool, tmp_path: Path, tiny: Path) -> None:
+    """A machine with several GPUs starts processes, which trained nothing where a user's own file is named so."""
+    spec = small_spec(tmp_path, tiny, data__streaming=streaming, data__max_length=512, train__max_steps=2)
+    (tmp_path / "spec.json").write_text(spec.model_dump_json())
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in ("queue", "random", "statistics", "tokenizers"):
+        (here / f"{name}.py").write_text("raise SystemExit('a file of the user')")
+    command = [sys.executable, "-P", "-c", LAUNCH, str(tmp_path / "spec.json")]
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(metrics(spec)) == 2
+
+
 def test_stopping_before_the_first_step_says_so(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rankzero.engine import worker
 

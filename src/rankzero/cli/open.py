@@ -60,7 +60,7 @@ def _serve(run: Path, port: int) -> int:
         raise ConfigError("this run has no TensorBoard events", where=str(events), hint=hint)
     if importlib.util.find_spec("tensorboard") is None:
         raise ConfigError("TensorBoard is not installed", hint="pip install 'rankzero[train]'")
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(events)]
+    command = [sys.executable, "-P", "-m", "tensorboard.main", "--logdir", str(events)]
     return until_interrupted([*command, "--host", "127.0.0.1", "--port", str(port)])
 
 

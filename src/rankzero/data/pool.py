@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ SMALL_BYTES = 8 << 20
 """Below this, starting processes takes longer than the work."""
 
 _MOST_WORKERS = 16
+_SAFE_PATH = "PYTHONSAFEPATH"
 _work: Callable[[Any], Any] | None = None
 
 
@@ -44,11 +46,13 @@ def ordered_map(make: Callable[[], Callable[[Task], Result]], tasks: Iterable[Ta
         return
     # Not fork: a forked child inherits locks held by the threads of tokenizers, torch or a CUDA context.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(make,))
+    with _modules_of_ours():
+        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(make,))
     waiting: deque[Future[Result]] = deque()
     try:
         for task in tasks:
-            waiting.append(pool.submit(_run, task))
+            with _modules_of_ours():
+                waiting.append(pool.submit(_run, task))
             if len(waiting) > workers + 1:
                 yield waiting.popleft().result()
         while waiting:
@@ -58,6 +62,21 @@ def ordered_map(make: Callable[[], Callable[[Task], Result]], tasks: Iterable[Ta
         raise RankzeroError("a data worker process was killed", hint=hint) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _modules_of_ours() -> Iterator[None]:
+    """Processes that start meanwhile look for modules where this one does. By itself Python looks into the working
+    directory first, where a user's own random.py would stand for Python's."""
+    before = os.environ.get(_SAFE_PATH)
+    os.environ[_SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_SAFE_PATH]
+        else:
+            os.environ[_SAFE_PATH] = before
 
 
 def _start(make: Callable[[], Callable[[Any], Any]]) -> None:

@@ -74,7 +74,7 @@ def _torch(shown: int) -> Iterator[Finding]:
     """What torch sees of `shown` GPUs."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _ASKED], capture_output=True, text=True, timeout=_SECONDS, check=False
+            [sys.executable, "-P", "-c", _ASKED], capture_output=True, text=True, timeout=_SECONDS, check=False
         )
         facts = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:

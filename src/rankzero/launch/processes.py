@@ -116,7 +116,7 @@ class Workers:
                 stderr = open_stderr(local)
                 self.processes.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", "rankzero.start", self._module, str(payload)],
+                        [sys.executable, "-P", "-m", "rankzero.start", self._module, str(payload)],
                         env={**defaults, **env, **{key: str(value) for key, value in place.items()}},
                         stdin=subprocess.DEVNULL,
                         stdout=stdout,

@@ -46,7 +46,7 @@ class Sending:
 
     def _started(self) -> subprocess.Popen[bytes]:
         """Another group than ours, so that Ctrl-C does not reach it."""
-        command = [sys.executable, "-m", "rankzero.track.send", str(self._run_dir.root)]
+        command = [sys.executable, "-P", "-m", "rankzero.track.send", str(self._run_dir.root)]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0)
 
     def finish_what_is_left(self) -> None:

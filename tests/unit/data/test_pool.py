@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -88,6 +89,17 @@ def test_a_killed_worker_is_said_to_be_one() -> None:
 
 def test_workers_do_not_start_threads_of_their_own() -> None:
     assert list(ordered_map(make_environment, ["TOKENIZERS_PARALLELISM"], 2)) == ["false"]
+
+
+def test_workers_do_not_import_what_lies_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("queue", "random", "selectors", "tempfile"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a file of the user')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    assert list(ordered_map(make_environment, ["HOME"], 2)) == [os.environ["HOME"]]
+    assert "PYTHONSAFEPATH" not in os.environ
 
 
 def test_small_inputs_take_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-NODE = [sys.executable, "-m", "rankzero.launch.node"]
+NODE = [sys.executable, "-P", "-m", "rankzero.launch.node"]
 LOOK_SECONDS = 1.0
 
 

@@ -222,7 +222,7 @@ class Feeder:
         self._directory = directory
         self._connection, theirs = Pipe()
         with theirs:
-            command = [sys.executable, "-m", "rankzero.data.cache.stream.feeder", str(theirs.fileno())]
+            command = [sys.executable, "-P", "-m", "rankzero.data.cache.stream.feeder", str(theirs.fileno())]
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
             )
