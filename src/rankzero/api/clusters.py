@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankzero.api.specs import SpecSource
-from rankzero.errors import ConfigError, UsageError
+from rankzero.errors import ConfigError, RankzeroError, UsageError
 
 if TYPE_CHECKING:
     from rankzero.launch.backend import Backend
@@ -111,8 +112,9 @@ def status(run: str | os.PathLike[str], cluster: str | None = None) -> RunView |
         return view_run(here)
     from rankzero.launch.status import run_status
 
-    backend = backend_for(cluster)[1]
-    return run_status(backend.collect(find_run(backend, os.fspath(run))))
+    with told_of_this_machine(os.fspath(run), cluster):
+        backend = backend_for(cluster)[1]
+        return run_status(backend.collect(find_run(backend, os.fspath(run))))
 
 
 def local_run(run: str, cluster: str | None) -> Path | None:
@@ -135,6 +137,33 @@ def local_run(run: str, cluster: str | None) -> Path | None:
     except ConfigError as error:
         hint = "a run on a cluster is looked for with --cluster FILE|PROFILE"
         raise ConfigError([replace(one, hint=f"{one.hint}; {hint}") for one in error.problems]) from None
+
+
+@contextmanager
+def told_of_this_machine(run: str | None, cluster: str | None) -> Iterator[None]:
+    """Where a cluster.yaml or $RANKZERO_CLUSTER made a command ask a cluster, what it is refused says where the run of
+    that name on this machine is. `run`: None asks for all."""
+    try:
+        yield
+    except RankzeroError as error:
+        hint = "" if cluster is not None else runs_of_this_machine(run)
+        if not hint:
+            raise
+        told = [replace(one, hint="; ".join(filter(None, (one.hint, hint)))) for one in error.problems]
+        raise type(error)(told) from error
+
+
+def runs_of_this_machine(run: str | None) -> str:
+    """How to look at a run in ./runs, or at all of them; empty where there are none."""
+    from rankzero.run_dir.result import DEFAULT_OUTPUT, named_run, runs_in
+
+    if run is None:
+        found = len(runs_in(Path(DEFAULT_OUTPUT)))
+        return f"`rankzero list {DEFAULT_OUTPUT}` shows this machine's ({found})" if found else ""
+    place = named_run(run)
+    if not (Path(place) / "run.yaml").is_file():
+        return ""
+    return f"{place} is a run of this machine: `rankzero status {place}`"
 
 
 def _directory_of(run: str) -> str:

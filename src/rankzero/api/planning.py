@@ -51,6 +51,11 @@ def cluster_is_chosen() -> bool:
     return bool(os.environ.get(CLUSTER_VARIABLE)) or Path(CLUSTER_FILE).is_file()
 
 
+def chosen_by() -> str:
+    """What names the cluster that commands find without --cluster."""
+    return f"${CLUSTER_VARIABLE}" if os.environ.get(CLUSTER_VARIABLE) else CLUSTER_FILE
+
+
 def _with_namespace(spec: ClusterSpec) -> ClusterSpec:
     """Where a spec names none, the one that kubectl would use."""
     from rankzero.spec.kinds import kind_section

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rankzero.errors import ConfigError, ServiceError, UsageError
@@ -33,9 +36,10 @@ def forward(program: Sequence[str], target: str, ports: str, ready: Callable[[],
     words = [*program, "port-forward", target, ports, "--address", LOOPBACK]
     process = subprocess.Popen(words, stdout=2)  # it speaks of each connection; standard output is for the URL
     try:
-        if _listens(process, int(ports.partition(":")[0])):
-            ready()
-        code = process.wait()
+        with _sigterm_ends(process):
+            if _listens(process, int(ports.partition(":")[0])):
+                ready()
+            code = process.wait()
     except KeyboardInterrupt:
         process.terminate()  # a signal that was not typed reaches this process alone
         process.wait()
@@ -60,12 +64,33 @@ def until_interrupted(command: Sequence[str]) -> int:
     """Run a program until it ends by itself or by Ctrl-C, which it hears too. Returns its exit code; 0 after Ctrl-C."""
     process = subprocess.Popen(command)
     try:
-        return process.wait()
+        with _sigterm_ends(process):
+            return process.wait()
     except KeyboardInterrupt:
         process.wait()
         return 0
     finally:
         process.kill()
+
+
+@contextmanager
+def _sigterm_ends(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """SIGTERM, which reaches this process alone, ends the program too, and then this one: else it would live on, with
+    its port."""
+    ended = False
+
+    def end(_number: int, _frame: object) -> None:
+        nonlocal ended
+        ended = True
+        process.terminate()
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if ended:
+            sys.exit(128 + signal.SIGTERM)
 
 
 def listen(port: int | None, usual: int) -> socket.socket:

@@ -40,23 +40,16 @@ def local_runs(directory: Path, sort: SortKey) -> list[RunView]:
 
 def as_table(runs: Sequence[RunView], width: int, colour: bool) -> str:
     """One row for each run."""
-    from rich.text import Text
-
     from rankzero.launch.diagnose.finding import span
-    from rankzero.launch.status.text import cut, drawn, plain_table
+    from rankzero.launch.status.run_table import Row, run_table
 
-    if not runs:
-        return "no runs\n"
-    table = plain_table(header=True)
-    for name in ("RUN", "PHASE", "STEP", "LOSS", "EVAL LOSS", "AGE"):
-        table.add_column(name, no_wrap=True, justify="left" if name in ("RUN", "PHASE") else "right")
-    table.add_column("VERDICT", min_width=12)
-    for run in runs:
+    def row(run: RunView) -> Row:
         age = "" if run.begun is None else span(time.time() - run.begun)
-        phase = Text(run.phase, STYLES.get(run.phase, "bold yellow"))
-        numbers = (progress(run), number(run.loss), number(run.eval_loss), age)
-        table.add_row(cut(run.name), phase, *numbers, cut(verdict(run)))
-    return drawn([table], width, colour)
+        facts = (progress(run), number(run.loss), number(run.eval_loss), age)
+        return Row(run.name, run.phase, STYLES.get(run.phase, "bold yellow"), facts, verdict(run))
+
+    columns = ("STEP", "LOSS", "EVAL LOSS", "AGE")
+    return run_table(columns, ("EVAL LOSS", "AGE", "LOSS"), [row(run) for run in runs], width, colour)
 
 
 def as_text(run: RunView, width: int, colour: bool) -> str:

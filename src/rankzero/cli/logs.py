@@ -40,7 +40,7 @@ def logs(
 
     Of one on a cluster those of all pods, each line with its node; of one of this machine that of one process (--rank).
     """
-    from rankzero.api.clusters import backend_for, find_run, local_run
+    from rankzero.api.clusters import backend_for, find_run, local_run, told_of_this_machine
     from rankzero.cli import log_view
     from rankzero.cli.cluster_option import say, wants_colour
     from rankzero.launch.backend import LogQuery
@@ -54,9 +54,11 @@ def logs(
             typer.echo(json.dumps({"rank": rank or 0, "text": text}) if as_json else printable(text))
         return
     query = LogQuery(follow=follow, since_seconds=seconds(since), node=node, rank=rank, tail=tail)
-    _, backend = backend_for(cluster, say)
+    with told_of_this_machine(run, cluster):
+        _, backend = backend_for(cluster, say)
+        name = find_run(backend, run)
     colour = wants_colour()
-    for line in backend.logs(find_run(backend, run), query):
+    for line in backend.logs(name, query):
         text = json.dumps(log_view.as_json(line)) if as_json else log_view.as_line(line, colour=colour)
         typer.echo(text)
 

@@ -66,7 +66,7 @@ def _serve(run: Path, port: int) -> int:
 
 def _forward(run: str, cluster: str | None, port: int, *, as_yaml: bool) -> None:
     """Raises UsageError where there is no such run, ConfigError where there is no kubectl, ServiceError."""
-    from rankzero.api.clusters import find_run, open_backend
+    from rankzero.api.clusters import find_run, open_backend, told_of_this_machine
     from rankzero.api.planning import cluster_from
     from rankzero.cli.cluster_option import say
     from rankzero.launch.backends.kubernetes.backend import KubernetesBackend
@@ -80,11 +80,12 @@ def _forward(run: str, cluster: str | None, port: int, *, as_yaml: bool) -> None
         typer.echo(to_yaml(objects), nl=False)
         return
     hint = "install it, or reach the Service of `--print` in your own way"
-    program = kubectl(spec, "forwards the port", hint)
-    backend = open_backend(spec, say=say)
-    if not isinstance(backend, KubernetesBackend):
-        raise UsageError("runs in containers here are in a directory", where=run, hint="give that of the run")
-    name = find_run(backend, run)
+    with told_of_this_machine(run, cluster):
+        program = kubectl(spec, "forwards the port", hint)
+        backend = open_backend(spec, say=say)
+        if not isinstance(backend, KubernetesBackend):
+            raise UsageError("runs in containers here are in a directory", where=run, hint="give that of the run")
+        name = find_run(backend, run)
     target = backend.serve(objects, say)
     shown = re.escape(_run_name(backend.collect(name, log_lines=0).objects) or run)
     say(f"http://127.0.0.1:{port}/?runFilter={quote(shown)}#timeseries  (Ctrl-C ends it here)")

@@ -84,9 +84,9 @@ def _run(target: str) -> Path:
 def _serve(targets: list[str], *, compare: bool) -> None:
     """Until Ctrl-C."""
     from rankzero.report.live import served
-    from rankzero.run_dir.result import DEFAULT_OUTPUT
+    from rankzero.run_dir.result import DEFAULT_OUTPUT, named_run
 
-    places = [Path(target).expanduser() for target in targets or [DEFAULT_OUTPUT]]
+    places = [Path(named_run(target)).expanduser() for target in targets or [DEFAULT_OUTPUT]]
     missing = [str(place) for place in places if not place.is_dir()]
     if missing:
         raise ConfigError(

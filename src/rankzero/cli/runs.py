@@ -28,8 +28,8 @@ def list_runs(
 
     A cluster's where --cluster, $RANKZERO_CLUSTER or ./cluster.yaml names one and no DIR is given.
     """
-    from rankzero.api.clusters import backend_for
-    from rankzero.api.planning import cluster_is_chosen
+    from rankzero.api.clusters import backend_for, runs_of_this_machine, told_of_this_machine
+    from rankzero.api.planning import chosen_by, cluster_is_chosen
     from rankzero.cli import local_runs
     from rankzero.cli.cluster_option import say, terminal_width, wants_colour
     from rankzero.launch.status import as_table, summarise
@@ -44,8 +44,12 @@ def list_runs(
         else:
             typer.echo(local_runs.as_table(found, terminal_width(), wants_colour()), nl=False)
         return
-    _, backend = backend_for(cluster, say)
-    rows = summarise(backend.runs())
+    with told_of_this_machine(None, cluster):
+        spec, backend = backend_for(cluster, say)
+        rows = summarise(backend.runs())
+    here = "" if rows or cluster is not None else runs_of_this_machine(None)
+    if here:
+        say(f"the cluster that was asked ({spec.kind}, by {chosen_by()}) has none; {here}")
     if as_json:
         typer.echo(json.dumps([row.to_json() for row in rows], indent=2))
     else:
@@ -111,16 +115,17 @@ def _require_cluster(run: str, cluster: str | None, instead: str) -> None:
 
 
 def _look(run: str, cluster: str | None, *, as_json: bool, whole: bool) -> None:
-    from rankzero.api.clusters import backend_for, object_name_of, unknown_run
+    from rankzero.api.clusters import backend_for, object_name_of, told_of_this_machine, unknown_run
     from rankzero.cli.cluster_option import say, terminal_width, wants_colour
     from rankzero.cli.describe_text import described, described_json
     from rankzero.launch.status import as_text, run_status
 
-    _, backend = backend_for(cluster, say)
-    name = object_name_of(run)
-    evidence = backend.collect(name)
-    if not evidence.objects and not evidence.pods:
-        raise unknown_run(run, name, [one.run for one in backend.runs()])
+    with told_of_this_machine(run, cluster):
+        _, backend = backend_for(cluster, say)
+        name = object_name_of(run)
+        evidence = backend.collect(name)
+        if not evidence.objects and not evidence.pods:
+            raise unknown_run(run, name, [one.run for one in backend.runs()])
     verdict = run_status(evidence)
     if as_json:
         facts = verdict.to_json()

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from rankzero.cli import watch
-from rankzero.cli.local_runs import sparkline
+from rankzero.cli.local_runs import as_table, local_runs, sparkline
 from rankzero.cli.logs import log_lines
 from rankzero.run_dir.goodput import Start, StartLine
 from tests.support.cli import Cli
@@ -82,6 +82,18 @@ def test_list_in_order(cli: Cli, two: Path) -> None:
     assert done.out.splitlines()[1].split()[1:5] == ["Stopped", "3/10", "1.0000", "0.5000"]
     assert [line.split()[0] for line in cli("list --sort name").out.splitlines()][1:] == ["bad", "good", "unknown"]
     assert [row["eval_loss"] for row in json.loads(cli(f"list {two} --sort eval_loss --json").out)] == [0.5, 5.0, None]
+
+
+@pytest.mark.parametrize("width", [200, 80, 60, 40])
+def test_a_name_is_whole_at_any_width(width: int, two: Path) -> None:
+    """It is typed again; what to do is there too."""
+    name = "qwen2-5-coder-32b-instruct-lora-f03426"
+    make_run(two / name, 3.0, eval_loss=0.5)
+    lines = as_table(local_runs(two, "name"), width, colour=False).splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith(f"{name}  Stopped"))
+    assert "stopped; rankzero" in "".join(lines[at : at + 2])
+    assert all(len(line) <= max(width, len(name) + 17) for line in lines)
+    assert ("EVAL LOSS" in lines[0]) == (width == 200) and ("VERDICT" in lines[0]) == (width >= 80)
 
 
 def test_a_cluster_that_is_chosen_is_asked(cli: Cli, two: Path) -> None:

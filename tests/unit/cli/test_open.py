@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx2
@@ -98,8 +100,14 @@ def test_a_pod_that_never_gets_ready(bench: Bench, monkeypatch: pytest.MonkeyPat
         serve(bench.api(), objects, bench.said.append)
 
 
-def test_a_run_of_this_machine(tmp_path: Path) -> None:
-    """TensorBoard itself, until Ctrl-C."""
+def nobody_listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+def test_a_run_of_this_machine(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    """TensorBoard itself, until Ctrl-C, which all processes of a terminal hear, or SIGTERM, which one hears."""
     root = tmp_path / "runs" / "small"
     writer = TensorBoard(root / "events", 0)
     writer.log(1, {"loss": 1.0})
@@ -119,10 +127,12 @@ def test_a_run_of_this_machine(tmp_path: Path) -> None:
             except httpx2.HTTPError:
                 time.sleep(0.1)
         assert found.is_success and found.json() == ["."]
-        os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(300) == 0, (tmp_path / "said").read_text()
+        (os.killpg if number is signal.SIGINT else os.kill)(process.pid, number)
+        assert process.wait(300) == code, (tmp_path / "said").read_text()
+        assert nobody_listens(port)
     finally:
-        process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_a_run_without_events_is_told(tmp_path: Path, place: Place) -> None:

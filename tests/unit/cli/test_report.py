@@ -73,3 +73,5 @@ def test_it_serves_until_ctrl_c(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> No
     assert done.code == 0 and done.out.startswith("http://127.0.0.1:") and set(sites[0].runs()) == {"first", "second"}
     done = cli("report --live --compare runs/second runs/first")
     assert done.out.strip().endswith("/compare?run=second&run=first")
+    assert cli("report --live --compare second first").out.strip().endswith("/compare?run=second&run=first")
+    assert cli("report --live first").code == 0 and set(sites[-1].runs()) == {"first"}

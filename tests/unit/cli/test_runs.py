@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -126,3 +127,17 @@ def test_no_cluster_answers(running: Place) -> None:
     done = running("status r")
     assert done.code == 69
     assert "does not answer" in done.err
+
+
+@pytest.mark.parametrize("command", ["status here", "logs here", "describe here", "open tensorboard here", "list"])
+def test_a_run_of_this_machine_is_told_where_a_cluster_was_asked(place: Place, command: str) -> None:
+    """A recipe writes a cluster.yaml, and its first page trains here."""
+    run = Path("runs/here")
+    run.mkdir(parents=True)
+    (run / "run.yaml").write_text("name: here\n")
+    what = "`rankzero list runs`" if command == "list" else "`rankzero status runs/here`"
+    done = place(command)
+    assert what in done.err and done.code == (0 if command == "list" else 2 if "tensorboard" not in command else done.code)
+    place.cluster.stop()
+    done = place(command)
+    assert what in done.err and done.code != 0

@@ -12,15 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 from rankzero.launch.diagnose.finding import Finding, span
-from rankzero.launch.status.model import NodeState, Phase, RunRow, RunStatus
+from rankzero.launch.status.model import NodeState, Phase, RunStatus
 from rankzero.wording import counted
 
 NARROWEST = 40
 MOST_NODES = 8
 """Up to this many nodes are all listed; of more, only those that are not well, and so many of them."""
 MOST_FINDINGS = 3
-_WELL, _DOUBTFUL, _BAD, _ASIDE, _SMALL = "bold green", "bold yellow", "bold red", "bold cyan", "bold dim"
-_STYLES: dict[Phase, str] = {
+_WELL, DOUBTFUL, _BAD, _ASIDE, _SMALL = "bold green", "bold yellow", "bold red", "bold cyan", "bold dim"
+STYLES: dict[Phase, str] = {
     "Running": _WELL,
     "Succeeded": _WELL,
     "Failed": _BAD,
@@ -37,27 +37,13 @@ _SHORTEST = 12
 def as_text(status: RunStatus, width: int = 80, colour: bool = False) -> str:
     """Lines of at most `width` columns, where names allow it."""
     width = max(width, NARROWEST)
-    lines = _wrapped(status.phase, status.verdict, width, _STYLES.get(status.phase, _DOUBTFUL))
+    lines = _wrapped(status.phase, status.verdict, width, STYLES.get(status.phase, DOUBTFUL))
     lines += _findings(status, width)
     lines += [Text(), *_facts(status, width)]
     parts: list[Text | Padding] = [*lines]
     if status.nodes:
         parts += [Text(), *_nodes(status.nodes, width)]
     return drawn(parts, width, colour)
-
-
-def as_table(rows: Sequence[RunRow], width: int = 80, colour: bool = False) -> str:
-    """Runs as a table; the verdict gets what is left of the width."""
-    if not rows:
-        return "no runs\n"
-    table = plain_table(header=True)
-    for name in ("RUN", "PHASE", "NODES", "AGE"):
-        table.add_column(name, no_wrap=True, justify="right" if name in ("NODES", "AGE") else "left")
-    table.add_column("VERDICT", min_width=_SHORTEST)
-    for row in rows:
-        phase = Text(row.phase, _STYLES.get(row.phase, _DOUBTFUL))
-        table.add_row(row.run, phase, f"{row.running}/{row.num_nodes}", _age(row.age_seconds), cut(row.verdict))
-    return drawn([table], width, colour)
 
 
 def drawn(parts: Sequence[Text | Padding | Table], width: int, colour: bool) -> str:
@@ -104,7 +90,7 @@ def _findings(status: RunStatus, width: int) -> list[Text]:
 
 
 def _style_of(finding: Finding) -> str:
-    return {"failed": _BAD, "broken": _BAD, "waiting": _DOUBTFUL}.get(finding.severity, _SMALL)
+    return {"failed": _BAD, "broken": _BAD, "waiting": DOUBTFUL}.get(finding.severity, _SMALL)
 
 
 def _facts(status: RunStatus, width: int) -> list[Text]:
@@ -157,8 +143,8 @@ def _rows(nodes: Sequence[NodeState], width: int) -> Padding:
     indent, digits = _MARGIN - 4, max(3, *(len(str(node.node)) for node in nodes))
     cells = [
         (
-            Text.assemble(f"{node.node:>{digits}} ", (node.state, _WELL if node.is_healthy else _DOUBTFUL)),
-            Text(_age(node.age_seconds)),
+            Text.assemble(f"{node.node:>{digits}} ", (node.state, _WELL if node.is_healthy else DOUBTFUL)),
+            Text(age_in_words(node.age_seconds)),
             Text(f"{node.restarts} restarted" if node.restarts else ""),
             cut(node.pod),
             cut(node.host),
@@ -197,5 +183,5 @@ def _wrapped(label: str, words: str, width: int, style: str = "") -> list[Text]:
     return found
 
 
-def _age(seconds: float | None) -> str:
+def age_in_words(seconds: float | None) -> str:
     return "" if seconds is None else span(seconds)
