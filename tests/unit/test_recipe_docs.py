@@ -23,7 +23,6 @@ from rankzero.spec.cluster_load import profiles
 from rankzero.spec.cluster_spec import ClusterSpec
 from rankzero.spec.fields import all_fields
 from rankzero.spec.run_spec import RunSpec
-from tests.support.manifests import CORE_VERSIONS, check_core
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "recipes"
@@ -224,15 +223,6 @@ def _generic(name: str) -> str:
 def test_links_lead_somewhere(page: str) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", TEXTS[page]):
         assert target.startswith("https://") or (FOLDER / target).exists(), target
-
-
-def test_manifests_on_pages_are_valid() -> None:
-    found = [
-        document for text in TEXTS.values() for block in blocks(text, "yaml") for document in [yaml.safe_load(block)]
-    ]
-    assert [document["kind"] for document in found] == ["Pod"]
-    for document in found:
-        check_core(document, CORE_VERSIONS[-1])
 
 
 def test_files_that_pages_name_are_shipped() -> None:

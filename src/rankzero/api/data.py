@@ -106,19 +106,21 @@ def check(
 
     `model` is a directory or a Hub id, whose tokens are counted and whose template is tried; the next four are as in
     run.yaml below `data`, which says them where `data` is one. `images` decodes every image. Bad rows raise nothing:
-    see `ok`, `problems` and `raise_if_bad`. Raises ConfigError where the tokenizer or a run.yaml cannot be read.
+    see `ok`, `problems` and `raise_if_bad`. Raises ConfigError where the tokenizer or a run.yaml cannot be read,
+    UsageError for both `model` and a run.yaml.
     """
-    if isinstance(data, str | os.PathLike) and os.fspath(data).endswith((".yaml", ".yml")):
+    spec_path = _run_yaml(data, model)
+    if spec_path is not None:
         from rankzero.api.specs import load_spec
 
-        return look(wanted_by(load_spec(data)), images=images)
+        return look(wanted_by(load_spec(spec_path)), images=images)
     rules = _rules(max_length, assistant_only_loss, reasoning)
     return look(_wanted(data, model, chat_template, rules), images=images)
 
 
 def show(
     data: DataSource,
-    model: str,
+    model: str | None = None,
     *,
     rows: int = 3,
     line: int | None = None,
@@ -128,9 +130,29 @@ def show(
     reasoning: Reasoning = "keep",
 ) -> list[ShownRow]:
     """The first `rows` rows, or the one at `line`, token by token as `model` gets them; `print(row)` marks the trained
-    tokens with ⟦brackets⟧. Raises DataError at a row that cannot be read, ConfigError for a tokenizer that cannot."""
+    tokens with ⟦brackets⟧. A run.yaml brings its model and rules, and rows of its first source are shown.
+
+    Raises DataError at a row that cannot be read, ConfigError for a tokenizer that cannot, UsageError where there is no
+    model, or both `model` and a run.yaml.
+    """
+    spec_path = _run_yaml(data, model)
+    if spec_path is not None:
+        from rankzero.api.specs import load_spec
+
+        return shown(wanted_by(load_spec(spec_path)), line=line, rows=rows)
+    if model is None:
+        raise UsageError("it takes a model to say what its tokens are", where="model", hint="a directory, or a Hub id")
     rules = _rules(max_length, assistant_only_loss, reasoning)
     return shown(_wanted(data, model, chat_template, rules), line=line, rows=rows)
+
+
+def _run_yaml(data: object, model: str | None) -> str | None:
+    """The path of a run.yaml that was given as data. Raises UsageError where a model was given too."""
+    if not isinstance(data, str | os.PathLike) or not os.fspath(data).endswith((".yaml", ".yml")):
+        return None
+    if model is not None:
+        raise UsageError("a run.yaml names its model", where="model", hint="leave it out, or name the data file")
+    return os.fspath(data)
 
 
 def _rules(max_length: int, assistant_only_loss: bool, reasoning: Reasoning) -> TokenRules:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import rankzero
+from rankzero.errors import UsageError
 from tests.support.tiny import chat_rows, write_jsonl
 
 
@@ -43,3 +44,16 @@ def test_nothing_to_train_is_a_problem(tmp_path: Path, tiny: Path) -> None:
     found = rankzero.data.check(path, model=str(tiny), max_length=8)
     assert found.report.ok and not found.ok
     assert "no example has a trained token" in found.problems[0].what
+
+
+def test_a_run_yaml_is_looked_at_by_its_own_rules(tmp_path: Path, tiny: Path) -> None:
+    write_jsonl(tmp_path / "rows.jsonl", chat_rows(2))
+    path = tmp_path / "run.yaml"
+    path.write_text(f"model: {{name: {tiny}}}\ndata: {{train: rows.jsonl, max_length: 64}}\n")
+    assert [row.supervised > 0 for row in rankzero.data.show(path)] == [True, True]
+    assert rankzero.data.check(path).ok
+    for call in (rankzero.data.show, rankzero.data.check):
+        with pytest.raises(UsageError, match="names its model"):
+            call(path, model=str(tiny))
+    with pytest.raises(UsageError, match="takes a model"):
+        rankzero.data.show(tmp_path / "rows.jsonl")

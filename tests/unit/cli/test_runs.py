@@ -137,7 +137,9 @@ def test_a_run_of_this_machine_is_told_where_a_cluster_was_asked(place: Place, c
     (run / "run.yaml").write_text("name: here\n")
     what = "`rankzero list runs`" if command == "list" else "`rankzero status runs/here`"
     done = place(command)
-    assert what in done.err and done.code == (0 if command == "list" else 2 if "tensorboard" not in command else done.code)
+    assert what in done.err and done.code == (
+        0 if command == "list" else 2 if "tensorboard" not in command else done.code
+    )
     place.cluster.stop()
     done = place(command)
     assert what in done.err and done.code != 0
