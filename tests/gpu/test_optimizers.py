@@ -30,6 +30,14 @@ def test_random_bits_are_the_same_on_every_device() -> None:
     torch.testing.assert_close(there, round_at_random(values, bits), atol=0, rtol=0)
 
 
+def test_what_is_no_number_stays_so_in_a_sum() -> None:
+    """A GPU's own NaN, which is another than a CPU's."""
+    held = torch.ones(65_536, device=CUDA).bfloat16()
+    infinite = torch.full_like(held, float("inf"))
+    add_at_random(held, (infinite - infinite), place=0)
+    assert bool(held.isnan().all())
+
+
 def test_gradients_of_many_passes_are_added_up_as_on_a_cpu() -> None:
     here = torch.randn(100_000).bfloat16()
     there = here.cuda()

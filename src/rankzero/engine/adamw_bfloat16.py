@@ -108,9 +108,11 @@ class BFloat16AdamW(torch.optim.Optimizer):
 
 def round_at_random(values: torch.Tensor, random_bits: torch.Tensor) -> torch.Tensor:
     """Float32 `values`, of any shape, as bfloat16: each is rounded to one of its two neighbours, and if the integers
-    from 0 to 65535 in `random_bits` (int32) are equally likely, its expectation is itself."""
+    from 0 to 65535 in `random_bits` (int32) are equally likely, its expectation is itself. What is no number stays so:
+    NVIDIA's has all bits set, and the sum of it and a random one would be a zero."""
     bits = values.view(torch.int32) + random_bits
-    return bits.bitwise_and_(~_LOW_HALF).view(torch.float32).to(torch.bfloat16)
+    rounded = bits.bitwise_and_(~_LOW_HALF).view(torch.float32)
+    return torch.where(values.isnan(), values, rounded).to(torch.bfloat16)
 
 
 def random_bits(key: str, begin: int, count: int, device: torch.device) -> torch.Tensor:

@@ -42,7 +42,8 @@ def _random(place, begin, second):  # type: ignore[no-untyped-def]
 @triton.jit
 def _rounded(values, half):  # type: ignore[no-untyped-def]
     bits = values.to(tl.int32, bitcast=True) + half
-    return (bits & _CUT).to(tl.float32, bitcast=True).to(tl.bfloat16)
+    rounded = (bits & _CUT).to(tl.float32, bitcast=True)
+    return tl.where(values != values, values, rounded).to(tl.bfloat16)  # NVIDIA's NaN, all bits set, would overflow
 
 
 @triton.jit

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rankzero.engine.adamw_bfloat16 import round_at_random
 from rankzero.engine.parallel.half_sums import HalfSums, add_at_random
 from rankzero.spec.run_spec import RunSpec
 from tests.support.forked import run_forked
@@ -43,6 +44,14 @@ def test_shapes_signs_and_what_is_no_number() -> None:
     add_at_random(held, more, place=3)
     expected = torch.tensor([[3.0, 0.0], [float("inf"), float("nan")], [float("nan"), 0.0]], dtype=BFLOAT16)
     torch.testing.assert_close(held, expected, equal_nan=True, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, -1, 0x7FC00000, 0x7F800001, 0x7F800000, -0x800000])
+def test_what_is_no_number_stays_so_on_every_device(bits: int) -> None:
+    """NVIDIA's NaN has all bits set; of AMD's and Intel's CPUs it has one of the mantissa."""
+    values = torch.full((65_536,), bits, dtype=torch.int32).view(torch.float32)
+    rounded = round_at_random(values, torch.arange(65_536, dtype=torch.int32)).float()
+    torch.testing.assert_close(rounded, values, equal_nan=True, rtol=0, atol=0)
 
 
 def test_a_step_is_summed_by_weights() -> None:
