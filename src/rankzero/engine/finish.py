@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rankzero.engine.card import result_card
 from rankzero.engine.checkpoint import Position, evaluation_of
 from rankzero.engine.console import logger
@@ -18,6 +16,7 @@ from rankzero.engine.metrics import evaluations, without_nan
 from rankzero.engine.setup import Session
 from rankzero.engine.train import RunContext
 from rankzero.errors import StorageError
+from rankzero.model.load import stored_dtype
 from rankzero.model.weights import export_final
 from rankzero.run_dir.atomic import (
     MANIFEST,
@@ -69,7 +68,7 @@ def export(session: Session, run: RunContext, inputs: Inputs, position: Position
     staged = run.run_dir.root / stage_name("final")
     with storage_errors(staged):
         staged.mkdir(parents=True)
-    saved_dtype = getattr(torch, str(inputs.config.dtype or "float32").removeprefix("torch."))
+    saved_dtype = stored_dtype(inputs.config, inputs.source.weights)
     export_final(parallel.module, inputs.tokenizer, staged, dtype=saved_dtype, stop_ids=session.stop_ids, state=state)
     if inputs.vision is not None:
         inputs.vision.save(staged)

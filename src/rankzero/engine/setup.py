@@ -51,7 +51,7 @@ from rankzero.model.facts import ModelFacts, fused_of
 from rankzero.model.files import stored_precision
 from rankzero.model.fitting import require_room
 from rankzero.model.kernels import apply_kernels
-from rankzero.model.load import ClassHead, empty_model, load_model, padding_counts, stop_token_ids
+from rankzero.model.load import STORED, ClassHead, empty_model, load_model, padding_counts, stop_token_ids
 from rankzero.model.lora import apply_lora, token_numbers
 from rankzero.model.memory import MemoryPlan
 from rankzero.model.parts import freeze_to, wanted_parts
@@ -337,8 +337,7 @@ def precision_as_stored(spec: RunSpec, inputs: Inputs) -> torch.dtype | None:
     """What a full fine-tune's weights are loaded in where blocks are cut one by one: as the files have them, so that
     they stay there until then. None where the files mix precisions, of which one would be rounded, or where adapters
     are made like their base."""
-    stored = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
-    known = stored.get(stored_precision(inputs.source.weights) or "") if spec.lora is None else None
+    known = STORED.get(stored_precision(inputs.source.weights) or "") if spec.lora is None else None
     return known if known is not None and inputs.kind != "classifier" else None
 
 

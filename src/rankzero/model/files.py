@@ -193,8 +193,8 @@ def _header(file: Path) -> dict[str, Any] | None:
 
 
 def gguf_place(file: Path) -> Path:
-    """Where in the cache a GGUF file lies as a plain directory, by its content."""
-    digest = hashlib.sha256(f"{file_sha256(file)}:1".encode()).hexdigest()[:16]
+    """Where in the cache a GGUF file lies as a plain directory, by its content and by how it is converted."""
+    digest = hashlib.sha256(f"{file_sha256(file)}:2".encode()).hexdigest()[:16]
     return cache_root() / "models" / f"{file.stem}-{digest}"
 
 

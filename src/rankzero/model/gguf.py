@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rankzero.cache.uses import use
 from rankzero.errors import ConfigError
 from rankzero.model.files import gguf_place
+from rankzero.wording import first_line
 
 
 def gguf_as_safetensors(file: Path) -> Path:
@@ -46,6 +49,18 @@ def gguf_as_safetensors(file: Path) -> Path:
     return target
 
 
+def _require_all(file: Path, report: dict[str, Any]) -> None:
+    """Raise ConfigError where weights were made up that should have been read."""
+    drawn = sorted({*report["missing_keys"], *(entry[0] for entry in report["mismatched_keys"])})
+    if not drawn:
+        return
+    hint = "take the safetensors files of this model: transformers does not read all of it from GGUF"
+    if re.search(r"-[0-9]+-of-[0-9]+$", file.stem):
+        hint = "this is a part of a model: join the parts by llama.cpp's `llama-gguf-split --merge`"
+    what = f"{len(drawn)} of the model's weights are not in this file, or in another shape: {', '.join(drawn[:3])}"
+    raise ConfigError(what, where=str(file), hint=hint)
+
+
 @contextmanager
 def _without_bars() -> Iterator[None]:
     """No progress bars of transformers' own; the one over GGUF tensors is not among those that it can switch off."""
@@ -63,10 +78,21 @@ def _convert_gguf(file: Path, staged: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    directory, name = str(file.resolve().parent), file.name
-    with _without_bars():
-        tokenizer = AutoTokenizer.from_pretrained(directory, gguf_file=name)
-        quantised = AutoModelForCausalLM.from_pretrained(directory, gguf_file=name, dtype=torch.float32)
+    # Not resolved: the Hub's own cache has links, and what they lead to is called otherwise.
+    directory, name = str(file.absolute().parent), file.name
+    try:
+        with _without_bars():
+            tokenizer = AutoTokenizer.from_pretrained(directory, gguf_file=name)
+            quantised, report = AutoModelForCausalLM.from_pretrained(
+                directory, gguf_file=name, dtype=torch.float32, output_loading_info=True
+            )
+    except Exception as error:  # transformers, gguf and numpy each have their own; the cause is kept
+        raise ConfigError(
+            f"this GGUF file cannot be read: {first_line(error)}",
+            where=str(file),
+            hint="it may be cut off, or of an architecture that transformers does not read from GGUF",
+        ) from error
+    _require_all(file, report)
     config = quantised.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config

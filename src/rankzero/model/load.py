@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -26,6 +27,7 @@ from transformers.utils import logging as transformers_logging
 from rankzero.collector import look_as_usual
 from rankzero.data.tokens.built_in_templates import read_template
 from rankzero.errors import ConfigError
+from rankzero.model.files import stored_precision
 from rankzero.model.parts import after_encoder
 from rankzero.model.quantize import forget_packing, keep_layout, outline_packed, quantization_config
 from rankzero.model.source import ModelSource
@@ -101,6 +103,20 @@ def load_config(source: ModelSource, spec: ModelSpec) -> Any:
             where=str(source.weights),
             hint="a newer transformers may know this architecture; model.trust_remote_code runs the model's own code",
         ) from error
+
+
+STORED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+"""Precisions by their names in safetensors files."""
+
+
+def stored_dtype(config: Any, weights: Path) -> torch.dtype:
+    """The precision of a model's files: as its config says, or that of the part that writes (of a model that also sees
+    images it may be said there alone), else as the files are; float32 where they mix precisions."""
+    said = config.dtype or getattr(config.get_text_config(), "dtype", None)
+    if said is not None:
+        dtype: torch.dtype = getattr(torch, str(said).removeprefix("torch."))
+        return dtype
+    return STORED.get(stored_precision(weights) or "", torch.float32)
 
 
 def unembedded_tokens(tokenizer: Any, config: Any, kind: ModelKind, source: ModelSource) -> dict[int, str]:

@@ -34,6 +34,7 @@ from rankzero.model.load import (
     load_tokenizer,
     padding_id,
     stop_token_ids,
+    stored_dtype,
 )
 from rankzero.model.lora import CLASSIFIER, load_adapter
 from rankzero.model.parts import parameter_parts
@@ -223,7 +224,7 @@ def _load(spec: ModelSpec, adapter: Path, labels: tuple[str, ...] | None, render
     template, limit = (None, None) if rendering is None else (rendering.chat_template, rendering.image_max_tokens)
     source = locate(spec)
     config = load_config(source, spec)
-    dtype = getattr(torch, str(config.dtype or "float32").removeprefix("torch."))
+    dtype = stored_dtype(config, source.weights)
     tokenizer, head = load_tokenizer(source, spec, template), None
     if PeftConfig.from_pretrained(str(adapter)).task_type == CLASSIFIER:
         head = ClassHead(labels, padding_id(tokenizer, config))

@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from rankzero.engine import train as loop
 from rankzero.engine.evaluate import EvalResult
@@ -31,6 +31,19 @@ from rankzero.spec.run_spec import RunSpec
 from rankzero.track.tensorboard import TensorBoard
 from tests.support.runs import log, metrics, run_here, run_root, small_spec, stop_in
 from tests.support.tiny import chat_rows
+
+
+def test_a_whole_model_has_the_precision_of_its_files_where_no_config_says_it(tmp_path: Path, tiny: Path) -> None:
+    base = Path(shutil.copytree(tiny, tmp_path / "base"))
+    weights = {name: tensor.bfloat16() for name, tensor in load_file(base / "model.safetensors").items()}
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((base / "config.json").read_text())
+    config.pop("dtype", None)
+    (base / "config.json").write_text(json.dumps(config))
+    spec = small_spec(tmp_path, base, lora=None, model__dtype="float32", train__max_steps=1)
+    run_here(spec)
+    written = load_file(run_root(spec) / "final/model.safetensors")
+    assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
 
 
 def plain_eval_loss(model: Any, tokenizer: Any, rows: list[dict[str, Any]]) -> float:

@@ -134,6 +134,23 @@ def test_sums_are_rounded_once_to_the_precision_of_the_base(tmp_path: Path) -> N
     assert json.loads((tmp_path / "merged/config.json").read_text())["dtype"] == "bfloat16"
 
 
+@pytest.mark.parametrize(("name", "said_in"), [("llama", None), ("qwen3_vl", "text_config"), ("qwen3_vl", None)])
+def test_the_precision_of_the_base_is_found_wherever_it_is_said(
+    name: str, said_in: str | None, tmp_path: Path
+) -> None:
+    """Of models that see images a config often says it of the part that writes alone, and of others not at all."""
+    spec, _ = trained(name, tmp_path, torch.bfloat16)
+    config = json.loads((tmp_path / "base/config.json").read_text())
+    for section in (config, *(value for value in config.values() if isinstance(value, dict))):
+        section.pop("dtype", None)
+    if said_in is not None:
+        config[said_in]["dtype"] = "bfloat16"
+    (tmp_path / "base/config.json").write_text(json.dumps(config))
+    assert merge(spec.model, tmp_path / "final", tmp_path / "merged").dtype == "bfloat16"
+    merged = load_file(tmp_path / "merged/model.safetensors")
+    assert all(tensor.dtype is torch.bfloat16 for tensor in merged.values())
+
+
 def test_tokenizer_template_and_generation_config_come_along(tmp_path: Path) -> None:
     spec, _ = trained("llama", tmp_path)
     (tmp_path / "base/preprocessor_config.json").write_text("{}")

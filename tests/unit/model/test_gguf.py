@@ -1,0 +1,121 @@
+"""A GGUF file as a model to train: all of it, or a word of what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from rankzero.errors import ConfigError
+from rankzero.model.gguf import gguf_as_safetensors
+from tests.support.tiny import tiny_tokenizer
+
+gguf = pytest.importorskip("gguf", reason="the extra `demo` is not installed")
+
+NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+LAYERS, WIDTH, HEADS = 2, 32, 2
+
+
+def write_gguf(path: Path, holds: Callable[[str], bool] = lambda name: True) -> torch.nn.Module:
+    """A tiny Llama, of which the file holds these tensors. Returns the model."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = tiny_tokenizer(chat_template=None)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=WIDTH,
+        intermediate_size=2 * WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS,
+    )
+    model = LlamaForCausalLM(config)
+    names = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    for layer in range(LAYERS):
+        names |= {f"model.layers.{layer}.{ours}": f"blk.{layer}.{theirs}" for ours, theirs in NAMES.items()}
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_context_length(512)
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(2 * WIDTH)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(HEADS)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_dimension_count(WIDTH // HEADS)
+    writer.add_vocab_size(len(tokenizer))
+    vocabulary, added = tokenizer.get_vocab(), tokenizer.get_added_vocab()
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("llama-bpe")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token in added else 1 for token in tokens])
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
+    writer.add_eos_token_id(tokenizer.eos_token_id)
+    for name, tensor in model.state_dict().items():
+        module, _, kind = name.rpartition(".")
+        if holds(name):
+            writer.add_tensor(f"{names[module]}.{kind}", tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model
+
+
+def test_a_link_as_the_hub_s_cache_has_it(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    blob = tmp_path / "blobs" / "0123"
+    blob.parent.mkdir()
+    model = write_gguf(blob)
+    link = tmp_path / "snapshots" / "x.gguf"
+    link.parent.mkdir()
+    os.symlink(blob, link)
+    read = load_file(gguf_as_safetensors(link) / "model.safetensors")
+    assert read.keys() == model.state_dict().keys()
+    for name, weight in model.state_dict().items():
+        if "q_proj" not in name and "k_proj" not in name:  # llama.cpp has their rows in another order
+            torch.testing.assert_close(read[name], weight, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(("name", "hint"), [("x.gguf", "safetensors files"), ("x-00001-of-00002.gguf", "join the parts")])
+def test_weights_are_never_made_up(name: str, hint: str, tmp_path: Path) -> None:
+    """The first of several parts: what is not in it, transformers draws at random."""
+    file = tmp_path / name
+    write_gguf(file, lambda name: "layers.1." not in name)
+    for _ in range(2):  # nothing half is kept
+        with pytest.raises(ConfigError, match=r"9 of the model's weights.*model\.layers\.1\.input") as caught:
+            gguf_as_safetensors(file)
+    assert hint in caught.value.problems[0].hint and str(file) in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"no model at all"])
+def test_what_cannot_be_read_is_told(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "x.gguf"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match="cannot be read") as caught:
+        gguf_as_safetensors(file)
+    assert caught.value.problems[0].where == str(file)
+
+
+def test_a_file_that_is_cut_off_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "x.gguf"
+    write_gguf(file)
+    file.write_bytes(file.read_bytes()[:-4096])
+    with pytest.raises(ConfigError, match="cannot be read"):
+        gguf_as_safetensors(file)
