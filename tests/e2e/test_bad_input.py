@@ -151,6 +151,65 @@ def test_a_model_directory_without_weights(tmp_path: Path, tiny: Path, cli: Any)
     assert all(word in done.err for word in ("config.json", "model.safetensors", "tokenizer.json"))
 
 
+FIELDS: dict[str, dict[str, Any]] = {
+    "a number that is none": {"hidden_size": 32.5},
+    "heads that do not divide the width": {"num_attention_heads": 3},
+    "no vocabulary": {"vocab_size": None},
+    "a precision that there is not": {"dtype": "bf16"},
+    "an older name of it": {"torch_dtype": "auto"},
+    "an unknown activation": {"hidden_act": "swoosh"},
+    "unknown layers": {"layer_types": ["full_attention", "circular"]},
+    "an unknown architecture": {"model_type": "newest"},
+}
+
+
+@pytest.mark.parametrize("case", FIELDS)
+def test_a_config_that_makes_no_model_is_told(case: str, tmp_path: Path, tiny: Path, cli: Any) -> None:
+    model = Path(shutil.copytree(tiny, tmp_path / "model"))
+    config = json.loads((model / "config.json").read_text())
+    for name in ("dtype", "torch_dtype") if {"dtype", "torch_dtype"} & FIELDS[case].keys() else ():
+        config.pop(name, None)
+    (model / "config.json").write_text(json.dumps(config | FIELDS[case]))
+    refused(model, tmp_path, cli)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"model": {"type": "Newest"}}'])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+def test_a_file_of_the_model_that_is_damaged_is_told(
+    name: str, content: str, tmp_path: Path, tiny: Path, cli: Any
+) -> None:
+    model = Path(shutil.copytree(tiny, tmp_path / "model"))
+    if name in ("tokenizer_config.json", "generation_config.json") and content.startswith('{"'):
+        return  # harmless there
+    (model / name).write_text(content)
+    refused(model, tmp_path, cli)
+
+
+def refused(model: Path, tmp_path: Path, cli: Any) -> None:
+    """As a mistake in the model's directory, before anything is written."""
+    write_jsonl(tmp_path / "train.jsonl", chat_rows(4))
+    done = cli(f"train --model {model} --data {tmp_path / 'train.jsonl'} --output {tmp_path / 'runs/a'}")
+    assert done.code == 78 and "Traceback" not in done.err and "internal error" not in done.err, done.err
+    assert str(model) in done.err and "hint:" in done.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_model_s_own_code_that_lacks_a_package(tmp_path: Path, tiny: Path, cli: Any) -> None:
+    model = Path(shutil.copytree(tiny, tmp_path / "model"))
+    config = json.loads((model / "config.json").read_text())
+    config |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}}
+    (model / "config.json").write_text(json.dumps(config))
+    (model / "mine.py").write_text(
+        "from transformers import LlamaConfig, LlamaForCausalLM\nimport package_that_is_not_there\n"
+        "class Config(LlamaConfig):\n    model_type = 'mine'\n"
+        "class Model(LlamaForCausalLM):\n    config_class = Config\n"
+    )
+    write_jsonl(tmp_path / "train.jsonl", chat_rows(4))
+    line = f"train --model {model} --data {tmp_path / 'train.jsonl'} --output {tmp_path / 'runs/a'}"
+    done = cli(f"{line} model.trust_remote_code=true")
+    assert done.code == 78 and "package_that_is_not_there" in done.err and "install it" in done.err, done.err
+
+
 def test_a_vocabulary_larger_than_the_embedding(tmp_path: Path, tiny: Path, cli: Any) -> None:
     model = Path(shutil.copytree(tiny, tmp_path / "model"))
     tiny_tokenizer(vocab_size=500).save_pretrained(model)

@@ -28,15 +28,15 @@ def manifest_meta(spec: RunSpec, inputs: Inputs, environment: dict[str, Any]) ->
         "rankzero": __version__,
         "spec": spec.model_dump(mode="json"),
         "world_size": environment["world_size"],
-        **_identities(inputs),
+        **_identities(inputs, own_code=spec.model.trust_remote_code),
         "dtype": environment["dtype"],
         "labels": inputs.labels,
     }
 
 
-def _identities(inputs: Inputs) -> dict[str, Any]:
+def _identities(inputs: Inputs, *, own_code: bool) -> dict[str, Any]:
     return {
-        "model": weights_fingerprint(inputs.source.weights),
+        "model": weights_fingerprint(inputs.source.weights, own_code=own_code),
         "tokenizer": inputs.tokenizer_fingerprint,
         "data": inputs.train.fingerprint,
         "eval_data": None if inputs.eval is None else inputs.eval.fingerprint,
@@ -68,7 +68,8 @@ def refuse_before_gpus(run_dir: RunDir, spec: RunSpec, inputs: Inputs, options: 
     """As check_same_run, as far as it can be known without the devices that will train. Reads, writes nothing."""
     manifest = newest_manifest(run_dir)
     if manifest is not None:
-        check_same_run(manifest, {**manifest, **_identities(inputs)}, spec, run_dir, options.allow_changes)
+        own = _identities(inputs, own_code=spec.model.trust_remote_code)
+        check_same_run(manifest, {**manifest, **own}, spec, run_dir, options.allow_changes)
 
 
 def check_same_run(

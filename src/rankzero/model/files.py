@@ -20,6 +20,7 @@ CHAT_TEMPLATES = "additional_chat_templates"
 """The folder of a tokenizer's chat templates that have names: one for tools, say, beside the default one."""
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_GENERATION = "generation_config.json"
 
 NAMED_AS_STORED = frozenset(
     {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "gpt2", "gpt_neox", "opt"}
@@ -80,11 +81,16 @@ def tokenizer_problems(directory: Path) -> list[Problem]:
 
 def read_config(directory: Path) -> dict[str, Any]:
     """config.json; empty where it is none."""
+    return _read_object(directory / "config.json") or {}
+
+
+def _read_object(file: Path) -> dict[str, Any] | None:
+    """None where it is no JSON object."""
     try:
-        value = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def stored_layers(directory: Path) -> tuple[str, ...] | None:
@@ -145,6 +151,10 @@ def _config_problems(directory: Path) -> list[Problem]:
     if not isinstance(config.get("model_type"), str):
         hint = "copy it from the model's Hub page"
         return [Problem("config.json says no model_type, so nothing knows what the model is", str(directory), hint)]
+    if (directory / _GENERATION).is_file() and _read_object(directory / _GENERATION) is None:
+        # transformers passes over it without a word, and with it over what an answer ends with.
+        hint = "copy it from the model's Hub page, or remove it"
+        return [Problem(f"{_GENERATION} is no JSON object", str(directory), hint)]
     return []
 
 

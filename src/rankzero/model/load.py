@@ -75,7 +75,9 @@ def load_tokenizer(source: ModelSource, spec: ModelSpec, chat_template: str | No
         tokenizer = AutoTokenizer.from_pretrained(
             str(source.tokenizer), trust_remote_code=spec.trust_remote_code, local_files_only=True
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except ImportError as error:
+        raise missing_package(error, source.tokenizer) from error
+    except Exception as error:  # tokenizers raises bare ones; the cause is kept
         raise ConfigError(
             f"the tokenizer cannot be loaded: {first_line(error)}",
             where=str(source.tokenizer),
@@ -91,13 +93,22 @@ def load_tokenizer(source: ModelSource, spec: ModelSpec, chat_template: str | No
     return tokenizer
 
 
+def missing_package(error: ImportError, where: object) -> ConfigError:
+    """What to say where a model's own code, or transformers', needs a package that is not installed."""
+    return ConfigError(
+        first_line(error), where=str(where), hint="this model needs that package: install it beside rankzero"
+    )
+
+
 def load_config(source: ModelSource, spec: ModelSpec) -> Any:
     """The model's config. Raises ConfigError where it is none that transformers knows."""
     try:
         return AutoConfig.from_pretrained(
             str(source.weights), trust_remote_code=spec.trust_remote_code, local_files_only=True
         )
-    except (OSError, ValueError, KeyError) as error:
+    except ImportError as error:
+        raise missing_package(error, source.weights) from error
+    except Exception as error:  # transformers' checks of fields raise a bare one, others an AttributeError
         raise ConfigError(
             f"config.json cannot be used: {first_line(error)}",
             where=str(source.weights),
@@ -219,6 +230,8 @@ def load_model(
                 output_loading_info=True,
             )
     except ImportError as error:
+        if attention is None:
+            raise missing_package(error, source.weights) from error
         raise ConfigError(first_line(error), where="model.attention", hint="use model.attention: auto") from error
     except Exception as error:  # safetensors, torch and transformers each have their own; the cause is kept
         raise ConfigError(
@@ -248,10 +261,21 @@ def empty_model(
     kind = _kind(config, head)
     config = _own_config(config, head)
     forget_packing(config)
-    with torch.device("meta"):
-        model = _CLASSES[kind].from_config(
-            config, dtype=dtype, attn_implementation=attention, trust_remote_code=spec.trust_remote_code
-        )
+    try:
+        with torch.device("meta"):
+            model = _CLASSES[kind].from_config(
+                config, dtype=dtype, attn_implementation=attention, trust_remote_code=spec.trust_remote_code
+            )
+    except ImportError as error:
+        if attention is None:
+            raise missing_package(error, spec.local_dir or spec.name) from error
+        raise ConfigError(first_line(error), where="model.attention", hint="use model.attention: auto") from error
+    except Exception as error:  # whatever the code of an architecture makes of values that it does not know
+        raise ConfigError(
+            f"no model can be made of config.json: {type(error).__name__}: {first_line(error)}",
+            where=str(spec.local_dir or spec.name),
+            hint="check it against the model's Hub page; a newer transformers may know what it says",
+        ) from error
     kept = model._get_dtype_plan(dtype)  # what an architecture keeps in float32, as loading does
     for name, parameter in model.named_parameters():
         if any(fnmatch(name, f"*{pattern}*") for pattern in kept):

@@ -37,8 +37,9 @@ class ModelSource:
     name: str
 
 
-def weights_fingerprint(directory: Path) -> str:
-    """Tells two models apart by all of their bytes: the config, and name and sha256 of each file that is loaded.
+def weights_fingerprint(directory: Path, *, own_code: bool = False) -> str:
+    """Tells two models apart by all of their bytes: the config, and name and sha256 of each file that is loaded; with
+    `own_code` also of the modules beside them, of which a model is made that brings its own.
 
     Large files are read once and remembered in the cache until their inode, size or times change. Raises StorageError.
     """
@@ -47,6 +48,8 @@ def weights_fingerprint(directory: Path) -> str:
     config.pop("transformers_version", None)
     digest.update(json.dumps(config, sort_keys=True).encode())
     files, cache = _weight_files(directory), cache_root()
+    if own_code:
+        files += sorted(directory.glob("*.py"))
     unread = sum(path.stat().st_size for path in files if remembered_digest(str(path), cache) is None)
     if unread > _SAID_BYTES:
         _log.info("[STEP] hash the weights, %.1f GB: once, then as long as they stay as they are", unread / 1e9)

@@ -93,7 +93,9 @@ def test_a_link_as_the_hub_s_cache_has_it(tmp_path: Path) -> None:
             torch.testing.assert_close(read[name], weight, atol=0, rtol=0)
 
 
-@pytest.mark.parametrize(("name", "hint"), [("x.gguf", "safetensors files"), ("x-00001-of-00002.gguf", "join the parts")])
+@pytest.mark.parametrize(
+    ("name", "hint"), [("x.gguf", "safetensors files"), ("x-00001-of-00002.gguf", "join the parts")]
+)
 def test_weights_are_never_made_up(name: str, hint: str, tmp_path: Path) -> None:
     """The first of several parts: what is not in it, transformers draws at random."""
     file = tmp_path / name

@@ -135,9 +135,7 @@ def test_sums_are_rounded_once_to_the_precision_of_the_base(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("name", "said_in"), [("llama", None), ("qwen3_vl", "text_config"), ("qwen3_vl", None)])
-def test_the_precision_of_the_base_is_found_wherever_it_is_said(
-    name: str, said_in: str | None, tmp_path: Path
-) -> None:
+def test_the_precision_of_the_base_is_found_wherever_it_is_said(name: str, said_in: str | None, tmp_path: Path) -> None:
     """Of models that see images a config often says it of the part that writes alone, and of others not at all."""
     spec, _ = trained(name, tmp_path, torch.bfloat16)
     config = json.loads((tmp_path / "base/config.json").read_text())

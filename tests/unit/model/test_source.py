@@ -196,6 +196,15 @@ def test_any_byte_counts(shard: int, place: int, tmp_path: Path) -> None:
     assert weights_fingerprint(tmp_path) == before
 
 
+def test_a_model_s_own_code_counts_where_it_is_run(tmp_path: Path) -> None:
+    sharded(tmp_path)
+    (tmp_path / "modeling_mine.py").write_text("SCALE = 1")
+    without, before = weights_fingerprint(tmp_path), weights_fingerprint(tmp_path, own_code=True)
+    assert before != without
+    (tmp_path / "modeling_mine.py").write_text("SCALE = 2")
+    assert weights_fingerprint(tmp_path, own_code=True) != before and weights_fingerprint(tmp_path) == without
+
+
 def test_large_files_are_read_once_and_again_when_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hashing, "REMEMBERED_BYTES", 0)
     monkeypatch.setattr(hashing, "_SETTLED_NS", -1)
