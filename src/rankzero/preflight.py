@@ -50,11 +50,11 @@ class Finding:
     """None: it keeps nothing from running, and is said all the same."""
 
 
-Part = Literal["paths", "model", "run directory", "trackers"]
+Part = Literal["paths", "model", "run directory", "copies", "trackers"]
 """paths: files that the spec names. model: what is in the model's directory. run directory: whether it can be one.
-trackers: whether what they need is installed and set."""
+copies, trackers: whether what they need is installed and set."""
 
-EVERYTHING: tuple[Part, ...] = ("paths", "model", "run directory", "trackers")
+EVERYTHING: tuple[Part, ...] = ("paths", "model", "run directory", "copies", "trackers")
 _WORST_FIRST = (ConfigError, DataError, AccessError, ServiceError, StorageError)
 """Of several kinds of problems the exit code is that of the first here: what never mends itself before what may."""
 
@@ -105,6 +105,8 @@ def _findings(found: Loaded[RunSpec], parts: Collection[Part]) -> list[Finding]:
         findings += model_findings(found)
     if "run directory" in parts:
         findings += run_directory_findings(found)
+    if "copies" in parts:
+        findings += copy_findings(found.spec.output_url)
     if "trackers" in parts:
         findings += tracker_findings(found.spec)
     told = {finding.field for finding in elsewhere}
@@ -268,7 +270,7 @@ def run_directory_findings(found: Loaded[RunSpec]) -> list[Finding]:
         what = f"this run is in {shown(here)} already, and relative paths of a spec are relative to its file"
         hint = f"move it to {shown(root)}, or give output_dir={output_dir} on the command line to continue it there"
         return [Finding("output_dir", what, hint)]
-    return [*(_not_writable(root) or _held(root)), *copy_findings(found.spec.output_url)]
+    return _not_writable(root) or _held(root)
 
 
 def copy_findings(url: str | None) -> list[Finding]:

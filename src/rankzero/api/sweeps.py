@@ -51,7 +51,7 @@ def load_sweep(path: Path, overrides: Sequence[str] = (), *, warn: Callable[[Pro
     if reading.run is None:
         raise ConfigError(in_reading_order(reading.problems))
     run = reading.run
-    look(Reading(run.found, reading.problems, run.doubtful), ("paths", "model", "trackers"), warn=warn)
+    look(Reading(run.found, reading.problems, run.doubtful), ("paths", "model", "copies", "trackers"), warn=warn)
     if reading.sweep is None:
         raise ConfigError(in_reading_order(reading.problems))
     return reading.sweep
@@ -60,6 +60,10 @@ def load_sweep(path: Path, overrides: Sequence[str] = (), *, warn: Callable[[Pro
 def parallel_of(sweep: Sweep, gpus: int) -> int:
     """How many trials run at a time on a machine with so many GPUs. Raises ConfigError where they have no room."""
     processes = sweep.spec.nproc_per_node
+    if gpus and processes > gpus:
+        hint = f"{gpus} at most; a run over several machines is for a cluster (--cluster)"
+        what = f"a trial of {processes} GPUs has no room, and there are {gpus}"
+        raise ConfigError(what, where="nproc_per_node", hint=hint)
     if sweep.spec.parallel == "auto":
         return max(1, gpus // processes) if gpus else 1
     wanted = sweep.spec.parallel
@@ -77,11 +81,13 @@ def run_sweep(sweep: Sweep, *, say: Say, trainer: Callable[[int], Trainer] | Non
     before the end, with the trials saved, StorageError where the directory is held by another or cannot be written,
     ConfigError where it holds another sweep, and the trials' own error where none has a result.
     """
-    from rankzero.api.installed import require_sweep
+    from rankzero.api.installed import require_engine, require_sweep
     from rankzero.machine import local_gpu_count
     from rankzero.run_dir.lease import Lease
 
     require_sweep()
+    if trainer is None:
+        require_engine()
     from rankzero.sweep.here import Here
     from rankzero.sweep.outcome import keep_setting, require_a_result, write_best
     from rankzero.sweep.page import write_sweep_page

@@ -125,6 +125,15 @@ class Record:
             self._storage.set_trial_user_attr(own, _EXIT_CODE, exit_code)
             self._storage.set_trial_state_values(own, TrialState.FAIL)
 
+    def take_up(self, number: int) -> None:
+        """Have a trial that failed run again, with its values. The library knows no way back from an end."""
+        from sqlalchemy import text
+
+        back = text("UPDATE trials SET state = 'RUNNING', datetime_complete = NULL WHERE trial_id = :trial")
+        own = self._frozen()[number]._trial_id
+        with self._storage_errors(), self._storage.engine.begin() as connection:
+            connection.execute(back, {"trial": own})
+
     def importances(self) -> dict[str, float]:
         """How much each field matters for what trials score, the largest first; they add up to 1. Empty where too few
         trials tell (PED-ANOVA of the completed ones)."""
@@ -214,14 +223,15 @@ def _distribution(dimension: Choices | Numbers) -> BaseDistribution:
 
 
 def _trial(frozen: FrozenTrial) -> Trial:
+    failed = frozen.state == TrialState.FAIL  # else what is noted is of an earlier time
     return Trial(
         frozen.number,
         _STATES.get(frozen.state, "running"),
         frozen.params,
         tuple(_evaluations(frozen)),
         frozen.value if frozen.state in (TrialState.COMPLETE, TrialState.PRUNED) else None,
-        str(frozen.user_attrs.get(_CAUSE, "")),
-        frozen.user_attrs.get(_EXIT_CODE),
+        str(frozen.user_attrs.get(_CAUSE, "")) if failed else "",
+        frozen.user_attrs.get(_EXIT_CODE) if failed else None,
     )
 
 

@@ -1,7 +1,8 @@
 """The loop of a sweep: which trials run, what becomes of them, when it ends. Knows no place, no sampler and no page.
 
-Trials that were under way when the sweep stopped or was killed come first, with the values that they had. With one
-trial at a time the whole history follows from the sweep's spec; with several, they are chosen by what has ended before.
+Trials that were under way when the sweep stopped or was killed come first, with the values that they had, as do those
+that failed for what may be mended meanwhile. With one trial at a time the whole history follows from the sweep's spec;
+with several, they are chosen by what has ended before.
 """
 
 from __future__ import annotations
@@ -11,11 +12,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rankzero.errors import ConfigError, ExitCode, NonFiniteError, RankzeroError, StoppedError, StorageError
+from rankzero.errors import (
+    ConfigError,
+    ExitCode,
+    NonFiniteError,
+    Problem,
+    RankzeroError,
+    StoppedError,
+    StorageError,
+)
 from rankzero.launch.processes import signals_to, stop_signals
 from rankzero.launch.restarts import Restarts, may_be_cured
 from rankzero.spec.run_spec import RunSpec
-from rankzero.spec.search_space import chosen_values, shown
+from rankzero.spec.search_space import Choices, chosen_values, shown
 from rankzero.spec.sweep_load import Sweep, trial_run
 from rankzero.sweep.place import SweepDir
 from rankzero.sweep.record import Record, Trial
@@ -26,6 +35,10 @@ RESTARTS = 3
 """Of a trial, after failures that may pass."""
 PAUSE_SECONDS = (1.0, 10.0, 30.0)
 """Before a restart."""
+MENDABLE = frozenset({ExitCode.DATA, ExitCode.SERVICE, ExitCode.ACCESS, ExitCode.CONFIG})
+"""What a trial's values need not have caused: the next start of the sweep tries it again."""
+ENOUGH_ALIKE = 3
+"""First trials that fail with one cause, after which the others are kept for when it is mended."""
 Say = Callable[[str], None]
 
 
@@ -53,6 +66,10 @@ class SweepRun:
         self._place = SweepDir(sweep.directory)
         self._free = list(range(parallel))
         self._running: list[_Running] = []
+        for trial in record.trials:
+            if trial.exit_code in MENDABLE:
+                record.take_up(trial.number)
+                say(f"[TRIAL {trial.number}] had failed ({trial.exit_code}), and is tried again")
         self._waiting = [trial for trial in record.trials if not trial.is_over]
         self._made = len(record.trials)
         self._exhausted = False
@@ -61,8 +78,8 @@ class SweepRun:
         """What keeps every trial from going on."""
 
     def to_its_end(self) -> None:
-        """Return when every trial is over. Raises StoppedError where a signal came before, with the trials saved, and
-        StorageError where their directories cannot be written."""
+        """Return when every trial is over. Raises StoppedError where a signal came before, with the trials saved,
+        StorageError where their directories cannot be written, and the first trials' error where all fail with it."""
         with signals_to(self._heard, stop_signals()):
             try:
                 while self._go_on():
@@ -201,6 +218,7 @@ class SweepRun:
         cause = "; ".join(str(problem) for problem in failure.problems)
         self._record.fail(number, cause, int(failure.exit_code))
         self._say(f"[TRIAL {number}] failed ({int(failure.exit_code)}): {failure.problems[0]}")
+        self._lost = self._lost or _failed_alike(self._sweep, self._record.trials)
 
     def _leave(self, one: _Running) -> None:
         self._running.remove(one)
@@ -213,3 +231,22 @@ def best_of(sweep: Sweep, trials: Sequence[Trial]) -> Trial | None:
     done = [trial for trial in trials if trial.state == "complete" and trial.value is not None]
     sign = -1.0 if sweep.higher_is_better else 1.0
     return min(done, key=lambda trial: (sign * (trial.value or 0.0), trial.number), default=None)
+
+
+def _failed_alike(sweep: Sweep, trials: Sequence[Trial]) -> RankzeroError | None:
+    """The error of the first trials, where nothing else came of any and no value that they share may be its cause."""
+    failed = [trial for trial in trials if trial.state == "failed"]
+    got_on = any(trial.state in ("complete", "pruned") or trial.evaluations for trial in trials)
+    if got_on or len(failed) < ENOUGH_ALIKE:
+        return None
+    causes = {trial.cause.replace(sweep.run_name(trial.number), "") for trial in failed}
+    codes = {trial.exit_code for trial in failed}
+    searched = [name for name, one in sweep.space.items() if not isinstance(one, Choices) or len(one.values) > 1]
+    shared = [name for name in searched if len({trial.labels[name] for trial in failed}) == 1]
+    if len(causes) > 1 or len(codes) > 1 or not codes <= MENDABLE or shared:
+        return None
+    what = f"the first {len(failed)} trials failed alike: {failed[0].cause}"
+    hint = "the same command tries them again, when that is mended"
+    error = RankzeroError(Problem(what, str(sweep.directory), hint))
+    error.exit_code = ExitCode(codes.pop() or 0)
+    return error

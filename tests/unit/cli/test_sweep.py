@@ -81,6 +81,9 @@ def test_gpus_are_room_for_trials(tmp_path: Path) -> None:
     assert [room(0), room(8), room(8, nproc_per_node=3), room(4, parallel=2, nproc_per_node=2)] == [1, 8, 2, 2]
     with pytest.raises(ConfigError, match="3 trials of 2 GPUs at a time need 6 GPUs, and there are 4"):
         room(4, parallel=3, nproc_per_node=2)
+    with pytest.raises(ConfigError, match="a trial of 8 GPUs has no room, and there are 4") as caught:
+        room(4, nproc_per_node=8)
+    assert caught.value.problems[0].where == "nproc_per_node"
 
 
 def test_without_its_extra_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,3 +99,9 @@ def test_without_its_extra_it_says_what_to_install(tmp_path: Path, monkeypatch: 
 def test_what_the_run_names_is_looked_at_too(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train\.jsonl"):
         load_sweep(written(tmp_path, RUN))
+
+
+def test_a_package_that_copies_need_is_looked_for_before_the_first_trial(tmp_path: Path, cli: Any) -> None:
+    write_jsonl(tmp_path / "train.jsonl", chat_rows(10))
+    done = cli(f"sweep {written(tmp_path, {**RUN, 'output_url': 'nope://bucket/runs'})} --dry-run")
+    assert done.code == 78 and "nope:// is no kind of object store" in done.err, done.err

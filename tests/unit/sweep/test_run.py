@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from rankzero.errors import ConfigError, NonFiniteError, RankzeroError, StoppedError, StorageError
+from rankzero.errors import (
+    AccessError,
+    ConfigError,
+    DataError,
+    NonFiniteError,
+    RankzeroError,
+    ServiceError,
+    StoppedError,
+    StorageError,
+)
 from rankzero.spec.load import load_run_spec
 from rankzero.spec.run_spec import RunSpec
 from rankzero.spec.sweep_load import Sweep
@@ -59,6 +68,54 @@ def test_where_nothing_has_a_result_the_trials_error_is_the_sweeps(tmp_path: Pat
         require_a_result(sweep, record.trials)
     assert caught.value.exit_code == 78
     assert write_best(sweep, record.trials) is None
+
+
+@pytest.mark.parametrize("kind", [DataError, ServiceError, AccessError, ConfigError])
+def test_what_may_have_been_mended_is_tried_again_by_the_next_start(tmp_path: Path, kind: type[RankzeroError]) -> None:
+    """With its values, and in its place: what is wrong with data, a token or a package is nobody's outcome."""
+    sweep = sweep_of(tmp_path, trials=3)
+    failures: dict[str, list[RankzeroError]] = {
+        "trial-000": [NonFiniteError("the loss of step 3 is NaN")],
+        "trial-001": [kind("it is not there")] * 4,
+    }
+    before, _ = run_it(sweep, Formula(failures=failures))
+    assert [trial.state for trial in before.trials] == ["failed", "failed", "complete"]
+    labels = [trial.labels for trial in before.trials]
+    after, said = run_it(sweep, (again := Formula()))
+    assert [trial.state for trial in after.trials] == ["failed", "complete", "complete"]
+    assert again.started == ["trial-001"]
+    assert [trial.labels for trial in after.trials] == labels
+    assert after.trials[1].cause == "" and after.trials[1].exit_code is None
+    assert "[TRIAL 1] had failed (" in said[0]
+
+
+def test_where_nothing_was_mended_a_trial_fails_again_and_the_others_stay(tmp_path: Path) -> None:
+    parameters = {"train.sharding": {"values": ["zero3", "ddp"]}, "train.offload": {"values": ["optimizer"]}}
+    sweep = sweep_of(tmp_path, sampler="grid", parameters=parameters)
+    before, _ = run_it(sweep, Formula())
+    after, _ = run_it(sweep, (again := Formula()))
+    assert [trial.state for trial in after.trials] == ["complete", "failed"]
+    assert after.trials == before.trials and again.started == []
+
+
+def test_a_cause_that_all_trials_share_ends_the_sweep_before_it_is_used_up(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, trials=9, parameters={"lora.r": {"min": 2, "max": 64}})
+    bad = {f"trial-00{n}": [DataError("no messages", where="train.jsonl:3", hint="mend it")] for n in range(9)}
+    place = Formula(failures={name: list(errors) for name, errors in bad.items()})
+    with pytest.raises(RankzeroError, match="the first 3 trials failed alike: train.jsonl:3: no messages") as caught:
+        run_it(sweep, place)
+    assert caught.value.exit_code == 65
+    assert place.started == ["trial-000", "trial-001", "trial-002"]
+    record, _ = run_it(sweep, Formula())
+    assert [trial.state for trial in record.trials] == ["complete"] * 9
+
+
+def test_a_cause_that_a_value_may_have_ends_no_sweep(tmp_path: Path) -> None:
+    """The first six points of this grid have it, and what each of them has in common with the others."""
+    values = {"model.attention": {"values": ["varlen", "sdpa"]}, "lora.r": {"values": [2, 4, 6, 8, 10, 12]}}
+    failures: dict[str, list[RankzeroError]] = {f"trial-00{n}": [ConfigError("no varlen here")] for n in range(6)}
+    record, _ = run_it(sweep_of(tmp_path, sampler="grid", parameters=values, trials=12), Formula(failures=failures))
+    assert [trial.state for trial in record.trials] == ["failed"] * 6 + ["complete"] * 6
 
 
 def test_a_combination_that_no_run_can_have_is_a_failed_trial(tmp_path: Path) -> None:
