@@ -170,12 +170,13 @@ def _directory_of(run: str) -> str:
     """The run directory of a run.yaml that trains; any other name as it is."""
     if not (run.endswith((".yaml", ".yml")) and Path(run).is_file()):
         return run
+    from rankzero.run_dir.setting import settled
     from rankzero.spec.load import load_run_spec
     from rankzero.spec.local_paths import absolute
     from rankzero.spec.resolve import resolve
 
     loaded = load_run_spec(Path(run), env=os.environ)
-    spec = absolute(resolve(loaded.spec), loaded.base)
+    spec = settled(absolute(resolve(loaded.spec), loaded.base))
     return str(Path(spec.output_dir) / str(spec.name))
 
 

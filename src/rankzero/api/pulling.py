@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from rankzero.errors import ConfigError, UsageError
 if TYPE_CHECKING:
     from rankzero.persist.pulling import Checkpoints, Only, Pulled
     from rankzero.persist.sources import Source
+    from rankzero.spec.run_spec import RunSpec
 
 Say = Callable[[str], None]
 
@@ -41,22 +42,48 @@ def pull(
     """
     from rankzero.persist import pulling
 
-    wanted = _wanted(run, url, output, asks_cluster=cluster is not None)
-    with _source(wanted, cluster, say) as source:
-        return pulling.pull(source, wanted.root, say, checkpoints=checkpoints, only=only)
+    wanted = _wanted(run, url, asks_cluster=cluster is not None)
+    with _source(wanted, cluster, say) as (source, name):
+        root = Path(output) if output is not None else _root(run, name)
+        return pulling.pull(source, root, say, checkpoints=checkpoints, only=only)
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    name: str
-    root: Path
+    names: tuple[str, ...]
+    """That it may have, the likeliest first."""
     url: str | None
+    file: Path | None
+    """The run.yaml that was given."""
 
 
-def _wanted(run: str, url: str | None, output: str | os.PathLike[str] | None, *, asks_cluster: bool) -> _Wanted:
-    """Which run, to where, and from which store, where it is one."""
+def _names(spec: RunSpec) -> tuple[str, ...]:
+    """With `resume: new` it is beside another setting's run, where that was there first."""
+    from rankzero.spec.diff import name_beside
+
+    return (name_beside(spec), str(spec.name)) if spec.resume == "new" else (str(spec.name),)
+
+
+def _root(run: str, name: str) -> Path:
+    """Where it goes: where it is already, else runs/<name>."""
     from rankzero.run_dir.result import DEFAULT_OUTPUT
+
+    here = _here(run)
+    return here if here.name == name else Path(DEFAULT_OUTPUT) / name
+
+
+def _here(run: str) -> Path:
+    from rankzero.run_dir.result import DEFAULT_OUTPUT
+
+    path = Path(run)
+    return path if (path / "run.yaml").is_file() else Path(DEFAULT_OUTPUT) / path.name
+
+
+def _wanted(run: str, url: str | None, *, asks_cluster: bool) -> _Wanted:
+    """Which run, and from which store, where it is one."""
+    from rankzero.run_dir.setting import settled
     from rankzero.spec.load import load_run_spec
+    from rankzero.spec.local_paths import absolute
     from rankzero.spec.resolve import resolve
 
     if url is not None and "://" not in url:
@@ -65,30 +92,36 @@ def _wanted(run: str, url: str | None, output: str | os.PathLike[str] | None, *,
         )
     path = Path(run)
     given = path.name.endswith((".yaml", ".yml"))
-    here = path if (path / "run.yaml").is_file() else Path(DEFAULT_OUTPUT) / path.name
-    spec_file = path if given else here / "run.yaml"
     if given and not path.is_file():
         raise ConfigError("there is no such file", where=run, hint="a run.yaml, or the name of a run")
-    name, there = path.name, None
+    spec_file = path if given else _here(run) / "run.yaml"
+    names: tuple[str, ...] = (path.name,)
+    there = None
     if spec_file.is_file():
-        spec = resolve(load_run_spec(spec_file, env=os.environ if given else {}).spec)
-        name, there = str(spec.name), spec.output_url
-    root = Path(output) if output is not None else here if here.name == name else Path(DEFAULT_OUTPUT) / name
-    if url is None and there is not None and not asks_cluster:
-        url = f"{there.rstrip('/')}/{name}"
-    return _Wanted(name, root, url)
+        loaded = load_run_spec(spec_file, env=os.environ if given else {})
+        spec = resolve(loaded.spec)
+        names, there = (str(spec.name),), spec.output_url
+        if given and not asks_cluster:
+            names = _names(settled(absolute(spec, loaded.base)))
+    if url is None and not asks_cluster:
+        url = there
+    return _Wanted(names, url, path if given else None)
 
 
 @contextmanager
-def _source(wanted: _Wanted, cluster: str | None, say: Say) -> Iterator[Source]:
+def _source(wanted: _Wanted, cluster: str | None, say: Say) -> Iterator[tuple[Source, str]]:
+    """The run there, and its name."""
     from rankzero.persist.pulling import tried
     from rankzero.persist.sources import CommandSource, ObjectSource
 
-    def found_in(url: str) -> Source:
-        return tried(lambda: ObjectSource.find(url, wanted.name), say)
+    def found_in(url: str, names: Sequence[str]) -> tuple[Source, str]:
+        def find(name: str) -> Source:
+            return ObjectSource.find(url, name, itself=name == names[-1])
+
+        return _first(lambda name: tried(lambda: find(name), say), names)
 
     if wanted.url is not None:
-        yield found_in(wanted.url)
+        yield found_in(wanted.url, wanted.names)
         return
     from rankzero.api.clusters import open_backend
     from rankzero.api.planning import cluster_from
@@ -102,12 +135,33 @@ def _source(wanted: _Wanted, cluster: str | None, say: Say) -> Iterator[Source]:
     if outputs is None or not (kept or outputs.url):
         hint = "give the URL of an object store, or a cluster.yaml whose storage.outputs has a claim"
         raise ConfigError("no volume of this cluster keeps results", where="storage.outputs", hint=hint)
+    names = _names_in_pods(wanted, cluster)
     if not kept:
-        yield found_in(str(outputs.url))
+        yield found_in(str(outputs.url), names)
         return
     pod = reader_pod(spec, f"rankzero-pull-{uuid.uuid4().hex[:8]}")
     how = "" if on_hosts else f" by the pod {pod['metadata']['name']}"
-    say(f"{wanted.name} is read from {kept}{how}")
+    say(f"{names[-1]} is read from {kept}{how}")
     root = str(outputs.host_path) if on_hosts else outputs.mount  # hosts' directories are this machine's
     with open_backend(spec, say=say).reading(pod, say) as execute:
-        yield tried(lambda: CommandSource.find(execute, root, wanted.name, f"{kept}:"), say)
+        yield _first(lambda name: tried(lambda: CommandSource.find(execute, root, name, f"{kept}:"), say), names)
+
+
+def _first(find: Callable[[str], Source], names: Sequence[str]) -> tuple[Source, str]:
+    """What is found by the first of these names. Raises as `find` does for the last one."""
+    for name in names[:-1]:
+        with suppress(ConfigError):
+            return find(name), name
+    return find(names[-1]), names[-1]
+
+
+def _names_in_pods(wanted: _Wanted, cluster: str | None) -> Sequence[str]:
+    """As `_names` of the spec that pods are given, whose paths are theirs."""
+    from rankzero.api.planning import plan_of
+
+    if wanted.file is None:
+        return wanted.names
+    try:
+        return _names(plan_of(wanted.file, cluster).run)
+    except ConfigError:  # it cannot be submitted now
+        return wanted.names

@@ -84,9 +84,9 @@ class ObjectSource:
             self._store.invalidate_cache()
 
     @classmethod
-    def find(cls, url: str, run: str) -> ObjectSource:
-        """The run of this name below a URL, or what the URL itself is. Raises ConfigError where there is none."""
-        for place in (posixpath.join(url, run), url):
+    def find(cls, url: str, run: str, *, itself: bool = True) -> ObjectSource:
+        """The run of this name below a URL, or what the URL `itself` is. Raises ConfigError where there is none."""
+        for place in (posixpath.join(url, run), *([url] if itself else [])):
             source = cls(place)
             if source.has("run.yaml"):
                 return source

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 import yaml
 
+from rankzero.api.specs import load_spec
 from rankzero.cli import watch
 from rankzero.cli.local_runs import as_table, local_runs, sparkline
 from rankzero.cli.logs import log_lines
 from rankzero.run_dir.goodput import Start, StartLine
 from tests.support.cli import Cli
 from tests.support.unreadable import close
+from tests.unit.run_dir.test_setting import save
 
 
 def make_run(root: Path, *losses: float, eval_loss: float | None = None, **changes: Any) -> Path:
@@ -51,6 +53,20 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     make_run(tmp_path / "runs/bad", 3.0, 4.0, eval_loss=5.0, train={"learning_rate": 0.2})
     make_run(tmp_path / "runs/unknown", 3.0)
     return tmp_path / "runs"
+
+
+def test_a_run_yaml_means_the_run_beside_the_one_that_has_its_name(cli: Cli, two: Path) -> None:
+    """As `resume: new` has it: what is shown is what the same command would go on with."""
+    (two.parent / "t.jsonl").write_text('{"text": "a"}\n')
+    Path("mine.yaml").write_text("name: good\nresume: new\nmodel: {name: org/m}\ndata: {train: t.jsonl}\n")
+    first = load_spec("mine.yaml")
+    assert first.name == "good"
+    save(first)
+    Path("mine.yaml").write_text(Path("mine.yaml").read_text() + "train: {max_steps: 7}\n")
+    beside = str(load_spec("mine.yaml").name)
+    assert beside != "good"
+    make_run(two / beside, 3.0, 2.0)
+    assert cli("status mine.yaml").out == cli(f"status {two / beside}").out != cli("status good").out
 
 
 def test_a_run_that_is_not_here_is_no_question_of_a_cluster(cli: Cli, two: Path) -> None:

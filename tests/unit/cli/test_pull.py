@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from rankzero.api.planning import plan_of
 from rankzero.launch.backend import Say
 from rankzero.launch.labels import Manifest
 from rankzero.persist.sources import Execute
 from rankzero.run_dir.atomic import commit_directory
 from rankzero.run_dir.paths import RunDir
+from rankzero.spec.diff import name_beside
+from rankzero.spec.load import load_run_spec
+from rankzero.spec.local_paths import absolute
+from rankzero.spec.resolve import resolve
 from tests.support.cli import Cli
 from tests.support.volume import run_python
 
@@ -53,6 +59,45 @@ def test_from_where_its_spec_says(cli: Cli, store: str) -> None:
     Path("run.yaml").write_text(f"{RUN}output_url: {store}/runs\n")
     assert cli("pull run.yaml").code == 0
     assert Path("runs/r/final/weights").read_text() == "w"
+
+
+NEW = f"{RUN}resume: new\n"
+
+
+@pytest.fixture
+def two(store: str) -> tuple[str, str]:
+    """The store, where this setting's run is beside another's, and that run's name."""
+    spec = resolve(load_run_spec(written(NEW), env={}).spec)
+    beside = name_beside(absolute(spec, Path.cwd()))
+    shutil.copytree(f"{store.removeprefix('file://')}/runs/r", f"{store.removeprefix('file://')}/runs/{beside}")
+    return store, beside
+
+
+def written(text: str) -> Path:
+    Path("run.yaml").write_text(text)
+    return Path("run.yaml")
+
+
+@pytest.mark.parametrize("place", ["", "/runs"])
+def test_the_run_beside_another_settings(cli: Cli, two: tuple[str, str], place: str) -> None:
+    """As `resume: new` has made it, wherever it was trained: nothing of either is here."""
+    store, beside = two
+    done = cli(f"pull run.yaml {store}{place} --json")
+    assert json.loads(done.out)["run_dir"] == f"runs/{beside}", done.err
+    written(f"{NEW}train: {{max_steps: 3}}\n")
+    assert json.loads(cli(f"pull run.yaml {store}{place} --json").out)["run_dir"] == "runs/r"
+    assert json.loads(cli(f"pull run.yaml {store}/runs/r -o o --json").out)["run_dir"] == "o"
+
+
+def test_the_run_beside_another_settings_on_a_volume(cli: Cli, store: str) -> None:
+    """Its name follows from the paths that pods have."""
+    mount = store.removeprefix("file://")
+    Path("c.yaml").write_text(f"kind: slurm\nstorage: {{outputs: {{mount: {mount}, host_path: {mount}}}}}\n")
+    Path("t.jsonl").write_text('{"text": "a"}\n')
+    beside = name_beside(plan_of(written(NEW), "c.yaml").run)
+    shutil.copytree(f"{mount}/runs/r", f"{mount}/runs/{beside}")
+    done = cli("pull run.yaml --cluster c.yaml --json")
+    assert json.loads(done.out)["run_dir"] == f"runs/{beside}", done.err
 
 
 def test_from_a_cluster_through_a_pod(cli: Cli, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
