@@ -31,8 +31,9 @@ from rankzero.model.files import (
 from rankzero.model.hub import cached, not_cached
 from rankzero.run_dir.lease import holder
 from rankzero.run_dir.paths import RunDir
+from rankzero.run_dir.setting import settled
 from rankzero.spec.load import Loaded, Reading, in_reading_order
-from rankzero.spec.local_paths import LocalPart, PathField, in_base, local_part, path_fields
+from rankzero.spec.local_paths import LocalPart, PathField, absolute, in_base, local_part, path_fields
 from rankzero.spec.nearby import dangling, near, shown
 from rankzero.spec.resolve import resolve
 from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec
@@ -260,10 +261,11 @@ def _wanted(field: PathField) -> str:
 
 def run_directory_findings(found: Loaded[RunSpec]) -> list[Finding]:
     """Why no run can be written there, or should not be."""
-    name, output_dir = str(resolve(found.spec).name), found.spec.output_dir
+    output_dir = found.spec.output_dir
     if "://" in output_dir:
         hint = "run directories are on a file system; output_url copies them to an object store"
         return [Finding("output_dir", f"{output_dir} is no directory", hint)]
+    name = str(settled(absolute(resolve(found.spec), found.base)).name)
     root = Path(in_base(output_dir, found.base)) / name
     here = Path(in_base(output_dir, Path.cwd())) / name
     if not os.path.exists(root) and here != root and os.path.isfile(RunDir(here).spec):

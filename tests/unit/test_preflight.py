@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rankzero.api.specs import load_spec
 from rankzero.errors import ConfigError, DataError, RankzeroError, StorageError
 from rankzero.model.files import NAMED_AS_STORED
 from rankzero.preflight import look, look_for_files
@@ -18,6 +19,7 @@ from rankzero.run_dir.lease import Lease
 from rankzero.spec.load import read_run_spec
 from tests.support.paper_model import paper_model
 from tests.support.unreadable import close
+from tests.unit.run_dir.test_setting import save
 
 GOOD = """model: {name: m}
 data: {train: train.jsonl}
@@ -266,6 +268,19 @@ def test_a_run_directory_that_is_in_use(project: Path) -> None:
     assert type(error) is StorageError
     assert f"runs/r is in use by process {os.getpid()}" in str(error)
     look(read_run_spec(Path("run.yaml"), ["name=r"], env={}))
+
+
+def test_a_run_directory_that_another_setting_has_is_not_the_one_that_is_asked_for(project: Path) -> None:
+    """With `resume: new` the run goes beside it, also while that one is under way."""
+    save(load_spec("run.yaml", {"name": "r", "resume": "new"}))
+    lease = Lease(project / "runs/r")
+    lease.acquire()
+    try:
+        look(read_run_spec(Path("run.yaml"), ["name=r", "resume=new", "train.max_steps=3"], env={}))
+        assert "is in use by" in str(found("name=r", "resume=new"))
+        assert "is in use by" in str(found("name=r", "train.max_steps=3"))
+    finally:
+        lease.release()
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
