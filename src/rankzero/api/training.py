@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -54,7 +54,7 @@ def train(
         hint = "leave in_process out: a run of several processes, or one that is started again, has its own"
         raise UsageError("this process can be one process of a run, once", where="in_process", hint=hint)
     source = spec.model_dump(mode="json") if isinstance(spec, RunSpec) else spec  # the same rules hold for both
-    resolved = checked(read(source, overrides), EVERYTHING)
+    resolved = settled_elsewhere(checked(read(source, overrides), EVERYTHING))
     start(resolved, options or RunOptions(), processes, max_restarts, in_process=in_process)
     return Run(Path(resolved.output_dir) / str(resolved.name))
 
@@ -114,6 +114,17 @@ def run_to_end(
         return report
 
 
+def settled_elsewhere(spec: RunSpec) -> RunSpec:
+    """The spec with the name that it runs under, which with `resume: new` may be decided by what only its object store
+    has. Raises StorageError where that does not answer."""
+    if spec.output_url is None or spec.resume != "new":
+        return spec
+    from rankzero.persist import copying
+    from rankzero.persist.run_store import copy_url
+
+    return copying.settled_by_copies(spec, [str(copy_url(spec))], _said())
+
+
 @contextmanager
 def kept_elsewhere(spec: RunSpec) -> Iterator[None]:
     """As copying.kept_elsewhere, said on standard error. Under torchrun rank 0 does it."""
@@ -121,6 +132,13 @@ def kept_elsewhere(spec: RunSpec) -> Iterator[None]:
         yield
         return
     from rankzero.persist import copying
+
+    with copying.kept_elsewhere(spec, _said()):
+        yield
+
+
+def _said() -> Callable[[str], None]:
+    """Says on standard error what is copied."""
     from rankzero.redaction import Redactor
     from rankzero.stderr import write_stderr
     from rankzero.wording import printable
@@ -130,5 +148,4 @@ def kept_elsewhere(spec: RunSpec) -> Iterator[None]:
     def say(text: str) -> None:
         write_stderr(redact(printable(f"{datetime.now():%H:%M:%S} [COPY] {text}\n")))
 
-    with copying.kept_elsewhere(spec, say):
-        yield
+    return say

@@ -83,7 +83,7 @@ def train(
 
     Every local GPU is used, or else the CPU. What stands in RUN.yaml can be changed for once: train.max_steps=100.
     """
-    from rankzero.api.training import require_same_run, start
+    from rankzero.api.training import require_same_run, settled_elsewhere, start
     from rankzero.cli.first_line import say_step
     from rankzero.cli.seed_flags import SeedFlags
     from rankzero.machine import process_started
@@ -124,6 +124,7 @@ def train(
             return
         if in_process and os.environ.get("RANK", "0") == "0":
             say_step("nothing is wrong so far; import torch and transformers")
+        spec = settled_elsewhere(spec)
         report = start(spec, options, nproc, restarts, in_process=in_process, begun=process_started())
     if os.environ.get("RANK", "0") == "0":
         directory = shown(os.path.join(spec.output_dir, str(spec.name)))

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rankzero.errors import Problem, StopNow, StorageError
 from rankzero.persist.run_store import RunStore, copy_url
 from rankzero.run_dir.lease import Lease
 from rankzero.run_dir.paths import RunDir
+from rankzero.run_dir.setting import settled
 from rankzero.spec.run_spec import RunSpec
 
 T = TypeVar("T")
@@ -24,6 +25,31 @@ INTERVAL_SECONDS = 15.0
 ATTEMPTS = 3
 PAUSE_SECONDS = 2.0
 """Between attempts, at the start and at the end of a run."""
+
+
+def settled_by_copies(spec: RunSpec, urls: Sequence[str], say: Say) -> RunSpec:
+    """As `setting.settled`, where the copies of the run's directory at these URLs count as well.
+
+    Raises StorageError where one that has to tell does not answer.
+    """
+    run_dir = RunDir(Path(spec.output_dir) / str(spec.name))
+
+    def newest() -> Mapping[str, Any] | None:
+        for url in urls:
+            try:
+                held = _tried(RunStore(run_dir, url).newest_manifest, say)
+            except StorageError as error:
+                raise _not_started(error, url) from error
+            if held is not None:
+                return held
+        return None
+
+    return settled(spec, newest)
+
+
+def _not_started(error: StorageError, url: str) -> StorageError:
+    hint = "a run may be there that this one would write over: try again, or leave the copy's URL out"
+    return StorageError([*error.problems, Problem("so nothing was started", url, hint)])
 
 
 def bring_back(run_dir: RunDir, store: RunStore, say: Say) -> None:
@@ -45,8 +71,7 @@ def bring_back(run_dir: RunDir, store: RunStore, say: Say) -> None:
             lease.release()
     except StorageError as error:
         if here is None:
-            hint = "a run may be there that this one would write over: try again, or leave the copy's URL out"
-            raise StorageError([*error.problems, Problem("so nothing was started", store.url, hint)]) from error
+            raise _not_started(error, store.url) from error
         say(f"{error}; the run goes on from step {here}, which is here")
         return
     if step is not None:

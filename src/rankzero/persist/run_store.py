@@ -5,10 +5,13 @@ A checkpoint is whole when its manifest is there, which is written last here as 
 
 from __future__ import annotations
 
+import json
 import posixpath
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from rankzero.directories import files_below
 from rankzero.errors import StorageError
@@ -58,6 +61,17 @@ class RunStore:
         """Step of the newest whole checkpoint there; None: there is none. Raises StorageError."""
         with store_errors(self.url):
             return max(self._remote_steps(), default=None)
+
+    def newest_manifest(self) -> dict[str, Any] | None:
+        """What the newest whole checkpoint there says of itself, as far as it can be read. Raises StorageError."""
+        with store_errors(self.url):
+            for step in sorted(self._remote_steps(), reverse=True):
+                text = self._store.cat_file(posixpath.join(self._root, f"checkpoints/step-{step}", MANIFEST))
+                with suppress(ValueError):
+                    value = json.loads(text)
+                    if isinstance(value, dict) and "spec" in value:
+                        return value
+        return None
 
     def restore(self, say: Callable[[str], None]) -> int | None:
         """Bring back the newest intact checkpoint, where it is newer than what is here, the best one, and the run's

@@ -4,6 +4,7 @@ whether that run is finished. Reads, writes nothing."""
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +25,26 @@ def newest_manifest(run_dir: RunDir) -> dict[str, Any] | None:
     return None
 
 
-def settled(spec: RunSpec) -> RunSpec:
+def settled(spec: RunSpec, elsewhere: Callable[[], Mapping[str, Any] | None] = lambda: None) -> RunSpec:
     """The spec with the name that it runs under: with `resume: new`, one beside the name that another setting has.
 
     The new name follows from the setting alone, so the same command finds it again, on every process and after a
-    restart. `spec` is resolved.
+    restart. `spec` is resolved. `elsewhere` is asked for the newest manifest that a copy has, where nothing is here.
     """
     if spec.resume != "new":
         return spec
-    held = newest_manifest(RunDir(Path(spec.output_dir) / str(spec.name)))
+    beside = spec.model_copy(update={"name": name_beside(spec)})
+    held: Mapping[str, Any] | None = newest_manifest(_run_dir(spec))
+    if held is None and newest_manifest(_run_dir(beside)) is not None:
+        return beside  # it was begun there
+    held = elsewhere() if held is None else held
     if held is None or is_same_setting(RunSpec.model_validate(held["spec"]), spec):
         return spec
-    return spec.model_copy(update={"name": name_beside(spec)})
+    return beside
+
+
+def _run_dir(spec: RunSpec) -> RunDir:
+    return RunDir(Path(spec.output_dir) / str(spec.name))
 
 
 def is_finished(run_dir: RunDir, spec: RunSpec) -> bool:

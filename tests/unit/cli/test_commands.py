@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from rankzero.spec.run_options import RunOptions
 from rankzero.spec.run_spec import RunSpec
 from tests.support.cli import Cli
 from tests.support.paper_model import paper_model
+from tests.unit.run_dir.test_setting import save
 
 SMALL = "model: {name: m}\ndata: {train: t.jsonl}\n"
 REPORT = {
@@ -91,6 +93,21 @@ class TestTrain:
     def test_overrides_may_come_first(self, cli: Cli, started: Started) -> None:
         assert cli("train train.seed=3 run.yaml --seq-len 64").code == 0
         assert (started.last[0].train.seed, started.last[0].data.max_length) == (3, 64)
+
+    def test_a_store_that_has_another_settings_run(self, cli: Cli, started: Started, tmp_path: Path) -> None:
+        """Nothing of it is here, and with `resume: new` nothing of it is brought here."""
+        new = f"train run.yaml name=r resume=new output_url=file://{tmp_path}/store"
+        assert cli(f"{new} train.seed=3").code == 0
+        other = started.last[0]
+        assert other.name == "r"
+        save(other)
+        shutil.copytree("runs/r", tmp_path / "store/r")
+        shutil.rmtree("runs/r")
+        done = cli(f"{new} train.seed=4")
+        assert done.code == 0, done.err
+        name = str(started.last[0].name)
+        assert name.startswith("r-") and f"run directory  runs/{name}" in done.out
+        assert cli(f"{new} train.seed=3").code == 0 and started.last[0].name == "r"
 
     def test_the_seeds_flags_without_a_file(self, cli: Cli, started: Started) -> None:
         done = cli(

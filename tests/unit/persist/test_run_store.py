@@ -16,13 +16,14 @@ import pytest
 import rankzero.persist.run_store
 from rankzero.engine.checkpoint import prune_checkpoints
 from rankzero.errors import ConfigError, StoppedError, StorageError
-from rankzero.launch.node.mirror import downloaded, mirrored
+from rankzero.launch.node.mirror import downloaded, mirrored, settled_there
 from rankzero.launch.node.settings import Mirror, NodeSettings
 from rankzero.persist import copying
 from rankzero.persist.objects import download_tree
 from rankzero.persist.run_store import RunStore
 from rankzero.run_dir.atomic import MANIFEST, commit_directory, verify_directory, write_text
 from rankzero.run_dir.paths import RunDir
+from rankzero.spec.diff import name_beside
 from rankzero.spec.run_spec import RunSpec
 from tests.support.unreadable import refuse
 
@@ -340,6 +341,55 @@ def test_pods_copy_to_the_url_of_the_run_spec_too(run: RunDir, url: str) -> None
     shutil.rmtree(run.root)
     with mirrored(spec.model_copy(update={"output_url": url}), settings, 0, lambda _text: None, never):
         assert run.committed_steps() == [5]
+
+
+def saved_as(spec: RunSpec, step: int) -> RunDir:
+    """A checkpoint of this setting, with the spec in its manifest as runs leave it."""
+    run = RunDir(Path(spec.output_dir) / str(spec.name))
+    staged = run.root / "staged"
+    staged.mkdir(parents=True)
+    run.checkpoints.mkdir(exist_ok=True)
+    commit_directory(staged, run.checkpoint(step), {"step": step, "spec": spec.model_dump(mode="json")})
+    return run
+
+
+@pytest.mark.parametrize("by", ["the spec", "the cluster"])
+def test_a_run_goes_beside_the_one_that_only_the_store_has(run: RunDir, url: str, by: str) -> None:
+    """With `resume: new`; brought back into its place, the other setting's run would be in the way."""
+    spec, settings = settings_for(run, url)
+    shutil.rmtree(run.root)
+    spec = spec.model_copy(update={"resume": "new"})
+    if by == "the spec":
+        spec, settings = spec.model_copy(update={"output_url": url}), NodeSettings(run="r")
+    other = spec.model_copy(update={"train": spec.train.model_copy(update={"max_steps": 3})})
+    assert settled_there(spec, settings, print) == spec, "nothing is there yet"
+    RunStore(saved_as(other, 5), f"{url}/r").upload()
+    shutil.rmtree(run.root)
+    found = settled_there(spec, settings, print)
+    assert found.name == name_beside(spec) and settled_there(other, settings, print) == other
+    with mirrored(found, settings, 0, lambda _text: None, never):
+        saved_as(found, 7)
+    assert not run.root.exists()
+    shutil.rmtree(run.root.parent)
+    assert settled_there(spec, settings, print) == found
+    with mirrored(found, settings, 0, lambda _text: None, never):
+        assert RunDir(run.root.parent / str(found.name)).committed_steps() == [7]
+
+
+def test_a_store_that_does_not_answer_is_asked_only_where_nothing_is_here(
+    run: RunDir, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, settings = settings_for(run, url)
+    spec = spec.model_copy(update={"resume": "new"})
+
+    def down(_self: RunStore) -> None:
+        raise StorageError("it does not answer", where=url)
+
+    monkeypatch.setattr(RunStore, "newest_manifest", down)
+    with pytest.raises(StorageError, match="so nothing was started"):
+        settled_there(spec, settings, lambda _text: None)
+    saved_as(spec, 5)
+    assert settled_there(spec, settings, print) == spec
 
 
 def test_results_outside_of_what_is_copied_are_refused(run: RunDir, url: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +60,28 @@ def test_only_new_moves(tmp_path: Path, resume: str) -> None:
 
 def test_unnamed_runs_keep_their_names(tmp_path: Path) -> None:
     assert spec_hash(spec(tmp_path, resume="new")) == spec_hash(spec(tmp_path, resume="refuse"))
+
+
+def test_a_run_that_was_begun_beside_another_goes_on_there_without_it(tmp_path: Path) -> None:
+    """As where the other one is removed, or was never here but in an object store."""
+    save(spec(tmp_path))
+    second = settled(spec(tmp_path, epochs=2))
+    save(second)
+    shutil.rmtree(tmp_path / "r")
+    assert settled(spec(tmp_path, epochs=2)).name == second.name
+    assert settled(spec(tmp_path, epochs=3)).name == "r"
+
+
+def test_what_is_kept_elsewhere_counts_where_nothing_is_here(tmp_path: Path) -> None:
+    held = {"spec": spec(tmp_path).model_dump(mode="json")}
+    assert settled(spec(tmp_path, epochs=2), lambda: held).name != "r"
+    assert settled(spec(tmp_path), lambda: held).name == "r"
+
+    def nobody_asks() -> dict[str, Any]:
+        raise AssertionError
+
+    assert settled(spec(tmp_path, resume="refuse"), nobody_asks).name == "r"
+    save(spec(tmp_path, epochs=2))
+    assert settled(spec(tmp_path, epochs=2), nobody_asks).name == "r"
+    save(settled(spec(tmp_path, epochs=3)))
+    assert settled(spec(tmp_path, epochs=3), nobody_asks).name != "r"

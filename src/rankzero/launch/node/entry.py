@@ -16,7 +16,7 @@ from rankzero.launch.node.client import Client
 from rankzero.launch.node.command import Node
 from rankzero.launch.node.coordinator import Coordinator
 from rankzero.launch.node.inputs import read_inputs
-from rankzero.launch.node.mirror import mirrored
+from rankzero.launch.node.mirror import mirrored, settled_there
 from rankzero.launch.node.output import STAMPS_VARIABLE, Output
 from rankzero.launch.node.ownership import must_be_writable
 from rankzero.launch.node.park import park
@@ -47,7 +47,9 @@ def live(stop: StopWish) -> None:
     try:
         directory = Path(sys.argv[1] if len(sys.argv) > 1 else CONFIG_DIR)
         spec, settings = read_inputs(directory, os.environ)
-        root, offset, stays = Path(spec.output_dir) / str(spec.name), settings.retry_exit_offset, settings.park
+        offset, stays = settings.retry_exit_offset, settings.park
+        spec = settled_there(spec, settings, output.say)
+        root = Path(spec.output_dir) / str(spec.name)
         place = find_place(settings, os.environ, socket.gethostname())
         node = place.node
         marker = settings.prepared_marker
