@@ -13,6 +13,7 @@ from typing import Any
 
 from rankzero.errors import ConfigError, Problem
 from rankzero.spec.checks import check
+from rankzero.spec.comparable import FIXED, incomparable
 from rankzero.spec.fields import field_at, options_at
 from rankzero.spec.load import Loaded, Reading, Setting, in_reading_order, read_run_spec, read_spec
 from rankzero.spec.local_paths import absolute
@@ -36,15 +37,6 @@ _TABLE = {
     "run": "run_spec base config program",
 }
 RENAMES = {normalised(name): Rename(field, "") for field, names in _TABLE.items() for name in names.split()}
-_FIXED = {
-    "name": "each trial has a name of its own",
-    "output_dir": "each trial's run directory is in the sweep's",
-    "data.eval": "trials are compared by what they score on the same rows",
-    "checkpoint.best_metric": "trials are compared by it",
-    "checkpoint.final": "trials are compared by what it chooses",
-    "task": "trials are compared by the same metric",
-    "resume": "a trial continues where it stopped",
-}
 _MOST_STARTS = 100_000
 
 
@@ -129,7 +121,9 @@ def read_sweep(
     name = spec.name or slug(path.stem, limit=100)
     directory = found.base / Path(spec.output_dir).expanduser() / name
     base = run.found.spec if for_pods else absolute(run.found.spec, run.found.base)
-    return SweepReading(Sweep(spec, name, base, space, directory, found.base, run.found.base, for_pods), run, ())
+    sweep = Sweep(spec, name, base, space, directory, found.base, run.found.base, for_pods)
+    problems += _of_trials(sweep, found)
+    return SweepReading(None if problems else sweep, run, tuple(in_reading_order(problems)))
 
 
 def _no_check(_spec: SweepSpec, _doubtful: Collection[str]) -> list[Problem]:
@@ -138,12 +132,15 @@ def _no_check(_spec: SweepSpec, _doubtful: Collection[str]) -> list[Problem]:
 
 def trial_spec(sweep: Sweep, values: Mapping[str, Any], name: str, output_dir: str) -> RunSpec:
     """The run spec of a trial: resolved, its paths absolute. Raises ConfigError with every problem of the values."""
+    spec = resolve(_varied(sweep, {**values, "name": name, "output_dir": output_dir}).loaded().spec)
+    return spec if sweep.for_pods else absolute(spec, sweep.base)
+
+
+def _varied(sweep: Sweep, values: Mapping[str, Any]) -> Reading[RunSpec]:
+    """The run spec with these values, their paths as they were written."""
     settings = [Setting(key, value, "run") for key, value in sweep.run.model_dump(mode="json").items()]
     settings += [Setting(field, value, "trial") for field, value in values.items()]
-    settings += [Setting("name", name, "sweep"), Setting("output_dir", output_dir, "sweep")]
-    reading = read_spec(RunSpec, None, settings, env={}, renames=RUN_RENAMES, check=check)
-    spec = resolve(reading.loaded().spec)
-    return spec if sweep.for_pods else absolute(spec, sweep.base)
+    return read_spec(RunSpec, None, settings, env={}, renames=RUN_RENAMES, check=check)
 
 
 def trial_run(sweep: Sweep, values: Mapping[str, Any], number: int) -> RunSpec:
@@ -176,9 +173,9 @@ def _of_parameter(
     path = tuple(name.split("."))
     if not options_at(RunSpec, path):
         return [Problem("the run spec has no such field", where, guess(RunSpec, path, RUN_RENAMES).hint)]
-    inside = next((field for field in _FIXED if name == field or name.startswith(f"{field}.")), None)
+    inside = next((field for field in FIXED if name == field or name.startswith(f"{field}.")), None)
     if inside is not None:
-        return [Problem(f"{inside} is the same for all trials", where, _FIXED[inside])]
+        return [Problem(f"{inside} is the same for all trials", where, FIXED[inside])]
     shape = list(_of_shape(name, parameter, where))
     if shape:
         return shape
@@ -254,6 +251,15 @@ def _of_shape(name: str, parameter: ParameterSpec, where: str) -> Iterator[Probl
         broken = [key for key, value in numbers.items() if value is not None and value != int(value)]
         if broken:
             yield Problem(f"this field takes whole numbers, and {' and '.join(broken)} is none", where)
+
+
+def _of_trials(sweep: Sweep, found: Loaded[SweepSpec]) -> Iterator[Problem]:
+    """What makes trials incomparable, field by field."""
+    root = sweep.run_base if sweep.for_pods else sweep.base
+    for name, parameter in sweep.spec.parameters.items():
+        varied = (_varied(sweep, {name: value}).found for value in _tried(name, parameter))
+        specs = [absolute(one.spec, root) for one in varied if one is not None]
+        yield from incomparable(absolute(sweep.run, root), name, specs, _place(found, ("parameters", name)))
 
 
 def _of_whole(spec: SweepSpec, space: Space, found: Loaded[SweepSpec], run: RunSpec) -> Iterator[Problem]:

@@ -93,6 +93,63 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path, fields: dict[str, 
     assert any(words.startswith(what) for words in told), told
 
 
+FILES: dict[str, Any] = {"train": "org/rows", "eval": "org/rows[test]"}
+
+
+@pytest.mark.parametrize(
+    ("data", "parameters", "what"),
+    [
+        # sections that hold what must be the same
+        (
+            RUN["data"],
+            {"checkpoint": {"values": [{"best_metric": "eval_loss"}, {"best_metric": "perplexity"}]}},
+            "checkpoint.best_metric is the same for all trials",
+        ),
+        (RUN["data"], {"checkpoint": {"values": [{"best_metric": "perplexity"}]}}, "checkpoint.best_metric is the"),
+        (FILES, {"data": {"values": [FILES, {"train": "org/b"}]}}, "data.eval is the same for all trials"),
+        (FILES, {"data": {"values": [{"train": "o/b", "eval": "o/b[test]"}]}}, "data.eval is the same for all trials"),
+        # what decides which rows are held out, or drawn
+        (RUN["data"], {"train.seed": {"values": [1, 2]}}, "train.seed decides which rows trials are compared by"),
+        (RUN["data"], {"train.seed": {"min": 1, "max": 9}}, "train.seed decides"),
+        (RUN["data"], {"train": {"values": [{"seed": 1}, {"seed": 2}]}}, "train.seed decides"),
+        (RUN["data"], {"data.train": {"values": ["org/a", "org/b"]}}, "data.train decides"),
+        (RUN["data"], {"data.deduplicate": {"values": [True, False]}}, "data.deduplicate decides"),
+        (RUN["data"], {"data.over_length": {"values": ["drop", "truncate"]}}, "data.over_length decides"),
+        ({**RUN["data"], "over_length": "drop"}, {"data.max_length": {"values": [64, 128]}}, "data.max_length decides"),
+        ({**FILES, "eval": "org/rows[test]#50"}, {"train.seed": {"values": [1, 2]}}, "train.seed decides"),
+        (
+            {**FILES, "eval": [{"path": "e.jsonl", "sample": 9}]},
+            {"train.seed": {"values": [1, 2]}},
+            "train.seed decides",
+        ),
+    ],
+)
+def test_trials_that_could_not_be_compared_are_refused(
+    tmp_path: Path, data: dict[str, Any], parameters: dict[str, Any], what: str
+) -> None:
+    (problem,) = reading_of(tmp_path, {**RUN, "data": data}, parameters=parameters).problems
+    assert problem.what.startswith(what) and problem.hint
+    assert problem.where.startswith(f"{tmp_path}/sweep.yaml:"), problem.where
+
+
+@pytest.mark.parametrize(
+    ("data", "parameters"),
+    [
+        (FILES, {"train.seed": {"values": [1, 2]}}),
+        (FILES, {"data.train": {"values": ["org/a", "org/b"]}}),
+        (FILES, {"data.deduplicate": {"values": [True, False]}}),
+        (FILES, {"data": {"values": [FILES, {**FILES, "train": "org/b"}]}}),
+        (RUN["data"], {"train.seed": {"values": [7]}}),
+        (RUN["data"], {"data.train": {"values": ["org/b"]}}),
+        (RUN["data"], {"data.max_length": {"values": [64, 128]}}),
+        (RUN["data"], {"checkpoint": {"values": [{"keep": 1}, {"keep": 2}]}}),
+        ({**FILES, "eval": "e.jsonl"}, {"data": {"values": [{**FILES, "eval": "./e.jsonl"}]}}),
+    ],
+)
+def test_trials_that_can_be_compared_are_not(tmp_path: Path, data: dict[str, Any], parameters: dict[str, Any]) -> None:
+    assert not reading_of(tmp_path, {**RUN, "data": data}, parameters=parameters).problems
+
+
 def test_a_run_without_evaluations_has_nothing_to_compare(tmp_path: Path) -> None:
     reading = reading_of(tmp_path, {**RUN, "data": {"train": "org/rows"}})
     assert [problem.what for problem in reading.problems] == [

@@ -1,0 +1,63 @@
+"""Which fields trials of a sweep must have in common, so that what they score can be compared. Pure but for names that
+exist."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+from rankzero.errors import Problem
+from rankzero.spec.data_paths import parse_data_path
+from rankzero.spec.run_spec import EvalFraction, RunSpec
+
+FIXED = {
+    "name": "each trial has a name of its own",
+    "output_dir": "each trial's run directory is in the sweep's",
+    "data.eval": "trials are compared by what they score on the same rows",
+    "checkpoint.best_metric": "trials are compared by it",
+    "checkpoint.final": "trials are compared by what it chooses",
+    "task": "trials are compared by the same metric",
+    "resume": "a trial continues where it stopped",
+}
+"""Fields that are the same for all trials, and why."""
+
+
+def incomparable(base: RunSpec, field: str, specs: Sequence[RunSpec], where: str) -> Iterator[Problem]:
+    """What is wrong with a field whose values make these specs of the one that is varied. Paths in all are absolute."""
+    for name, why in FIXED.items():
+        if name.startswith(f"{field}.") and any(_value(spec, name) != _value(base, name) for spec in specs):
+            yield Problem(f"{name} is the same for all trials", where, f"{why}; give each value that of the run spec")
+    for name in _decide_rows(base):
+        its = [_value(spec, name) for spec in specs]
+        if (name == field or name.startswith(f"{field}.")) and any(value != its[0] for value in its):
+            hint = "give data.eval a file of its own" + ("" if _is_held_out(base) else ", without a sample")
+            yield Problem(f"{name} decides which rows trials are compared by", where, hint)
+
+
+def _decide_rows(base: RunSpec) -> tuple[str, ...]:
+    """Fields from which it follows which rows are evaluated on."""
+    if not _is_held_out(base):
+        return ("train.seed",) if _is_sampled(base) else ()
+    dropped = ("data.max_length",) if base.data.over_length == "drop" else ()
+    return ("train.seed", "data.train", "data.deduplicate", "data.over_length", *dropped)
+
+
+def _is_held_out(spec: RunSpec) -> bool:
+    return isinstance(spec.data.eval, EvalFraction)
+
+
+def _is_sampled(spec: RunSpec) -> bool:
+    given = spec.data.eval
+    if given is None or isinstance(given, EvalFraction):
+        return False
+    paths = [given] if isinstance(given, str) else [source.path for source in given]
+    drawn = () if isinstance(given, str) else (source.sample for source in given)
+    parsed = (parse_data_path(path, os.path.exists) for path in paths)
+    return any(one.sample is not None for one in parsed) or any(number is not None for number in drawn)
+
+
+def _value(spec: RunSpec, field: str) -> object:
+    value: object = spec
+    for name in field.split("."):
+        value = getattr(value, name)
+    return value
