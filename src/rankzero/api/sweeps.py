@@ -89,10 +89,11 @@ def run_sweep(sweep: Sweep, *, say: Say, trainer: Callable[[int], Trainer] | Non
     if trainer is None:
         require_engine()
     from rankzero.sweep.here import Here
-    from rankzero.sweep.outcome import keep_setting, require_a_result, write_best
+    from rankzero.sweep.outcome import keep_eval_files, keep_setting, require_a_result, write_best
     from rankzero.sweep.page import write_sweep_page
     from rankzero.sweep.place import SweepDir
     from rankzero.sweep.record import Record
+    from rankzero.sweep.rows import eval_files
     from rankzero.sweep.run import SweepRun
 
     gpus = 0 if trainer is not None else local_gpu_count(os.environ)
@@ -103,6 +104,7 @@ def run_sweep(sweep: Sweep, *, say: Say, trainer: Callable[[int], Trainer] | Non
     try:
         keep_setting(sweep)
         record = Record(sweep, place.record)
+        keep_eval_files(sweep, eval_files(sweep), record.trials)
         place_of_trials: Trainer
         if trainer is None:
             place_of_trials = Here(sweep.spec.nproc_per_node, parallel, gpus, os.environ, say)

@@ -136,6 +136,14 @@ def trial_spec(sweep: Sweep, values: Mapping[str, Any], name: str, output_dir: s
     return spec if sweep.for_pods else absolute(spec, sweep.base)
 
 
+def common_spec(sweep: Sweep) -> RunSpec:
+    """The run spec as far as no trial differs from it: with the values that stand alone. Paths as trials have them."""
+    alone = {name: one.values[0] for name, one in sweep.spec.parameters.items() if one.values and len(one.values) == 1}
+    found = _varied(sweep, alone).found
+    spec = sweep.run if found is None else found.spec
+    return spec if sweep.for_pods else absolute(spec, sweep.base)
+
+
 def _varied(sweep: Sweep, values: Mapping[str, Any]) -> Reading[RunSpec]:
     """The run spec with these values, their paths as they were written."""
     settings = [Setting(key, value, "run") for key, value in sweep.run.model_dump(mode="json").items()]

@@ -18,6 +18,8 @@ from rankzero.sweep.run import best_of
 
 _MAY_CHANGE = frozenset({"name", "run", "trials", "parallel", "nproc_per_node", "output_dir"})
 """Fields of a sweep that say nothing of what a trial is, or which one comes next."""
+_EVAL_FILES = "eval_files"
+"""Besides the setting: a digest of what trials were evaluated on."""
 
 
 def setting_of(sweep: Sweep) -> dict[str, Any]:
@@ -33,6 +35,7 @@ def keep_setting(sweep: Sweep) -> None:
         write_json(file, now)
         return
     before = json.loads(file.read_text(encoding="utf-8"))
+    before.pop(_EVAL_FILES, None)
     old, new = dict(_leaves(before, ())), dict(_leaves(now, ()))
     hint = "give this sweep another name, or set it back; trials and parallel may change"
     problems = [
@@ -46,6 +49,22 @@ def keep_setting(sweep: Sweep) -> None:
         problems.append(Problem(what, f"{file.parent}: sweep: order of parameters", hint))
     if problems:
         raise ConfigError(problems)
+
+
+def keep_eval_files(sweep: Sweep, digest: str | None, trials: Sequence[Trial]) -> None:
+    """Note what trials are evaluated on, or raise ConfigError where others were evaluated on something else. Until one
+    was, files may be mended."""
+    file = SweepDir(sweep.directory).setting
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    known = kept.get(_EVAL_FILES)
+    if known == digest:
+        return
+    scored = [trial.number for trial in trials if trial.evaluations or trial.value is not None]
+    if scored and known is not None:
+        what = f"the files hold something else than when trial {scored[0]} was evaluated: scores would not compare"
+        hint = "set them back, or give this sweep another name, which begins it anew"
+        raise ConfigError(what, where=f"{file.parent}: data.eval", hint=hint)
+    write_json(file, {**kept, _EVAL_FILES: digest})
 
 
 def _leaves(value: object, path: tuple[str, ...]) -> list[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 
 from rankzero.api.sweeps import load_sweep, parallel_of, run_sweep
 from rankzero.cli.sweep import table_text
-from rankzero.errors import ConfigError
+from rankzero.errors import ConfigError, DataError, RankzeroError
 from rankzero.sweep import run as loop
+from rankzero.sweep.place import SweepDir
 from tests.support.sweeps import Formula, sweep_of, written
 from tests.support.tiny import chat_rows, write_jsonl
 
@@ -105,3 +107,35 @@ def test_a_package_that_copies_need_is_looked_for_before_the_first_trial(tmp_pat
     write_jsonl(tmp_path / "train.jsonl", chat_rows(10))
     done = cli(f"sweep {written(tmp_path, {**RUN, 'output_url': 'nope://bucket/runs'})} --dry-run")
     assert done.code == 78 and "nope:// is no kind of object store" in done.err, done.err
+
+
+@pytest.mark.parametrize("held_out", [True, False])
+def test_trials_are_not_compared_across_other_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_out: bool
+) -> None:
+    monkeypatch.setattr(loop, "POLL_SECONDS", 0.0)
+    file = write_jsonl(tmp_path / "rows.jsonl", chat_rows(10))
+    data = {"train": "rows.jsonl", "eval": {"fraction": 0.2}} if held_out else {"train": "o/d", "eval": "rows.jsonl#5"}
+    sweep = sweep_of(tmp_path, {**RUN, "data": data}, trials=2)
+
+    def go_on(trials: int, **failures: Any) -> list[str]:
+        more = sweep_of(tmp_path, {**RUN, "data": data}, trials=trials)
+        result = run_sweep(more, say=lambda _: None, trainer=lambda _: Formula(**failures))
+        return [trial.state for trial in result.trials]
+
+    bad = {f"trial-00{number}": [DataError("row 3 has no messages")] for number in range(2)}
+    with pytest.raises(RankzeroError, match="no trial has a result"):
+        go_on(2, failures=bad)
+    write_jsonl(file, chat_rows(11))
+    assert go_on(2) == ["complete"] * 2, "mended before anything was scored"
+    write_jsonl(file, chat_rows(12))
+    with pytest.raises(ConfigError, match="hold something else than when trial 0 was evaluated") as caught:
+        go_on(3)
+    (problem,) = caught.value.problems
+    assert problem.where.endswith("sweeps/sweep: data.eval") and "another name" in problem.hint
+    write_jsonl(file, chat_rows(11))
+    assert go_on(3) == ["complete"] * 3
+    record = json.loads(SweepDir(sweep.directory).setting.read_text())
+    del record["eval_files"]  # as an earlier version has left it
+    SweepDir(sweep.directory).setting.write_text(json.dumps(record))
+    assert go_on(4) == ["complete"] * 4
