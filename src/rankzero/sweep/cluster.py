@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rankzero import errors
-from rankzero.errors import ConfigError, ExitCode, Problem, RankzeroError, ServiceError, StoppedError
+from rankzero.errors import ConfigError, DataError, ExitCode, Problem, RankzeroError, ServiceError, StoppedError
 from rankzero.launch import labels
 from rankzero.launch.backend import Backend
 from rankzero.launch.evidence import Evidence
@@ -46,8 +46,12 @@ class OnCluster:
         self._submitter, self._say = submitter, say
 
     def start(self, spec: RunSpec, slot: int) -> TrialStart | None:
-        plan = make_plan(spec, self._cluster, files=local_files(spec, self._base), submitter=self._submitter)
-        objects, there = render(plan), self._backend.collect(plan.name, log_lines=0)
+        try:
+            plan = make_plan(spec, self._cluster, files=local_files(spec, self._base), submitter=self._submitter)
+            objects = render(plan)
+        except (ConfigError, DataError) as error:
+            return _Refused(error)
+        there = self._backend.collect(plan.name, log_lines=0)
         status = run_status(there)
         if status.phase == "Succeeded":
             _require_same(there, objects)
@@ -57,6 +61,29 @@ class OnCluster:
 
     def saved(self, spec: RunSpec) -> int | None:
         return None
+
+
+class _Refused:
+    """A run that this cluster cannot have, by its values: nothing is sent."""
+
+    def __init__(self, error: RankzeroError) -> None:
+        self._error = error
+
+    def running(self) -> bool:
+        return False
+
+    def evaluations(self) -> list[float]:
+        return []
+
+    def stop(self) -> None: ...
+
+    def failure(self) -> RankzeroError | None:
+        return self._error
+
+    def result(self) -> float | None:
+        return None
+
+    def close(self) -> None: ...
 
 
 class _Submitted:

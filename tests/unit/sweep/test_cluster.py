@@ -88,6 +88,19 @@ def test_a_trial_that_fails_there_is_recorded_with_its_cause(tmp_path: Path, clu
     assert "row 3 has no messages" in json.dumps([problem.what for problem in caught.value.problems])
 
 
+def test_a_trial_that_the_cluster_cannot_run_is_a_failed_one(tmp_path: Path, cluster: FakeCluster) -> None:
+    """Three processes would share passes, and there is one; the trials after it are tried all the same."""
+    cluster.script("node", 0, life(words={"step": 4, "scores": {"eval_loss": 0.5}}))
+    parameters = {"train.context_parallel": {"values": [3, 1]}}
+    file = written(tmp_path, RUN, name="search", sampler="grid", parameters=parameters)
+    config = str(tmp_path / "cluster.yaml")
+    for _ in range(2):  # no start is kept from the others by it
+        result = run_sweep_on(file, cluster=config, kind="job", say=lambda _: None)
+        assert [trial.state for trial in result.trials] == ["failed", "complete"]
+        assert "cannot be divided into groups of 3" in result.trials[0].cause
+    assert "search-000" not in changes(cluster)
+
+
 def test_a_score_that_is_no_number_is_a_failed_trial(tmp_path: Path, cluster: FakeCluster) -> None:
     cluster.script("node", 0, life(words={"step": 4, "scores": {"eval_loss": math.nan}}))
     with pytest.raises(RankzeroError, match="eval_loss of its result is not a finite number"):
