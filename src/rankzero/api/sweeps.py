@@ -212,6 +212,29 @@ def files_searched(sweep: Sweep, path: Path) -> list[Problem]:
     return problems
 
 
+def load_sweep_on(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    cluster: str | None,
+    cluster_overrides: Sequence[str] = (),
+    kind: str | None = None,
+) -> tuple[Sweep, Plan]:
+    """The sweep in a file, for trials that a cluster trains, with the plan of the run that is varied.
+
+    Raises ConfigError with every problem of a file, also where that cluster has no such sweeps, or UsageError.
+    """
+    from rankzero.sweep.cluster import require_time_to_look
+
+    sweep = sweep_for_pods(path, overrides)
+    if sweep.spec.pruner != "none":
+        hint = "pruner: none; trials on a cluster say what they scored when they end. With Katib (--render): median"
+        raise ConfigError("here trials of a cluster do not end early", where=f"{path} pruner", hint=hint)
+    plan = plan_of_sweep(sweep, cluster, cluster_overrides, kind)
+    require_time_to_look(plan.cluster)
+    return sweep, plan
+
+
 def run_sweep_on(
     path: Path,
     overrides: Sequence[str] = (),
@@ -226,14 +249,9 @@ def run_sweep_on(
     Raises as `run_sweep`, and ServiceError where the cluster does not answer: its runs go on, as does the same call.
     """
     from rankzero.api.clusters import open_backend, submitter
-    from rankzero.sweep.cluster import OnCluster, require_time_to_look
+    from rankzero.sweep.cluster import OnCluster
 
-    sweep = sweep_for_pods(path, overrides)
-    if sweep.spec.pruner != "none":
-        hint = "pruner: none; trials on a cluster say what they scored when they end. With Katib (--render): median"
-        raise ConfigError("here trials of a cluster do not end early", where=f"{path} pruner", hint=hint)
-    plan = plan_of_sweep(sweep, cluster, cluster_overrides, kind)
-    require_time_to_look(plan.cluster)
+    sweep, plan = load_sweep_on(path, overrides, cluster=cluster, cluster_overrides=cluster_overrides, kind=kind)
     backend = open_backend(plan.cluster, say=say, detach=False)
     place = OnCluster(backend, plan.cluster, sweep.run_base, submitter(), say)
     return run_sweep(sweep, say=say, trainer=lambda _: place)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankzero.cli.logs import JsonOption
-from rankzero.cli.render import ClusterOption
+from rankzero.cli.render import ThereOption
 
 if TYPE_CHECKING:
     from rankzero.doctor.finding import Finding
@@ -21,7 +21,7 @@ _COLOURS = {"ok": "32", "look": "33", "wrong": "31"}
 
 
 def doctor(
-    cluster: ClusterOption = None,
+    cluster: ThereOption = None,
     output: Annotated[str, typer.Option(metavar="DIR", help="Where results would go.")] = "runs",
     online: Annotated[bool, typer.Option("--online", help="Ask the Hub too; without it nothing is asked.")] = False,
     as_json: JsonOption = False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,15 +14,15 @@ from rankzero.cli.planning import plan_from
 if TYPE_CHECKING:
     from rankzero.launch.labels import Manifest
 
-ClusterOption = Annotated[
-    str | None,
-    typer.Option(
-        "--cluster",
-        metavar="FILE|PROFILE",
-        help="Where; default $RANKZERO_CLUSTER, cluster.yaml.",
-        autocompletion=profile_names,
-    ),
-]
+
+def there_option(words: str) -> Any:
+    """`--cluster`, with what it does."""
+    return typer.Option("--cluster", metavar="FILE|PROFILE", help=words, autocompletion=profile_names)
+
+
+ClusterOption = Annotated[str | None, there_option("Where; default $RANKZERO_CLUSTER, cluster.yaml.")]
+ThereOption = Annotated[str | None, there_option("On a cluster instead of here.")]
+"""Of commands that are for this machine without it, whatever cluster is the default."""
 KindOption = Annotated[
     str | None,
     typer.Option(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankzero.cli.completion import run_names
-from rankzero.cli.render import ClusterOption
+from rankzero.cli.render import ThereOption
 from rankzero.cli.target import place_of
 from rankzero.errors import ServiceError, StopNow, UsageError
 
@@ -47,7 +47,7 @@ def serve(
         Path | None, typer.Option(metavar="FILE", help="Made when the first request was answered; for probes.")
     ] = None,
     only_print: Annotated[bool, typer.Option("--print", help="Print the commands that would be run.")] = False,
-    cluster: ClusterOption = None,
+    cluster: ThereOption = None,
     image: Annotated[str | None, typer.Option(help="With --cluster: another image than the workers'.")] = None,
     gpus: Annotated[int, typer.Option(min=1, help="With --cluster: GPUs of the pod.")] = 1,
     output: Annotated[

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankzero.cli.render import ClusterOption, KindOption, print_objects
+from rankzero.cli.render import KindOption, ThereOption, print_objects
 from rankzero.cli.train import ProcessesOption
 from rankzero.errors import INTERRUPTED, RankzeroError, UsageError
 from rankzero.spec.run_options import SmokeSettings
@@ -32,7 +32,7 @@ def smoke(
     lr: Annotated[float, typer.Option(min=0, help="Learning rate of AdamW.")] = _DEFAULTS.lr,
     seed: Annotated[int, typer.Option(min=0, help="Decides rows and weights.")] = _DEFAULTS.seed,
     output: Annotated[str, typer.Option(metavar="DIR", help="Where results would go: its volume is tried.")] = "runs",
-    cluster: ClusterOption = None,
+    cluster: ThereOption = None,
     kind: KindOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With --cluster: print what would be applied.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The outcome as JSON on stdout.")] = False,

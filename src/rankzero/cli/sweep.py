@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankzero.cli.render import ClusterOption, KindOption
+from rankzero.cli.render import KindOption, there_option
 from rankzero.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,7 +32,10 @@ def sweep(
     render: Annotated[
         bool, typer.Option("--render", help="Print the sweep as Katib's Experiment, for --cluster; applies nothing.")
     ] = False,
-    cluster: ClusterOption = None,
+    cluster: Annotated[
+        str | None,
+        there_option("Train on a cluster; with --kind or --render default $RANKZERO_CLUSTER, cluster.yaml."),
+    ] = None,
     kind: KindOption = None,
     output: Annotated[str | None, typer.Option("-o", "--output", metavar="DIR", help="One file per object.")] = None,
 ) -> None:
@@ -41,7 +44,7 @@ def sweep(
     Each trial is a run with a directory of its own. The best one's spec is written as best.yaml, which `rankzero train`
     takes.
     """
-    from rankzero.api.sweeps import katib_objects, load_sweep, run_sweep, run_sweep_on
+    from rankzero.api.sweeps import katib_objects, load_sweep, load_sweep_on, run_sweep, run_sweep_on
     from rankzero.cli.argv import spec_arguments
     from rankzero.cli.output import print_warning
     from rankzero.cli.train import stopped_by_sigterm
@@ -60,8 +63,11 @@ def sweep(
         _print(objects, output)
         return
     with stopped_by_sigterm():
+        if dry_run and on_cluster:
+            found, _ = load_sweep_on(given.file, for_sweep, cluster=cluster, cluster_overrides=for_cluster, kind=kind)
+        elif dry_run:
+            found = load_sweep(given.file, given.overrides, warn=print_warning)
         if dry_run:
-            found = load_sweep(given.file, for_sweep, warn=print_warning)
             typer.echo(space_text(found), nl=False)
             return
         if on_cluster:

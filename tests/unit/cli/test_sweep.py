@@ -63,6 +63,42 @@ def test_it_renders_an_experiment_with_overrides_of_all_three_files(tmp_path: Pa
     assert "kind: Experiment" in done.out and "maxTrialCount: 3" in done.out and "namespace: ns" in done.out
 
 
+PODS = (
+    "image: i\nnum_nodes: 1\nnamespace: train\nprepare: never\nstorage: {outputs: {mount: /outputs, claim: outputs}}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("flags", "fields", "words"),
+    [
+        ("cluster.num_node=2", {}, "did you mean num_nodes?"),
+        ("cluster.ttl_seconds_after_finished=5", {}, "is removed before it is asked what it scored"),
+        ("--kind nothing", {}, "must be `auto`, `job`"),
+        ("", {"pruner": "median"}, "do not end early"),
+        ("", {"parameters": {"data.train": {"values": ["o/a", "./train.jsonl"]}}}, "are shipped"),
+    ],
+)
+def test_a_dry_run_on_a_cluster_is_one_of_the_cluster(
+    tmp_path: Path, cli: Any, flags: str, fields: dict[str, Any], words: str
+) -> None:
+    write_jsonl(tmp_path / "train.jsonl", chat_rows(10))
+    (tmp_path / "there.yaml").write_text(PODS)
+    file = written(tmp_path, {**RUN, "data": {"train": "train.jsonl", "eval": "o/d[test]"}}, **fields)
+    done = cli(f"sweep {file} --dry-run --cluster {tmp_path}/there.yaml {flags}")
+    assert done.code == 78 and words in done.err, done.err
+    assert not done.out
+
+
+def test_a_dry_run_on_a_cluster_shows_the_space(tmp_path: Path, cli: Any) -> None:
+    """Whose model need not be here, as it has to be without a cluster."""
+    write_jsonl(tmp_path / "train.jsonl", chat_rows(10))
+    (tmp_path / "there.yaml").write_text(PODS)
+    done = cli(f"sweep {written(tmp_path, RUN)} --dry-run --cluster {tmp_path}/there.yaml --kind job")
+    assert done.code == 0 and "looks for   the lowest eval_loss" in done.out, done.err
+    done = cli(f"sweep {written(tmp_path, RUN)} --dry-run cluster.num_nodes=2")
+    assert done.code == 78 and "cluster: unknown key" in done.err
+
+
 def test_a_sweep_ends_with_a_table_a_page_and_the_next_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "POLL_SECONDS", 0.0)
     sweep = sweep_of(tmp_path, trials=3)
