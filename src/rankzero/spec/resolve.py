@@ -9,6 +9,7 @@ import yaml
 
 from rankzero.spec.names import default_run_name
 from rankzero.spec.run_spec import RunSpec
+from rankzero.spec.yaml_tree import escape, plain_value
 
 ADAPTER_LEARNING_RATE = 2e-4
 FULL_LEARNING_RATE = 2e-5
@@ -43,6 +44,32 @@ def spec_hash(spec: RunSpec) -> str:
 
 def to_yaml(spec: RunSpec) -> str:
     """The spec as a run.yaml that reads back to the same spec."""
-    text = json.dumps(spec.model_dump(mode="json"), ensure_ascii=False).replace("${", "$${")
+    value = spec.model_dump(mode="json")
+    text = json.dumps(value, ensure_ascii=False)
     readable = not any(line_end in text for line_end in _LINE_ENDS)
-    return yaml.safe_dump(json.loads(text), sort_keys=False, allow_unicode=readable, width=1000)
+    written: str = yaml.dump(_escaped(value), Dumper=_Dumper, sort_keys=False, allow_unicode=readable, width=1000)
+    return written
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what YAML 1.1 takes for something else than text, as the library knows it, and what 1.2 does."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def _quoted(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    style = None if plain_value(text) == text else "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _quoted)
+
+
+def _escaped(value: object) -> object:
+    """Every text such that it stands for nothing but itself. Keys stand for nothing else."""
+    if isinstance(value, dict):
+        return {key: _escaped(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_escaped(inner) for inner in value]
+    return escape(value) if isinstance(value, str) else value

@@ -179,7 +179,7 @@ class _Reader:
                 self._add(path, Problem("a key must be text", origin.at(path)))
                 continue
             here = (*path, key_node.value)
-            if key_node.value == "<<":
+            if key_node.value == "<<" and not key_node.style:
                 self._add(path, Problem("merge keys (<<) are not supported", origin.at(path), "repeat the keys"))
             elif key_node.value in items:
                 first = self.document.origins[here]

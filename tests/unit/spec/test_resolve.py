@@ -77,7 +77,18 @@ ODD = st.sampled_from(
         "日本",
     ]
 )
-WORDS = TEXT | ODD
+NUMERALS = st.from_regex(r"[-+]?[0-9_]*[.:eExob]?[-+]?[0-9_]*", fullmatch=True)
+"""Of YAML 1.1 or 1.2, of both, and of neither."""
+WORDS = TEXT | ODD | NUMERALS.filter(bool)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**39), 10**39)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
+    max_leaves=6,
+)
 NAMES = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?", fullmatch=True)
 POSITIVE = st.integers(1, 2**53)
 ABOVE_ZERO = st.floats(0, 1e30, exclude_min=True)
@@ -90,11 +101,16 @@ SPECS = st.fixed_dictionaries(
                 "train": WORDS | SOURCES,
                 "eval": st.none() | WORDS | SOURCES | st.just({"fraction": 0.1}),
                 "chat_template": st.none() | WORDS,
+                "chat_template_kwargs": st.dictionaries(WORDS, VALUES, max_size=4),
             }
         ),
         "lora": st.none()
         | st.fixed_dictionaries(
-            {"alpha": ABOVE_ZERO, "target_modules": st.just("auto") | st.lists(WORDS, min_size=1, max_size=3)}
+            {
+                "alpha": ABOVE_ZERO,
+                "target_modules": st.just("auto") | st.lists(WORDS, min_size=1, max_size=3),
+                "trainable_token_indices": st.lists(st.integers(0, 99) | WORDS, max_size=3),
+            }
         ),
         "train": st.fixed_dictionaries(
             {
@@ -122,3 +138,18 @@ def test_what_is_written_reads_back(tmp_path: Path, value: dict[str, Any]) -> No
         return  # refused by the checks
     assert load_run_spec(path, env={}).spec == resolved
     assert resolve(resolved) == resolved
+
+
+def test_what_looks_like_a_number_stays_text(tmp_path: Path) -> None:
+    """YAML has had two ideas of what does; the one that writes is not the one that reads."""
+    texts = ["08", "1e5", "1e3", "-09", "+1e-4", "12:30", "0x1F", "1_000", "yes", "~"]
+    given = {"name": "n", "data": {"train": "t", "chat_template_kwargs": {"all": texts}}}
+    made = spec(**given, lora={"trainable_token_indices": [*texts, 7]})
+    (tmp_path / "run.yaml").write_text(to_yaml(made))
+    assert load_run_spec(tmp_path / "run.yaml", env={}).spec == made
+
+
+def test_what_stands_for_something_in_a_text_is_only_text_in_a_key(tmp_path: Path) -> None:
+    made = spec(name="n", data={"train": "t", "chat_template_kwargs": {"${HOME}": "${HOME}", "<<": {"$${x}": 1}}})
+    (tmp_path / "run.yaml").write_text(to_yaml(made))
+    assert load_run_spec(tmp_path / "run.yaml", env={}).spec == made
