@@ -22,7 +22,7 @@ def test_the_file_on_the_page_is_a_sweep(tmp_path: Path) -> None:
 
 def test_commands_parse() -> None:
     found = typed(re.sub(r"^```yaml\n.*?^```\n", "", TEXT, flags=re.DOTALL | re.MULTILINE))
-    assert {words[0] for words in found} == {"sweep", "train"} and len(found) == 7
+    assert {words[0] for words in found} == {"sweep", "train"} and len(found) == 8
     for words in found:
         parse(words)
 

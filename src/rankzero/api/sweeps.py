@@ -182,8 +182,7 @@ def plan_of_sweep(sweep: Sweep, cluster: str | None, cluster_overrides: Sequence
     from rankzero.api.planning import planned
     from rankzero.spec.load import Setting, read_run_spec
 
-    file = sweep.base / Path(sweep.spec.run).expanduser()
-    run = read_run_spec(file, [Setting("name", sweep.name, "sweep")], env=os.environ, for_pods=True)
+    run = read_run_spec(sweep.run_file, [Setting("name", sweep.name, "sweep")], env=os.environ, for_pods=True)
     return planned(run, cluster, cluster_overrides, kind)
 
 

@@ -119,6 +119,10 @@ def _is_of(found: Loaded[RunSpec], name: str, path: Path | None) -> bool:
     return origin is None or origin.implied or origin.source == str(path)
 
 
+def _by_dots(name: str) -> KeyPath:
+    return tuple(name.split("."))
+
+
 def load_spec(
     model: type[M],
     path: Path | None,
@@ -149,8 +153,9 @@ def read_spec(
     env: Mapping[str, str],
     renames: Mapping[str, Rename],
     check: Check[M] | None = None,
+    keys: Callable[[str], KeyPath] = _by_dots,
 ) -> Reading[M]:
-    """As load_spec, with the problems in the result."""
+    """As load_spec, with the problems in the result. `keys` are those that a typed name leads along."""
     draft = _Draft()
     if path is not None:
         draft = _read_file(path, env, _STARTS.get(model.__name__, ""))
@@ -159,7 +164,7 @@ def read_spec(
         if isinstance(override, Setting):
             draft.put(override, model)
         else:
-            draft.merge(_parse_override(override, env), model)
+            draft.merge(_parse_override(override, env, keys), model)
     verdict = validate(model, draft.tree, draft.broken, renames)
     problems = list(draft.problems)
     problems += [
@@ -241,11 +246,11 @@ def _is_null(value: Tree | None) -> bool:
     return value is None or (isinstance(value, Scalar) and value.value is None)
 
 
-def _parse_override(text: str, env: Mapping[str, str]) -> Document:
+def _parse_override(text: str, env: Mapping[str, str], keys: Callable[[str], KeyPath]) -> Document:
     match = OVERRIDE.fullmatch(text)
     if match is None:
         raise UsageError(f"cannot read {text!r}", where=COMMAND_LINE, hint="write key=value: train.max_steps=100")
-    path = tuple(match["field"].split("."))
+    path = keys(match["field"])
     try:
         document = parse(match["value"], source=COMMAND_LINE, env=env, base=path, with_lines=False)
     except ConfigError as error:

@@ -15,7 +15,7 @@ from rankzero.errors import ConfigError, Problem
 from rankzero.spec.checks import check
 from rankzero.spec.comparable import FIXED, incomparable
 from rankzero.spec.fields import field_at, options_at
-from rankzero.spec.load import Loaded, Reading, Setting, in_reading_order, read_run_spec, read_spec
+from rankzero.spec.load import COMMAND_LINE, Loaded, Reading, Setting, in_reading_order, read_run_spec, read_spec
 from rankzero.spec.local_paths import absolute
 from rankzero.spec.names import slug
 from rankzero.spec.renames import RENAMES as RUN_RENAMES
@@ -52,6 +52,7 @@ class Sweep:
     directory: Path
     base: Path
     """What relative paths among the values are relative to: the sweep file's directory."""
+    run_file: Path
     run_base: Path
     """The run spec's directory."""
     for_pods: bool = False
@@ -96,13 +97,13 @@ def read_sweep(
 ) -> SweepReading:
     """Both files, with `overrides` of the sweep's on top. Raises ConfigError where one cannot be read at all, and
     UsageError for an override that cannot be read."""
-    reading = read_spec(SweepSpec, path, overrides, env=env, renames=RENAMES, check=_no_check)
+    reading = read_spec(SweepSpec, path, overrides, env=env, renames=RENAMES, check=_no_check, keys=_keys)
     found = reading.found
     if found is None or found.spec.run == "?":
         return SweepReading(None, None, tuple(in_reading_order(reading.problems)))
     spec = found.spec
     problems = list(reading.problems)
-    file = found.base / Path(spec.run).expanduser()
+    file = _base(found, "run") / Path(spec.run).expanduser()
     try:
         run = read_run_spec(file, env=env, for_pods=for_pods)
     except ConfigError as error:
@@ -119,11 +120,25 @@ def read_sweep(
     if problems:
         return SweepReading(None, run, tuple(in_reading_order(problems)))
     name = spec.name or slug(path.stem, limit=100)
-    directory = found.base / Path(spec.output_dir).expanduser() / name
+    directory = _base(found, "output_dir") / Path(spec.output_dir).expanduser() / name
     base = run.found.spec if for_pods else absolute(run.found.spec, run.found.base)
-    sweep = Sweep(spec, name, base, space, directory, found.base, run.found.base, for_pods)
+    sweep = Sweep(spec, name, base, space, directory, found.base, file, run.found.base, for_pods)
     problems += _of_trials(sweep, found)
     return SweepReading(None if problems else sweep, run, tuple(in_reading_order(problems)))
+
+
+def _keys(name: str) -> KeyPath:
+    """`parameters.lora.r` and `parameters.lora.r.max` as the file has them: what is searched is one key there."""
+    section, *field = name.split(".")
+    if section != "parameters" or not field:
+        return tuple(name.split("."))
+    own = field[-1:] if len(field) > 1 and field[-1] in ParameterSpec.model_fields else []
+    return (section, ".".join(field[: len(field) - len(own)]), *own)
+
+
+def _base(found: Loaded[SweepSpec], field: str) -> Path:
+    """What a relative path in a field is relative to: the file that has it, or the working directory."""
+    return Path.cwd() if found.source(field) == COMMAND_LINE else found.base
 
 
 def _no_check(_spec: SweepSpec, _doubtful: Collection[str]) -> list[Problem]:

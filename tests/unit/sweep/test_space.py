@@ -207,3 +207,44 @@ def test_fields_of_the_sweep_are_set_on_the_command_line(tmp_path: Path) -> None
     reading = read_sweep(file, ["trials=3", "sampler=random"], env={})
     assert reading.sweep is not None
     assert (reading.sweep.trials, reading.sweep.spec.sampler) == (3, "random")
+
+
+def test_paths_that_are_typed_are_relative_to_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of a run are; what the file says is relative to it."""
+    file = sweep_of(tmp_path / "there", output_dir="kept").base / "sweep.yaml"
+    other = sweep_of(tmp_path / "here/inner", {**RUN, "lora": {"r": 3}}).run_base
+    monkeypatch.chdir(tmp_path / "here")
+    sweep = read_sweep(file, env={}).sweep
+    assert sweep is not None and sweep.directory == tmp_path / "there/kept/sweep"
+    typed = read_sweep(file, ["run=inner/run.yaml", "output_dir=out"], env={}).sweep
+    assert typed is not None and typed.run.lora is not None
+    assert (typed.directory, typed.run_base, typed.run.lora.r) == (tmp_path / "here/out/sweep", other, 3)
+    assert typed.run_file == other / "run.yaml"
+
+
+@pytest.mark.parametrize(
+    ("override", "space"),
+    [
+        ("parameters.lora.r={values: [2, 8]}", Choices((2, 8))),
+        ("parameters.lora.r.max=32", Numbers(2, 32, whole=True)),
+        ("parameters={lora.r: {values: [3]}}", Choices((3,))),
+    ],
+)
+def test_a_parameter_is_set_on_the_command_line(tmp_path: Path, override: str, space: Choices | Numbers) -> None:
+    file = sweep_of(tmp_path).base / "sweep.yaml"
+    sweep = read_sweep(file, [override], env={}).sweep
+    assert sweep is not None and sweep.space["lora.r"] == space
+    assert ("train.learning_rate" in sweep.space) == ("={lora" not in override)
+
+
+def test_what_is_wrong_with_a_typed_parameter_is_told_of_it(tmp_path: Path) -> None:
+    file = sweep_of(tmp_path).base / "sweep.yaml"
+    problems = read_sweep(
+        file, ["parameters.lora.rr={values: [2]}", "parameters.lora.r={values: [0]}"], env={}
+    ).problems
+    assert {(one.where, one.what) for one in problems} == {
+        ("command line parameters.lora.rr", "the run spec has no such field"),
+        ("command line lora.r", "must be a whole number of at least 1, but is 0"),
+    }
