@@ -38,7 +38,8 @@ def pull(
 
     From `url` (s3://…, any that fsspec knows; of the run's directory or of the one that it is in), else from the
     `output_url` of its run.yaml, else from the outputs volume of the cluster that `cluster`, $RANKZERO_CLUSTER or
-    ./cluster.yaml names, through a pod that reads it. Raises as `persist.pulling.pull`, and UsageError.
+    ./cluster.yaml names, through a pod that reads it. Raises as `persist.pulling.pull`, and UsageError, also for a URL
+    and a cluster.
     """
     from rankzero.persist import pulling
 
@@ -86,6 +87,8 @@ def _wanted(run: str, url: str | None, *, asks_cluster: bool) -> _Wanted:
     from rankzero.spec.local_paths import absolute
     from rankzero.spec.resolve import resolve
 
+    if url is not None and asks_cluster:
+        raise UsageError("a run comes from one place", where="--cluster", hint="leave out the URL, or the cluster")
     if url is not None and "://" not in url:
         raise UsageError(
             f"{url} is no URL", where="URL", hint="s3://bucket/prefix, gs://bucket/prefix, file:///directory"

@@ -13,6 +13,7 @@ import typer
 
 from rankzero.cli.logs import JsonOption
 from rankzero.cli.render import ThereOption
+from rankzero.cli.typed import refuse_typed
 
 if TYPE_CHECKING:
     from rankzero.doctor.finding import Finding
@@ -21,6 +22,7 @@ _COLOURS = {"ok": "32", "look": "33", "wrong": "31"}
 
 
 def doctor(
+    context: typer.Context,
     cluster: ThereOption = None,
     output: Annotated[str, typer.Option(metavar="DIR", help="Where results would go.")] = "runs",
     online: Annotated[bool, typer.Option("--online", help="Ask the Hub too; without it nothing is asked.")] = False,
@@ -39,6 +41,7 @@ def doctor(
 
         findings = _shown(this_machine(os.environ, Path(output), online=online), as_json=as_json)
     else:
+        refuse_typed(context, ("output", "online"), "this is looked at from here", "leave it out, or --cluster")
         from rankzero.api.doctor import cluster_findings
 
         findings = _shown(cluster_findings(cluster), as_json=as_json)

@@ -15,6 +15,7 @@ import typer
 
 from rankzero.cli.data.inputs import ColumnsOption, FormatOption, column_map
 from rankzero.cli.target import TargetArgument
+from rankzero.cli.typed import refuse_typed
 from rankzero.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,7 +23,12 @@ if TYPE_CHECKING:
     from rankzero.engine.held_out import Row
 
 
+_OF_ROWS = ("row_format", "columns", "judge", "judge_model", "max_new_tokens", "answers")
+_OF_TASKS = ("task_dir", "limit", "batch_size")
+
+
 def evaluate(
+    context: typer.Context,
     model: TargetArgument,
     data: Annotated[
         list[str] | None, typer.Option("--data", metavar="FILE", help="Rows as in data.eval; repeatable.")
@@ -61,8 +67,10 @@ def evaluate(
 
     if (judge is None) != (judge_model is None):
         raise UsageError("a judge is a URL and the name of a model there", where="--judge, --judge-model")
-    if task_dir is not None and not task:
-        raise UsageError("which of its tasks?", where="--task-dir", hint="--task NAME")
+    if not task:
+        refuse_typed(context, _OF_TASKS, "this is for tasks of lm-eval", "name one: --task NAME; or leave it out")
+    elif not data:
+        refuse_typed(context, _OF_ROWS, "this is for own rows", "give a file of them: --data FILE; or leave it out")
     if answers is not None:
         _require_place(answers)
     shape = {"format": row_format, "columns": column_map(columns)}

@@ -14,13 +14,19 @@ import typer
 from rankzero.cli.completion import run_names
 from rankzero.cli.render import ThereOption
 from rankzero.cli.target import place_of
-from rankzero.errors import ServiceError, StopNow, UsageError
+from rankzero.cli.typed import refuse_typed
+from rankzero.errors import ServiceError, StopNow
 
 if TYPE_CHECKING:
     from rankzero.api.serving import Serving
 
 
+_HERE = ("host", "wait", "ready_file", "only_print")
+_THERE = ("image", "output", "gpus")
+
+
 def serve(
+    context: typer.Context,
     run: Annotated[
         str,
         typer.Argument(
@@ -60,6 +66,7 @@ def serve(
     only then called ready. Ctrl-C ends it. With --cluster: a Deployment and a Service as YAML, for kubectl apply.
     """
     if cluster is not None:
+        refuse_typed(context, _HERE, "this is for a server here", "leave it out: the objects for a cluster are printed")
         from rankzero.api.planning import serving_objects
         from rankzero.cli.render import print_objects, write_files
 
@@ -71,9 +78,7 @@ def serve(
         else:
             write_files(objects, Path(output))
         return
-    if image is not None or output is not None or gpus > 1:
-        hint = "name a cluster, or leave them out"
-        raise UsageError("these are for --cluster", where="--image, --output, --gpus", hint=hint)
+    refuse_typed(context, _THERE, "this is for --cluster", "name a cluster, or leave it out")
     from rankzero.api.installed import require_engine
     from rankzero.api.serving import plan_serving
 

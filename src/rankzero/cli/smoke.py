@@ -10,6 +10,7 @@ import typer
 
 from rankzero.cli.render import KindOption, ThereOption, print_objects
 from rankzero.cli.train import ProcessesOption
+from rankzero.cli.typed import refuse_typed
 from rankzero.errors import INTERRUPTED, RankzeroError, UsageError
 from rankzero.spec.run_options import SmokeSettings
 
@@ -20,6 +21,7 @@ _DEFAULTS = SmokeSettings()
 
 
 def smoke(
+    context: typer.Context,
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="cluster.KEY=VALUE", help="Changes of the cluster spec.")
     ] = None,
@@ -50,11 +52,14 @@ def smoke(
             raise UsageError("this is for a cluster", where=_first_for_clusters(arguments, kind), hint="add --cluster")
         _here(settings, nproc_per_node, output, as_json=as_json)
     else:
+        changes = cluster_settings(arguments or [])
+        hint = "cluster.nproc_per_node=N; its volume is storage.outputs"
+        refuse_typed(context, ("nproc_per_node", "output"), "cluster.yaml says it", hint)
         from rankzero.api.clusters import submitter
         from rankzero.api.smoke import smoke_plan
 
         who = "" if dry_run else submitter()
-        plan = smoke_plan(settings, cluster, cluster_settings(arguments or []), kind, submitter=who)
+        plan = smoke_plan(settings, cluster, changes, kind, submitter=who)
         _there(plan, cluster, dry_run=dry_run, as_json=as_json)
 
 

@@ -446,3 +446,27 @@ def test_a_long_line_of_the_summary_ends_between_words_on_a_terminal() -> None:
     first, second = in_columns("goodput        ", words, 80)
     assert len(first) <= 80 and first.startswith("goodput        44.9 %") and second.startswith(" " * 15)
     assert f"{first.removeprefix('goodput').strip()} {second.strip()}" == words
+
+
+@pytest.mark.parametrize(
+    ("line", "where"),
+    [
+        ("eval r --data t.jsonl --limit 2", "--limit"),
+        ("eval r --data t.jsonl --batch-size 8", "--batch-size"),
+        ("eval r --task t --judge http://j --judge-model m", "--judge, --judge-model"),
+        ("eval r --task t --columns a=b --answers a.jsonl", "--columns, --answers"),
+        ("serve run.yaml --cluster cluster.yaml --host 0.0.0.0", "--host"),
+        ("serve run.yaml --cluster cluster.yaml --wait 1800 --print", "--wait, --print"),
+        ("serve run.yaml --cluster cluster.yaml --ready-file up", "--ready-file"),
+        ("serve r --gpus 1 --image i", "--image, --gpus"),
+        ("smoke --cluster cluster.yaml --dry-run --nproc 2", "--nproc-per-node"),
+        ("smoke --cluster cluster.yaml --dry-run --output out", "--output"),
+        ("doctor --cluster cluster.yaml --online", "--online"),
+        ("doctor --cluster cluster.yaml --output out", "--output"),
+        ("pull r s3://bucket/runs --cluster cluster.yaml", "--cluster"),
+    ],
+)
+def test_a_flag_that_would_do_nothing_is_refused(cli: Cli, line: str, where: str) -> None:
+    done = cli(line)
+    assert done.code == 2 and f"error: {where}: " in done.err and "hint: " in done.err, done.err
+    assert done.out == ""
