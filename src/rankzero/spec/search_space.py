@@ -38,7 +38,7 @@ class Choices:
         return self.labels
 
     def __str__(self) -> str:
-        return ", ".join(shown(value) for value in self.values)
+        return ", ".join(repr(value) if isinstance(value, float) else shown(value) for value in self.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +161,13 @@ def shown(value: Any) -> str:
     if isinstance(value, int | float):
         return f"{value:.4g}" if isinstance(value, float) else str(value)
     return value if isinstance(value, str) else json.dumps(_plain(value), ensure_ascii=False)
+
+
+def exact(value: Any) -> str:
+    """A value such that no other one is written so: 1 and 1.0 are the same number."""
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() else repr(value)
+    return value if isinstance(value, str) else json.dumps(_plain(value), ensure_ascii=False, sort_keys=True)
 
 
 def _plain(value: Any) -> Any:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
+from sqlalchemy import URL, text
 
 from rankzero.errors import StorageError
 from rankzero.spec.search_space import Choices, Label, Numbers, grid
@@ -64,8 +65,9 @@ class Record:
         self._sweep, self._file = sweep, file
         self._distributions = {name: _distribution(dimension) for name, dimension in sweep.space.items()}
         optuna.logging.set_verbosity(optuna.logging.ERROR)
+        url = URL.create("sqlite", database=str(file)).render_as_string()  # directories may have any name
         with self._storage_errors():
-            self._storage = optuna.storages.RDBStorage(f"sqlite:///{file}", skip_compatibility_check=False)
+            self._storage = optuna.storages.RDBStorage(url, skip_compatibility_check=False)
             self._study = optuna.create_study(
                 storage=self._storage, study_name=sweep.name, direction=self._direction, load_if_exists=True
             )
@@ -127,8 +129,6 @@ class Record:
 
     def take_up(self, number: int) -> None:
         """Have a trial that failed run again, with its values. The library knows no way back from an end."""
-        from sqlalchemy import text
-
         back = text("UPDATE trials SET state = 'RUNNING', datetime_complete = NULL WHERE trial_id = :trial")
         own = self._frozen()[number]._trial_id
         with self._storage_errors(), self._storage.engine.begin() as connection:

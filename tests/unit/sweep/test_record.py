@@ -100,3 +100,14 @@ def test_importance_tells_the_field_that_matters(tmp_path: Path) -> None:
     found = record.importances()
     assert list(found) == ["lora.r", "train.learning_rate"]
     assert sum(found.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", ["a?b", "50%41x", "a#b", "{SCHEMA_VERSION}", "ü ö", "a'b"])
+def test_a_directory_may_have_any_name(tmp_path: Path, name: str) -> None:
+    sweep = sweep_of(tmp_path / name)
+    sweep.directory.mkdir(parents=True)
+    record = Record(sweep, sweep.directory / "study.db")
+    assert record.draw() is not None
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".yaml"] == ["study.db"]
+    assert (sweep.directory / "study.db").is_file()
+    assert len(Record(sweep, sweep.directory / "study.db").trials) == 1

@@ -150,6 +150,36 @@ def test_trials_that_can_be_compared_are_not(tmp_path: Path, data: dict[str, Any
     assert not reading_of(tmp_path, {**RUN, "data": data}, parameters=parameters).problems
 
 
+@pytest.mark.parametrize(
+    ("values", "twice"),
+    [
+        ([0.00010001, 0.00010002], None),
+        ([1e-4, 2e-4, 0.0001], "0.0001"),
+        ([0.00010001, 0.00010001], "0.00010001"),
+    ],
+)
+def test_values_that_differ_at_all_are_not_given_twice(tmp_path: Path, values: list[float], twice: str | None) -> None:
+    problems = reading_of(tmp_path, parameters={"train.learning_rate": {"values": values}}).problems
+    assert [one.what for one in problems] == ([] if twice is None else [f"given twice: {twice}"])
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "twice"),
+    [
+        ("train.gradient_checkpointing", [True, "auto", True], "true"),
+        ("lora", [{"r": 8, "alpha": 4}, {"alpha": 4, "r": 8}], '{"alpha": 4, "r": 8}'),
+        ("lora.target_modules", ["all-linear", ["q_proj"], ["q_proj"]], '["q_proj"]'),
+        ("train.warmup_steps", [1, 1.0], "1"),
+        ("lora.alpha", [8, 16], None),
+        ("model.revision", [8, "8"], "8"),
+        ("data.chat_template_kwargs", [{"a": 1}, {"a": True}], None),
+    ],
+)
+def test_what_is_given_twice_is_told_once(tmp_path: Path, name: str, values: list[Any], twice: str | None) -> None:
+    problems = [one.what for one in reading_of(tmp_path, parameters={name: {"values": values}}).problems]
+    assert [one for one in problems if one.startswith("given")] == ([] if twice is None else [f"given twice: {twice}"])
+
+
 def test_a_run_without_evaluations_has_nothing_to_compare(tmp_path: Path) -> None:
     reading = reading_of(tmp_path, {**RUN, "data": {"train": "org/rows"}})
     assert [problem.what for problem in reading.problems] == [
