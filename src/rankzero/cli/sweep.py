@@ -44,10 +44,11 @@ def sweep(
     Each trial is a run with a directory of its own. The best one's spec is written as best.yaml, which `rankzero train`
     takes.
     """
-    from rankzero.api.sweeps import katib_objects, load_sweep, load_sweep_on, run_sweep, run_sweep_on
+    from rankzero.api.sweeps import katib_objects, load_sweep, load_sweep_on, parallel_of, run_sweep, run_sweep_on
     from rankzero.cli.argv import spec_arguments
     from rankzero.cli.output import print_warning
     from rankzero.cli.train import stopped_by_sigterm
+    from rankzero.machine import local_gpu_count
 
     given = spec_arguments(arguments or [])
     if given.file is None:
@@ -67,6 +68,7 @@ def sweep(
             found, _ = load_sweep_on(given.file, for_sweep, cluster=cluster, cluster_overrides=for_cluster, kind=kind)
         elif dry_run:
             found = load_sweep(given.file, given.overrides, warn=print_warning)
+            parallel_of(found, local_gpu_count(os.environ))
         if dry_run:
             typer.echo(space_text(found), nl=False)
             return

@@ -139,6 +139,15 @@ def test_what_the_run_names_is_looked_at_too(tmp_path: Path) -> None:
         load_sweep(written(tmp_path, RUN))
 
 
+def test_a_dry_run_looks_for_room_too(tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("rankzero.machine.local_gpu_count", lambda _env: 4)
+    write_jsonl(tmp_path / "train.jsonl", chat_rows(10))
+    done = cli(f"sweep {written(tmp_path, RUN)} --dry-run nproc_per_node=8")
+    assert done.code == 78 and "nproc_per_node: a trial of 8 GPUs has no room" in done.err, done.err
+
+
 def test_a_package_that_copies_need_is_looked_for_before_the_first_trial(tmp_path: Path, cli: Any) -> None:
     write_jsonl(tmp_path / "train.jsonl", chat_rows(10))
     done = cli(f"sweep {written(tmp_path, {**RUN, 'output_url': 'nope://bucket/runs'})} --dry-run")

@@ -88,6 +88,17 @@ def test_a_trial_that_fails_there_is_recorded_with_its_cause(tmp_path: Path, clu
     assert "row 3 has no messages" in json.dumps([problem.what for problem in caught.value.problems])
 
 
+def test_trials_that_failed_there_are_submitted_again_when_their_cause_is_mended(
+    tmp_path: Path, cluster: FakeCluster
+) -> None:
+    cluster.script("node", 0, life("bad", code=65, words={"what": "row 3 has no messages"}))
+    with pytest.raises(RankzeroError, match="no trial has a result"):
+        searched(tmp_path)
+    cluster.script("node", 0, life(words={"step": 4, "scores": {"eval_loss": 0.5}}))
+    again = searched(tmp_path)
+    assert [(trial.state, trial.value) for trial in again.trials] == [("complete", 0.5)] * 2
+
+
 def test_a_trial_that_the_cluster_cannot_run_is_a_failed_one(tmp_path: Path, cluster: FakeCluster) -> None:
     """Three processes would share passes, and there is one; the trials after it are tried all the same."""
     cluster.script("node", 0, life(words={"step": 4, "scores": {"eval_loss": 0.5}}))
