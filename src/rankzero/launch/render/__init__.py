@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from rankzero.launch.kinds import kind_named
-from rankzero.launch.labels import SPEC_HASH, SUBMITTED_BY, Manifest
+from rankzero.launch.labels import OWN_HASH, SPEC_HASH, SUBMITTED_BY, Manifest
 from rankzero.launch.plan import Plan
 from rankzero.launch.render.content import content_hash
 from rankzero.launch.render.patch import merge
-from rankzero.launch.render.prepare import preparation_job
+from rankzero.launch.render.prepare import own_hash, preparation_job
 from rankzero.launch.render.shared import claims, config_map, network_policy, pod_group
 
 
 def render(plan: Plan) -> list[Manifest]:
     """Every object of the run; the one that trains comes last.
 
-    That one carries a hash of all the others and itself, by which a later submit sees whether anything changed.
+    That one carries a hash of all the others and itself, by which a later submit sees whether anything changed; the
+    preparation, which may be there alone, one of itself.
     """
     kind = kind_named(plan.kind)
     own = kind.objects(plan)
@@ -30,6 +31,8 @@ def render(plan: Plan) -> list[Manifest]:
     for manifest in training[-1:]:
         by = {SUBMITTED_BY: plan.submitter} if plan.submitter else {}
         merge(manifest, {"metadata": {"annotations": {SPEC_HASH: digest, **by}}})
+    for manifest in preparation:
+        merge(manifest, {"metadata": {"annotations": {OWN_HASH: own_hash(manifest)}}})
     return objects
 
 

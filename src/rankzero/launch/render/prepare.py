@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 from rankzero.launch import labels
 from rankzero.launch.labels import Manifest, prepare_name
 from rankzero.launch.node.settings import PREPARE_RESTARTS
 from rankzero.launch.plan import Plan
 from rankzero.launch.render.container import container
+from rankzero.launch.render.content import content_hash
 from rankzero.launch.render.pod import pod_metadata, pod_spec
 from rankzero.launch.render.shared import DISRUPTED, NEVER_RETRIED_CODES, metadata, top_metadata
 from rankzero.launch.resource import JOB
@@ -41,3 +44,11 @@ def preparation_job(plan: Plan) -> Manifest:
             },
         },
     }
+
+
+def own_hash(job: Manifest) -> str:
+    """Tells one preparation from another; what kind of object trains after it makes none."""
+    own = copy.deepcopy(job)
+    for metadata_ in (own["metadata"], own["spec"]["template"]["metadata"]):
+        metadata_["labels"].pop(labels.KIND)
+    return content_hash([own])

@@ -97,12 +97,18 @@ def _preparation(manifest: Manifest, there: Manifest | None, *, run: str, same_c
         note = "is not needed any more: the run is under way"
         return Step("keep", manifest, None, note) if run == "keep" else Step("create", manifest)
     outcome = ended(there)
-    goes_on = run in ("keep", "resume") or (same_config and outcome is None)
+    goes_on = run in ("keep", "resume") or (same_config and outcome is None and _is_same(manifest, there))
     if outcome == "failed" or not goes_on or there["metadata"].get("deletionTimestamp"):
         return Step("replace", manifest, there)
     if is_suspended(there):
         return Step("resume", manifest, there, "was stopped")
     return Step("keep", manifest, there)
+
+
+def _is_same(manifest: Manifest, there: Manifest) -> bool:
+    """Whether it is the Job that would be made now. One of a version that noted no hash is taken for it."""
+    digest = annotation(there, labels.OWN_HASH)
+    return digest is None or digest == annotation(manifest, labels.OWN_HASH)
 
 
 def _foreign(manifest: Manifest, there: Manifest | None) -> Problem | None:

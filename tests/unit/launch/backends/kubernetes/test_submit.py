@@ -379,6 +379,57 @@ class TestPreparation:
         bench.submit(objects(prepare="always"))
         assert bench.cluster.get("jobs", "r-prepare")["metadata"]["uid"] == uid
 
+    def image_of_preparation(self, bench: Bench) -> str:
+        job = bench.cluster.get("jobs", "r-prepare")
+        return str(job["spec"]["template"]["spec"]["containers"][0]["image"])
+
+    @pytest.mark.parametrize("wait", [True, False])
+    def test_one_that_cannot_start_is_made_again_as_cluster_yaml_has_it_now(self, bench: Bench, wait: bool) -> None:
+        """What is corrected is in no ConfigMap: an image, a pull secret, a user, a queue."""
+
+        def leave() -> None:
+            raise KeyboardInterrupt
+
+        def waits_again() -> None:
+            raise AssertionError("it is the one of before")
+
+        bench.cluster.script("prepare", 0, [("wait", "ImagePullBackOff", "no such image"), ("hold",)], life("fetched"))
+        if wait:
+            bench.cluster.ends_idle_watches = True
+            bench.said.reactions["ImagePullBackOff"] = leave
+            with pytest.raises(KeyboardInterrupt):
+                bench.submit(objects(prepare="always", image="wrong"))
+        else:
+            bench.submit(objects(prepare="always", image="wrong"), wait=False)
+        bench.cluster.world.run_down()
+        with pytest.raises(AlreadyRunsError, match="Job/r"):
+            bench.submit(objects(prepare="always", image="right"), replace=False)
+        bench.said.reactions["ImagePullBackOff"] = waits_again
+        bench.submit(objects(prepare="always", image="right"), wait=wait)
+        bench.cluster.world.run_down()
+        assert self.image_of_preparation(bench) == "right"
+        assert bench.cluster.names("jobs") == ["jobs/r", "jobs/r-prepare"]
+
+    @pytest.mark.parametrize("other", [{"kind": "jobset"}, {"submitter": "bob@desk"}, {"resources": {"cpu": 7}}])
+    def test_one_that_runs_is_kept_where_nothing_of_it_has_changed(self, bench: Bench, other: dict[str, Any]) -> None:
+        bench.cluster.script("prepare", 0, HOLDING)
+        place: dict[str, Any] = {"prepare": "always", "submitter": "ada@laptop", "resources": {"cpu": 8}}
+        bench.submit(objects(**place), wait=False)
+        bench.cluster.store.drop("jobs", "r")  # as if only the preparation had been applied
+        uid = bench.cluster.get("jobs", "r-prepare")["metadata"]["uid"]
+        bench.submit(objects(**{**place, **other}), wait=False, replace=False)
+        assert bench.cluster.get("jobs", "r-prepare")["metadata"]["uid"] == uid
+
+    def test_one_of_a_version_that_noted_no_hash_is_kept_as_before(self, bench: Bench) -> None:
+        bench.cluster.script("prepare", 0, HOLDING)
+        bench.submit(objects(prepare="always"), wait=False)
+        bench.cluster.store.drop("jobs", "r")
+        job = bench.cluster.get("jobs", "r-prepare")
+        job["metadata"]["annotations"] = {}
+        bench.cluster.store.put(job)
+        bench.submit(objects(prepare="always"), wait=False, replace=False)
+        assert bench.cluster.get("jobs", "r-prepare")["metadata"]["uid"] == job["metadata"]["uid"]
+
     @pytest.mark.parametrize(
         ("refusal", "words"),
         [
