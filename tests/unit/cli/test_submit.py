@@ -52,7 +52,9 @@ def test_what_is_sent_is_what_dry_run_prints(place: Place) -> None:
     secrets = [body for body in sent if set(body.get("data", ())) == {"token"}]
     assert secrets, "what pods know each other by is printed nowhere"
     assert "@" in sent[-1]["metadata"]["annotations"].pop("rankzero.dev/submitted-by")
-    assert [body for body in sent if body not in secrets] == printed
+    notes = [body for body in sent if "used-by" in str(body)]
+    assert all(set(body) == {"metadata"} for body in notes), "on claims, of who uses them"
+    assert [body for body in sent if body not in (*secrets, *notes)] == printed
 
 
 def test_without_a_namespace_it_is_the_contexts(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

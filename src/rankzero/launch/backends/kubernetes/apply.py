@@ -12,6 +12,7 @@ from rankzero.errors import ConfigError, Problem, RankzeroError
 from rankzero.launch import labels
 from rankzero.launch.backend import AlreadyRunsError, Say
 from rankzero.launch.backends.kubernetes.api import APPLY_PATCH, Api
+from rankzero.launch.backends.kubernetes.claims import note_user
 from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.errors import NO_ANSWER, ApiError, as_error
 from rankzero.launch.backends.kubernetes.needs import needs_of
@@ -185,9 +186,12 @@ class Submission:
             plan = _removed(plan)
             if _is_new(plan):
                 account.secret = self._renew_secret(run)
+            first = next(one for one in plan.steps if is_training(one.manifest) or is_preparation(one.manifest))
             for step in plan.steps:
                 if name_of(step.manifest) in later:
                     self._check_now(step, account)
+                if step is first:  # before there are pods, and so results
+                    note_user(self.api, self.objects, run, self.say)
                 account.doing = step
                 self._apply(step)
                 account.done.append(step)

@@ -8,6 +8,7 @@ from rankzero.errors import Problem, RankzeroError
 from rankzero.launch import labels
 from rankzero.launch.backend import Say
 from rankzero.launch.backends.kubernetes.api import MERGE_PATCH, WRITE, Api, list_each
+from rankzero.launch.backends.kubernetes.claims import deletable_claims, noted_claims
 from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.errors import ApiError, as_error
 from rankzero.launch.backends.kubernetes.kueue import is_active, set_active, workloads
@@ -17,7 +18,6 @@ from rankzero.launch.backends.kubernetes.resources import (
     CORE,
     SECRET,
     TEMPLATES,
-    TRAINING,
     claims_of,
     ended,
     grace_seconds,
@@ -33,7 +33,6 @@ from rankzero.launch.backends.kubernetes.resources import (
 from rankzero.launch.backends.kubernetes.wait import MARGIN_SECONDS, wait_until_gone
 from rankzero.launch.kinds import kind_of
 from rankzero.launch.labels import Manifest, submission_name
-from rankzero.launch.pods import parse_pod
 from rankzero.launch.resource import JOB, POD, Resource
 
 FOREGROUND: Manifest = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Foreground"}
@@ -166,7 +165,7 @@ def _parts(api: Api, discovery: Discovery, run: str, *, claims: bool, say: Say) 
     prepared = [one for one in api.list(JOB, selector)[0] if is_preparation(one)]
     pods = api.list(POD, selector)[0]
     templates = _templates(api, discovery, selector, trained, say)
-    mounted = claims_of([*trained, *prepared, *pods, *templates])
+    mounted = {*claims_of([*trained, *prepared, *pods, *templates]), *noted_claims(api, run)}
     for one in [*trained, *prepared]:
         say(f"removing {name_of(one)}; running pods have {_grace(api, one)} s to save")
         yield one
@@ -178,7 +177,7 @@ def _parts(api: Api, discovery: Discovery, run: str, *, claims: bool, say: Say) 
     yield from _submission_secret(api, run, say)
     yield from (pod for pod in pods if not is_owned(pod))
     if claims:
-        yield from _deletable_claims(api, discovery, run, mounted, say)
+        yield from deletable_claims(api, discovery, run, mounted, say)
     elif mounted:
         say(f"kept with all that is in them: {', '.join(f'{CLAIM.kind}/{name}' for name in sorted(mounted))}")
 
@@ -217,33 +216,6 @@ def _listed(api: Api, resource: Resource, selector: dict[str, str], say: Say) ->
             raise
         say(f"not permitted to look for {resource.title}; any that the run has stay")
         return []
-
-
-def _deletable_claims(api: Api, discovery: Discovery, run: str, mounted: set[str], say: Say) -> Iterator[Manifest]:
-    """Claims that we made, that this run mounted, and that no other run or pod does."""
-    ours = {
-        str(one["metadata"]["name"]): one
-        for one in api.list(CLAIM)[0]
-        if label(one, labels.MANAGED_BY) == "rankzero" and one["metadata"]["name"] in mounted
-    }
-    elsewhere = _mounted_elsewhere(api, discovery, run)
-    for name in sorted(mounted):
-        if name not in ours:
-            say(f"{CLAIM.kind}/{name} was not made by rankzero; kept")
-        elif name in elsewhere:
-            say(f"{CLAIM.kind}/{name} is also used by {elsewhere[name]}; kept")
-        else:
-            yield ours[name]
-
-
-def _mounted_elsewhere(api: Api, discovery: Discovery, run: str) -> dict[str, str]:
-    """Who else mounts which claim: pods that have not ended, and other runs, whose results may be on it."""
-    users: dict[str, str] = {}
-    kinds = [one for one in (*TEMPLATES, *TRAINING.values()) if discovery.serves(one)]
-    for one in [*api.list(POD)[0], *list_each(api, kinds)]:
-        if label(one, labels.RUN) != run and not (one["kind"] == POD.kind and parse_pod(one).is_over):
-            users |= dict.fromkeys(claims_of(one), name_of(one))
-    return users
 
 
 def _patch(api: Api, manifest: Manifest, body: Manifest) -> None:

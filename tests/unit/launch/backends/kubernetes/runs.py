@@ -21,7 +21,7 @@ from rankzero.launch.plan import make_plan
 from rankzero.launch.render import render
 from rankzero.spec.cluster_spec import ClusterSpec
 from rankzero.spec.resolve import resolve
-from rankzero.spec.run_options import RunOptions
+from rankzero.spec.run_options import RunOptions, SmokeSettings
 from rankzero.spec.run_spec import RunSpec
 from tests.support.fake_cluster import FakeCluster
 
@@ -38,6 +38,7 @@ def objects(
     allow_changes: tuple[str, ...] = (),
     run: dict[str, Any] | None = None,
     submitter: str = "",
+    smoke: SmokeSettings | None = None,
     **cluster: Any,
 ) -> list[Manifest]:
     """The rendered objects of a run of two nodes."""
@@ -47,7 +48,7 @@ def objects(
     plan = make_plan(
         resolve(RunSpec.model_validate(spec)),
         ClusterSpec.model_validate(place),
-        options=RunOptions(allow_changes=allow_changes),
+        options=RunOptions(allow_changes=allow_changes, smoke=smoke),
         submitter=submitter,
     )
     return render(plan)

@@ -8,6 +8,7 @@ import pytest
 
 from rankzero.errors import AccessError, ServiceError
 from rankzero.launch.labels import Manifest
+from rankzero.spec.run_options import SmokeSettings
 from tests.support.fake_cluster import Act
 from tests.unit.launch.backends.kubernetes.runs import STORAGE, Bench, objects
 
@@ -153,3 +154,113 @@ def test_who_may_see_nothing_at_all_is_told(bench: Bench) -> None:
         bench.backend().runs()
     with pytest.raises(AccessError, match="not permitted to list"):
         bench.backend().cancel("r", bench.said.append)
+
+
+class TestClaimsOfRunsThatAreOver:
+    """Their results outlive the objects that mounted a claim, so who uses it is noted on the claim."""
+
+    def finished(self, bench: Bench, name: str, **more: Any) -> None:
+        bench.submit(objects(name=name, **more))
+        bench.cluster.world.run_down()
+
+    def clean_up(self, bench: Bench, name: str) -> None:
+        """What ttl_seconds_after_finished does."""
+        for pod in list(bench.cluster.store.of("pods")):
+            if pod["metadata"]["labels"]["rankzero.dev/run"] == name:
+                bench.cluster.store.drop("pods", pod["metadata"]["name"])
+        bench.cluster.store.drop("jobs", name)
+
+    def users(self, bench: Bench, claim: str) -> set[str]:
+        return {
+            key.partition("/")[2]
+            for key in bench.cluster.get("persistentvolumeclaims", claim)["metadata"].get("annotations", {})
+            if key.startswith("used-by.rankzero.dev/")
+        }
+
+    @pytest.mark.parametrize("how", ["ttl", "delete"])
+    def test_claims_with_results_of_another_run_stay(self, bench: Bench, how: str) -> None:
+        self.finished(bench, "a", ttl_seconds_after_finished=60)
+        if how == "ttl":
+            self.clean_up(bench, "a")
+        else:
+            bench.backend().delete("a", claims=False, say=bench.said.append)
+        self.finished(bench, "b")
+        removed = bench.backend().delete("b", claims=True, say=bench.said.append)
+        assert bench.cluster.names("persistentvolumeclaims") == [
+            "persistentvolumeclaims/cache",
+            "persistentvolumeclaims/outputs",
+        ]
+        assert not [name for name in removed if name.startswith("Persistent")]
+        assert bench.heard("outputs is also used by the run a, whose results may be on it; kept (`kubectl delete pvc")
+        assert self.users(bench, "outputs") == {"a"}, "b's results were given up"
+        bench.backend().delete("a", claims=True, say=bench.said.append)
+        assert bench.cluster.names() == []
+
+    def test_who_uses_a_claim_is_noted_beside_who_did(self, bench: Bench) -> None:
+        """Each by a key of its own, that two who submit at once lose nothing of each other."""
+        name = f"a-run-{'x' * 94}"
+        self.finished(bench, name)
+        bench.cluster.script("prepare", 0, HOLDING)
+        bench.submit(objects(name="b", prepare="always"), wait=False)
+        assert {one[:5] for one in self.users(bench, "outputs")} == {"b", "a-run"}
+        bodies = [one.body for one in bench.cluster.requests if one.changes and b"used-by" in one.body]
+        assert len(bodies) == 4 and all(body.count(b"used-by") == 1 for body in bodies)
+        assert all(len(key.partition("/")[2]) <= 63 for key in self.users(bench, "outputs"))
+        bench.submit(objects(name="b", prepare="always"), wait=False)
+        assert len([one for one in bench.cluster.requests if b"used-by" in one.body]) == 4, "once"
+
+    def test_a_claim_that_only_another_run_s_yaml_gives_a_size_is_noted_too(self, bench: Bench) -> None:
+        self.finished(bench, "a")
+        given = {name: {"mount": one["mount"], "claim": one["claim"]} for name, one in STORAGE.items()}
+        self.finished(bench, "b", storage=given)
+        self.clean_up(bench, "b")
+        bench.backend().delete("a", claims=True, say=bench.said.append)
+        assert self.users(bench, "outputs") == {"b"}
+
+    def test_claims_of_a_run_that_was_cleaned_up_are_known_as_its_own(self, bench: Bench) -> None:
+        self.finished(bench, "a")
+        self.clean_up(bench, "a")
+        bench.backend().delete("a", claims=False, say=bench.said.append)
+        assert bench.heard("kept with all that is in them: PersistentVolumeClaim/cache, PersistentVolumeClaim/outputs")
+        self.finished(bench, "a")
+        self.clean_up(bench, "a")
+        bench.backend().delete("a", claims=True, say=bench.said.append)
+        assert bench.cluster.names() == []
+
+    def test_of_a_run_that_was_never_noted_all_claims_stay(self, bench: Bench) -> None:
+        """It was submitted by a version that noted none, and all that is left of it is its ConfigMap."""
+        bench.cluster.forbidden.add(("patch", "persistentvolumeclaims"))
+        for claim in ("outputs", "cache"):
+            own = {"app.kubernetes.io/managed-by": "rankzero"}
+            put: Manifest = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "spec": {}}
+            bench.cluster.store.put({**put, "metadata": {"name": claim, "labels": own}})
+        self.finished(bench, "a")
+        assert bench.heard("not permitted to note on PersistentVolumeClaim/outputs that this run uses it")
+        self.clean_up(bench, "a")
+        bench.cluster.forbidden.clear()
+        self.finished(bench, "b")
+        bench.backend().delete("b", claims=True, say=bench.said.append)
+        assert bench.heard("outputs may be used by the run a, of which only its ConfigMap is left; kept")
+        bench.backend().delete("a", claims=False, say=bench.said.append)
+        self.finished(bench, "b")
+        bench.backend().delete("b", claims=True, say=bench.said.append)
+        assert bench.cluster.names() == []
+
+    def test_a_smoke_test_leaves_no_results(self, bench: Bench) -> None:
+        self.finished(bench, "a")
+        self.finished(bench, "s", smoke=SmokeSettings())
+        assert self.users(bench, "outputs") == {"a"}
+
+    def test_a_claim_that_takes_no_more_notes_stops_no_run(self, bench: Bench) -> None:
+        """All annotations of an object together have 256 KiB at most."""
+
+        def judge(body: Manifest) -> tuple[int, str, str] | None:
+            if body["kind"] == "PersistentVolumeClaim" and len(body["metadata"].get("annotations") or {}) > 1:
+                return 422, "Invalid", "metadata.annotations: Too long: may not be more than 262144 bytes"
+            return None
+
+        bench.cluster.writes.admission.append(judge)
+        self.finished(bench, "a")
+        self.finished(bench, "b")
+        assert bench.heard("could not note on PersistentVolumeClaim/outputs that this run uses it")
+        assert "jobs/b" in bench.cluster.names("jobs")
