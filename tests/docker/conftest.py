@@ -149,7 +149,9 @@ class DockerRun:
 
     def remove(self) -> None:
         self.backend.delete(self.name, claims=True, say=print)
-        docker("volume", "rm", "--force", f"rankzero-{self._claim}")  # where the run had been deleted already
+        volume = f"rankzero-{self._claim}"
+        # where the run had been deleted already
+        docker("volume", "rm", "--force", volume, f"{volume}.used-by.{self.name}")
 
     def metrics(self) -> list[dict[str, Any]]:
         """metrics.jsonl, from the volume."""

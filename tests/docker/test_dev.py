@@ -50,7 +50,7 @@ def project(image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: An
         yield place
     finally:
         down = cli("dev down")
-        docker("volume", "rm", "--force", "rankzero-test-dev")
+        docker("volume", "rm", "--force", "rankzero-test-dev", "rankzero-test-dev.used-by.dev")
     assert down.code == 0, down.err
     assert docker("ps", "--all", "--quiet", "--filter", f"label={labels.RUN}=dev").stdout == ""
 

@@ -19,6 +19,7 @@ from rankzero.launch import kinds, labels
 from rankzero.launch.backend import Ended, Execute, Hear, LogLine, LogQuery, Say
 from rankzero.launch.backends.docker import submit as docker_submit
 from rankzero.launch.backends.docker.command import Docker, refusal, stream
+from rankzero.launch.backends.docker.create import MANAGED
 from rankzero.launch.backends.docker.evidence import (
     TERMINATION,
     asked_for,
@@ -31,18 +32,20 @@ from rankzero.launch.backends.docker.evidence import (
 )
 from rankzero.launch.backends.docker.files import RunFiles, read_message, state_dir
 from rankzero.launch.backends.docker.logs import Source, followed, merged, recent
-from rankzero.launch.backends.docker.pod import container_name, network_name, volume_name
+from rankzero.launch.backends.docker.pod import container_name, network_name, user_name, volume_name
 from rankzero.launch.backends.docker.reader import reading
 from rankzero.launch.evidence import Evidence
 from rankzero.launch.labels import Manifest
 from rankzero.launch.log_lines import Wanted
 from rankzero.launch.survey import Survey
 from rankzero.machine import local_gpus, nvidia_gpus, usable_cores, usable_memory
-from rankzero.wording import counted
+from rankzero.wording import counted, listed
 
 Inspected = dict[str, Any]
 POLL_SECONDS = 1.0
 """How often those who follow logs look for containers that came later."""
+_USES = f"{labels.USED_BY}volume"
+"""Label of a volume that is nothing but a note: the volume that it is about."""
 _DAEMON_FAILED = 125
 """What docker itself leaves with where it could not run a command."""
 _LOG_MESSAGE_LINES, _LOG_MESSAGE_CHARACTERS = 80, 2048
@@ -155,6 +158,7 @@ class DockerBackend:
             say(f"{len(running)} containers are told to stop; they save and leave first")
             self._docker.call("stop", *running)
         mounted = sorted({claim for one in containers for claim in _claims(asked_for(one))})
+        smoke = self._files(run).is_smoke_test()
         if containers:
             self._docker.call("rm", "--volumes", *(one["Id"] for one in containers))
             removed += [f"container {one['Name'].lstrip('/')}" for one in containers]
@@ -163,7 +167,9 @@ class DockerBackend:
             removed.append(f"network {network_name(run)}")
         label = f"label={labels.RUN}={run}"
         scratch = self._docker.call("volume", "ls", "--quiet", "--filter", label).split()
-        removed += self._remove_volumes([*scratch, *(self._deletable(mounted, say) if claims else ())])
+        removed += self._remove_volumes([*scratch, *(self._deletable(run, mounted, say) if claims else ())])
+        if not claims and not smoke:
+            self._note_user(run, mounted)
         if self._files(run).remove():
             removed.append(f"files in {self._files(run).root}")
         return removed
@@ -184,23 +190,45 @@ class DockerBackend:
             raise refusal(("exec",), answer.err)
         return Ended(answer.code, answer.err)
 
-    def _deletable(self, claims: Sequence[str], say: Say) -> list[str]:
-        """Volumes of claims that we made and that no container mounts. A volume that is gone is none."""
+    def _deletable(self, run: str, claims: Sequence[str], say: Say) -> list[str]:
+        """Volumes of claims that we made, and that no container mounts and no run that was deleted has used. A volume
+        that is gone is none."""
         found: list[str] = []
         for name in map(volume_name, claims):
-            answer = self._docker.try_call("volume", "inspect", name)
-            if answer.code:
+            ours = self._is_ours(name)
+            if ours is None:
                 continue
-            (volume,) = json.loads(answer.out)
             ids = self._docker.call("ps", "--all", "--quiet", "--no-trunc", "--filter", f"volume={name}").split()
             users = [f"container {one['Name'].lstrip('/')}" for one in self._docker.inspect(*ids)] if ids else []
-            if (volume["Labels"] or {}).get(labels.MANAGED_BY) != "rankzero":
+            noted = self._docker.call("volume", "ls", "--quiet", "--filter", f"label={_USES}={name}").split()
+            before = [one.removeprefix(user_name(name, "")) for one in noted if one != user_name(name, run)]
+            if not ours:
                 say(f"volume {name} was not made by rankzero; kept")
             elif users:
                 say(f"volume {name} is also used by {', '.join(users)}; kept")
+            elif before:
+                whose = f"the run{'s' if len(before) > 1 else ''} {listed(before)}, whose results may be on it"
+                all_the_same = f"`docker volume rm {name}` removes it all the same"
+                say(f"volume {name} is also used by {whose}; kept ({all_the_same})")
             else:
                 found.append(name)
+            self._remove_volumes([one for one in noted if one == user_name(name, run)])
         return found
+
+    def _is_ours(self, volume: str) -> bool | None:
+        """Whether we made it; None where there is none."""
+        answer = self._docker.try_call("volume", "inspect", volume)
+        if answer.code:
+            return None
+        (found,) = json.loads(answer.out)
+        return bool((found["Labels"] or {}).get(labels.MANAGED_BY) == "rankzero")
+
+    def _note_user(self, run: str, claims: Sequence[str]) -> None:
+        """Its results stay on these, and soon no container tells of it."""
+        for name in map(volume_name, claims):
+            if self._is_ours(name):
+                mine = user_name(name, run)
+                self._docker.call("volume", "create", "--label", f"{_USES}={name}", "--label", MANAGED, mine)
 
     def _remove_volumes(self, names: Sequence[str]) -> list[str]:
         """Raises one error for all that could not be removed."""

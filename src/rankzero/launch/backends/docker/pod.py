@@ -64,6 +64,11 @@ def volume_name(claim: str) -> str:
     return f"rankzero-{claim}"
 
 
+def user_name(volume: str, run: str) -> str:
+    """The empty docker volume which says that a run that was deleted has used a volume, whose own labels are fixed."""
+    return f"{volume}.used-by.{run}"
+
+
 def scratch_name(pod: str, volume: str) -> str:
     """The docker volume that stands for an emptyDir."""
     return f"rankzero-{pod}.{volume}"

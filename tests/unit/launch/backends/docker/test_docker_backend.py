@@ -13,6 +13,8 @@ from rankzero.errors import AccessError, ServiceError
 from rankzero.launch import kinds, labels
 from rankzero.launch.backend import LogLine, LogQuery
 from rankzero.launch.backends.docker.backend import DockerBackend
+from rankzero.launch.node.settings import NodeSettings
+from rankzero.spec.run_options import RunOptions, SmokeSettings
 from tests.unit.launch.backends.docker.conftest import NODES, Submit, states
 from tests.unit.launch.backends.docker.docker_objects import objects, pod
 from tests.unit.launch.backends.docker.fake_docker import Daemon
@@ -111,7 +113,7 @@ def test_delete_removes_all_but_claims(daemon: Daemon, submit: Submit, backend: 
     removed = backend.delete("tiny", claims=False, say=lambda line: None)
     assert daemon.calls("stop"), "with the grace period"
     assert not daemon.names() and not daemon.state["networks"]
-    assert list(daemon.state["volumes"]) == ["rankzero-results"]
+    assert list(daemon.state["volumes"]) == ["rankzero-results", "rankzero-results.used-by.tiny"]
     assert not list((tmp_path / "state" / "rankzero" / "docker").iterdir())
     assert {"container rankzero-tiny-0", "network rankzero-tiny", "volume rankzero-tiny-0.tmp"} <= set(removed)
 
@@ -149,6 +151,41 @@ def test_volumes_that_another_run_uses_stay(daemon: Daemon, submit: Submit, back
     backend.delete("tiny", claims=True, say=said.append)
     assert list(daemon.state["volumes"]) == ["rankzero-results"]
     assert "volume rankzero-results is also used by container rankzero-other-0; kept" in said
+
+
+def test_volumes_with_results_of_a_run_that_was_deleted_stay(
+    daemon: Daemon, submit: Submit, backend: DockerBackend
+) -> None:
+    submit()
+    backend.delete("tiny", claims=False, say=print)
+    other = pod(0)
+    other["metadata"]["labels"]["rankzero.dev/run"] = "other"
+    submit(other)
+    said: list[str] = []
+    backend.delete("other", claims=True, say=said.append)
+    users = "volume rankzero-results is also used by the run tiny, whose results may be on it; kept"
+    assert f"{users} (`docker volume rm rankzero-results` removes it all the same)" in said
+    submit()
+    assert "volume rankzero-results" in backend.delete("tiny", claims=True, say=said.append)
+    assert not daemon.state["volumes"]
+
+
+def test_a_smoke_test_that_is_deleted_leaves_no_results(
+    daemon: Daemon, submit: Submit, backend: DockerBackend, tmp_path: Path
+) -> None:
+    submit()
+    settings = NodeSettings(run="tiny", num_nodes=1, nproc_per_node=1, options=RunOptions(smoke=SmokeSettings()))
+    (config,) = (tmp_path / "state").rglob("config/tiny-0/config")
+    (config / "node.json").write_text(settings.to_json())
+    backend.delete("tiny", claims=False, say=print)
+    assert list(daemon.state["volumes"]) == ["rankzero-results"]
+
+
+def test_a_volume_of_somebody_else_is_not_noted(daemon: Daemon, submit: Submit, backend: DockerBackend) -> None:
+    daemon.change(volumes={"rankzero-results": {}})
+    submit()
+    backend.delete("tiny", claims=False, say=print)
+    assert list(daemon.state["volumes"]) == ["rankzero-results"]
 
 
 @pytest.mark.parametrize(
