@@ -53,7 +53,8 @@ def rendered(
 
 
 def substituted(experiment: dict[str, Any], values: dict[str, str], trial: str) -> dict[str, Any]:
-    """A trial's object, as Katib makes it. Fails on what its webhook refuses."""
+    """A trial's object, as Katib makes it: values go into the template's JSON as they are, and nothing escapes them.
+    Fails on what its webhook refuses."""
     template = experiment["spec"]["trialTemplate"]
     text = json.dumps(template["trialSpec"])
     names = [one["name"] for one in template["trialParameters"]]
@@ -64,7 +65,7 @@ def substituted(experiment: dict[str, Any], values: dict[str, str], trial: str) 
         place = f"${{trialParameters.{one['name']}}}"
         assert place in text
         value = trial if one["reference"] == "${trialSpec.Name}" else values[one["reference"]]
-        text = text.replace(place, json.dumps(value)[1:-1])
+        text = text.replace(place, value)
     assert "${trialParameters." not in text
     found: dict[str, Any] = json.loads(text)
     assert not {"name", "namespace"} & set(found["metadata"])
@@ -84,7 +85,8 @@ def containers(value: Any) -> list[dict[str, Any]]:
 def test_a_trial_of_any_kind_has_its_own_values_and_directory(tmp_path: Path, kind: str) -> None:
     *shared, experiment = rendered(tmp_path, kind)
     assert (experiment["apiVersion"], experiment["kind"]) == ("kubeflow.org/v1beta1", "Experiment")
-    values = {"train.learning_rate": "0.0002", "lora.r": "8", "lora.target_modules": '["q_proj", "v_proj"]'}
+    modules = experiment["spec"]["parameters"][-1]["feasibleSpace"]["list"][-1]
+    values = {"train.learning_rate": "0.0002", "lora.r": "8", "lora.target_modules": modules}
     trial = substituted(experiment, values, "sweep-abc")
     assert trial["kind"].lower() == kind
     env = trial["spec"]["trainer"]["env"] if kind == "trainjob" else containers(trial)[0]["env"]
@@ -157,7 +159,7 @@ def test_the_space_is_the_same_as_here(tmp_path: Path) -> None:
         {
             "name": "lora.target_modules",
             "parameterType": "categorical",
-            "feasibleSpace": {"list": ["all-linear", '["q_proj", "v_proj"]']},
+            "feasibleSpace": {"list": ["all-linear", "[q_proj, v_proj]"]},
         },
     ]
     assert (spec["maxTrialCount"], spec["parallelTrialCount"], spec["objective"]["type"]) == (12, 3, "minimize")
@@ -168,12 +170,18 @@ def test_the_space_is_the_same_as_here(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["auto", "2024", "true", "null", " x", "a: b", "#", "", None, True, 3, 1e-05, ["a"], {"r": 4}]
+    "value",
+    [
+        *("auto", "2024", "true", "null", " x", "a: b", "#", "", "it's", ", ]", "größer", None, True, 3, 1e-05),
+        *(["a"], [["a", "null"], []], {"r": 4}, {"a: b": {"c": ["", "x, y"]}, "no": {}}),
+    ],
 )
 def test_a_value_arrives_as_it_was_written(value: object, tmp_path: Path) -> None:
     from rankzero.spec.yaml_tree import as_tree, parse
 
-    document = parse(as_yaml(value), source="x", env={})
+    written = as_yaml(value)
+    assert json.loads(f'"{written}"') == written, "within JSON it is what it is"
+    document = parse(written, source="x", env={})
 
     def plain(tree: Any) -> Any:
         if isinstance(tree, dict):
@@ -217,6 +225,27 @@ def test_what_katib_cannot_do_is_said(
     with pytest.raises(ConfigError) as caught:
         rendered(tmp_path, kind, cluster, **fields)
     assert any(problem.what.startswith(what) for problem in caught.value.problems), caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("module", "mark"),
+    [
+        (r".*\.q_proj", r"\ "),
+        ('q"', '" '),
+        ("a\nb", "a line break "),
+        ("a\tb", "a tab "),
+        ("$(HOME)", "$( "),
+        ("$$", "$$ "),
+    ],
+)
+def test_a_value_that_would_not_arrive_is_refused(tmp_path: Path, module: str, mark: str) -> None:
+    """Katib escapes nothing, and in a variable's value Kubernetes takes $(NAME) and $$ for something else."""
+    parameters = {"lora.target_modules": {"values": ["auto", ["q_proj"], [module]]}}
+    with pytest.raises(ConfigError) as caught:
+        rendered(tmp_path, "statefulset", parameters=parameters)
+    (_, problem) = caught.value.problems
+    assert problem.what == f"Katib cannot hand {[module]} to a trial: there is {mark}in it"
+    assert (problem.where, "without Katib" in problem.hint) == ("parameters.lora.target_modules", True)
 
 
 EARLY = (

@@ -78,7 +78,7 @@ def experiment_objects(plan: Plan, search: Search) -> list[Manifest]:
 
     Raises ConfigError where this kind of object cannot be a trial.
     """
-    problems = [*_problems(plan), *_pruner_problems(plan, search)]
+    problems = [*_problems(plan), *_pruner_problems(plan, search), *_value_problems(search)]
     if problems:
         raise ConfigError(problems)
     *others, training = kind_named(plan.kind).objects(plan)
@@ -117,6 +117,22 @@ def _pruner_problems(plan: Plan, search: Search) -> list[Problem]:
         hint = "pruner: none, or in run.yaml a smaller eval.every, such as a number of steps"
         return [Problem("a trial is evaluated at its end alone, when there is nothing left to end", "pruner", hint)]
     return []
+
+
+_LOST = {'"': '"', "\\": "\\", "\n": "a line break", "\r": "a line break", "\t": "a tab", "$(": "$(", "$$": "$$"}
+"""What does not arrive: Katib puts values into the template's JSON without escaping them, and in a variable's value
+Kubernetes takes $(NAME) for another variable and $$ for $."""
+
+
+def _value_problems(search: Search) -> list[Problem]:
+    hint = "leave it out; or let the trials run without Katib: `rankzero sweep --cluster`"
+    return [
+        Problem(f"Katib cannot hand {value!r} to a trial: there is {mark} in it", f"parameters.{name}", hint)
+        for name, dimension in search.space.items()
+        if isinstance(dimension, Choices)
+        for value in dimension.values
+        for mark in list(dict.fromkeys(words for lost, words in _LOST.items() if lost in as_yaml(value)))[:1]
+    ]
 
 
 def _early_stopping(search: Search) -> dict[str, Any]:
@@ -196,9 +212,15 @@ def _parameter(name: str, dimension: Choices | Numbers) -> dict[str, Any]:
 
 
 def as_yaml(value: object) -> str:
-    """A value on one line of YAML."""
-    if isinstance(value, str) and plain_value(value) == value and _PLAIN.fullmatch(value):
-        return value
+    """A value on one line of YAML, its texts in single quotes where they need any: Katib puts it between the double
+    quotes of JSON, as it is."""
+    if isinstance(value, str):
+        is_plain = plain_value(value) == value and _PLAIN.fullmatch(value)
+        return value if is_plain else "'{}'".format(value.replace("'", "''"))
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{as_yaml(str(key))}: {as_yaml(inner)}' for key, inner in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(as_yaml, value))}]"
     return json.dumps(value)
 
 
