@@ -21,7 +21,7 @@ from rankzero.spec.kinds import kind_meant, kind_section
 from rankzero.spec.names import PLAIN_TEMPLATE
 from rankzero.spec.process_groups import process_problems
 from rankzero.spec.run_options import RunOptions
-from rankzero.spec.run_spec import DataSpec, ModelSpec, RunSpec, SourceSpec, TrainSpec
+from rankzero.spec.run_spec import DataSpec, EvalSpec, ModelSpec, RunSpec, SourceSpec, TrainSpec
 
 MOST_SHIPPED_BYTES = 720 * 1024
 """A ConfigMap holds 1 MiB, and files in it are base64: a third larger."""
@@ -220,11 +220,12 @@ def inside_name(path: str) -> str:
 
 
 def _inputs_in_pods(run: RunSpec, paths: _Paths) -> dict[str, object]:
-    """The sections that name files, as pods see them."""
+    """The sections that name files (spec/local_paths.py), as pods see them."""
     return {
         "model": _model_in_pods(run.model, paths),
         "data": _data_in_pods(run.data, paths),
         "train": _train_in_pods(run.train, paths),
+        "eval": _eval_in_pods(run.eval, paths),
     }
 
 
@@ -270,6 +271,12 @@ def _train_in_pods(train: TrainSpec, paths: _Paths) -> TrainSpec:
     if train.deepspeed is None:
         return train
     return train.model_copy(update={"deepspeed": paths.file(train.deepspeed, "train.deepspeed")})
+
+
+def _eval_in_pods(asked: EvalSpec, paths: _Paths) -> EvalSpec:
+    if not isinstance(asked.prompts, str):
+        return asked
+    return asked.model_copy(update={"prompts": paths.data(asked.prompts, "eval.prompts")})
 
 
 def _volume_of(path: str, volumes: Mapping[str, VolumeSpec]) -> VolumeSpec | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import posixpath
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ from rankzero.launch.node.settings import NodeSettings
 from rankzero.launch.plan import MOST_SHIPPED_BYTES, Plan, make_plan
 from rankzero.launch.render import render
 from rankzero.launch.ship import local_files
+from rankzero.spec import local_paths
 from rankzero.spec.cluster_spec import ClusterSpec
+from rankzero.spec.local_paths import path_fields
 from rankzero.spec.resolve import resolve
 from rankzero.spec.run_spec import RunSpec
 from tests.support.unreadable import refuse
@@ -105,6 +109,38 @@ def test_local_files_travel_with_the_run(tmp_path: Path, monkeypatch: pytest.Mon
     assert [source.path for source in sources] == ["/etc/rankzero/files/train.jsonl", "/outputs/b.jsonl"]  # type: ignore[union-attr]
     config = next(manifest for manifest in render(made) if manifest["kind"] == "ConfigMap")
     assert len(config["binaryData"]) == 2
+
+
+def test_every_field_that_names_a_file_is_one_of_the_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a file of its own here, which travels, and is named where the pods have it."""
+    monkeypatch.chdir(tmp_path)
+    images = {"path": "rows.jsonl", "image_root": "pictures"}
+    full = {
+        "model": {"name": "m", "local_dir": "weights", "tokenizer_dir": "tok"},
+        "data": {"train": [images], "eval": [{**images, "path": "held.jsonl"}], "chat_template": "c.jinja"},
+        "train": {"deepspeed": "ds.json"},
+        "eval": {"prompts": "asked.jsonl"},
+    }
+    specs = [full, {**full, "model": {"name": "./model"}, "data": {"train": "one.jsonl", "eval": "other.jsonl"}}]
+    seen: set[str] = set()
+    for spec in specs:
+        run = RunSpec.model_validate({"name": "r", **spec})
+        named = [field for field in path_fields(run) if field.kind != "output" and field.text != "m"]
+        for field in named:
+            inside = Path(field.text, "x") if field.kind in ("directory", "model") else Path(field.text)
+            inside.parent.mkdir(parents=True, exist_ok=True)
+            inside.write_text("{}")
+        made = make_plan(run, cluster_spec(), files=local_files(run))
+        there = {field.field: field.text for field in path_fields(made.run)}
+        for field in named:
+            assert there[field.field] == f"/etc/rankzero/files/{posixpath.normpath(field.text)}", field.field
+        with pytest.raises(ConfigError) as caught:
+            make_plan(run, cluster_spec(), files={})
+        missing = {problem.where for problem in caught.value.problems}
+        assert {field.field for field in named} - missing <= {"model.name"}, "else it may be a Hub id"
+        seen |= {field.field for field in named}
+    known = set(re.findall(r'put\("([\w.]+)"', inspect.getsource(local_paths)))
+    assert known - {"output_dir"} <= seen, "a new one is missing from this test"
 
 
 def test_of_a_directory_all_travels_that_is_read_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
