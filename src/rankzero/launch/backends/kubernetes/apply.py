@@ -15,6 +15,7 @@ from rankzero.launch.backends.kubernetes.api import APPLY_PATCH, Api
 from rankzero.launch.backends.kubernetes.claims import note_user
 from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.errors import NO_ANSWER, ApiError, as_error
+from rankzero.launch.backends.kubernetes.kueue import is_queued
 from rankzero.launch.backends.kubernetes.needs import needs_of
 from rankzero.launch.backends.kubernetes.preflight import Preflight
 from rankzero.launch.backends.kubernetes.resources import (
@@ -103,9 +104,11 @@ class Submission:
 
     def _ask(self, plan: Steps, stale: list[Manifest]) -> None:
         """Raise AlreadyRunsError where pods would be ended that nobody has said may be."""
+        if self.replaces:
+            return
         olds = [*stale, *(step.existing for step in plan.steps if step.do == "replace" and step.existing is not None)]
-        alive = [one for one in olds if _is_under_way(one)]
-        if self.replaces or not alive:
+        alive = [one for one in olds if self._is_under_way(one)]
+        if not alive:
             return
         by = annotation(alive[0], labels.SUBMITTED_BY)
         since = text(alive[0], "metadata", "creationTimestamp")
@@ -114,6 +117,12 @@ class Submission:
         raise AlreadyRunsError(
             f"is under way with another spec (submitted {whose}at {since})", where=name_of(alive[0]), hint=hint
         )
+
+    def _is_under_way(self, manifest: Manifest) -> bool:
+        """Whether it has pods or waits for them. One that was cancelled keeps its objects, and waits for nothing."""
+        if ended(manifest) is not None or manifest["metadata"].get("deletionTimestamp"):
+            return False
+        return not is_suspended(manifest) or is_queued(self.api, self.discovery, manifest)
 
     def _missing(self, plan: Steps) -> list[Problem]:
         """What the run counts on and is not there. A run that is left as it is has it."""
@@ -329,13 +338,6 @@ class _Account:
             ("not applied", missing),
         ]
         return "; ".join(f"{word}: {', '.join(names)}" for word, names in parts if names) or "nothing was applied"
-
-
-def _is_under_way(manifest: Manifest) -> bool:
-    """Whether it has pods or waits for them. One that was cancelled keeps its objects, and waits for nothing."""
-    if ended(manifest) is not None or manifest["metadata"].get("deletionTimestamp"):
-        return False
-    return not is_suspended(manifest) or label(manifest, labels.QUEUE) is not None
 
 
 def _is_new(plan: Steps) -> bool:

@@ -542,6 +542,15 @@ class TestKueue:
         assert bench.heard("waits in its queue")
         assert "PATCH jobs/r" not in bench.cluster.changes()[-1:]
 
+    def test_one_that_was_cancelled_may_be_changed(self, bench: Bench) -> None:
+        """It is suspended as one that waits is, but its Workload is not active: it waits for nothing."""
+        self.submit(bench)
+        with pytest.raises(AlreadyRunsError):
+            bench.submit(objects(queue={"name": "gpus"}, steps=20), replace=False)
+        bench.backend().cancel("r", bench.said.append)
+        bench.submit(objects(queue={"name": "gpus"}, steps=20), replace=False)
+        assert "max_steps: 20" in bench.cluster.get("configmaps", "r")["data"]["run.yaml"]
+
     def queue(self, bench: Bench) -> None:
         """One that a preparation comes into."""
         bench.cluster.plurals |= {"workloads", "localqueues"}
