@@ -72,7 +72,7 @@ class World:
     def step(self) -> bool:
         """Let one thing happen; False where nothing is left to happen."""
         with self.store.news:
-            if self._delete_one() or self._reconcile() or self._deploy():
+            if self._delete_one() or self._reconcile() or self._deploy() or self._collect_garbage():
                 return True
             for pod in self.store.of("pods"):
                 todo = self._todo.get(pod["metadata"]["uid"], [])
@@ -107,6 +107,17 @@ class World:
                         self.store.drop(plural, obj["metadata"]["name"])
                     else:
                         continue
+                    return True
+        return False
+
+    def _collect_garbage(self) -> bool:
+        """What was made by an object that is gone: some time after it, as the collector that runs beside all else."""
+        uids = {one["metadata"]["uid"] for one in self.store.objects.values()}
+        for plural in ("jobsets", "services"):
+            for one in self.store.of(plural):
+                owners = one["metadata"].get("ownerReferences") or ()
+                if owners and not uids & {owner["uid"] for owner in owners}:
+                    self.store.drop(plural, one["metadata"]["name"])
                     return True
         return False
 

@@ -16,6 +16,7 @@ from rankzero.launch.backends.kubernetes.claims import note_user
 from rankzero.launch.backends.kubernetes.discover import Discovery
 from rankzero.launch.backends.kubernetes.errors import NO_ANSWER, ApiError, as_error
 from rankzero.launch.backends.kubernetes.kueue import is_queued
+from rankzero.launch.backends.kubernetes.leftovers import Leftovers, find_leftovers, remove_beside
 from rankzero.launch.backends.kubernetes.needs import needs_of
 from rankzero.launch.backends.kubernetes.preflight import Preflight
 from rankzero.launch.backends.kubernetes.resources import (
@@ -35,7 +36,7 @@ from rankzero.launch.backends.kubernetes.resources import (
 )
 from rankzero.launch.backends.kubernetes.secrets import put_secret
 from rankzero.launch.backends.kubernetes.steps import Step, Steps, decide
-from rankzero.launch.backends.kubernetes.stop import remove, start_again, training_objects
+from rankzero.launch.backends.kubernetes.stop import remove, start_again
 from rankzero.launch.backends.kubernetes.wait import wait_until_prepared
 from rankzero.launch.backends.preparation import PreparationError
 from rankzero.launch.kinds import kind_of
@@ -67,25 +68,26 @@ class Submission:
 
     def run(self) -> None:
         """All of it."""
-        plan, stale, later = self.judge()
+        plan, left, later = self.judge()
         for step in plan.steps:
             if step.do == "keep" and step.note:
                 self.say(f"{name_of(step.manifest)} {step.note}")
-        self._apply_all(self._run, plan, stale, later)
+        self._apply_all(self._run, plan, left, later)
 
-    def judge(self) -> tuple[Steps, list[Manifest], set[str]]:
+    def judge(self) -> tuple[Steps, Leftovers, set[str]]:
         """What would be done, what would be removed for it, and what can be judged only then. Applies nothing. Raises
         one RankzeroError with every reason why it would be refused."""
         try:
             self.objects = [self._as_served(one) for one in self.objects]
-            plan = decide(self.objects, self._existing())
-            stale = self._of_other_kinds(self._run)
+            there = self._existing()
+            left = find_leftovers(self.api, self.discovery, self._run, list(map(name_of, self.objects)), there)
+            plan = decide(self.objects, there, going=[name_of(one) for one in left.owned])
             plan = replace(plan, problems=(*plan.problems, *self._missing(plan)))
             later = self._check(plan)
-            self._ask(plan, stale)
+            self._ask(plan, left)
         except ApiError as error:
             raise as_error(error, self.api.place) from error
-        return plan, stale, later
+        return plan, left, later
 
     @property
     def _run(self) -> str:
@@ -102,11 +104,14 @@ class Submission:
         self.say(f"{newer.resource.kind} of this cluster has no {newer.field}: {newer.loses}")
         return newer.without(manifest)
 
-    def _ask(self, plan: Steps, stale: list[Manifest]) -> None:
+    def _ask(self, plan: Steps, left: Leftovers) -> None:
         """Raise AlreadyRunsError where pods would be ended that nobody has said may be."""
         if self.replaces:
             return
-        olds = [*stale, *(step.existing for step in plan.steps if step.do == "replace" and step.existing is not None)]
+        olds = [
+            *left.working,
+            *(step.existing for step in plan.steps if step.do == "replace" and step.existing is not None),
+        ]
         alive = [one for one in olds if self._is_under_way(one)]
         if not alive:
             return
@@ -138,11 +143,6 @@ class Submission:
 
     def _read(self, manifest: Manifest) -> Manifest | None:
         return self.api.read(resource_of(manifest), str(manifest["metadata"]["name"]))
-
-    def _of_other_kinds(self, run: str) -> list[Manifest]:
-        """What trained this run before, as another kind of object: two of them must never run at once."""
-        wanted = {name_of(one) for one in self.objects}
-        return [one for one in training_objects(self.api, self.discovery, run) if name_of(one) not in wanted]
 
     def _check(self, plan: Steps) -> set[str]:
         """Let the server judge every object without keeping it. Raises one error with all refusals.
@@ -184,14 +184,15 @@ class Submission:
                 return
             raise
 
-    def _apply_all(self, run: str, plan: Steps, stale: list[Manifest], later: set[str]) -> None:
+    def _apply_all(self, run: str, plan: Steps, left: Leftovers, later: set[str]) -> None:
         account = _Account(plan)
         try:
-            for old in (*stale, *(step.existing for step in plan.steps if step.do == "replace")):
+            for old in (*left.working, *(step.existing for step in plan.steps if step.do == "replace")):
                 if old is not None:
                     self.say(f"{name_of(old)} {'has ended' if ended(old) else 'is stopped'}; removing it")
                     remove(self.api, old, run=run)
                     account.removed.append(name_of(old))
+            account.removed += remove_beside(self.api, left, self.say)
             plan = _removed(plan)
             if _is_new(plan):
                 account.secret = self._renew_secret(run)

@@ -52,9 +52,10 @@ class Steps:
         return next(step for step in reversed(self.steps) if is_training(step.manifest))
 
 
-def decide(objects: Sequence[Manifest], existing: Mapping[str, Manifest]) -> Steps:
-    """`existing` are the objects that are there, by name_of."""
-    problems = [problem for one in objects if (problem := _foreign(one, existing.get(name_of(one)))) is not None]
+def decide(objects: Sequence[Manifest], existing: Mapping[str, Manifest], going: Sequence[str] = ()) -> Steps:
+    """`existing` are the objects that are there, by name_of; `going` those that go with what is removed first."""
+    strangers = [one for one in objects if name_of(one) not in going]
+    problems = [problem for one in strangers if (problem := _foreign(one, existing.get(name_of(one)))) is not None]
     if any(is_training(one) and ended(existing.get(name_of(one), one)) == "complete" for one in objects):
         problems += [
             problem for one in objects for problem in another_setting(one, existing.get(name_of(one))) if not problems
@@ -71,6 +72,8 @@ def decide(objects: Sequence[Manifest], existing: Mapping[str, Manifest]) -> Ste
             steps.append(_preparation(one, there, run=run, same_config=same_config))
         elif one["kind"] == CLAIM.kind and there is not None:
             steps.append(Step("keep", one, there, _claim_note(one, there)))
+        elif name_of(one) in going:
+            steps.append(Step("create", one))
         else:
             steps.append(Step("create" if there is None else "update", one, there))
     return Steps(tuple(steps), tuple(problems))

@@ -223,6 +223,107 @@ def test_another_kind_replaces_the_one_before(bench: Bench) -> None:
     assert bench.cluster.names("jobsets") == ["jobsets/r"]
 
 
+class TestLeftovers:
+    """Of the rendering before, which this one has no place for."""
+
+    SERVICE: Manifest = {"apiVersion": "v1", "kind": "Service", "spec": {"clusterIP": "None"}}
+
+    def owned(self, bench: Bench, manifest: Manifest, plural: str) -> None:
+        """An object named r that a controller made for the one named r."""
+        owner = bench.cluster.get(plural, "r")
+        reference = {"kind": owner["kind"], "name": "r", "uid": owner["metadata"]["uid"], "controller": True}
+        reference |= {"apiVersion": owner["apiVersion"], "blockOwnerDeletion": True}
+        bench.cluster.store.put({**manifest, "metadata": {"name": "r", "ownerReferences": [reference]}})
+
+    @pytest.mark.parametrize("kind", ["jobset", "trainjob"])
+    def test_a_service_goes_where_a_controller_makes_its_own(self, bench: Bench, kind: str) -> None:
+        """JobSet makes none where one of the name exists, and what the Service of a Job selects is no pod of it."""
+        start(bench)
+        bench.submit(objects(kind=kind))
+        assert bench.cluster.names("services") == []
+        changes = bench.cluster.changes()
+        assert changes.index("DELETE jobs/r") < changes.index("DELETE services/r")
+        assert changes.index("DELETE services/r") < changes.index(f"PATCH {PLURALS[kind]}/r")
+        assert bench.heard("Service/r is not needed any more; removing it")
+
+    @pytest.mark.parametrize("kind", ["job", "statefulset"])
+    @pytest.mark.parametrize("before", ["jobset", "trainjob"])
+    @pytest.mark.parametrize("rights", [True, False])
+    def test_a_service_that_goes_with_the_object_before_is_nobody_elses(
+        self, bench: Bench, kind: str, before: str, rights: bool
+    ) -> None:
+        """It may be collected later than its owner, and must not take ours with it."""
+        start(bench, kind=before)
+        if before == "trainjob":
+            spec = bench.cluster.get("trainingruntimes", "r")["spec"]["template"]["spec"]
+            made = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "spec": {**spec, "suspend": True}}
+            self.owned(bench, made, "trainjobs")
+        self.owned(bench, self.SERVICE, "jobsets")
+        theirs = bench.cluster.get("services", "r")["metadata"]["uid"]
+        if not rights:
+            bench.cluster.forbidden.add(("delete", "services"))
+        bench.submit(objects(kind=kind))
+        bench.cluster.world.run_down()
+        service = bench.cluster.get("services", "r")
+        assert service["metadata"]["uid"] != theirs and "ownerReferences" not in service["metadata"]
+        assert bench.cluster.names("jobsets", "trainjobs", "trainingruntimes") == []
+        assert bench.heard("Service/r created")
+
+    def test_a_jobset_that_a_trainjob_made_gives_way_to_one_of_our_own(self, bench: Bench) -> None:
+        start(bench, kind="trainjob")
+        spec = bench.cluster.get("trainingruntimes", "r")["spec"]["template"]["spec"]
+        made = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "spec": {**spec, "suspend": True}}
+        self.owned(bench, made, "trainjobs")
+        bench.submit(objects(kind="jobset"))
+        assert "ownerReferences" not in bench.cluster.get("jobsets", "r")["metadata"]
+        assert bench.cluster.names("trainjobs", "trainingruntimes") == []
+
+    def test_a_service_of_a_jobset_of_somebody_else_is_not_touched(self, bench: Bench) -> None:
+        other = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": "r"}}
+        bench.cluster.store.put({**other, "spec": {"suspend": True, "replicatedJobs": [{"template": {"spec": {}}}]}})
+        self.owned(bench, self.SERVICE, "jobsets")
+        with pytest.raises(ConfigError, match="Service/r: it exists already and belongs to somebody else"):
+            bench.submit(objects())
+        assert bench.cluster.changes() == []
+
+    def test_a_preparation_that_is_wanted_no_more_goes(self, bench: Bench) -> None:
+        bench.cluster.script("prepare", 0, [("wait", "ImagePullBackOff", "no such image")])
+        bench.submit(objects(prepare="always"), wait=False)
+        with pytest.raises(AlreadyRunsError):
+            bench.submit(objects(prepare="never"), replace=False)
+        bench.submit(objects(prepare="never"))
+        bench.cluster.world.run_down()
+        assert bench.cluster.names("jobs") == ["jobs/r"]
+        assert not [name for name in bench.cluster.names("pods") if "prepare" in name]
+
+    def test_what_only_the_settings_before_had_goes_after_their_pods(self, bench: Bench) -> None:
+        bench.cluster.plurals.add("podgroups")
+        bench.cluster.publish()
+        start(bench, kind="statefulset", network_policy=True, scheduler="volcano")
+        claims = bench.cluster.names("persistentvolumeclaims")
+        bench.submit(objects())
+        kinds = ("networkpolicies", "roles", "rolebindings", "serviceaccounts", "podgroups")
+        assert bench.cluster.names(*kinds) == []
+        assert bench.cluster.names("persistentvolumeclaims", "services") == [*claims, "services/r"]
+        changes = bench.cluster.changes()
+        assert all(changes.index("DELETE statefulsets/r") < changes.index(f"DELETE {kind}/r") for kind in kinds)
+
+    def test_what_somebody_else_has_given_the_run_stays(self, bench: Bench) -> None:
+        """A rule of a site for a run's pods, say, that is to be found with the run."""
+        mine = {"labels": {"rankzero.dev/run": "r"}}
+        policy = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "spec": {}}
+        bench.cluster.store.put({**policy, "metadata": {"name": "ours", **mine}})
+        bench.submit(objects())
+        assert bench.cluster.names("networkpolicies") == ["networkpolicies/ours"]
+
+    def test_what_may_not_be_removed_is_said_and_stops_nothing(self, bench: Bench) -> None:
+        start(bench, network_policy=True)
+        bench.cluster.forbidden.add(("delete", "networkpolicies"))
+        bench.submit(objects())
+        assert bench.heard("not permitted to remove NetworkPolicy/r, which this run does not need any more; it stays")
+        assert bench.cluster.names("jobs") == ["jobs/r"]
+
+
 def test_pods_that_never_leave_are_named(bench: Bench) -> None:
     start(bench)
     bench.cluster.world.immortal = True
